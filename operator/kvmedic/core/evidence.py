@@ -1,0 +1,233 @@
+"""What is seen of a serving fleet, as typed readings.
+
+A reading is measured, missing, stale or unsupported; it is never a bare float that may be NaN and
+never `None` for "unknown". Nothing here fetches anything: `kvmedic.metrics` and `kvmedic.cluster`
+fill these values, `kvmedic.runbooks` judge them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from math import isfinite
+from typing import Generic, TypeAlias, TypeVar
+
+V = TypeVar("V")
+
+
+class Signal(StrEnum):
+    """A quantity about one replica, independent of the engine that exports it.
+
+    "over the window" means: counted or averaged over the observation's window, which ends at the
+    observation's time.
+    """
+
+    PREEMPTIONS = "preemptions"
+    """Sequences preempted over the window (count)."""
+    PREEMPTIONS_PER_REQUEST_HELD = "preemptionsPerRequestHeld"
+    """The smallest preemptions per finished request that any moment of the hold duration saw, each
+    moment looking back one window; at least one finished request is assumed, so that a replica on
+    which nothing finishes still counts. This is what a trigger compares."""
+    REQUESTS_FINISHED = "requestsFinished"
+    """Requests that ended with an answer over the window (count; aborted ones are not counted)."""
+    REQUESTS_ABORTED = "requestsAborted"
+    """Requests that ended aborted or in error over the window (count)."""
+    REQUESTS_IN_FLIGHT_CHANGE = "requestsInFlightChange"
+    """Running plus waiting at the end of the window, minus the same at its start."""
+    RUNNING_MEAN = "runningMean"
+    """Running sequences, averaged over the window."""
+    RUNNING_MAX = "runningMax"
+    """Most sequences seen running over the window."""
+    WAITING_MEAN = "waitingMean"
+    """Waiting requests, averaged over the window."""
+    KV_CACHE_USAGE_MEAN = "kvCacheUsageMean"
+    """KV-cache usage, averaged over the window (ratio 0-1)."""
+    KV_CACHE_USAGE_MAX = "kvCacheUsageMax"
+    """Highest KV-cache usage seen over the window (ratio 0-1)."""
+    KV_CACHE_USAGE_DEVIATION = "kvCacheUsageDeviation"
+    """Standard deviation of KV-cache usage over the window (ratio)."""
+    PROMPT_TOKENS = "promptTokens"
+    """Prompt tokens processed over the window (count; recomputation is not visible here)."""
+    GENERATED_TOKENS = "generatedTokens"
+    """Tokens generated over the window (count)."""
+    PREFIX_CACHE_QUERIES = "prefixCacheQueries"
+    """Tokens looked up in the prefix cache over the window (count)."""
+    PREFIX_CACHE_HITS = "prefixCacheHits"
+    """Tokens found in the prefix cache over the window (count)."""
+    STARTED_SECONDS = "startedSeconds"
+    """When the engine's process started (Unix time)."""
+    PROMPT_LENGTH = "promptLength"
+    """Histogram: prompt tokens of the requests that finished over the window."""
+    OUTPUT_LENGTH = "outputLength"
+    """Histogram: generated tokens of the requests that finished over the window."""
+    OUTPUT_LIMIT = "outputLimit"
+    """Histogram: `max_tokens` that the requests which finished over the window asked for."""
+    INTER_TOKEN_SECONDS = "interTokenSeconds"
+    """Histogram: seconds between two tokens of one request, over the window."""
+    TIME_TO_FIRST_TOKEN_SECONDS = "timeToFirstTokenSeconds"
+    """Histogram: seconds to the first token, over the window."""
+    E2E_SECONDS = "e2eSeconds"
+    """Histogram: seconds a request took as a whole (its residence time), over the window."""
+
+
+HISTOGRAMS = frozenset(
+    {
+        Signal.PROMPT_LENGTH,
+        Signal.OUTPUT_LENGTH,
+        Signal.OUTPUT_LIMIT,
+        Signal.INTER_TOKEN_SECONDS,
+        Signal.TIME_TO_FIRST_TOKEN_SECONDS,
+        Signal.E2E_SECONDS,
+    }
+)
+"""The signals whose reading is a histogram; every other signal's is a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Observations of one window by bucket.
+
+    `bounds` are the finite upper bounds, ascending; `counts` has one entry more than `bounds`: the
+    observations in each bucket (not cumulative), the last one those above every bound. Counts may
+    be fractions, because a rate over scraped counters interpolates. `total` is the exact sum of
+    the observed values over the window.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+    total: float
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that no exporter produces.
+
+        Raises:
+            ValueError: bounds not ascending, counts of another length, negative or not finite.
+        """
+        if len(self.counts) != len(self.bounds) + 1:
+            raise ValueError(f"{len(self.bounds)} bounds need {len(self.bounds) + 1} counts")
+        if any(b <= a for a, b in zip(self.bounds, self.bounds[1:], strict=False)):
+            raise ValueError("bucket bounds must ascend")
+        if not all(isfinite(c) and c >= 0 for c in self.counts) or not isfinite(self.total):
+            raise ValueError("bucket counts must be finite and not negative")
+
+    @property
+    def count(self) -> float:
+        """Return the number of observations."""
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float:
+        """Return the exact mean of the observed values.
+
+        Raises:
+            ZeroDivisionError: the histogram is empty; callers ask `count` first.
+        """
+        return self.total / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The KV-cache pool of one replica, as the running engine reports it."""
+
+    blocks: int
+    """Usable blocks: the engine's own null block is not among them."""
+    block_tokens: int
+    """Tokens per block."""
+    cache_dtype: str = "auto"
+    """Type in which keys and values are stored, in the engine's words."""
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens that the pool holds."""
+        return self.blocks * self.block_tokens
+
+
+class Absence(StrEnum):
+    """Why a reading is missing."""
+
+    NO_SERIES = "NoSeries"
+    """The source answered, without a series for this replica."""
+    NOT_A_NUMBER = "NotANumber"
+    """The source answered NaN or an infinity."""
+    SOURCE_UNAVAILABLE = "SourceUnavailable"
+    """The source did not answer, answered with an error or with partial data."""
+    AMBIGUOUS = "Ambiguous"
+    """The source answered with several series that contradict each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Generic[V]):
+    """A value, and when its newest sample was taken."""
+
+    value: V
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """No value, for a reason."""
+
+    reason: Absence
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """The newest sample is older than the source's freshness bound."""
+
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """This engine, in this version, does not export the signal."""
+
+
+Reading: TypeAlias = Measured[V] | Missing | Stale | Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class PodReadings:
+    """All readings of one replica over one window. A signal that was not asked for is `Unsupported`."""
+
+    numbers: Mapping[Signal, Reading[float]]
+    histograms: Mapping[Signal, Reading[Histogram]]
+    pool: Reading[Pool]
+    model_names: tuple[str, ...] = ()
+    """Names under which the replica serves (label `model_name`), sorted."""
+
+    def number(self, signal: Signal) -> Reading[float]:
+        """Return the reading of a signal that is a number."""
+        return self.numbers.get(signal, Unsupported())
+
+    def histogram(self, signal: Signal) -> Reading[Histogram]:
+        """Return the reading of a signal that is a histogram."""
+        return self.histograms.get(signal, Unsupported())
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One look at a fleet: the readings of each expected replica over one window.
+
+    `pods` is keyed by pod name and has an entry for **every** pod that was asked for, also for one
+    without a single series.
+    """
+
+    at: datetime
+    window_seconds: float
+    hold_seconds: float
+    pods: Mapping[str, PodReadings]
+
+    def only(self, names: Iterable[str]) -> Observation:
+        """Return the same look at some of its replicas; unknown names are an error.
+
+        Raises:
+            KeyError: a name that was not asked for.
+        """
+        return Observation(self.at, self.window_seconds, self.hold_seconds, {n: self.pods[n] for n in names})
+
+
+def measured(value: float, at: datetime) -> Reading[float]:
+    """Return a number as a reading: NaN and the infinities are missing, not values."""
+    return Measured(value, at) if isfinite(value) else Missing(Absence.NOT_A_NUMBER)

@@ -1,0 +1,165 @@
+"""Every reason that kvmedic gives, with one sentence each.
+
+Reasons appear in conditions, Events, metrics, logs and history, always spelled the same. They are an
+API: a stored reason that is not listed here is an error, not a default.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Reason(StrEnum):
+    """Why something is so. CamelCase, past or state, never a sentence."""
+
+    # What was found (branches of a diagnosis).
+    HEALTHY = "Healthy"
+    FLEET_WIDE_DEMAND = "FleetWideDemand"
+    # Why nothing can be said.
+    METRICS_MISSING = "MetricsMissing"
+    METRICS_STALE = "MetricsStale"
+    METRICS_AMBIGUOUS = "MetricsAmbiguous"
+    SOURCE_UNAVAILABLE = "SourceUnavailable"
+    SIGNAL_UNSUPPORTED = "SignalUnsupported"
+    WINDOW_TOO_SHORT = "WindowTooShort"
+    TOO_FEW_REQUESTS = "TooFewRequests"
+    PARTIAL_PRESSURE = "PartialPressure"
+    REPLICAS_DIFFER = "ReplicasDiffer"
+    SEVERAL_MODELS = "SeveralModels"
+    # Why a found trouble is not met with a change.
+    PREEMPTIONS_CHEAP = "PreemptionsCheap"
+    CAP_WITHOUT_EFFECT = "CapWithoutEffect"
+    GAIN_WITHIN_NOISE = "GainWithinNoise"
+    POOL_TOO_SMALL = "PoolTooSmall"
+    LEVER_NOT_ALLOWED = "LeverNotAllowed"
+    LEVER_EXHAUSTED = "LeverExhausted"
+    FLAG_NOT_EDITABLE = "FlagNotEditable"
+    FLAG_UNKNOWN_TO_ENGINE = "FlagUnknownToEngine"
+    ENGINE_UNRECOGNISED = "EngineUnrecognised"
+    # What a plan does.
+    CAP_RIGHT_SIZED = "CapRightSized"
+    CAP_AT_BOUND = "CapAtBound"
+    # Why a fleet cannot be changed safely.
+    TARGET_NOT_FOUND = "TargetNotFound"
+    SPEC_INVALID = "SpecInvalid"
+    SPEC_NOT_IMPLEMENTED = "SpecNotImplemented"
+    STRATEGY_UNSUPPORTED = "StrategyUnsupported"
+    TARGET_PAUSED = "TargetPaused"
+    NO_REPLICAS = "NoReplicas"
+    TARGET_NOT_SETTLED = "TargetNotSettled"
+    OWNED_BY_CONTROLLER = "OwnedByController"
+    MANAGED_BY_GITOPS = "ManagedByGitOps"
+    ROTATION_LABEL_IN_SELECTOR = "RotationLabelInSelector"
+    ROTATION_LABEL_WITHOUT_EFFECT = "RotationLabelWithoutEffect"
+    CLAIMED_BY_ANOTHER = "ClaimedByAnother"
+    SPARE_UNSCHEDULABLE = "SpareUnschedulable"
+    # Gates.
+    SUSPENDED = "Suspended"
+    STOPPED = "Stopped"
+    STOP_UNREADABLE = "StopUnreadable"
+    OBSERVE_ONLY = "ObserveOnly"
+    IN_COOLDOWN = "InCooldown"
+    BUDGET_EXHAUSTED = "BudgetExhausted"
+    TOO_FEW_HEALTHY = "TooFewHealthy"
+    # Where a run stands.
+    PLANNED = "Planned"
+    ROLLING_OUT = "RollingOut"
+    AWAITING_CANARY = "AwaitingCanary"
+    DRAINING = "Draining"
+    DRAIN_TIMED_OUT = "DrainTimedOut"
+    AWAITING_REPLICA = "AwaitingReplica"
+    AWAITING_CONTROLLER = "AwaitingController"
+    VERIFYING = "Verifying"
+    ROLLING_BACK = "RollingBack"
+    HOLDING = "Holding"
+    # How a step or run ended.
+    RECOVERED = "Recovered"
+    IMPROVED = "Improved"
+    NOT_RECOVERED = "NotRecovered"
+    INCONCLUSIVE = "Inconclusive"
+    CANARY_FAILED = "CanaryFailed"
+    FLAG_DRIFTED = "FlagDrifted"
+    SCALED_TO_ZERO = "ScaledToZero"
+    FENCE_LOST = "FenceLost"
+    ABANDONED = "Abandoned"
+    RESOURCE_DELETED = "ResourceDeleted"
+    TARGET_DELETED = "TargetDeleted"
+    # The operator's own trouble.
+    RUN_UNREADABLE = "RunUnreadable"
+    INTERNAL_ERROR = "InternalError"
+    API_UNAVAILABLE = "ApiUnavailable"
+
+
+SENTENCES = MappingProxyType(
+    {
+        Reason.HEALTHY: "No replica preempts beyond the trigger.",
+        Reason.FLEET_WIDE_DEMAND: "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds.",
+        Reason.METRICS_MISSING: "At least one replica has no value for a signal that the diagnosis needs.",
+        Reason.METRICS_STALE: "The newest sample of at least one replica is too old.",
+        Reason.METRICS_AMBIGUOUS: "The source returned contradicting series for one replica.",
+        Reason.SOURCE_UNAVAILABLE: "The metrics source did not answer completely.",
+        Reason.SIGNAL_UNSUPPORTED: "The engine does not export a signal that the diagnosis needs.",
+        Reason.WINDOW_TOO_SHORT: "Requests stay longer than the window looks back.",
+        Reason.TOO_FEW_REQUESTS: "Too few requests finished to measure their lengths.",
+        Reason.PARTIAL_PRESSURE: "Some replicas preempt beyond the trigger and others are calm.",
+        Reason.REPLICAS_DIFFER: "The replicas run with different pools or settings.",
+        Reason.SEVERAL_MODELS: "The replicas serve more than one model.",
+        Reason.PREEMPTIONS_CHEAP: "Prompts dominate the cache, so preemptions are cheap and a cut would cost goodput.",
+        Reason.CAP_WITHOUT_EFFECT: "The computed cap is not below what was seen running, so it would change nothing.",
+        Reason.GAIN_WITHIN_NOISE: "The computed cap is so near to what runs now that its gain cannot be told from noise.",
+        Reason.POOL_TOO_SMALL: "The KV cache is too small for requests of these lengths; a cap cannot mend that.",
+        Reason.LEVER_NOT_ALLOWED: "The spec's levers do not allow the change that would help.",
+        Reason.LEVER_EXHAUSTED: "The lever was tried on this evidence and did not help.",
+        Reason.FLAG_NOT_EDITABLE: "The flag stands where it cannot be edited safely.",
+        Reason.FLAG_UNKNOWN_TO_ENGINE: "The engine's version is not known to have the flag.",
+        Reason.ENGINE_UNRECOGNISED: "The target container does not run a known engine.",
+        Reason.CAP_RIGHT_SIZED: "The cap follows from the measured lengths and the pool.",
+        Reason.CAP_AT_BOUND: "The computed cap lies under the lever's bound; the bound is applied, as it is still a cut.",
+        Reason.TARGET_NOT_FOUND: "The target Deployment or its container does not exist.",
+        Reason.SPEC_INVALID: "The spec cannot be followed as it is written.",
+        Reason.SPEC_NOT_IMPLEMENTED: "The spec asks for something that this version does not do yet.",
+        Reason.STRATEGY_UNSUPPORTED: "The Deployment's strategy is not RollingUpdate.",
+        Reason.TARGET_PAUSED: "The Deployment is paused by someone else.",
+        Reason.NO_REPLICAS: "The Deployment is scaled to zero.",
+        Reason.TARGET_NOT_SETTLED: "The Deployment is in the middle of another change.",
+        Reason.OWNED_BY_CONTROLLER: "Another controller owns the Deployment and would revert a change.",
+        Reason.MANAGED_BY_GITOPS: "A GitOps tool applies the Deployment and would revert a change.",
+        Reason.ROTATION_LABEL_IN_SELECTOR: "The rotation label is part of the Deployment's own selector.",
+        Reason.ROTATION_LABEL_WITHOUT_EFFECT: "No Service selects by the rotation label, so it takes no replica out of rotation.",
+        Reason.CLAIMED_BY_ANOTHER: "Another resource or an earlier run holds the claim on the target.",
+        Reason.SPARE_UNSCHEDULABLE: "The spare replica could not be scheduled.",
+        Reason.SUSPENDED: "The resource is suspended.",
+        Reason.STOPPED: "The operator-wide stop is on.",
+        Reason.STOP_UNREADABLE: "The operator-wide stop could not be read, so it counts as on.",
+        Reason.OBSERVE_ONLY: "The mode is Observe: the plan is shown and nothing is changed.",
+        Reason.IN_COOLDOWN: "The cooldown after the last run is not over.",
+        Reason.BUDGET_EXHAUSTED: "The day's runs are used up.",
+        Reason.TOO_FEW_HEALTHY: "Fewer replicas are healthy than the spec demands.",
+        Reason.PLANNED: "The plan is recorded and its first effect is next.",
+        Reason.ROLLING_OUT: "The change is being rolled out, one replica at a time.",
+        Reason.AWAITING_CANARY: "The first new replica is starting beside all old ones.",
+        Reason.DRAINING: "One replica is out of rotation and finishes its requests.",
+        Reason.DRAIN_TIMED_OUT: "A replica was still busy when its drain timed out.",
+        Reason.AWAITING_REPLICA: "The next new replica is starting.",
+        Reason.AWAITING_CONTROLLER: "The Deployment controller has not acted yet.",
+        Reason.VERIFYING: "All replicas run the change; its effect is being measured.",
+        Reason.ROLLING_BACK: "The change is being taken back, one replica at a time.",
+        Reason.HOLDING: "The run waits; the fleet serves with every replica.",
+        Reason.RECOVERED: "The trouble is gone at like load, and throughput held.",
+        Reason.IMPROVED: "Clearly better at like load, still beyond the trigger.",
+        Reason.NOT_RECOVERED: "No better, or worse, at like load.",
+        Reason.INCONCLUSIVE: "The evidence does not allow a verdict.",
+        Reason.CANARY_FAILED: "The first new replica did not come up; every old one was left alone.",
+        Reason.FLAG_DRIFTED: "Someone else changed the pod template; it was left alone and the run ended.",
+        Reason.SCALED_TO_ZERO: "The Deployment was scaled to zero during the run.",
+        Reason.FENCE_LOST: "Another operator or resource moved the target; this run ended without touching it.",
+        Reason.ABANDONED: "The resource was deleted with an order to leave the change in place.",
+        Reason.RESOURCE_DELETED: "The resource was deleted, and the change was taken back.",
+        Reason.TARGET_DELETED: "The target Deployment was deleted during the run.",
+        Reason.RUN_UNREADABLE: "The run recorded in the status cannot be read; nothing is done until a person looks.",
+        Reason.INTERNAL_ERROR: "The operator met an unexpected error; nothing is done until the next try.",
+        Reason.API_UNAVAILABLE: "The Kubernetes API did not answer.",
+    }
+)
+"""One sentence per reason, for messages and for the generated reference."""
