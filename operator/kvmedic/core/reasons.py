@@ -84,6 +84,7 @@ class Reason(StrEnum):
     FENCE_LOST = "FenceLost"
     ABANDONED = "Abandoned"
     RESOURCE_DELETED = "ResourceDeleted"
+    ROLLED_BACK_BY_HAND = "RolledBackByHand"
     TARGET_DELETED = "TargetDeleted"
     # The operator's own trouble.
     RUN_UNREADABLE = "RunUnreadable"
@@ -94,7 +95,9 @@ class Reason(StrEnum):
 SENTENCES = MappingProxyType(
     {
         Reason.HEALTHY: "No replica preempts beyond the trigger.",
-        Reason.FLEET_WIDE_DEMAND: "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds.",
+        Reason.FLEET_WIDE_DEMAND: (
+            "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."
+        ),
         Reason.METRICS_MISSING: "At least one replica has no value for a signal that the diagnosis needs.",
         Reason.METRICS_STALE: "The newest sample of at least one replica is too old.",
         Reason.METRICS_AMBIGUOUS: "The source returned contradicting series for one replica.",
@@ -105,17 +108,27 @@ SENTENCES = MappingProxyType(
         Reason.PARTIAL_PRESSURE: "Some replicas preempt beyond the trigger and others are calm.",
         Reason.REPLICAS_DIFFER: "The replicas run with different pools or settings.",
         Reason.SEVERAL_MODELS: "The replicas serve more than one model.",
-        Reason.PREEMPTIONS_CHEAP: "Prompts dominate the cache, so preemptions are cheap and a cut would cost goodput.",
-        Reason.CAP_WITHOUT_EFFECT: "The computed cap is not below what was seen running, so it would change nothing.",
-        Reason.GAIN_WITHIN_NOISE: "The computed cap is so near to what runs now that its gain cannot be told from noise.",
-        Reason.POOL_TOO_SMALL: "The KV cache is too small for requests of these lengths; a cap cannot mend that.",
+        Reason.PREEMPTIONS_CHEAP: (
+            "Prompts dominate the cache, so preemptions are cheap and a cut would cost goodput."
+        ),
+        Reason.CAP_WITHOUT_EFFECT: (
+            "The computed cap is not below what was seen running, so it would change nothing."
+        ),
+        Reason.GAIN_WITHIN_NOISE: (
+            "The computed cap is so near to what runs now that its gain cannot be told from noise."
+        ),
+        Reason.POOL_TOO_SMALL: (
+            "The KV cache is too small for requests of these lengths; a cap cannot mend that."
+        ),
         Reason.LEVER_NOT_ALLOWED: "The spec's levers do not allow the change that would help.",
         Reason.LEVER_EXHAUSTED: "The lever was tried on this evidence and did not help.",
         Reason.FLAG_NOT_EDITABLE: "The flag stands where it cannot be edited safely.",
         Reason.FLAG_UNKNOWN_TO_ENGINE: "The engine's version is not known to have the flag.",
         Reason.ENGINE_UNRECOGNISED: "The target container does not run a known engine.",
         Reason.CAP_RIGHT_SIZED: "The cap follows from the measured lengths and the pool.",
-        Reason.CAP_AT_BOUND: "The computed cap lies under the lever's bound; the bound is applied, as it is still a cut.",
+        Reason.CAP_AT_BOUND: (
+            "The computed cap lies under the lever's bound; the bound is applied, as it is still a cut."
+        ),
         Reason.TARGET_NOT_FOUND: "The target Deployment or its container does not exist.",
         Reason.SPEC_INVALID: "The spec cannot be followed as it is written.",
         Reason.SPEC_NOT_IMPLEMENTED: "The spec asks for something that this version does not do yet.",
@@ -126,7 +139,9 @@ SENTENCES = MappingProxyType(
         Reason.OWNED_BY_CONTROLLER: "Another controller owns the Deployment and would revert a change.",
         Reason.MANAGED_BY_GITOPS: "A GitOps tool applies the Deployment and would revert a change.",
         Reason.ROTATION_LABEL_IN_SELECTOR: "The rotation label is part of the Deployment's own selector.",
-        Reason.ROTATION_LABEL_WITHOUT_EFFECT: "No Service selects by the rotation label, so it takes no replica out of rotation.",
+        Reason.ROTATION_LABEL_WITHOUT_EFFECT: (
+            "No Service selects by the rotation label, so it takes no replica out of rotation."
+        ),
         Reason.CLAIMED_BY_ANOTHER: "Another resource or an earlier run holds the claim on the target.",
         Reason.SPARE_UNSCHEDULABLE: "The spare replica could not be scheduled.",
         Reason.SUSPENDED: "The resource is suspended.",
@@ -153,11 +168,16 @@ SENTENCES = MappingProxyType(
         Reason.CANARY_FAILED: "The first new replica did not come up; every old one was left alone.",
         Reason.FLAG_DRIFTED: "Someone else changed the pod template; it was left alone and the run ended.",
         Reason.SCALED_TO_ZERO: "The Deployment was scaled to zero during the run.",
-        Reason.FENCE_LOST: "Another operator or resource moved the target; this run ended without touching it.",
+        Reason.FENCE_LOST: (
+            "Another operator or resource moved the target; this run ended without touching it."
+        ),
         Reason.ABANDONED: "The resource was deleted with an order to leave the change in place.",
         Reason.RESOURCE_DELETED: "The resource was deleted, and the change was taken back.",
+        Reason.ROLLED_BACK_BY_HAND: "A person asked for the change to be taken back, and it was.",
         Reason.TARGET_DELETED: "The target Deployment was deleted during the run.",
-        Reason.RUN_UNREADABLE: "The run recorded in the status cannot be read; nothing is done until a person looks.",
+        Reason.RUN_UNREADABLE: (
+            "The run recorded in the status cannot be read; nothing is done until a person looks."
+        ),
         Reason.INTERNAL_ERROR: "The operator met an unexpected error; nothing is done until the next try.",
         Reason.API_UNAVAILABLE: "The Kubernetes API did not answer.",
     }

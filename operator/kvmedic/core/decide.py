@@ -1,0 +1,172 @@
+"""What to do next with an open run: one move of a closed set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from kvmedic.core.gates import Blocked
+from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.run import Outcome, Run, Standing, StepState
+from kvmedic.core.verdict import Judged, Verdict
+
+
+class Direction(Enum):
+    """Which way a step's change moves through the fleet."""
+
+    FORWARD = "forward"
+    BACK = "back"
+
+
+class Wish(Enum):
+    """What the resource's owner asks of an open run."""
+
+    NONE = "none"
+    ROLL_BACK = "roll back"
+    DELETE = "delete, and roll back first"
+    ABANDON = "delete, and leave the change in place"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything beside the run's own record that bears on its next move."""
+
+    standing: Standing
+    wish: Wish
+    blocked: Blocked | None
+    """Why forward moves are not allowed now; None when they are."""
+    judged: Judged | None
+    """The verdict of the sustained window; None while it is open."""
+    roll_back_inconclusive: bool
+    """An inconclusive window is answered by taking the change back (spec.verify.onInconclusive)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Make the rollout's next move."""
+
+    direction: Direction
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Stand still with every replica in rotation."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Change nothing; the sustained window is open, or its evidence is not enough."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The change helped and stays."""
+
+    judged: Judged
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBack:
+    """Begin to take the change back."""
+
+    outcome: Outcome
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Put our own fields and labels back, leave the template alone, and end."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Nothing of ours is left on the target but the claim: end the run."""
+
+    outcome: Outcome
+
+
+Decision: TypeAlias = Walk | Rest | Watch | Keep | TurnBack | Leave | Close
+
+
+def decide(run: Run, seen: Situation) -> Decision:
+    """Return the next move of an open run.
+
+    Ways back are never blocked: what was begun is taken back even while forward moves are stopped.
+    """
+    if ended := _ended_by_others(run, seen):
+        return ended
+    state = run.current.state
+    if state in (StepState.REVERTED, StepState.KEPT, StepState.LEFT):
+        return _closing(run)
+    if state is StepState.ROLLING_BACK:
+        return Walk(Direction.BACK)
+    if turned := _wished_back(run, seen):
+        return turned
+    if state is StepState.VERIFYING:
+        return _judgement(seen)
+    if seen.blocked is None:
+        return Walk(Direction.FORWARD)
+    if state is StepState.PENDING and run.intent is None:
+        return Close(Outcome(seen.blocked.reason, seen.blocked.message))
+    return Rest(seen.blocked.reason, seen.blocked.message)
+
+
+def _ended_by_others(run: Run, seen: Situation) -> Decision | None:
+    match seen.standing:
+        case Standing.GONE:
+            return Close(Outcome(Reason.TARGET_DELETED, SENTENCES[Reason.TARGET_DELETED]))
+        case Standing.FENCE_LOST:
+            return Close(Outcome(Reason.FENCE_LOST, SENTENCES[Reason.FENCE_LOST]))
+        case Standing.DRIFTED if run.current.state is not StepState.LEFT:
+            return Leave(Outcome(Reason.FLAG_DRIFTED, SENTENCES[Reason.FLAG_DRIFTED]))
+        case _:
+            pass
+    if run.current.state is StepState.LEFT:
+        return Leave(run.ending or Outcome(Reason.FLAG_DRIFTED, SENTENCES[Reason.FLAG_DRIFTED]))
+    if seen.wish is Wish.ABANDON:
+        return Leave(Outcome(Reason.ABANDONED, SENTENCES[Reason.ABANDONED]))
+    return None
+
+
+def _closing(run: Run) -> Decision:
+    if run.ending is None:
+        return Walk(Direction.FORWARD)
+    return Close(run.ending)
+
+
+def _wished_back(run: Run, seen: Situation) -> Decision | None:
+    reason = {
+        Wish.DELETE: Reason.RESOURCE_DELETED,
+        Wish.ROLL_BACK: Reason.ROLLED_BACK_BY_HAND,
+    }.get(seen.wish)
+    if reason is None and seen.standing is Standing.SCALED_TO_ZERO:
+        reason = Reason.SCALED_TO_ZERO
+    if reason is None:
+        return None
+    outcome = Outcome(reason, SENTENCES[reason])
+    return Close(outcome) if run.intent is None else TurnBack(outcome)
+
+
+def _judgement(seen: Situation) -> Decision:
+    judged = seen.judged
+    if judged is None:
+        return Watch(Reason.VERIFYING, SENTENCES[Reason.VERIFYING])
+    outcome = Outcome(judged.reason, judged.message)
+    match judged.verdict:
+        case Verdict.RECOVERED | Verdict.IMPROVED:
+            return Keep(judged)
+        case Verdict.NOT_RECOVERED:
+            return TurnBack(outcome, judged.verdict)
+        case Verdict.INCONCLUSIVE:
+            if seen.roll_back_inconclusive:
+                return TurnBack(outcome, judged.verdict)
+            return Watch(judged.reason, judged.message)

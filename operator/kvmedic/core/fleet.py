@@ -1,0 +1,172 @@
+"""The Kubernetes side of a serving fleet as it was observed at one moment: plain facts, no judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from kvmedic.core.reasons import Reason
+
+FROZEN_MIN_READY_SECONDS = 2147483646
+"""No pod is ever Available: the largest 32-bit integer but one, because `progressDeadlineSeconds`
+must be larger (Kubernetes apps/v1 validation)."""
+
+FROZEN_PROGRESS_DEADLINE_SECONDS = 2147483647
+"""No progress deadline: the deployment controller reads this value as "none" (apps/v1, 1.36)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFields:
+    """The fields of a Deployment that a frozen rollout borrows. None: the field is absent."""
+
+    paused: bool
+    max_surge: int | str
+    max_unavailable: int | str
+    min_ready_seconds: int
+    progress_deadline_seconds: int | None
+
+    @property
+    def is_frozen(self) -> bool:
+        """Return whether these are the fields of a rollout in which no pod becomes Available."""
+        return (
+            self.min_ready_seconds == FROZEN_MIN_READY_SECONDS
+            and self.progress_deadline_seconds == FROZEN_PROGRESS_DEADLINE_SECONDS
+        )
+
+
+def frozen(*, max_unavailable: int, paused: bool) -> RolloutFields:
+    """Return the fields of a frozen rollout with a surge of one."""
+    return RolloutFields(
+        paused=paused,
+        max_surge=1,
+        max_unavailable=max_unavailable,
+        min_ready_seconds=FROZEN_MIN_READY_SECONDS,
+        progress_deadline_seconds=FROZEN_PROGRESS_DEADLINE_SECONDS,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod of the target, terminating ones included."""
+
+    name: str
+    uid: str
+    resource_version: str
+    revision: str
+    """Hash of the pod template of the ReplicaSet that owns it."""
+    address: str
+    """Its IP address; empty before it has one."""
+    created_at: datetime
+    ready_at: datetime | None
+    """Since when it is Ready; None while it is not."""
+    terminating: bool
+    unschedulable: bool
+    in_rotation: bool
+    """Some Service's EndpointSlice lists it as ready and not terminating."""
+    cordoned: bool
+    """It carries the rotation label's draining value and a deletion cost below its peers'."""
+    restarts: int
+    """Restarts of the engine's container."""
+    waiting_reason: str
+    """Why the engine's container does not run, in the kubelet's words; empty when it runs."""
+    node: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the pod is Ready."""
+        return self.ready_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSet:
+    """One ReplicaSet of the target."""
+
+    name: str
+    revision: str
+    """Hash of its pod template, without the label that the controller adds."""
+    number: int
+    """The rollout revision that kubectl shows."""
+    desired: int
+    available: int
+    min_ready_seconds: int
+    observed: bool
+    """Its controller has seen its newest spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How pods of the target are taken into and out of rotation."""
+
+    label: str
+    draining: str
+    """The label's value that takes a pod out of rotation."""
+    services: tuple[str, ...]
+    """Services that select the target's pods, sorted."""
+    effective: bool
+    """Every one of these Services selects by the label, so a pod with the draining value leaves all."""
+    in_selector: bool
+    """The label is part of the Deployment's own selector, so changing it would orphan the pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Somebody else who decides what the Deployment looks like."""
+
+    reason: Reason
+    name: str
+    """Who, in words that a person can search for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A Deployment with its ReplicaSets and pods, read within one tick.
+
+    Hashes of pod templates are over canonical JSON of the template as the API server returns it.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    generation: int
+    observed: bool
+    """The deployment controller has seen the newest spec."""
+    replicas: int
+    strategy: str
+    fields: RolloutFields
+    revision: str
+    """Hash of the pod template."""
+    status_replicas: int
+    updated_replicas: int
+    fence: str
+    """Value of the claim annotation; empty when there is none."""
+    replica_sets: tuple[ReplicaSet, ...]
+    pods: tuple[Pod, ...]
+    rotation: Rotation
+    owner: Owner | None
+    recorded: Mapping[str, str]
+    """Other annotations of ours on the Deployment, by name."""
+
+    def serving(self, revision: str) -> tuple[Pod, ...]:
+        """Return the pods of a revision that are not terminating, by name."""
+        return tuple(
+            sorted(
+                (p for p in self.pods if p.revision == revision and not p.terminating),
+                key=lambda p: p.name,
+            )
+        )
+
+    def desired(self, revision: str) -> int:
+        """Return how many pods the ReplicaSets of a revision are told to have."""
+        return sum(rs.desired for rs in self.replica_sets if rs.revision == revision)
+
+    @property
+    def in_rotation(self) -> int:
+        """Return how many replicas take requests."""
+        return sum(pod.in_rotation for pod in self.pods)
+
+    @property
+    def ready(self) -> int:
+        """Return how many pods are Ready and not terminating."""
+        return sum(pod.ready and not pod.terminating for pod in self.pods)
