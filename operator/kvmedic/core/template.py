@@ -1,0 +1,25 @@
+"""The identity of a pod template."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+POD_TEMPLATE_HASH = "pod-template-hash"
+"""Label that the deployment controller adds to a ReplicaSet's template (apps/v1)."""
+
+
+def template_hash(template: Mapping[str, object]) -> str:
+    """Return the hash of a pod template: 16 hexadecimal digits over its canonical JSON.
+
+    The template is taken as the API server returns it, so defaults are filled in and the same
+    template always hashes the same. The controller's own label is left out, so a ReplicaSet's
+    template hashes like the Deployment's that made it.
+    """
+    body = json.loads(json.dumps(template))
+    labels = (body.get("metadata") or {}).get("labels")
+    if labels is not None:
+        labels.pop(POD_TEMPLATE_HASH, None)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
