@@ -1,0 +1,141 @@
+"""What is written down about one resource: everything that its status holds.
+
+The status is the only memory. `kvmedic.api` turns a `Record` into the wire form and back;
+`kvmedic.record.store` writes it with the loaded resourceVersion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from kvmedic.core.engine import Knob
+from kvmedic.core.reasons import Reason
+from kvmedic.core.run import Run
+from kvmedic.core.verdict import Verdict
+
+HISTORY_LENGTH = 10
+"""Closed runs that are kept; the cooldown and the day's budget are counted from them, so
+`spec.limits.maxRunsPerDay` cannot be larger."""
+
+
+class ConditionType(StrEnum):
+    """The conditions of a resource, after the Kubernetes API conventions and kstatus."""
+
+    READY = "Ready"
+    """The spec is valid and the target was found; stays True during an incident."""
+    METRICS_AVAILABLE = "MetricsAvailable"
+    DIAGNOSED = "Diagnosed"
+    """True: the reason names the branch. False: healthy. Unknown: why nothing can be said."""
+    PROGRESSING = "Progressing"
+    """True while a run is open; the reason is what it does."""
+    REMEDIATED = "Remediated"
+    """How the last run ended."""
+    ACTION_REQUIRED = "ActionRequired"
+    """True: what a person must do."""
+    STALLED = "Stalled"
+    """True: nothing goes on by itself (kstatus: failed)."""
+
+
+class Truth(StrEnum):
+    """A condition's status."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition."""
+
+    type: ConditionType
+    status: Truth
+    reason: Reason
+    message: str
+    changed_at: datetime
+    """When `status` last changed."""
+    observed_generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LastGood:
+    """A revision that proved healthy, recorded once per revision."""
+
+    revision: str
+    """Hash of the pod template."""
+    flags: Mapping[str, str]
+    """The engine's known knobs as given on its command line, by knob; nothing else of the list."""
+    replicas: int
+    blocks: int | None
+    """Usable KV-cache blocks of a replica."""
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ShownDiagnosis:
+    """The diagnosis as people see it."""
+
+    reason: Reason
+    message: str
+    runbook: str
+    at: datetime
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPlan:
+    """The plan as people see it while it is not being carried out."""
+
+    digest: str
+    reason: Reason
+    message: str
+    steps: tuple[str, ...]
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TriedLever:
+    """A lever that was turned on some evidence and did not help."""
+
+    knob: Knob
+    revision: str
+    """Hash of the pod template without the change; another template is other evidence."""
+    blocks: int | None
+    verdict: Verdict
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRun:
+    """A run that ended."""
+
+    id: str
+    reason: Reason
+    """The branch that was found."""
+    outcome: Reason
+    message: str
+    steps: tuple[str, ...]
+    started_at: datetime
+    ended_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything that one resource's status holds."""
+
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    diagnosis: ShownDiagnosis | None = None
+    plan: ShownPlan | None = None
+    last_good: LastGood | None = None
+    run: Run | None = None
+    levers: tuple[TriedLever, ...] = ()
+    history: tuple[ClosedRun, ...] = field(default=())
+    """Newest first, at most `HISTORY_LENGTH`."""
+
+    def condition(self, of: ConditionType) -> Condition | None:
+        """Return the condition of a type, if it was ever written."""
+        return next((c for c in self.conditions if c.type is of), None)
