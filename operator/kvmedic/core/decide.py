@@ -102,45 +102,40 @@ def decide(run: Run, seen: Situation) -> Decision:
 
     Ways back are never blocked: what was begun is taken back even while forward moves are stopped.
     """
-    if ended := _ended_by_others(run, seen):
+    if ended := _ended(run, seen):
         return ended
-    state = run.current.state
-    if state in (StepState.REVERTED, StepState.KEPT, StepState.LEFT):
-        return _closing(run)
-    if state is StepState.ROLLING_BACK:
+    if run.current.state is StepState.ROLLING_BACK:
         return Walk(Direction.BACK)
     if turned := _wished_back(run, seen):
         return turned
-    if state is StepState.VERIFYING:
+    if run.current.state is StepState.VERIFYING:
         return _judgement(seen)
     if seen.blocked is None:
         return Walk(Direction.FORWARD)
-    if state is StepState.PENDING and run.intent is None:
+    if run.intent is None:
         return Close(Outcome(seen.blocked.reason, seen.blocked.message))
     return Rest(seen.blocked.reason, seen.blocked.message)
 
 
-def _ended_by_others(run: Run, seen: Situation) -> Decision | None:
-    match seen.standing:
-        case Standing.GONE:
-            return Close(Outcome(Reason.TARGET_DELETED, SENTENCES[Reason.TARGET_DELETED]))
-        case Standing.FENCE_LOST:
-            return Close(Outcome(Reason.FENCE_LOST, SENTENCES[Reason.FENCE_LOST]))
-        case Standing.DRIFTED if run.current.state is not StepState.LEFT:
-            return Leave(Outcome(Reason.FLAG_DRIFTED, SENTENCES[Reason.FLAG_DRIFTED]))
-        case _:
-            pass
-    if run.current.state is StepState.LEFT:
-        return Leave(run.ending or Outcome(Reason.FLAG_DRIFTED, SENTENCES[Reason.FLAG_DRIFTED]))
-    if seen.wish is Wish.ABANDON:
-        return Leave(Outcome(Reason.ABANDONED, SENTENCES[Reason.ABANDONED]))
-    return None
+def _ended(run: Run, seen: Situation) -> Decision | None:
+    """Return the end of a run that has nothing more to do on its target, or may not touch it."""
+    state, ending = run.current.state, run.ending
+    if seen.standing is Standing.GONE:
+        return Close(ending or outcome_of(Reason.TARGET_DELETED))
+    if ending is not None and state in (StepState.KEPT, StepState.REVERTED):
+        return Close(ending)
+    if ending is not None and state is StepState.LEFT:
+        return Leave(ending)
+    if seen.standing is Standing.FENCE_LOST:
+        return Close(outcome_of(Reason.FENCE_LOST))
+    if seen.standing is Standing.DRIFTED:
+        return Leave(outcome_of(Reason.FLAG_DRIFTED))
+    return Leave(outcome_of(Reason.ABANDONED)) if seen.wish is Wish.ABANDON else None
 
 
-def _closing(run: Run) -> Decision:
-    if run.ending is None:
-        return Walk(Direction.FORWARD)
-    return Close(run.ending)
+def outcome_of(reason: Reason) -> Outcome:
+    """Return an outcome whose message is the reason's own sentence."""
+    return Outcome(reason, SENTENCES[reason])
 
 
 def _wished_back(run: Run, seen: Situation) -> Decision | None:
@@ -152,7 +147,7 @@ def _wished_back(run: Run, seen: Situation) -> Decision | None:
         reason = Reason.SCALED_TO_ZERO
     if reason is None:
         return None
-    outcome = Outcome(reason, SENTENCES[reason])
+    outcome = outcome_of(reason)
     return Close(outcome) if run.intent is None else TurnBack(outcome)
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
+from kvmedic.core.policy import Limits, Mode, Policy
 from kvmedic.core.reasons import Reason
+from kvmedic.core.record import ClosedRun
 
 
 class Stop(Enum):
@@ -26,60 +28,47 @@ class Blocked:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How often a resource may open a run, and on how healthy a fleet."""
-
-    cooldown: timedelta
-    runs_per_day: int
-    healthy_replicas: int
-
-
-def forward_gate(*, suspend: bool, observe: bool, stop: Stop) -> Blocked | None:
-    """Return why a run under way may not move forward, or None. Asked before every effect."""
+def forward_gate(policy: Policy, stop: Stop) -> Blocked | None:
+    """Return why a run may not move forward, or None. Asked before every effect."""
     if stop is Stop.UNREADABLE:
         return Blocked(
             Reason.STOP_UNREADABLE, "the stop ConfigMap could not be read; forward moves wait for it"
         )
     if stop is Stop.ON:
-        return Blocked(
-            Reason.STOPPED, "the operator-wide stop is on; remove the stop ConfigMap's key to go on"
-        )
-    if suspend:
+        return Blocked(Reason.STOPPED, "the operator-wide stop is on; delete the stop ConfigMap to go on")
+    if policy.suspended:
         return Blocked(Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
-    if observe:
+    if policy.mode is Mode.OBSERVE:
         return Blocked(
             Reason.OBSERVE_ONLY, "spec.mode is Observe; set it to Auto to have the plan carried out"
         )
     return None
 
 
-def opening_gate(
-    budget: Budget, ended: Sequence[datetime], started: Sequence[datetime], ready: int, now: datetime
-) -> Blocked | None:
+def opening_gate(limits: Limits, history: Sequence[ClosedRun], ready: int, now: datetime) -> Blocked | None:
     """Return why no new run may be opened, or None.
 
     Args:
-        budget: the spec's limits.
-        ended: when the resource's closed runs ended.
-        started: when they started.
+        limits: the spec's limits.
+        history: the resource's closed runs.
         ready: replicas that are Ready.
         now: the time of asking.
     """
-    if ready < budget.healthy_replicas:
+    if ready < limits.min_healthy_replicas:
         return Blocked(
             Reason.TOO_FEW_HEALTHY,
-            f"{ready} replicas are Ready, spec.limits.minHealthyReplicas is {budget.healthy_replicas}",
+            f"{ready} replicas are Ready, spec.limits.minHealthyReplicas is {limits.min_healthy_replicas}",
         )
-    if ended and now - max(ended) < budget.cooldown:
-        until = max(ended) + budget.cooldown
+    ended = max((run.ended_at for run in history), default=None)
+    if ended is not None and now - ended < limits.cooldown:
+        until = ended + limits.cooldown
         return Blocked(
-            Reason.IN_COOLDOWN, f"the last run ended {max(ended):%H:%M:%SZ}; next at {until:%H:%M:%SZ}"
+            Reason.IN_COOLDOWN, f"the last run ended {ended:%H:%M:%SZ}; the next may start {until:%H:%M:%SZ}"
         )
-    today = sum(now - at < timedelta(days=1) for at in started)
-    if today >= budget.runs_per_day:
+    today = sum(now - run.started_at < timedelta(days=1) for run in history)
+    if today >= limits.max_runs_per_day:
         return Blocked(
             Reason.BUDGET_EXHAUSTED,
-            f"{today} runs in the last 24 hours, spec.limits.maxRunsPerDay is {budget.runs_per_day}",
+            f"{today} runs in the last 24 hours, spec.limits.maxRunsPerDay is {limits.max_runs_per_day}",
         )
     return None

@@ -13,6 +13,11 @@ from types import MappingProxyType
 class Reason(StrEnum):
     """Why something is so. CamelCase, past or state, never a sentence."""
 
+    # What is in order.
+    TARGET_FOUND = "TargetFound"
+    METRICS_FOUND = "MetricsFound"
+    NO_RUN = "NoRun"
+    NOTHING_TO_DO = "NothingToDo"
     # What was found (branches of a diagnosis).
     HEALTHY = "Healthy"
     FLEET_WIDE_DEMAND = "FleetWideDemand"
@@ -94,6 +99,10 @@ class Reason(StrEnum):
 
 SENTENCES = MappingProxyType(
     {
+        Reason.TARGET_FOUND: "The spec is valid and the target exists.",
+        Reason.METRICS_FOUND: "Every replica has fresh values for every signal that was asked for.",
+        Reason.NO_RUN: "No run is open.",
+        Reason.NOTHING_TO_DO: "Nobody needs to do anything.",
         Reason.HEALTHY: "No replica preempts beyond the trigger.",
         Reason.FLEET_WIDE_DEMAND: (
             "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."

@@ -1,0 +1,119 @@
+"""The one reconcile loop: which resource is looked at next, and when.
+
+Resources are keyed by uid, so one that was deleted and made again is another. A key is never worked
+on twice at once; a wake-up during its tick makes one more tick follow. The loop holds nothing that
+matters: after a restart every known key is simply due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+JITTER_RATIO = 0.1
+"""Share by which a delay is stretched at random, so that resources woken together drift apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One resource, as the loop knows it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+Tick = Callable[[Key], Awaitable[float | None]]
+"""Look at one resource once. Returns seconds until the next look, or None when it is gone."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    due: float
+    working: bool = False
+    woken: bool = False
+
+
+@dataclass(slots=True)
+class Loop:
+    """The queue of resources with its pace.
+
+    `workers` bounds how many resources are worked on at once.
+    """
+
+    tick: Tick
+    workers: int
+    _entries: dict[Key, _Entry] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def wake(self, key: Key, delay_seconds: float = 0.0) -> None:
+        """Make a resource due, at the latest after the delay."""
+        due = _now() + delay_seconds
+        entry = self._entries.setdefault(key, _Entry(due))
+        entry.due = min(entry.due, due)
+        entry.woken = entry.woken or entry.working
+        self._changed.set()
+
+    def forget(self, key: Key) -> None:
+        """Drop a resource that no longer exists; a tick under way ends by itself."""
+        self._entries.pop(key, None)
+
+    def keys(self) -> tuple[Key, ...]:
+        """Return every known resource."""
+        return tuple(self._entries)
+
+    async def run(self) -> None:
+        """Work until cancelled; ticks under way are then cancelled too and awaited."""
+        try:
+            while True:
+                self._changed.clear()
+                self._start_due()
+                await self._sleep_until_due()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start_due(self) -> None:
+        now = _now()
+        waiting = sorted((e.due, i, k) for i, (k, e) in enumerate(self._entries.items()) if not e.working)
+        for due, _, key in waiting:
+            if due > now or len(self._tasks) >= self.workers:
+                return
+            self._entries[key].working = True
+            task = asyncio.create_task(self._work(key), name=f"tick {key.namespace}/{key.name}")
+            self._tasks.add(task)
+            task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._changed.set()
+
+    async def _work(self, key: Key) -> None:
+        delay = await self.tick(key)
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        if delay is None:
+            self.forget(key)
+            return
+        entry.working = False
+        stretched = delay * (1 + random.uniform(0, JITTER_RATIO))  # noqa: S311 - spreads load, hides nothing
+        entry.due = _now() if entry.woken else _now() + stretched
+        entry.woken = False
+
+    async def _sleep_until_due(self) -> None:
+        dues = [e.due for e in self._entries.values() if not e.working]
+        busy = len(self._tasks) >= self.workers
+        timeout = None if busy or not dues else max(0.0, min(dues) - _now())
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout)
+        except TimeoutError:
+            return
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
