@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.core.engine import Bounds, Lifetime, Presence
+from kvmedic.core.engine import Bounds
 from kvmedic.core.version import Version
 
 
@@ -44,34 +44,6 @@ def test_what_is_no_version_is_refused(text: str) -> None:
 def test_a_version_prints_as_it_was_written_and_equals_no_text() -> None:
     assert str(v("v0.10.2rc1")) == "0.10.2rc1"
     assert v("0.9") != "0.9"
-    with pytest.raises(ValueError, match=r"Version\.parse"):
-        hash(Version("latest"))
-
-
-SOME = Lifetime(since=v("0.10"), until=v("0.17"), absent_before=v("0.8"), absent_after=v("0.20"))
-
-
-@pytest.mark.parametrize(
-    ("version", "presence"),
-    [
-        ("0.7", Presence.ABSENT),
-        ("0.8", Presence.ABSENT),
-        ("0.9", Presence.UNKNOWN),
-        ("0.10", Presence.PRESENT),
-        ("0.17", Presence.PRESENT),
-        ("0.18", Presence.UNKNOWN),
-        ("0.20", Presence.ABSENT),
-    ],
-)
-def test_between_two_versions_that_differ_nothing_is_known(version: str, presence: Presence) -> None:
-    assert SOME.at(v(version)) is presence
-
-
-def test_what_the_newest_and_the_oldest_have_is_open_at_the_ends() -> None:
-    always = Lifetime(since=v("0.6"), until=None)
-
-    assert always.at(v("99")) is Presence.PRESENT
-    assert always.at(v("0.5")) is Presence.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -90,36 +90,12 @@ class Presence(StrEnum):
     PRESENT = "present"
     ABSENT = "absent"
     UNKNOWN = "unknown"
-    """The version lies between two that were looked at, and only one of these has the option."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lifetime:
-    """The versions over which something existed, as far as they were looked at."""
-
-    since: Version
-    """The oldest version looked at that has it."""
-    until: Version | None
-    """The newest version looked at that has it; None when the newest of all has it."""
-    absent_before: Version | None = None
-    """The version looked at right before `since`; None when `since` is the oldest of all."""
-    absent_after: Version | None = None
-    """The version looked at right after `until`."""
-
-    def at(self, version: Version) -> Presence:
-        """Return whether a version is among them."""
-        if self.since <= version and (self.until is None or version <= self.until):
-            return Presence.PRESENT
-        if version < self.since:
-            before = self.absent_before
-            return Presence.ABSENT if before is not None and version <= before else Presence.UNKNOWN
-        after = self.absent_after
-        return Presence.ABSENT if after is not None and version >= after else Presence.UNKNOWN
+    """The version is not known, or lies between two that were looked at and differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of an engine's command line, over the versions in which it reads like this."""
+    """One option of an engine's command line, over a run of releases in which it reads the same."""
 
     names: tuple[str, ...]
     """All spellings, with their dashes; for a switch `--x` and `--no-x`."""
@@ -127,7 +103,10 @@ class Option:
     """The engine's own name for the value: `max_num_seqs`."""
     arity: Arity
     kind: Kind
-    lifetime: Lifetime
+    since: Version
+    """The first release of the run."""
+    until: Version
+    """The last release of the run."""
     nullable: bool = False
     """Whether the texts `None` and the empty one read as "not set"."""
     choices: tuple[str, ...] = ()
@@ -174,15 +153,15 @@ class Flag:
 
     knob: Knob
     name: str
-    """The canonical spelling: `--max-num-seqs`."""
-    dest: str
-    """The engine's own name for the value: `max_num_seqs`."""
-    kind: Kind
-    lifetime: Lifetime
-    aliases: tuple[str, ...] = ()
+    """The canonical spelling: `--max-num-seqs`. How it reads in which release is in the profile's options."""
     bounds: Bounds = Bounds()
     default: str = ""
     """What an engine without the flag does, in words, and where that is from."""
+
+    @property
+    def dest(self) -> str:
+        """Return the engine's own name for the value: `max_num_seqs`."""
+        return self.name.removeprefix("--").replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +176,17 @@ class Dialect:
     option and the path are two tokens."""
     positional: str
     """May stand for the positional argument after a subcommand."""
+    positional_since: Version
+    """The first release in which it may; before, the engine refuses to start."""
     needs_positional: str
     """Is refused after a subcommand where the positional is missing."""
+    dotted_since: Version
+    """The first release that reads `--option.key value` as a part of the option's JSON."""
     short_level: str
     """`-O`: glued to its value, it is short for `level`."""
     level: str
+    levels: tuple[str, ...]
+    """The values that `-O` may have as a word of its own."""
     foreign: tuple[str, ...] = ()
     """Options that hand the whole command line to another program."""
 
@@ -237,12 +222,10 @@ class EngineProfile:
     """Every option of every version looked at; needed to resolve abbreviations and to know which
     options take values."""
     dialect: Dialect
+    releases: tuple[Version, ...]
+    """The releases whose options are listed, oldest first."""
     assumed: Version
-    """The version that an engine of unknown version is taken for."""
-    newest: Version
-    """The newest version looked at; a newer engine may have options that are not listed."""
-    oldest: Version
-    """The oldest version looked at."""
+    """The release that an engine of unknown version is taken for."""
 
     def flag(self, knob: Knob) -> Flag | None:
         """Return how this engine spells a knob, or None where it has no such thing."""
@@ -251,6 +234,17 @@ class EngineProfile:
     def by_dest(self) -> Mapping[str, Flag]:
         """Return the flags by the engine's own names."""
         return {flag.dest: flag for flag in self.flags}
+
+    def options_of(self, release: Version) -> tuple[Option, ...]:
+        """Return the options of one of the releases."""
+        return tuple(option for option in self.options if option.since <= release <= option.until)
+
+    def neighbours(self, version: Version) -> tuple[Version, Version]:
+        """Return the releases around a version: both the same where it is one of them, or lies outside."""
+        below = [release for release in self.releases if release <= version]
+        above = [release for release in self.releases if release >= version]
+        low = below[-1] if below else self.releases[0]
+        return low, above[0] if above else low
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,3 +258,15 @@ class Engine:
     def effective_version(self) -> Version:
         """Return the version whose command line is assumed."""
         return self.version or self.profile.assumed
+
+    def presence(self, flag: Flag) -> Presence:
+        """Return whether this engine has a flag.
+
+        An engine older or newer than every release looked at counts as the oldest or the newest.
+        """
+        profile = self.profile
+        around = profile.releases if self.version is None else profile.neighbours(self.version)
+        found = {any(flag.name in option.names for option in profile.options_of(r)) for r in around}
+        if len(found) > 1:
+            return Presence.UNKNOWN
+        return Presence.PRESENT if found.pop() else Presence.ABSENT

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import total_ordering
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 _PATTERN = re.compile(
     r"v?(?P<release>\d+(?:\.\d+)*)"
@@ -18,15 +18,20 @@ _RELEASE_PARTS = 4
 """Release numbers that are compared; vLLM's longest so far has four (0.10.1.1)."""
 
 
-@total_ordering
-@dataclass(frozen=True, slots=True, eq=False)
+Key: TypeAlias = tuple[tuple[int, ...], int, int, int, float]
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class Version:
     """A version as Python packages write them (PEP 440): `0.10.2rc1`, `0.8.5.post1`, `0.32.0+cpu`.
 
-    `0.9` and `0.9.0` are equal, and so are builds that differ in the local part alone.
+    `0.9` and `0.9.0` are equal, and so are builds that differ in the local part alone. Made by
+    `parse`.
     """
 
-    text: str
+    key: Key
+    """What is compared: release, stage, number within the stage, post release, development release."""
+    text: str = field(compare=False)
 
     @classmethod
     def parse(cls, text: str) -> Version:
@@ -35,37 +40,23 @@ class Version:
         Raises:
             ValueError: the text is not a version.
         """
-        stripped = text.strip()
-        if _PATTERN.fullmatch(stripped) is None:
-            raise ValueError(f"{text!r} is not a version; expected one like 0.32.0 or 0.10.2rc1")
-        return cls(stripped.removeprefix("v"))
-
-    def _key(self) -> tuple[tuple[int, ...], int, int, int, float]:
-        match = _PATTERN.fullmatch(self.text)
+        match = _PATTERN.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"{self.text!r} is not a version; build it with Version.parse")
-        numbers = [int(part) for part in match["release"].split(".")]
-        release = tuple(numbers + [0] * (_RELEASE_PARTS - len(numbers)))
-        stage, post, dev = match["stage"], match["post"], match["dev"]
-        lone_dev = dev is not None and stage is None and post is None
-        return (
-            release,
-            -1 if lone_dev else _STAGES[stage],
-            int(match["pre"] or 0),
-            -1 if post is None else int(post),
-            float("inf") if dev is None else int(dev),
-        )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Version):
-            return NotImplemented
-        return self._key() == other._key()
-
-    def __lt__(self, other: Version) -> bool:
-        return self._key() < other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
+            raise ValueError(f"{text!r} is not a version; expected one like 0.32.0 or 0.10.2rc1")
+        return cls(_key(match), text.strip().removeprefix("v"))
 
     def __str__(self) -> str:
         return self.text
+
+
+def _key(match: re.Match[str]) -> Key:
+    numbers = [int(part) for part in match["release"].split(".")]
+    stage, post, dev = match["stage"], match["post"], match["dev"]
+    lone_dev = dev is not None and stage is None and post is None
+    return (
+        tuple(numbers + [0] * (_RELEASE_PARTS - len(numbers))),
+        -1 if lone_dev else _STAGES[stage],
+        int(match["pre"] or 0),
+        -1 if post is None else int(post),
+        float("inf") if dev is None else int(dev),
+    )

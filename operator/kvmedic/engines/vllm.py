@@ -1,0 +1,113 @@
+"""vLLM: what may be turned on it and how its command line reads.
+
+Defaults and bounds are those of vLLM 0.32.0 unless a version is named: `config/scheduler.py`,
+`config/cache.py`, `config/model.py` and `engine/arg_utils.py` of its package.
+"""
+
+from __future__ import annotations
+
+from kvmedic.core.engine import Bounds, Dialect, EngineProfile, Flag, Knob, Launch
+from kvmedic.core.version import Version
+from kvmedic.engines.vllm_options import OPTIONS, RELEASES
+
+FLAGS = (
+    Flag(
+        Knob.MAX_NUM_SEQS,
+        "--max-num-seqs",
+        Bounds(minimum=1),
+        "1024 on a GPU of at least 70 GiB other than the A100, 256 on other GPUs, 128 per rank on CPU; "
+        "never above max_num_batched_tokens",
+    ),
+    Flag(
+        Knob.MAX_NUM_ACTIVE_SEQS,
+        "--max-num-active-seqs",
+        Bounds(minimum=1),
+        "max_num_seqs; may not exceed it",
+    ),
+    Flag(
+        Knob.WATERMARK,
+        "--watermark",
+        Bounds(minimum=0, maximum=1, maximum_open=True),
+        "0.0: a sequence is admitted when it fits",
+    ),
+    Flag(
+        Knob.MAX_MODEL_LEN,
+        "--max-model-len",
+        Bounds(minimum=1, also=(-1,)),
+        "the model's own; -1 fits it to memory (by 0.14)",
+    ),
+    Flag(
+        Knob.MAX_NUM_BATCHED_TOKENS,
+        "--max-num-batched-tokens",
+        Bounds(minimum=1),
+        "16384 on a GPU of at least 160 GiB, 8192 from 70 GiB other than the A100, 2048 otherwise; "
+        "may not be under max_num_seqs, nor under max_model_len without chunked prefill",
+    ),
+    Flag(
+        Knob.GPU_MEMORY_UTILIZATION,
+        "--gpu-memory-utilization",
+        Bounds(minimum=0, maximum=1, minimum_open=True),
+        "0.92 from 0.20, 0.9 before; without effect where kv_cache_memory_bytes or "
+        "num_gpu_blocks_override is given",
+    ),
+    Flag(Knob.PREFIX_CACHING, "--enable-prefix-caching", default="on where the model supports it"),
+    Flag(Knob.CHUNKED_PREFILL, "--enable-chunked-prefill", default="on where the model supports it"),
+    Flag(Knob.KV_OFFLOADING_SIZE, "--kv-offloading-size", Bounds(minimum=0), "no offloading"),
+    Flag(
+        Knob.SWAP_SPACE,
+        "--swap-space",
+        Bounds(minimum=0),
+        "4 GiB; read but without effect on V1, removed in 0.18.0",
+    ),
+    Flag(Knob.KV_CACHE_DTYPE, "--kv-cache-dtype", default="auto: the model's own"),
+    Flag(
+        Knob.KV_CACHE_MEMORY_BYTES,
+        "--kv-cache-memory-bytes",
+        Bounds(minimum=1),
+        "what gpu_memory_utilization leaves",
+    ),
+    Flag(Knob.NUM_GPU_BLOCKS_OVERRIDE, "--num-gpu-blocks-override", Bounds(minimum=1), "what memory holds"),
+    Flag(
+        Knob.BLOCK_SIZE, "--block-size", Bounds(minimum=1), "the attention backend's: 16 on CUDA, 128 on CPU"
+    ),
+    Flag(Knob.SHUTDOWN_TIMEOUT, "--shutdown-timeout", Bounds(minimum=0), "0: requests in flight are aborted"),
+)
+
+_NAME = r"vllm(?:-(?:openai|cpu|gpu|cuda|rocm|tpu|xpu|hpu|gaudi|neuron|ascend|arm64|gh200|openai-[a-z0-9]+))*"
+"""An image's last path part that says "vLLM server" and nothing else: `vllm`, `vllm-openai`,
+`vllm-openai-rocm`, `vllm-cpu`."""
+
+LAUNCH = Launch(
+    executable="vllm",
+    subcommand="serve",
+    modules=("vllm.entrypoints.openai.api_server",),
+    command_modules=("vllm.entrypoints.cli.main", "vllm.scripts"),
+    images=(rf"(?:.*/)?{_NAME}", r"(?:.*/)?vllm-cpu-release-repo", r"(?:.*/)?[a-z0-9._-]*[-_.]vllm"),
+    versioned_images=(
+        rf"(?!.*lmcache/)(?:.*/)?{_NAME}",
+        r"(?:.*/)?vllm-cpu-release-repo",
+    ),
+)
+
+DIALECT = Dialect(
+    config="--config",
+    positional="--model",
+    positional_since=Version.parse("0.11.2"),
+    needs_positional="--served-model-name",
+    dotted_since=Version.parse("0.9.2"),
+    short_level="-O",
+    level="--optimization-level",
+    levels=("0", "1", "2", "3"),
+    foreign=("--omni",),
+)
+"""From `utils/argparse_utils.py` and `entrypoints/cli/main.py` of the releases in `OPTIONS`."""
+
+VLLM = EngineProfile(
+    name="vLLM",
+    launch=LAUNCH,
+    flags=FLAGS,
+    options=OPTIONS,
+    dialect=DIALECT,
+    releases=RELEASES,
+    assumed=Version.parse("0.32.0"),
+)
