@@ -1,0 +1,251 @@
+"""The command line of `vllm serve` 0.32: the same names, the same quirks, the same messages.
+
+Follows vLLM's utils/argparse_utils.py: underscores and dashes are the same in names, unique prefixes are
+accepted, the last of several wins, `--config FILE` is expanded before the command line (and `--config=FILE`
+is not), dotted names become JSON. All flags of the release are known (`flags.tsv`); the engine acts on few
+of them.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab.engine import config_file
+
+DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
+DEFAULTS: dict[str, object] = {
+    "model": DEFAULT_MODEL,
+    "gpu_memory_utilization": 0.92,
+    "kv_cache_dtype": "auto",
+    "watermark": 0.0,
+    "shutdown_timeout": 0,
+    "port": 8000,
+    "scheduler_reserve_full_isl": True,
+    "kv_offloading_backend": "native",
+}
+"""Defaults of vLLM 0.32 for flags that the engine acts on; None for all others."""
+
+KV_CACHE_DTYPES = [
+    "auto",
+    "bfloat16",
+    "float16",
+    "fp8",
+    "fp8_ds_mla",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_inc",
+    "fp8_per_token_head",
+    "int4_per_token_head",
+    "int8_per_token_head",
+    "nvfp4",
+    "nvfp4_4over6",
+    "nvfp4_ds_mla",
+    "turboquant_3bit_nc",
+    "turboquant_4bit_nc",
+    "turboquant_k3v4_nc",
+    "turboquant_k8v4",
+    "ultraquant_4bit",
+]
+"""Choices of `--kv-cache-dtype` as vLLM 0.32's own error message lists them."""
+
+_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def human_readable_int(value: str) -> int:
+    """Return `8k` as 8000, `8K` as 8192, `25.6k` as 25600.
+
+    Raises:
+        ArgumentTypeError: a decimal point with a binary suffix.
+        ValueError: not a number.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", value.strip())
+    if match is None:
+        return int(value)
+    number, suffix = match.groups()
+    if suffix in _DECIMAL:
+        return int(float(number) * _DECIMAL[suffix])
+    if "." in number:
+        raise argparse.ArgumentTypeError(
+            f"Decimals are not allowed with binary suffixes like {suffix}. "
+            f"Did you mean to use {number}{suffix.lower()} instead?"
+        )
+    return int(number) * _BINARY[suffix]
+
+
+def human_readable_int_or_auto(value: str) -> int:
+    """Return -1 for `auto` and `-1`, otherwise what `human_readable_int` returns."""
+    if value.strip() == "-1" or value.strip().lower() == "auto":
+        return -1
+    return human_readable_int(value)
+
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "bool": {"action": argparse.BooleanOptionalAction},
+    "switch": {"action": "store_true"},
+    "int": {"type": int},
+    "float": {"type": float},
+    "size": {"type": human_readable_int},
+    "size_or_auto": {"type": human_readable_int_or_auto},
+    "list": {"nargs": "+"},
+    "optional": {"nargs": "?", "const": True},
+    "text": {"type": str},
+}
+
+
+@cache
+def flag_table() -> tuple[tuple[tuple[str, ...], str], ...]:
+    """Return (spellings, kind of value) of every flag of the release."""
+    rows = []
+    for line in Path(__file__).with_name("flags.tsv").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            spellings, kind = line.split("\t")
+            rows.append((tuple(spellings.split()), kind))
+    return tuple(rows)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the positional model and all flags."""
+    parser.add_argument("model_tag", nargs="?")
+    for spellings, kind in flag_table():
+        destination = spellings[0].removeprefix("--").replace("-", "_")
+        settings = dict(_KINDS[kind], default=DEFAULTS.get(destination))
+        if destination == "kv_cache_dtype":
+            settings["choices"] = KV_CACHE_DTYPES
+        if destination == "optimization_level":
+            settings["metavar"] = "N"
+        parser.add_argument(*spellings, **settings)
+
+
+class FlexibleParser(argparse.ArgumentParser):
+    """argparse with vLLM's treatment of names, configuration files and dotted JSON."""
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str], namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Return the parsed arguments; exits with code 2 and argparse's message on a bad one."""
+        arguments = model_first(list(args))
+        if "--config" in arguments:
+            arguments = self._expanded(arguments)
+        return super().parse_args(json_from_dotted(dashed(arguments)), namespace)
+
+    def _expanded(self, arguments: list[str]) -> list[str]:
+        """Put the settings of the configuration file in front of the other arguments, after the model."""
+        if arguments.count("--config") > 1:
+            raise AssertionError("More than one config file specified!")
+        index = arguments.index("--config")
+        if index == len(arguments) - 1:
+            raise ValueError("No config file specified! Please check your command-line arguments.")
+        settings = config_file.read(arguments[index + 1])
+        from_file = config_file.as_arguments(settings, self._option_string_actions)
+        before, after = arguments[:index], arguments[index + 2 :]
+        if arguments[0] != "serve":
+            return from_file + before + after
+        has_model = not arguments[1].startswith("-")
+        if not has_model and "--model" not in from_file:
+            raise ValueError(
+                "No model specified! Please specify model either as a positional argument "
+                "or in a config file."
+            )
+        head = 2 if has_model else 1
+        return arguments[:head] + from_file + before[head:] + after
+
+
+def model_first(arguments: list[str]) -> list[str]:
+    """Return `serve MODEL …` for `serve … --model MODEL …`."""
+    if arguments[:1] != ["serve"]:
+        return arguments
+    for index, argument in enumerate(arguments):
+        if argument == "--model" and index + 1 < len(arguments):
+            return ["serve", arguments[index + 1], *arguments[1:index], *arguments[index + 2 :]]
+        if argument.startswith("--model="):
+            return ["serve", argument[8:], *arguments[1:index], *arguments[index + 1 :]]
+    return arguments
+
+
+def dashed(arguments: list[str]) -> list[str]:
+    """Return the arguments with dashes for underscores in names, and `-O…` spelt out."""
+    spelt: list[str] = []
+    for index, argument in enumerate(arguments):
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            head, dot, rest = name.partition(".")
+            spelt.append(head.replace("_", "-") + dot + rest + equals + value)
+        elif argument.startswith("-O") and argument != "-O":
+            level = argument[3:] if argument[2] == "=" else argument[2:]
+            spelt += ["--optimization-level", level]
+        elif argument == "-O" and arguments[index + 1 : index + 2] in (["0"], ["1"], ["2"], ["3"]):
+            spelt.append("--optimization-level")
+        else:
+            spelt.append(argument)
+    return spelt
+
+
+def json_from_dotted(arguments: list[str]) -> list[str]:
+    """Return the arguments with `--name.key value` gathered into one `--name {"key": value}` at the end."""
+    plain: list[str] = []
+    gathered: dict[str, dict[str, Any]] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if not argument.startswith("-") or "." not in name or _is_number(argument):
+            plain.append(argument)
+            continue
+        text = value if equals else next(rest)
+        head, *keys = name.removesuffix("+").split(".")
+        parsed: object = text.split(",") if name.endswith("+") else _json_or_text(text)
+        target = gathered.setdefault(head, {})
+        for key in keys[:-1]:
+            target = target.setdefault(key, {})
+        target[keys[-1]] = parsed
+    for name, merged in gathered.items():
+        plain += [name, json.dumps(merged)]
+    return plain
+
+
+def _is_number(argument: str) -> bool:
+    return re.fullmatch(r"-\d*\.?\d+", argument) is not None
+
+
+def _json_or_text(text: str) -> object:
+    readers: tuple[Callable[[str], object], ...] = (json.loads, human_readable_int)
+    for reader in readers:
+        try:
+            return reader(text)
+        except (ValueError, argparse.ArgumentTypeError):
+            continue
+    return text
+
+
+def parse_serve(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of `vllm serve …`; `arguments` starts with `serve`."""
+    parser = FlexibleParser(prog="vllm")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=argparse.ArgumentParser)
+    add_flags(commands.add_parser("serve"))
+    return _with_model(parser.parse_args(arguments))
+
+
+def parse_api_server(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of `python -m vllm.entrypoints.openai.api_server …`."""
+    parser = FlexibleParser(prog="vllm")
+    add_flags(parser)
+    return _with_model(parser.parse_args(arguments))
+
+
+def _with_model(parsed: argparse.Namespace) -> argparse.Namespace:
+    if parsed.model_tag is not None:
+        parsed.model = parsed.model_tag
+    return parsed
+
+
+def non_default(parsed: argparse.Namespace) -> dict[str, object]:
+    """Return the arguments that differ from their defaults, as vLLM logs them."""
+    return {
+        name: value
+        for name, value in vars(parsed).items()
+        if name not in ("command", "config") and value != DEFAULTS.get(name) and value is not False
+    }

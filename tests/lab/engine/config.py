@@ -1,0 +1,228 @@
+"""What the engine runs with: vLLM's rules for defaults and bounds, and the lab's own settings from LAB_*."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lab.engine.scheduler import Limits
+
+GIB = 1 << 30
+DEFAULT_BLOCK_SIZE = 128
+"""Tokens per block of vLLM's CPU build where `--block-size` is not given (recorded argument cases)."""
+
+BYTES_PER_TOKEN = 1024
+"""KV bytes per token of the recorded model: 1 GiB gave 32,768 blocks of 32 tokens (recorded start-up log)."""
+
+DOCS = "https://docs.vllm.ai/en/latest/configuration/conserving_memory/"
+
+
+class ConfigError(ValueError):
+    """The arguments parse, but vLLM refuses to start with them; the process exits with code 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The KV pool: `total_blocks` counts the null block, as the label `num_gpu_blocks` does."""
+
+    total_blocks: int
+    block_size: int
+    kv_bytes: int
+    profiled_blocks: int
+
+    @property
+    def tokens(self) -> int:
+        """The label `kv_cache_size_tokens`."""
+        return self.total_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything that is fixed at start."""
+
+    model: str
+    served_name: str
+    host: str
+    port: int
+    limits: Limits
+    pool: Pool
+    prefix_caching: bool
+    shutdown_timeout: int
+    log_stats: bool
+    labels: Mapping[str, str]
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+
+
+def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> EngineConfig:
+    """Return the configuration that vLLM 0.32 (CPU build) would make of the arguments.
+
+    Raises:
+        ConfigError: a value is out of its bounds or does not fit another.
+    """
+    max_model_len = _max_model_len(parsed, int(environ.get("LAB_MODEL_MAX_LEN", "4096")))
+    limits = _limits(parsed, max_model_len)
+    pool = _pool(parsed, environ, max_model_len)
+    names = parsed.served_model_name or [parsed.model]
+    return EngineConfig(
+        model=parsed.model,
+        served_name=names[0],
+        host=parsed.host or "0.0.0.0",
+        port=parsed.port,
+        limits=limits,
+        pool=pool,
+        prefix_caching=parsed.enable_prefix_caching is not False,
+        shutdown_timeout=parsed.shutdown_timeout,
+        log_stats=not parsed.disable_log_stats,
+        labels=_cache_config_labels(parsed, pool, max_model_len),
+        max_num_queued_reqs=parsed.max_num_queued_reqs,
+        max_num_queued_tokens=parsed.max_num_queued_tokens,
+    )
+
+
+def _max_model_len(parsed: argparse.Namespace, derived: int) -> int:
+    asked = parsed.max_model_len
+    if asked is None or asked == -1:
+        return derived
+    if asked > derived:
+        raise ConfigError(
+            f"User-specified max_model_len ({asked}) is greater than the derived max_model_len "
+            f"(max_position_embeddings={derived}.0 or model_max_length=None in model's config.json)."
+        )
+    return int(asked)
+
+
+def _limits(parsed: argparse.Namespace, max_model_len: int) -> Limits:
+    ranks = (parsed.tensor_parallel_size or 1) * (parsed.pipeline_parallel_size or 1)
+    chunked = parsed.enable_chunked_prefill is not False
+    seqs = 128 * ranks if parsed.max_num_seqs is None else parsed.max_num_seqs
+    batched = parsed.max_num_batched_tokens
+    if batched is None:
+        batched = 2048 * ranks if chunked else max(max_model_len, 2048 * ranks)
+        batched = min(batched, seqs * max_model_len)
+    if parsed.max_num_seqs is None:
+        seqs = min(seqs, batched)
+    limits = Limits(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched,
+        max_model_len=max_model_len,
+        max_num_active_seqs=parsed.max_num_active_seqs,
+        watermark=parsed.watermark,
+        chunked_prefill=chunked,
+        reserve_full_isl=parsed.scheduler_reserve_full_isl is not False,
+        async_scheduling=bool(parsed.async_scheduling),
+    )
+    _check_limits(limits)
+    return limits
+
+
+def _check_limits(limits: Limits) -> None:
+    """Raise ConfigError where vLLM's SchedulerConfig refuses (config/scheduler.py 0.32)."""
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if getattr(limits, name) < 1:
+            raise ConfigError(f"{name}\n  Input should be greater than or equal to 1")
+    if not 0.0 <= limits.watermark < 1.0:
+        raise ConfigError("watermark\n  Input should be at least 0 and less than 1")
+    if limits.max_num_batched_tokens < limits.max_model_len and not limits.chunked_prefill:
+        raise ConfigError(
+            f"max_num_batched_tokens ({limits.max_num_batched_tokens}) is smaller than max_model_len "
+            f"({limits.max_model_len}). Please increase max_num_batched_tokens or decrease max_model_len."
+        )
+    if limits.max_num_batched_tokens < limits.max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens ({limits.max_num_batched_tokens}) must be greater than or equal to "
+            f"max_num_seqs ({limits.max_num_seqs})."
+        )
+    if limits.active > limits.max_num_seqs or limits.active < 1:
+        raise ConfigError(
+            f"max_num_active_seqs ({limits.active}) cannot be greater than max_num_seqs "
+            f"({limits.max_num_seqs})."
+        )
+
+
+def _pool(parsed: argparse.Namespace, environ: Mapping[str, str], max_model_len: int) -> Pool:
+    block_size = DEFAULT_BLOCK_SIZE if parsed.block_size is None else parsed.block_size
+    kv_bytes = _kv_bytes(parsed, environ)
+    eight_bit = parsed.kv_cache_dtype.startswith(("fp8", "int8"))
+    block_bytes = block_size * (BYTES_PER_TOKEN // 2 if eight_bit else BYTES_PER_TOKEN)
+    profiled = kv_bytes // block_bytes
+    if profiled <= 0:
+        raise ConfigError(
+            "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
+            f"initializing the engine. See {DOCS} for more details."
+        )
+    total = parsed.num_gpu_blocks_override or profiled
+    total = max(2, total - int(environ.get("LAB_FAULT_MISSING_BLOCKS", "0")))
+    if total * block_size < max_model_len:
+        raise ConfigError(
+            f"To serve at least one request with the model's max seq len ({max_model_len}), "
+            f"({max_model_len * block_bytes / block_size / GIB:.2f} GiB KV cache is needed, which is larger "
+            f"than the available KV cache memory ({total * block_bytes / GIB:.2f} GiB). Try increasing "
+            f"`gpu_memory_utilization` or decreasing `max_model_len` when initializing "
+            f"the engine. See {DOCS}."
+        )
+    return Pool(total, block_size, kv_bytes, profiled)
+
+
+def _kv_bytes(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Return the memory for keys and values.
+
+    `--kv-cache-memory-bytes` beats everything, as in vLLM. With LAB_DEVICE_MEMORY_MIB the engine behaves
+    like a GPU of that size whose weights take LAB_WEIGHTS_MIB; without, like the CPU build with a pool of
+    VLLM_CPU_KVCACHE_SPACE GiB.
+    """
+    utilization = parsed.gpu_memory_utilization
+    if not 0.0 < utilization <= 1.0:
+        raise ConfigError("gpu_memory_utilization\n  Input should be greater than 0 and at most 1")
+    if parsed.kv_cache_memory_bytes is not None:
+        return int(parsed.kv_cache_memory_bytes)
+    if "LAB_DEVICE_MEMORY_MIB" in environ:
+        device = float(environ["LAB_DEVICE_MEMORY_MIB"])
+        return int((device * utilization - float(environ.get("LAB_WEIGHTS_MIB", "0"))) * (1 << 20))
+    return int(environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB
+
+
+def _cache_config_labels(parsed: argparse.Namespace, pool: Pool, max_model_len: int) -> dict[str, str]:
+    """Return the labels of `vllm:cache_config_info` as recorded from vLLM 0.32, with this engine's values."""
+    recorded = {
+        "_block_size_resolved": True,
+        "cache_hit_alignment_tokens": None,
+        "enable_mamba_shared_prefix_checkpoint": False,
+        "hash_block_size": None,
+        "is_attention_free": False,
+        "kv_cache_dtype_skip_layers": [],
+        "kv_cache_layout": None,
+        "kv_sharing_fast_prefill": False,
+        "mamba_block_size": None,
+        "mamba_cache_dtype": "auto",
+        "mamba_cache_mode": "none",
+        "mamba_page_size_padded": None,
+        "mamba_ssm_cache_dtype": "float32",
+        "num_cpu_blocks": None,
+        "prefix_cache_retention_interval": 0,
+        "prefix_caching_hash_algo": "sha256",
+        "prefix_match_unit": None,
+        "replayssm_buffer_len": 16,
+        "skip_page_size_padded": None,
+        "sliding_window": None,
+        "swa_bounded_replay": True,
+        "use_kda_recoverssm": False,
+        "use_replayssm": False,
+    }
+    own = {
+        "block_size": pool.block_size,
+        "cache_dtype": parsed.kv_cache_dtype,
+        "effective_attention_block_size": pool.block_size,
+        "enable_prefix_caching": parsed.enable_prefix_caching is not False,
+        "engine": 0,
+        "gpu_memory_utilization": parsed.gpu_memory_utilization,
+        "kv_cache_max_concurrency": pool.tokens / max_model_len,
+        "kv_cache_memory_bytes": pool.kv_bytes,
+        "kv_cache_size_tokens": pool.tokens,
+        "kv_offloading_backend": parsed.kv_offloading_backend,
+        "kv_offloading_size": parsed.kv_offloading_size,
+        "num_gpu_blocks": pool.total_blocks,
+        "num_gpu_blocks_override": parsed.num_gpu_blocks_override,
+        "user_specified_block_size": parsed.block_size is not None,
+    }
+    return {name: str(value) for name, value in sorted({**recorded, **own}.items())}

@@ -1,0 +1,293 @@
+"""vLLM V1's scheduler, reduced to what decides about admission, preemption and recompute.
+
+Follows vLLM 0.32 v1/core/sched/scheduler.py (first come, first served): running requests first; where
+blocks run out the last of the running set is preempted and recomputed from zero; in a step that preempted
+nothing is admitted; a waiting request that does not fit waits and everything behind it too. With
+asynchronous scheduling a step is scheduled while the one before it is in flight.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from lab.engine.blocks import Block, BlockPool
+from lab.engine.requests import FinishReason, Request, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings that the scheduler reads once, at start.
+
+    `max_num_active_seqs` None means `max_num_seqs`; `watermark` is the share of all blocks that an admission
+    must leave free while others run (0-1).
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_num_active_seqs: int | None = None
+    watermark: float = 0.0
+    chunked_prefill: bool = True
+    reserve_full_isl: bool = True
+    async_scheduling: bool = True
+
+    @property
+    def active(self) -> int:
+        """The number of requests that may run at once."""
+        return self.max_num_seqs if self.max_num_active_seqs is None else self.max_num_active_seqs
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """One request's share of a step; `samples` is False for a prefill chunk that is not the last."""
+
+    request: Request
+    tokens: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class Step:
+    """What one forward pass of the model computes."""
+
+    scheduled: list[Scheduled] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    tokens: int = 0
+
+    def add(self, request: Request, tokens: int) -> None:
+        """Give `tokens` of the step's budget to the request."""
+        self.scheduled.append(Scheduled(request, tokens, samples=True))
+        self.tokens += tokens
+
+
+@dataclass(slots=True)
+class Output:
+    """One generated token, with what the API server learns along with it."""
+
+    request: Request
+    token: int
+    preemptions: int
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class PrefixCounts:
+    """Tokens looked up in the prefix cache and found there, first admissions only."""
+
+    queries: int = 0
+    hits: int = 0
+
+
+class Scheduler:
+    """The running set, the waiting queue and the pool.
+
+    `schedule` and `finish` alternate; with asynchronous scheduling one further `schedule` may come before the
+    `finish` of the step before it. Steps finish in the order in which they were scheduled.
+    """
+
+    def __init__(self, limits: Limits, pool: BlockPool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        self.prefix = PrefixCounts()
+        self.preemptions = 0
+        self._watermark_blocks = int(limits.watermark * pool.total)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is running or waiting."""
+        return bool(self.running or self.waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request behind all others."""
+        self.waiting.append(request)
+
+    def abort(self, requests: Iterable[Request]) -> None:
+        """End requests now and free their blocks; outputs of steps in flight are dropped."""
+        for request in list(requests):
+            if request.status is not Status.FINISHED:
+                self._leave_queue(request)
+                self._end(request, FinishReason.ABORT)
+
+    def schedule(self) -> Step:
+        """Decide the next step; it may be empty while the last tokens of all running requests are in
+        flight.
+        """
+        step = Step()
+        self._schedule_running(step)
+        if not step.preempted:
+            self._schedule_waiting(step)
+        for share in step.scheduled:
+            self._advance(share)
+        return step
+
+    def finish(self, step: Step) -> list[Output]:
+        """Take the results of a step: one token for each request that was not in the middle of its prompt."""
+        outputs = []
+        for share in step.scheduled:
+            request = share.request
+            request.in_flight -= share.tokens
+            stale = request.stale > 0
+            if stale:
+                request.stale -= share.tokens
+            if share.samples and request.status is not Status.FINISHED:
+                outputs.append(self._sample(request, stale=stale))
+        if any(output.finish_reason for output in outputs):
+            self.running = [request for request in self.running if request.status is not Status.FINISHED]
+        return outputs
+
+    def _schedule_running(self, step: Step) -> None:
+        index = 0
+        while index < len(self.running) and step.tokens < self.limits.max_num_batched_tokens:
+            request = self.running[index]
+            index += 1
+            if request.last_token_is_in_flight:
+                continue
+            tokens = min(
+                request.outstanding,
+                self.limits.max_num_batched_tokens - step.tokens,
+                self.limits.max_model_len - request.computed - 1,
+            )
+            if tokens <= 0:
+                continue
+            if not self._make_room(request, tokens, step):
+                return
+            step.add(request, tokens)
+
+    def _make_room(self, request: Request, tokens: int, step: Step) -> bool:
+        """Give a running request its slots, preempting from the end of the running set until it fits."""
+        while not self._allocate(request, tokens):
+            victim = self.running.pop()
+            self._preempt(victim)
+            step.preempted.append(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _allocate(self, request: Request, tokens: int) -> bool:
+        table = request.table
+        slots = len(table.positions) + tokens
+        missing = table.blocks_short_of(slots)
+        if missing > self.pool.free_count:
+            return False
+        if missing:
+            table.blocks += self.pool.take(missing)
+        table.positions.extend(range(request.computed, request.computed + tokens))
+        self._cache_full_blocks(request, min(request.computed + tokens, len(request.tokens)))
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.pool.release(request.table.clear())
+        request.status = Status.PREEMPTED
+        request.computed = 0
+        request.placeholders = 0
+        request.stale = request.in_flight
+        request.preemptions += 1
+        request.unreported_preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _schedule_waiting(self, step: Step) -> None:
+        skipped: list[Request] = []
+        while self.waiting and step.tokens < self.limits.max_num_batched_tokens:
+            if len(self.running) >= self.limits.active:
+                break
+            request = self.waiting[0]
+            if request.stale > 0:
+                skipped.append(self.waiting.popleft())
+                continue
+            if not self._admit(request, step):
+                break
+        self.waiting.extendleft(reversed(skipped))
+
+    def _admit(self, request: Request, step: Step) -> bool:
+        """Move the first waiting request into the running set if it may start and fits."""
+        hit = self._cached_prefix(request)
+        cached = len(hit) * request.table.block_size
+        tokens = len(request.tokens) - cached
+        budget = self.limits.max_num_batched_tokens - step.tokens
+        if not self.limits.chunked_prefill and tokens > budget:
+            return False
+        tokens = min(tokens, budget)
+        if not self._fits(request, hit, cached + tokens):
+            return False
+        self._start(request, hit, cached, tokens)
+        step.admitted.append(request)
+        step.add(request, tokens)
+        return True
+
+    def _cached_prefix(self, request: Request) -> list[Block]:
+        """Return the blocks that the request can take over; at least its last token is always computed."""
+        if not self.pool.caching:
+            return []
+        longest = (len(request.tokens) - 1) // request.table.block_size
+        return self.pool.longest_hit(request.full_block_digests()[:longest])
+
+    def _fits(self, request: Request, hit: list[Block], slots: int) -> bool:
+        if self.limits.reserve_full_isl:
+            slots = max(slots, min(len(request.tokens), self.limits.max_model_len))
+        watermark = self._watermark_blocks if self.running else 0
+        evictable = sum(1 for block in hit if block.references == 0)
+        wanted = -(-slots // request.table.block_size) - len(hit)
+        return wanted + evictable + watermark <= self.pool.free_count
+
+    def _start(self, request: Request, hit: list[Block], cached: int, tokens: int) -> None:
+        self.waiting.popleft()
+        self.running.append(request)
+        if not request.preemptions:
+            self.prefix.queries += len(request.tokens)
+            self.prefix.hits += cached
+            request.cached_prompt_tokens = cached
+        request.status = Status.RUNNING
+        request.computed = cached
+        self.pool.share(hit)
+        request.table.blocks = list(hit)
+        request.table.positions = list(range(cached))
+        self._allocate(request, tokens)
+
+    def _advance(self, share: Scheduled) -> None:
+        request = share.request
+        request.computed += share.tokens
+        request.in_flight += share.tokens
+        share.samples = request.computed >= len(request.tokens) + request.placeholders
+        if share.samples and self.limits.async_scheduling:
+            request.placeholders += 1
+
+    def _sample(self, request: Request, *, stale: bool) -> Output:
+        token = request.sample()
+        if self.limits.async_scheduling and not stale:
+            request.placeholders -= 1
+        if request.status is Status.RUNNING:
+            self._cache_full_blocks(request, request.computed - request.placeholders)
+        reported, request.unreported_preemptions = request.unreported_preemptions, 0
+        if request.output_length >= request.max_tokens or len(request.tokens) >= self.limits.max_model_len:
+            if request.status is Status.PREEMPTED:
+                self.waiting.remove(request)
+            self._end(request, FinishReason.LENGTH)
+        return Output(request, token, reported, request.finish_reason)
+
+    def _cache_full_blocks(self, request: Request, tokens: int) -> None:
+        if not self.pool.caching:
+            return
+        full = tokens // request.table.block_size
+        blocks = request.table.blocks
+        if full == 0 or blocks[full - 1].digest is not None:
+            return
+        digests = request.full_block_digests()
+        for index in range(full - 1, -1, -1):
+            if blocks[index].digest is not None:
+                break
+            self.pool.remember(blocks[index], digests[index])
+
+    def _leave_queue(self, request: Request) -> None:
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        self.pool.release(request.table.clear())
+        request.status = Status.FINISHED
+        request.finish_reason = reason

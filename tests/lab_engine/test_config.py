@@ -1,0 +1,120 @@
+"""Defaults and bounds against what vLLM 0.32 resolved from the same arguments."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lab.engine.arguments import parse_serve
+from lab.engine.config import ConfigError, resolve
+from lab.engine.settings import Faults, LabSettings
+
+DATA = Path(__file__).parents[1] / "data" / "vllm"
+CASES = json.loads((DATA / "argv_cases.json").read_text())
+SERVED = [case for case in CASES if case["argv"][0] == "vllm"]
+# The lab's model has no compilation levels, so it has nothing to refuse there.
+REFUSED = [case for case in SERVED if "config_error" in case and "-O.mode=3" not in case["argv"]]
+
+
+def resolved(*argv, **environ):
+    return resolve(parse_serve(["serve", *argv]), environ)
+
+
+def locally(argv):
+    return [part.replace("/config/", f"{DATA}/config/") for part in argv[2:]]
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in SERVED if "resolved" in c], ids=lambda c: " ".join(c["argv"][2:])
+)
+def test_defaults_and_values_are_vllms(case):
+    config = resolved(*locally(case["argv"]))
+
+    assert {
+        "max_num_seqs": config.limits.max_num_seqs,
+        "max_num_active_seqs": config.limits.max_num_active_seqs,
+        "max_model_len": config.limits.max_model_len,
+        "max_num_batched_tokens": config.limits.max_num_batched_tokens,
+        "enable_prefix_caching": config.prefix_caching,
+        "enable_chunked_prefill": config.limits.chunked_prefill,
+        "block_size": config.pool.block_size,
+        "watermark": config.limits.watermark,
+    }.items() <= case["resolved"].items()
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda c: " ".join(c["argv"][2:]))
+def test_what_vllm_refuses_to_start_with_is_refused(case):
+    named = next(
+        name
+        for name in ("max_num_seqs", "max_model_len", "gpu_memory_utilization")
+        if name in case["config_error"]
+    )
+
+    with pytest.raises(ConfigError, match=named):
+        resolved(*locally(case["argv"]))
+
+
+def test_the_recorded_pool_has_the_recorded_size():
+    config = resolved(
+        "m", "--block-size", "32", "--max-model-len", "2048", "--num-gpu-blocks-override", "150"
+    )
+
+    assert (config.pool.profiled_blocks, config.pool.total_blocks, config.pool.tokens) == (32768, 150, 4800)
+    assert config.labels["kv_cache_max_concurrency"] == "2.34375"
+
+
+def test_fp8_doubles_the_blocks():
+    plain, eight_bit = resolved("m"), resolved("m", "--kv-cache-dtype", "fp8")
+
+    assert eight_bit.pool.total_blocks == 2 * plain.pool.total_blocks
+
+
+def test_a_device_with_less_memory_than_its_weights_has_no_blocks():
+    with pytest.raises(ConfigError, match="No available memory for the cache blocks"):
+        resolved("m", LAB_DEVICE_MEMORY_MIB="100", LAB_WEIGHTS_MIB="99")
+
+
+def test_utilization_sizes_the_pool_of_a_device():
+    sizes = [
+        resolved(
+            "m",
+            "--gpu-memory-utilization",
+            u,
+            "--block-size=32",
+            LAB_DEVICE_MEMORY_MIB="100",
+            LAB_WEIGHTS_MIB="50",
+        ).pool.total_blocks
+        for u in ("0.8", "0.9")
+    ]
+
+    assert sizes == [30 * 32, 40 * 32]  # MiB left x 32 blocks of 32 KiB
+
+
+def test_a_pool_too_small_for_one_request_is_refused():
+    with pytest.raises(ConfigError, match="To serve at least one request"):
+        resolved("m", "--num-gpu-blocks-override", "2")
+
+
+def test_missing_blocks_are_taken_from_the_pool():
+    config = resolved("m", "--block-size=32", "--num-gpu-blocks-override=150", LAB_FAULT_MISSING_BLOCKS="10")
+
+    assert config.labels["num_gpu_blocks"] == "140"
+
+
+@pytest.mark.parametrize(("seqs", "crashes"), [(7, True), (8, False), (16, False), (17, True)])
+def test_an_engine_told_to_crash_does_so_outside_its_bounds_only(seqs, crashes):
+    faults = Faults.from_environ({"LAB_FAULT_CRASH_BELOW_SEQS": "8", "LAB_FAULT_CRASH_ABOVE_SEQS": "16"})
+
+    assert (faults.crash_message(seqs) is not None) == crashes
+
+
+def test_the_time_scale_touches_step_and_start_up():
+    settings = LabSettings.from_environ({"LAB_TIME_SCALE": "0.5", "LAB_STEP_MS": "10", "LAB_TOKEN_US": "100"})
+
+    assert settings.cost.of(10) == pytest.approx(0.0055)
+    assert settings.startup_seconds == 6.0
+
+
+def test_a_setting_that_is_no_number_is_named():
+    with pytest.raises(ValueError, match="LAB_STEP_MS='fast' is not a number"):
+        LabSettings.from_environ({"LAB_STEP_MS": "fast"})
