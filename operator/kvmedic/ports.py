@@ -1,0 +1,127 @@
+"""What the reconcile loop needs from the world. Adapters fit these shapes; they do not inherit them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+from kvmedic.core.evidence import Observation, Pool, Reading
+from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.gates import Stop
+from kvmedic.core.policy import Policy
+from kvmedic.core.record import Record
+from kvmedic.core.resource import Resource
+from kvmedic.core.rollout import Effect
+from kvmedic.core.run import Outcome
+from kvmedic.loop import Key
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A target as it was read in one tick."""
+
+    fleet: Fleet
+    template: Mapping[str, object]
+    """The Deployment's `spec.template`. It may hold secrets: never print it, never store it."""
+    container_index: int | None
+    """The engine's container in the template; None where it cannot be told."""
+
+
+class Store(Protocol):
+    """The resource itself."""
+
+    async def load(self, key: Key) -> Resource | None:
+        """Return the resource, or None when it is gone or another of the same name took its place."""
+
+    async def save(self, resource: Resource, record: Record) -> Resource:
+        """Write the status with the loaded resourceVersion. Raises Conflict when it moved."""
+
+    async def complain(self, resource: Resource, problem: Outcome) -> None:
+        """Write conditions that tell a problem, and leave the rest of the status as it is."""
+
+    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
+        """Put our finalizer on the resource, or take it off."""
+
+
+class Target(Protocol):
+    """The workload."""
+
+    async def look(self, namespace: str, policy: Policy) -> View | None:
+        """Return the target as it is now, or None when the Deployment does not exist."""
+
+    async def apply(self, view: View, effect: Effect, claim: str) -> None:
+        """Carry out one effect on the fleet as it was viewed. Raises Conflict when it moved."""
+
+    async def unclaim(self, view: View, claims: str) -> None:
+        """Remove our annotations while the claim still begins as given; otherwise do nothing."""
+
+
+class Metrics(Protocol):
+    """What the replicas export."""
+
+    async def observe(
+        self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta
+    ) -> Observation:
+        """Return one look at the named replicas; what is not known is a reading that says so."""
+
+    async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
+        """Return running plus waiting requests, asked of the replica itself."""
+
+    async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
+        """Return the KV-cache pool, asked of the replica itself."""
+
+
+class Reporter(Protocol):
+    """What people find beside the status: Events, log lines, metrics. Called after a save, never before."""
+
+    async def saved(self, resource: Resource, before: Record | None, after: Record) -> None:
+        """Tell what changed between two saved records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How soon the next look follows. All are settings, so that tests can shorten them."""
+
+    idle: timedelta
+    """While no run is open."""
+    verifying: timedelta
+    """While the sustained window is open or its evidence is not enough."""
+    replica: timedelta
+    """While a replica starts or drains."""
+    controller: timedelta
+    """Right after an effect, while a controller acts on it."""
+    drain_quiet: timedelta
+    """How long after a replica left rotation its requests are first counted."""
+    drain_interval: timedelta
+    """Between the two counts of a drain."""
+    spare_limit: timedelta
+    """How long a new replica may stay unschedulable."""
+
+
+class StopSwitch(Protocol):
+    """The operator-wide stop."""
+
+    async def read(self) -> Stop:
+        """Return the stop as it is now; unreadable is a value."""
+
+
+class Leader(Protocol):
+    """Whether this process is the one that acts."""
+
+    def is_held(self) -> bool:
+        """Return whether the leadership is held right now, by a clock that pauses cannot fool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything that one tick talks to."""
+
+    store: Store
+    target: Target
+    metrics: Metrics
+    reporter: Reporter
+    stop: StopSwitch
+    leader: Leader
+    pace: Pace

@@ -1,0 +1,334 @@
+"""One tick of an open run: where it stands, what comes next, written down before it is done.
+
+Whoever dies in the middle: an assignment to the target is first an intent in the status; the claim
+annotation, set in the same patch, says afterwards whether it was committed. Moves on pods are
+recomputed from what is observed, so repeating them changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import assert_never
+
+from kvmedic.core.decide import (
+    Close,
+    Decision,
+    Direction,
+    Keep,
+    Leave,
+    Rest,
+    Situation,
+    TurnBack,
+    Walk,
+    Watch,
+    decide,
+    outcome_of,
+)
+from kvmedic.core.evidence import Measured, Missing, Reading
+from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.gates import Blocked, forward_gate
+from kvmedic.core.policy import OnInconclusive, Policy
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record
+from kvmedic.core.resource import Resource
+from kvmedic.core.rollout import (
+    Cordon,
+    DeletePod,
+    Drain,
+    Effect,
+    Failed,
+    Freeze,
+    Move,
+    Order,
+    Pause,
+    Pulse,
+    Refused,
+    Release,
+    Restore,
+    Retarget,
+    Revert,
+    Settled,
+    Uncordon,
+    Victim,
+    Wait,
+    next_move,
+    releasing_move,
+    resting_move,
+)
+from kvmedic.core.run import Intent, Outcome, Run, Standing, StepState, standing
+from kvmedic.core.verdict import Judged, judge
+from kvmedic.ports import Ports, View
+from kvmedic.record.runs import closed, reported
+
+DEFAULT_START_LIMIT = timedelta(seconds=600)
+"""How long a replica may take to become Ready where the Deployment does not say
+(`progressDeadlineSeconds`, the API's default)."""
+
+CANARY_BLOCKS_RATIO = 0.9
+"""Share of the recorded KV-cache blocks that a replica with a lower cap must still have: fewer
+sequences never need more device memory, so a smaller pool means that something else went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Everything that one look at an open run needs."""
+
+    resource: Resource
+    policy: Policy
+    record: Record
+    run: Run
+    ports: Ports
+    now: datetime
+
+
+async def pursue(tick: Tick) -> timedelta:
+    """Make the next move of the open run; return when to look again."""
+    view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
+    stands = standing(tick.run, tick.resource.uid, view.fleet if view else None)
+    blocked = forward_gate(tick.policy, await tick.ports.stop.read())
+    judged = await _judged(tick, view, stands)
+    roll_back = tick.policy.on_inconclusive is OnInconclusive.ROLL_BACK
+    decision = decide(tick.run, Situation(stands, tick.resource.wish, blocked, judged, roll_back))
+    if view is None or isinstance(decision, Close):
+        outcome = decision.outcome if isinstance(decision, Close) else outcome_of(Reason.TARGET_DELETED)
+        return await _close(tick, view, outcome)
+    return await _carry_out(tick, view, decision)
+
+
+async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
+    run, pace = tick.run, tick.ports.pace
+    match decision:
+        case Walk(direction):
+            return await _walk(tick, view, direction)
+        case Rest(reason, message):
+            pulsed = run.intent.at if run.intent else None
+            return await _act(
+                tick, view, resting_move(view.fleet, tick.now, pulsed), Blocked(reason, message)
+            )
+        case Watch(reason, message):
+            await _save(tick, run, reason, message)
+            return pace.verifying
+        case Keep(judged):
+            await _save(tick, run.kept(judged), judged.reason, judged.message)
+        case TurnBack(outcome, verdict):
+            await _save(tick, run.turned_back(outcome, verdict), outcome.reason, outcome.message)
+        case Leave(outcome):
+            return await _leave(tick, view, outcome)
+        case Close(outcome):
+            return await _close(tick, view, outcome)
+        case _:
+            assert_never(decision)
+    return timedelta(0)
+
+
+async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
+    """Make the rollout's next move, forward or back."""
+    run = await _observed_victim(tick, view.fleet)
+    tick = replace(tick, run=run)
+    order = _order(tick, direction, await _drain(tick, view.fleet))
+    move = next_move(view.fleet, order, tick.now)
+    if direction is Direction.FORWARD and isinstance(move, Cordon):
+        move = await _checked_canary(tick, view.fleet, order, move)
+    match move:
+        case Settled() if direction is Direction.FORWARD:
+            await _save(tick, run.settled(tick.now), Reason.VERIFYING, "every replica runs the change")
+        case Settled():
+            ending = run.ending or outcome_of(Reason.NOT_RECOVERED)
+            await _save(tick, run.reverted(), ending.reason, ending.message)
+        case Failed(reason, message) if direction is Direction.FORWARD:
+            await _save(tick, run.turned_back(Outcome(reason, message), None), reason, message)
+        case Refused(reason, message) if run.intent is None:
+            return await _close(tick, view, Outcome(reason, message))
+        case _:
+            return await _act(tick, view, move, None)
+    return timedelta(0)
+
+
+def _order(tick: Tick, direction: Direction, drain: Drain) -> Order:
+    run, step = tick.run, tick.run.current.step
+    step = step if direction is Direction.FORWARD else step.inverse()
+    limit = run.recorded.progress_deadline_seconds
+    return Order(
+        away=step.before_template,
+        toward=step.after_template,
+        edit=step.edit,
+        recorded=run.recorded,
+        victim=run.victim,
+        drain=drain,
+        start_limit=timedelta(seconds=limit) if limit else DEFAULT_START_LIMIT,
+        spare_limit=tick.ports.pace.spare_limit,
+        pulsed_at=run.intent.at if run.intent else None,
+    )
+
+
+async def _observed_victim(tick: Tick, fleet: Fleet) -> Run:
+    """Return the run with the moment at which the victim was first seen out of rotation."""
+    victim = tick.run.victim
+    if victim is None or victim.out_at is not None:
+        return tick.run
+    pod = _pod(fleet, victim)
+    if pod is None or pod.in_rotation or not pod.cordoned:
+        return tick.run
+    return replace(tick.run, victim=replace(victim, out_at=tick.now))
+
+
+async def _drain(tick: Tick, fleet: Fleet) -> Drain:
+    """Return what is known of the requests on the victim.
+
+    Two counts of zero are needed, both some seconds after it left rotation: clients with an open
+    connection may send once more.
+    """
+    victim, pace = tick.run.victim, tick.ports.pace
+    pod = _pod(fleet, victim) if victim else None
+    if victim is None or pod is None or victim.out_at is None:
+        return Drain.UNKNOWN
+    late = tick.now - victim.cordoned_at > tick.policy.rollout.drain_timeout
+    if tick.now - victim.out_at < pace.drain_quiet:
+        return Drain.TIMED_OUT if late else Drain.BUSY
+    first = await tick.ports.metrics.in_flight(tick.resource.namespace, pod)
+    if _is_zero(first):
+        await asyncio.sleep(pace.drain_interval.total_seconds())
+        if _is_zero(await tick.ports.metrics.in_flight(tick.resource.namespace, pod)):
+            return Drain.IDLE
+    if late:
+        return Drain.TIMED_OUT
+    return Drain.BUSY if isinstance(first, Measured) else Drain.UNKNOWN
+
+
+def _is_zero(reading: Reading[float]) -> bool:
+    return isinstance(reading, Measured) and reading.value == 0
+
+
+def _pod(fleet: Fleet, victim: Victim) -> Pod | None:
+    return next((p for p in fleet.pods if p.uid == victim.uid and not p.terminating), None)
+
+
+async def _checked_canary(tick: Tick, fleet: Fleet, order: Order, move: Cordon) -> Move:
+    """Return the move, or what speaks against it, before the first old replica is touched."""
+    if fleet.desired(order.away) < fleet.replicas:
+        return move
+    canaries = [pod for pod in fleet.serving(order.toward) if pod.ready]
+    pools = [await tick.ports.metrics.pool(tick.resource.namespace, pod) for pod in canaries]
+    for pod, pool in zip(canaries, pools, strict=True):
+        if isinstance(pool, Measured):
+            if tick.run.blocks and pool.value.blocks < CANARY_BLOCKS_RATIO * tick.run.blocks:
+                text = f"{pod.name} has {pool.value.blocks} KV-cache blocks, the others {tick.run.blocks}"
+                return Failed(Reason.CANARY_FAILED, text)
+        elif isinstance(pool, Missing) and tick.now - pod.created_at > order.start_limit:
+            return Failed(Reason.CANARY_FAILED, f"{pod.name} is Ready and does not answer on /metrics")
+        else:
+            return Wait(Reason.AWAITING_CANARY, f"{pod.name} is Ready; its metrics are not there yet")
+    return move
+
+
+async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> timedelta:
+    """Write the intent down, then carry the effect out; or write what is waited for."""
+    pace = tick.ports.pace
+    match move:
+        case Wait(reason, message) | Failed(reason, message) | Refused(reason, message):
+            shown = blocked or Blocked(reason, message)
+            await _save(tick, tick.run, shown.reason, shown.message)
+            if blocked is not None:
+                return pace.idle
+            return pace.controller if reason is Reason.AWAITING_CONTROLLER else pace.replica
+        case Settled():
+            return timedelta(0)
+        case _:
+            run = _intended(tick, view.fleet, move)
+            reason = blocked.reason if blocked else _reason(run)
+            resource = await _save(tick, run, reason, blocked.message if blocked else "")
+            if tick.ports.leader.is_held():
+                await tick.ports.target.apply(view, move, run.claim(resource.uid, run.sequence))
+            return pace.controller
+
+
+def _reason(run: Run) -> Reason:
+    return Reason.ROLLING_BACK if run.current.state is StepState.ROLLING_BACK else Reason.ROLLING_OUT
+
+
+def _intended(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
+    """Return the run with the effect written down."""
+    run = tick.run
+    match effect:
+        case Cordon(pod):
+            if run.victim is not None and run.victim.uid == pod.uid:
+                return run
+            return replace(run, victim=Victim(pod.name, pod.uid, tick.now))
+        case Uncordon(pod):
+            same = run.victim is not None and run.victim.uid == pod.uid
+            return replace(run, victim=None) if same else run
+        case DeletePod():
+            return run
+        case Freeze() | Retarget() | Revert():
+            after = _other_template(run, fleet.revision)
+            frozen = not isinstance(effect, Revert)
+        case Pause() | Pulse() | Restore() | Release():
+            after, frozen = fleet.revision, isinstance(effect, Pause | Pulse)
+        case _:
+            assert_never(effect)
+    intent = Intent(run.sequence + 1, type(effect).__name__, fleet.revision, after, frozen, tick.now)
+    record = run.current
+    if record.state is StepState.PENDING:
+        run = run.with_step(replace(record, state=StepState.ROLLING_OUT))
+    return replace(run, intent=intent)
+
+
+def _other_template(run: Run, revision: str) -> str:
+    step = run.current.step
+    return step.after_template if revision == step.before_template else step.before_template
+
+
+async def _judged(tick: Tick, view: View | None, stands: Standing) -> Judged | None:
+    """Return the verdict over the sustained window; None while it is open or not to be judged."""
+    record = tick.run.current
+    if view is None or record.state is not StepState.VERIFYING or stands is not Standing.AS_RECORDED:
+        return None
+    window = tick.policy.windows.verify
+    if record.settled_at is None or tick.now - record.settled_at < window:
+        return None
+    pods = view.fleet.serving(record.step.after_template)
+    looked = await tick.ports.metrics.observe(
+        tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
+    )
+    restarts = sum(pod.restarts for pod in pods)
+    return judge(tick.run.baseline, looked, tick.policy.objectives, tick.policy.trigger, restarts)
+
+
+async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
+    """Put back what is ours and leave the template alone; close once nothing of ours is left."""
+    if tick.run.current.state is not StepState.LEFT:
+        await _save(tick, tick.run.left(outcome), outcome.reason, outcome.message)
+        return timedelta(0)
+    move = releasing_move(view.fleet, tick.run.recorded)
+    if isinstance(move, Settled):
+        return await _close(tick, view, outcome)
+    return await _act(tick, view, move, Blocked(outcome.reason, outcome.message))
+
+
+async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
+    """Take the claim off the target, then close the run; the finalizer goes on the next tick.
+
+    Dying between the two is harmless: the run's end is already in its record, and a claim that is
+    gone is not looked for again.
+    """
+    run = tick.run
+    if run.ending is None and run.intent is not None:
+        run = replace(run, ending=outcome)
+    if view is not None and tick.ports.leader.is_held():
+        await tick.ports.target.unclaim(view, run.claims(tick.resource.uid))
+    done = closed(tick.record, run, outcome, tick.resource.generation, tick.now)
+    await tick.ports.store.save(tick.resource, done)
+    await tick.ports.reporter.saved(tick.resource, tick.record, done)
+    return timedelta(0)
+
+
+async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
+    """Write the run down, if anything about it changed that is worth a write."""
+    after = reported(replace(tick.record, run=run), reason, message, tick.resource.generation, tick.now)
+    if after == tick.record:
+        return tick.resource
+    saved = await tick.ports.store.save(tick.resource, after)
+    await tick.ports.reporter.saved(tick.resource, tick.record, after)
+    return saved

@@ -1,0 +1,135 @@
+"""One tick for one resource, top to bottom: load, look, judge, then one write or one effect.
+
+Order is fixed: intent durable in the status, then the effect, then the outcome in the status, then
+Event and metric.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from kvmedic.core.decide import Wish, outcome_of
+from kvmedic.core.diagnosis import Inconclusive
+from kvmedic.core.gates import Blocked, forward_gate, opening_gate
+from kvmedic.core.plan import Plan
+from kvmedic.core.policy import Policy
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record
+from kvmedic.core.resource import Resource
+from kvmedic.core.run import Outcome, Run, StepRecord
+from kvmedic.core.verdict import Baseline
+from kvmedic.loop import Key
+from kvmedic.ports import Ports
+from kvmedic.pursue import Tick, pursue
+from kvmedic.record.runs import reported
+from kvmedic.record.surveys import complaint, planned, surveyed, with_last_good
+from kvmedic.survey import Survey, healthy_revision, survey
+
+AT_ONCE = timedelta(0)
+
+
+async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
+    """Look at one resource once; return when to look again, or None when it is gone.
+
+    Raises:
+        Unavailable: an API did not answer; nothing is lost, try again.
+        Conflict: the world moved between look and write; try again at once.
+        Refused: a write was not allowed; a person must look.
+    """
+    resource = await ports.store.load(key)
+    if resource is None:
+        return None
+    record, policy = resource.record, resource.policy
+    if record is None or policy is None:
+        return await _complain(resource, ports, now)
+    if record.run is not None:
+        return await pursue(Tick(resource, policy, record, record.run, ports, now))
+    if resource.wish in (Wish.DELETE, Wish.ABANDON):
+        await _unfinalized(resource, ports)
+        return None
+    return await _survey(resource, policy, record, ports, now)
+
+
+async def _complain(resource: Resource, ports: Ports, now: datetime) -> timedelta:
+    """Say what is wrong with the spec or the record; an open run then stands still where it is."""
+    problem = resource.problem or outcome_of(Reason.SPEC_INVALID)
+    if resource.record is None:
+        await ports.store.complain(resource, problem)
+    else:
+        await _write(resource, ports, complaint(resource.record, problem, resource.generation, now))
+    return ports.pace.idle
+
+
+async def _survey(
+    resource: Resource, policy: Policy, record: Record, ports: Ports, now: datetime
+) -> timedelta:
+    """Look, judge and plan; open a run when there is a plan and every gate is open."""
+    view = await ports.target.look(resource.namespace, policy)
+    if view is None:
+        text = f"Deployment {policy.target.name} does not exist in namespace {resource.namespace}"
+        problem = Outcome(Reason.TARGET_NOT_FOUND, text)
+        await _write(resource, ports, complaint(record, problem, resource.generation, now))
+        return ports.pace.idle
+    found = await survey(resource, policy, view, ports.metrics)
+    seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
+    if good := healthy_revision(found, now):
+        seen = with_last_good(seen, good)
+    why = found.obstacle or await _gate(policy, record, found, ports, now)
+    baseline = found.baseline()
+    if found.plan is not None and why is None and isinstance(baseline, Inconclusive):
+        why = Outcome(baseline.reason, baseline.message)
+    if found.plan is None or why is not None or isinstance(baseline, Inconclusive):
+        await _write(resource, ports, planned(seen, found.plan, why, resource.generation, now))
+        await _unfinalized(resource, ports)
+        return ports.pace.idle
+    return await _open(resource, seen, _run(found, found.plan, baseline, now), ports, now)
+
+
+async def _gate(policy: Policy, record: Record, found: Survey, ports: Ports, now: datetime) -> Blocked | None:
+    """Return what speaks against opening a run for the plan that was made."""
+    if found.plan is None:
+        return None
+    blocked = forward_gate(policy, await ports.stop.read())
+    return blocked or opening_gate(policy.limits, record.history, found.view.fleet.ready, now)
+
+
+def _run(found: Survey, plan: Plan, baseline: Baseline, now: datetime) -> Run:
+    fleet = found.view.fleet
+    return Run(
+        id=now.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
+        target_uid=fleet.uid,
+        digest=plan.digest,
+        reason=found.diagnosis.reason,
+        message=plan.message,
+        spec_generation=plan.spec_generation,
+        started_at=now,
+        steps=tuple(StepRecord(step) for step in plan.steps),
+        recorded=fleet.fields,
+        replicas=fleet.replicas,
+        in_rotation=fleet.in_rotation,
+        blocks=found.blocks(),
+        baseline=baseline,
+    )
+
+
+async def _open(resource: Resource, record: Record, run: Run, ports: Ports, now: datetime) -> timedelta:
+    """Put the finalizer on first, then open the run on the next tick's fresh evidence."""
+    if not resource.finalized:
+        await ports.store.finalize(resource, present=True)
+        return AT_ONCE
+    opened = replace(record, run=run)
+    opened = reported(opened, Reason.PLANNED, run.message, resource.generation, now)
+    await _write(resource, ports, opened)
+    return AT_ONCE
+
+
+async def _unfinalized(resource: Resource, ports: Ports) -> None:
+    if resource.finalized:
+        await ports.store.finalize(resource, present=False)
+
+
+async def _write(resource: Resource, ports: Ports, after: Record) -> None:
+    if after != resource.record:
+        await ports.store.save(resource, after)
+        await ports.reporter.saved(resource, resource.record, after)

@@ -1,0 +1,1 @@
+"""What is left behind for people: status, conditions, Events, metrics."""

@@ -1,0 +1,106 @@
+"""How a run changes the record: opened, reported, closed; pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import (
+    HISTORY_LENGTH,
+    ClosedRun,
+    ConditionType,
+    Record,
+    TriedLever,
+    Truth,
+)
+from kvmedic.core.run import Outcome, Run, StepState
+from kvmedic.core.verdict import Verdict
+from kvmedic.record.conditions import Claim, with_conditions
+
+HEALED = frozenset({Reason.RECOVERED, Reason.IMPROVED})
+"""Outcomes after which the change stays because it helped."""
+
+NEEDS_A_PERSON = frozenset(
+    {
+        Reason.CANARY_FAILED,
+        Reason.SPARE_UNSCHEDULABLE,
+        Reason.FLAG_DRIFTED,
+        Reason.FENCE_LOST,
+        Reason.NOT_RECOVERED,
+        Reason.INCONCLUSIVE,
+        Reason.SCALED_TO_ZERO,
+        Reason.OWNED_BY_CONTROLLER,
+        Reason.MANAGED_BY_GITOPS,
+        Reason.STRATEGY_UNSUPPORTED,
+        Reason.TARGET_PAUSED,
+        Reason.ROTATION_LABEL_IN_SELECTOR,
+        Reason.ROTATION_LABEL_WITHOUT_EFFECT,
+        Reason.CLAIMED_BY_ANOTHER,
+        Reason.POOL_TOO_SMALL,
+        Reason.LEVER_NOT_ALLOWED,
+        Reason.LEVER_EXHAUSTED,
+        Reason.FLAG_NOT_EDITABLE,
+        Reason.FLAG_UNKNOWN_TO_ENGINE,
+        Reason.ENGINE_UNRECOGNISED,
+        Reason.TARGET_NOT_FOUND,
+        Reason.SPEC_INVALID,
+        Reason.SPEC_NOT_IMPLEMENTED,
+        Reason.RUN_UNREADABLE,
+    }
+)
+"""Reasons that do not pass without somebody doing something."""
+
+
+def action(reason: Reason, message: str) -> Claim:
+    """Return the ActionRequired condition that goes with a reason."""
+    if reason in NEEDS_A_PERSON:
+        return Claim(ConditionType.ACTION_REQUIRED, Truth.TRUE, reason, message)
+    return Claim(ConditionType.ACTION_REQUIRED, Truth.FALSE, Reason.NOTHING_TO_DO)
+
+
+def reported(record: Record, reason: Reason, message: str, generation: int, now: datetime) -> Record:
+    """Return the record with the open run's present decision in its conditions."""
+    claims = (
+        Claim(ConditionType.PROGRESSING, Truth.TRUE, reason, message),
+        action(reason, message),
+        Claim(ConditionType.STALLED, Truth.FALSE, Reason.NOTHING_TO_DO),
+    )
+    return with_conditions(replace(record, plan=None), claims, generation, now)
+
+
+def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: datetime) -> Record:
+    """Return the record with the run closed: in the history, and its lever remembered if it failed."""
+    entry = ClosedRun(
+        id=run.id,
+        reason=run.reason,
+        outcome=outcome.reason,
+        message=outcome.message,
+        steps=tuple(f"{step.step.line()}: {step.state}" for step in run.steps),
+        started_at=run.started_at,
+        ended_at=now,
+    )
+    truth = Truth.TRUE if outcome.reason in HEALED else Truth.FALSE
+    claims = (
+        Claim(ConditionType.PROGRESSING, Truth.FALSE, Reason.NO_RUN),
+        Claim(ConditionType.REMEDIATED, truth, outcome.reason, outcome.message),
+        action(outcome.reason, outcome.message),
+    )
+    done = replace(
+        record,
+        run=None,
+        levers=_remembered(record.levers, run, now),
+        history=(entry, *record.history)[:HISTORY_LENGTH],
+    )
+    return with_conditions(done, claims, generation, now)
+
+
+def _remembered(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[TriedLever, ...]:
+    """Return the levers that did not help, with this run's added."""
+    failed = tuple(
+        TriedLever(step.step.knob, step.step.before_template, run.blocks, step.verdict, now)
+        for step in run.steps
+        if step.state is StepState.REVERTED and step.verdict is Verdict.NOT_RECOVERED
+    )
+    known = {(lever.knob, lever.revision) for lever in failed}
+    return (*failed, *(old for old in levers if (old.knob, old.revision) not in known))[:HISTORY_LENGTH]

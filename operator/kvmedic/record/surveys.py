@@ -1,0 +1,114 @@
+"""How a look at a fleet without an open run changes the record; pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from kvmedic.core.diagnosis import Diagnosis, Inconclusive
+from kvmedic.core.gates import Blocked
+from kvmedic.core.plan import Plan
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import ConditionType, LastGood, Record, ShownDiagnosis, ShownPlan, Truth
+from kvmedic.core.run import Outcome
+from kvmedic.record.conditions import Claim, with_conditions
+from kvmedic.record.runs import action
+
+REFRESH = timedelta(minutes=10)
+"""How old the shown numbers of a lasting trouble may get before they are written anew. Ten minutes
+are two of the default trigger windows: newer numbers would say the same at the price of a write."""
+
+BLIND = frozenset(
+    {
+        Reason.METRICS_MISSING,
+        Reason.METRICS_STALE,
+        Reason.METRICS_AMBIGUOUS,
+        Reason.SOURCE_UNAVAILABLE,
+        Reason.SIGNAL_UNSUPPORTED,
+    }
+)
+"""Reasons for which the metrics themselves are to blame."""
+
+
+def surveyed(record: Record, diagnosis: Diagnosis, runbook: str, generation: int, now: datetime) -> Record:
+    """Return the record with a diagnosis in it; equal to the old one when nothing worth a write changed."""
+    claims = (
+        Claim(ConditionType.READY, Truth.TRUE, Reason.TARGET_FOUND),
+        _metrics(diagnosis),
+        _diagnosed(diagnosis),
+        Claim(ConditionType.STALLED, Truth.FALSE, Reason.NOTHING_TO_DO),
+    )
+    shown = _shown(record.diagnosis, diagnosis, runbook, now)
+    fresh = replace(record, diagnosis=shown, observed_generation=generation)
+    return with_conditions(fresh, claims, generation, now)
+
+
+def planned(
+    record: Record, plan: Plan | None, why: Outcome | Blocked | None, generation: int, now: datetime
+) -> Record:
+    """Return the record with the plan that is shown, and why it is not carried out."""
+    reason = why.reason if why else Reason.NO_RUN
+    message = why.message if why else ""
+    act = action(reason, message) if why else action(Reason.NOTHING_TO_DO, "")
+    claims = (Claim(ConditionType.PROGRESSING, Truth.FALSE, reason, message), act)
+    shown = replace(record, plan=_shown_plan(record.plan, plan, now))
+    return with_conditions(shown, claims, generation, now)
+
+
+def with_last_good(record: Record, good: LastGood) -> Record:
+    """Return the record with a healthy revision, unless it holds that revision already."""
+    if record.last_good is not None and record.last_good.revision == good.revision:
+        return record
+    return replace(record, last_good=good)
+
+
+def complaint(record: Record, problem: Outcome, generation: int, now: datetime) -> Record:
+    """Return the record with conditions that tell why nothing can be done."""
+    stalled = problem.reason in (Reason.RUN_UNREADABLE, Reason.SPEC_INVALID, Reason.SPEC_NOT_IMPLEMENTED)
+    truth = Truth.UNKNOWN if problem.reason is Reason.INTERNAL_ERROR else Truth.FALSE
+    claims = (
+        Claim(ConditionType.READY, truth, problem.reason, problem.message),
+        action(problem.reason, problem.message),
+        Claim(
+            ConditionType.STALLED,
+            Truth.TRUE if stalled else Truth.FALSE,
+            problem.reason if stalled else Reason.NOTHING_TO_DO,
+            problem.message if stalled else "",
+        ),
+    )
+    return with_conditions(replace(record, observed_generation=generation), claims, generation, now)
+
+
+def _metrics(diagnosis: Diagnosis) -> Claim:
+    if isinstance(diagnosis, Inconclusive) and diagnosis.reason in BLIND:
+        return Claim(ConditionType.METRICS_AVAILABLE, Truth.FALSE, diagnosis.reason, diagnosis.message)
+    return Claim(ConditionType.METRICS_AVAILABLE, Truth.TRUE, Reason.METRICS_FOUND)
+
+
+def _diagnosed(diagnosis: Diagnosis) -> Claim:
+    if isinstance(diagnosis, Inconclusive):
+        return Claim(ConditionType.DIAGNOSED, Truth.UNKNOWN, diagnosis.reason, diagnosis.message)
+    healthy = diagnosis.reason is Reason.HEALTHY
+    return Claim(ConditionType.DIAGNOSED, Truth.FALSE if healthy else Truth.TRUE, diagnosis.reason)
+
+
+def _shown(old: ShownDiagnosis | None, diagnosis: Diagnosis, runbook: str, now: datetime) -> ShownDiagnosis:
+    if isinstance(diagnosis, Inconclusive):
+        fresh = ShownDiagnosis(diagnosis.reason, diagnosis.message, runbook, now)
+    else:
+        findings = tuple(f"{f.subject}: {f.text}" for f in diagnosis.findings)
+        fresh = ShownDiagnosis(diagnosis.reason, diagnosis.line(), runbook, now, findings)
+    if old is None or old.reason is not fresh.reason or old.runbook != runbook:
+        return fresh
+    lasting = fresh.reason is not Reason.HEALTHY and now - old.at >= REFRESH
+    return fresh if lasting else old
+
+
+def _shown_plan(old: ShownPlan | None, plan: Plan | None, now: datetime) -> ShownPlan | None:
+    if plan is None:
+        return None
+    steps = tuple(step.line() for step in plan.steps)
+    fresh = ShownPlan(plan.digest, plan.reason, plan.message, steps, now)
+    if old is None or old.digest == plan.digest:
+        return old or fresh
+    return fresh if now - old.at >= REFRESH else old

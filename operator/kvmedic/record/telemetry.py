@@ -1,0 +1,37 @@
+"""The operator's own metrics. Label values come from enums only, so their number is bounded."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from kvmedic.core.reasons import Reason
+
+TICK_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Buckets from one cached look to the API time-outs."""
+
+
+class Telemetry:
+    """Counters and gauges of one operator process."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        self.registry = registry
+        self.decisions = Counter(
+            "kvmedic_decisions", "Decisions that differed from the last", ["reason"], registry=registry
+        )
+        self.tick_seconds = Histogram(
+            "kvmedic_tick_seconds", "One look at one resource", registry=registry, buckets=TICK_SECONDS
+        )
+        self.failures = Counter(
+            "kvmedic_tick_failures", "Looks that ended in an error", ["kind"], registry=registry
+        )
+        self.resources = Gauge("kvmedic_resources", "Resources that are looked after", registry=registry)
+        self.open_runs = Gauge("kvmedic_open_runs", "Runs that are open", registry=registry)
+        self.action_required = Gauge(
+            "kvmedic_action_required", "Resources that wait for a person", registry=registry
+        )
+        self.leading = Gauge(
+            "kvmedic_leading", "1 while this process is the one that acts", registry=registry
+        )
+        for reason in Reason:
+            self.decisions.labels(reason=reason.value)

@@ -1,0 +1,80 @@
+"""What changed between two saved records that a person should hear of; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.record import ConditionType, Record, Truth
+from kvmedic.core.run import Run, StepState
+from kvmedic.record.runs import HEALED, NEEDS_A_PERSON
+
+STATE_REASONS = {
+    StepState.PENDING: Reason.PLANNED,
+    StepState.ROLLING_OUT: Reason.ROLLING_OUT,
+    StepState.VERIFYING: Reason.VERIFYING,
+    StepState.ROLLING_BACK: Reason.ROLLING_BACK,
+}
+"""The reason under which a step's state is told; a step that ended is told with its run's outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One transition."""
+
+    reason: Reason
+    message: str
+    warning: bool
+    run: str
+    """The run's id; empty outside a run."""
+    on_target: bool
+    """The target was or will be touched, so it belongs on the Deployment's Events as well."""
+
+
+def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
+    """Return what is new in the later of two records, in the order of reading."""
+    old = before or Record()
+    if after.run is not None:
+        return _run_notes(old.run, after.run)
+    if old.run is not None and after.history:
+        end = after.history[0]
+        healed = end.outcome in HEALED
+        text = f"run {end.id} ended: {end.message} ({'; '.join(end.steps)})"
+        return (Note(end.outcome, text, not healed, end.id, on_target=True),)
+    return _survey_notes(old, after)
+
+
+def _run_notes(old: Run | None, new: Run) -> tuple[Note, ...]:
+    state = new.current.state
+    if old is not None and old.current.state is state and old.index == new.index:
+        return ()
+    reason = STATE_REASONS.get(state)
+    if reason is None:
+        return ()
+    step = new.current.step.line()
+    why = new.ending.message if new.ending else new.message
+    text = f"run {new.id}: {SENTENCES[reason]} {step}. {why}"
+    return (Note(reason, text, state is StepState.ROLLING_BACK, new.id, on_target=True),)
+
+
+def _survey_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    found: list[Note] = []
+    if new.diagnosis is not None and (
+        old.diagnosis is None or old.diagnosis.reason is not new.diagnosis.reason
+    ):
+        found.append(
+            Note(new.diagnosis.reason, new.diagnosis.message, warning=False, run="", on_target=False)
+        )
+    acting = new.condition(ConditionType.ACTION_REQUIRED)
+    was = old.condition(ConditionType.ACTION_REQUIRED)
+    if (
+        acting is not None
+        and acting.status is Truth.TRUE
+        and acting.reason in NEEDS_A_PERSON
+        and (was is None or was.reason is not acting.reason)
+    ):
+        found.append(Note(acting.reason, acting.message, warning=True, run="", on_target=False))
+    if new.plan is not None and (old.plan is None or old.plan.digest != new.plan.digest):
+        text = f"plan {new.plan.digest}: {'; '.join(new.plan.steps)}. {new.plan.message}"
+        found.append(Note(Reason.PLANNED, text, warning=False, run="", on_target=False))
+    return tuple(found)

@@ -1,0 +1,126 @@
+"""A look at a fleet without an open run: evidence, diagnosis, plan. Nothing is changed here."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Inconclusive, NoChange, diagnose
+from kvmedic.core.evidence import Measured, Observation, Signal
+from kvmedic.core.fleet import Pod
+from kvmedic.core.plan import Plan
+from kvmedic.core.policy import Policy
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import LastGood
+from kvmedic.core.resource import Resource
+from kvmedic.core.rollout import refusal
+from kvmedic.core.run import Outcome
+from kvmedic.core.verdict import Baseline, baseline_of
+from kvmedic.engines import ENGINES
+from kvmedic.ports import Metrics, View
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.planning import Fault, given_flags, plan_of, setting_of
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What one look at a fleet found."""
+
+    view: View
+    evidence: Evidence
+    diagnosis: Diagnosis
+    runbook: str
+    plan: Plan | None
+    obstacle: Outcome | None
+    """Why there is no plan although a branch applies, or why the plan cannot be carried out."""
+
+    @property
+    def burn(self) -> Observation:
+        """Return the look over the trigger's window."""
+        return self.evidence.burn
+
+    def baseline(self) -> Baseline | Inconclusive:
+        """Return the fleet as it is now, to be compared with later."""
+        return baseline_of(self.evidence.burn, sum(pod.restarts for pod in expected(self.view)))
+
+    def blocks(self) -> int | None:
+        """Return the smallest pool of the replicas (usable blocks), or None when one is not known."""
+        pools = [readings.pool for readings in self.evidence.burn.pods.values()]
+        known = [pool.value.blocks for pool in pools if isinstance(pool, Measured)]
+        return min(known) if known and len(known) == len(pools) else None
+
+
+def expected(view: View) -> tuple[Pod, ...]:
+    """Return the pods that should serve: every one that is not terminating, by name."""
+    return tuple(sorted((p for p in view.fleet.pods if not p.terminating), key=lambda p: p.name))
+
+
+async def gather(policy: Policy, namespace: str, view: View, metrics: Metrics) -> Evidence:
+    """Return the evidence for one target: two looks at the same replicas."""
+    pods = expected(view)
+    windows = policy.windows
+    burn, sizing = await asyncio.gather(
+        metrics.observe(policy.source, pods, namespace, windows.trigger, windows.hold),
+        metrics.observe(policy.source, pods, namespace, windows.sizing, timedelta(0)),
+    )
+    return Evidence(burn, sizing, policy.trigger)
+
+
+async def survey(resource: Resource, policy: Policy, view: View, metrics: Metrics) -> Survey:
+    """Return what a look at the target finds; the plan is made, never carried out."""
+    evidence = await gather(policy, resource.namespace, view, metrics)
+    for runbook in policy.runbooks:
+        diagnosis = diagnose(RUNBOOKS[runbook], evidence)
+        if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is not None:
+            break
+    found = Survey(view, evidence, diagnosis, str(runbook), None, None)
+    return _planned(found, resource, policy)
+
+
+def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey with the plan that its diagnosis leads to, or with what stands in the way."""
+    diagnosis, fleet = found.diagnosis, found.view.fleet
+    if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
+        return found
+    setting = setting_of(found.view, ENGINES, policy, resource.record)
+    if isinstance(setting, Fault):
+        return _hindered(found, setting.reason, setting.message)
+    advice = diagnosis.branch.then(found.evidence, setting)
+    if isinstance(advice, NoChange):
+        return _hindered(found, advice.reason, advice.message)
+    plan = plan_of(found.view, ENGINES, advice, resource.generation)
+    if isinstance(plan, Fault):
+        return _hindered(found, plan.reason, plan.message)
+    refused = refusal(fleet)
+    obstacle = Outcome(refused.reason, refused.message) if refused else _claimed(resource, found.view)
+    return Survey(found.view, found.evidence, diagnosis, found.runbook, plan, obstacle)
+
+
+def _hindered(found: Survey, reason: Reason, message: str) -> Survey:
+    return Survey(found.view, found.evidence, found.diagnosis, found.runbook, None, Outcome(reason, message))
+
+
+def _claimed(resource: Resource, view: View) -> Outcome | None:
+    """Return whose claim is on the target, when it is not this resource's own."""
+    owner = view.fleet.fence.partition("/")[0]
+    if not owner or owner == resource.uid:
+        return None
+    return Outcome(
+        Reason.CLAIMED_BY_ANOTHER,
+        f"resource {owner} holds the claim {view.fleet.fence}; if it no longer exists, see the annotation "
+        "kvmedic.io/recorded for the old values and remove both annotations by hand",
+    )
+
+
+def healthy_revision(found: Survey, now: datetime) -> LastGood | None:
+    """Return the fleet's revision as a good one, when it is settled and proved healthy under traffic."""
+    fleet = found.view.fleet
+    healthy = isinstance(found.diagnosis, Diagnosed) and found.diagnosis.reason is Reason.HEALTHY
+    one_revision = all(pod.revision == fleet.revision for pod in fleet.pods)
+    if not healthy or not one_revision or not fleet.observed or fleet.ready != fleet.replicas:
+        return None
+    finished = [pod.number(Signal.REQUESTS_FINISHED) for pod in found.evidence.burn.pods.values()]
+    if not finished or not all(isinstance(count, Measured) and count.value >= 1 for count in finished):
+        return None
+    return LastGood(fleet.revision, given_flags(found.view), fleet.replicas, found.blocks(), now)
