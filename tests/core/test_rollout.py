@@ -1,0 +1,213 @@
+"""The frozen rollout against a model of the controllers, in every order of events that luck finds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from model_controller import EDIT, OWN_FIELDS, START, Model
+
+from kvmedic.core.rollout import (
+    Cordon,
+    DeletePod,
+    Drain,
+    Failed,
+    Freeze,
+    Order,
+    Pause,
+    Pulse,
+    Refused,
+    Release,
+    Restore,
+    Retarget,
+    Revert,
+    Settled,
+    Uncordon,
+    Victim,
+    Wait,
+    next_move,
+    releasing_move,
+    resting_move,
+)
+
+EFFECTS = (Freeze, Pause, Retarget, Pulse, Restore, Revert, Release, Cordon, Uncordon, DeletePod)
+ACTS = 7
+LIMIT = timedelta(seconds=600)
+
+
+class Walker:
+    """The operator's side of a walk: what it remembers between ticks, which may be lost by a crash."""
+
+    def __init__(self, model: Model, toward: str) -> None:
+        self.model, self.toward = model, toward
+        self.victim: Victim | None = None
+        self.pulsed_at = None
+        self.ended: object = None
+
+    def order(self) -> Order:
+        edit = EDIT if self.toward == "new" else EDIT.inverse()
+        away = "old" if self.toward == "new" else "new"
+        return Order(
+            away, self.toward, edit, OWN_FIELDS, self.victim, self.drain(), LIMIT, LIMIT, self.pulsed_at
+        )
+
+    def drain(self) -> Drain:
+        pods = {p.name: p for p in self.model.pods}
+        if self.victim is None or self.victim.uid not in pods:
+            return Drain.UNKNOWN
+        return Drain.BUSY if pods[self.victim.uid].busy else Drain.IDLE
+
+    def tick(self) -> None:
+        move = next_move(self.model.fleet(), self.order(), self.model.now)
+        self.ended = move if isinstance(move, Settled | Failed | Refused) else None
+        if isinstance(move, Cordon):
+            self.victim = Victim(move.pod.name, move.pod.uid, self.model.now)
+        if isinstance(move, EFFECTS):
+            if not isinstance(move, Cordon | Uncordon | DeletePod):
+                self.pulsed_at = self.model.now
+            self.model.apply(move)
+
+
+def happen(model: Model, act: int, which: int) -> None:
+    match act:
+        case 0 | 1:
+            model.deployment_controller()
+        case 2:
+            model.replica_set_controller("old")
+        case 3:
+            model.replica_set_controller("new")
+        case 4:
+            model.kubelet(which)
+        case 5:
+            model.endpoints()
+        case _:
+            model.requests_end()
+            model.pass_time(1)
+
+
+def run_to_end(walker: Walker, events: list[tuple[int, int]]) -> None:
+    """Interleave the given events with ticks, then let everything happen in turn until the walk ends."""
+    for act, which in events:
+        happen(walker.model, act, which)
+        walker.tick()
+        if walker.ended:
+            return
+    for round_ in range(400):
+        for act in range(ACTS):
+            happen(walker.model, act, round_)
+        walker.tick()
+        if walker.ended:
+            return
+    raise AssertionError("the walk does not end")
+
+
+EVENTS = st.lists(st.tuples(st.integers(0, ACTS), st.integers(0, 7)), max_size=120)
+MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@given(replicas=st.integers(1, 5), events=EVENTS)
+@MANY
+def test_a_walk_reaches_every_replica_and_loses_nobody_who_takes_requests(replicas, events):
+    model = Model.healthy(replicas)
+    walker = Walker(model, "new")
+
+    run_to_end(walker, events)
+
+    assert isinstance(walker.ended, Settled)
+    assert [p.revision for p in model.pods] == ["new"] * replicas
+    assert model.fields == OWN_FIELDS
+    assert model.lost_in_rotation == []
+    assert model.fewest >= replicas
+
+
+@given(replicas=st.integers(1, 5), events=EVENTS, turn=st.integers(0, 80), after=EVENTS)
+@MANY
+def test_a_walk_turned_round_anywhere_brings_the_old_setting_back_and_loses_nobody(
+    replicas, events, turn, after
+):
+    model = Model.healthy(replicas)
+    walker = Walker(model, "new")
+    for act, which in events[:turn]:
+        happen(model, act, which)
+        walker.tick()
+    back = Walker(model, "old")
+    back.pulsed_at = walker.pulsed_at
+    if model.revision == "old":
+        return
+
+    run_to_end(back, after)
+
+    assert isinstance(back.ended, Settled)
+    assert [p.revision for p in model.pods] == ["old"] * replicas
+    assert model.fields == OWN_FIELDS
+    assert model.lost_in_rotation == []
+    assert model.fewest >= replicas
+
+
+@given(replicas=st.integers(1, 5), events=EVENTS)
+@MANY
+def test_a_canary_that_crashes_is_undone_and_no_old_replica_is_touched(replicas, events):
+    model = Model.healthy(replicas)
+    model.broken_revisions.add("new")
+    before = [p.name for p in model.pods]
+    forward = Walker(model, "new")
+
+    run_to_end(forward, events)
+    back = Walker(model, "old")
+    back.pulsed_at = forward.pulsed_at
+    run_to_end(back, [])
+
+    assert isinstance(forward.ended, Failed)
+    assert isinstance(back.ended, Settled)
+    assert [p.name for p in model.pods] == before
+    assert model.lost_in_rotation == []
+    assert model.fields == OWN_FIELDS
+
+
+@given(replicas=st.integers(1, 5), events=EVENTS, stop=st.integers(0, 100))
+@MANY
+def test_a_fleet_told_to_rest_stands_still_with_every_replica_in_rotation(replicas, events, stop):
+    model = Model.healthy(replicas)
+    walker = Walker(model, "new")
+    for act, which in events[:stop]:
+        happen(model, act, which)
+        walker.tick()
+
+    for round_ in range(100):
+        for act in range(ACTS):
+            happen(model, act, round_)
+        move = resting_move(model.fleet(), model.now, walker.pulsed_at)
+        if isinstance(move, EFFECTS):
+            model.apply(move)
+
+    assert isinstance(move, Wait)
+    assert not any(p.cordoned for p in model.pods)
+    assert all(p.in_rotation for p in model.pods)
+    assert len(model.pods) >= replicas
+    assert model.lost_in_rotation == []
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_releasing_leaves_the_template_and_gives_the_fields_back(replicas):
+    model = Model.healthy(replicas)
+    walker = Walker(model, "new")
+    walker.tick()
+
+    move = releasing_move(model.fleet(), OWN_FIELDS)
+
+    assert move == Release(OWN_FIELDS)
+    assert model.fleet().revision == "new"
+
+
+def test_a_pulse_that_is_not_spent_in_time_is_taken_back():
+    model = Model.healthy(3)
+    walker = Walker(model, "new")
+    walker.tick()
+
+    waited = next_move(model.fleet(), walker.order(), START + timedelta(seconds=5))
+    given_up = next_move(model.fleet(), walker.order(), START + timedelta(seconds=11))
+
+    assert isinstance(waited, Wait)
+    assert isinstance(given_up, Pause)

@@ -1,0 +1,256 @@
+"""A model of the deployment and ReplicaSet controllers, one small act at a time.
+
+It follows Kubernetes 1.36 `pkg/controller/deployment/rolling.go` and `pkg/controller/replicaset`:
+what may be removed is counted from the ReplicaSets' specs and statuses, which lag behind the pods.
+Acts happen in any order that a test chooses, so that every interleaving can be tried in memory; the
+tests of the light tier run the same walk against the real controllers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from kvmedic.core.edit import Field, TokenEdit
+from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
+from kvmedic.core.rollout import (
+    Cordon,
+    DeletePod,
+    Effect,
+    Freeze,
+    Pause,
+    Pulse,
+    Release,
+    Restore,
+    Retarget,
+    Revert,
+    Uncordon,
+)
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+EDIT = TokenEdit("vllm", 0, Field.ARGS, 1, "--max-num-seqs=64", "--max-num-seqs=16")
+OWN_FIELDS = RolloutFields(False, "25%", "25%", 0, 600)
+
+
+@dataclass
+class ModelSet:
+    """One ReplicaSet: what it is told, what it last reported."""
+
+    revision: str
+    desired: int = 0
+    min_ready: int = 0
+    reported: int = 0
+    reported_available: int = 0
+    seen: bool = True
+
+
+@dataclass
+class ModelPod:
+    name: str
+    revision: str
+    ready: bool = False
+    cordoned: bool = False
+    in_rotation: bool = False
+    busy: bool = False
+    broken: bool = False
+
+
+@dataclass
+class Model:
+    """A Deployment with its controllers. Every public method is one act that may happen or not."""
+
+    replicas: int
+    revision: str = "old"
+    fields: RolloutFields = OWN_FIELDS
+    now: datetime = START
+    sets: dict[str, ModelSet] = field(default_factory=dict)
+    pods: list[ModelPod] = field(default_factory=list)
+    observed: bool = True
+    broken_revisions: set[str] = field(default_factory=set)
+    lost_in_rotation: list[str] = field(default_factory=list)
+    """Pods that went while they took requests: by our own moves this must stay empty."""
+    fewest: int = 10**9
+    _names: int = 0
+
+    @classmethod
+    def healthy(cls, replicas: int) -> Model:
+        model = cls(replicas)
+        model.sets["old"] = ModelSet("old", replicas, 0, replicas, replicas)
+        for _ in range(replicas):
+            pod = model._pod("old")
+            pod.ready = pod.in_rotation = True
+        model.fewest = replicas
+        return model
+
+    def _pod(self, revision: str) -> ModelPod:
+        self._names += 1
+        pod = ModelPod(f"p{self._names:02d}", revision, broken=revision in self.broken_revisions)
+        self.pods.append(pod)
+        return pod
+
+    # What the operator does.
+
+    def apply(self, effect: Effect) -> None:
+        match effect:
+            case Freeze(_, fields) | Retarget(_, fields) | Revert(_, fields):
+                self.revision = "new" if self.revision == "old" else "old"
+                self._assign(fields)
+            case Pause(fields) | Pulse(_, fields) | Restore(fields) | Release(fields):
+                self._assign(fields)
+            case Cordon(pod):
+                self._find(pod.name).cordoned = True
+            case Uncordon(pod):
+                self._find(pod.name).cordoned = False
+            case DeletePod(pod):
+                self._remove(self._find(pod.name))
+
+    def _assign(self, fields: RolloutFields) -> None:
+        self.fields = fields
+        self.observed = False
+
+    def _find(self, name: str) -> ModelPod:
+        return next(p for p in self.pods if p.name == name)
+
+    # What the cluster does.
+
+    def deployment_controller(self) -> None:
+        """One sync: the target ReplicaSet gets the frozen fields; then one scaling, unless paused."""
+        self.observed = True
+        target = self.sets.get(self.revision)
+        if target is None:
+            if self.fields.paused:
+                return
+            target = self.sets[self.revision] = ModelSet(self.revision)
+        if target.min_ready != self.fields.min_ready_seconds:
+            target.min_ready = self.fields.min_ready_seconds
+            target.seen = False
+            return
+        if self.fields.paused or self._scaled_up(target):
+            return
+        self._scale_down(target)
+
+    def _scaled_up(self, target: ModelSet) -> bool:
+        surge = 1 if self.fields.max_surge == 1 else -(-self.replicas // 4)
+        total = sum(s.desired for s in self.sets.values())
+        room = self.replicas + surge - total
+        add = min(room, self.replicas - target.desired)
+        if add <= 0:
+            return False
+        target.desired += add
+        return True
+
+    def _scale_down(self, target: ModelSet) -> None:
+        unavailable = self.fields.max_unavailable
+        unavailable = self.replicas // 4 if isinstance(unavailable, str) else min(unavailable, self.replicas)
+        total = sum(s.desired for s in self.sets.values())
+        least = self.replicas - unavailable
+        room = total - least - (target.desired - target.reported_available)
+        if room <= 0:
+            return
+        others = [s for s in self.sets.values() if s is not target and s.desired]
+        for other in others:
+            unhealthy = min(room, other.desired - min(other.desired, other.reported_available))
+            other.desired -= unhealthy
+            room -= unhealthy
+        available = sum(min(s.desired, s.reported_available) for s in self.sets.values())
+        down = available - least
+        for other in others:
+            count = max(0, min(other.desired, down))
+            other.desired -= count
+            down -= count
+
+    def replica_set_controller(self, revision: str) -> None:
+        """One sync: create or delete pods, then report."""
+        own = self.sets.get(revision)
+        if own is None:
+            return
+        pods = [p for p in self.pods if p.revision == revision]
+        for _ in range(own.desired - len(pods)):
+            self._pod(revision)
+        surplus = sorted(pods, key=lambda p: (p.ready, not p.cordoned, p.name))[
+            : max(0, len(pods) - own.desired)
+        ]
+        for pod in surplus:
+            self._remove(pod)
+        pods = [p for p in self.pods if p.revision == revision]
+        own.seen = True
+        own.reported = len(pods)
+        own.reported_available = sum(p.ready for p in pods) if own.min_ready == 0 else 0
+
+    def _remove(self, pod: ModelPod) -> None:
+        if pod.in_rotation or pod.busy:
+            self.lost_in_rotation.append(pod.name)
+        self.pods.remove(pod)
+
+    def kubelet(self, index: int) -> None:
+        """One pod becomes Ready, if it can."""
+        pod = self.pods[index % len(self.pods)] if self.pods else None
+        if pod is not None and not pod.broken:
+            pod.ready = True
+
+    def endpoints(self) -> None:
+        """EndpointSlices follow the pods' labels and readiness."""
+        for pod in self.pods:
+            inside = pod.ready and not pod.cordoned
+            if inside:
+                pod.busy = True
+            pod.in_rotation = inside
+        self.fewest = min(self.fewest, sum(p.in_rotation for p in self.pods))
+
+    def requests_end(self) -> None:
+        """Requests on pods out of rotation finish."""
+        for pod in self.pods:
+            pod.busy = pod.busy and pod.in_rotation
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    # What the operator sees.
+
+    def fleet(self) -> Fleet:
+        return Fleet(
+            namespace="serving",
+            name="llm",
+            uid="uid-1",
+            resource_version="1",
+            generation=1,
+            observed=self.observed,
+            replicas=self.replicas,
+            strategy="RollingUpdate",
+            fields=self.fields,
+            revision=self.revision,
+            status_replicas=len(self.pods),
+            updated_replicas=sum(p.revision == self.revision for p in self.pods),
+            fence="",
+            replica_sets=tuple(
+                ReplicaSet(
+                    f"llm-{s.revision}", s.revision, i, s.desired, s.reported_available, s.min_ready, s.seen
+                )
+                for i, s in enumerate(self.sets.values())
+            ),
+            pods=tuple(self._seen(p) for p in self.pods),
+            rotation=Rotation("serving", "draining", ("llm",), effective=True, in_selector=False),
+            owner=None,
+            recorded={},
+        )
+
+    def _seen(self, pod: ModelPod) -> Pod:
+        return Pod(
+            name=pod.name,
+            uid=pod.name,
+            resource_version="1",
+            revision=pod.revision,
+            address="10.0.0.1",
+            created_at=START,
+            ready_at=START if pod.ready else None,
+            terminating=False,
+            unschedulable=False,
+            in_rotation=pod.in_rotation,
+            cordoned=pod.cordoned,
+            restarts=0,
+            waiting_reason="CrashLoopBackOff" if pod.broken else "",
+        )
+
+
+def paused(fields: RolloutFields) -> RolloutFields:
+    return replace(fields, paused=True)
