@@ -1,0 +1,142 @@
+"""What a resource's owner wants, as plain values: the spec, free of wire formats and defaults.
+
+`kvmedic.api.convert` fills it; everything that decides reads it. All durations are `timedelta`, all
+ratios 0-1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from kvmedic.core.diagnosis import LeverBound, Trigger
+from kvmedic.core.verdict import Objectives
+
+
+class Mode(StrEnum):
+    """How far kvmedic may go."""
+
+    OBSERVE = "Observe"
+    """Diagnose and show the plan; change nothing."""
+    APPROVE = "Approve"
+    """Carry a plan out once a person approved it."""
+    AUTO = "Auto"
+    """Carry plans out."""
+
+
+class Runbook(StrEnum):
+    """A trouble that kvmedic knows how to look at."""
+
+    PREEMPTION_THRASH = "PreemptionThrash"
+    """More sequences run at once than the KV cache holds."""
+    COMPRESSION_WITHOUT_SAVINGS = "CompressionWithoutSavings"
+    """KV compression is on, and no memory is saved."""
+
+
+class NodeHealth(StrEnum):
+    """What is done where the health of a replica's node is unknown."""
+
+    REQUIRED = "Required"
+    """Nothing is changed."""
+    IF_AVAILABLE = "IfAvailable"
+    """Unknown health does not stop a change; known bad health does."""
+
+
+class Spare(StrEnum):
+    """Whether a rollout needs one replica more than the fleet has."""
+
+    REQUIRED = "Required"
+    """The spare comes first, so capacity in rotation never falls."""
+    BEST_EFFORT = "BestEffort"
+    """Where the spare cannot be scheduled, the fleet may be one replica short for a while."""
+
+
+class OnInconclusive(StrEnum):
+    """What is done where the evidence allows no verdict."""
+
+    HOLD = "Hold"
+    """Keep the change and keep looking."""
+    ROLL_BACK = "RollBack"
+    """Take the change back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRef:
+    """The workload a resource looks after, in the resource's own namespace."""
+
+    kind: str
+    name: str
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How far back the looks go."""
+
+    trigger: timedelta
+    """Over which the trigger's rates are taken."""
+    hold: timedelta
+    """How long the trigger must have held without a gap; zero: one look is enough."""
+    sizing: timedelta
+    """Over which lengths and load are measured for sizing; never below `trigger`."""
+    verify: timedelta
+    """The sustained window after a change; never below `trigger`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotationLabel:
+    """The pod label that takes a replica out of rotation.
+
+    A replica that serves carries the value of the Deployment's own pod template, which the Services
+    select; only the other value is configured.
+    """
+
+    key: str
+    draining: str
+    """The value that no Service selects."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPolicy:
+    """How a change may move through the fleet."""
+
+    spare: Spare
+    drain_timeout: timedelta
+    """How long a replica out of rotation may finish its requests."""
+    rotation_label: RotationLabel
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What must be so before a run may be opened."""
+
+    cooldown: timedelta
+    """Least time between the end of a run and the start of the next."""
+    max_runs_per_day: int
+    """Runs started within any 24 hours."""
+    min_healthy_replicas: int
+    """Ready replicas below which nothing is begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One resource's spec as the core reads it."""
+
+    target: TargetRef
+    mode: Mode
+    suspended: bool
+    """No forward move; ways back stay open."""
+    runbooks: tuple[Runbook, ...]
+    source: str
+    """Name of a metrics source in the operator's configuration."""
+    objectives: Objectives
+    trigger: Trigger
+    windows: Windows
+    node_health: NodeHealth
+    levers: tuple[LeverBound, ...]
+    """In the order of trying; a knob that is not here may not be turned."""
+    rollout: RolloutPolicy
+    on_inconclusive: OnInconclusive
+    limits: Limits
