@@ -25,8 +25,6 @@ class View:
     fleet: Fleet
     template: Mapping[str, object]
     """The Deployment's `spec.template`. It may hold secrets: never print it, never store it."""
-    container_index: int | None
-    """The engine's container in the template; None where it cannot be told."""
 
 
 class Store(Protocol):

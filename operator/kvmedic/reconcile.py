@@ -73,7 +73,7 @@ async def _survey(
         return ports.pace.idle
     found = await survey(resource, policy, view, ports.metrics)
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
-    if good := healthy_revision(found, now):
+    if good := healthy_revision(found, policy, now):
         seen = with_last_good(seen, good)
     why = found.obstacle or await _gate(policy, record, found, ports, now)
     baseline = found.baseline()

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Inconclusive, NoChange, diagnose
 from kvmedic.core.evidence import Measured, Observation, Signal
 from kvmedic.core.fleet import Pod
-from kvmedic.core.plan import Plan
+from kvmedic.core.plan import ObjectRef, Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import LastGood
@@ -20,7 +20,7 @@ from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.engines import ENGINES
 from kvmedic.ports import Metrics, View
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.planning import Fault, given_flags, plan_of, setting_of
+from kvmedic.runbooks.planning import Fault, Workload, plan_of, setting, workload_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +83,25 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
     diagnosis, fleet = found.diagnosis, found.view.fleet
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
-    setting = setting_of(found.view, ENGINES, policy, resource.record)
-    if isinstance(setting, Fault):
-        return _hindered(found, setting.reason, setting.message)
-    advice = diagnosis.branch.then(found.evidence, setting)
+    workload = engine_of(found.view, policy)
+    if isinstance(workload, Fault):
+        return _hindered(found, workload.reason, workload.message)
+    tried = resource.record.levers if resource.record else ()
+    advice = diagnosis.branch.then(found.evidence, setting(workload, policy.levers, tried))
     if isinstance(advice, NoChange):
         return _hindered(found, advice.reason, advice.message)
-    plan = plan_of(found.view, ENGINES, advice, resource.generation)
+    plan = plan_of(workload, advice, resource.generation)
     if isinstance(plan, Fault):
         return _hindered(found, plan.reason, plan.message)
     refused = refusal(fleet)
     obstacle = Outcome(refused.reason, refused.message) if refused else _claimed(resource, found.view)
     return Survey(found.view, found.evidence, diagnosis, found.runbook, plan, obstacle)
+
+
+def engine_of(view: View, policy: Policy) -> Workload | Fault:
+    """Return the engine in the target's pod template, or why it cannot be told."""
+    target = ObjectRef(policy.target.kind, policy.target.name)
+    return workload_of(target, view.fleet.uid, view.template, policy.target.container, ENGINES)
 
 
 def _hindered(found: Survey, reason: Reason, message: str) -> Survey:
@@ -113,7 +120,7 @@ def _claimed(resource: Resource, view: View) -> Outcome | None:
     )
 
 
-def healthy_revision(found: Survey, now: datetime) -> LastGood | None:
+def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood | None:
     """Return the fleet's revision as a good one, when it is settled and proved healthy under traffic."""
     fleet = found.view.fleet
     healthy = isinstance(found.diagnosis, Diagnosed) and found.diagnosis.reason is Reason.HEALTHY
@@ -123,4 +130,6 @@ def healthy_revision(found: Survey, now: datetime) -> LastGood | None:
     finished = [pod.number(Signal.REQUESTS_FINISHED) for pod in found.evidence.burn.pods.values()]
     if not finished or not all(isinstance(count, Measured) and count.value >= 1 for count in finished):
         return None
-    return LastGood(fleet.revision, given_flags(found.view), fleet.replicas, found.blocks(), now)
+    workload = engine_of(found.view, policy)
+    flags = {} if isinstance(workload, Fault) else workload.given_flags()
+    return LastGood(fleet.revision, flags, fleet.replicas, found.blocks(), now)

@@ -1,0 +1,165 @@
+"""From advice to a plan: which token of which container, and its exact inverse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvmedic.core.diagnosis import Assignment, LeverBound, Setting
+from kvmedic.core.edit import TokenEdit, container_at
+from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
+from kvmedic.core.plan import FlagStep, ObjectRef, Plan
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import TriedLever
+from kvmedic.core.template import template_hash
+from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, read_flags, setting_of
+from kvmedic.manifests.invocation import version_of
+from kvmedic.manifests.refusal import Refusal, RefusalReason
+
+UNKNOWN_ENGINE = frozenset({RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES})
+NOT_IN_ENGINE = frozenset({RefusalReason.NOT_IN_VERSION, RefusalReason.VERSION_UNKNOWN})
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why no plan can be made."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The target's pod template and the engine that runs in it.
+
+    The template may hold secrets: it is never printed and never stored.
+    """
+
+    target: ObjectRef
+    target_uid: str
+    template: Mapping[str, object]
+    container_index: int
+    engine: Engine
+    flags: FlagsView
+
+    @property
+    def container(self) -> Mapping[str, object]:
+        """Return the engine's container."""
+        return container_at(self.template, self.container_index) or {}
+
+    def given(self, knob: Knob) -> Scalar:
+        """Return the value that the command line gives a knob; None where it gives none."""
+        flag = self.engine.profile.flag(knob)
+        return None if flag is None else self.flags.values().get(flag.dest)
+
+    def given_flags(self) -> dict[str, str]:
+        """Return every knob that the command line gives, by knob: never another flag, never a secret."""
+        return {str(given.flag.knob): str(given.value) for given in self.flags.flags}
+
+
+def workload_of(
+    target: ObjectRef,
+    uid: str,
+    template: Mapping[str, object],
+    container: str | None,
+    engines: Sequence[EngineProfile],
+) -> Workload | Fault:
+    """Return the engine in a pod template, or why it cannot be told.
+
+    Args:
+        target: the object that has the template.
+        uid: its uid.
+        template: its `spec.template`.
+        container: the engine's container by name; None: the only one that runs a known engine.
+        engines: the engines that are known.
+    """
+    found: list[Workload] = []
+    doubts: list[Refusal] = []
+    index = 0
+    while (spec := container_at(template, index)) is not None:
+        if container is None or spec.get("name") == container:
+            for profile in engines:
+                engine = Engine(profile, version_of(spec, profile))
+                flags = read_flags(spec, engine)
+                if isinstance(flags, Refusal):
+                    doubts.append(flags)
+                else:
+                    found.append(Workload(target, uid, template, index, engine, flags))
+        index += 1
+    if len(found) == 1:
+        return found[0]
+    return _not_one(found, doubts, container)
+
+
+def _not_one(found: list[Workload], doubts: list[Refusal], container: str | None) -> Fault:
+    if found:
+        names = ", ".join(str(workload.container.get("name")) for workload in found)
+        return Fault(
+            Reason.ENGINE_UNRECOGNISED,
+            f"containers {names} run an engine: name one in spec.targetRef.container",
+        )
+    if not doubts:
+        return Fault(Reason.TARGET_NOT_FOUND, f"the target has no container {container}")
+    telling = next((doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE), doubts[0])
+    return _fault(telling)
+
+
+def setting(workload: Workload, levers: tuple[LeverBound, ...], tried: Sequence[TriedLever]) -> Setting:
+    """Return what advice needs to know of the present setting."""
+    cap = workload.given(Knob.MAX_NUM_SEQS)
+    revision = template_hash(workload.template)
+    return Setting(
+        max_num_seqs=cap if isinstance(cap, int) else None,
+        levers=levers,
+        exhausted=frozenset(lever.knob for lever in tried if lever.revision == revision),
+    )
+
+
+def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | Fault:
+    """Return the plan that carries out one piece of advice, or why it cannot be carried out."""
+    step = _flag_step(workload, advice)
+    if isinstance(step, Fault):
+        return step
+    return Plan(
+        steps=(step,),
+        target_uid=workload.target_uid,
+        template=step.before_template,
+        spec_generation=generation,
+        reason=advice.reason,
+        message=advice.message,
+    )
+
+
+def _flag_step(workload: Workload, advice: Assignment) -> FlagStep | Fault:
+    flag = workload.engine.profile.flag(advice.knob)
+    if flag is None:
+        return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {advice.knob}")
+    wanted = setting_of(flag, advice.value, workload.engine)
+    if isinstance(wanted, Refusal):
+        return _fault(wanted)
+    change = edit(workload.container, workload.container_index, wanted, workload.engine)
+    match change:
+        case Refusal():
+            return _fault(change)
+        case AlreadySet():
+            return Fault(Reason.CAP_WITHOUT_EFFECT, f"{flag.name} is {wanted.text} already")
+        case TokenEdit():
+            before = workload.given(advice.knob)
+            return FlagStep(
+                target=workload.target,
+                knob=advice.knob,
+                edit=change,
+                before=None if before is None else str(before),
+                after=wanted.text,
+                before_template=template_hash(workload.template),
+                after_template=template_hash(change.apply(workload.template)),
+                reason=advice.reason,
+            )
+
+
+def _fault(refusal: Refusal) -> Fault:
+    if refusal.reason in UNKNOWN_ENGINE:
+        return Fault(Reason.ENGINE_UNRECOGNISED, refusal.message)
+    if refusal.reason in NOT_IN_ENGINE:
+        return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, refusal.message)
+    return Fault(Reason.FLAG_NOT_EDITABLE, refusal.message)
