@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_controller import EDIT, OWN_FIELDS, START, Model
 
 from kvmedic.core.rollout import (
     Cordon,
@@ -31,6 +30,7 @@ from kvmedic.core.rollout import (
     releasing_move,
     resting_move,
 )
+from model_controller import EDIT, OWN_FIELDS, START, Model
 
 EFFECTS = (Freeze, Pause, Retarget, Pulse, Restore, Revert, Release, Cordon, Uncordon, DeletePod)
 ACTS = 7

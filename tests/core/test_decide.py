@@ -1,0 +1,172 @@
+"""The one next move of an open run, as a table."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmedic.core.decide import (
+    Close,
+    Direction,
+    Keep,
+    Leave,
+    Rest,
+    Situation,
+    TurnBack,
+    Walk,
+    Watch,
+    Wish,
+    decide,
+)
+from kvmedic.core.gates import Blocked
+from kvmedic.core.reasons import Reason
+from kvmedic.core.run import Outcome, Standing, StepState
+from kvmedic.core.verdict import Judged, Verdict
+from run_builder import NOW, a_run, an_intent
+
+SUSPENDED = Blocked(Reason.SUSPENDED, "suspended")
+ENDING = Outcome(Reason.RECOVERED, "better")
+S, V = StepState, Verdict
+
+
+def judged(verdict: Verdict) -> Judged:
+    return Judged(verdict, Reason(verdict.value), "numbers")
+
+
+def seen(
+    standing=Standing.AS_RECORDED, wish=Wish.NONE, blocked=None, verdict=None, roll_back=False
+) -> Situation:
+    return Situation(standing, wish, blocked, judged(verdict) if verdict else None, roll_back)
+
+
+ROWS = [
+    ("a recorded plan begins", a_run(), seen(), Walk(Direction.FORWARD)),
+    ("a walk goes on", a_run(S.ROLLING_OUT, an_intent()), seen(), Walk(Direction.FORWARD)),
+    ("a way back goes on", a_run(S.ROLLING_BACK, an_intent()), seen(), Walk(Direction.BACK)),
+    (
+        "a way back goes on while suspended",
+        a_run(S.ROLLING_BACK, an_intent()),
+        seen(blocked=SUSPENDED),
+        Walk(Direction.BACK),
+    ),
+    (
+        "suspended before the first effect: nothing was done, so the run closes",
+        a_run(),
+        seen(blocked=SUSPENDED),
+        Close(Outcome(Reason.SUSPENDED, "suspended")),
+    ),
+    (
+        "suspended in the middle: the fleet rests",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(blocked=SUSPENDED),
+        Rest(Reason.SUSPENDED, "suspended"),
+    ),
+    ("the window is open: watch", a_run(S.VERIFYING, an_intent()), seen(), "Watch"),
+    (
+        "recovered: keep",
+        a_run(S.VERIFYING, an_intent()),
+        seen(verdict=V.RECOVERED),
+        Keep(judged(V.RECOVERED)),
+    ),
+    ("improved: keep", a_run(S.VERIFYING, an_intent()), seen(verdict=V.IMPROVED), Keep(judged(V.IMPROVED))),
+    (
+        "not recovered: take back",
+        a_run(S.VERIFYING, an_intent()),
+        seen(verdict=V.NOT_RECOVERED),
+        TurnBack(Outcome(Reason.NOT_RECOVERED, "numbers"), V.NOT_RECOVERED),
+    ),
+    (
+        "inconclusive: hold",
+        a_run(S.VERIFYING, an_intent()),
+        seen(verdict=V.INCONCLUSIVE),
+        Watch(Reason.INCONCLUSIVE, "numbers"),
+    ),
+    (
+        "inconclusive and told to roll back: take back",
+        a_run(S.VERIFYING, an_intent()),
+        seen(verdict=V.INCONCLUSIVE, roll_back=True),
+        TurnBack(Outcome(Reason.INCONCLUSIVE, "numbers"), V.INCONCLUSIVE),
+    ),
+    ("kept: close", a_run(S.KEPT, an_intent(), ENDING), seen(), Close(ENDING)),
+    (
+        "kept and then deleted: close",
+        a_run(S.KEPT, an_intent(), ENDING),
+        seen(wish=Wish.DELETE),
+        Close(ENDING),
+    ),
+    (
+        "kept, and the claim is off already: still closes as what it was",
+        a_run(S.KEPT, an_intent(), ENDING),
+        seen(Standing.FENCE_LOST),
+        Close(ENDING),
+    ),
+    ("reverted: close", a_run(S.REVERTED, an_intent(), ENDING), seen(), Close(ENDING)),
+    ("left: go on leaving", a_run(S.LEFT, an_intent(), ENDING), seen(Standing.DRIFTED), Leave(ENDING)),
+    (
+        "somebody else's template: leave it",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(Standing.DRIFTED),
+        "Leave",
+    ),
+    ("drift on the way back: leave it", a_run(S.ROLLING_BACK, an_intent()), seen(Standing.DRIFTED), "Leave"),
+    ("the target is gone: close", a_run(S.ROLLING_OUT, an_intent()), seen(Standing.GONE), "Close"),
+    ("the claim is another's: close", a_run(S.ROLLING_OUT, an_intent()), seen(Standing.FENCE_LOST), "Close"),
+    (
+        "deleted in the middle: walk back",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(wish=Wish.DELETE),
+        "TurnBack",
+    ),
+    (
+        "deleted while verifying: walk back",
+        a_run(S.VERIFYING, an_intent()),
+        seen(wish=Wish.DELETE),
+        "TurnBack",
+    ),
+    ("deleted before the first effect: close", a_run(), seen(wish=Wish.DELETE), "Close"),
+    ("abandoned: leave", a_run(S.ROLLING_OUT, an_intent()), seen(wish=Wish.ABANDON), "Leave"),
+    ("asked to roll back: walk back", a_run(S.VERIFYING, an_intent()), seen(wish=Wish.ROLL_BACK), "TurnBack"),
+    (
+        "scaled to zero: the old template comes back",
+        a_run(S.VERIFYING, an_intent()),
+        seen(Standing.SCALED_TO_ZERO),
+        "TurnBack",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("run", "situation", "expected"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+def test_the_next_move(run, situation, expected):
+    decision = decide(run, situation)
+
+    assert type(decision).__name__ == expected if isinstance(expected, str) else decision == expected
+
+
+@given(verdicts=st.lists(st.sampled_from([V.RECOVERED, V.IMPROVED, V.NOT_RECOVERED]), min_size=1, max_size=5))
+def test_every_sequence_of_verdicts_ends_within_two_moves_a_step_and_two(verdicts):
+    run = a_run()
+    moves = 0
+    for _ in range(50):
+        state = run.current.state
+        verdict = verdicts[0] if state is S.VERIFYING else None
+        decision = decide(run, seen(verdict=verdict))
+        moves += 1
+        match decision:
+            case Close():
+                break
+            case Keep(judgement):
+                run = run.kept(judgement)
+            case TurnBack(outcome, why):
+                run = run.turned_back(outcome, why)
+            case Walk(Direction.FORWARD):
+                run = run.settled(NOW)
+            case Walk(Direction.BACK):
+                run = run.reverted()
+            case _:
+                raise AssertionError(decision)
+
+    assert isinstance(decision, Close)
+    assert moves <= 2 * len(run.steps) + 2

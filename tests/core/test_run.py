@@ -1,0 +1,118 @@
+"""What a run's record says of its target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvmedic.core.fleet import frozen
+from kvmedic.core.reasons import Reason
+from kvmedic.core.run import Outcome, Standing, StepState, standing
+from kvmedic.core.verdict import Judged, Verdict
+from run_builder import NEW, NOW, OLD, UID, a_fleet, a_run, an_intent
+
+FROZEN = frozen(max_unavailable=0, paused=True)
+RUN = a_run(StepState.ROLLING_OUT, an_intent(3))
+MINE = f"{UID}/{RUN.id}/"
+
+ROWS = [
+    ("before the first effect", a_run(), a_fleet(), Standing.AS_RECORDED),
+    ("the Deployment is gone", RUN, None, Standing.GONE),
+    ("another Deployment of the same name", RUN, a_fleet(uid="uid-2"), Standing.GONE),
+    ("edited before the first effect", a_run(), a_fleet(revision="c" * 16), Standing.DRIFTED),
+    (
+        "the first effect was written down and not committed",
+        a_run(StepState.ROLLING_OUT, an_intent(1)),
+        a_fleet(),
+        Standing.AS_RECORDED,
+    ),
+    (
+        "the first effect was written down, then a person edited",
+        a_run(StepState.ROLLING_OUT, an_intent(1)),
+        a_fleet(revision="c" * 16),
+        Standing.DRIFTED,
+    ),
+    (
+        "an earlier run's claim is still there",
+        a_run(StepState.ROLLING_OUT, an_intent(1)),
+        a_fleet(fence=f"{UID}/20260101-000000/9"),
+        Standing.AS_RECORDED,
+    ),
+    (
+        "the last effect was committed",
+        RUN,
+        a_fleet(fence=MINE + "3", revision=NEW, fields=FROZEN),
+        Standing.AS_RECORDED,
+    ),
+    (
+        "the last effect was not committed",
+        replace(RUN, intent=an_intent(3, "Pulse", before=NEW, after=NEW)),
+        a_fleet(fence=MINE + "2", revision=NEW, fields=FROZEN),
+        Standing.AS_RECORDED,
+    ),
+    (
+        "a person put the old template back in the middle",
+        RUN,
+        a_fleet(fence=MINE + "3", revision=OLD, fields=FROZEN),
+        Standing.DRIFTED,
+    ),
+    (
+        "a person took minReadySeconds away in the middle",
+        RUN,
+        a_fleet(fence=MINE + "3", revision=NEW, fields=replace(FROZEN, min_ready_seconds=5)),
+        Standing.DRIFTED,
+    ),
+    ("the claim is another resource's", RUN, a_fleet(fence="other/run/3", revision=NEW), Standing.FENCE_LOST),
+    ("the claim ran ahead of the record", RUN, a_fleet(fence=MINE + "4", revision=NEW), Standing.FENCE_LOST),
+    ("the claim was removed in the middle", RUN, a_fleet(fence="", revision=NEW), Standing.FENCE_LOST),
+    ("the claim is another run's in the middle", RUN, a_fleet(fence=f"{UID}/x/1"), Standing.FENCE_LOST),
+    ("the claim is not a number", RUN, a_fleet(fence=MINE + "x"), Standing.FENCE_LOST),
+    (
+        "scaled to zero",
+        RUN,
+        a_fleet(fence=MINE + "3", revision=NEW, fields=FROZEN, replicas=0),
+        Standing.SCALED_TO_ZERO,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("run", "fleet", "expected"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+def test_how_the_target_stands_to_the_record(run, fleet, expected):
+    assert standing(run, UID, fleet) is expected
+
+
+def test_a_kept_step_ends_the_run_with_its_verdict():
+    run = RUN.settled(NOW).kept(Judged(Verdict.RECOVERED, Reason.RECOVERED, "gone"))
+
+    assert run.current.state is StepState.KEPT
+    assert run.current.verdict is Verdict.RECOVERED
+    assert run.ending == Outcome(Reason.RECOVERED, "gone")
+
+
+def test_an_improved_step_goes_on_to_the_next_one():
+    two = replace(RUN, steps=(RUN.steps[0], RUN.steps[0]))
+
+    run = two.settled(NOW).kept(Judged(Verdict.IMPROVED, Reason.IMPROVED, "better"))
+
+    assert run.ending is None
+    assert run.index == 1
+    assert run.current.state is StepState.ROLLING_OUT
+
+
+def test_a_step_taken_back_names_why_the_run_ends():
+    run = RUN.turned_back(Outcome(Reason.CANARY_FAILED, "crashed"), None)
+
+    assert run.current.state is StepState.ROLLING_BACK
+    assert run.reverted().current.state is StepState.REVERTED
+    assert run.ending == Outcome(Reason.CANARY_FAILED, "crashed")
+
+
+def test_the_last_of_several_kept_steps_is_the_current_one():
+    kept = RUN.settled(NOW).kept(Judged(Verdict.RECOVERED, Reason.RECOVERED, "gone"))
+
+    assert kept.index == 0
+    assert kept.sequence == 3
+    assert a_run().sequence == 0

@@ -1,0 +1,124 @@
+"""Builders of runs and fleets for tests; they refuse impossible states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from kvmedic.core.edit import Field, TokenEdit
+from kvmedic.core.engine import Knob
+from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
+from kvmedic.core.plan import FlagStep, ObjectRef
+from kvmedic.core.reasons import Reason
+from kvmedic.core.run import Intent, Outcome, Run, StepRecord, StepState
+from kvmedic.core.verdict import Baseline
+
+NOW = datetime(2026, 3, 1, 3, 0, tzinfo=UTC)
+UID = "11111111-2222-3333-4444-555555555555"
+OLD, NEW = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
+OWN_FIELDS = RolloutFields(False, "25%", "25%", 0, 600)
+EDIT = TokenEdit("vllm", 0, Field.ARGS, 3, "--max-num-seqs=64", "--max-num-seqs=16")
+STEP = FlagStep(
+    target=ObjectRef("Deployment", "llm"),
+    knob=Knob.MAX_NUM_SEQS,
+    edit=EDIT,
+    before="64",
+    after="16",
+    before_template=OLD,
+    after_template=NEW,
+    reason=Reason.CAP_RIGHT_SIZED,
+)
+BASELINE = Baseline(
+    window_seconds=300,
+    replicas=3,
+    preemptions_per_request=2.5,
+    requests_per_second=6.0,
+    prompt_tokens_mean=64,
+    output_tokens_mean=190,
+    generated_tokens_per_second=1140,
+    inter_token_p95_seconds=0.08,
+    inter_token_tail_seconds=2.0,
+    time_to_first_token_p95_seconds=1.0,
+    kv_cache_usage_ratio=0.95,
+    restarts=0,
+)
+
+
+def an_intent(
+    sequence: int = 1, move: str = "Freeze", *, before: str = OLD, after: str = NEW, frozen: bool = True
+) -> Intent:
+    return Intent(sequence, move, before, after, frozen, NOW)
+
+
+def a_run(
+    state: StepState = StepState.PENDING, intent: Intent | None = None, ending: Outcome | None = None
+) -> Run:
+    """Return a run with one step in a state.
+
+    Raises:
+        ValueError: a state that cannot be reached without an intent.
+    """
+    if intent is None and state in (StepState.ROLLING_OUT, StepState.VERIFYING, StepState.ROLLING_BACK):
+        raise ValueError(f"{state} needs an intent")
+    settled = NOW - timedelta(minutes=5) if state is StepState.VERIFYING else None
+    return Run(
+        id="20260301-025500",
+        target_uid="uid-1",
+        digest="0123456789abcdef",
+        reason=Reason.FLEET_WIDE_DEMAND,
+        message="64 run at most, 16 fit",
+        spec_generation=1,
+        started_at=NOW - timedelta(minutes=10),
+        steps=(StepRecord(STEP, state, settled),),
+        recorded=OWN_FIELDS,
+        replicas=3,
+        in_rotation=3,
+        blocks=149,
+        baseline=BASELINE,
+        intent=intent,
+        ending=ending,
+    )
+
+
+def a_pod(name: str, revision: str = OLD, **changes: object) -> Pod:
+    pod = Pod(
+        name=name,
+        uid=f"uid-{name}",
+        resource_version="1",
+        revision=revision,
+        address="10.0.0.1",
+        created_at=NOW - timedelta(hours=1),
+        ready_at=NOW - timedelta(minutes=59),
+        terminating=False,
+        unschedulable=False,
+        in_rotation=True,
+        cordoned=False,
+        restarts=0,
+        waiting_reason="",
+    )
+    return replace(pod, **changes)
+
+
+def a_fleet(**changes: object) -> Fleet:
+    """Return a settled fleet of three replicas that runs the old template."""
+    fleet = Fleet(
+        namespace="serving",
+        name="llm",
+        uid="uid-1",
+        resource_version="10",
+        generation=4,
+        observed=True,
+        replicas=3,
+        strategy="RollingUpdate",
+        fields=OWN_FIELDS,
+        revision=OLD,
+        status_replicas=3,
+        updated_replicas=3,
+        fence="",
+        replica_sets=(ReplicaSet("llm-old", OLD, 1, 3, 3, 0, observed=True),),
+        pods=tuple(a_pod(name) for name in ("a", "b", "c")),
+        rotation=Rotation("serving", "draining", ("llm",), effective=True, in_selector=False),
+        owner=None,
+        recorded={},
+    )
+    return replace(fleet, **changes)
