@@ -1,0 +1,227 @@
+"""A small client for tests: objects by kind, server-side apply, waiting. Not the operator's client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+import httpx
+import yaml
+
+from .access import Access
+
+T = TypeVar("T")
+Object = dict[str, Any]
+_DISCOVERY = "application/json;v=v2;g=apidiscovery.k8s.io;as=APIGroupDiscoveryList"
+_POLL_SECONDS = 0.05
+
+
+class ApiError(RuntimeError):
+    """The API server refused; `code` is the HTTP status, the message is the server's."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class Resource(NamedTuple):
+    """Where the objects of a kind are."""
+
+    prefix: str
+    plural: str
+    namespaced: bool
+
+    def path(self, namespace: str | None, name: str = "") -> str:
+        """The request path of one object, or of the collection without a name."""
+        where = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
+        return f"{self.prefix}{where}/{self.plural}" + (f"/{name}" if name else "")
+
+
+class Api:
+    """Requests to one API server with one identity; close it, or use it as a context manager."""
+
+    def __init__(self, access: Access, timeout_seconds: float = 15) -> None:
+        self.access = access
+        self.http = httpx.Client(
+            base_url=access.url,
+            headers=access.headers(),
+            verify=access.ssl_context(),
+            timeout=timeout_seconds,
+            trust_env=False,
+        )
+        self._resources: dict[str, Resource] = {}
+
+    def __enter__(self) -> Api:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.http.close()
+
+    def is_ready(self) -> bool:
+        """Whether `/readyz` says yes."""
+        try:
+            return self.http.get("/readyz", timeout=2).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    def request(self, method: str, path: str, **arguments: Any) -> Object:
+        """One request; the answer as JSON.
+
+        Raises:
+            ApiError: Any status of 400 and above.
+        """
+        response = self.http.request(method, path, **arguments)
+        if response.is_error:
+            raise ApiError(response.status_code, _message(response))
+        return dict(response.json())
+
+    def apply(
+        self, manifest: str | Object | Iterable[Object], namespace: str = "default", manager: str = "lab"
+    ) -> list[Object]:
+        """Server-side apply of one object, several, or a YAML text with any number of documents.
+
+        Conflicts are forced. Objects without a namespace land in `namespace`. Returns what the server stored.
+        """
+        return [self._apply_one(document, namespace, manager) for document in documents(manifest)]
+
+    def _apply_one(self, document: Object, namespace: str, manager: str) -> Object:
+        metadata = document["metadata"]
+        path = self.resource(document["kind"], document["apiVersion"]).path(
+            metadata.get("namespace", namespace), metadata["name"]
+        )
+        return self.request(
+            "PATCH",
+            path,
+            params={"fieldManager": manager, "force": "true"},
+            headers={"Content-Type": "application/apply-patch+yaml"},
+            content=yaml.safe_dump(document),
+        )
+
+    def create(self, document: Object, namespace: str = "default") -> Object:
+        """POST one object; `generateName` works."""
+        resource = self.resource(document["kind"], document["apiVersion"])
+        return self.request(
+            "POST", resource.path(document["metadata"].get("namespace", namespace)), json=document
+        )
+
+    def get(self, kind: str, name: str, namespace: str | None = "default") -> Object:
+        """One object; raises ApiError with code 404 when it is not there."""
+        return self.request("GET", self.resource(kind).path(namespace, name))
+
+    def list(self, kind: str, namespace: str | None = "default", selector: str = "") -> list[Object]:
+        """Objects of a kind, in one namespace or with None in all."""
+        params = {"labelSelector": selector} if selector else {}
+        return list(self.request("GET", self.resource(kind).path(namespace), params=params)["items"])
+
+    def patch(
+        self,
+        kind: str,
+        name: str,
+        patch: Mapping[str, Any],
+        namespace: str = "default",
+        subresource: str = "",
+    ) -> Object:
+        """JSON merge patch, of the object or of a subresource such as `status` or `scale`."""
+        path = self.resource(kind).path(namespace, name) + (f"/{subresource}" if subresource else "")
+        return self.request(
+            "PATCH", path, json=patch, headers={"Content-Type": "application/merge-patch+json"}
+        )
+
+    def delete(self, kind: str, name: str, namespace: str = "default") -> None:
+        """Delete in the background; an object that is already gone is fine."""
+        try:
+            self.request("DELETE", self.resource(kind).path(namespace, name))
+        except ApiError as error:
+            if error.code != httpx.codes.NOT_FOUND:
+                raise
+
+    def token_for(self, service_account: str, namespace: str = "default", seconds: int = 3600) -> str:
+        """A token of a ServiceAccount, from the TokenRequest API."""
+        path = self.resource("ServiceAccount").path(namespace, service_account) + "/token"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
+        answer = self.request("POST", path, json={**body, "spec": {"expirationSeconds": seconds}})
+        return str(answer["status"]["token"])
+
+    def resource(self, kind: str, api_version: str = "") -> Resource:
+        """Where a kind is served; kinds of several groups need the version (`networking.k8s.io/v1`)."""
+        key = f"{api_version}/{kind}" if api_version else kind
+        if key not in self._resources:
+            self._discover()
+        if key not in self._resources:
+            raise LookupError(f"the API server serves no {key}; is the CRD installed?")
+        return self._resources[key]
+
+    def _discover(self) -> None:
+        for root in ("/api", "/apis"):
+            for group in self.request("GET", root, headers={"Accept": _DISCOVERY})["items"]:
+                for version in group["versions"]:
+                    self._learn(root, group["metadata"].get("name", ""), version)
+
+    def _learn(self, root: str, group: str, version: Object) -> None:
+        api_version = f"{group}/{version['version']}" if group else version["version"]
+        for entry in version.get("resources", ()):
+            kind = entry["responseKind"]["kind"]
+            found = Resource(f"{root}/{api_version}", entry["resource"], entry["scope"] == "Namespaced")
+            self._resources.setdefault(f"{api_version}/{kind}", found)
+            self._resources.setdefault(kind, found)
+
+
+def documents(manifest: str | Object | Iterable[Object]) -> list[Object]:
+    """The objects of a YAML text, one object, or several; empty documents are dropped."""
+    if isinstance(manifest, str):
+        return [document for document in yaml.safe_load_all(manifest) if document]
+    return [manifest] if isinstance(manifest, dict) else list(manifest)
+
+
+def read_manifests(path: Path) -> list[Object]:
+    """The objects in a YAML file."""
+    return documents(path.read_text())
+
+
+def until(probe: Callable[[], T], timeout_seconds: float = 30, what: str = "") -> T:
+    """Call `probe` until its answer is true and return it; an ApiError counts as not yet.
+
+    Raises:
+        TimeoutError: With `what`, and the last answer or error.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        last: object
+        try:
+            answer = probe()
+            if answer:
+                return answer
+            last = answer
+        except ApiError as error:
+            last = error
+        if time.monotonic() > deadline:
+            name = what or getattr(probe, "__name__", "condition")
+            raise TimeoutError(f"{name}: not within {timeout_seconds:g} s; last: {last!r}")
+        time.sleep(_POLL_SECONDS)
+
+
+def is_rolled_out(deployment: Object) -> bool:
+    """Whether the controller has seen the newest spec and every replica is updated and available."""
+    wanted, status = deployment["spec"].get("replicas", 1), deployment.get("status", {})
+    return bool(
+        status.get("observedGeneration") == deployment["metadata"]["generation"]
+        and status.get("replicas", 0) == wanted
+        and status.get("updatedReplicas", 0) == wanted
+        and status.get("availableReplicas", 0) == wanted
+    )
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["message"])
+    except (ValueError, KeyError):
+        return response.text[:500]

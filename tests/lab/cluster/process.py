@@ -1,0 +1,109 @@
+"""One server process of the lab: start, wait until it serves, end; its log lies beside its data."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .reaper import REAPER
+
+POLL_SECONDS = 0.02
+
+
+class ComponentDiedError(RuntimeError):
+    """A server ended before it was ready, or did not get ready in time; carries the tail of its log."""
+
+
+@dataclass
+class Component:
+    """A server with its own process group.
+
+    With `outlives_owner` unset the reaper ends the group when this Python process dies; the native cluster
+    sets it, because `lab-up` returns and the cluster stays.
+    """
+
+    name: str
+    argv: list[str]
+    directory: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    outlives_owner: bool = False
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of all its runs."""
+        return self.directory / f"{self.name}.log"
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also its group; raises when it was never started."""
+        if self.process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self.process.pid
+
+    def start(self) -> None:
+        """Start the process; harmless when it is running."""
+        if self.is_alive():
+            return
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+                env={**os.environ, **self.env},
+                start_new_session=True,
+            )
+        if not self.outlives_owner:
+            REAPER.watch(self.pid)
+
+    def is_alive(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self.process is not None and self.process.poll() is None
+
+    def stop(self, sig: signal.Signals = signal.SIGKILL, timeout_seconds: float = 30) -> None:
+        """Signal the whole group and wait until it is gone; kills it after `timeout_seconds`."""
+        if self.process is None:
+            return
+        self._signal(sig)
+        try:
+            self.process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self.process.wait()
+        if not self.outlives_owner:
+            REAPER.forget(self.pid)
+        self.process = None
+
+    def _signal(self, sig: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, sig)
+
+    def await_ready(self, ready: Callable[[], bool], timeout_seconds: float = 60) -> None:
+        """Poll `ready` until it is true.
+
+        Raises:
+            ComponentDiedError: The process ended or the time is up; the message has its last log lines.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while not ready():
+            if not self.is_alive():
+                raise ComponentDiedError(f"{self.name} ended while starting:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise ComponentDiedError(
+                    f"{self.name} is not ready after {timeout_seconds:g} s:\n{self.log_tail()}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def log_tail(self, lines: int = 8) -> str:
+        """The last lines of the log, for error messages."""
+        if not self.log.exists():
+            return "(no log)"
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

