@@ -1,0 +1,1 @@
+"""The Kubernetes API: one thin client with time-outs and an exception tree of its own."""

@@ -1,0 +1,261 @@
+"""A thin client over the `kubernetes` package: JSON in, JSON out, a time-out on every call.
+
+It never retries: a caller that is told `Unavailable` looks at the world anew in its next tick. It
+never logs a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client.rest import RESTResponse
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+
+from kvmedic import __version__
+from kvmedic.core.edit import PatchOperation
+from kvmedic.kube.errors import Call, Unavailable, error_for
+from kvmedic.kube.objects import JsonObject, Ref, Resource
+from kvmedic.kube.pace import Pace
+
+FIELD_MANAGER = "kvmedic"
+"""Name under which the API server notes which fields we set."""
+
+PAGE = 500
+"""Objects per page of a list (the default of kubectl's `--chunk-size`)."""
+
+NOT_FOUND = 404
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one process may ask of the API server."""
+
+    connect_seconds: float = 5.0
+    """Until a connection stands. A server in the same cluster needs milliseconds; a lost SYN is
+    repeated after 1 and 3 s (Linux), so one loss is forgiven."""
+    total_seconds: float = 20.0
+    """Until the whole answer is there. Between the 15 and 30 s that suit a controller: an overloaded
+    server queues a request for up to a minute (API priority and fairness) and is better asked again."""
+    per_second: float = 20.0
+    """Requests a second in the long run (the default of controller-runtime)."""
+    burst: int = 60
+    """Requests at once: one look at ten fleets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preconditions:
+    """What an object must still be for a deletion to happen."""
+
+    uid: str
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    call: Call
+    path: str
+    query: tuple[tuple[str, str], ...] = ()
+    body: object = None
+    content_type: str = JSON
+
+
+class Client:
+    """Calls to one API server. Every method can be cancelled, and raises an `ApiError`."""
+
+    def __init__(self, configuration: Configuration, limits: Limits) -> None:
+        """Prepare; the first call connects."""
+        self._api = ApiClient(configuration)
+        self._api.user_agent = f"kvmedic/{__version__}"
+        self._limits = limits
+        self._timeout = aiohttp.ClientTimeout(
+            total=limits.total_seconds, connect=limits.connect_seconds, sock_connect=limits.connect_seconds
+        )
+        self._pace = Pace(limits.per_second, limits.burst)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, ref: Ref) -> JsonObject | None:
+        """Return an object as it is now, or None when it does not exist.
+
+        No resourceVersion is sent, so the answer is a consistent read, never one from a cache that lags.
+        """
+        await self._pace.turn()
+        request = _Request("GET", Call("get", ref.path), ref.path)
+        status, body = await self._send(request)
+        if status == NOT_FOUND:
+            return None
+        return _checked(request, status, body)
+
+    async def list(self, resource: Resource, namespace: str, label_selector: str = "") -> list[JsonObject]:
+        """Return all objects of a kind in a namespace at one moment; an empty namespace means all.
+
+        Raises:
+            Unavailable: also when a page expired in the middle.
+        """
+        found: list[JsonObject] = []
+        token = ""
+        while True:
+            await self._pace.turn()
+            query = (("limit", str(PAGE)), ("labelSelector", label_selector), ("continue", token))
+            path = resource.path(namespace)
+            request = _Request("GET", Call("list", path), path, query)
+            page = await self._call(request)
+            found += page.get("items") or []
+            token = (page.get("metadata") or {}).get("continue", "")
+            if not token:
+                return found
+
+    async def json_patch(self, ref: Ref, operations: Sequence[PatchOperation]) -> JsonObject:
+        """Apply a JSON patch (RFC 6902) and return the object as it is then.
+
+        Raises:
+            Conflict: a `test` among the operations does not hold.
+        """
+        body = [operation.as_json() for operation in operations]
+        return await self._call(self._write(_patch(ref, body, JSON_PATCH)))
+
+    async def merge_patch(self, ref: Ref, patch: Mapping[str, Any]) -> JsonObject:
+        """Apply a merge patch (RFC 7386). With `metadata.resourceVersion` in it, only onto that version."""
+        return await self._call(self._write(_patch(ref, dict(patch), MERGE_PATCH)))
+
+    async def put(self, ref: Ref, body: JsonObject) -> JsonObject:
+        """Replace an object that was loaded before.
+
+        Raises:
+            Conflict: it changed since.
+            ValueError: the body has no `metadata.resourceVersion`, so the write would be unchecked.
+        """
+        _require_version(body)
+        return await self._call(self._write(_update(ref.path, body)))
+
+    async def put_status(self, ref: Ref, body: JsonObject) -> JsonObject:
+        """Replace the status of an object that was loaded before. Raises like `put`."""
+        _require_version(body)
+        return await self._call(self._write(_update(f"{ref.path}/status", body)))
+
+    async def create(self, ref: Ref, body: JsonObject) -> JsonObject:
+        """Create an object. Raises Conflict when one of that name exists."""
+        call, path = Call("create", ref.path), ref.resource.path(ref.namespace)
+        return await self._call(self._write(_Request("POST", call, path, _AS_US, body)))
+
+    async def delete(self, ref: Ref, preconditions: Preconditions) -> None:
+        """Delete an object with its own grace period; one that is gone already is a success.
+
+        Raises:
+            Conflict: it is not what the preconditions say.
+        """
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": preconditions.uid, "resourceVersion": preconditions.resource_version},
+        }
+        request = self._write(_Request("DELETE", Call("delete", ref.path), ref.path, (), body))
+        status, answer = await self._send(request)
+        if status != NOT_FOUND:
+            _checked(request, status, answer)
+
+    def _write(self, request: _Request) -> _Request:
+        self._pace.spend(asyncio.get_running_loop().time())
+        return request
+
+    async def _call(self, request: _Request) -> JsonObject:
+        status, body = await self._send(request)
+        return _checked(request, status, body)
+
+    async def _send(self, request: _Request) -> tuple[int, JsonObject]:
+        """Return the answer's code and body; whatever keeps an answer away is Unavailable."""
+        try:
+            response = await self._exchange(request)
+            text = await response.read()  # type: ignore[no-untyped-call]
+        except TimeoutError as error:
+            limit = self._limits.total_seconds
+            raise Unavailable(request.call, None, f"no answer within {limit:g} s") from error
+        except (aiohttp.ClientError, OSError, ConfigException) as error:
+            raise Unavailable(request.call, None, f"no answer: {type(error).__name__}") from error
+        return response.status, _parsed(text)
+
+    async def _exchange(self, request: _Request) -> RESTResponse:
+        query = [(key, value) for key, value in request.query if value]
+        headers = {"Accept": JSON, "Content-Type": request.content_type}
+        method, url, sent, _, _ = await self._api.param_serialize(
+            request.method,
+            request.path,
+            query_params=query,
+            header_params=headers,
+            auth_settings=["BearerToken"],
+        )
+        return await self._api.call_api(
+            method, url, header_params=sent, body=request.body, _request_timeout=self._timeout
+        )
+
+
+async def connect(kubeconfig: Path | None, limits: Limits) -> Client:
+    """Return a client for a kubeconfig, or for the cluster that this process is a pod of.
+
+    In a pod the service account's token is read from its file anew at most a minute after it was
+    rotated (kubernetes 37.0.2, aio/config/incluster_config.py).
+
+    Raises:
+        ConfigException: the configuration is missing or incomplete.
+    """
+    configuration = Configuration()
+    if kubeconfig is None:
+        load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+    else:
+        await load_kube_config(  # type: ignore[no-untyped-call]
+            str(kubeconfig), client_configuration=configuration, persist_config=False
+        )
+    return Client(configuration, limits)
+
+
+_AS_US = (("fieldManager", FIELD_MANAGER),)
+
+
+def _patch(ref: Ref, body: object, content_type: str) -> _Request:
+    return _Request("PATCH", Call("patch", ref.path), ref.path, _AS_US, body, content_type)
+
+
+def _update(path: str, body: JsonObject) -> _Request:
+    return _Request("PUT", Call("update", path), path, _AS_US, body)
+
+
+def _parsed(text: bytes) -> JsonObject:
+    """Return an answer's JSON object; an empty one where something else answered than an API server."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _checked(request: _Request, status: int, body: JsonObject) -> JsonObject:
+    """Return the body of a success, or raise what the answer means."""
+    if not 200 <= status < 300:
+        raise error_for(request.call, status, body)
+    if not body:
+        raise Unavailable(request.call, status, "the answer is not a JSON object")
+    return body
+
+
+def _require_version(body: JsonObject) -> None:
+    if not (body.get("metadata") or {}).get("resourceVersion"):
+        raise ValueError("an update needs metadata.resourceVersion as it was loaded")

@@ -1,0 +1,94 @@
+"""What can go wrong with a call to the API server, sorted by what the caller can do about it.
+
+Messages name the verb, the object, the code and the reason. The server's own text is left out
+except where it only speaks of permissions: for an invalid object it quotes the whole object, and a
+pod template may hold secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+RETRIABLE = frozenset({408, 410, 429})
+"""Codes below 500 that pass by themselves: a time-out, an expired list page, too many requests."""
+
+CONFLICT = 409
+INVALID = 422
+FORBIDDEN = 403
+TEXT_LIMIT = 300
+"""Characters of a server's text that are kept, so that a message fits into an Event (1,024 bytes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, as messages name it."""
+
+    verb: str
+    """`get`, `list`, `patch`, `update`, `create` or `delete`."""
+    path: str
+    """The object's path on the server, without a query."""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.path}"
+
+
+class ApiError(Exception):
+    """A call to the API server did not do what it was asked to; one of three leaves."""
+
+    def __init__(self, call: Call, code: int | None, reason: str) -> None:
+        """Name the call, the HTTP code (None when there was no answer) and the reason."""
+        answer = reason if code is None else f"{code} {reason}"
+        super().__init__(f"{call}: {answer}")
+        self.call = call
+        self.code = code
+        self.reason = reason
+
+
+class Unavailable(ApiError):  # noqa: N818 - the name says what to do
+    """Nobody knows whether it happened, or the server was too busy: look again later."""
+
+
+class Conflict(ApiError):  # noqa: N818
+    """The world is not what the call was decided on: look again and decide anew."""
+
+
+class Refused(ApiError):  # noqa: N818
+    """The server will say no again: a person has to change a permission or an object."""
+
+
+def error_for(call: Call, code: int, body: Mapping[str, Any]) -> ApiError:
+    """Return the exception for an answer that is not a success.
+
+    A JSON patch whose `test` failed, or whose path is gone, is answered with code 422 and without
+    any `details.causes`, while each validation error has a cause (measured on Kubernetes 1.36;
+    apiserver/pkg/endpoints/handlers/patch.go answers the former with NewGenericServerResponse).
+
+    Args:
+        call: the request.
+        code: HTTP status code.
+        body: the `Status` object of the answer; empty where the answer was none.
+    """
+    reason = str(body.get("reason") or "no reason given")
+    if code in RETRIABLE or code >= 500:
+        return Unavailable(call, code, reason)
+    if code == CONFLICT:
+        return Conflict(call, code, reason)
+    if code == INVALID:
+        causes = _causes(body)
+        if not causes and call.verb == "patch":
+            return Conflict(call, code, "a test of the patch does not hold any more")
+        return Refused(call, code, f"{reason}: {', '.join(causes) or 'no field named'}"[:TEXT_LIMIT])
+    if code == FORBIDDEN:
+        return Refused(call, code, f"{reason}: {body.get('message') or 'no message'}"[:TEXT_LIMIT])
+    return Refused(call, code, reason)
+
+
+def _causes(body: Mapping[str, Any]) -> list[str]:
+    """Return each cause as field and reason; the cause's own message quotes the value."""
+    details = body.get("details")
+    causes = details.get("causes") if isinstance(details, Mapping) else None
+    if not isinstance(causes, list):
+        return []
+    return [f"{cause.get('field', '?')} {cause.get('reason', '?')}" for cause in causes]

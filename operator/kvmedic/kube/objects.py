@@ -1,0 +1,95 @@
+"""Where objects live on the API server, and how to look into the JSON that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+JsonObject: TypeAlias = dict[str, Any]
+"""An object as the API server returns it. It stays inside the adapters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of object."""
+
+    group_version: str
+    """`apps/v1`, or `v1` for the core group."""
+    plural: str
+    """Its name in a path: `deployments`."""
+
+    def path(self, namespace: str = "") -> str:
+        """Return the path of all objects of this kind, in one namespace or in the cluster."""
+        root = "/apis/" if "/" in self.group_version else "/api/"
+        place = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+        return f"{root}{self.group_version}{place}/{self.plural}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """One object."""
+
+    resource: Resource
+    namespace: str
+    """Empty for an object that is in no namespace."""
+    name: str
+
+    @property
+    def path(self) -> str:
+        """Return the object's path."""
+        return f"{self.resource.path(self.namespace)}/{quote(self.name, safe='')}"
+
+
+CONFIG_MAPS = Resource("v1", "configmaps")
+DEPLOYMENTS = Resource("apps/v1", "deployments")
+ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "endpointslices")
+EVENTS = Resource("events.k8s.io/v1", "events")
+LEASES = Resource("coordination.k8s.io/v1", "leases")
+PODS = Resource("v1", "pods")
+REPLICA_SETS = Resource("apps/v1", "replicasets")
+SERVICES = Resource("v1", "services")
+
+
+def section(body: Mapping[str, Any], *path: str) -> JsonObject:
+    """Return the object at a path, or an empty one where it or anything above it is absent or null."""
+    found: Any = body
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def items(body: Mapping[str, Any], key: str) -> list[JsonObject]:
+    """Return a list of objects, or an empty one where it is absent or null."""
+    found = body.get(key)
+    return list(found) if isinstance(found, list) else []
+
+
+def annotations_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """Return an object's annotations."""
+    return section(body, "metadata", "annotations")
+
+
+def labels_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """Return an object's labels."""
+    return section(body, "metadata", "labels")
+
+
+def uid_of(body: Mapping[str, Any]) -> str:
+    """Return an object's uid."""
+    return str(section(body, "metadata").get("uid", ""))
+
+
+def controller_uid(body: Mapping[str, Any]) -> str:
+    """Return the uid of the controller that owns an object; empty when none does."""
+    for owner in items(section(body, "metadata"), "ownerReferences"):
+        if owner.get("controller"):
+            return str(owner.get("uid", ""))
+    return ""
+
+
+def moment(text: str) -> datetime:
+    """Return a time as the API server writes it (RFC 3339, UTC)."""
+    return datetime.fromisoformat(text)
