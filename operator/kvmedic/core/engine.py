@@ -90,7 +90,7 @@ class Presence(StrEnum):
     PRESENT = "present"
     ABSENT = "absent"
     UNKNOWN = "unknown"
-    """The version is not known, or lies between two that were looked at and differ."""
+    """The version is not known, or lies between two that were looked at, and these differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,9 @@ class EngineProfile:
     releases: tuple[Version, ...]
     """The releases whose options are listed, oldest first."""
     assumed: Version
-    """The release that an engine of unknown version is taken for."""
+    """The release that an engine of unknown version is taken for when its command line is read."""
+    unknown_since: Version
+    """The oldest release that an engine of unknown version may be when something is added."""
 
     def flag(self, knob: Knob) -> Flag | None:
         """Return how this engine spells a knob, or None where it has no such thing."""
@@ -238,6 +240,15 @@ class EngineProfile:
     def options_of(self, release: Version) -> tuple[Option, ...]:
         """Return the options of one of the releases."""
         return tuple(option for option in self.options if option.since <= release <= option.until)
+
+    def form_of(self, flag: Flag, release: Version) -> Kind | None:
+        """Return how one of the releases has a flag written, or None where it has no such flag.
+
+        All flags that take a text are of one form: a plain number reads the same in each.
+        """
+        found = (option.kind for option in self.options_of(release) if flag.name in option.names)
+        kind = next(found, None)
+        return kind if kind in {None, Kind.SWITCH, Kind.PRESENCE, Kind.TRUTH} else Kind.TEXT
 
     def neighbours(self, version: Version) -> tuple[Version, Version]:
         """Return the releases around a version: both the same where it is one of them, or lies outside."""
@@ -260,13 +271,18 @@ class Engine:
         return self.version or self.profile.assumed
 
     def presence(self, flag: Flag) -> Presence:
-        """Return whether this engine has a flag.
+        """Return whether this engine has a flag, and it is known how to write it.
 
         An engine older or newer than every release looked at counts as the oldest or the newest.
         """
-        profile = self.profile
-        around = profile.releases if self.version is None else profile.neighbours(self.version)
-        found = {any(flag.name in option.names for option in profile.options_of(r)) for r in around}
-        if len(found) > 1:
+        forms = {self.profile.form_of(flag, release) for release in self._around()}
+        if len(forms) > 1:
             return Presence.UNKNOWN
-        return Presence.PRESENT if found.pop() else Presence.ABSENT
+        return Presence.ABSENT if forms == {None} else Presence.PRESENT
+
+    def _around(self) -> tuple[Version, ...]:
+        """Return the releases that this engine may be like."""
+        profile = self.profile
+        if self.version is not None:
+            return profile.neighbours(self.version)
+        return tuple(release for release in profile.releases if release >= profile.unknown_since)

@@ -110,4 +110,5 @@ VLLM = EngineProfile(
     dialect=DIALECT,
     releases=RELEASES,
     assumed=Version.parse("0.32.0"),
+    unknown_since=Version.parse("0.8.5.post1"),
 )

@@ -1,0 +1,1 @@
+"""The `kvmedic` command: one file per subcommand, each of which parses, calls and prints."""

@@ -1,0 +1,68 @@
+"""The command as a whole: its name, its version and its subcommands.
+
+Help must come at once, so a subcommand's module is imported only when the subcommand is asked for.
+A module has either an `app`, when it holds several commands, or a function `command`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from kvmedic import __version__
+
+SUBCOMMANDS = {
+    "flags": ("kvmedic.cli.flags", "Show and change engine flags in manifest files, without a cluster."),
+}
+"""Each subcommand's module and what help says of it."""
+
+
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """Return the command with those subcommands loaded that the arguments ask for."""
+    app = typer.Typer(
+        name="kvmedic",
+        help="Heal vLLM fleets that thrash on KV cache: look, decide, change one thing, verify, "
+        "undo if it did not help.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, (module, summary) in SUBCOMMANDS.items():
+        if name in arguments:
+            _load(app, name, module, summary)
+        else:
+            app.command(name, help=summary)(_not_loaded)
+    return app
+
+
+def _load(app: typer.Typer, name: str, module: str, summary: str) -> None:
+    loaded = import_module(module)
+    if hasattr(loaded, "app"):
+        app.add_typer(loaded.app, name=name, help=summary)
+    else:
+        command: Callable[..., None] = loaded.command
+        app.command(name, help=summary)(command)
+
+
+def _not_loaded() -> None:
+    """Stand in the list of subcommands for one that is not asked for."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"kvmedic {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
+    ] = False,
+) -> None:
+    """Take the options that belong to no subcommand."""

@@ -1,0 +1,193 @@
+"""`kvmedic flags`: what an engine's flags are in a manifest file, and one of them changed.
+
+Works on files alone. Exit codes: 0 done, 2 wrong usage or unreadable file, 3 refused, with the reason
+on standard error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from kvmedic.core.engine import Engine, EngineProfile, Flag
+from kvmedic.core.version import Version
+from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.documents import ManifestContainer
+from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, read_flags, setting_of
+from kvmedic.manifests.invocation import version_of
+from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.selection import Selector, engine_in, engines_in, several
+from kvmedic.manifests.splice import spliced
+
+app = typer.Typer(no_args_is_help=True)
+
+REFUSED = 3
+
+
+class Format(StrEnum):
+    """How the flags are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+File = Annotated[
+    str, typer.Option("--file", "-f", help="Manifest file, YAML or JSON; `-` reads standard input.")
+]
+Container = Annotated[str | None, typer.Option(help="Name of the container, where several could be meant.")]
+Name = Annotated[str | None, typer.Option(help="Name of the object, where the file holds several.")]
+EngineVersion = Annotated[
+    str | None,
+    typer.Option(help="The engine's version, such as 0.32.0; by default it is read from the image's tag."),
+]
+
+
+@app.command()
+def show(
+    file: File,
+    output: Annotated[Format, typer.Option("--output", "-o", help="How to print.")] = Format.TEXT,
+    container: Container = None,
+    name: Name = None,
+    engine_version: EngineVersion = None,
+) -> None:
+    """Show the flags that a manifest gives the engine, as the engine reads them.
+
+    Only what is given on the command line is shown, never the engine's defaults.
+    """
+
+    version = _version(engine_version)
+    text = _read(file)
+    engines = engines_in(text, VLLM, Selector(container, name))
+    if isinstance(engines, Refusal):
+        _refuse(engines)
+    if len({engine.name for engine in engines}) < len(engines):
+        _refuse(several(engines))
+    views: list[tuple[ManifestContainer, FlagsView]] = []
+    for found in engines:
+        view = read_flags(found.data, _engine(found, VLLM, version))
+        if isinstance(view, Refusal):
+            _refuse(view, found)
+        views.append((found, view))
+    _print_views(views, output)
+
+
+@app.command("set")
+def set_flag(
+    setting: Annotated[str, typer.Argument(metavar="NAME=VALUE", help="For example max_num_seqs=64.")],
+    file: File,
+    container: Container = None,
+    name: Name = None,
+    engine_version: EngineVersion = None,
+) -> None:
+    """Change one flag in a manifest and print the manifest.
+
+    Exactly one token changes, or one is added; every other byte stays as it is.
+    """
+
+    flag_name, value = _assignment(setting)
+    version = _version(engine_version)
+    flag = _flag(flag_name, VLLM)
+    text = _read(file)
+    found = engine_in(text, VLLM, Selector(container, name))
+    if isinstance(found, Refusal):
+        _refuse(found)
+    engine = _engine(found, VLLM, version)
+    wanted = setting_of(flag, value, engine)
+    if isinstance(wanted, Refusal):
+        _refuse(wanted, found)
+    outcome = edit(found.data, found.index, wanted, engine)
+    if isinstance(outcome, Refusal):
+        _refuse(outcome, found)
+    if isinstance(outcome, AlreadySet):
+        _note(f"{flag.dest} has that value already ({outcome.place} of container {found})")
+        _write(text)
+        return
+    result = spliced(text, found, outcome)
+    if isinstance(result, Refusal):
+        _refuse(result)
+    before = "nothing" if outcome.before is None else repr(outcome.before)
+    _note(f"{outcome.field}[{outcome.index}] of container {found}: {before} -> {outcome.after!r}")
+    _write(result)
+
+
+def _print_views(views: list[tuple[ManifestContainer, FlagsView]], output: Format) -> None:
+    for found, view in views:
+        if view.config is not None:
+            _note(f"container {found} also reads {view.config}, which can't be seen; its flags are not shown")
+    if output is Format.JSON:
+        print(json.dumps({"containers": {found.name: view.values() for found, view in views}}, indent=2))
+        return
+    for found, view in views:
+        print(f"container {found}")
+        for given in view.flags:
+            print(f"  {given.flag.dest:<24} {json.dumps(given.value):<16} {given.place}")
+        if not view.flags:
+            print("  no flag that kvmedic knows; the engine's defaults apply")
+
+
+def _engine(found: ManifestContainer, profile: EngineProfile, version: Version | None) -> Engine:
+
+    return Engine(profile, version or version_of(found.data, profile))
+
+
+def _assignment(setting: str) -> tuple[str, str]:
+    name, equals, value = setting.partition("=")
+    if not equals or not name.strip("-"):
+        raise typer.BadParameter(f"{setting!r} is not NAME=VALUE; for example max_num_seqs=64")
+    return name, value
+
+
+def _version(text: str | None) -> Version | None:
+
+    try:
+        return Version.parse(text) if text is not None else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--engine-version") from error
+
+
+def _flag(name: str, profile: EngineProfile) -> Flag:
+
+    dashed = "--" + name.removeprefix("--").replace("_", "-")
+    for flag in profile.flags:
+        if name == flag.knob or dashed in _spellings(flag, profile):
+            return flag
+    known = [flag.dest for flag in profile.flags]
+    close = difflib.get_close_matches(dashed.strip("-").replace("-", "_"), known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
+    return _refuse(Refusal(RefusalReason.UNKNOWN_FLAG, f"{name!r} is no flag that kvmedic changes: {hint}"))
+
+
+def _spellings(flag: Flag, profile: EngineProfile) -> set[str]:
+    named = (option.names for option in profile.options if flag.name in option.names)
+    return {name for names in named for name in names if not name.startswith("--no-")}
+
+
+def _read(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}", param_hint="--file") from error
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{file} is not UTF-8 text", param_hint="--file") from error
+
+
+def _write(text: str) -> None:
+    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.buffer.flush()
+
+
+def _note(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _refuse(refusal: Refusal, found: ManifestContainer | None = None) -> NoReturn:
+    where = f"container {found}: " if found is not None else ""
+    _note(f"refused ({refusal.reason}): {where}{refusal.message}")
+    raise typer.Exit(REFUSED)

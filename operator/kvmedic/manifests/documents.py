@@ -1,0 +1,278 @@
+"""The containers in a manifest's text, with the place of every token in it.
+
+A text holds one or more YAML documents, or JSON. It is read as a graph of nodes that know where they
+stand; nothing is ever written from the graph, so that `splice` can leave every other byte alone.
+Kubernetes reads YAML 1.1 and this reader 1.2: a plain scalar that is not text in either of them is
+not taken for text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from kvmedic.core.edit import Field
+from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.tokens import Unquoted
+
+_POD_SPECS = (
+    ("spec", "template", "spec"),
+    ("spec",),
+    ("spec", "jobTemplate", "spec", "template", "spec"),
+    ("template", "spec"),
+    ("spec", "leaderWorkerTemplate", "leaderTemplate", "spec"),
+    ("spec", "leaderWorkerTemplate", "workerTemplate", "spec"),
+)
+"""Where an object may hold a pod's specification: workloads, Pod, CronJob, PodTemplate, LeaderWorkerSet."""
+_TEXT_TAG = "tag:yaml.org,2002:str"
+_KINDS = {"int": "number", "float": "number", "bool": "boolean", "timestamp": "date"}
+_NULL = re.compile(r"~|null|Null|NULL|")
+_BOOLEAN = re.compile(r"(?i:y|yes|n|no|on|off|true|false)")
+_NUMBER = re.compile(
+    r"[-+]?(?:0b[01_]+|0o?[0-7_]+|0x[\da-fA-F_]+|\d[\d_]*"
+    r"|(?:\.\d[\d_]*|\d[\d_]*\.[\d_]*|\d[\d_]*)(?:[eE][-+]?\d+)?|\.(?i:inf))|\.(?i:nan)"
+)
+"""What go-yaml, Kubernetes' reader, takes for a number or a boolean without quotes."""
+
+
+class _UnreadableError(Exception):
+    """The text can't be a manifest; never leaves `containers_of`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListNode:
+    """A container's command or args in the text."""
+
+    node: SequenceNode
+    shared: bool
+    """Whether an alias or a merge makes other places show the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestContainer:
+    """One container of one object in a manifest's text."""
+
+    kind: str
+    owner: str
+    """Name of the object."""
+    index: int
+    """Place among the containers of its pod."""
+    data: Mapping[str, object]
+    """The container as Kubernetes would read it."""
+    lists: Mapping[Field, ListNode]
+
+    @property
+    def name(self) -> str:
+        """Return the container's name."""
+        return str(self.data.get("name"))
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.kind}/{self.owner}"
+
+
+def containers_of(text: str) -> tuple[ManifestContainer, ...] | Refusal:
+    """Return the containers of all objects in a text; init containers are left out."""
+    try:
+        return tuple(found for root in _roots(text) for found in _Document(root).containers())
+    except YAMLError as error:
+        return Refusal(RefusalReason.NOT_A_MANIFEST, f"not readable as YAML: {_first_lines(error)}")
+    except (_UnreadableError, RecursionError) as error:
+        return Refusal(RefusalReason.NOT_A_MANIFEST, f"not readable as a manifest: {error}")
+
+
+def reads_as_text(plain: str) -> bool:
+    """Return whether a scalar without quotes reads as a string everywhere."""
+    return not any(pattern.fullmatch(plain) for pattern in (_NULL, _BOOLEAN, _NUMBER))
+
+
+def _roots(text: str) -> Sequence[Node]:
+    """Return the root nodes of a text. JSON may be indented with tabs, which YAML does not allow."""
+    yaml = YAML(typ="safe", pure=True)
+    return [root for root in yaml.compose_all(text.replace("\t", " ") if _is_json(text) else text) if root]
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text.removeprefix("\ufeff"))
+    except ValueError:
+        return False
+    return True
+
+
+def _first_lines(error: YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f", line {mark.line + 1}" if mark is not None else ""
+    return f"{getattr(error, 'problem', None) or str(error).splitlines()[0]}{where}"
+
+
+class _Document:
+    """One document's nodes: which are shared, and what they hold."""
+
+    def __init__(self, root: Node) -> None:
+        self.root = root
+        self.uses = Counter(id(child) for node in _all(root) for child in _children(node))
+        self.plain: dict[int, object] = {}
+
+    def containers(self) -> Iterator[ManifestContainer]:
+        """Yield the containers of the document's objects."""
+        for obj in self._objects(_Place(self.root, shared=False)):
+            for path in _POD_SPECS:
+                spec = self._walk(obj, path)
+                if spec is not None and spec.get("containers") is not None:
+                    yield from self._of_pod(obj, spec)
+
+    def _objects(self, place: _Place) -> Iterator[_Place]:
+        items = self._walk(place, ("items",))
+        if items is None or not isinstance(items.node, SequenceNode):
+            yield place
+            return
+        for item in items.node.value:
+            yield from self._objects(self._at(item, items))
+
+    def _of_pod(self, obj: _Place, spec: _Place) -> Iterator[ManifestContainer]:
+        containers = self._walk(spec, ("containers",))
+        if containers is None or not isinstance(containers.node, SequenceNode):
+            return
+        owner = self._walk(obj, ("metadata", "name"))
+        kind = self._walk(obj, ("kind",))
+        for index, item in enumerate(containers.node.value):
+            place = self._at(item, containers)
+            data = self._plain(item)
+            if isinstance(data, Mapping):
+                yield ManifestContainer(_text(kind), _text(owner), index, data, dict(self._lists(place)))
+
+    def _lists(self, container: _Place) -> Iterator[tuple[Field, ListNode]]:
+        for field in Field:
+            place = self._walk(container, (field,))
+            if place is not None and isinstance(place.node, SequenceNode):
+                yield field, ListNode(place.node, place.shared)
+
+    def _walk(self, place: _Place, path: Sequence[str]) -> _Place | None:
+        for key in path:
+            found = place.get(key)
+            if found is None:
+                return None
+            node, merged = found
+            place = self._at(node, _Place(place.node, place.shared or merged))
+        return place
+
+    def _at(self, node: Node, parent: _Place) -> _Place:
+        return _Place(node, parent.shared or self.uses[id(node)] > 1)
+
+    def _plain(self, node: Node) -> object:
+        """Return what a node holds, as Kubernetes would read it."""
+        if id(node) in self.plain:
+            return self.plain[id(node)]
+        self.plain[id(node)] = None
+        self.plain[id(node)] = value = self._converted(node)
+        return value
+
+    def _converted(self, node: Node) -> object:
+        if isinstance(node, MappingNode):
+            found = {key: _Place(node, shared=False).get(key) for key in _keys(node)}
+            return {key: self._plain(value[0]) for key, value in found.items() if value is not None}
+        if isinstance(node, SequenceNode):
+            return [self._plain(item) for item in node.value]
+        return _scalar(node)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A node, and whether other places show the same."""
+
+    node: Node
+    shared: bool
+
+    def get(self, key: str) -> tuple[Node, bool] | None:
+        """Return the value of a key and whether a merge brought it."""
+        own = _own(self.node, key)
+        if own is not None:
+            return own, False
+        for merge in _merges(self.node):
+            found = _Place(merge, shared=True).get(key)
+            if found is not None:
+                return found[0], True
+        return None
+
+
+def _own(node: Node, key: str) -> Node | None:
+    if not isinstance(node, MappingNode):
+        return None
+    found = [value for name, value in node.value if _key(name) == key]
+    if len(found) > 1:
+        raise _UnreadableError(f"{key!r} twice in one mapping, line {found[1].start_mark.line + 1}")
+    return found[0] if found else None
+
+
+def _merges(node: Node) -> Iterator[MappingNode]:
+    if not isinstance(node, MappingNode):
+        return
+    for key, value in node.value:
+        if _is_merge(key):
+            for merge in value.value if isinstance(value, SequenceNode) else [value]:
+                if isinstance(merge, MappingNode):
+                    yield merge
+
+
+def _keys(node: MappingNode) -> Iterator[str]:
+    for key, _ in node.value:
+        if not _is_merge(key):
+            yield _key(key)
+    for merge in _merges(node):
+        yield from _keys(merge)
+
+
+def _key(node: Node) -> str:
+    return str(node.value) if isinstance(node, ScalarNode) else ""
+
+
+def _is_merge(node: Node) -> bool:
+    return isinstance(node, ScalarNode) and node.value == "<<" and node.style is None
+
+
+def _all(root: Node) -> Iterator[Node]:
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            waiting.extend(_children(node))
+            yield node
+
+
+def _children(node: Node) -> Iterator[Node]:
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            yield key
+            yield value
+    elif isinstance(node, SequenceNode):
+        yield from node.value
+
+
+def _scalar(node: Node) -> object:
+    if not isinstance(node, ScalarNode):
+        return None
+    value, tag = str(node.value), str(node.tag)
+    if tag == _TEXT_TAG and (node.style is not None or _has_tag(node) or reads_as_text(value)):
+        return value
+    if tag.endswith(":null") or _NULL.fullmatch(value):
+        return None
+    kind = "boolean" if _BOOLEAN.fullmatch(value) else _KINDS.get(tag.rpartition(":")[2], "number")
+    return Unquoted(value, kind)
+
+
+def _has_tag(node: ScalarNode) -> bool:
+    """Return whether `!!str` stands before a plain scalar: nothing else makes it longer than its value."""
+    return node.anchor is None and node.end_mark.index - node.start_mark.index > len(node.value)
+
+
+def _text(place: _Place | None) -> str:
+    return str(place.node.value) if place is not None and isinstance(place.node, ScalarNode) else "?"

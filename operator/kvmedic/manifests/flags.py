@@ -1,0 +1,241 @@
+"""One engine flag of one container: what it is, and how it becomes something else.
+
+The operator's and the command line's way in:
+
+* `read_flags(container, engine)` returns the flags that are given on a container's command line, by
+  the engine's own names, with the tokens that decide them.
+* `edit(container, index, setting, engine)` returns the one token that has to change, or why not.
+
+A container is a plain mapping as the Kubernetes API returns it. Nothing is changed in place. A
+refusal is a value, never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kvmedic.core.edit import Field, TokenEdit
+from kvmedic.core.engine import Engine, Flag, Kind, Option, Presence, Scalar
+from kvmedic.manifests.grammar import Given, Parsed, options_of, parse
+from kvmedic.manifests.invocation import invocation_of
+from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.tokens import Place, Token
+from kvmedic.manifests.values import Malformed, read_value
+from kvmedic.manifests.words import CommandLine
+
+
+@dataclass(frozen=True, slots=True)
+class FlagValue:
+    """One knob's flag as it is given on a command line."""
+
+    flag: Flag
+    value: Scalar
+    place: Place
+    """The token that decides the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlagsView:
+    """What a container's command line gives."""
+
+    flags: tuple[FlagValue, ...]
+    """The knobs that are given, in the order of the profile. What is not given is not here."""
+    config: str | None
+    """The configuration file that the engine reads besides; what is in it can't be seen."""
+
+    def values(self) -> dict[str, Scalar]:
+        """Return the values by the engine's own names."""
+        return {given.flag.dest: given.value for given in self.flags}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A flag and the value that it should have, as the engine would read it."""
+
+    flag: Flag
+    value: Scalar
+    text: str
+    """How the value is written; of no meaning for a flag that is a switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadySet:
+    """The container has the value already."""
+
+    place: Place
+
+
+Outcome: TypeAlias = TokenEdit | AlreadySet | Refusal
+
+
+def read_flags(container: Mapping[str, object], engine: Engine) -> FlagsView | Refusal:
+    """Return the flags that a container's command line gives."""
+    parsed = parsed_of(container, engine)
+    if isinstance(parsed, Refusal):
+        return parsed
+    found: list[FlagValue] = []
+    for flag in engine.profile.flags:
+        given = parsed.last(flag.dest)
+        if given is None:
+            continue
+        if given.held_by.unresolved:
+            return _from_variable(flag, given.held_by)
+        found.append(FlagValue(flag, given.value, given.held_by.place))
+    return FlagsView(tuple(found), parsed.config)
+
+
+def setting_of(flag: Flag, value: Scalar, engine: Engine) -> Setting | Refusal:
+    """Return the setting that a value makes, checked against what the engine accepts.
+
+    The value may be typed or a text as on the command line: 8192, "8k", True, "true".
+    """
+    option = option_of(flag, engine)
+    if isinstance(option, Refusal):
+        return option
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    read = read_value(option, text)
+    if isinstance(read, Malformed):
+        return Refusal(RefusalReason.INVALID_VALUE, f"{flag.dest}: {read.message}")
+    if isinstance(read, int | float) and not isinstance(read, bool) and not flag.bounds.holds(read):
+        return Refusal(RefusalReason.INVALID_VALUE, f"{flag.dest} is {flag.bounds}, not {text}")
+    if isinstance(read, str) and (not read or read.startswith("-") or "$" in read):
+        return Refusal(RefusalReason.INVALID_VALUE, f"{flag.dest} can't be {text!r}")
+    if option.kind is Kind.PRESENCE and read is False:
+        message = f"{engine.profile.name} {engine.effective_version} has no way to write {flag.name} off"
+        return Refusal(RefusalReason.NOT_IN_VERSION, message)
+    return Setting(flag, read, text.strip())
+
+
+def option_of(flag: Flag, engine: Engine) -> Option | Refusal:
+    """Return how an engine reads a flag, or why it can't be relied on to have it."""
+    profile, name = engine.profile, engine.profile.name
+    presence = engine.presence(flag)
+    if presence is Presence.PRESENT:
+        return next(option for option in options_of(engine) if flag.name in option.names)
+    if engine.version is None:
+        message = f"not every {name} reads {flag.name}, and an unknown flag keeps it from starting"
+        return Refusal(RefusalReason.VERSION_UNKNOWN, f"{message}: name the engine's version")
+    if presence is Presence.UNKNOWN:
+        low, high = profile.neighbours(engine.version)
+        message = (
+            f"{name} {low} and {high} differ in {flag.name}; what {engine.version} makes of it is not known"
+        )
+        return Refusal(RefusalReason.VERSION_UNKNOWN, message)
+    having = [r for r in profile.releases if profile.form_of(flag, r) is not None]
+    message = f"{name} {engine.version} does not have {flag.name}; {having[0]} to {having[-1]} are known to"
+    return Refusal(RefusalReason.NOT_IN_VERSION, message)
+
+
+def edit(container: Mapping[str, object], index: int, setting: Setting, engine: Engine) -> Outcome:
+    """Return the one token that gives a container's flag a value.
+
+    Of several uses the last one changes, because the engine lets it win. A flag that is not given is
+    appended as one token, `--name=value`, where the engine reads it last. `index` is the container's
+    place in its pod template.
+    """
+    parsed = parsed_of(container, engine)
+    if isinstance(parsed, Refusal):
+        return parsed
+    given = parsed.last(setting.flag.dest)
+    change = _changed(given, setting) if given else _appended(container, parsed, setting, engine)
+    if isinstance(change, AlreadySet | Refusal):
+        return change
+    result = TokenEdit(
+        str(container.get("name")), index, change.place.field, change.place.index, change.before, change.after
+    )
+    return result if _is_safe(container, result, setting, engine) else _unsafe(setting.flag)
+
+
+def parsed_of(container: Mapping[str, object], engine: Engine) -> Parsed | Refusal:
+    """Return what the engine makes of a container's command line."""
+    line = invocation_of(container, engine.profile)
+    if isinstance(line, CommandLine):
+        return parse(line, engine)
+    if isinstance(line, Refusal):
+        return line
+    doubt = f": {line.doubt}" if line.doubt else ""
+    return Refusal(
+        RefusalReason.NO_ENGINE,
+        f"container {container.get('name')} does not start {engine.profile.name}{doubt}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One token, before and after."""
+
+    place: Place
+    before: str | None
+    after: str
+
+
+def _changed(given: Given, setting: Setting) -> _Change | AlreadySet | Refusal:
+    token = given.held_by
+    if token.unresolved:
+        return _from_variable(setting.flag, token)
+    if given.value == setting.value:
+        return AlreadySet(token.place)
+    if token.variables:
+        return _from_variable(setting.flag, token)
+    return _Change(token.place, token.raw, _respelled(given, setting))
+
+
+def _respelled(given: Given, setting: Setting) -> str:
+    """Return the token that decides a value with another value in it."""
+    raw = given.held_by.raw
+    if given.option.kind is Kind.SWITCH:
+        return _switch(given.option, setting, "_" if "_" in raw else "-")
+    if given.joined:
+        return raw.partition("=")[0] + "=" + setting.text
+    return setting.text if given.values else f"{raw}={setting.text}"
+
+
+def _switch(option: Option, setting: Setting, separator: str = "-") -> str:
+    positive = next(name for name in option.names if name.startswith("--") and not name.startswith("--no-"))
+    name = positive if setting.value else "--no-" + positive.removeprefix("--")
+    return "--" + name.removeprefix("--").replace("-", separator)
+
+
+def _appended(
+    container: Mapping[str, object], parsed: Parsed, setting: Setting, engine: Engine
+) -> _Change | Refusal:
+    option = option_of(setting.flag, engine)
+    if isinstance(option, Refusal):
+        return option
+    if parsed.config is not None:
+        message = f"{setting.flag.dest} is not on the command line and may be in the file {parsed.config}"
+        return Refusal(RefusalReason.IN_CONFIG_FILE, f"{message}, which is not edited: set it there")
+    field = Field.ARGS if container.get(Field.ARGS) else Field.COMMAND
+    tokens = container.get(field)
+    size = len(tokens) if isinstance(tokens, list) else 0
+    text = _switch(option, setting) if option.kind is Kind.SWITCH else f"{setting.flag.name}={setting.text}"
+    return _Change(Place(field, size), None, text)
+
+
+def _is_safe(container: Mapping[str, object], change: TokenEdit, setting: Setting, engine: Engine) -> bool:
+    """Return whether the engine reads the changed command line as before but for the one value."""
+    template = {"spec": {"containers": [container]}}
+    alone = TokenEdit(change.container, 0, change.field, change.index, change.before, change.after)
+    spec = alone.apply(template)["spec"]
+    edited = spec["containers"][0] if isinstance(spec, dict) else {}
+    old, new = parsed_of(container, engine), parsed_of(edited, engine)
+    if isinstance(old, Refusal) or isinstance(new, Refusal):
+        return False
+    return new.values() == {**old.values(), setting.flag.dest: setting.value}
+
+
+def _from_variable(flag: Flag, token: Token) -> Refusal:
+    names = ", ".join(f"$({name})" for name in token.unresolved or token.variables)
+    where = "set outside of the manifest" if token.unresolved else "set in the container's env"
+    return Refusal(
+        RefusalReason.FROM_VARIABLE,
+        f"{flag.dest} comes from {names} ({token.place}), {where}: change it there",
+    )
+
+
+def _unsafe(flag: Flag) -> Refusal:
+    return Refusal(
+        RefusalReason.UNSAFE, f"{flag.dest} can't be changed without changing how other flags are read"
+    )

@@ -1,0 +1,233 @@
+"""How an engine's command line reads: the engine's own steps (`words`), then Python's argparse.
+
+argparse resolves abbreviations and takes values; every use of an option keeps the tokens that it came
+from. What the engine would not accept gives a `Refusal` with the engine's reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvmedic.core.engine import Arity, Engine, Kind, Option, Scalar
+from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.tokens import Token
+from kvmedic.manifests.values import Malformed, read_value
+from kvmedic.manifests.words import CommandLine, Word, WouldNotStartError, words_of
+
+_NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+"""argparse's own pattern: such a word is a value, not an option."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One use of an option on a command line."""
+
+    option: Option
+    word: Word
+    """The word that names the option."""
+    name: str
+    """The option's full name as it was resolved: `--no-enable-prefix-caching`."""
+    values: tuple[Word, ...]
+    joined: bool
+    """Whether the value is part of the same word: `--name=value`."""
+    value: Scalar
+
+    @property
+    def held_by(self) -> Token:
+        """Return the token that decides the value."""
+        return self.values[-1].token if self.values else self.word.token
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What an engine makes of its command line."""
+
+    given: tuple[Given, ...]
+    """Every use of an option, in order; of several for one value the last one counts."""
+    config: str | None = None
+    """The configuration file that is read before all options, if any."""
+
+    def last(self, dest: str) -> Given | None:
+        """Return the use that decides a value, or None where it is not given."""
+        return next((use for use in reversed(self.given) if use.option.dest == dest), None)
+
+    def values(self) -> dict[str, Scalar]:
+        """Return what is given, by the engine's own names."""
+        return {use.option.dest: use.value for use in self.given}
+
+
+def parse(line: CommandLine, engine: Engine) -> Parsed | Refusal:
+    """Return what an engine makes of its command line."""
+    try:
+        return _parse(line, engine)
+    except WouldNotStartError as broken:
+        assumed = "" if engine.version else "; its version is not known, so this one is assumed"
+        return Refusal(
+            RefusalReason.WOULD_NOT_START,
+            f"{engine.profile.name} {engine.effective_version} would not start: {broken}{assumed}",
+        )
+
+
+def _parse(line: CommandLine, engine: Engine) -> Parsed:
+    argparse = _Argparse(engine, line)
+    config, words = words_of(line, engine, argparse.names)
+    return replace(argparse.parse(words), config=config)
+
+
+class _Argparse:
+    """Python's argparse, for one release's options and one optional positional."""
+
+    def __init__(self, engine: Engine, line: CommandLine) -> None:
+        self.names = {name: option for option in options_of(engine) for name in option.names}
+        self.tolerant = engine.effective_version > engine.profile.releases[-1]
+        self.subcommand = line.subcommand
+
+    def parse(self, words: Sequence[Word]) -> Parsed:
+        """Return the uses of options.
+
+        Raises:
+            WouldNotStartError: the engine would not accept the words.
+        """
+        matches = [self._match(word) for word in words]
+        given: list[Given] = []
+        stray: list[Word] = []
+        index, free = 0, True
+        while index < len(words):
+            match, word = matches[index], words[index]
+            index += 1
+            if isinstance(match, _Match):
+                count = self._count(match, word, matches[index:])
+                given.append(_use(match, word, words[index : index + count]))
+                index += count
+            elif match is _UNKNOWN and self.tolerant:
+                index += _values_after(matches[index:])
+            elif match is _VALUE and free and self._may_be_positional(word):
+                free = False
+            else:
+                stray.append(word)
+        if stray:
+            raise WouldNotStartError(_stray_message(stray))
+        return Parsed(tuple(given))
+
+    def _may_be_positional(self, word: Word) -> bool:
+        return self.subcommand or not word.token.unresolved
+
+    def _match(self, word: Word) -> _Match | object:
+        text = word.text
+        if not text.startswith("-") or text == "-":
+            return _VALUE
+        if text in self.names:
+            return _Match(self.names[text], text, None)
+        name, joined, value = text.partition("=")
+        if joined and name in self.names:
+            return _Match(self.names[name], name, value)
+        found = list(self._abbreviated(text))
+        if len(found) > 1:
+            listed = ", ".join(match.name for match in found)
+            raise WouldNotStartError(f"ambiguous option: {name} could match {listed} ({word.token.place})")
+        if found:
+            return found[0]
+        return _VALUE if _NEGATIVE_NUMBER.fullmatch(text) or " " in text else _UNKNOWN
+
+    def _abbreviated(self, text: str) -> Iterator[_Match]:
+        if text.startswith("--"):
+            prefix, joined, value = text.partition("=")
+            for name, option in self.names.items():
+                if name.startswith(prefix):
+                    yield _Match(option, name, value if joined else None)
+            return
+        for name, option in self.names.items():
+            if name == text[:2]:
+                yield _Match(option, name, text[2:])
+            elif name.startswith(text):
+                yield _Match(option, name, None)
+
+    def _count(self, match: _Match, word: Word, following: Sequence[object]) -> int:
+        """Return how many of the following words an option takes."""
+        arity, label, place = match.option.arity, "/".join(match.option.names), word.token.place
+        if match.explicit is not None:
+            if arity is Arity.NONE:
+                raise WouldNotStartError(
+                    f"argument {label}: ignored explicit argument {match.explicit!r} ({place})"
+                )
+            return 0
+        values = _values_after(following)
+        if arity is Arity.NONE:
+            return 0
+        if arity is Arity.OPTIONAL:
+            return min(values, 1)
+        if not values:
+            wanted = "one argument" if arity is Arity.ONE else "at least one argument"
+            raise WouldNotStartError(f"argument {label}: expected {wanted} ({place})")
+        return 1 if arity is Arity.ONE else values
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A word that names an option, with the value that is part of the word."""
+
+    option: Option
+    name: str
+    explicit: str | None
+
+
+_VALUE = object()
+_UNKNOWN = object()
+
+
+def _values_after(matches: Sequence[object]) -> int:
+    return next((index for index, match in enumerate(matches) if match is not _VALUE), len(matches))
+
+
+def _use(match: _Match, word: Word, following: Sequence[Word]) -> Given:
+    joined = match.explicit is not None
+    values = (replace(word, text=match.explicit or ""),) if joined else tuple(following)
+    return Given(match.option, word, match.name, values, joined, _value(match, word, values))
+
+
+def _value(match: _Match, word: Word, values: tuple[Word, ...]) -> Scalar:
+    option = match.option
+    if option.kind is Kind.HELP:
+        raise WouldNotStartError(f"{word.text} ({word.token.place}) prints the help and ends")
+    if not values:
+        return not match.name.startswith("--no-") if option.kind is Kind.SWITCH else True
+    read = [_read(option, value) for value in values]
+    return read[0] if len(read) == 1 else " ".join(str(item) for item in read)
+
+
+def _read(option: Option, value: Word) -> Scalar:
+    if value.token.unresolved:
+        return value.text
+    result = read_value(option, value.text)
+    if isinstance(result, Malformed):
+        label = "/".join(option.names)
+        raise WouldNotStartError(f"argument {label}: {result.message} ({value.token.place})")
+    return result
+
+
+def _stray_message(stray: Sequence[Word]) -> str:
+    """Return what argparse says of words that it can't place.
+
+    Only the name of an option is shown: what belongs to no option may be a secret.
+    """
+    first = stray[0]
+    place = first.token.place
+    more = f" and {len(stray) - 1} more" if len(stray) > 1 else ""
+    if not first.text.startswith("-"):
+        return f"unrecognized arguments: {place} belongs to no option{more}"
+    name = re.split(r"[\s=]", first.text, maxsplit=1)[0]
+    spaced = "; an option and its value in one item need `=` between them" if " " in first.text else ""
+    return f"unrecognized arguments: {name} ({place}){more}{spaced}"
+
+
+def options_of(engine: Engine) -> tuple[Option, ...]:
+    """Return the options that an engine may have: between two releases, those of either."""
+    low, high = engine.profile.neighbours(engine.effective_version)
+    options = engine.profile.options_of(low)
+    if low == high:
+        return options
+    known: Mapping[str, Option] = {name: option for option in options for name in option.names}
+    later = (o for o in engine.profile.options_of(high) if not any(name in known for name in o.names))
+    return (*options, *later)
