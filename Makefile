@@ -32,3 +32,29 @@ check: setup ## Format, lint, types, import contracts, generated files
 	build/venv/bin/ruff check operator tests
 	build/venv/bin/mypy
 	build/venv/bin/lint-imports
+	$(PY) -m chart.generated --check
+
+.PHONY: manifests
+manifests: setup ## Write the files that follow from others (chart's CRD, RBAC)
+	$(PY) -m chart.generated
+
+ARCH := $(shell uname -m)
+build/wheels.done: requirements.lock build/venv/.done
+	@rm -rf build/wheels && mkdir -p build/wheels
+	$(PY) -m pip download -q --disable-pip-version-check --require-hashes --only-binary :all: \
+	  --implementation cp --python-version 3.11 $(foreach libc,2_28 2_17 2014,--platform manylinux$(if $(filter 2014,$(libc)),,_)$(libc)_$(ARCH)) \
+	  -d build/wheels -r requirements.lock
+	@touch $@
+
+.PHONY: wheels
+wheels: build/wheels.done ## Fetch the image's requirements, so that its build needs no network
+
+IMAGE ?= kvmedic:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' operator/kvmedic/__init__.py)
+BASE ?= python:3.11-slim
+.PHONY: image
+image: wheels ## Build the operator's image (IMAGE=, BASE=) with docker, podman or buildah
+	@set -- -f Containerfile --build-arg BASE=$(BASE) -t $(IMAGE) .; \
+	if docker info >/dev/null 2>&1; then docker build "$$@"; \
+	elif command -v podman >/dev/null; then podman build "$$@"; \
+	elif command -v buildah >/dev/null; then buildah bud "$$@"; \
+	else echo "make image needs a Docker engine, podman or buildah"; exit 1; fi

@@ -1,0 +1,86 @@
+{{/* Where the files of one source's Secrets are mounted. */}}
+{{- define "kvmedic.credentialsPath" -}}
+/var/run/kvmedic/credentials
+{{- end -}}
+
+{{/*
+The operator's configuration file. Secrets are never in it: it names the files in which they are mounted.
+*/}}
+{{- define "kvmedic.config" -}}
+{{- $sources := dict -}}
+{{- range $name, $source := .Values.sources -}}
+{{- $_ := set $sources $name (include "kvmedic.source" (list $name $source) | fromYaml) -}}
+{{- end -}}
+{{- $config := dict "sources" $sources -}}
+{{- with .Values.scrape -}}
+{{- $_ := set $config "scrape" . -}}
+{{- end -}}
+{{- with .Values.watchNamespaces -}}
+{{- $_ := set $config "namespaces" . -}}
+{{- end -}}
+{{ toYaml $config }}
+{{- end -}}
+
+{{/* One source, with the references to Secrets turned into paths. Takes a list: name and source. */}}
+{{- define "kvmedic.source" -}}
+{{- $directory := printf "%s/%s" (include "kvmedic.credentialsPath" .) (index . 0) -}}
+{{- $source := index . 1 -}}
+{{- $written := omit $source "bearerTokenSecret" "basicAuth" "ca" "clientCertificateSecret" "headers" -}}
+{{- if $source.bearerTokenSecret -}}
+{{- $_ := set $written "bearerTokenFile" (printf "%s/token" $directory) -}}
+{{- end -}}
+{{- with $source.basicAuth -}}
+{{- $_ := set $written "basicAuth" (dict "username" .username "password" (dict "file" (printf "%s/password" $directory))) -}}
+{{- end -}}
+{{- if $source.ca -}}
+{{- $_ := set $written "caFile" (printf "%s/ca.crt" $directory) -}}
+{{- end -}}
+{{- if $source.clientCertificateSecret -}}
+{{- $_ := set $written "certFile" (printf "%s/tls.crt" $directory) -}}
+{{- $_ := set $written "keyFile" (printf "%s/tls.key" $directory) -}}
+{{- end -}}
+{{- $headers := dict -}}
+{{- range $header, $value := $source.headers -}}
+{{- if kindIs "map" $value -}}
+{{- $value = dict "file" (printf "%s/header-%s" $directory (lower $header)) -}}
+{{- end -}}
+{{- $_ := set $headers $header $value -}}
+{{- end -}}
+{{- with $headers -}}
+{{- $_ := set $written "headers" . -}}
+{{- end -}}
+{{ toYaml $written }}
+{{- end -}}
+
+{{/* Sources of the projected volume: each Secret's one key under the name of its metrics source. */}}
+{{- define "kvmedic.credentials" -}}
+{{- range $name, $source := .Values.sources }}
+{{- with $source.bearerTokenSecret }}
+{{ include "kvmedic.mounted" (list "secret" .name .key (printf "%s/token" $name)) }}
+{{- end }}
+{{- with $source.basicAuth }}
+{{ include "kvmedic.mounted" (list "secret" .passwordSecret.name .passwordSecret.key (printf "%s/password" $name)) }}
+{{- end }}
+{{- with $source.ca }}
+{{- range $kind, $from := . }}
+{{ include "kvmedic.mounted" (list $kind $from.name $from.key (printf "%s/ca.crt" $name)) }}
+{{- end }}
+{{- end }}
+{{- with $source.clientCertificateSecret }}
+{{ include "kvmedic.mounted" (list "secret" .name "tls.crt" (printf "%s/tls.crt" $name)) }}
+{{ include "kvmedic.mounted" (list "secret" .name "tls.key" (printf "%s/tls.key" $name)) }}
+{{- end }}
+{{- range $header, $value := $source.headers }}
+{{- if kindIs "map" $value }}
+{{ include "kvmedic.mounted" (list "secret" $value.secret.name $value.secret.key (printf "%s/header-%s" $name (lower $header))) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* One item of a projected volume. Takes a list: kind, object, key, path. */}}
+{{- define "kvmedic.mounted" -}}
+- {{ index . 0 }}:
+    name: {{ index . 1 }}
+    items: [{key: {{ index . 2 | quote }}, path: {{ index . 3 | quote }}}]
+{{- end -}}

@@ -1,0 +1,23 @@
+{{/*
+The rules of one scope out of files/permissions.yaml, each verb with its reason as a comment.
+Takes a list: the root context and the scope.
+*/}}
+{{- define "kvmedic.rules" -}}
+{{- $root := index . 0 -}}
+{{- $scope := index . 1 -}}
+{{- range $root.Files.Get "files/permissions.yaml" | fromYamlArray -}}
+{{- if eq .scope $scope }}
+{{- $verbs := list }}
+{{- range .grants }}
+{{- $verbs = append $verbs .verb }}
+# {{ .verb }} ({{ .neededBy }}): {{ .why }}
+{{- end }}
+- apiGroups: [{{ .group | quote }}]
+  resources: [{{ .resource }}]
+  {{- with .names }}
+  resourceNames: [{{ join ", " . }}]
+  {{- end }}
+  verbs: [{{ join ", " $verbs }}]
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,134 @@
+"""Files that follow from others: run as `python -m chart.generated` (write) or with `--check` (compare).
+
+`charts/kvmedic/files/permissions.yaml` gives `deploy/rbac.yaml` and the table of `docs/reference/rbac.md`;
+`crds/` gives the chart's copy, because Helm cannot read outside a chart.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "kvmedic"
+TABLE = CHART / "files" / "permissions.yaml"
+KUSTOMIZE_RBAC = ROOT / "deploy" / "rbac.yaml"
+PAGE = ROOT / "docs" / "reference" / "rbac.md"
+BEGIN, END = "<!-- generated from charts/kvmedic/files/permissions.yaml -->", "<!-- end -->"
+NAMESPACE = "kvmedic-system"
+SCOPES = {"watched": "in every watched namespace", "own": "in its own namespace"}
+
+
+@dataclass(frozen=True)
+class Grant:
+    """One verb with its reason."""
+
+    verb: str
+    needed_by: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What may be done with one resource in one scope."""
+
+    scope: str
+    group: str
+    resource: str
+    names: tuple[str, ...]
+    grants: tuple[Grant, ...]
+
+    def rule(self) -> str:
+        """The RBAC rule as YAML, each verb's reason above it, as the chart writes it too."""
+        lines = [f"# {grant.verb} ({grant.needed_by}): {grant.why}" for grant in self.grants]
+        lines.append(f'- apiGroups: ["{self.group}"]')
+        lines.append(f"  resources: [{self.resource}]")
+        if self.names:
+            lines.append(f"  resourceNames: [{', '.join(self.names)}]")
+        lines.append(f"  verbs: [{', '.join(grant.verb for grant in self.grants)}]")
+        return "".join(f"  {line}\n" for line in lines)
+
+    def rows(self) -> Iterator[str]:
+        """The same for a reader."""
+        resource = f"{self.resource}.{self.group}" if self.group else self.resource
+        named = f" `{'`, `'.join(self.names)}` only" if self.names else ""
+        for grant in self.grants:
+            yield f"| `{resource}`{named} | {grant.verb} | {grant.needed_by} | {grant.why} |\n"
+
+
+def permissions(text: str | None = None) -> tuple[Permission, ...]:
+    """The table, in its own order."""
+    rows = yaml.safe_load(TABLE.read_text() if text is None else text)
+    return tuple(
+        Permission(
+            row["scope"],
+            row["group"],
+            row["resource"],
+            tuple(row.get("names", ())),
+            tuple(Grant(grant["verb"], grant["neededBy"], grant["why"]) for grant in row["grants"]),
+        )
+        for row in rows
+    )
+
+
+def kustomize_rbac() -> str:
+    """deploy/rbac.yaml: a cluster-wide installation."""
+    parts = ["# Generated from charts/kvmedic/files/permissions.yaml (make manifests). Do not edit.\n"]
+    for scope, kind, name in (("watched", "ClusterRole", "kvmedic"), ("own", "Role", "kvmedic-own")):
+        own = "" if kind == "ClusterRole" else f"\n  namespace: {NAMESPACE}"
+        rules = "".join(row.rule() for row in permissions() if row.scope == scope)
+        parts.append(
+            f"apiVersion: rbac.authorization.k8s.io/v1\nkind: {kind}\nmetadata:\n  name: {name}{own}\nrules:\n{rules}"
+            f"---\napiVersion: rbac.authorization.k8s.io/v1\nkind: {kind}Binding\nmetadata:\n  name: {name}{own}\n"
+            f"roleRef:\n  apiGroup: rbac.authorization.k8s.io\n  kind: {kind}\n  name: {name}\n"
+            f"subjects:\n  - kind: ServiceAccount\n    name: kvmedic\n    namespace: {NAMESPACE}\n"
+        )
+    return parts[0] + "---\n".join(parts[1:])
+
+
+def page() -> str:
+    """docs/reference/rbac.md with its tables anew."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    tables = ""
+    for scope, where in SCOPES.items():
+        tables += f"\n### {where[0].upper()}{where[1:]}\n\n| resource | verb | needed by | why |\n| --- | --- | --- | --- |\n"
+        tables += "".join(line for row in permissions() if row.scope == scope for line in row.rows())
+    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
+
+
+def wanted() -> dict[Path, str]:
+    """Every generated file with what it should hold."""
+    copies = {
+        CHART / "files" / "crds" / crd.name: crd.read_text()
+        for crd in (ROOT / "crds").glob("kvmedic.io_*.yaml")
+    }
+    return {KUSTOMIZE_RBAC: kustomize_rbac(), PAGE: page(), **copies}
+
+
+def stale() -> list[Path]:
+    """Generated files that differ from what they should hold, and copies without an original."""
+    files = wanted()
+    differ = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    return differ + [path for path in (CHART / "files" / "crds").glob("*") if path not in files]
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files, or name those that are stale."""
+    found = stale()
+    for path in found:
+        print(f"{'stale' if arguments else 'writing'}: {path.relative_to(ROOT)}")
+    if arguments == ["--check"]:
+        return 1 if found else 0
+    files = wanted()
+    for path in found:
+        path.write_text(files[path]) if path in files else path.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
