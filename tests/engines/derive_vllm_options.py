@@ -18,10 +18,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeGuard
 
 from kvmedic.core.version import Version
 
-HUMAN = {"max_num_batched_tokens", "max_num_scheduled_tokens", "kv_cache_memory_bytes", "max_num_queued_tokens"}
+HUMAN = {
+    "max_num_batched_tokens",
+    "max_num_scheduled_tokens",
+    "kv_cache_memory_bytes",
+    "max_num_queued_tokens",
+}
 HUMAN |= {"safetensors_prefetch_block_size"}
 """Fields that vLLM lists as human-readable integers by name (`_compute_kwargs`, 0.32)."""
 JSON_FRONTEND = {"allowed_origins", "allowed_methods", "allowed_headers"}
@@ -75,14 +81,19 @@ class Release:
                     for item in node.body
                     if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
                 }
-                if any("config" in ast.unparse(d) or "dataclass" in ast.unparse(d) for d in node.decorator_list):
+                if any(
+                    "config" in ast.unparse(d) or "dataclass" in ast.unparse(d) for d in node.decorator_list
+                ):
                     self.dataclasses.add(node.name)
-            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            elif (
+                isinstance(node, ast.Assign)
+                and len(node.targets) == 1
+                and isinstance(node.targets[0], ast.Name)
+            ):
                 if isinstance(node.value, ast.Subscript | ast.BinOp):
                     self.aliases.setdefault(node.targets[0].id, node.value)
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-                if ast.unparse(node.annotation) == "TypeAlias":
-                    self.aliases.setdefault(node.target.id, node.value)
+            elif _is_type_alias(node):
+                self.aliases.setdefault(node.target.id, node.value)
 
     def _calls(self, path: Path, tree: ast.Module) -> None:
         kwargs_of: dict[str, str] = {}
@@ -90,15 +101,16 @@ class Release:
             if not isinstance(function, ast.FunctionDef) or not declares_serving(path, function):
                 continue
             for node in ast.walk(function):
-                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                    if ast.unparse(node.value.func) == "get_kwargs":
-                        kwargs_of[ast.unparse(node.targets[0])] = ast.unparse(node.value.args[0])
+                if isinstance(node, ast.Assign) and _is_call_of("get_kwargs", node.value):
+                    kwargs_of[ast.unparse(node.targets[0])] = ast.unparse(node.value.args[0])
             for node in ast.walk(function):
                 if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("add_argument"):
                     self._call(node, kwargs_of)
 
     def _call(self, call: ast.Call, kwargs_of: dict[str, str]) -> None:
-        names = tuple(a.value for a in call.args if isinstance(a, ast.Constant) and str(a.value).startswith("-"))
+        names = tuple(
+            a.value for a in call.args if isinstance(a, ast.Constant) and str(a.value).startswith("-")
+        )
         if not names:
             return
         keywords = {k.arg: k.value for k in call.keywords if k.arg}
@@ -113,7 +125,9 @@ class Release:
     def of_keywords(self, keywords: dict[str, ast.expr]) -> Shape:
         """Return the shape that explicit keywords of `add_argument` give."""
         action = ast.unparse(keywords["action"]).strip("'\"") if "action" in keywords else "store"
-        arity = {"'+'": "+", "'*'": "+", "'?'": "?"}.get(ast.unparse(keywords["nargs"]) if "nargs" in keywords else "")
+        arity = {"'+'": "+", "'*'": "+", "'?'": "?"}.get(
+            ast.unparse(keywords["nargs"]) if "nargs" in keywords else ""
+        )
         if action in {"store_true", "store_false"}:
             return Shape("0", "presence")
         if action.endswith("BooleanOptionalAction"):
@@ -124,7 +138,9 @@ class Release:
         nullable = kind.startswith(("optional_type(", "nullable_"))
         inner = kind.removeprefix("optional_type(").removesuffix(")")
         listed = keywords.get("choices")
-        choices = tuple(str(c.value) for c in ast.walk(listed) if isinstance(c, ast.Constant)) if listed else ()
+        choices = (
+            tuple(str(c.value) for c in ast.walk(listed) if isinstance(c, ast.Constant)) if listed else ()
+        )
         return Shape(arity or "1", TYPES.get(inner, "text"), nullable, choices)
 
     def of_field(self, owner: str, name: str) -> Shape:
@@ -147,7 +163,11 @@ class Release:
             return Shape("+", "text", nullable)
         if "int" in hints:
             kind = "human-auto" if name == "max_model_len" and self._knows_auto() else "int"
-            return Shape("1", "human" if name in HUMAN or (name == "max_model_len" and kind == "int") else kind, nullable)
+            return Shape(
+                "1",
+                "human" if name in HUMAN or (name == "max_model_len" and kind == "int") else kind,
+                nullable,
+            )
         if "float" in hints:
             return Shape("1", "float", nullable)
         return Shape("1", "text", nullable)
@@ -202,6 +222,14 @@ class Release:
         if names[0] not in CHECKED:
             shape = replace(shape, choices=())
         self.options[names] = shape
+
+
+def _is_type_alias(node: ast.AST) -> TypeGuard[ast.AnnAssign]:
+    return isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias"
+
+
+def _is_call_of(name: str, node: ast.expr) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == name
 
 
 def sources(folder: Path) -> Iterator[Path]:

@@ -82,7 +82,8 @@ def containers_of(text: str) -> tuple[ManifestContainer, ...] | Refusal:
     try:
         return tuple(found for root in _roots(text) for found in _Document(root).containers())
     except YAMLError as error:
-        return Refusal(RefusalReason.NOT_A_MANIFEST, f"not readable as YAML: {_first_lines(error)}")
+        hint = "; a Helm template must be rendered first" if "{{" in text else ""
+        return Refusal(RefusalReason.NOT_A_MANIFEST, f"not readable as YAML: {_summary(error)}{hint}")
     except (_UnreadableError, RecursionError) as error:
         return Refusal(RefusalReason.NOT_A_MANIFEST, f"not readable as a manifest: {error}")
 
@@ -106,7 +107,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _first_lines(error: YAMLError) -> str:
+def _summary(error: YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     where = f", line {mark.line + 1}" if mark is not None else ""
     return f"{getattr(error, 'problem', None) or str(error).splitlines()[0]}{where}"

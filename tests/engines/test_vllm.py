@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvmedic.core.engine import Arity, Engine, Flag, Kind, Knob, Presence
+from kvmedic.core.version import Version
+from kvmedic.engines import ENGINES
+from kvmedic.engines.vllm import VLLM
+
+
+def v(text: str) -> Version:
+    return Version.parse(text)
+
+
+def a_flag(knob: Knob) -> Flag:
+    flag = VLLM.flag(knob)
+    assert flag is not None
+    return flag
+
+
+def test_every_engine_spells_every_knob_it_has_once() -> None:
+    for engine in ENGINES:
+        knobs = [flag.knob for flag in engine.flags]
+        assert len(knobs) == len(set(knobs))
+        assert set(engine.by_dest()) == {flag.dest for flag in engine.flags}
+
+
+def test_every_knob_has_a_flag_and_a_default() -> None:
+    assert {flag.knob for flag in VLLM.flags} == set(Knob)
+    assert all(flag.default for flag in VLLM.flags)
+
+
+@pytest.mark.parametrize("flag", VLLM.flags, ids=lambda flag: flag.name)
+def test_every_flag_is_an_option_of_some_release(flag: Flag) -> None:
+    options = [option for option in VLLM.options if flag.name in option.names]
+
+    assert options
+    assert {option.dest for option in options} == {flag.dest}
+
+
+@pytest.mark.parametrize("release", VLLM.releases, ids=str)
+def test_no_release_has_a_name_twice(release: Version) -> None:
+    names = [name for option in VLLM.options_of(release) for name in option.names]
+
+    assert len(names) == len(set(names))
+    assert VLLM.dialect.config in names
+    assert VLLM.dialect.positional in names
+    assert VLLM.dialect.needs_positional in names
+
+
+def test_switches_take_no_value_and_have_a_negative() -> None:
+    for option in VLLM.options:
+        assert (option.arity is Arity.NONE) == (option.kind in {Kind.SWITCH, Kind.PRESENCE, Kind.HELP})
+        assert any(name.startswith("--no-") for name in option.names) or option.kind is not Kind.SWITCH
+
+
+def test_0_32_has_as_many_options_as_its_own_parser() -> None:
+    assert len(VLLM.options_of(v("0.32.0"))) == 317
+
+
+HISTORY = [
+    (Knob.SWAP_SPACE, "0.17.1", "0.18.0"),
+    (Knob.SHUTDOWN_TIMEOUT, "0.18.0", "0.17.1"),
+    (Knob.MAX_NUM_ACTIVE_SEQS, "0.31.0", "0.30.0"),
+    (Knob.WATERMARK, "0.24.0", "0.23.0"),
+    (Knob.KV_OFFLOADING_SIZE, "0.11.2", "0.11.0"),
+    (Knob.KV_CACHE_MEMORY_BYTES, "0.10.2", "0.9.2"),
+    (Knob.MAX_NUM_SEQS, "0.5.5", None),
+]
+
+
+@pytest.mark.parametrize(("knob", "present", "absent"), HISTORY)
+def test_a_flag_is_there_from_when_it_came_until_it_went(
+    knob: Knob, present: str, absent: str | None
+) -> None:
+    flag = a_flag(knob)
+
+    assert Engine(VLLM, v(present)).presence(flag) is Presence.PRESENT
+    if absent is not None:
+        assert Engine(VLLM, v(absent)).presence(flag) is Presence.ABSENT
+
+
+@pytest.mark.parametrize(
+    ("knob", "version", "presence"),
+    [
+        pytest.param(
+            Knob.KV_OFFLOADING_SIZE, "0.11.1", Presence.UNKNOWN, id="between one without and one with"
+        ),
+        pytest.param(Knob.CHUNKED_PREFILL, "0.8.0", Presence.UNKNOWN, id="between two ways of writing it"),
+        pytest.param(Knob.MAX_NUM_SEQS, "0.8.0", Presence.PRESENT, id="between two that have it"),
+        pytest.param(Knob.WATERMARK, "0.8.0", Presence.ABSENT, id="between two that lack it"),
+        pytest.param(Knob.WATERMARK, "0.99.0", Presence.PRESENT, id="newer than all counts as the newest"),
+        pytest.param(Knob.WATERMARK, "0.1.0", Presence.ABSENT, id="older than all counts as the oldest"),
+    ],
+)
+def test_between_releases_only_what_both_agree_on_is_known(
+    knob: Knob, version: str, presence: Presence
+) -> None:
+    assert Engine(VLLM, v(version)).presence(a_flag(knob)) is presence
+
+
+def test_of_an_unknown_version_only_what_all_have_is_known() -> None:
+    engine = Engine(VLLM)
+
+    known = {flag.knob for flag in VLLM.flags if engine.presence(flag) is Presence.PRESENT}
+
+    assert known == {
+        Knob.MAX_NUM_SEQS,
+        Knob.MAX_MODEL_LEN,
+        Knob.MAX_NUM_BATCHED_TOKENS,
+        Knob.GPU_MEMORY_UTILIZATION,
+        Knob.PREFIX_CACHING,
+        Knob.CHUNKED_PREFILL,
+        Knob.KV_CACHE_DTYPE,
+        Knob.NUM_GPU_BLOCKS_OVERRIDE,
+        Knob.BLOCK_SIZE,
+    }
+
+
+def is_ours(image: str) -> bool:
+    return any(re.fullmatch(pattern, image) for pattern in VLLM.launch.images)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "vllm/vllm-openai",
+        "docker.io/vllm/vllm-openai",
+        "registry.example:5000/mirror/vllm/vllm-openai-rocm",
+        "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo",
+        "team/qwen-vllm",
+        "vllm",
+    ],
+)
+def test_images_of_the_server_are_recognised_by_their_name(image: str) -> None:
+    assert is_ours(image)
+
+
+@pytest.mark.parametrize(
+    "image", ["lmcache/lmstack-router", "vllm/vllm-router", "envoyproxy/envoy", "lmsysorg/sglang"]
+)
+def test_images_beside_the_server_are_not(image: str) -> None:
+    assert not is_ours(image)
