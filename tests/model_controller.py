@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.core.rollout import (
+from kvmedic.core.moves import (
     Cordon,
     DeletePod,
     Effect,

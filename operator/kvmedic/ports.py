@@ -10,10 +10,10 @@ from typing import Protocol
 from kvmedic.core.evidence import Observation, Pool, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gates import Stop
+from kvmedic.core.moves import Effect
 from kvmedic.core.policy import Policy
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
-from kvmedic.core.rollout import Effect
 from kvmedic.core.run import Outcome
 from kvmedic.loop import Key
 

@@ -29,34 +29,28 @@ from kvmedic.core.decide import (
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gates import Blocked, forward_gate
-from kvmedic.core.policy import OnInconclusive, Policy
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.resource import Resource
-from kvmedic.core.rollout import (
+from kvmedic.core.moves import (
     Cordon,
     DeletePod,
-    Drain,
+    DeploymentMove,
     Effect,
     Failed,
     Freeze,
     Move,
-    Order,
     Pause,
     Pulse,
     Refused,
-    Release,
-    Restore,
     Retarget,
     Revert,
     Settled,
     Uncordon,
-    Victim,
     Wait,
-    next_move,
-    releasing_move,
-    resting_move,
 )
+from kvmedic.core.policy import OnInconclusive, Policy
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record
+from kvmedic.core.resource import Resource
+from kvmedic.core.rollout import Drain, Order, Victim, next_move, releasing_move, resting_move
 from kvmedic.core.run import Intent, Outcome, Run, Standing, StepState, standing
 from kvmedic.core.verdict import Judged, judge
 from kvmedic.ports import Ports, View
@@ -160,6 +154,7 @@ def _order(tick: Tick, direction: Direction, drain: Drain) -> Order:
         start_limit=timedelta(seconds=limit) if limit else DEFAULT_START_LIMIT,
         spare_limit=tick.ports.pace.spare_limit,
         pulsed_at=run.intent.at if run.intent else None,
+        repairs=direction is Direction.BACK,
     )
 
 
@@ -253,25 +248,27 @@ def _intended(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
     run = tick.run
     match effect:
         case Cordon(pod):
-            if run.victim is not None and run.victim.uid == pod.uid:
-                return run
-            return replace(run, victim=Victim(pod.name, pod.uid, tick.now))
+            known = run.victim is not None and run.victim.uid == pod.uid
+            return run if known else replace(run, victim=Victim(pod.name, pod.uid, tick.now))
         case Uncordon(pod):
             same = run.victim is not None and run.victim.uid == pod.uid
             return replace(run, victim=None) if same else run
         case DeletePod():
             return run
-        case Freeze() | Retarget() | Revert():
-            after = _other_template(run, fleet.revision)
-            frozen = not isinstance(effect, Revert)
-        case Pause() | Pulse() | Restore() | Release():
-            after, frozen = fleet.revision, isinstance(effect, Pause | Pulse)
         case _:
-            assert_never(effect)
-    intent = Intent(run.sequence + 1, type(effect).__name__, fleet.revision, after, frozen, tick.now)
-    record = run.current
-    if record.state is StepState.PENDING:
-        run = run.with_step(replace(record, state=StepState.ROLLING_OUT))
+            return _assigned(run, fleet, effect, tick.now)
+
+
+def _assigned(run: Run, fleet: Fleet, effect: DeploymentMove, now: datetime) -> Run:
+    """Return the run with an assignment to the Deployment written down."""
+    if run.current.state is StepState.PENDING:
+        run = run.with_step(replace(run.current, state=StepState.ROLLING_OUT))
+    if isinstance(effect, Freeze):
+        run = replace(run, recorded=fleet.fields)
+    turns = isinstance(effect, Freeze | Retarget | Revert)
+    after = _other_template(run, fleet.revision) if turns else fleet.revision
+    frozen = isinstance(effect, Freeze | Retarget | Pause | Pulse)
+    intent = Intent(run.sequence + 1, type(effect).__name__, fleet.revision, after, frozen, now)
     return replace(run, intent=intent)
 
 

@@ -11,10 +11,10 @@ from kvmedic.core.evidence import Measured, Observation, Signal
 from kvmedic.core.fleet import Pod
 from kvmedic.core.plan import ObjectRef, Plan
 from kvmedic.core.policy import Policy
+from kvmedic.core.preconditions import refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import LastGood
 from kvmedic.core.resource import Resource
-from kvmedic.core.rollout import refusal
 from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.engines import ENGINES

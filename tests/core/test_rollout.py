@@ -8,13 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.rollout import (
+from kvmedic.core.moves import (
     Cordon,
     DeletePod,
-    Drain,
     Failed,
     Freeze,
-    Order,
     Pause,
     Pulse,
     Refused,
@@ -24,12 +22,9 @@ from kvmedic.core.rollout import (
     Revert,
     Settled,
     Uncordon,
-    Victim,
     Wait,
-    next_move,
-    releasing_move,
-    resting_move,
 )
+from kvmedic.core.rollout import Drain, Order, Victim, next_move, releasing_move, resting_move
 from model_controller import EDIT, OWN_FIELDS, START, Model
 
 EFFECTS = (Freeze, Pause, Retarget, Pulse, Restore, Revert, Release, Cordon, Uncordon, DeletePod)
@@ -104,7 +99,7 @@ def run_to_end(walker: Walker, events: list[tuple[int, int]]) -> None:
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, ACTS), st.integers(0, 7)), max_size=120)
-MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @given(replicas=st.integers(1, 5), events=EVENTS)

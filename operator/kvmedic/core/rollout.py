@@ -19,18 +19,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TypeAlias
 
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.fleet import (
     FROZEN_MIN_READY_SECONDS,
     FROZEN_PROGRESS_DEADLINE_SECONDS,
     Fleet,
-    Owner,
     Pod,
     RolloutFields,
     frozen,
 )
+from kvmedic.core.moves import (
+    Cordon,
+    DeletePod,
+    Failed,
+    Freeze,
+    Move,
+    Pause,
+    Pulse,
+    Release,
+    Restore,
+    Retarget,
+    Revert,
+    Settled,
+    Uncordon,
+    Wait,
+)
+from kvmedic.core.preconditions import refusal
 from kvmedic.core.reasons import Reason
 
 SURGE = 1
@@ -104,161 +119,8 @@ class Order:
     """How long a new replica may stay unschedulable."""
     pulsed_at: datetime | None = None
     """When the last pulse was intended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Freeze:
-    """Change the template and freeze the rollout, in one patch: the controller adds one new pod."""
-
-    edit: TokenEdit
-    fields: RolloutFields
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Stop the controller and take back every permit."""
-
-    fields: RolloutFields
-
-
-@dataclass(frozen=True, slots=True)
-class Retarget:
-    """Put the other template back while the rollout stays paused."""
-
-    edit: TokenEdit
-    fields: RolloutFields
-
-
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """Let exactly one pod go: the victim."""
-
-    victim: str
-    fields: RolloutFields
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Every replica runs the wanted template: put the recorded fields back."""
-
-    fields: RolloutFields
-    replicas: int
-    """Expected of `/status/replicas` and `/status/updatedReplicas`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Revert:
-    """Put the template and the recorded fields back in one patch.
-
-    Only while the wanted revision has all its replicas (or none are wanted), so that nothing but
-    the extra pod can go.
-    """
-
-    edit: TokenEdit
-    fields: RolloutFields
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Put back those of the recorded fields that still hold our values; the template is somebody else's."""
-
-    fields: RolloutFields
-
-
-@dataclass(frozen=True, slots=True)
-class Cordon:
-    """Take one pod out of rotation: label and deletion cost in one patch."""
-
-    pod: Pod
-
-
-@dataclass(frozen=True, slots=True)
-class Uncordon:
-    """Put one pod back into rotation."""
-
-    pod: Pod
-
-
-@dataclass(frozen=True, slots=True)
-class DeletePod:
-    """Delete the drained victim by name, because the controller would take a NotReady peer first."""
-
-    pod: Pod
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing to assign; somebody else has to act first."""
-
-    reason: Reason
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """Every replica runs the wanted template, and nothing of ours is left but the claim."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The way forward is closed: a new replica does not come up."""
-
-    reason: Reason
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The rollout cannot begin safely."""
-
-    reason: Reason
-    message: str
-
-
-DeploymentMove: TypeAlias = Freeze | Pause | Retarget | Pulse | Restore | Revert | Release
-PodMove: TypeAlias = Cordon | Uncordon | DeletePod
-Effect: TypeAlias = DeploymentMove | PodMove
-Move: TypeAlias = Effect | Wait | Settled | Failed | Refused
-
-
-def refusal(fleet: Fleet) -> Refused | None:
-    """Return why a frozen rollout cannot begin on this fleet, or None.
-
-    Each row was seen to break the rollout on a real controller when ignored.
-    """
-    for applies, reason, message in (
-        (
-            fleet.strategy != "RollingUpdate",
-            Reason.STRATEGY_UNSUPPORTED,
-            f"strategy is {fleet.strategy}: it stops every replica at once; set strategy.type: RollingUpdate",
-        ),
-        (
-            fleet.owner is not None,
-            fleet.owner.reason if fleet.owner else Reason.OWNED_BY_CONTROLLER,
-            _owner_message(fleet.owner),
-        ),
-        (
-            fleet.rotation.in_selector,
-            Reason.ROTATION_LABEL_IN_SELECTOR,
-            f"label {fleet.rotation.label} is in the Deployment's selector: changing it on a pod orphans "
-            "the pod; name another label in spec.rollout.rotationLabel.key",
-        ),
-        (
-            not fleet.rotation.effective,
-            Reason.ROTATION_LABEL_WITHOUT_EFFECT,
-            _rotation_message(fleet),
-        ),
-        (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
-        (
-            fleet.fields.paused,
-            Reason.TARGET_PAUSED,
-            f"somebody paused it: kubectl rollout resume deployment/{fleet.name}",
-        ),
-        (_unsettled(fleet) != "", Reason.TARGET_NOT_SETTLED, _unsettled(fleet)),
-    ):
-        if applies:
-            return Refused(reason, message)
-    return None
+    repairs: bool = False
+    """The way back: also for a fleet whose replicas are not all Ready, or that was scaled to zero."""
 
 
 def next_move(fleet: Fleet, order: Order, now: datetime) -> Move:
@@ -269,9 +131,12 @@ def next_move(fleet: Fleet, order: Order, now: datetime) -> Move:
     """
     if fleet.revision == order.toward:
         return _walk(fleet, order, now) if fleet.fields.is_frozen else _after_restore(fleet, order)
-    if not fleet.fields.is_frozen:
-        return refusal(fleet) or Freeze(order.edit, frozen(max_unavailable=0, paused=False))
-    return _turn_around(fleet, order, now)
+    if fleet.fields.is_frozen:
+        return _turn_around(fleet, order, now)
+    if fleet.replicas == 0 and order.repairs:
+        return Revert(order.edit, fleet.fields)
+    refused = refusal(fleet, whole=not order.repairs)
+    return refused or Freeze(order.edit, frozen(max_unavailable=0, paused=False))
 
 
 def resting_move(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Move:
@@ -414,7 +279,7 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
     victim = chosen(old, order.victim)
     if stray := next((p for p in old if p.cordoned and p.uid != victim.uid), None):
         return Uncordon(stray)
-    if waiting := _drain(victim, order):
+    if waiting := _drain(fleet, victim, order):
         return waiting
     return _let_go(fleet, victim, old, now)
 
@@ -427,9 +292,13 @@ def chosen(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
     return min(pods, key=lambda p: (p.ready, not p.cordoned, p.name))
 
 
-def _drain(victim: Pod, order: Order) -> Move | None:
+def _drain(fleet: Fleet, victim: Pod, order: Order) -> Move | None:
     """Return the next move until the victim is out of rotation and idle; None when it may go."""
     if not victim.cordoned:
+        others = fleet.in_rotation - victim.in_rotation
+        if victim.in_rotation and others < fleet.replicas:
+            text = f"{others} of {fleet.replicas} replicas beside {victim.name} are in rotation"
+            return Wait(Reason.AWAITING_REPLICA, text)
         return Cordon(victim)
     if victim.in_rotation:
         return Wait(Reason.DRAINING, f"{victim.name} is still in the Service's EndpointSlices")
@@ -475,45 +344,21 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     leaving, wanted = fleet.serving(order.away), fleet.serving(order.toward)
     if stray := next((p for p in wanted if p.cordoned), None):
         return Uncordon(stray)
-    if fleet.replicas == 0 or not leaving:
+    if fleet.replicas == 0:
         return Revert(order.edit, order.recorded)
+    if not leaving:
+        return _await_pod(fleet, order, now) or Revert(order.edit, order.recorded)
     victim = chosen(leaving, order.victim)
-    if (victim.in_rotation or victim.ready) and (waiting := _drain(victim, order)):
+    if waiting := _drain(fleet, victim, order):
         return waiting
     if len(leaving) == 1 and fleet.desired(order.toward) >= fleet.replicas:
         return Revert(order.edit, order.recorded)
-    if not victim.cordoned:
-        return Cordon(victim)
     return Retarget(order.edit, frozen(max_unavailable=0, paused=True))
 
 
-def _unsettled(fleet: Fleet) -> str:
-    """Return what of the fleet is in the middle of another change; empty when nothing is."""
-    live = [pod for pod in fleet.pods if not pod.terminating]
-    current = fleet.serving(fleet.revision)
-    active = [rs for rs in fleet.replica_sets if rs.desired > 0]
-    for applies, text in (
-        (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
-        (len(live) != len(fleet.pods), "a pod is terminating"),
-        (len(active) != 1 or len(live) != len(current), "pods of more than one revision exist"),
-        (len(current) != fleet.replicas, f"{len(current)} of {fleet.replicas} replicas exist"),
-        (any(not pod.ready for pod in current), f"{fleet.ready} of {fleet.replicas} replicas are Ready"),
-        (sum(rs.available for rs in active) != fleet.replicas, "not every replica is Available"),
-        (any(pod.cordoned for pod in current), "a replica carries the draining label"),
-    ):
-        if applies:
-            return text
-    return ""
-
-
-def _owner_message(owner: Owner | None) -> str:
-    who = owner.name if owner else "nobody"
-    return f"{who} decides what this Deployment looks like and would revert a change: make the change there"
-
-
-def _rotation_message(fleet: Fleet) -> str:
-    label, services = fleet.rotation.label, ", ".join(fleet.rotation.services) or "no Service"
-    return (
-        f"{services} selects the pods without label {label}: add the label to the pod template and to the "
-        "selector of every Service in front of it"
-    )
+def _await_pod(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
+    """Return the wait for a pod that is told but not there yet: it could become Ready unseen."""
+    told = fleet.desired(order.away) > 0
+    if told and order.pulsed_at is not None and now - order.pulsed_at <= PULSE_LIMIT:
+        return Wait(Reason.AWAITING_CONTROLLER, "a replica that is to go has not been made yet")
+    return None

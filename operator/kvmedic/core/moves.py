@@ -1,0 +1,125 @@
+"""The moves of a frozen rollout: each an absolute assignment to one object, or why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kvmedic.core.edit import TokenEdit
+from kvmedic.core.fleet import Pod, RolloutFields
+from kvmedic.core.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Change the template and freeze the rollout, in one patch: the controller adds one new pod."""
+
+    edit: TokenEdit
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Stop the controller and take back every permit."""
+
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Retarget:
+    """Put the other template back while the rollout stays paused."""
+
+    edit: TokenEdit
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Let exactly one pod go: the victim."""
+
+    victim: str
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Every replica runs the wanted template: put the recorded fields back."""
+
+    fields: RolloutFields
+    replicas: int
+    """Expected of `/status/replicas` and `/status/updatedReplicas`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revert:
+    """Put the template and the recorded fields back in one patch.
+
+    Only while the wanted revision has all its replicas (or none are wanted), so that nothing but
+    the extra pod can go.
+    """
+
+    edit: TokenEdit
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Put back those of the recorded fields that still hold our values; the template is somebody else's."""
+
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """Take one pod out of rotation: label and deletion cost in one patch."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Uncordon:
+    """Put one pod back into rotation."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete the drained victim by name, because the controller would take a NotReady peer first."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to assign; somebody else has to act first."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Every replica runs the wanted template, and nothing of ours is left but the claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The way forward is closed: a new replica does not come up."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The rollout cannot begin safely."""
+
+    reason: Reason
+    message: str
+
+
+DeploymentMove: TypeAlias = Freeze | Pause | Retarget | Pulse | Restore | Revert | Release
+PodMove: TypeAlias = Cordon | Uncordon | DeletePod
+Effect: TypeAlias = DeploymentMove | PodMove
+Move: TypeAlias = Effect | Wait | Settled | Failed | Refused

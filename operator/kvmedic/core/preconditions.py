@@ -1,0 +1,84 @@
+"""When a frozen rollout may begin: each row was seen to break it on a real controller when ignored."""
+
+from __future__ import annotations
+
+from kvmedic.core.fleet import Fleet, Owner
+from kvmedic.core.moves import Refused
+from kvmedic.core.reasons import Reason
+
+
+def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
+    """Return why a frozen rollout cannot begin on this fleet, or None.
+
+    Each row was seen to break the rollout on a real controller when ignored. `whole`: every replica
+    must be Ready; on the way back that would keep a broken setting in place.
+    """
+    unsettled = _unsettled(fleet, whole)
+    for applies, reason, message in (
+        (
+            fleet.strategy != "RollingUpdate",
+            Reason.STRATEGY_UNSUPPORTED,
+            f"strategy is {fleet.strategy}: it stops every replica at once; set strategy.type: RollingUpdate",
+        ),
+        (
+            fleet.owner is not None,
+            fleet.owner.reason if fleet.owner else Reason.OWNED_BY_CONTROLLER,
+            _owner_message(fleet.owner),
+        ),
+        (
+            fleet.rotation.in_selector,
+            Reason.ROTATION_LABEL_IN_SELECTOR,
+            f"label {fleet.rotation.label} is in the Deployment's selector: changing it on a pod orphans "
+            "the pod; name another label in spec.rollout.rotationLabel.key",
+        ),
+        (
+            not fleet.rotation.effective,
+            Reason.ROTATION_LABEL_WITHOUT_EFFECT,
+            _rotation_message(fleet),
+        ),
+        (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
+        (
+            fleet.fields.paused,
+            Reason.TARGET_PAUSED,
+            f"somebody paused it: kubectl rollout resume deployment/{fleet.name}",
+        ),
+        (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
+    ):
+        if applies:
+            return Refused(reason, message)
+    return None
+
+
+def _unsettled(fleet: Fleet, whole: bool) -> str:  # noqa: FBT001 - what is asked, not how
+    """Return what of the fleet is in the middle of another change; empty when nothing is."""
+    live = [pod for pod in fleet.pods if not pod.terminating]
+    current = fleet.serving(fleet.revision)
+    active = [rs for rs in fleet.replica_sets if rs.desired > 0]
+    for applies, text in (
+        (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
+        (len(live) != len(fleet.pods), "a pod is terminating"),
+        (len(active) != 1 or len(live) != len(current), "pods of more than one revision exist"),
+        (len(current) != fleet.replicas, f"{len(current)} of {fleet.replicas} replicas exist"),
+        (
+            whole and any(not pod.ready for pod in current),
+            f"{fleet.ready} of {fleet.replicas} replicas are Ready",
+        ),
+        (whole and sum(rs.available for rs in active) != fleet.replicas, "not every replica is Available"),
+        (any(pod.cordoned for pod in current), "a replica carries the draining label"),
+    ):
+        if applies:
+            return text
+    return ""
+
+
+def _owner_message(owner: Owner | None) -> str:
+    who = owner.name if owner else "nobody"
+    return f"{who} decides what this Deployment looks like and would revert a change: make the change there"
+
+
+def _rotation_message(fleet: Fleet) -> str:
+    label, services = fleet.rotation.label, ", ".join(fleet.rotation.services) or "no Service"
+    return (
+        f"{services} selects the pods without label {label}: add the label to the pod template and to the "
+        "selector of every Service in front of it"
+    )
