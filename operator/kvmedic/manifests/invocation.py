@@ -29,9 +29,7 @@ their child."""
 _PYTHON = re.compile(r"python(?:\d+(?:\.\d+)*)?")
 _ALONE = re.compile(r"-[bBdEiIOPqRsSuvx]+")
 """Options of the Python interpreter that take no value; -W and -X take one."""
-_TAG_VERSION = re.compile(
-    r"v?(\d+\.\d+\.\d+(?:\.\d+)?(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)(?![.\w])"
-)
+_TAG_VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+){0,2}(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)(?![.\w])")
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,10 @@ def _none(
     profile: EngineProfile,
 ) -> Refusal:
     if not found:
-        return Refusal(RefusalReason.NO_ENGINE, "no object with containers in the manifest; init containers are not looked at")
+        return Refusal(
+            RefusalReason.NO_ENGINE,
+            "no object with containers in the manifest; init containers are not looked at",
+        )
     if not seen:
         listed = ", ".join(str(candidate) for candidate in found)
         return Refusal(RefusalReason.NO_ENGINE, f"no container of that name; the manifest has {listed}")

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvmedic.core.edit import Field
+from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.tokens import Environment, Place, Token, Unquoted, environment_of, expand, tokens_of
+
+FROM_MAP = {"configMapKeyRef": {"name": "limits", "key": "seqs"}}
+
+
+def test_command_comes_before_args() -> None:
+    tokens = tokens_of({"args": ["m"], "command": ["vllm", "serve"]})
+
+    assert isinstance(tokens, tuple)
+    assert [(token.text, str(token.place)) for token in tokens] == [
+        ("vllm", "command[0]"),
+        ("serve", "command[1]"),
+        ("m", "args[0]"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded", "variables", "unresolved"),
+    [
+        ("plain", "plain", (), ()),
+        ("$(SEQS)", "8", ("SEQS",), ()),
+        ("--max-num-seqs=$(SEQS)", "--max-num-seqs=8", ("SEQS",), ()),
+        ("$$(SEQS)", "$(SEQS)", (), ()),
+        ("$$$(SEQS)", "$8", ("SEQS",), ()),
+        ("$SEQS", "$SEQS", (), ()),
+        ("$(SEQS", "$(SEQS", (), ()),
+        ("$(NOWHERE)", "$(NOWHERE)", ("NOWHERE",), ()),
+        ("$(FAR)", "$(FAR)", ("FAR",), ("FAR",)),
+        ("$(REDIS_SERVICE_PORT)", "$(REDIS_SERVICE_PORT)", ("REDIS_SERVICE_PORT",), ("REDIS_SERVICE_PORT",)),
+        ("", "", (), ()),
+    ],
+)
+def test_variables_are_replaced_as_kubernetes_does_it(
+    text: str, expanded: str, variables: tuple[str, ...], unresolved: tuple[str, ...]
+) -> None:
+    result = expand(text, Environment({"SEQS": "8"}, frozenset({"FAR"})))
+
+    assert (result.text, result.variables, result.unresolved) == (expanded, variables, unresolved)
+
+
+@pytest.mark.parametrize(
+    ("container", "values", "elsewhere"),
+    [
+        pytest.param({}, {}, set(), id="none"),
+        pytest.param({"env": [{"name": "A", "value": "1"}]}, {"A": "1"}, set(), id="literal"),
+        pytest.param({"env": [{"name": "A"}]}, {"A": ""}, set(), id="empty"),
+        pytest.param(
+            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)0"}]},
+            {"A": "1", "B": "10"},
+            set(),
+            id="by an earlier one",
+        ),
+        pytest.param(
+            {"env": [{"name": "B", "value": "$(A)"}, {"name": "A", "value": "1"}]},
+            {"A": "1", "B": "$(A)"},
+            set(),
+            id="not by a later one",
+        ),
+        pytest.param({"env": [{"name": "A", "valueFrom": FROM_MAP}]}, {}, {"A"}, id="elsewhere"),
+        pytest.param(
+            {"env": [{"name": "A", "valueFrom": FROM_MAP}, {"name": "B", "value": "$(A)"}]},
+            {},
+            {"A", "B"},
+            id="by one from elsewhere",
+        ),
+        pytest.param(
+            {"env": [{"name": "A", "valueFrom": FROM_MAP}, {"name": "A", "value": "2"}]},
+            {"A": "2"},
+            set(),
+            id="the last of a name wins",
+        ),
+        pytest.param({"env": ["odd", {"value": "1"}]}, {}, set(), id="malformed entries"),
+    ],
+)
+def test_the_environment_is_what_the_manifest_says(
+    container: dict[str, Any], values: dict[str, str], elsewhere: set[str]
+) -> None:
+    environment = environment_of(container)
+
+    assert dict(environment.values) == values
+    assert environment.elsewhere == elsewhere
+
+
+def test_a_whole_object_taken_in_may_set_any_name() -> None:
+    environment = environment_of(
+        {"env": [{"name": "A", "value": "1"}], "envFrom": [{"configMapRef": {"name": "x"}}]}
+    )
+
+    assert environment.knows_nothing_of("B")
+    assert not environment.knows_nothing_of("A")
+
+
+def test_a_token_names_its_variables() -> None:
+    tokens = tokens_of({"args": ["$(A)"], "env": [{"name": "A", "valueFrom": FROM_MAP}]})
+
+    assert tokens == (Token("$(A)", "$(A)", Place(Field.ARGS, 0), ("A",), ("A",)),)
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        (8, "args[1] is the number 8"),
+        (0.9, "args[1] is the number 0.9"),
+        (True, "args[1] is the boolean True"),
+        (None, "args[1] is empty"),
+        ([], "args[1] is a list or a mapping"),
+        ({}, "args[1] is a list or a mapping"),
+        (Unquoted("1_0", "number"), "args[1] is the number 1_0"),
+    ],
+)
+def test_what_is_not_text_is_named(item: object, said: str) -> None:
+    refusal = tokens_of({"args": ["m", item]})
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is RefusalReason.NOT_TEXT
+    assert refusal.message.startswith(said)
+
+
+def test_a_command_that_is_no_list_is_refused() -> None:
+    refusal = tokens_of({"name": "vllm", "command": "vllm serve"})
+
+    assert refusal == Refusal(RefusalReason.NOT_TEXT, "command of container vllm is not a list")
