@@ -1,0 +1,1 @@
+"""A fleet on Kubernetes: what is read of it, and every effect on it."""

@@ -1,0 +1,105 @@
+"""Which pods get requests, and whether a label can keep requests away from one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kvmedic.core.fleet import Rotation
+from kvmedic.core.policy import RotationLabel
+from kvmedic.kube.objects import JsonObject, items, labels_of, section
+
+SERVICE_NAME = "kubernetes.io/service-name"
+"""Label of an EndpointSlice that names its Service (discovery.k8s.io/v1)."""
+
+
+def in_rotation(slices: Iterable[JsonObject]) -> frozenset[str]:
+    """Return the uids of the pods that some EndpointSlice lists as ready and not terminating.
+
+    An unknown readiness counts as ready, as the API asks of its readers (discovery.k8s.io/v1,
+    EndpointConditions).
+    """
+    return frozenset(uid for each in slices for uid, serves in _endpoints(each) if serves)
+
+
+def rotation_of(
+    deployment: Mapping[str, Any],
+    label: RotationLabel,
+    services: Sequence[JsonObject],
+    slices: Sequence[JsonObject],
+    pods: frozenset[str],
+) -> Rotation:
+    """Return how the pods of a Deployment are taken out of rotation.
+
+    A Service counts when its selector matches the pod template, or when its EndpointSlices list one
+    of the pods: slices of a Service without a selector are written by somebody else and do not
+    follow a label.
+
+    Args:
+        deployment: the Deployment.
+        label: the pod label and its draining value.
+        services: all Services of the namespace.
+        slices: all EndpointSlices of the namespace.
+        pods: uids of the Deployment's pods.
+    """
+    template = section(deployment, "spec", "template", "metadata", "labels")
+    selecting = {
+        str(section(each, "metadata").get("name")): section(each, "spec", "selector")
+        for each in services
+        if selects(each, template)
+    }
+    listing = {
+        labels_of(each).get(SERVICE_NAME, "")
+        for each in slices
+        if any(uid in pods for uid, _ in _endpoints(each))
+    }
+    names = tuple(sorted({*selecting, *listing} - {""}))
+    return Rotation(
+        label=label.key,
+        draining=label.draining,
+        services=names,
+        effective=bool(names)
+        and "" not in listing
+        and template.get(label.key) != label.draining
+        and all(label.key in selecting.get(name, {}) for name in names),
+        in_selector=label.key in selector_keys(section(deployment, "spec", "selector")),
+    )
+
+
+def selects(service: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether a Service selects pods with these labels; an empty selector selects none."""
+    selector = section(service, "spec", "selector")
+    return bool(selector) and selector.items() <= labels.items()
+
+
+def selector_keys(selector: Mapping[str, Any]) -> set[str]:
+    """Return the label keys that a label selector looks at."""
+    expressions = items(selector, "matchExpressions")
+    return {*section(selector, "matchLabels"), *(str(each.get("key")) for each in expressions)}
+
+
+def selector_text(selector: Mapping[str, Any]) -> str:
+    """Return a label selector as it is written in a query."""
+    parts = [f"{key}={value}" for key, value in section(selector, "matchLabels").items()]
+    for each in items(selector, "matchExpressions"):
+        key, values = each.get("key"), ",".join(each.get("values") or ())
+        match each.get("operator"):
+            case "In":
+                parts.append(f"{key} in ({values})")
+            case "NotIn":
+                parts.append(f"{key} notin ({values})")
+            case "Exists":
+                parts.append(f"{key}")
+            case operator:
+                parts.append(f"!{key}" if operator == "DoesNotExist" else f"{key} {operator} ({values})")
+    return ",".join(parts)
+
+
+def _endpoints(piece: JsonObject) -> list[tuple[str, bool]]:
+    """Return each endpoint of an EndpointSlice as the uid of its pod and whether it gets requests."""
+    found = []
+    for endpoint in items(piece, "endpoints"):
+        conditions = section(endpoint, "conditions")
+        serves = conditions.get("ready") is not False and conditions.get("terminating") is not True
+        found.append((str(section(endpoint, "targetRef").get("uid", "")), serves))
+    return found

@@ -1,0 +1,23 @@
+"""What kvmedic writes onto other people's objects: annotations, and nothing in a pod template.
+
+They are a fence and notes for people, never an authority.
+"""
+
+from __future__ import annotations
+
+PREFIX = "kvmedic.io/"
+
+RUN = f"{PREFIX}run"
+"""On the Deployment: `<resource uid>/<run>/<sequence>` of the last assignment that was committed."""
+
+RECORDED = f"{PREFIX}recorded"
+"""On the Deployment: the values from before the run, so that it can be undone by hand."""
+
+CORDONED = f"{PREFIX}cordoned"
+"""On a pod: the label and the deletion cost that it had before it was cordoned."""
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""On a pod: of two Ready pods the one of lower cost is removed first (Kubernetes 1.22, KEP 2255)."""
+
+CORDON_COST = "-2147483648"
+"""The lowest deletion cost there is: costs are 32-bit integers."""

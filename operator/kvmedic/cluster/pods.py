@@ -1,0 +1,82 @@
+"""What is known of one pod, read from its object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from kvmedic.cluster.marks import CORDON_COST, DELETION_COST
+from kvmedic.core.fleet import Pod, Rotation
+from kvmedic.kube.objects import annotations_of, items, labels_of, moment, section, uid_of
+
+FINISHED = frozenset({"Succeeded", "Failed"})
+"""Phases in which a pod counts as gone: its ReplicaSet replaces it (Kubernetes 1.36
+controller_utils.go, IsPodActive). An evicted pod stays in this state until it is cleaned up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What has to be known beside a pod's own object."""
+
+    revision: str
+    """Hash of its ReplicaSet's pod template."""
+    container: str | None
+    """The engine's container; None: not known, so every container counts."""
+    rotation: Rotation
+    serving: frozenset[str]
+    """Uids of the pods that get requests."""
+
+
+def is_finished(body: Mapping[str, Any]) -> bool:
+    """Return whether a pod has ended for good and no longer counts as a replica."""
+    return section(body, "status").get("phase") in FINISHED
+
+
+def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
+    """Return the facts of one pod."""
+    metadata, status = section(body, "metadata"), section(body, "status")
+    return Pod(
+        name=str(metadata["name"]),
+        uid=uid_of(body),
+        resource_version=str(metadata["resourceVersion"]),
+        revision=frame.revision,
+        address=str(status.get("podIP", "")),
+        created_at=moment(metadata["creationTimestamp"]),
+        ready_at=_ready_at(status),
+        terminating="deletionTimestamp" in metadata,
+        unschedulable=_condition(status, "PodScheduled").get("reason") == "Unschedulable",
+        in_rotation=uid_of(body) in frame.serving,
+        cordoned=is_cordoned(body, frame.rotation),
+        restarts=sum(int(each.get("restartCount", 0)) for each in _containers(status, frame.container)),
+        waiting_reason=_waiting_reason(status, frame.container),
+        node=str(section(body, "spec").get("nodeName", "")),
+    )
+
+
+def is_cordoned(body: Mapping[str, Any], rotation: Rotation) -> bool:
+    """Return whether a pod carries both marks of a cordon."""
+    return (
+        labels_of(body).get(rotation.label) == rotation.draining
+        and annotations_of(body).get(DELETION_COST) == CORDON_COST
+    )
+
+
+def _ready_at(status: Mapping[str, Any]) -> datetime | None:
+    condition = _condition(status, "Ready")
+    return moment(condition["lastTransitionTime"]) if condition.get("status") == "True" else None
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    return next((each for each in items(status, "conditions") if each.get("type") == kind), {})
+
+
+def _containers(status: Mapping[str, Any], name: str | None) -> list[dict[str, Any]]:
+    found = items(status, "containerStatuses")
+    return [each for each in found if name is None or each.get("name") == name]
+
+
+def _waiting_reason(status: Mapping[str, Any], name: str | None) -> str:
+    reasons = (section(each, "state", "waiting").get("reason") for each in _containers(status, name))
+    return next((str(reason) for reason in reasons if reason), "")

@@ -1,0 +1,144 @@
+"""Effects on a pod: out of rotation, back into it, and gone. Each is one write on the pod's own version.
+
+Whoever looked at a pod before anything about it changed gets a `Conflict` and has changed nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import assert_never
+
+from kvmedic.cluster.marks import CORDON_COST, CORDONED, DELETION_COST
+from kvmedic.core.edit import PatchOperation
+from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.moves import Cordon, DeletePod, PodMove, Uncordon
+from kvmedic.kube.client import Client, Preconditions
+from kvmedic.kube.errors import Call, Conflict
+from kvmedic.kube.objects import DEPLOYMENTS, PODS, JsonObject, Ref, annotations_of, labels_of, section
+
+LABELS = "/metadata/labels"
+ANNOTATIONS = "/metadata/annotations"
+
+
+async def move_pod(client: Client, fleet: Fleet, move: PodMove) -> None:
+    """Carry out one move on a pod of a fleet as it was looked at. Raises like the move's own function."""
+    match move:
+        case Cordon(pod):
+            await cordon(client, fleet, pod)
+        case Uncordon(pod):
+            await uncordon(client, fleet, pod)
+        case DeletePod(pod):
+            await delete(client, fleet, pod)
+        case _:
+            assert_never(move)
+
+
+async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
+    """Take a pod out of rotation and make it the first to go, in one patch.
+
+    Once EndpointSlices show the label, the ReplicaSet's controller knows the cost too, because it
+    came with the same version of the pod. What the pod had before is kept in an annotation on it;
+    cordoning again changes nothing about that.
+
+    Raises:
+        Conflict: the pod changed since it was looked at, or is gone.
+    """
+    live = await _unchanged(client, fleet, pod)
+    marks, label = annotations_of(live), fleet.rotation.label
+    before = {"label": labels_of(live).get(label), "cost": marks.get(DELETION_COST)}
+    operations = [
+        *_guards(pod),
+        *_parents(live),
+        PatchOperation("add", _path(LABELS, label), fleet.rotation.draining),
+        PatchOperation("add", _path(ANNOTATIONS, DELETION_COST), CORDON_COST),
+    ]
+    if CORDONED not in marks:
+        operations.append(PatchOperation("add", _path(ANNOTATIONS, CORDONED), json.dumps(before)))
+    await client.json_patch(_ref(fleet, pod), operations)
+
+
+async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
+    """Put a pod back into rotation: its label and deletion cost become what they were.
+
+    A pod whose note of that is lost gets the pod template's label and no cost. Uncordoning a pod
+    that carries no mark of ours changes nothing.
+
+    Raises:
+        Conflict: the pod changed since it was looked at, or is gone.
+    """
+    live = await _unchanged(client, fleet, pod)
+    marks = annotations_of(live)
+    if not pod.cordoned and CORDONED not in marks:
+        return
+    before = _remembered(marks.get(CORDONED, "")) or await _usual(client, fleet)
+    operations = [
+        *_guards(pod),
+        *_assignment(labels_of(live), LABELS, fleet.rotation.label, before.get("label")),
+        *_assignment(marks, ANNOTATIONS, DELETION_COST, before.get("cost")),
+        *_assignment(marks, ANNOTATIONS, CORDONED, None),
+    ]
+    await client.json_patch(_ref(fleet, pod), operations)
+
+
+async def delete(client: Client, fleet: Fleet, pod: Pod) -> None:
+    """Delete a pod with its own grace period; one that is gone already is a success.
+
+    Raises:
+        Conflict: the pod changed since it was looked at, or another took its name.
+    """
+    await client.delete(_ref(fleet, pod), Preconditions(pod.uid, pod.resource_version))
+
+
+async def _unchanged(client: Client, fleet: Fleet, pod: Pod) -> JsonObject:
+    """Return the pod as it is now, which must be as it was looked at; the patch tests the same again."""
+    ref = _ref(fleet, pod)
+    live = await client.get(ref)
+    if live is None or section(live, "metadata").get("resourceVersion") != pod.resource_version:
+        raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
+    return live
+
+
+async def _usual(client: Client, fleet: Fleet) -> Mapping[str, str | None]:
+    """Return what a pod of the Deployment has that was never cordoned."""
+    deployment = await client.get(Ref(DEPLOYMENTS, fleet.namespace, fleet.name))
+    labels = section(deployment or {}, "spec", "template", "metadata", "labels")
+    return {"label": labels.get(fleet.rotation.label), "cost": None}
+
+
+def _remembered(note: str) -> Mapping[str, str | None]:
+    """Return what a note on a pod says of the time before; nothing where it cannot be read."""
+    try:
+        before = json.loads(note)
+    except ValueError:
+        return {}
+    return before if isinstance(before, dict) else {}
+
+
+def _guards(pod: Pod) -> tuple[PatchOperation, ...]:
+    return (
+        PatchOperation("test", "/metadata/uid", pod.uid),
+        PatchOperation("test", "/metadata/resourceVersion", pod.resource_version),
+    )
+
+
+def _parents(live: JsonObject) -> list[PatchOperation]:
+    """Return the operations that make the maps which a pod may not have."""
+    has = {LABELS: labels_of(live), ANNOTATIONS: annotations_of(live)}
+    return [PatchOperation("add", path, {}) for path, content in has.items() if not content]
+
+
+def _assignment(seen: Mapping[str, str], parent: str, name: str, value: str | None) -> list[PatchOperation]:
+    """Return the operation that gives a label or annotation its value, or takes it away."""
+    if value is None:
+        return [PatchOperation("remove", _path(parent, name))] if name in seen else []
+    return [PatchOperation("add", _path(parent, name), value)]
+
+
+def _path(parent: str, name: str) -> str:
+    """Return the path of a label or annotation (RFC 6901: a slash in a name is written ~1)."""
+    return f"{parent}/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def _ref(fleet: Fleet, pod: Pod) -> Ref:
+    return Ref(PODS, fleet.namespace, pod.name)

@@ -1,0 +1,188 @@
+"""One look at a fleet: the Deployment, its ReplicaSets and pods, and what leads requests to them.
+
+Five reads, each consistent in itself, one after the other in the order of cause and effect:
+Deployment, ReplicaSets, pods, Services, EndpointSlices. So what a later read shows is never older
+than what an earlier one claims: a Deployment that says "observed" is followed by ReplicaSets at least
+as new, and a pod that was cordoned is followed by EndpointSlices that may already know it. What
+changes in between shows up no later than in the effect: each one tests what it was decided on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvmedic.cluster.exposure import in_rotation, rotation_of, selector_text
+from kvmedic.cluster.marks import PREFIX, RUN
+from kvmedic.cluster.ownership import owner_of
+from kvmedic.cluster.pods import Frame, is_finished, pod_of
+from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
+from kvmedic.core.policy import RotationLabel, TargetRef
+from kvmedic.core.template import template_hash
+from kvmedic.kube.client import Client
+from kvmedic.kube.objects import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    PODS,
+    REPLICA_SETS,
+    SERVICES,
+    JsonObject,
+    Ref,
+    annotations_of,
+    controller_uid,
+    items,
+    section,
+    uid_of,
+)
+
+REVISION = "deployment.kubernetes.io/revision"
+"""Annotation of a ReplicaSet: the number that `kubectl rollout history` shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A fleet and the pod template behind it."""
+
+    fleet: Fleet
+    template: Mapping[str, object]
+    """The Deployment's `spec.template`. It may hold secrets: never print it, never store it."""
+    container_index: int | None
+    """Place of the engine's container; None where it is not named and there are several."""
+
+    @property
+    def image(self) -> str:
+        """Return the engine container's image; empty when the container is not known."""
+        if self.container_index is None:
+            return ""
+        containers = items(section(self.template, "spec"), "containers")
+        return str(containers[self.container_index].get("image", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What was read, in the order of reading."""
+
+    deployment: JsonObject
+    replica_sets: list[JsonObject]
+    pods: list[JsonObject]
+    services: list[JsonObject]
+    slices: list[JsonObject]
+
+
+async def snapshot(
+    client: Client, namespace: str, target: TargetRef, label: RotationLabel
+) -> Snapshot | None:
+    """Return a fleet as it is now, or None when there is no such Deployment.
+
+    Raises:
+        ApiError: a read failed.
+    """
+    deployment = await client.get(Ref(DEPLOYMENTS, namespace, target.name))
+    if deployment is None:
+        return None
+    parts = await _parts(client, namespace, deployment)
+    template = section(deployment, "spec", "template")
+    index = container_index(template, target.container)
+    uids = frozenset(uid_of(pod) for pod in parts.pods)
+    rotation = rotation_of(deployment, label, parts.services, parts.slices, uids)
+    return Snapshot(_fleet(parts, rotation, _name_at(template, index)), template, index)
+
+
+def container_index(template: Mapping[str, Any], name: str | None) -> int | None:
+    """Return the place of a container in a pod template: the named one, or the only one."""
+    names = [each.get("name") for each in items(section(template, "spec"), "containers")]
+    if name is None:
+        return 0 if len(names) == 1 else None
+    return names.index(name) if name in names else None
+
+
+async def _parts(client: Client, namespace: str, deployment: JsonObject) -> _Parts:
+    """Read what belongs to a Deployment: by owner, since labels alone may be shared."""
+    selector = selector_text(section(deployment, "spec", "selector"))
+    sets = _owned(await client.list(REPLICA_SETS, namespace, selector), {uid_of(deployment)})
+    pods = _owned(await client.list(PODS, namespace, selector), {uid_of(each) for each in sets})
+    services = await client.list(SERVICES, namespace)
+    slices = await client.list(ENDPOINT_SLICES, namespace)
+    return _Parts(deployment, sets, [pod for pod in pods if not is_finished(pod)], services, slices)
+
+
+def _owned(objects: Iterable[JsonObject], owners: set[str]) -> list[JsonObject]:
+    return [each for each in objects if controller_uid(each) in owners]
+
+
+def _fleet(parts: _Parts, rotation: Rotation, container: str | None) -> Fleet:
+    body = parts.deployment
+    metadata, spec, status = section(body, "metadata"), section(body, "spec"), section(body, "status")
+    marks = {key: text for key, text in annotations_of(body).items() if key.startswith(PREFIX)}
+    return Fleet(
+        namespace=str(metadata["namespace"]),
+        name=str(metadata["name"]),
+        uid=str(metadata["uid"]),
+        resource_version=str(metadata["resourceVersion"]),
+        generation=int(metadata["generation"]),
+        observed=_is_observed(body),
+        replicas=int(spec.get("replicas", 1)),
+        strategy=str(section(spec, "strategy").get("type", "")),
+        fields=rollout_fields(spec),
+        revision=template_hash(section(spec, "template")),
+        status_replicas=int(status.get("replicas", 0)),
+        updated_replicas=int(status.get("updatedReplicas", 0)),
+        fence=marks.pop(RUN, ""),
+        replica_sets=tuple(_replica_set(each) for each in parts.replica_sets),
+        pods=_pods(parts, rotation, container),
+        rotation=rotation,
+        owner=owner_of(body),
+        recorded=marks,
+    )
+
+
+def rollout_fields(spec: Mapping[str, Any]) -> RolloutFields:
+    """Return those fields of a Deployment's spec that a frozen rollout borrows.
+
+    The API server fills in `maxSurge`, `maxUnavailable` and `progressDeadlineSeconds`, and leaves out
+    a `paused` of false and a `minReadySeconds` of 0. A strategy without numbers counts as 0 and 0.
+    """
+    rolling = section(spec, "strategy", "rollingUpdate")
+    return RolloutFields(
+        paused=bool(spec.get("paused", False)),
+        max_surge=rolling.get("maxSurge", 0),
+        max_unavailable=rolling.get("maxUnavailable", 0),
+        min_ready_seconds=int(spec.get("minReadySeconds", 0)),
+        progress_deadline_seconds=spec.get("progressDeadlineSeconds"),
+    )
+
+
+def _replica_set(body: JsonObject) -> ReplicaSet:
+    spec, number = section(body, "spec"), annotations_of(body).get(REVISION, "")
+    return ReplicaSet(
+        name=str(section(body, "metadata")["name"]),
+        revision=template_hash(section(spec, "template")),
+        number=int(number) if number.isdecimal() else 0,
+        desired=int(spec.get("replicas", 1)),
+        available=int(section(body, "status").get("availableReplicas", 0)),
+        min_ready_seconds=int(spec.get("minReadySeconds", 0)),
+        observed=_is_observed(body),
+    )
+
+
+def _pods(parts: _Parts, rotation: Rotation, container: str | None) -> tuple[Pod, ...]:
+    revisions = {
+        uid_of(each): template_hash(section(each, "spec", "template")) for each in parts.replica_sets
+    }
+    serving = in_rotation(parts.slices)
+    return tuple(
+        pod_of(each, Frame(revisions[controller_uid(each)], container, rotation, serving))
+        for each in parts.pods
+    )
+
+
+def _is_observed(body: JsonObject) -> bool:
+    generation = int(section(body, "metadata")["generation"])
+    return int(section(body, "status").get("observedGeneration", 0)) >= generation
+
+
+def _name_at(template: Mapping[str, Any], index: int | None) -> str | None:
+    if index is None:
+        return None
+    return str(items(section(template, "spec"), "containers")[index].get("name"))

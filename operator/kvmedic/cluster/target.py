@@ -1,0 +1,56 @@
+"""The workload that a resource looks after, as the reconcile loop sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from kvmedic.cluster.rotation import move_pod
+from kvmedic.cluster.snapshot import Snapshot, snapshot
+from kvmedic.cluster.workloads import assign, notes_on, unclaim
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.moves import (
+    Cordon,
+    DeletePod,
+    Effect,
+    Freeze,
+    Pause,
+    Pulse,
+    Release,
+    Restore,
+    Retarget,
+    Revert,
+    Uncordon,
+)
+from kvmedic.core.policy import Policy
+from kvmedic.kube.client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentTarget:
+    """Deployments of one cluster."""
+
+    client: Client
+
+    async def look(self, namespace: str, policy: Policy) -> Snapshot | None:
+        """Return the target as it is now, or None when the Deployment does not exist."""
+        return await snapshot(self.client, namespace, policy.target, policy.rollout.rotation_label)
+
+    async def apply(self, fleet: Fleet, effect: Effect, claim: str) -> None:
+        """Carry out one effect on the fleet as it was viewed; repeating it changes nothing more.
+
+        Raises:
+            Conflict: the object is not what was viewed.
+        """
+        match effect:
+            case Cordon() | Uncordon() | DeletePod():
+                await move_pod(self.client, fleet, effect)
+            case Freeze() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():
+                await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
+            case _:
+                assert_never(effect)
+
+    async def unclaim(self, fleet: Fleet, claims: str) -> None:
+        """Remove our annotations while the claim begins as given; otherwise do nothing."""
+        if fleet.fence.startswith(claims):
+            await unclaim(self.client, fleet)

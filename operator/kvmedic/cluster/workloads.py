@@ -1,0 +1,201 @@
+"""Effects on a Deployment: each is one JSON patch of absolute values, or nothing.
+
+A patch tests the Deployment's uid, its generation (so the spec is the one that was looked at) and the
+claim annotation, and advances the claim in the same breath. Whoever looked earlier, or lost the claim
+meanwhile, gets a `Conflict` and has changed nothing. Repeating an assignment after it was committed
+is such a conflict too: the claim it tests is gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, assert_never
+
+from kvmedic.cluster.marks import PREFIX, RECORDED, RUN
+from kvmedic.core.edit import Json, PatchOperation, TokenEdit
+from kvmedic.core.fleet import Fleet, RolloutFields
+from kvmedic.core.moves import (
+    DeploymentMove,
+    Freeze,
+    Pause,
+    Pulse,
+    Release,
+    Restore,
+    Retarget,
+    Revert,
+)
+from kvmedic.kube.client import Client
+from kvmedic.kube.errors import Call, Conflict
+from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref, annotations_of, section
+
+ROLLING = "RollingUpdate"
+
+
+async def assign(
+    client: Client, fleet: Fleet, move: DeploymentMove, claim: str, notes: Mapping[str, str]
+) -> None:
+    """Carry out one move on the Deployment that a fleet was read from.
+
+    Dying before the patch changes nothing; dying after it leaves the claim advanced, by which the
+    next look knows that it was committed.
+
+    Args:
+        client: the API.
+        fleet: the fleet as it was looked at.
+        move: what to assign.
+        claim: the claim annotation's new value.
+        notes: annotations for people, by name; `notes_on` makes the usual ones.
+
+    Raises:
+        Conflict: the Deployment is not what was looked at.
+        ValueError: the move's edit does not fit the template that was looked at.
+    """
+    ref = _ref(fleet)
+    live = await _unchanged(client, ref, fleet)
+    operations = (
+        *guards(fleet, move),
+        *_changes(live, move),
+        *_annotations(live, {**notes, RUN: claim}),
+    )
+    await client.json_patch(ref, operations)
+
+
+async def unclaim(client: Client, fleet: Fleet) -> None:
+    """Remove our annotations from the Deployment; nothing to do where it has none.
+
+    Raises:
+        Conflict: the claim is not the one that was looked at.
+    """
+    ref = _ref(fleet)
+    live = await client.get(ref)
+    ours = [] if live is None else [name for name in annotations_of(live) if name.startswith(PREFIX)]
+    if not ours:
+        return
+    operations = [PatchOperation("test", "/metadata/uid", fleet.uid), _claim_test(fleet)]
+    operations += [PatchOperation("remove", _annotation(name)) for name in sorted(ours)]
+    await client.json_patch(ref, operations)
+
+
+def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
+    """Return the annotations that let a person undo a run by hand: the values from before.
+
+    Only the move that freezes an untouched rollout has any; the note stays until the claim goes.
+    """
+    if not isinstance(move, Freeze) or fleet.fields.is_frozen:
+        return {}
+    return {RECORDED: json.dumps({**_note_of_fields(fleet.fields), **_note_of_edit(move.edit)})}
+
+
+def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
+    """Return the tests that a move's patch begins with."""
+    tests = [
+        PatchOperation("test", "/metadata/uid", fleet.uid),
+        PatchOperation("test", "/metadata/generation", fleet.generation),
+        _claim_test(fleet),
+    ]
+    if isinstance(move, Restore):
+        # The API server leaves out a count of zero, and a test for null holds where nothing is.
+        expected = move.replicas or None
+        tests.append(PatchOperation("test", "/status/replicas", expected))
+        tests.append(PatchOperation("test", "/status/updatedReplicas", expected))
+    return tuple(tests)
+
+
+def field_operations(spec: Mapping[str, Any], fields: RolloutFields) -> tuple[PatchOperation, ...]:
+    """Return the operations that give a Deployment's spec these fields, and nothing else.
+
+    A field is removed where the API server would leave its value out, so that a spec that was frozen
+    and restored is the same byte for byte. The numbers of a strategy that has none are left alone.
+    """
+    wanted: dict[str, Json] = {
+        "paused": fields.paused or None,
+        "minReadySeconds": fields.min_ready_seconds or None,
+        "progressDeadlineSeconds": fields.progress_deadline_seconds,
+    }
+    operations = [
+        operation
+        for name, value in wanted.items()
+        if (operation := _assignment(spec, f"/spec/{name}", value))
+    ]
+    if section(spec, "strategy").get("type") == ROLLING:
+        rolling: Json = {"maxSurge": fields.max_surge, "maxUnavailable": fields.max_unavailable}
+        operations.append(PatchOperation("add", "/spec/strategy/rollingUpdate", rolling))
+    return tuple(operations)
+
+
+def _changes(live: JsonObject, move: DeploymentMove) -> tuple[PatchOperation, ...]:
+    """Return what a move changes: the template's one token where it has one, and the rollout's fields."""
+    spec = section(live, "spec")
+    match move:
+        case Freeze(edit, fields) | Retarget(edit, fields) | Revert(edit, fields):
+            return (*edit.patch(section(spec, "template")), *field_operations(spec, fields))
+        case Pause(fields) | Release(fields) | Restore(fields, _) | Pulse(_, fields):
+            return field_operations(spec, fields)
+        case _:
+            assert_never(move)
+
+
+def _assignment(spec: Mapping[str, Any], path: str, value: Json) -> PatchOperation | None:
+    """Return the operation that gives a field its value, or None where it has it already."""
+    name = path.rpartition("/")[2]
+    if value is None:
+        return PatchOperation("remove", path) if name in spec else None
+    return None if spec.get(name) == value else PatchOperation("add", path, value)
+
+
+def _annotations(live: JsonObject, marks: Mapping[str, str]) -> tuple[PatchOperation, ...]:
+    """Return the operations that set annotations, on an object that may have none at all."""
+    first = () if annotations_of(live) else (PatchOperation("add", "/metadata/annotations", {}),)
+    return (*first, *(PatchOperation("add", _annotation(name), text) for name, text in marks.items()))
+
+
+async def _unchanged(client: Client, ref: Ref, fleet: Fleet) -> JsonObject:
+    """Return the Deployment as it is now, which must be as it was looked at.
+
+    The patch tests the same again; this read is for the list that an edit's own test needs, and for
+    which fields are absent.
+    """
+    live = await client.get(ref)
+    metadata = section(live or {}, "metadata")
+    seen = (metadata.get("uid"), metadata.get("generation"), annotations_of(live or {}).get(RUN, ""))
+    if live is None or seen != (fleet.uid, fleet.generation, fleet.fence):
+        raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
+    return live
+
+
+def _claim_test(fleet: Fleet) -> PatchOperation:
+    """Return the test on the claim; where there is none yet, on the very version that was looked at."""
+    if fleet.fence:
+        return PatchOperation("test", _annotation(RUN), fleet.fence)
+    return PatchOperation("test", "/metadata/resourceVersion", fleet.resource_version)
+
+
+def _annotation(name: str) -> str:
+    """Return the path of an annotation (RFC 6901: a slash in a name is written ~1)."""
+    return f"/metadata/annotations/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def _ref(fleet: Fleet) -> Ref:
+    return Ref(DEPLOYMENTS, fleet.namespace, fleet.name)
+
+
+def _note_of_fields(fields: RolloutFields) -> dict[str, Json]:
+    return {
+        "paused": fields.paused,
+        "maxSurge": fields.max_surge,
+        "maxUnavailable": fields.max_unavailable,
+        "minReadySeconds": fields.min_ready_seconds,
+        "progressDeadlineSeconds": fields.progress_deadline_seconds,
+    }
+
+
+def _note_of_edit(edit: TokenEdit) -> dict[str, Json]:
+    return {
+        "container": edit.container,
+        "containerIndex": edit.container_index,
+        "field": str(edit.field),
+        "index": edit.index,
+        "before": edit.before,
+        "after": edit.after,
+    }
