@@ -19,8 +19,9 @@ import kopf
 
 from kvmedic.core.decide import outcome_of
 from kvmedic.core.reasons import Reason
+from kvmedic.core.resource import Key
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
-from kvmedic.loop import Key, Loop
+from kvmedic.loop import Loop
 from kvmedic.ports import Ports
 from kvmedic.reconcile import reconcile
 from kvmedic.record.telemetry import Telemetry

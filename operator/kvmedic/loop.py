@@ -12,17 +12,10 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from kvmedic.core.resource import Key
+
 JITTER_RATIO = 0.1
 """Share by which a delay is stretched at random, so that resources woken together drift apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One resource, as the loop knows it."""
-
-    namespace: str
-    name: str
-    uid: str
 
 
 Tick = Callable[[Key], Awaitable[float | None]]

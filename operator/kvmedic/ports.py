@@ -13,18 +13,20 @@ from kvmedic.core.gates import Stop
 from kvmedic.core.moves import Effect
 from kvmedic.core.policy import Policy
 from kvmedic.core.record import Record
-from kvmedic.core.resource import Resource
+from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
-from kvmedic.loop import Key
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Protocol):
     """A target as it was read in one tick."""
 
-    fleet: Fleet
-    template: Mapping[str, object]
-    """The Deployment's `spec.template`. It may hold secrets: never print it, never store it."""
+    @property
+    def fleet(self) -> Fleet:
+        """Return what was observed."""
+
+    @property
+    def template(self) -> Mapping[str, object]:
+        """Return the Deployment's `spec.template`. It may hold secrets: never print it, never store it."""
 
 
 class Store(Protocol):
@@ -49,10 +51,10 @@ class Target(Protocol):
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
 
-    async def apply(self, view: View, effect: Effect, claim: str) -> None:
+    async def apply(self, fleet: Fleet, effect: Effect, claim: str) -> None:
         """Carry out one effect on the fleet as it was viewed. Raises Conflict when it moved."""
 
-    async def unclaim(self, view: View, claims: str) -> None:
+    async def unclaim(self, fleet: Fleet, claims: str) -> None:
         """Remove our annotations while the claim still begins as given; otherwise do nothing."""
 
 

@@ -235,7 +235,7 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             reason = blocked.reason if blocked else _reason(run)
             resource = await _save(tick, run, reason, blocked.message if blocked else "")
             if tick.ports.leader.is_held():
-                await tick.ports.target.apply(view, move, run.claim(resource.uid, run.sequence))
+                await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, run.sequence))
             return pace.controller
 
 
@@ -314,7 +314,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     if run.ending is None and run.intent is not None:
         run = replace(run, ending=outcome)
     if view is not None and tick.ports.leader.is_held():
-        await tick.ports.target.unclaim(view, run.claims(tick.resource.uid))
+        await tick.ports.target.unclaim(view.fleet, run.claims(tick.resource.uid))
     done = closed(tick.record, run, outcome, tick.resource.generation, tick.now)
     await tick.ports.store.save(tick.resource, done)
     await tick.ports.reporter.saved(tick.resource, tick.record, done)

@@ -16,10 +16,9 @@ from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
-from kvmedic.core.resource import Resource
+from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome, Run, StepRecord
 from kvmedic.core.verdict import Baseline
-from kvmedic.loop import Key
 from kvmedic.ports import Ports
 from kvmedic.pursue import Tick, pursue
 from kvmedic.record.runs import reported

@@ -15,6 +15,8 @@ import typer
 from kvmedic import __version__
 
 SUBCOMMANDS = {
+    "run": ("kvmedic.cli.run", "Run the operator."),
+    "crd": ("kvmedic.cli.crd", "Print the CustomResourceDefinition, or its reference page."),
     "flags": ("kvmedic.cli.flags", "Show and change engine flags in manifest files, without a cluster."),
 }
 """Each subcommand's module and what help says of it."""

@@ -11,6 +11,15 @@ from kvmedic.core.run import Outcome
 
 
 @dataclass(frozen=True, slots=True)
+class Key:
+    """One resource by name and identity: made again under its name, it is another."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class Resource:
     """A resource at one resourceVersion."""
 

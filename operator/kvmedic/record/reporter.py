@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Protocol
 
 from kvmedic.core.record import ConditionType, Record, Truth
@@ -79,8 +78,3 @@ def _decision(record: Record) -> str:
         return ""
     why = progressing.reason if progressing else "none"
     return f"run=none diagnosis={diagnosed.reason} reason={why} message={diagnosed.message!r}"
-
-
-def stamp(at: datetime) -> str:
-    """Return a time as the API's MicroTime."""
-    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,80 @@
+"""How the operator's process runs: its pace, its limits, who leads. Sections of the configuration."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import Field
+
+from kvmedic.sections import Section, within
+
+
+class PaceOptions(Section):
+    """How soon the next look at a resource follows."""
+
+    idle: Annotated[timedelta, within("1s", "10m")] = timedelta(seconds=30)
+    """While no run is open. Twice the usual scrape interval's freshness (15 s) loses nothing, and the
+    queries are shared by all resources of a source."""
+    verifying: Annotated[timedelta, within("1s", "5m")] = timedelta(seconds=15)
+    """While the sustained window is open."""
+    replica: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=2)
+    """While a replica starts or drains."""
+    controller: Annotated[timedelta, within("20ms", "10s")] = timedelta(milliseconds=200)
+    """Right after an effect: the deployment controller needs 0.2-0.4 s for a pulse (measured on 1.36)."""
+    drain_quiet: Annotated[timedelta, within("0s", "5m")] = timedelta(seconds=5)
+    """From leaving rotation to the first count of requests: proxies need a moment to see the
+    EndpointSlice, and clients with an open connection may send once more."""
+    drain_interval: Annotated[timedelta, within("0s", "1m")] = timedelta(seconds=1)
+    """Between the two counts of zero that end a drain: one step of a slow engine."""
+    spare_limit: Annotated[timedelta, within("5s", "24h")] = timedelta(minutes=5)
+    """How long a new replica may stay unschedulable; a node group that scales up needs 2-4 minutes."""
+    backoff_first: Annotated[timedelta, within("10ms", "1m")] = timedelta(seconds=1)
+    """After a look that failed."""
+    backoff_most: Annotated[timedelta, within("100ms", "1h")] = timedelta(minutes=1)
+    """After many looks that failed in a row."""
+    workers: Annotated[int, Field(ge=1, le=256)] = 16
+    """Resources that are looked at side by side; each waits for the API most of the time."""
+
+
+class KubernetesOptions(Section):
+    """How the API server is asked."""
+
+    connect_timeout: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=5)
+    total_timeout: Annotated[timedelta, within("1s", "2m")] = timedelta(seconds=20)
+    requests_per_second: Annotated[float, Field(gt=0, le=10000)] = 50.0
+    """In the long run. One look at a fleet is five reads."""
+    burst: Annotated[int, Field(ge=1, le=10000)] = 100
+
+
+class LeadershipOptions(Section):
+    """Which of several processes acts. The values are those of Kubernetes' own controllers."""
+
+    lease: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)] = "kvmedic"
+    """Name of the Lease in the operator's namespace."""
+    duration: Annotated[timedelta, within("2s", "5m")] = timedelta(seconds=15)
+    """How long a lease holds without renewal."""
+    renew: Annotated[timedelta, within("500ms", "2m")] = timedelta(seconds=10)
+    """How long the holder tries to renew before it counts itself out."""
+    retry: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=2)
+    """Between two tries."""
+
+
+class ProcessOptions(Section):
+    """The process itself."""
+
+    namespace: str = Field(default_factory=lambda: os.environ.get("POD_NAMESPACE", "kvmedic-system"))
+    """The operator's own namespace: its Lease and the stop ConfigMap are there."""
+    identity: str = Field(default_factory=lambda: os.environ.get("POD_NAME", f"kvmedic-{os.getpid()}"))
+    """This process among others; the pod's name."""
+    watch: tuple[str, ...] = ()
+    """Namespaces whose resources are looked after; empty: all."""
+    stop: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)] = "kvmedic-stop"
+    """Name of the ConfigMap that stops every forward move while it exists."""
+    liveness: str = "http://0.0.0.0:8080/healthz"
+    """Address of the liveness endpoint; empty: no endpoint."""
+    telemetry_port: Annotated[int, Field(ge=0, le=65535)] = 8081
+    """Port of the operator's own metrics; 0: no endpoint."""
+    kubeconfig: str = Field(default_factory=lambda: os.environ.get("KUBECONFIG", ""))
+    """Used outside of a cluster; empty: the service account of the pod."""

@@ -1,0 +1,80 @@
+"""Kubernetes Events for transitions, on the resource and on its target."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kvmedic.api.resource import GROUP, KIND, VERSION
+from kvmedic.core.resource import Resource
+from kvmedic.kube.client import Client
+from kvmedic.kube.errors import ApiError, Conflict
+from kvmedic.kube.objects import EVENTS, JsonObject, Ref
+from kvmedic.record.transitions import Note
+
+LOG = logging.getLogger("kvmedic.events")
+NOTE_LIMIT = 1024
+"""Bytes of an Event's note, at most (events.k8s.io/v1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Writes Events. One transition of one run on one object has one name, so it is written once."""
+
+    client: Client
+    instance: str
+    """This process, as Events name it: the pod's name."""
+
+    async def publish(self, resource: Resource, note: Note) -> None:
+        """Write a note's Events; a failure is logged, because an Event is never worth a retry."""
+        for regarding in _regarding(resource, note):
+            event = self._event(resource, note, regarding)
+            try:
+                await self.client.create(Ref(EVENTS, resource.namespace, event["metadata"]["name"]), event)
+            except Conflict:
+                continue
+            except ApiError as error:
+                LOG.warning(
+                    "resource=%s/%s event=%s error=%s", resource.namespace, resource.name, note.reason, error
+                )
+
+    def _event(self, resource: Resource, note: Note, regarding: dict[str, str]) -> JsonObject:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        within = note.run or now
+        key = f"{resource.uid}/{regarding['kind']}/{note.reason}/{within}"
+        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": f"{resource.name[:200]}.{digest}", "namespace": resource.namespace},
+            "eventTime": now,
+            "reportingController": "kvmedic.io/operator",
+            "reportingInstance": self.instance,
+            "action": "Remediate" if note.run else "Diagnose",
+            "reason": str(note.reason),
+            "type": "Warning" if note.warning else "Normal",
+            "note": note.message.encode()[:NOTE_LIMIT].decode(errors="ignore"),
+            "regarding": regarding,
+        }
+
+
+def _regarding(resource: Resource, note: Note) -> list[dict[str, str]]:
+    own = {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "name": resource.name,
+        "namespace": resource.namespace,
+        "uid": resource.uid,
+    }
+    if not note.on_target or resource.policy is None:
+        return [own]
+    target = {
+        "apiVersion": "apps/v1",
+        "kind": resource.policy.target.kind,
+        "name": resource.policy.target.name,
+        "namespace": resource.namespace,
+    }
+    run = resource.record.run if resource.record else None
+    return [own, {**target, "uid": run.target_uid} if run else target]

@@ -1,0 +1,154 @@
+"""The resource itself: loaded with its version, its status written only onto that version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from kvmedic.api.convert import policy_of
+from kvmedic.api.pending import not_implemented
+from kvmedic.api.problems import RunUnreadable, SpecInvalid
+from kvmedic.api.resource import GROUP, PLURAL, VERSION, spec_from_wire
+from kvmedic.api.status import record_from_wire, record_to_wire
+from kvmedic.core.decide import Wish
+from kvmedic.core.edit import PatchOperation
+from kvmedic.core.policy import Policy
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record
+from kvmedic.core.resource import Key, Resource
+from kvmedic.core.run import Outcome
+from kvmedic.kube.client import Client
+from kvmedic.kube.objects import JsonObject, Ref, annotations_of, section
+from kvmedic.kube.objects import Resource as Kind
+from kvmedic.record.conditions import phase
+from kvmedic.record.surveys import complaint
+
+RESOURCES = Kind(f"{GROUP}/{VERSION}", PLURAL)
+FINALIZER = f"{GROUP}/run"
+"""Keeps a resource until its open run is walked back; it is there only while a run is open."""
+ABANDON = f"{GROUP}/abandon"
+"""Annotation of a resource that is being deleted: leave the change in place."""
+ROLL_BACK = f"{GROUP}/rollback"
+"""Annotation of a resource: take the run of this id back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Resources on the API server."""
+
+    client: Client
+
+    async def load(self, key: Key) -> Resource | None:
+        """Return the resource as it is now, or None when it is gone or another took its name."""
+        body = await self.client.get(Ref(RESOURCES, key.namespace, key.name))
+        if body is None or section(body, "metadata").get("uid") != key.uid:
+            return None
+        return resource_of(body)
+
+    async def save(self, resource: Resource, record: Record) -> Resource:
+        """Write the status onto the loaded version; return the resource as it is then.
+
+        Raises:
+            Conflict: it changed since it was loaded.
+        """
+        body = _body(resource, record_to_wire(record, phase(record)))
+        return resource_of(await self.client.put_status(_ref(resource), body))
+
+    async def complain(self, resource: Resource, problem: Outcome) -> None:
+        """Write conditions that tell a problem; every other part of the status stays as it is stored."""
+        body = await self.client.get(_ref(resource))
+        if body is None:
+            return
+        status = section(body, "status")
+        try:
+            known = record_from_wire({"conditions": status.get("conditions", [])})
+        except RunUnreadable:
+            known = Record()
+        told = complaint(known, problem, resource.generation, datetime.now(UTC))
+        if told.conditions == known.conditions:
+            return
+        wire = record_to_wire(replace(known, conditions=told.conditions), phase(told))
+        body["status"] = {**status, "conditions": wire["conditions"], "phase": wire.get("phase", "")}
+        await self.client.put_status(_ref(resource), body)
+
+    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
+        """Put our finalizer on the loaded version, or take it off; another's stays as it is."""
+        body = await self.client.get(_ref(resource))
+        if body is None:
+            return
+        held = list(section(body, "metadata").get("finalizers") or [])
+        if (FINALIZER in held) is present:
+            return
+        wanted = [*held, FINALIZER] if present else [name for name in held if name != FINALIZER]
+        version = section(body, "metadata")["resourceVersion"]
+        guard = PatchOperation("test", "/metadata/resourceVersion", version)
+        change = PatchOperation("add", "/metadata/finalizers", tuple(wanted))
+        await self.client.json_patch(_ref(resource), (guard, change))
+
+
+def resource_of(body: JsonObject) -> Resource:
+    """Return a resource as the core reads it; what cannot be read is a problem, never an exception."""
+    metadata = section(body, "metadata")
+    policy, problem = _policy(body)
+    record, unreadable = _record(body)
+    return Resource(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        generation=int(metadata.get("generation", 1)),
+        wish=_wish(body, record),
+        finalized=FINALIZER in (metadata.get("finalizers") or []),
+        policy=policy,
+        problem=unreadable or problem,
+        record=record,
+    )
+
+
+def _policy(body: JsonObject) -> tuple[Policy | None, Outcome | None]:
+    try:
+        spec = spec_from_wire(body.get("spec"))
+    except SpecInvalid as error:
+        return None, Outcome(Reason.SPEC_INVALID, "; ".join(error.problems))
+    if pending := not_implemented(spec):
+        return None, Outcome(Reason.SPEC_NOT_IMPLEMENTED, "; ".join(pending))
+    return policy_of(spec), None
+
+
+def _record(body: JsonObject) -> tuple[Record | None, Outcome | None]:
+    try:
+        return record_from_wire(section(body, "status")), None
+    except RunUnreadable as error:
+        advice = "repair the status, or remove status.run once the target is as it should be"
+        text = f"{'; '.join(error.problems)}: {advice}"
+        return None, Outcome(Reason.RUN_UNREADABLE, text)
+
+
+def _wish(body: JsonObject, record: Record | None) -> Wish:
+    annotations = annotations_of(body)
+    if section(body, "metadata").get("deletionTimestamp"):
+        return Wish.ABANDON if annotations.get(ABANDON) == "true" else Wish.DELETE
+    run = record.run if record else None
+    if run is not None and annotations.get(ROLL_BACK) == run.id:
+        return Wish.ROLL_BACK
+    return Wish.NONE
+
+
+def _ref(resource: Resource) -> Ref:
+    return Ref(RESOURCES, resource.namespace, resource.name)
+
+
+def _body(resource: Resource, status: dict[str, Any]) -> JsonObject:
+    """Return what a status write sends: the API server ignores everything but the status."""
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "KVRemediation",
+        "metadata": {
+            "name": resource.name,
+            "namespace": resource.namespace,
+            "uid": resource.uid,
+            "resourceVersion": resource.resource_version,
+        },
+        "status": status,
+    }

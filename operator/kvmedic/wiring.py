@@ -1,0 +1,115 @@
+"""Which adapter stands behind which port: the one place that knows them all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvmedic.cluster.stop import read_stop
+from kvmedic.cluster.target import DeploymentTarget
+from kvmedic.core.gates import Stop
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.frame import KubernetesOptions, PaceOptions
+from kvmedic.handlers import Backoff, Frame, Operator, serve
+from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.kube.leadership import Leadership
+from kvmedic.metrics.fleet import FleetMetrics
+from kvmedic.ports import Leader, Pace, Ports
+from kvmedic.record.events import Events
+from kvmedic.record.reporter import Reporter
+from kvmedic.record.store import Store
+from kvmedic.record.telemetry import Telemetry
+from kvmedic.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigMapStop:
+    """The operator-wide stop: a ConfigMap in the operator's namespace."""
+
+    client: Client
+    namespace: str
+    name: str
+
+    async def read(self) -> Stop:
+        """Return the stop as it is now."""
+        return await read_stop(self.client, self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """One process's connections to the world."""
+
+    client: Client
+    metrics: FleetMetrics
+
+
+@asynccontextmanager
+async def connected(settings: Settings) -> AsyncIterator[Connected]:
+    """Open the API and the metrics sources, and close them again."""
+    client = await connect(_kubeconfig(settings), _limits(settings.kubernetes))
+    metrics = FleetMetrics.of(settings.sources, settings.scrape, VLLM_SIGNALS)
+    try:
+        yield Connected(client, metrics)
+    finally:
+        await metrics.close()
+        await client.close()
+
+
+def ports_of(settings: Settings, world: Connected, reporter: Reporter, leader: Leader) -> Ports:
+    """Return the ports of one process."""
+    process = settings.process
+    return Ports(
+        store=Store(world.client),
+        target=DeploymentTarget(world.client),
+        metrics=world.metrics,
+        reporter=reporter,
+        stop=ConfigMapStop(world.client, process.namespace, process.stop),
+        leader=leader,
+        pace=pace_of(settings.pace),
+    )
+
+
+async def operate(settings: Settings, telemetry: Telemetry) -> None:
+    """Run the operator until it is told to end."""
+    process, options = settings.process, settings.pace
+    async with connected(settings) as world:
+        reporter = Reporter(Events(world.client, process.identity), telemetry)
+        leadership = Leadership(world.client, process, settings.leadership)
+        operator = Operator(
+            ports=ports_of(settings, world, reporter, leadership),
+            telemetry=telemetry,
+            backoff=Backoff(options.backoff_first, options.backoff_most),
+            workers=options.workers,
+            forget=reporter.forget,
+        )
+        frame = Frame(process.watch, process.liveness or None)
+        await serve(operator, frame, (leadership.run(),))
+
+
+def pace_of(options: PaceOptions) -> Pace:
+    """Return the pace that the configuration sets."""
+    return Pace(
+        idle=options.idle,
+        verifying=options.verifying,
+        replica=options.replica,
+        controller=options.controller,
+        drain_quiet=options.drain_quiet,
+        drain_interval=options.drain_interval,
+        spare_limit=options.spare_limit,
+    )
+
+
+def _kubeconfig(settings: Settings) -> Path | None:
+    given = settings.process.kubeconfig
+    return Path(given) if given else None
+
+
+def _limits(options: KubernetesOptions) -> Limits:
+    return Limits(
+        connect_seconds=options.connect_timeout.total_seconds(),
+        total_seconds=options.total_timeout.total_seconds(),
+        per_second=options.requests_per_second,
+        burst=options.burst,
+    )

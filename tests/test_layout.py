@@ -1,0 +1,58 @@
+"""Rules of the tree that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "operator" / "kvmedic"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+HARD_LIMIT = 400
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def test_the_operator_folder_is_no_package():
+    assert not (ROOT / "operator" / "__init__.py").exists()
+    assert not (ROOT / "tests" / "__init__.py").exists()
+
+
+def test_only_the_handlers_know_kopf():
+    assert [p.name for p in MODULES if "kopf" in imported(p)] == ["handlers.py"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_module_is_short_and_says_what_it_is_for(path):
+    text = path.read_text()
+
+    assert len(text.splitlines()) <= HARD_LIMIT
+    assert ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize("name", ["utils", "helpers", "common", "base", "manager", "misc"])
+def test_no_room_is_named_after_nothing(name):
+    assert not [p for p in MODULES if name in (p.stem, p.parent.name)]
+
+
+def test_every_reason_has_its_sentence():
+    from kvmedic.core.reasons import SENTENCES, Reason
+
+    assert set(SENTENCES) == set(Reason)
+    assert all(re.fullmatch(r"[A-Z].*\.", sentence) for sentence in SENTENCES.values())
+
+
+def test_the_core_reads_no_clock():
+    for path in (PACKAGE / "core").glob("*.py"):
+        assert not re.search(r"\bnow\(\)|utcnow|monotonic\(", path.read_text()), path
