@@ -32,7 +32,18 @@ check: setup ## Format, lint, types, import contracts, generated files
 	build/venv/bin/ruff check operator tests
 	build/venv/bin/mypy
 	build/venv/bin/lint-imports
+	$(PY) -m kvmedic crd | diff -q - $(CRD) >/dev/null || { echo "$(CRD) is stale: run make crd"; exit 1; }
+	$(PY) -m kvmedic crd -o markdown | diff -q - $(CRD_PAGE) >/dev/null || { echo "$(CRD_PAGE) is stale: run make crd"; exit 1; }
 	$(PY) -m chart.generated --check
+
+CRD := crds/kvmedic.io_kvremediations.yaml
+CRD_PAGE := docs/reference/kvremediation.md
+.PHONY: crd
+crd: setup ## Write the CustomResourceDefinition, its copies and its reference page from the models
+	@mkdir -p build
+	$(PY) -m kvmedic crd >build/crd.yaml && mv build/crd.yaml $(CRD)
+	$(PY) -m kvmedic crd -o markdown >build/crd.md && mv build/crd.md $(CRD_PAGE)
+	$(PY) -m chart.generated
 
 .PHONY: manifests
 manifests: setup ## Write the files that follow from others (chart's CRD, RBAC)
@@ -58,3 +69,7 @@ image: wheels ## Build the operator's image (IMAGE=, BASE=) with docker, podman 
 	elif command -v podman >/dev/null; then podman build "$$@"; \
 	elif command -v buildah >/dev/null; then buildah bud "$$@"; \
 	else echo "make image needs a Docker engine, podman or buildah"; exit 1; fi
+
+.PHONY: bench-lab
+bench-lab: setup ## Replay the table measured on real vLLM on the lab engine and compare
+	$(PY) -m lab.engine.bench

@@ -1,0 +1,1 @@
+"""Wire types: what users write, what the status says, and the CustomResourceDefinition made from both."""

@@ -1,0 +1,131 @@
+"""KV compression as a user declares it: `spec.compression`. The whole block is refused for now."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kvmedic.api.quantities import DURATION_LENGTH
+from kvmedic.api.rules import Rule, Wire, duration, number, pattern, quantity, whole
+
+Name = Annotated[str, Field(max_length=63)]
+Value = Annotated[str, Field(max_length=1024)]
+Span = Annotated[str, Field(max_length=DURATION_LENGTH)]
+
+RFC3339 = pattern(
+    "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[+-][0-9]{2}:[0-9]{2})$",
+    "use a time such as 2026-01-31T18:00:00Z",
+)
+
+
+class CompressionSetting(Wire):
+    """One setting of the bundle that turns a method on: a flag or an environment variable."""
+
+    rules = (
+        Rule(
+            cel="has(self.flag) != has(self.env)",
+            message="name either flag or env, one of them",
+            holds=lambda s: (s.flag is None) != (s.env is None),
+        ),
+    )
+
+    flag: Name | None = None
+    """Flag of the engine, with its dashes."""
+    env: Name | None = None
+    """Environment variable of the engine's container."""
+    before: Value | None = None
+    """Value without the method; absent: the setting is not given at all."""
+    after: Value | None = None
+    """Value with the method; absent: the setting is not given at all."""
+
+
+class CompressionBaseline(Wire):
+    """The fleet without the method, as it was measured. What is absent is sought in history."""
+
+    blocks: Annotated[int, Field(strict=True), whole(1, 2147483647)] | None = None
+    """Usable KV-cache blocks of a replica. From 1 to 2147483647."""
+    attention_backend: Name | None = None
+    """Attention backend that the engine named when it started."""
+    kv_cache_usage: Annotated[float, Field(strict=True), number(0, 1)] | None = None
+    """Mean KV-cache usage (ratio 0 to 1)."""
+    device_memory: Annotated[str, Field(max_length=32), quantity()] | None = None
+    """Device memory in use on one device, as a quantity."""
+    preemptions_per_request: Annotated[float, Field(strict=True), number(0, 10000)] | None = None
+    """Preemptions per finished request. From 0 to 10000."""
+    tokens_per_second: Annotated[float, Field(strict=True), number(0, 1000000000)] | None = None
+    """Generated tokens per second of the whole fleet. From 0 to 1000000000."""
+    requests_per_second: Annotated[float, Field(strict=True), number(0, 1000000)] | None = None
+    """Arrivals of the whole fleet per second, so that like is compared with like. From 0 to 1000000."""
+    e2e_p95: Annotated[Span, duration("1ms", "24h")] | None = Field(default=None, alias="e2eP95")
+    """95th percentile of the time a request takes as a whole. From 1ms to 24h."""
+    accuracy: Annotated[float, Field(strict=True), number(0, 1)] | None = None
+    """Score of the accuracy gate without the method (ratio 0 to 1)."""
+    accuracy_configuration: Annotated[str, Field(max_length=64)] | None = None
+    """Digest of the configuration that the score was measured with."""
+
+
+class ReclamationProbe(Wire):
+    """One long generation on a trial pod, during which free blocks are counted."""
+
+    tokens: Annotated[int, Field(strict=True), whole(1024, 1048576)] = 16384
+    """Tokens to generate. From 1024 to 1048576. 16384 is where scattered eviction and compaction differ
+    by a factor of seven (118 against 875 of 1,000 blocks of 16 tokens, keeping 2k of 16k)."""
+    timeout: Annotated[Span, duration("1m", "6h")] = "30m"
+    """Time limit of the trial pod. From 1m to 6h. 30m covers a cold start of a large model."""
+    use_drained_replica: Annotated[bool, Field(strict=True)] = False
+    """Where no device is free, a drained replica may serve for tests of the present setting. false,
+    because the fleet is one replica short meanwhile."""
+
+
+class CronJobRef(Wire):
+    """The evaluation to run as a Job against the trial pod: a CronJob in the resource's own namespace."""
+
+    name: Annotated[
+        str,
+        Field(max_length=52),
+        pattern(
+            "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+            "use the CronJob's name: lower-case letters, digits, dashes and dots",
+        ),
+    ]
+    """Name of the CronJob; it is suspended, and the team that owns the model owns it."""
+
+
+class AccuracyGate(Wire):
+    """The evaluation that a changed cache policy must pass before it reaches the fleet."""
+
+    cron_job_ref: CronJobRef
+    max_loss: Annotated[float, Field(strict=True), number(0, 1)]
+    """Loss of score that is accepted (ratio 0 to 1). No default: only the model's owner can say."""
+    timeout: Annotated[Span, duration("1m", "24h")] = "2h"
+    """Time limit of the evaluation and its trial pod. From 1m to 24h. A trial pod holds a device: 2h end it
+    should the evaluation hang."""
+
+
+class CompressionSpec(Wire):
+    """The KV compression that is on, how it was turned on, and what may be done if it saves nothing."""
+
+    method: Name | None = None
+    """Name of the method, such as TriAttention; absent: recognised from flags, environment and logs."""
+    method_class: (
+        Literal["ScatteredEviction", "PerHeadEviction", "CompactingEviction", "PageSelection", "Quantization"]
+        | None
+    ) = Field(default=None, alias="class")
+    """What the method does to blocks; absent: that of the named method."""
+    settings: Annotated[list[CompressionSetting], Field(max_length=16)] | None = Field(
+        default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """The ordered bundle that turns the method on."""
+    baseline: CompressionBaseline | None = None
+    probe: ReclamationProbe = ReclamationProbe()
+    accuracy_gate: AccuracyGate | None = None
+    """The evaluation before a changed cache policy reaches the fleet. Without it such a change is only
+    proposed."""
+    allowed_fixes: Annotated[
+        list[Literal["RevertBundle", "CompactingMethod", "Fp8KVCache", "DemandCaps"]],
+        Field(max_length=4),
+    ] = Field(default=["RevertBundle"], json_schema_extra={"x-kubernetes-list-type": "set"})
+    """What may be done, in order. Turning the method off again is the fix that needs no evaluation."""
+    close_by: Annotated[str, Field(max_length=32), RFC3339] | None = None
+    """When to stop waiting for a better method and take the guaranteed configuration (RFC 3339)."""

@@ -1,0 +1,90 @@
+"""From the wire to the core: a spec becomes a `Policy`."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from kvmedic.api.levers import LeverName, LeverSpec
+from kvmedic.api.quantities import parse_duration
+from kvmedic.api.spec import KVRemediationSpec
+from kvmedic.api.spec import Objectives as WireObjectives
+from kvmedic.core.diagnosis import LeverBound, Trigger
+from kvmedic.core.engine import Knob
+from kvmedic.core.policy import Limits, Policy, RolloutPolicy, RotationLabel, TargetRef, Windows
+from kvmedic.core.verdict import Objectives
+
+KNOBS = MappingProxyType(
+    {
+        LeverName.MAX_NUM_SEQS: Knob.MAX_NUM_SEQS,
+        LeverName.WATERMARK: Knob.WATERMARK,
+        LeverName.MAX_MODEL_LEN: Knob.MAX_MODEL_LEN,
+        LeverName.MAX_NUM_BATCHED_TOKENS: Knob.MAX_NUM_BATCHED_TOKENS,
+        LeverName.GPU_MEMORY_UTILIZATION: Knob.GPU_MEMORY_UTILIZATION,
+        LeverName.PREFIX_CACHING: Knob.PREFIX_CACHING,
+        LeverName.CHUNKED_PREFILL: Knob.CHUNKED_PREFILL,
+    }
+)
+"""The levers that are a knob of the engine. The others are no knobs, or several."""
+
+
+def policy_of(spec: KVRemediationSpec) -> Policy:
+    """Return what the core reads of a spec.
+
+    Levers that are no knob of the engine are left out: until they are implemented they are refused
+    (`kvmedic.api.pending`).
+    """
+    return Policy(
+        target=TargetRef(spec.target_ref.kind, spec.target_ref.name, spec.target_ref.container),
+        mode=spec.mode,
+        suspended=spec.suspend,
+        runbooks=tuple(spec.runbooks),
+        source=spec.metrics.source,
+        objectives=_objectives(spec.objectives),
+        trigger=Trigger(spec.trigger.preemptions_per_request, spec.trigger.kv_cache_usage),
+        windows=_windows(spec),
+        node_health=spec.node_health,
+        levers=tuple(_bound(lever) for lever in spec.levers if lever.name in KNOBS),
+        rollout=_rollout(spec),
+        on_inconclusive=spec.verify.on_inconclusive,
+        limits=Limits(
+            cooldown=parse_duration(spec.limits.cooldown),
+            max_runs_per_day=spec.limits.max_runs_per_day,
+            min_healthy_replicas=spec.limits.min_healthy_replicas,
+        ),
+    )
+
+
+def _windows(spec: KVRemediationSpec) -> Windows:
+    return Windows(
+        trigger=parse_duration(spec.trigger.window),
+        hold=parse_duration(spec.trigger.hold),
+        sizing=parse_duration(spec.sizing.window),
+        verify=parse_duration(spec.verify.window),
+    )
+
+
+def _rollout(spec: KVRemediationSpec) -> RolloutPolicy:
+    label = spec.rollout.rotation_label
+    return RolloutPolicy(
+        spare=spec.rollout.spare,
+        drain_timeout=parse_duration(spec.rollout.drain_timeout),
+        rotation_label=RotationLabel(label.key, label.draining),
+    )
+
+
+def _objectives(given: WireObjectives | None) -> Objectives:
+    if given is None:
+        return Objectives()
+    return Objectives(
+        inter_token_p95_seconds=_seconds(given.inter_token_p95),
+        e2e_p95_seconds=_seconds(given.e2e_p95),
+        time_to_first_token_p95_seconds=_seconds(given.ttft_p95),
+    )
+
+
+def _seconds(duration: str | None) -> float | None:
+    return None if duration is None else parse_duration(duration).total_seconds()
+
+
+def _bound(lever: LeverSpec) -> LeverBound:
+    return LeverBound(KNOBS[lever.name], lever.minimum, lever.maximum, lever.step)

@@ -1,0 +1,94 @@
+"""What the schema knows and this version does not do yet. Each is refused by name, never ignored.
+
+The API server refuses it at admission. A resource that was stored under an older
+CustomResourceDefinition is found by `not_implemented` and reported in the condition `Ready`. When a
+feature lands, its entry leaves this table and nothing else changes here.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from kvmedic.api.levers import LeverName, LeverSpec
+from kvmedic.api.rules import Rule
+from kvmedic.api.spec import KVRemediationSpec
+from kvmedic.core.policy import Mode, NodeHealth, Runbook, Spare
+
+T = TypeVar("T")
+
+IMPLEMENTED_LEVERS = frozenset({LeverName.MAX_NUM_SEQS})
+"""The levers that this version turns."""
+
+PENDING: tuple[Rule[KVRemediationSpec], ...] = (
+    Rule(
+        cel="self.mode != 'Approve'",
+        message="mode Approve is not implemented yet: use Observe or Auto",
+        holds=lambda s: s.mode is not Mode.APPROVE,
+        path=".mode",
+        forbids=True,
+    ),
+    Rule(
+        cel="!('CompressionWithoutSavings' in self.runbooks)",
+        message="runbook CompressionWithoutSavings is not implemented yet: remove it",
+        holds=lambda s: Runbook.COMPRESSION_WITHOUT_SAVINGS not in s.runbooks,
+        path=".runbooks",
+        forbids=True,
+    ),
+    Rule(
+        cel="self.nodeHealth != 'Required'",
+        message="nodeHealth Required is not implemented yet, as no node health is read: use IfAvailable",
+        holds=lambda s: s.node_health is not NodeHealth.REQUIRED,
+        path=".nodeHealth",
+        forbids=True,
+    ),
+    Rule(
+        cel="self.rollout.spare != 'BestEffort'",
+        message="rollout.spare BestEffort is not implemented yet: use Required",
+        holds=lambda s: s.rollout.spare is not Spare.BEST_EFFORT,
+        path=".rollout.spare",
+        forbids=True,
+    ),
+    Rule(
+        cel="!has(self.limits.windows) || size(self.limits.windows) == 0",
+        message="limits.windows is not implemented yet: remove it, and use suspend outside your windows",
+        holds=lambda s: not s.limits.windows,
+        path=".limits.windows",
+        forbids=True,
+    ),
+    Rule(
+        cel="!has(self.compression)",
+        message="compression is not implemented yet: remove it",
+        holds=lambda s: s.compression is None,
+        path=".compression",
+        forbids=True,
+    ),
+)
+"""Every feature of the spec that is not implemented yet, except levers."""
+
+_TURNED = sorted(str(name) for name in IMPLEMENTED_LEVERS)
+_ADVICE = f"is not implemented yet: remove it; this version turns {', '.join(_TURNED)}"
+
+PENDING_LEVER: Rule[LeverSpec] = Rule(
+    cel=f"self.name in {_TURNED}",
+    message=f"this lever {_ADVICE}",
+    holds=lambda lever: lever.name in IMPLEMENTED_LEVERS,
+    path=".name",
+    message_expression=f"'lever ' + self.name + ' {_ADVICE}'",
+    forbids=True,
+)
+"""The levers that are not implemented yet, as a rule on one lever."""
+
+
+def not_implemented(spec: KVRemediationSpec) -> tuple[str, ...]:
+    """Return what the spec asks for and this version does not do, one sentence each; empty: nothing."""
+    broken = [f"spec{rule.path}: {rule.message}" for rule in PENDING if not _holds(rule, spec)]
+    levers = [
+        f"spec.levers[{i}].name: lever {lever.name} {_ADVICE}"
+        for i, lever in enumerate(spec.levers)
+        if not _holds(PENDING_LEVER, lever)
+    ]
+    return (*broken, *levers)
+
+
+def _holds(rule: Rule[T], value: T) -> bool:
+    return rule.holds is None or rule.holds(value)

@@ -1,0 +1,185 @@
+"""Rules of the resource, each written once and enforced twice.
+
+The API server evaluates a rule's CEL expression at admission; `holds` is the same condition in
+Python, for a resource that was stored under an older CustomResourceDefinition and for manifests
+that are read without a cluster. Bounds are rules, not OpenAPI's `minimum` or `pattern`: only a
+rule's message can say what to write instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from kvmedic.api.quantities import DURATION_PATTERN, QUANTITY_PATTERN, parse_duration, parse_quantity
+
+T = TypeVar("T")
+
+VALIDATIONS = "x-kubernetes-validations"
+"""Keyword of a structural schema that carries CEL rules (apiextensions.k8s.io/v1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[T]):
+    """One condition on a value, for the API server and for Python.
+
+    In `Annotated` it applies to a field; in `Wire.rules` to a whole object.
+    """
+
+    cel: str
+    """The condition over `self`."""
+    message: str
+    """What to write instead."""
+    holds: Callable[[T], bool] | None
+    """The same condition; None where it needs the object as it was before, which only the API server has."""
+    path: str = ""
+    """The field at fault, relative to the object that has the rule: `.sizing.window`."""
+    message_expression: str = ""
+    """CEL for a message that names what was written; `message` is used where it fails."""
+    forbids: bool = False
+    """The field must not be there at all, or not yet."""
+
+    def wire(self) -> dict[str, str]:
+        """Return the rule as a structural schema carries it."""
+        optional = {
+            "messageExpression": self.message_expression,
+            "fieldPath": self.path,
+            "reason": "FieldValueForbidden" if self.forbids else "",
+        }
+        return {"rule": self.cel, "message": self.message} | {k: v for k, v in optional.items() if v}
+
+    def check(self, value: T) -> T:
+        """Return the value if the rule holds for it.
+
+        Raises:
+            PydanticCustomError: it does not.
+        """
+        if self.holds is not None and not self.holds(value):
+            raise PydanticCustomError("rule", "{message}", {"message": self.message, "path": self.path})
+        return value
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        written = handler(schema)
+        return {**written, VALIDATIONS: [*written.get(VALIDATIONS, []), self.wire()]}
+
+
+class Wire(BaseModel):
+    """A part of the resource: unknown fields are refused, names are in camelCase, values don't change."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+    )
+
+    rules: ClassVar[tuple[Rule[Any], ...]] = ()
+    """Conditions on the object as a whole."""
+
+    @model_validator(mode="after")
+    def keep_rules(self) -> Self:
+        """Return the object if every rule on it holds."""
+        for rule in self.rules:
+            rule.check(self)
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        written = handler.resolve_ref_schema(handler(schema))
+        if cls.rules:
+            written[VALIDATIONS] = [rule.wire() for rule in cls.rules]
+        return written
+
+
+def number(low: float, high: float) -> Rule[float]:
+    """Return the rule that a number lies within bounds, both included."""
+    return Rule(
+        cel=f"self >= {float(low)} && self <= {float(high)}",
+        message=f"use a number from {low:.10g} to {high:.10g}",
+        holds=lambda value: low <= value <= high,
+    )
+
+
+def whole(low: int, high: int) -> Rule[int]:
+    """Return the rule that a whole number lies within bounds, both included."""
+    return Rule(
+        cel=f"self >= {low} && self <= {high}",
+        message=f"use a whole number from {low} to {high}",
+        holds=lambda value: low <= value <= high,
+    )
+
+
+def duration(low: str, high: str) -> Rule[str]:
+    """Return the rule that a text is a duration within bounds, both included."""
+    return Rule(
+        cel=f"self.matches('{DURATION_PATTERN}') && duration(self) >= duration('{low}')"
+        f" && duration(self) <= duration('{high}')",
+        message=f"use a duration from {low} to {high}, such as 80ms, 90s, 10m or 1h30m",
+        holds=lambda text: _lies_within(text, parse_duration(low), parse_duration(high)),
+    )
+
+
+def pattern(regex: str, message: str) -> Rule[str]:
+    """Return the rule that a whole text matches an expression that RE2 and Python read alike."""
+    compiled = re.compile(regex)
+    return Rule(
+        cel=f"self.matches('{regex}')",
+        message=message,
+        holds=lambda text: compiled.fullmatch(text) is not None,
+    )
+
+
+def quantity() -> Rule[str]:
+    """Return the rule that a text is a quantity."""
+    return Rule(
+        cel=f"self.matches('{QUANTITY_PATTERN}')",
+        message="use a Kubernetes quantity, such as 24Gi",
+        holds=lambda text: _reads(parse_quantity, text),
+    )
+
+
+def unique(key: Callable[[T], object] = lambda item: item) -> AfterValidator:
+    """Return the check that a list names nothing twice; the API server has list types for it."""
+
+    def check(items: list[T]) -> list[T]:
+        keys = [key(item) for item in items]
+        if len(set(keys)) < len(keys):
+            raise PydanticCustomError("rule", "named twice: name each once")
+        return items
+
+    return AfterValidator(check)
+
+
+def _lies_within(text: str, low: timedelta, high: timedelta) -> bool:
+    return _reads(parse_duration, text) and low <= parse_duration(text) <= high
+
+
+def _reads(parse: Callable[[str], object], text: str) -> bool:
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,285 @@
+"""What a user writes: the spec of `KVRemediation`, with each bound and the reason for each default.
+
+The docstring under a field is its description in the CustomResourceDefinition, in `kubectl explain`
+and in the reference. What a version cannot do yet is refused by `kvmedic.api.pending`, not here: the
+shape stands from the first version on.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from kvmedic.api.compression import CompressionSpec
+from kvmedic.api.levers import LEVERS, LeverName, LeverSpec
+from kvmedic.api.quantities import DURATION_LENGTH, parse_duration
+from kvmedic.api.rules import Rule, Wire, duration, number, pattern, unique, whole
+from kvmedic.core.policy import Mode, NodeHealth, OnInconclusive, Runbook, Spare
+from kvmedic.core.record import HISTORY_LENGTH
+
+Window: TypeAlias = Literal["1m", "2m", "5m", "10m", "30m", "1h"]
+"""How far a query looks back. An enumeration, so that one query serves all resources of a source."""
+
+Hold: TypeAlias = Literal["0s", "30s", "1m", "2m", "5m", "10m"]
+"""How long a condition must have held. An enumeration for the same reason."""
+
+Text: TypeAlias = Annotated[str, Field(max_length=DURATION_LENGTH)]
+
+DNS_LABEL = pattern(
+    "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "use lower-case letters, digits and dashes, such as vllm"
+)
+DNS_SUBDOMAIN = pattern(
+    "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+    "use the Deployment's name: lower-case letters, digits, dashes and dots",
+)
+LABEL_KEY = pattern(
+    "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+    "use a label key, such as serving or example.com/serving",
+)
+LABEL_VALUE = pattern(
+    "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+    "use a label value: letters, digits, dashes, underscores and dots, such as draining",
+)
+
+
+class TargetRef(Wire):
+    """The workload to look after, in the resource's own namespace. Immutable."""
+
+    kind: Literal["Deployment"] = "Deployment"
+    """Kind of the workload."""
+    name: Annotated[str, Field(max_length=253), DNS_SUBDOMAIN]
+    """Name of the workload, in the resource's own namespace."""
+    container: Annotated[str, Field(max_length=63), DNS_LABEL] | None = None
+    """Name of the engine's container in the pod template. May be left out where exactly one of the
+    template's containers runs a known engine; otherwise `Ready` asks for it."""
+
+
+class Metrics(Wire):
+    """Where the evidence comes from."""
+
+    source: Annotated[
+        str,
+        Field(max_length=63),
+        pattern(
+            "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+            "use the name of a metrics source in the operator's configuration, such as default, never a URL",
+        ),
+    ] = "default"
+    """Name of a metrics source in the operator's configuration. Never a URL: a resource must not make
+    the operator call an address of its author's choice. `default` is the source that every installation
+    has."""
+
+
+class Objectives(Wire):
+    """Service levels that a change must not break and a recovery must reach. Each is optional."""
+
+    rules = (
+        Rule(
+            cel="!has(self.ttftP95) || !has(self.e2eP95) || duration(self.ttftP95) <= duration(self.e2eP95)",
+            message="ttftP95 is part of e2eP95: lower ttftP95 or raise e2eP95",
+            holds=lambda o: _in_order(o.ttft_p95, o.e2e_p95),
+            path=".ttftP95",
+        ),
+    )
+
+    inter_token_p95: Annotated[Text, duration("1ms", "1m")] | None = Field(
+        default=None, alias="interTokenP95"
+    )
+    """95th percentile of the time between two tokens of one request, at most. From 1ms to 1m. Preemption
+    shows here first: a preempted request stalls in the middle of its answer."""
+    e2e_p95: Annotated[Text, duration("10ms", "24h")] | None = Field(default=None, alias="e2eP95")
+    """95th percentile of the time a request takes as a whole, at most. From 10ms to 24h."""
+    ttft_p95: Annotated[Text, duration("1ms", "24h")] | None = Field(default=None, alias="ttftP95")
+    """95th percentile of the time to the first token, at most. From 1ms to 24h. A lower cap on running
+    sequences raises it, because requests then wait in front of the engine instead of inside it."""
+
+
+class Trigger(Wire):
+    """When a replica counts as pressured."""
+
+    preemptions_per_request: Annotated[float, Field(strict=True), number(0.01, 100)] = 0.5
+    """Preemptions per finished request of one replica, at least. From 0.01 to 100. 0.5 lies above what
+    well-sized replicas show: 0.05 to 0.4 remain at the best setting, so a rate near 0 is not the goal."""
+    kv_cache_usage: Annotated[float, Field(strict=True), number(0, 1)] = 0.85
+    """KV-cache usage of that replica over the window, at least (ratio 0 to 1). It only corroborates:
+    thrashing replicas averaged 0.87 to 0.94, and a healthy one touched 0.97 (vLLM 0.32)."""
+    window: Window = "5m"
+    """How far back the rates look. 5m spans several requests of ordinary length and at least five scrapes
+    at a one-minute interval."""
+    hold: Hold = Field(default="2m", alias="for")
+    """How long every look must have been over the trigger. A change restarts every replica, which takes
+    minutes: a burst that is gone within 2m is not worth it."""
+
+
+class Sizing(Wire):
+    """What the size of a change is computed from."""
+
+    window: Window = "30m"
+    """How far back lengths and load are measured; at least trigger.window and at least the p99 time a
+    request takes, or no size is computed. 30m holds a whole generation of long requests."""
+
+
+class RotationLabel(Wire):
+    """The pod label that takes a replica out of rotation.
+
+    A replica leaves when its pod's label is set to `draining`, and comes back when the label is set to
+    the value of the Deployment's own pod template. So the template must carry the label with a value
+    other than `draining`, and the Services must select that value. Where they don't, the label is
+    without effect; this is reported, and the pod's own graceful termination is relied upon.
+    """
+
+    key: Annotated[
+        str,
+        Field(max_length=317),
+        LABEL_KEY,
+        Rule(
+            cel="self != 'pod-template-hash'",
+            message="pod-template-hash belongs to the ReplicaSet: use a label that only Services select",
+            holds=lambda key: key != "pod-template-hash",
+        ),
+    ] = "serving"
+    """Key of the label. It must not be part of the Deployment's selector. `serving` is the key of the
+    runbook."""
+    draining: Annotated[str, Field(max_length=63), LABEL_VALUE] = "draining"
+    """Value that no Service selects. `draining` is the value of the runbook."""
+
+
+class Rollout(Wire):
+    """How a change moves through the fleet: one replica at a time, the spare first."""
+
+    spare: Spare = Spare.REQUIRED
+    """Required: one new replica comes up beside all old ones before the first of them is drained, which
+    needs one free device; capacity in rotation never falls. BestEffort: without a free device the fleet
+    may be one replica short. Required, because a thrashing fleet has no capacity to give away."""
+    drain_timeout: Annotated[Text, duration("10s", "24h")] = "10m"
+    """How long a replica out of rotation may finish its requests. From 10s, because idleness is confirmed
+    by two readings at least 5s apart, to 24h. After it, the engine's own graceful shutdown has to do the
+    rest, because clients with open connections may keep a replica busy for ever. 10m is longer than
+    almost any request takes."""
+    rotation_label: RotationLabel = RotationLabel()
+
+
+class Verify(Wire):
+    """How a change is judged."""
+
+    window: Window = Field(default="10m", alias="for")
+    """The sustained window: it opens when the last replica with the change is Ready, and is compared with
+    the time before at like load. At least trigger.window. 10m is two windows of the default trigger."""
+    on_inconclusive: OnInconclusive = OnInconclusive.HOLD
+    """Hold: keep the change and keep looking until there is a verdict. RollBack: take it back. Hold,
+    because missing evidence is no reason to restart every replica once more."""
+
+
+class MaintenanceWindow(Wire):
+    """A time of the week in which runs may be opened."""
+
+    days: Annotated[
+        list[Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]], Field(min_length=1, max_length=7)
+    ] = Field(json_schema_extra={"x-kubernetes-list-type": "set"})
+    """Days of the week."""
+    start: Annotated[str, Field(max_length=5), pattern("^([01][0-9]|2[0-3]):[0-5][0-9]$", "use HH:MM")]
+    """First minute, as HH:MM."""
+    end: Annotated[str, Field(max_length=5), pattern("^([01][0-9]|2[0-3]):[0-5][0-9]$", "use HH:MM")]
+    """Minute after the last, as HH:MM; before `start` it is on the next day."""
+    time_zone: Annotated[str, Field(max_length=64)] = "UTC"
+    """Name of a time zone in the IANA database. UTC, because it has no daylight-saving time."""
+
+
+class Limits(Wire):
+    """What must be so before anything is begun. Ways back are never limited."""
+
+    cooldown: Annotated[Text, duration("0s", "168h")] = "30m"
+    """Least time between the end of a run and the start of the next. From 0s to 168h. After 30m the
+    default sizing window holds nothing from before the last change."""
+    max_runs_per_day: Annotated[int, Field(strict=True), whole(1, HISTORY_LENGTH)] = 4
+    """Runs started within any 24 hours, at most. From 1 to 10, as many as the history keeps; to stop all of
+    them use suspend. A fleet that needs more than 4 changes a day has a trouble that settings don't mend."""
+    min_healthy_replicas: Annotated[int, Field(strict=True), whole(1, 10000)] = 1
+    """Ready replicas below which nothing is begun. From 1 to 10000. 1 is enough by default, because the
+    spare comes before the first replica goes."""
+    windows: Annotated[list[MaintenanceWindow], Field(max_length=16)] | None = Field(
+        default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """When runs may be opened; absent: always."""
+
+
+def _in_order(first: str | None, second: str | None) -> bool:
+    return first is None or second is None or parse_duration(first) <= parse_duration(second)
+
+
+def _lever_name(lever: LeverSpec) -> LeverName:
+    return lever.name
+
+
+class KVRemediationSpec(Wire):
+    """What to look after, how far kvmedic may go, and when."""
+
+    rules = (
+        Rule(
+            cel="duration(self.sizing.window) >= duration(self.trigger.window)",
+            message="sizing.window must not be shorter than trigger.window: raise sizing.window",
+            holds=lambda s: _in_order(s.trigger.window, s.sizing.window),
+            path=".sizing.window",
+        ),
+        Rule(
+            cel="duration(self.verify.__for__) >= duration(self.trigger.window)",
+            message="verify.for must not be shorter than trigger.window, or a change is judged on less than"
+            " what led to it: raise verify.for",
+            holds=lambda s: _in_order(s.trigger.window, s.verify.window),
+            path=".verify.for",
+        ),
+        Rule(
+            cel="self.mode == 'Observe' || size(self.levers) > 0",
+            message="no lever is allowed, so nothing could be changed: add one, such as {name: maxNumSeqs},"
+            " or use mode Observe",
+            holds=lambda s: s.mode is Mode.OBSERVE or bool(s.levers),
+            path=".levers",
+        ),
+    )
+
+    target_ref: Annotated[
+        TargetRef,
+        Rule(
+            cel="self == oldSelf",
+            message="targetRef is immutable, because a run's record belongs to one workload: delete this"
+            " KVRemediation and create a new one",
+            holds=None,
+        ),
+    ]
+    mode: Mode = Mode.OBSERVE
+    """Observe: diagnose and show the plan, change nothing. Approve: carry a plan out once it is approved.
+    Auto: carry it out. Observe, so that a new resource shows what it would do before it does anything."""
+    suspend: Annotated[bool, Field(strict=True)] = False
+    """true stops every forward move within one tick; the fleet stands still with every replica in
+    rotation. Taking a change back stays possible."""
+    runbooks: Annotated[
+        list[Runbook],
+        Field(max_length=len(Runbook)),
+        Rule(
+            cel="size(self) > 0",
+            message="name at least one runbook, such as PreemptionThrash; to stop everything use suspend",
+            holds=lambda names: len(names) > 0,
+        ),
+        unique(),
+    ] = Field(default=[Runbook.PREEMPTION_THRASH], json_schema_extra={"x-kubernetes-list-type": "set"})
+    """The troubles to look for. PreemptionThrash is the one that every engine's metrics can show."""
+    metrics: Metrics = Metrics()
+    objectives: Objectives | None = None
+    trigger: Trigger = Trigger()
+    sizing: Sizing = Sizing()
+    node_health: NodeHealth = NodeHealth.IF_AVAILABLE
+    """What is done where the health of a node is unknown. Required: nothing is changed. IfAvailable:
+    unknown health does not stop a change. IfAvailable, because this version reads no node health, and
+    Required would never let it act."""
+    levers: Annotated[list[LeverSpec], Field(max_length=len(LEVERS)), unique(_lever_name)] = Field(
+        default=[LeverSpec(name=LeverName.MAX_NUM_SEQS)],
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """What may be turned, in the order of trying; a lever that is not in the list is not allowed, and an
+    empty list allows none. By default the one lever that this version turns; a later version adds none
+    to a resource that exists."""
+    rollout: Rollout = Rollout()
+    verify: Verify = Verify()
+    limits: Limits = Limits()
+    compression: CompressionSpec | None = None

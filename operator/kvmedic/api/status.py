@@ -1,0 +1,202 @@
+"""The status on the wire: `kvmedic.core.record.Record` as JSON and back, without loss.
+
+The JSON follows from the core's own types: fields in camelCase, times in RFC 3339, enumerations by
+value, what is None or empty left out. So a new kind of step needs nothing here; a renamed field does,
+because records that are stored must stay readable (`tests/api/data`).
+
+Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `lastGood`) are what the
+operator itself relies on after a restart: one that cannot be read raises `RunUnreadable`, because
+starting from empty would forget a change under way or hand out a used-up budget. All other fields are
+for people, are computed anew, and are dropped when they cannot be read. Unknown fields are ignored
+everywhere, so that an older operator can read what a newer one wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic_core import SchemaValidator, core_schema
+
+from kvmedic.api.problems import RunUnreadable, problems_of
+from kvmedic.core.record import ClosedRun, Condition, LastGood, Record, ShownDiagnosis, ShownPlan, TriedLever
+from kvmedic.core.run import Run
+
+MESSAGE_LENGTH = 1024
+"""Characters of a text for people, at most: as many as Kubernetes allows in an Event's note. With it ten
+closed runs stay far below the 1 MiB that an object may have."""
+
+FINDINGS_LENGTH = 20
+"""Findings of a diagnosis that are kept: enough to see the pattern, also in a fleet of hundreds."""
+
+RECORDS = frozenset({"run", "levers", "history", "lastGood"})
+"""The fields that the operator relies upon after a restart."""
+
+RENAMED = {"changed_at": "lastTransitionTime"}
+"""Names that Kubernetes gives (`metav1.Condition`)."""
+
+
+def wire_name(field: str) -> str:
+    """Return a core field's name on the wire."""
+    return RENAMED.get(field) or to_camel(field)
+
+
+class KVRemediationStatus(BaseModel):
+    """What kvmedic saw, does and did."""
+
+    model_config = ConfigDict(
+        extra="ignore",
+        frozen=True,
+        alias_generator=wire_name,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )
+
+    observed_generation: int = 0
+    """Generation of the spec that this status is about."""
+    phase: str = ""
+    """Where things stand in one word, for people; computed from the rest and never read back."""
+    change: str = ""
+    """The newest change in one line, for people: planned, under way or done; never read back."""
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    """Aspects of the state. Ready stays True during an incident; incidents have conditions of their own."""
+    diagnosis: ShownDiagnosis | None = None
+    """What was found last, and what it rests on."""
+    plan: ShownPlan | None = None
+    """What would be set."""
+    last_good: LastGood | None = None
+    """The fleet as it was when its newest healthy revision proved healthy. A record: do not edit it."""
+    run: Run | None = Field(default=None, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+    """The one open run, written before each effect. A record: do not edit it."""
+    levers: tuple[TriedLever, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    """What was tried and did not help. A record: do not edit it."""
+    history: tuple[ClosedRun, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    """The last 10 closed runs, newest first. A record: do not edit it."""
+
+
+def record_to_wire(record: Record, phase: str) -> dict[str, Any]:
+    """Return a record as the value of `status`.
+
+    Args:
+        record: what is to be stored.
+        phase: one word for the printer column.
+
+    Raises:
+        ValueError: a field has a value of another type, or the run would not be readable afterwards;
+            either way it must not be stored.
+    """
+    held = {field.name: getattr(record, field.name) for field in fields(record)}
+    holder = KVRemediationStatus.model_construct(**held, phase=phase, change=newest_change(record))
+    written = holder.model_dump(mode="json", by_alias=True, exclude_none=True, warnings="error")
+    _refuse_unreadable(record.run, written.get("run"))
+    return {
+        field: value if field == "run" else _clipped(value)
+        for field, value in written.items()
+        if value not in ("", [], {})
+    }
+
+
+def record_from_wire(status: Mapping[str, object]) -> Record:
+    """Return the record that a status holds; an empty mapping is a new resource's.
+
+    Raises:
+        RunUnreadable: one of the records has a field that is missing, of another type or has a value
+            that is not known here.
+    """
+    try:
+        return _read(status)
+    except ValidationError as error:
+        broken = [detail["loc"] for detail in error.errors(include_input=False, include_url=False)]
+        if any(not location or location[0] in RECORDS for location in broken):
+            raise RunUnreadable(problems_of(error, "status")) from error
+    return _read(_without(status, broken))
+
+
+def newest_change(record: Record) -> str:
+    """Return the newest change in one line: of the open run, else planned, else of the last closed run.
+
+    The object that it was made on is left out, because the resource names its target already.
+    """
+    lines: Iterable[str] = ()
+    if record.run is not None:
+        lines = (record.run.current.step.line(),)
+    elif record.plan is not None:
+        lines = record.plan.steps
+    elif record.history:
+        lines = record.history[0].steps
+    return "; ".join(line.partition(": ")[2] or line for line in lines)
+
+
+def _forgiving(schema: Any) -> Any:
+    """Return a pydantic core schema in which what may be None may be absent, and times name their zone."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(_forgiving(part) for part in schema)
+    if not isinstance(schema, dict):
+        return schema
+    read = {key: _forgiving(part) for key, part in schema.items()}
+    if read.get("type") == "datetime":
+        read["tz_constraint"] = "aware"
+    inner = read.get("schema")
+    if read.get("type") == "dataclass-field" and isinstance(inner, dict) and inner["type"] == "nullable":
+        read["schema"] = core_schema.with_default_schema(inner, default=None)
+    return read
+
+
+def _reader() -> SchemaValidator:
+    """Return the reader of the status' fields.
+
+    Of the fields, not of the model: for a class that has a validator pydantic takes that one, whatever
+    schema it is given.
+    """
+    schema = _forgiving(KVRemediationStatus.__pydantic_core_schema__)
+    of_fields = {**schema, "schema": schema["schema"]["schema"]}
+    return SchemaValidator(of_fields, core_schema.CoreConfig(allow_inf_nan=False))
+
+
+_READER = _reader()
+
+
+def _read(status: Mapping[str, object]) -> Record:
+    read, _, _ = _READER.validate_python(dict(status))
+    return Record(**{field.name: read[field.name] for field in fields(Record)})
+
+
+def _refuse_unreadable(run: Run | None, wire: object) -> None:
+    if run is None:
+        return
+    try:
+        _read({"run": wire})
+    except ValidationError as error:
+        raise ValueError(f"run {run.id} would not be readable: {error}") from error
+
+
+def _clipped(part: Any) -> Any:
+    """Return a part of the status with its texts cut to what people read."""
+    match part:
+        case str() if len(part) > MESSAGE_LENGTH:
+            return f"{part[: MESSAGE_LENGTH - 1]}…"
+        case list():
+            return [_clipped(item) for item in part]
+        case dict():
+            cut = {key: _clipped(item) for key, item in part.items()}
+            return cut | {"findings": cut["findings"][:FINDINGS_LENGTH]} if "findings" in cut else cut
+        case _:
+            return part
+
+
+def _without(status: Mapping[str, object], broken: Iterable[tuple[int | str, ...]]) -> dict[str, object]:
+    """Return a status without what cannot be read: single conditions, and otherwise whole fields."""
+    conditions = {location[1] for location in broken if location[0] == "conditions" and len(location) > 1}
+    dropped = {location[0] for location in broken if location[0] != "conditions" or len(location) == 1}
+    kept = {field: value for field, value in status.items() if field not in dropped}
+    listed = kept.get("conditions")
+    if isinstance(listed, list):
+        kept["conditions"] = [c for i, c in enumerate(listed) if i not in conditions]
+    return kept

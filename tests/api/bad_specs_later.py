@@ -1,0 +1,210 @@
+"""More specs that must be refused: those of `spec.compression`, and what is not implemented yet."""
+
+from __future__ import annotations
+
+from api.bad_specs import (
+    ADD,
+    ENUM,
+    LEVERS,
+    LIMITS,
+    OBJECTIVES,
+    PLAIN,
+    REQUIRED,
+    ROLLOUT,
+    SUPPORTED,
+    TARGET,
+    WINDOWS,
+    Row,
+    baseline,
+    compression,
+    lever,
+    window,
+)
+
+COMPRESSION = [
+    Row(
+        "no such class",
+        compression(**{"class": "Magic"}),
+        "spec.compression.class",
+        f'{SUPPORTED}"ScatteredEviction"',
+        ENUM,
+    ),
+    Row(
+        "a setting of nothing",
+        compression(settings=[{"after": "1"}]),
+        "spec.compression.settings[0]",
+        "name either flag or env",
+    ),
+    Row(
+        "a setting of both",
+        compression(settings=[{"flag": "--kv-cache-dtype", "env": "ENABLE_TRIATTENTION"}]),
+        "spec.compression.settings[0]",
+        "name either flag or env",
+    ),
+    Row(
+        "no blocks",
+        baseline(blocks=0),
+        "spec.compression.baseline.blocks",
+        "use a whole number from 1 to 2147483647",
+    ),
+    Row(
+        "usage in percent",
+        baseline(kvCacheUsage=93),
+        "spec.compression.baseline.kvCacheUsage",
+        "use a number from 0 to 1",
+    ),
+    Row(
+        "memory with a space",
+        baseline(deviceMemory="70 GiB"),
+        "spec.compression.baseline.deviceMemory",
+        "use a Kubernetes quantity, such as 24Gi",
+    ),
+    Row(
+        "preemptions below none",
+        baseline(preemptionsPerRequest=-1),
+        "spec.compression.baseline.preemptionsPerRequest",
+        "use a number from 0 to 10000",
+    ),
+    Row(
+        "tokens below none",
+        baseline(tokensPerSecond=-1),
+        "spec.compression.baseline.tokensPerSecond",
+        "use a number from 0 to 1000000000",
+    ),
+    Row(
+        "arrivals below none",
+        baseline(requestsPerSecond=-0.1),
+        "spec.compression.baseline.requestsPerSecond",
+        "use a number from 0 to 1000000",
+    ),
+    Row(
+        "an answer in no time",
+        baseline(e2eP95="0s"),
+        "spec.compression.baseline.e2eP95",
+        "use a duration from 1ms to 24h",
+    ),
+    Row(
+        "accuracy in percent",
+        baseline(accuracy=57.1),
+        "spec.compression.baseline.accuracy",
+        "use a number from 0 to 1",
+    ),
+    Row(
+        "a probe too short to show anything",
+        compression(probe={"tokens": 100}),
+        "spec.compression.probe.tokens",
+        "use a whole number from 1024 to 1048576",
+    ),
+    Row(
+        "a probe without end",
+        compression(probe={"timeout": "7h"}),
+        "spec.compression.probe.timeout",
+        "use a duration from 1m to 6h",
+    ),
+    Row(
+        "a gate without an evaluation",
+        compression(accuracyGate={"maxLoss": 0.01}),
+        "spec.compression.accuracyGate.cronJobRef",
+        REQUIRED,
+        ADD,
+    ),
+    Row(
+        "a gate that accepts anything unsaid",
+        compression(accuracyGate={"cronJobRef": {"name": "eval"}}),
+        "spec.compression.accuracyGate.maxLoss",
+        REQUIRED,
+        ADD,
+    ),
+    Row(
+        "an evaluation without a name",
+        compression(accuracyGate={"maxLoss": 0.01, "cronJobRef": {}}),
+        "spec.compression.accuracyGate.cronJobRef.name",
+        REQUIRED,
+        ADD,
+    ),
+    Row(
+        "an evaluation in capitals",
+        compression(accuracyGate={"maxLoss": 0.01, "cronJobRef": {"name": "Eval"}}),
+        "spec.compression.accuracyGate.cronJobRef.name",
+        "use the CronJob's name",
+    ),
+    Row(
+        "more loss than there is",
+        compression(accuracyGate={"maxLoss": 2, "cronJobRef": {"name": "eval"}}),
+        "spec.compression.accuracyGate.maxLoss",
+        "use a number from 0 to 1",
+    ),
+    Row(
+        "an evaluation of seconds",
+        compression(accuracyGate={"maxLoss": 0.01, "cronJobRef": {"name": "eval"}, "timeout": "30s"}),
+        "spec.compression.accuracyGate.timeout",
+        "use a duration from 1m to 24h",
+    ),
+    Row(
+        "no such fix",
+        compression(allowedFixes=["Pray"]),
+        "spec.compression.allowedFixes[0]",
+        f'{SUPPORTED}"RevertBundle"',
+        ENUM,
+    ),
+    Row(
+        "a date without a time",
+        compression(closeBy="2026-01-31"),
+        "spec.compression.closeBy",
+        "use a time such as 2026",
+    ),
+]
+
+PENDING = [
+    Row(
+        "approval",
+        {"mode": "Approve"},
+        "spec.mode",
+        "not implemented yet: use Observe or Auto",
+        is_pending=True,
+    ),
+    Row(
+        "the other runbook",
+        {"runbooks": ["PreemptionThrash", "CompressionWithoutSavings"]},
+        "spec.runbooks",
+        "CompressionWithoutSavings is not implemented yet: remove it",
+        is_pending=True,
+    ),
+    Row(
+        "proof of node health",
+        {"nodeHealth": "Required"},
+        "spec.nodeHealth",
+        "not implemented yet, as no node health is read: use IfAvailable",
+        is_pending=True,
+    ),
+    *(
+        Row(
+            f"lever {name}",
+            lever(name=name),
+            "spec.levers[0].name",
+            "is not implemented yet: remove it",
+            is_pending=True,
+        )
+        for name in (
+            "watermark",
+            "maxModelLen",
+            "maxNumBatchedTokens",
+            "gpuMemoryUtilization",
+            "prefixCaching",
+            "chunkedPrefill",
+            "cpuOffload",
+            "scaleOut",
+        )
+    ),
+    Row(
+        "a rollout without a spare",
+        {"rollout": {"spare": "BestEffort"}},
+        "spec.rollout.spare",
+        "not implemented yet: use Required",
+        is_pending=True,
+    ),
+    Row("windows", window(), "spec.limits.windows", "not implemented yet: remove it", is_pending=True),
+    Row("compression", compression(), "spec.compression", "not implemented yet: remove it", is_pending=True),
+]
+
+ROWS = [*TARGET, *PLAIN, *OBJECTIVES, *WINDOWS, *LEVERS, *ROLLOUT, *LIMITS, *COMPRESSION, *PENDING]

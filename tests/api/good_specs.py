@@ -1,0 +1,43 @@
+"""Specs that must be accepted: every bound from its inside, by field order of the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LOW: dict[str, Any] = {
+    "targetRef": {"name": "a", "container": "b"},
+    "objectives": {"interTokenP95": "1ms", "e2eP95": "10ms", "ttftP95": "1ms"},
+    "trigger": {"preemptionsPerRequest": 0.01, "kvCacheUsage": 0, "window": "1m", "for": "0s"},
+    "sizing": {"window": "1m"},
+    "levers": [{"name": "maxNumSeqs", "min": 1}],
+    "rollout": {"drainTimeout": "10s", "rotationLabel": {"key": "a", "draining": "b"}},
+    "verify": {"for": "1m"},
+    "limits": {"cooldown": "0s", "maxRunsPerDay": 1, "minHealthyReplicas": 1},
+}
+
+HIGH: dict[str, Any] = {
+    "targetRef": {"kind": "Deployment", "name": f"{'x' * 63}.{'x' * 189}", "container": "x" * 63},
+    "mode": "Auto",
+    "suspend": True,
+    "objectives": {"interTokenP95": "1m", "e2eP95": "24h", "ttftP95": "1440m"},
+    "trigger": {"preemptionsPerRequest": 100, "kvCacheUsage": 1, "window": "1h", "for": "10m"},
+    "sizing": {"window": "1h"},
+    "levers": [{"name": "maxNumSeqs", "min": 65536}],
+    "rollout": {
+        "drainTimeout": "23h59m59s1000ms",
+        "rotationLabel": {"key": f"{'e' * 253}/{'x' * 63}", "draining": "x" * 63},
+    },
+    "verify": {"for": "1h", "onInconclusive": "RollBack"},
+    "limits": {"cooldown": "168h", "maxRunsPerDay": 10, "minHealthyReplicas": 10000, "windows": []},
+}
+
+NO_LEVER: dict[str, Any] = {"targetRef": {"name": "a"}, "levers": []}
+
+FRACTIONS: dict[str, Any] = {"targetRef": {"name": "a"}, "rollout": {"drainTimeout": "1.5h0.25s"}}
+
+GOOD = {
+    "every lower bound": LOW,
+    "every upper bound": HIGH,
+    "observing without a lever": NO_LEVER,
+    "durations with fractions": FRACTIONS,
+}

@@ -1,0 +1,55 @@
+"""A record with everything in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from kvmedic.core.engine import Knob
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import (
+    ClosedRun,
+    Condition,
+    ConditionType,
+    LastGood,
+    Record,
+    ShownDiagnosis,
+    ShownPlan,
+    TriedLever,
+    Truth,
+)
+from kvmedic.core.run import Outcome, StepState
+from kvmedic.core.verdict import Verdict
+from run_builder import NOW, OLD, STEP, a_run, an_intent
+
+
+def full_record() -> Record:
+    run = replace(
+        a_run(StepState.ROLLING_OUT, an_intent(2, "Pulse")),
+        ending=Outcome(Reason.NOT_RECOVERED, "3.1 preemptions per request, 2.5 before"),
+    )
+    return Record(
+        observed_generation=3,
+        conditions=(
+            Condition(ConditionType.READY, Truth.TRUE, Reason.TARGET_FOUND, "found", NOW, 3),
+            Condition(ConditionType.DIAGNOSED, Truth.TRUE, Reason.FLEET_WIDE_DEMAND, "3 of 3", NOW, 3),
+        ),
+        diagnosis=ShownDiagnosis(
+            Reason.FLEET_WIDE_DEMAND, "3 of 3 replicas", "PreemptionThrash", NOW, ("llm-a: 2.5 per request",)
+        ),
+        plan=ShownPlan("0123456789abcdef", Reason.CAP_RIGHT_SIZED, "fits", (STEP.line(),), NOW),
+        last_good=LastGood(OLD, {"maxNumSeqs": "64"}, 3, 149, NOW),
+        run=run,
+        levers=(TriedLever(Knob.MAX_NUM_SEQS, OLD, 149, Verdict.NOT_RECOVERED, NOW),),
+        history=(
+            ClosedRun(
+                id="1",
+                reason=Reason.FLEET_WIDE_DEMAND,
+                outcome=Reason.RECOVERED,
+                message="0.2 preemptions per request",
+                steps=(f"{STEP.line()}: Kept",),
+                started_at=NOW - timedelta(hours=1),
+                ended_at=NOW,
+            ),
+        ),
+    )

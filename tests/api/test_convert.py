@@ -1,0 +1,103 @@
+"""A spec as the core reads it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from api.bad_specs import MINIMAL
+from kvmedic.api.convert import KNOBS, policy_of
+from kvmedic.api.levers import LeverName
+from kvmedic.api.pending import IMPLEMENTED_LEVERS
+from kvmedic.api.resource import spec_from_wire
+from kvmedic.core.diagnosis import LeverBound, Trigger
+from kvmedic.core.engine import Knob
+from kvmedic.core.policy import (
+    Limits,
+    Mode,
+    NodeHealth,
+    OnInconclusive,
+    Policy,
+    RolloutPolicy,
+    RotationLabel,
+    Runbook,
+    Spare,
+    TargetRef,
+    Windows,
+)
+from kvmedic.core.verdict import Objectives
+
+FULL = {
+    "targetRef": {"name": "llm", "container": "vllm"},
+    "mode": "Auto",
+    "suspend": True,
+    "metrics": {"source": "thanos"},
+    "objectives": {"interTokenP95": "80ms", "e2eP95": "30s", "ttftP95": "5s"},
+    "trigger": {"preemptionsPerRequest": 1, "kvCacheUsage": 0.9, "window": "2m", "for": "30s"},
+    "sizing": {"window": "1h"},
+    "levers": [{"name": "maxNumSeqs", "min": 16}],
+    "rollout": {"drainTimeout": "90s", "rotationLabel": {"key": "a/b", "draining": "out"}},
+    "verify": {"for": "5m", "onInconclusive": "RollBack"},
+    "limits": {"cooldown": "1h", "maxRunsPerDay": 2, "minHealthyReplicas": 3},
+}
+
+
+def test_every_field_reaches_the_core() -> None:
+    assert policy_of(spec_from_wire(FULL)) == Policy(
+        target=TargetRef("Deployment", "llm", "vllm"),
+        mode=Mode.AUTO,
+        suspended=True,
+        runbooks=(Runbook.PREEMPTION_THRASH,),
+        source="thanos",
+        objectives=Objectives(
+            inter_token_p95_seconds=0.08, e2e_p95_seconds=30, time_to_first_token_p95_seconds=5
+        ),
+        trigger=Trigger(preemptions_per_request=1, kv_cache_usage_ratio=0.9),
+        windows=Windows(
+            trigger=timedelta(minutes=2),
+            hold=timedelta(seconds=30),
+            sizing=timedelta(hours=1),
+            verify=timedelta(minutes=5),
+        ),
+        node_health=NodeHealth.IF_AVAILABLE,
+        levers=(LeverBound(Knob.MAX_NUM_SEQS, minimum=16),),
+        rollout=RolloutPolicy(Spare.REQUIRED, timedelta(seconds=90), RotationLabel("a/b", "out")),
+        on_inconclusive=OnInconclusive.ROLL_BACK,
+        limits=Limits(cooldown=timedelta(hours=1), max_runs_per_day=2, min_healthy_replicas=3),
+    )
+
+
+def test_the_defaults_are_those_of_the_reference() -> None:
+    policy = policy_of(spec_from_wire(MINIMAL))
+
+    assert policy.target == TargetRef("Deployment", "inference-llm", None)
+    assert policy.objectives == Objectives()
+    assert policy.windows == Windows(
+        trigger=timedelta(minutes=5),
+        hold=timedelta(minutes=2),
+        sizing=timedelta(minutes=30),
+        verify=timedelta(minutes=10),
+    )
+    assert policy.levers == (LeverBound(Knob.MAX_NUM_SEQS),)
+    assert policy.rollout.rotation_label == RotationLabel("serving", "draining")
+
+
+def test_levers_keep_their_order() -> None:
+    levers = [
+        {"name": "gpuMemoryUtilization", "min": 0.8, "max": 0.95, "step": 0.02},
+        {"name": "scaleOut", "maxReplicas": 8},
+        {"name": "maxNumSeqs", "min": 16},
+    ]
+
+    policy = policy_of(spec_from_wire({**MINIMAL, "levers": levers}))
+
+    assert policy.levers == (
+        LeverBound(Knob.GPU_MEMORY_UTILIZATION, 0.8, 0.95, 0.02),
+        LeverBound(Knob.MAX_NUM_SEQS, 16),
+    )
+
+
+@pytest.mark.parametrize("name", sorted(IMPLEMENTED_LEVERS))
+def test_an_implemented_lever_is_a_knob(name: LeverName) -> None:
+    assert name in KNOBS

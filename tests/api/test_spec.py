@@ -1,0 +1,116 @@
+"""The spec in Python: what it refuses, what it accepts, what it fills in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api.bad_specs import MINIMAL, Row
+from api.bad_specs_later import ROWS
+from api.good_specs import GOOD
+from kvmedic.api.pending import not_implemented
+from kvmedic.api.problems import SpecInvalid
+from kvmedic.api.resource import resource_from_manifest, spec_from_wire
+from kvmedic.core.policy import Mode
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("*.yaml"))
+REFUSED = [row for row in ROWS if not row.is_pending]
+PENDING = [row for row in ROWS if row.is_pending]
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.claim)
+def test_a_bad_spec_is_refused_with_the_field_and_the_fix(row: Row) -> None:
+    with pytest.raises(SpecInvalid) as refusal:
+        spec_from_wire(row.whole())
+
+    field, says = row.field_in_python or row.field, row.says_in_python or row.says
+    assert [p for p in refusal.value.problems if p.startswith(f"{field}: ") and says in p]
+
+
+@pytest.mark.parametrize("row", PENDING, ids=lambda row: row.claim)
+def test_what_is_not_implemented_is_valid_but_named(row: Row) -> None:
+    spec = spec_from_wire(row.whole())
+
+    [named] = not_implemented(spec)
+    assert named.startswith(f"{row.field}: ")
+    assert row.says in named
+
+
+@pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD)
+def test_bounds_are_inside(spec: dict[str, Any]) -> None:
+    assert not_implemented(spec_from_wire(spec)) == ()
+
+
+def test_everything_that_is_not_implemented_is_named_at_once() -> None:
+    spec = spec_from_wire(
+        {**MINIMAL, "mode": "Approve", "levers": [{"name": "watermark"}, {"name": "scaleOut"}]}
+    )
+
+    assert [named.partition(": ")[0] for named in not_implemented(spec)] == [
+        "spec.mode",
+        "spec.levers[0].name",
+        "spec.levers[1].name",
+    ]
+
+
+def test_an_unknown_field_is_refused() -> None:
+    with pytest.raises(SpecInvalid) as refusal:
+        spec_from_wire({**MINIMAL, "trigger": {"windows": "5m"}})
+
+    assert refusal.value.problems == ("spec.trigger.windows: unknown field, remove it",)
+
+
+def test_a_spec_that_is_no_object_is_refused() -> None:
+    with pytest.raises(SpecInvalid):
+        spec_from_wire(None)
+
+
+def test_the_value_that_was_written_is_not_repeated() -> None:
+    with pytest.raises(SpecInvalid) as refusal:
+        spec_from_wire({**MINIMAL, "metrics": {"source": "https://user:hunter2@metrics"}})
+
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_a_new_resource_only_observes() -> None:
+    assert spec_from_wire(MINIMAL).mode is Mode.OBSERVE
+
+
+def test_the_whole_compression_block_reads() -> None:
+    given = {
+        "method": "TriAttention",
+        "class": "CompactingEviction",
+        "settings": [{"env": "ENABLE_TRIATTENTION", "before": "0", "after": "1"}],
+        "baseline": {"blocks": 150, "deviceMemory": "70Gi", "e2eP95": "53s", "accuracy": 0.571},
+        "accuracyGate": {"cronJobRef": {"name": "aime24"}, "maxLoss": 0.02},
+        "closeBy": "2026-12-31T18:00:00Z",
+    }
+
+    read = spec_from_wire({**MINIMAL, "compression": given}).compression
+
+    assert read is not None
+    assert read.model_dump(by_alias=True, exclude_none=True) == {
+        **given,
+        "probe": {"tokens": 16384, "timeout": "30m", "useDrainedReplica": False},
+        "accuracyGate": {"cronJobRef": {"name": "aime24"}, "maxLoss": 0.02, "timeout": "2h"},
+        "allowedFixes": ["RevertBundle"],
+    }
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_examples_use_only_what_works(path: Path) -> None:
+    resource = resource_from_manifest(yaml.safe_load(path.read_text()))
+
+    assert not_implemented(resource.spec) == ()
+
+
+def test_a_manifest_of_another_kind_is_refused() -> None:
+    with pytest.raises(SpecInvalid) as refusal:
+        resource_from_manifest(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": MINIMAL}
+        )
+
+    assert [problem.partition(": ")[0] for problem in refusal.value.problems] == ["apiVersion", "kind"]

@@ -1,0 +1,266 @@
+"""The status on the wire and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from api.records import full_record
+from kvmedic.api.problems import RunUnreadable
+from kvmedic.api.status import (
+    FINDINGS_LENGTH,
+    MESSAGE_LENGTH,
+    newest_change,
+    record_from_wire,
+    record_to_wire,
+)
+from kvmedic.core.edit import TokenEdit
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import (
+    HISTORY_LENGTH,
+    Condition,
+    ConditionType,
+    Record,
+    ShownDiagnosis,
+    ShownPlan,
+    Truth,
+)
+from kvmedic.core.run import Run, StepRecord, StepState
+from run_builder import NEW, NOW, STEP, a_run
+
+GOLDEN = Path(__file__).parent / "data" / "status-v1alpha1.json"
+TIMES = st.datetimes(timezones=st.just(UTC))
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+PLAIN = {str: TEXTS, int: st.integers(), float: NUMBERS, bool: st.booleans(), datetime: TIMES}
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Return any value of a core type, so that a new kind of step is tried without a change here."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in PLAIN:
+        return PLAIN[kind]
+    if kind is types.NoneType:
+        return st.none()
+    if origin in (Union, types.UnionType):
+        return st.one_of([values(argument) for argument in arguments])
+    if origin is tuple:
+        return st.lists(values(arguments[0]), min_size=1, max_size=3).map(tuple)
+    if origin is Mapping:
+        return st.dictionaries(TEXTS, TEXTS, max_size=3)
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if issubclass(kind, Enum):
+        return st.sampled_from(list(kind))
+    return st.builds(_possible, st.just(kind), st.fixed_dictionaries(_fields(kind))).filter(
+        lambda v: v is not None
+    )
+
+
+def _fields(kind: Any) -> dict[str, st.SearchStrategy[Any]]:
+    hints = get_type_hints(kind)
+    fields = {field.name: values(hints[field.name]) for field in dataclasses.fields(kind)}
+    if kind is TokenEdit:
+        fields |= {"index": st.integers(0, 99), "container_index": st.integers(0, 9)}
+    return fields
+
+
+def _possible(kind: Any, fields: dict[str, Any]) -> Any:
+    try:
+        return kind(**fields)
+    except ValueError:
+        return None
+
+
+def stored(record: Record, phase: str = "Watching") -> dict[str, Any]:
+    """Return the status as it comes back from the API server."""
+    read: dict[str, Any] = json.loads(json.dumps(record_to_wire(record, phase)))
+    return read
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(values(Record))
+def test_every_record_survives_being_stored(record: Record) -> None:
+    assert record_from_wire(stored(record)) == record
+
+
+def test_a_new_resource_has_an_empty_record() -> None:
+    assert record_from_wire({}) == Record()
+
+
+def test_a_healthy_record_is_short() -> None:
+    assert stored(Record(observed_generation=1)) == {"observedGeneration": 1, "phase": "Watching"}
+
+
+def test_a_status_of_the_first_version_still_reads() -> None:
+    """Stored records outlive operators: this file only ever gets company, it never changes."""
+    record = record_from_wire(json.loads(GOLDEN.read_text()))
+
+    assert record == full_record()
+
+
+def test_times_are_written_in_utc_and_conditions_in_kubernetes_words() -> None:
+    assert stored(full_record())["conditions"][0] == {
+        "type": "Ready",
+        "status": "True",
+        "reason": "TargetFound",
+        "message": "found",
+        "lastTransitionTime": "2026-03-01T03:00:00Z",
+        "observedGeneration": 3,
+    }
+
+
+def test_what_was_unknown_is_left_out_and_reads_as_unknown() -> None:
+    status = stored(replace(full_record(), run=replace(a_run(), blocks=None)))
+
+    assert "blocks" not in status["run"]
+    read = record_from_wire(status).run
+    assert read is not None
+    assert read.blocks is None
+
+
+def test_fields_of_a_newer_operator_are_ignored() -> None:
+    status = stored(full_record()) | {"forecast": {"calm": True}}
+    status["run"]["mood"] = "good"
+
+    assert record_from_wire(status) == full_record()
+
+
+def broken(status: dict[str, Any], *path: str | int, value: Any = None) -> dict[str, Any]:
+    """Return a status with one value replaced, or with None removed."""
+    inner: Any = status
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is None:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return status
+
+
+UNREADABLE = {
+    "a run that is no object": (("run",), "yes"),
+    "a run without its target": (("run", "targetUid"), None),
+    "a run without its fields": (("run", "recorded"), None),
+    "a run without a baseline": (("run", "baseline"), None),
+    "a run of an unknown reason": (("run", "reason"), "Telepathy"),
+    "a step of an unknown kind": (("run", "steps", 0, "step", "kind"), "PrayerStep"),
+    "a step in an unknown state": (("run", "steps", 0, "state"), "Levitating"),
+    "a step without its edit": (("run", "steps", 0, "step", "edit"), None),
+    "an edit of nothing": (("run", "steps", 0, "step", "edit", "index"), -1),
+    "a time without a zone": (("run", "startedAt"), "2026-03-01T03:00:00"),
+    "a time that is none": (("run", "intent", "at"), "soon"),
+    "a number that is none": (("run", "baseline", "windowSeconds"), "NaN"),
+    "a history that is no list": (("history",), {"id": "1"}),
+    "a closed run without an end": (("history", 0, "endedAt"), None),
+    "a closed run of an unknown outcome": (("history", 0, "outcome"), "Bliss"),
+    "a lever of an unknown name": (("levers", 0, "knob"), "volume"),
+    "a good revision without replicas": (("lastGood", "replicas"), None),
+}
+
+
+@pytest.mark.parametrize(("path", "value"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_record_that_cannot_be_read_is_never_taken_for_none(
+    path: tuple[str | int, ...], value: Any
+) -> None:
+    status = broken(stored(full_record()), *path, value=value)
+
+    with pytest.raises(RunUnreadable) as error:
+        record_from_wire(status)
+
+    assert all(problem.startswith(f"status.{path[0]}") for problem in error.value.problems)
+
+
+def test_what_is_for_people_is_dropped_when_it_cannot_be_read() -> None:
+    status = stored(full_record())
+    status["diagnosis"] = {"reason": "Telepathy"}
+    status["plan"] = "none"
+    status["observedGeneration"] = "three"
+
+    assert record_from_wire(status) == replace(
+        full_record(), diagnosis=None, plan=None, observed_generation=0
+    )
+
+
+def test_a_foreign_condition_does_not_take_the_others_with_it() -> None:
+    status = stored(full_record())
+    status["conditions"].insert(0, {"type": "Blessed", "status": "True"})
+
+    assert record_from_wire(status) == full_record()
+
+
+def test_conditions_that_are_no_list_are_dropped() -> None:
+    status = stored(full_record()) | {"conditions": "fine"}
+
+    assert record_from_wire(status) == replace(full_record(), conditions=())
+
+
+def test_a_run_that_would_not_read_back_is_never_written() -> None:
+    unlike = replace(a_run(), baseline=replace(a_run().baseline, kv_cache_usage_ratio=float("nan")))
+
+    with pytest.raises(ValueError, match="would not be readable"):
+        record_to_wire(Record(run=unlike), "RollingOut")
+
+
+def test_a_value_of_another_type_is_never_written() -> None:
+    unlike = replace(a_run(), blocks="149")  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match="blocks"):
+        record_to_wire(Record(run=unlike), "RollingOut")
+
+
+def test_a_time_without_a_zone_is_never_written() -> None:
+    """A time without a zone would be read in whatever zone the next operator assumes."""
+    unlike = replace(a_run(), started_at=NOW.replace(tzinfo=None))
+
+    with pytest.raises(ValueError, match="would not be readable"):
+        record_to_wire(Record(run=unlike), "RollingOut")
+
+
+def test_the_status_stays_small_whatever_happens() -> None:
+    long = "€" * 10_000
+    closed = replace(full_record().history[0], message=long, steps=(long,) * 9)
+    record = replace(
+        full_record(),
+        conditions=tuple(Condition(kind, Truth.TRUE, Reason.HEALTHY, long, NOW, 1) for kind in ConditionType),
+        diagnosis=ShownDiagnosis(Reason.HEALTHY, long, "PreemptionThrash", NOW, (long,) * 1000),
+        plan=ShownPlan("0", Reason.HEALTHY, long, (long,) * 9, NOW),
+        history=(closed,) * HISTORY_LENGTH,
+    )
+
+    status = record_to_wire(record, "Watching")
+
+    assert len(json.dumps(status, ensure_ascii=False).encode()) < 512 * 1024
+    assert len(status["diagnosis"]["findings"]) == FINDINGS_LENGTH
+    assert len(status["history"][0]["message"]) == MESSAGE_LENGTH
+    assert len(record_from_wire(status).history) == HISTORY_LENGTH
+
+
+def two_steps() -> Run:
+    kept = StepRecord(STEP, StepState.KEPT)
+    again = StepRecord(replace(STEP, before="16", after="8", before_template=NEW, after_template="c"))
+    return replace(a_run(), steps=(kept, again))
+
+
+CHANGES = {
+    "nothing yet": (Record(), ""),
+    "planned": (replace(full_record(), run=None), "maxNumSeqs 64 -> 16"),
+    "under way, not the one before": (replace(full_record(), run=two_steps()), "maxNumSeqs 16 -> 8"),
+    "done": (replace(full_record(), run=None, plan=None), "maxNumSeqs 64 -> 16: Kept"),
+}
+
+
+@pytest.mark.parametrize(("record", "change"), CHANGES.values(), ids=CHANGES)
+def test_the_newest_change_is_one_line(record: Record, change: str) -> None:
+    assert newest_change(record) == change
