@@ -86,9 +86,10 @@ class Scheduler:
     `finish` of the step before it. Steps finish in the order in which they were scheduled.
     """
 
-    def __init__(self, limits: Limits, pool: BlockPool) -> None:
+    def __init__(self, limits: Limits, pool: BlockPool, block_size: int) -> None:
         self.limits = limits
         self.pool = pool
+        self.block_size = block_size
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.prefix = PrefixCounts()
@@ -190,17 +191,18 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _schedule_waiting(self, step: Step) -> None:
-        skipped: list[Request] = []
-        while self.waiting and step.tokens < self.limits.max_num_batched_tokens:
-            if len(self.running) >= self.limits.active:
-                break
-            request = self.waiting[0]
-            if request.stale > 0:
-                skipped.append(self.waiting.popleft())
-                continue
-            if not self._admit(request, step):
-                break
-        self.waiting.extendleft(reversed(skipped))
+        """Admit in order of arrival, preempted requests first, until one does not fit.
+
+        vLLM also skips requests whose output from before a preemption is still in flight; with at most two
+        steps in flight that output has always come back by the next step that may admit.
+        """
+        while (
+            self.waiting
+            and step.tokens < self.limits.max_num_batched_tokens
+            and len(self.running) < self.limits.active
+            and self._admit(self.waiting[0], step)
+        ):
+            continue
 
     def _admit(self, request: Request, step: Step) -> bool:
         """Move the first waiting request into the running set if it may start and fits."""

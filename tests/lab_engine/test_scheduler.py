@@ -1,0 +1,188 @@
+"""Properties of the scheduler and its pool under random engines and loads."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.engine.blocks import BlockPool
+from lab.engine.requests import BlockTable, FinishReason, Request, Status
+from lab.engine.scheduler import Limits, Scheduler
+from lab_engine.fleet_of_requests import Drive, cases
+from lab_engine.naive_scheduler import Naive, NaiveScheduler
+
+STEADY = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+@STEADY
+@given(cases())
+def test_blocks_are_neither_lost_nor_shared_wrongly_and_every_limit_holds(case):
+    drive = Drive(case).run()  # checks its invariants after each schedule and each finish
+
+    assert drive.scheduler.pool.free_count == case.usable_blocks
+    assert drive.scheduler.pool.usage == 0.0
+
+
+@STEADY
+@given(cases(aborts=False))
+def test_every_request_finishes_with_exactly_the_tokens_it_asked_for(case):
+    drive = Drive(case).run()
+
+    generated = Counter(request.request_id for request, _, _ in drive.outputs)
+    for request, shape in zip(drive.requests, case.shapes, strict=True):
+        assert request.finish_reason is FinishReason.LENGTH
+        assert generated[request.request_id] == shape.output == request.output_length
+
+
+@STEADY
+@given(cases(aborts=False))
+def test_each_token_comes_out_once_and_in_order(case):
+    drive = Drive(case).run()
+
+    for request in drive.requests:
+        streamed = [token for owner, token, _ in drive.outputs if owner is request]
+        assert streamed == request.tokens[request.prompt_length :]
+
+
+@STEADY
+@given(cases(aborts=False))
+def test_the_preemption_counter_equals_the_events_and_all_are_reported(case):
+    drive = Drive(case).run()
+
+    events = sum(len(step.preempted) for step in drive.steps)
+    assert drive.scheduler.preemptions == events
+    assert sum(request.preemptions for request in drive.requests) == events
+    assert sum(drive.reported_preemptions.values()) == events
+
+
+@STEADY
+@given(cases(aborts=False))
+def test_first_admissions_are_first_come_first_served(case):
+    drive = Drive(case).run()
+
+    order = []
+    for step in drive.steps:
+        order += [request for request in step.admitted if request not in order]
+    assert order == drive.requests
+
+
+@STEADY
+@given(cases())
+def test_aborted_requests_hold_nothing_and_say_nothing_more(case):
+    drive = Drive(case).run()
+
+    for request in drive.requests:
+        assert request.status is Status.FINISHED
+        if request.finish_reason is FinishReason.ABORT:
+            assert (request.table.blocks, request.table.positions) == ([], [])
+            assert request.output_length < request.max_tokens
+
+
+@st.composite
+def naive_cases(draw):
+    block_size, usable = draw(st.integers(1, 6)), draw(st.integers(3, 24))
+    capacity = block_size * usable
+    lengths = []
+    for _ in range(draw(st.integers(1, 16))):
+        prompt = draw(st.integers(1, capacity - 1))
+        lengths.append((prompt, draw(st.integers(1, capacity - prompt))))
+    return block_size, usable, draw(st.integers(1, 10)), draw(st.integers(1, 2 * capacity)), lengths
+
+
+@STEADY
+@given(naive_cases(), st.sampled_from((0.0, 0.2)))
+def test_the_scheduler_does_what_a_naive_reading_of_the_rules_does(case, watermark):
+    block_size, usable, cap, budget, lengths = case
+    limits = Limits(cap, budget, 10**6, watermark=watermark, async_scheduling=False)
+    scheduler = Scheduler(limits, BlockPool(usable + 1, caching=False), block_size)
+    spare = int(watermark * (usable + 1))
+    naive = NaiveScheduler(
+        blocks=usable, block_size=block_size, cap=cap, budget=budget, watermark_blocks=spare
+    )
+    for number, (prompt, output) in enumerate(lengths):
+        scheduler.add(Request(str(number), list(range(prompt)), output, BlockTable(block_size)))
+        naive.waiting.append(Naive(str(number), prompt, output))
+
+    while naive.running or naive.waiting:
+        step = scheduler.schedule()
+        ended = [output.request.request_id for output in scheduler.finish(step) if output.finish_reason]
+        lab = ([r.request_id for r in step.admitted], [r.request_id for r in step.preempted], ended)
+        assert lab == naive.step()
+    assert not scheduler.has_requests
+
+
+def one_request(scheduler, tokens, output, name="a"):
+    request = Request(name, tokens, output, BlockTable(scheduler.block_size), seed=ord(name[0]))
+    scheduler.add(request)
+    while request.status is not Status.FINISHED:
+        scheduler.finish(scheduler.schedule())
+    return request
+
+
+def an_idle_scheduler(usable=20, block_size=4, caching=True):
+    return Scheduler(
+        Limits(8, 512, 512, async_scheduling=False), BlockPool(usable + 1, caching=caching), block_size
+    )
+
+
+def test_a_prompt_seen_before_hits_the_cache_up_to_its_last_full_block():
+    scheduler = an_idle_scheduler()
+    prompt = list(range(10))  # two full blocks of 4 and 2 tokens
+
+    one_request(scheduler, list(prompt), 3, "a")
+    again = one_request(scheduler, list(prompt), 3, "b")
+
+    assert again.cached_prompt_tokens == 8
+    assert (scheduler.prefix.queries, scheduler.prefix.hits) == (20, 8)
+
+
+def test_a_prompt_that_is_all_cached_still_computes_its_last_block():
+    scheduler = an_idle_scheduler()
+
+    one_request(scheduler, list(range(8)), 1, "a")
+
+    assert one_request(scheduler, list(range(8)), 1, "b").cached_prompt_tokens == 4
+
+
+def test_without_prefix_caching_nothing_is_found():
+    scheduler = an_idle_scheduler(caching=False)
+
+    one_request(scheduler, list(range(8)), 1, "a")
+
+    assert one_request(scheduler, list(range(8)), 1, "b").cached_prompt_tokens == 0
+
+
+def test_cached_blocks_of_finished_requests_count_as_free():
+    scheduler = an_idle_scheduler()
+
+    one_request(scheduler, list(range(40)), 1)
+
+    assert scheduler.pool.usage == 0.0
+    assert scheduler.pool.cached_count == 10
+
+
+def test_the_oldest_cached_blocks_are_reused_first():
+    scheduler = an_idle_scheduler(usable=10)
+    one_request(scheduler, list(range(100, 116)), 1, "a")  # 4 blocks
+    one_request(scheduler, list(range(200, 216)), 1, "b")  # 4 blocks
+
+    one_request(scheduler, list(range(300, 316)), 1, "c")  # 2 fresh ones, then two of a's, its tail first
+
+    assert one_request(scheduler, list(range(200, 216)), 1, "d").cached_prompt_tokens == 12
+    assert one_request(scheduler, list(range(100, 116)), 1, "e").cached_prompt_tokens <= 8
+
+
+def test_a_preempted_request_starts_over_and_loses_no_token():
+    scheduler = an_idle_scheduler(usable=5, caching=False)
+    first = Request("a", list(range(6)), 10, BlockTable(4), seed=1)
+    second = Request("b", list(range(6)), 10, BlockTable(4), seed=2)
+    scheduler.add(first)
+    scheduler.add(second)
+
+    while not second.preemptions:
+        step = scheduler.schedule()
+        scheduler.finish(step)
+
+    assert step.preempted == [second]
+    assert (second.computed, second.table.blocks, scheduler.waiting[0]) == (0, [], second)
+    assert first.preemptions == 0
