@@ -20,6 +20,25 @@ KUSTOMIZE_RBAC = ROOT / "deploy" / "rbac.yaml"
 PAGE = ROOT / "docs" / "reference" / "rbac.md"
 BEGIN, END = "<!-- generated from charts/kvmedic/files/permissions.yaml -->", "<!-- end -->"
 NAMESPACE = "kvmedic-system"
+HEAD = "# Generated from charts/kvmedic/files/permissions.yaml (make manifests). Do not edit.\n"
+ROLE = """apiVersion: rbac.authorization.k8s.io/v1
+kind: {kind}
+metadata:
+  name: {name}{place}
+rules:
+{rules}---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {kind}Binding
+metadata:
+  name: {name}{place}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {kind}
+  name: {name}
+subjects:
+  - {{kind: ServiceAccount, name: kvmedic, namespace: {namespace}}}
+"""
+COLUMNS = "| resource | verb | needed by | why |\n| --- | --- | --- | --- |\n"
 SCOPES = {"watched": "in every watched namespace", "own": "in its own namespace"}
 
 
@@ -77,17 +96,12 @@ def permissions(text: str | None = None) -> tuple[Permission, ...]:
 
 def kustomize_rbac() -> str:
     """deploy/rbac.yaml: a cluster-wide installation."""
-    parts = ["# Generated from charts/kvmedic/files/permissions.yaml (make manifests). Do not edit.\n"]
+    parts = []
     for scope, kind, name in (("watched", "ClusterRole", "kvmedic"), ("own", "Role", "kvmedic-own")):
-        own = "" if kind == "ClusterRole" else f"\n  namespace: {NAMESPACE}"
+        place = "" if kind == "ClusterRole" else f"\n  namespace: {NAMESPACE}"
         rules = "".join(row.rule() for row in permissions() if row.scope == scope)
-        parts.append(
-            f"apiVersion: rbac.authorization.k8s.io/v1\nkind: {kind}\nmetadata:\n  name: {name}{own}\nrules:\n{rules}"
-            f"---\napiVersion: rbac.authorization.k8s.io/v1\nkind: {kind}Binding\nmetadata:\n  name: {name}{own}\n"
-            f"roleRef:\n  apiGroup: rbac.authorization.k8s.io\n  kind: {kind}\n  name: {name}\n"
-            f"subjects:\n  - kind: ServiceAccount\n    name: kvmedic\n    namespace: {NAMESPACE}\n"
-        )
-    return parts[0] + "---\n".join(parts[1:])
+        parts.append(ROLE.format(kind=kind, name=name, place=place, rules=rules, namespace=NAMESPACE))
+    return HEAD + "---\n".join(parts)
 
 
 def page() -> str:
@@ -96,7 +110,7 @@ def page() -> str:
     after = rest.partition(END)[2]
     tables = ""
     for scope, where in SCOPES.items():
-        tables += f"\n### {where[0].upper()}{where[1:]}\n\n| resource | verb | needed by | why |\n| --- | --- | --- | --- |\n"
+        tables += f"\n### {where[0].upper()}{where[1:]}\n\n{COLUMNS}"
         tables += "".join(line for row in permissions() if row.scope == scope for line in row.rows())
     return f"{before}{BEGIN}\n{tables}\n{END}{after}"
 

@@ -11,12 +11,15 @@ The operator's configuration file. Secrets are never in it: it names the files i
 {{- range $name, $source := .Values.sources -}}
 {{- $_ := set $sources $name (include "kvmedic.source" (list $name $source) | fromYaml) -}}
 {{- end -}}
-{{- $config := dict "sources" $sources -}}
-{{- with .Values.scrape -}}
-{{- $_ := set $config "scrape" . -}}
-{{- end -}}
+{{- $process := dict "liveness" "http://0.0.0.0:8080/healthz" "telemetryPort" 8081 -}}
 {{- with .Values.watchNamespaces -}}
-{{- $_ := set $config "namespaces" . -}}
+{{- $_ := set $process "watch" . -}}
+{{- end -}}
+{{- $config := dict "process" $process "sources" $sources -}}
+{{- range $section := list "scrape" "pace" "leadership" "kubernetes" -}}
+{{- with index $.Values $section -}}
+{{- $_ := set $config $section . -}}
+{{- end -}}
 {{- end -}}
 {{ toYaml $config }}
 {{- end -}}
@@ -25,6 +28,16 @@ The operator's configuration file. Secrets are never in it: it names the files i
 {{- define "kvmedic.source" -}}
 {{- $directory := printf "%s/%s" (include "kvmedic.credentialsPath" .) (index . 0) -}}
 {{- $source := index . 1 -}}
+{{- /* Here and not in the schema, whose messages repeat the value. */ -}}
+{{- if contains "@" $source.url -}}
+{{- fail (printf "sources.%s.url: credentials do not belong in it; use basicAuth with a passwordSecret" (index . 0)) -}}
+{{- end -}}
+{{- if contains "@" ($source.proxy | default "") -}}
+{{- fail (printf "sources.%s.proxy: credentials do not belong in it; use a proxy that lets the operator's pod in" (index . 0)) -}}
+{{- end -}}
+{{- if gt (len (compact (list $source.bearerTokenSecret $source.basicAuth (include "kvmedic.authorization" $source)))) 1 -}}
+{{- fail (printf "sources.%s: give only one of bearerTokenSecret, basicAuth and a header Authorization" (index . 0)) -}}
+{{- end -}}
 {{- $written := omit $source "bearerTokenSecret" "basicAuth" "ca" "clientCertificateSecret" "headers" -}}
 {{- if $source.bearerTokenSecret -}}
 {{- $_ := set $written "bearerTokenFile" (printf "%s/token" $directory) -}}
@@ -50,6 +63,15 @@ The operator's configuration file. Secrets are never in it: it names the files i
 {{- $_ := set $written "headers" . -}}
 {{- end -}}
 {{ toYaml $written }}
+{{- end -}}
+
+{{/* Not empty when a source's headers carry an identity. */}}
+{{- define "kvmedic.authorization" -}}
+{{- range $header, $_ := .headers -}}
+{{- if eq (lower $header) "authorization" -}}
+yes
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Sources of the projected volume: each Secret's one key under the name of its metrics source. */}}

@@ -1,0 +1,84 @@
+"""The chart and the kustomize base as objects."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from chart.generated import CHART, NAMESPACE, ROOT
+from lab.cluster.toolchain import KUBERNETES, Tool, binary
+
+Object = dict[str, Any]
+Values = dict[str, Any]
+RELEASE = "kvmedic"
+
+
+class Rendered(dict[tuple[str, str], Object]):
+    """Objects by kind and name; two of the same kind and name stand under `name.namespace`."""
+
+    def kinds(self) -> list[str]:
+        """Every kind, once per object, sorted."""
+        return sorted(kind for kind, _ in self)
+
+
+def helm(arguments: Sequence[str], values: Values | None = None) -> subprocess.CompletedProcess[str]:
+    """Run helm; values go in by standard input."""
+    argv = [str(binary(Tool.HELM)), *arguments, *([] if values is None else ["--values", "-"])]
+    text = None if values is None else json.dumps(values)
+    return subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+
+
+def template(values: Values | None = None, release: str = RELEASE) -> subprocess.CompletedProcess[str]:
+    """`helm template`, whatever comes of it."""
+    return helm(
+        ["template", release, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBERNETES],
+        values or {},
+    )
+
+
+def render(values: Values | None = None, release: str = RELEASE) -> Rendered:
+    """The chart's objects with these values."""
+    done = template(values, release)
+    if done.returncode:
+        raise AssertionError(done.stderr)
+    return objects(done.stdout)
+
+
+def refusal(values: Values) -> str:
+    """What helm says when it does not take the values."""
+    done = template(values)
+    if done.returncode == 0:
+        raise AssertionError(f"helm took {values}")
+    return done.stderr
+
+
+def kustomize(folder: Path = ROOT / "deploy") -> Rendered:
+    """The objects of a kustomization."""
+    argv = [str(binary(Tool.KUBE)), "kubectl", "kustomize", str(folder)]
+    return objects(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+
+
+def objects(text: str) -> Rendered:
+    """A stream of YAML documents by kind and name."""
+    rendered = Rendered()
+    for document in yaml.safe_load_all(text):
+        if document:
+            metadata = document["metadata"]
+            key = (document["kind"], metadata["name"])
+            rendered[key if key not in rendered else (key[0], f"{key[1]}.{metadata['namespace']}")] = document
+    return rendered
+
+
+def pod_of(rendered: Rendered, name: str = RELEASE) -> Object:
+    """The pod template's spec of the operator's Deployment."""
+    return dict(rendered["Deployment", name]["spec"]["template"]["spec"])
+
+
+def configuration(rendered: Rendered) -> Object:
+    """The operator's configuration file, parsed."""
+    return dict(yaml.safe_load(rendered["ConfigMap", f"{RELEASE}-config"]["data"]["config.yaml"]))

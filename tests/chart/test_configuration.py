@@ -1,0 +1,144 @@
+"""The rendered configuration is what the operator reads, and no Secret is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chart.generated import CHART
+from chart.rendering import Rendered, Values, configuration, pod_of, render
+from kvmedic import settings
+
+pytestmark = pytest.mark.light
+
+MOUNTED = "/var/run/kvmedic/credentials"
+EVERYTHING: Values = {
+    "sources": {
+        "default": {
+            "url": "https://prometheus.monitoring.svc:9090/prefix",
+            "headers": {"X-Scope-OrgID": "team-a", "X-Api-Key": {"secret": {"name": "api", "key": "key"}}},
+            "params": {"dedup": "true"},
+            "bearerTokenSecret": {"name": "prometheus", "key": "token"},
+            "ca": {"configMap": {"name": "authority", "key": "root.pem"}},
+            "clientCertificateSecret": {"name": "client"},
+            "proxy": "http://proxy:3128",
+            "timeout": "5s",
+            "freshness": "1m30s",
+            "resolution": "5s",
+            "reuse": "5s",
+            "concurrency": 2,
+            "responseLimitMib": 64,
+            "labels": {"namespace": "exported_namespace", "pod": "exported_pod"},
+        },
+        "batch": {
+            "url": "http://batch:9090",
+            "basicAuth": {"username": "kvmedic", "passwordSecret": {"name": "login", "key": "password"}},
+            "ca": {"secret": {"name": "authority", "key": "ca.crt"}},
+        },
+    },
+    "scrape": {
+        "timeout": "6s",
+        "urlTemplate": "http://{address}:{port}/m",
+        "port": 8001,
+        "responseLimitMib": 4,
+    },
+}
+
+
+def mounted(rendered: Rendered) -> dict[str, tuple[str, str, str]]:
+    """Paths inside the credentials' volume, each with the kind, name and key that it comes from."""
+    volume = next(v for v in pod_of(rendered)["volumes"] if v["name"] == "credentials")
+    return {
+        item["path"]: (kind, part["name"], item["key"])
+        for projection in volume["projected"]["sources"]
+        for kind, part in projection.items()
+        for item in part["items"]
+    }
+
+
+def load(rendered: Rendered, directory: Path, monkeypatch: pytest.MonkeyPatch) -> settings.Settings:
+    """What the operator makes of the configuration, with each mounted file holding its own path."""
+    for path in mounted(rendered):
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_text(path)
+    text = rendered["ConfigMap", "kvmedic-config"]["data"]["config.yaml"]
+    file = directory / "config.yaml"
+    file.write_text(text.replace(MOUNTED, str(directory)))
+    monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
+    return settings.load()
+
+
+def test_the_operator_reads_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = load(render(EVERYTHING), tmp_path, monkeypatch)
+
+    default, batch = read.sources["default"], read.sources["batch"]
+    assert default.url == "https://prometheus.monitoring.svc:9090/prefix"
+    assert {name: header.read() for name, header in default.headers.items()} == {
+        "X-Scope-OrgID": "team-a",
+        "X-Api-Key": "default/header-x-api-key",
+    }
+    assert default.bearer_token() == "default/token"
+    assert (default.ca_file, default.key_file) == (
+        tmp_path / "default/ca.crt",
+        tmp_path / "default/tls.key",
+    )
+    assert default.timeout.total_seconds() == 5
+    assert default.labels.pod == "exported_pod"
+    assert batch.basic_auth is not None
+    assert (batch.basic_auth.username, batch.basic_auth.password.read()) == ("kvmedic", "batch/password")
+    assert (read.scrape.port, read.scrape.url_template) == (8001, "http://{address}:{port}/m")
+
+
+def test_an_installation_without_sources_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(render()["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
+    monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
+
+    assert settings.load().sources == {}
+
+
+def test_each_secret_is_mounted_from_where_the_value_says() -> None:
+    assert mounted(render(EVERYTHING)) == {
+        "default/token": ("secret", "prometheus", "token"),
+        "default/header-x-api-key": ("secret", "api", "key"),
+        "default/ca.crt": ("configMap", "authority", "root.pem"),
+        "default/tls.crt": ("secret", "client", "tls.crt"),
+        "default/tls.key": ("secret", "client", "tls.key"),
+        "batch/password": ("secret", "login", "password"),
+        "batch/ca.crt": ("secret", "authority", "ca.crt"),
+    }
+
+
+def test_the_volume_is_mounted_where_the_configuration_points_and_only_when_needed() -> None:
+    def mounts(values: Values) -> dict[str, Any]:
+        return {m["name"]: m["mountPath"] for m in pod_of(render(values))["containers"][0]["volumeMounts"]}
+
+    assert mounts(EVERYTHING)["credentials"] == MOUNTED
+    assert "credentials" not in mounts({"sources": {"default": {"url": "http://prometheus:9090"}}})
+
+
+def test_secrets_reach_the_container_by_files_alone() -> None:
+    container = pod_of(render(EVERYTHING))["containers"][0]
+
+    assert "envFrom" not in container
+    assert not [variable for variable in container["env"] if "secretKeyRef" in str(variable)]
+    assert {variable["name"] for variable in container["env"]} == {
+        "KVMEDIC_CONFIG",
+        "POD_NAME",
+        "POD_NAMESPACE",
+    }
+
+
+def test_the_example_in_the_values_is_a_working_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    comments = [
+        line[2:] for line in (CHART / "values.yaml").read_text().splitlines() if line.startswith("#  ")
+    ]
+    example = yaml.safe_load("\n".join(line for line in comments if "scrape" not in line))
+    example["sources"]["default"].pop("basicAuth")  # shown beside the token; one of them is allowed
+
+    read = load(render(example), tmp_path, monkeypatch)
+
+    assert set(configuration(render(example))["sources"]) == {"default"} == set(read.sources)

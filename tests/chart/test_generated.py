@@ -1,0 +1,94 @@
+"""What follows from the table of permissions, and from the CRD, is current."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import get_args, get_type_hints
+
+import pytest
+import yaml
+
+from chart.generated import ROOT, SCOPES, permissions, stale
+from chart.rendering import Object, Rendered, kustomize, render
+from kvmedic.core import plan
+
+PARTS = {"frame", "evidence", "gate", "record", "leadership"}
+
+
+def step_kinds() -> set[str]:
+    """The kinds of the step union."""
+    members = get_args(plan.Step) or (plan.Step,)
+    return {get_args(get_type_hints(member)["kind"])[0] for member in members}
+
+
+def ordered(rules: Iterable[Object]) -> list[Object]:
+    return sorted(rules, key=lambda rule: json.dumps(rule, sort_keys=True))
+
+
+def rules(rendered: Rendered, kind: str, name: str) -> list[Object]:
+    return ordered(rendered[kind, name]["rules"])
+
+
+def table(scope: str) -> list[Object]:
+    """The rules that the table asks for in a scope."""
+    found = []
+    for row in (row for row in permissions() if row.scope == scope):
+        rule: Object = {
+            "apiGroups": [row.group],
+            "resources": [row.resource],
+            "verbs": [g.verb for g in row.grants],
+        }
+        found.append(rule | ({"resourceNames": list(row.names)} if row.names else {}))
+    return ordered(found)
+
+
+def test_no_generated_file_is_stale() -> None:
+    assert stale() == [], "run `make manifests`"
+
+
+def test_every_permission_names_a_part_or_a_step_and_every_step_has_one() -> None:
+    named = {grant.needed_by for row in permissions() for grant in row.grants}
+
+    assert named - PARTS == step_kinds()
+    assert named & PARTS == PARTS
+    assert {row.scope for row in permissions()} == set(SCOPES)
+
+
+def test_no_verb_is_given_twice_or_by_a_wildcard() -> None:
+    given = [(r.scope, r.group, r.resource, r.names, g.verb) for r in permissions() for g in r.grants]
+
+    assert len(given) == len(set(given))
+    assert not [row for row in given if "*" in (row[1], row[2], row[4])]
+    assert all(grant.why.strip() for row in permissions() for grant in row.grants)
+
+
+@pytest.mark.light
+@pytest.mark.parametrize("rendered", [render, kustomize], ids=["chart", "kustomize"])
+def test_the_roles_hold_exactly_the_table(rendered: Callable[[], Rendered]) -> None:
+    made = rendered()
+
+    assert rules(made, "ClusterRole", "kvmedic") == table("watched")
+    assert rules(made, "Role", "kvmedic-own") == table("own")
+
+
+@pytest.mark.light
+def test_watched_namespaces_get_a_role_each_and_there_is_no_cluster_wide_one() -> None:
+    made = render({"watchNamespaces": ["serving", "batch"]})
+
+    assert ("ClusterRole", "kvmedic") not in made
+    assert ("ClusterRoleBinding", "kvmedic") not in made
+    roles = [made["Role", "kvmedic"], made["Role", "kvmedic.batch"]]
+    assert [role["metadata"]["namespace"] for role in roles] == ["serving", "batch"]
+    assert all(ordered(role["rules"]) == table("watched") for role in roles)
+    bindings = [made["RoleBinding", "kvmedic"], made["RoleBinding", "kvmedic.batch"]]
+    subject = {"kind": "ServiceAccount", "name": "kvmedic", "namespace": "kvmedic-system"}
+    assert all(binding["subjects"] == [subject] for binding in bindings)
+    assert rules(made, "Role", "kvmedic-own") == table("own")
+
+
+@pytest.mark.light
+def test_the_crd_is_rendered_as_it_is_in_crds() -> None:
+    made = render({"crds": {"keep": False}})["CustomResourceDefinition", "kvremediations.kvmedic.io"]
+
+    assert made == yaml.safe_load((ROOT / "crds" / "kvmedic.io_kvremediations.yaml").read_text())

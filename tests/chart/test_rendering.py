@@ -1,0 +1,177 @@
+"""The chart's objects with each option."""
+
+from __future__ import annotations
+
+import pytest
+
+from chart.generated import CHART
+from chart.rendering import Values, configuration, helm, pod_of, render
+
+pytestmark = pytest.mark.light
+
+DEFAULT_KINDS = [
+    "ClusterRole",
+    "ClusterRole",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ConfigMap",
+    "CustomResourceDefinition",
+    "Deployment",
+    "Role",
+    "RoleBinding",
+    "Service",
+    "ServiceAccount",
+]
+
+
+def test_the_chart_is_clean_by_helms_own_rules() -> None:
+    done = helm(["lint", "--strict", str(CHART)])
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_defaults_make_what_an_installation_needs_and_nothing_else() -> None:
+    assert render().kinds() == DEFAULT_KINDS
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({"podDisruptionBudget": {"enabled": True}}, "PodDisruptionBudget"),
+        ({"networkPolicy": {"enabled": True}}, "NetworkPolicy"),
+        ({"monitoring": {"serviceMonitor": {"enabled": True}}}, "ServiceMonitor"),
+        ({"monitoring": {"prometheusRule": {"enabled": True}}}, "PrometheusRule"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_option_adds_its_object(values: Values, kind: str) -> None:
+    assert render(values).kinds() == sorted([*DEFAULT_KINDS, kind])
+
+
+@pytest.mark.parametrize(
+    ("values", "absent"),
+    [
+        ({"crds": {"enabled": False}}, {"CustomResourceDefinition"}),
+        ({"serviceAccount": {"create": False, "name": "mine"}}, {"ServiceAccount"}),
+        (
+            {"rbac": {"create": False, "aggregateToDefaultRoles": False}},
+            {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"},
+        ),
+    ],
+    ids=["crds", "serviceAccount", "rbac"],
+)
+def test_an_option_leaves_its_objects_out(values: Values, absent: set[str]) -> None:
+    assert set(render(values).kinds()) == set(DEFAULT_KINDS) - absent
+
+
+def test_the_crd_is_kept_on_uninstall_unless_told_otherwise() -> None:
+    crd = ("CustomResourceDefinition", "kvremediations.kvmedic.io")
+
+    kept, given_up = render()[crd], render({"crds": {"keep": False}})[crd]
+
+    assert kept["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert "helm.sh/resource-policy" not in given_up["metadata"].get("annotations", {})
+
+
+@pytest.mark.parametrize(
+    ("image", "wanted"),
+    [
+        ({}, "kvmedic:0.1.0"),
+        ({"tag": "2"}, "kvmedic:2"),
+        (
+            {"registry": "mirror.example:5000", "repository": "ops/kvmedic"},
+            "mirror.example:5000/ops/kvmedic:0.1.0",
+        ),
+        ({"tag": "2", "digest": f"sha256:{'0' * 64}"}, f"kvmedic@sha256:{'0' * 64}"),
+    ],
+    ids=["default", "tag", "registry", "digest wins"],
+)
+def test_the_image_is_named_by_its_parts(image: Values, wanted: str) -> None:
+    assert pod_of(render({"image": image}))["containers"][0]["image"] == wanted
+
+
+def test_the_release_gives_its_name_and_an_override_wins() -> None:
+    assert ("Deployment", "prod-kvmedic") in render(release="prod")
+    assert ("Deployment", "healer") in render({"fullnameOverride": "healer"}, release="prod")
+
+
+def test_scheduling_options_reach_the_pod() -> None:
+    options: Values = {
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"key": "system", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "topologySpreadConstraints": [{"maxSkew": 1}],
+        "priorityClassName": "system-cluster-critical",
+        "terminationGracePeriodSeconds": 45,
+        "imagePullSecrets": [{"name": "mirror"}],
+    }
+
+    pod = pod_of(render(options))
+
+    assert {name: pod[name] for name in options} == options
+
+
+def test_labels_and_annotations_reach_the_pod_and_selectors_stay() -> None:
+    made = render({"podLabels": {"team": "ml"}, "podAnnotations": {"note": "x"}})["Deployment", "kvmedic"][
+        "spec"
+    ]
+
+    metadata = made["template"]["metadata"]
+    assert metadata["labels"]["team"] == "ml"
+    assert metadata["annotations"]["note"] == "x"
+    assert "team" not in made["selector"]["matchLabels"]
+
+
+def test_a_changed_configuration_is_a_rollout_and_an_unchanged_one_is_not() -> None:
+    def digest(values: Values) -> str:
+        template = render(values)["Deployment", "kvmedic"]["spec"]["template"]
+        return str(template["metadata"]["annotations"]["kvmedic.io/config-hash"])
+
+    source = {"sources": {"default": {"url": "http://a:9090"}}}
+    assert digest(source) != digest({})
+    assert digest(source) == digest(source | {"replicas": 2})
+
+
+def test_services_monitors_budgets_and_policies_select_the_operators_pods() -> None:
+    made = render(
+        {
+            "podDisruptionBudget": {"enabled": True},
+            "networkPolicy": {"enabled": True},
+            "monitoring": {"serviceMonitor": {"enabled": True}},
+        }
+    )
+
+    labels = made["Deployment", "kvmedic"]["spec"]["template"]["metadata"]["labels"]
+    assert made["Deployment", "kvmedic"]["spec"]["selector"]["matchLabels"] == labels
+    assert made["Service", "kvmedic-metrics"]["spec"]["selector"] == labels
+    assert made["PodDisruptionBudget", "kvmedic"]["spec"]["selector"]["matchLabels"] == labels
+    assert made["NetworkPolicy", "kvmedic"]["spec"]["podSelector"]["matchLabels"] == labels
+    monitored = made["ServiceMonitor", "kvmedic"]["spec"]["selector"]["matchLabels"]
+    assert monitored.items() <= made["Service", "kvmedic-metrics"]["metadata"]["labels"].items()
+
+
+def test_a_network_policy_limits_egress_only_when_told_to_what() -> None:
+    def policy(**options: object) -> Values:
+        made = render({"networkPolicy": {"enabled": True, **options}})
+        return dict(made["NetworkPolicy", "kvmedic"]["spec"])
+
+    everywhere = [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]
+    scraper = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
+    assert policy()["policyTypes"] == ["Ingress"]
+    assert policy(egress=everywhere)["policyTypes"] == ["Ingress", "Egress"]
+    assert policy(egress=everywhere)["egress"] == everywhere
+    assert policy(metricsFrom=scraper)["ingress"][0]["from"] == scraper
+
+
+def test_the_operator_is_told_which_namespaces_to_watch() -> None:
+    assert configuration(render({"watchNamespaces": ["serving"]}))["process"]["watch"] == ["serving"]
+    assert "watch" not in configuration(render())["process"]
+
+
+def test_the_operator_listens_where_its_container_says() -> None:
+    made = render()
+
+    ports = {port["name"]: port["containerPort"] for port in pod_of(made)["containers"][0]["ports"]}
+    process = configuration(made)["process"]
+    assert process["liveness"] == f"http://0.0.0.0:{ports['health']}/healthz"
+    assert process["telemetryPort"] == ports["metrics"]

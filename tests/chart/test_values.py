@@ -1,0 +1,139 @@
+"""values.schema.json refuses what the chart or the operator could not use, and names the field."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from chart.generated import CHART
+from chart.rendering import Values, refusal, render
+from kvmedic.frame import KubernetesOptions, LeadershipOptions, PaceOptions
+from kvmedic.metrics.options import ScrapeOptions, SourceOptions
+from kvmedic.sections import Section
+
+pytestmark = pytest.mark.light
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+SOURCE = {"url": "http://prometheus.monitoring.svc:9090"}
+FILES = {
+    "bearerTokenFile": "bearerTokenSecret",
+    "caFile": "ca",
+    "certFile": "clientCertificateSecret",
+    "keyFile": "clientCertificateSecret",
+}
+"""The operator's fields that name files, and the values that mount them."""
+
+
+def source(**fields: Any) -> Values:
+    return {"sources": {"default": SOURCE | fields}}
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"replica": 2}, "'replica'"),
+        ({"replicas": "2"}, "/replicas"),
+        ({"replicas": 9}, "/replicas"),
+        ({"image": {"tags": "1"}}, "'tags'"),
+        ({"image": {"repository": ""}}, "/image/repository"),
+        ({"image": {"registry": "mirror.example/sub"}}, "/image/registry"),
+        ({"image": {"digest": "sha256:1"}}, "/image/digest"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
+        ({"watchNamespaces": "serving"}, "/watchNamespaces"),
+        ({"watchNamespaces": ["Serving"]}, "/watchNamespaces/0"),
+        ({"watchNamespaces": ["a", "a"]}, "/watchNamespaces"),
+        ({"crds": {"enabled": "yes"}}, "/crds/enabled"),
+        ({"crds": {"kept": True}}, "'kept'"),
+        ({"sources": {"default": {}}}, "'url'"),
+        ({"sources": {"De fault": SOURCE}}, "De fault"),
+        (source(url="prometheus:9090"), "/sources/default/url"),
+        (source(url="http://user:secret@prometheus:9090"), "sources.default.url"),
+        (source(url="http://prometheus:9090/?dedup=true"), "/sources/default/url"),
+        (source(bearerToken="secret"), "'bearerToken'"),
+        (source(bearerTokenFile="/token"), "'bearerTokenFile'"),
+        (source(bearerTokenSecret={"name": "a"}), "/sources/default/bearerTokenSecret"),
+        (source(basicAuth={"username": "a", "password": "b"}), "'password'"),
+        (source(ca={"configMap": {"name": "a", "key": "b"}, "secret": {"name": "a", "key": "b"}}), "/ca"),
+        (source(ca={}), "/sources/default/ca"),
+        (source(headers={"X Y": "a"}), "X Y"),
+        (source(headers={"X-Key": {"secret": {"name": "a"}}}), "/headers/X-Key"),
+        (source(proxy="http://user:secret@proxy:3128"), "sources.default.proxy"),
+        (source(timeout=10), "/sources/default/timeout"),
+        (source(timeout="10 s"), "/sources/default/timeout"),
+        (source(concurrency=0), "/sources/default/concurrency"),
+        (source(labels={"node": "node"}), "'node'"),
+        ({"scrape": {"port": 0}}, "/scrape/port"),
+        ({"pace": {"idle": "soon"}}, "/pace/idle"),
+        ({"leadership": {"lease": "mine"}}, "'lease'"),
+        ({"kubernetes": {"burst": 0}}, "/kubernetes/burst"),
+        ({"scrape": {"addressesFile": "/x"}}, "'addressesFile'"),
+        ({"monitoring": {"prometheusRule": {"enabled": 1}}}, "/monitoring/prometheusRule/enabled"),
+        ({"networkPolicy": {"egress": {}}}, "/networkPolicy/egress"),
+        ({"terminationGracePeriodSeconds": 1}, "/terminationGracePeriodSeconds"),
+        ({"fullnameOverride": "x" * 49}, "/fullnameOverride"),
+    ],
+    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else None,
+)
+def test_a_bad_value_is_refused_by_name(values: Values, field: str) -> None:
+    message = refusal(values)
+
+    assert field in message
+    assert "secret@" not in message
+
+
+def test_a_missing_service_account_is_asked_for() -> None:
+    assert "serviceAccount.name" in refusal({"serviceAccount": {"create": False}})
+
+
+def test_two_identities_for_one_source_are_refused() -> None:
+    token = {"name": "a", "key": "b"}
+
+    message = refusal(source(bearerTokenSecret=token, basicAuth={"username": "u", "passwordSecret": token}))
+
+    assert "sources.default" in message
+    assert "bearerTokenSecret" in message
+
+
+def test_every_object_of_the_schema_is_closed() -> None:
+    open_on_purpose = {"global", "affinity", "items", "strings", "quantities"}
+
+    def closed(name: str, node: Any) -> None:
+        if not isinstance(node, dict):
+            return
+        if node.get("type") == "object" and name not in open_on_purpose:
+            assert node.get("additionalProperties") is not None, name
+        for key, child in node.items():
+            closed(key, child)
+
+    closed("values", SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "elsewhere"),
+    [
+        (SourceOptions, SCHEMA["definitions"]["source"], FILES),
+        (ScrapeOptions, SCHEMA["properties"]["scrape"], {"addressesFile": None}),
+        (PaceOptions, SCHEMA["properties"]["pace"], {}),
+        (LeadershipOptions, SCHEMA["properties"]["leadership"], {"lease": None}),
+        (KubernetesOptions, SCHEMA["properties"]["kubernetes"], {}),
+    ],
+    ids=["source", "scrape", "pace", "leadership", "kubernetes"],
+)
+def test_every_setting_of_the_operator_has_its_value(
+    options: type[Section], schema: Values, elsewhere: dict[str, str | None]
+) -> None:
+    settings = set(options.model_json_schema(by_alias=True)["properties"])
+    wanted = {name for setting in settings if (name := elsewhere.get(setting, setting))}
+
+    assert set(schema["properties"]) == wanted
+
+
+def test_the_defaults_satisfy_the_schema_and_cover_every_property() -> None:
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    assert set(defaults) == set(SCHEMA["properties"]) - {"global"}
+    assert render(copy.deepcopy(defaults)) == render()
