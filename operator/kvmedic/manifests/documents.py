@@ -31,6 +31,7 @@ _POD_SPECS = (
     ("spec", "leaderWorkerTemplate", "workerTemplate", "spec"),
 )
 """Where an object may hold a pod's specification: workloads, Pod, CronJob, PodTemplate, LeaderWorkerSet."""
+_TRAILING_TABS = re.compile(r"(?<=\S)[ \t]*\t[ \t]*(?=#|\r?$)", re.MULTILINE)
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _KINDS = {"int": "number", "float": "number", "bool": "boolean", "timestamp": "date"}
 _NULL = re.compile(r"~|null|Null|NULL|")
@@ -94,9 +95,21 @@ def reads_as_text(plain: str) -> bool:
 
 
 def _roots(text: str) -> Sequence[Node]:
-    """Return the root nodes of a text. JSON may be indented with tabs, which YAML does not allow."""
-    yaml = YAML(typ="safe", pure=True)
-    return [root for root in yaml.compose_all(text.replace("\t", " ") if _is_json(text) else text) if root]
+    """Return the root nodes of a text.
+
+    The reader takes no tabs between tokens. Kubernetes does, in JSON and at the end of a line, and
+    there as many blanks read the same.
+    """
+    if _is_json(text):
+        return _composed(text.replace("\t", " "))
+    try:
+        return _composed(text)
+    except YAMLError:
+        return _composed(_TRAILING_TABS.sub(lambda tabs: " " * len(tabs[0]), text))
+
+
+def _composed(text: str) -> Sequence[Node]:
+    return [root for root in YAML(typ="safe", pure=True).compose_all(text) if root]
 
 
 def _is_json(text: str) -> bool:
