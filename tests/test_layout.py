@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kvmedic.core.reasons import SENTENCES, Reason
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "operator" / "kvmedic"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -47,8 +49,6 @@ def test_no_room_is_named_after_nothing(name):
 
 
 def test_every_reason_has_its_sentence():
-    from kvmedic.core.reasons import SENTENCES, Reason
-
     assert set(SENTENCES) == set(Reason)
     assert all(re.fullmatch(r"[A-Z].*\.", sentence) for sentence in SENTENCES.values())
 

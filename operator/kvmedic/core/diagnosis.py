@@ -21,7 +21,10 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that a diagnosis rests on. Both looks cover the same replicas: every pod of the target that should serve."""
+    """All that a diagnosis rests on.
+
+    Both looks cover the same replicas: every pod of the target that should serve.
+    """
 
     burn: Observation
     """Over `spec.trigger.window`, held for `spec.trigger.for`."""

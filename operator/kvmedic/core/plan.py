@@ -58,7 +58,8 @@ class FlagStep:
 
     def line(self) -> str:
         """Return the step as one line for a person."""
-        return f"{self.target.kind}/{self.target.name}: {self.knob} {self.before or '(engine default)'} -> {self.after or '(engine default)'}"
+        before, after = self.before or "(engine default)", self.after or "(engine default)"
+        return f"{self.target.kind}/{self.target.name}: {self.knob} {before} -> {after}"
 
 
 Step: TypeAlias = FlagStep

@@ -124,7 +124,11 @@ class Run:
 
     def claim(self, resource_uid: str, sequence: int) -> str:
         """Return the value of the claim annotation after the assignment of a sequence."""
-        return f"{resource_uid}/{self.id}/{sequence}"
+        return f"{self.claims(resource_uid)}{sequence}"
+
+    def claims(self, resource_uid: str) -> str:
+        """Return how every claim of this run begins."""
+        return f"{resource_uid}/{self.id}/"
 
     def with_step(self, record: StepRecord) -> Run:
         """Return the run with the step under way replaced."""
