@@ -30,6 +30,11 @@ LOG = logging.getLogger("kvmedic")
 GROUP, VERSION, PLURAL = "kvmedic.io", "v1alpha1", "kvremediations"
 
 
+def utc_now() -> datetime:
+    """Return the time, with its zone."""
+    return datetime.now(UTC)
+
+
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """How long a resource waits after a look that failed."""
@@ -47,6 +52,8 @@ class Operator:
     backoff: Backoff
     workers: int
     forget: Callable[[str], None]
+    clock: Callable[[], datetime] = utc_now
+    """What the time is; all that a run waits for is measured by it."""
     loop: Loop = field(init=False)
     _failures: dict[Key, int] = field(default_factory=dict)
     _worked_at: datetime | None = None
@@ -57,7 +64,7 @@ class Operator:
 
     async def tick(self, key: Key) -> float | None:
         """Look at one resource, if this process is the one that acts; never raises."""
-        self._worked_at = datetime.now(UTC)
+        self._worked_at = utc_now()
         if not self.ports.leader.is_held():
             return self.ports.pace.replica.total_seconds()
         with self.telemetry.tick_seconds.time():
@@ -65,7 +72,7 @@ class Operator:
 
     async def _guarded(self, key: Key) -> float | None:
         try:
-            delay = await reconcile(key, self.ports, datetime.now(UTC))
+            delay = await reconcile(key, self.ports, self.clock())
         except Conflict as error:
             return self._again(key, error, at_once=True)
         except (Unavailable, Refused) as error:
@@ -135,7 +142,7 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
 
     @kopf.on.probe(id="loop", registry=made)
     async def probe(**_: Any) -> str:
-        return "working" if operator.is_working(datetime.now(UTC), timedelta(minutes=5)) else "stuck"
+        return "working" if operator.is_working(utc_now(), timedelta(minutes=5)) else "stuck"
 
     @kopf.on.login(registry=made)
     async def login(**kwargs: Any) -> Any:

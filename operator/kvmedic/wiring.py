@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from kvmedic.cluster.stop import read_stop
@@ -12,11 +13,11 @@ from kvmedic.cluster.target import DeploymentTarget
 from kvmedic.core.gates import Stop
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.frame import KubernetesOptions, PaceOptions
-from kvmedic.handlers import Backoff, Frame, Operator, serve
+from kvmedic.handlers import Backoff, Frame, Operator, serve, utc_now
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.leadership import Leadership
 from kvmedic.metrics.fleet import FleetMetrics
-from kvmedic.ports import Leader, Pace, Ports
+from kvmedic.ports import Leader, Metrics, Pace, Ports
 from kvmedic.record.events import Events
 from kvmedic.record.reporter import Reporter
 from kvmedic.record.store import Store
@@ -57,6 +58,14 @@ async def connected(settings: Settings) -> AsyncIterator[Connected]:
         await client.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Substitutes:
+    """What may stand in for a part of the world: where nothing serves, something must answer."""
+
+    metrics: Metrics | None = None
+    clock: Callable[[], datetime] = utc_now
+
+
 def ports_of(settings: Settings, world: Connected, reporter: Reporter, leader: Leader) -> Ports:
     """Return the ports of one process."""
     process = settings.process
@@ -71,18 +80,20 @@ def ports_of(settings: Settings, world: Connected, reporter: Reporter, leader: L
     )
 
 
-async def operate(settings: Settings, telemetry: Telemetry) -> None:
+async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substitutes = Substitutes()) -> None:
     """Run the operator until it is told to end."""
     process, options = settings.process, settings.pace
     async with connected(settings) as world:
         reporter = Reporter(Events(world.client, process.identity), telemetry)
         leadership = Leadership(world.client, process, settings.leadership)
+        ports = ports_of(settings, world, reporter, leadership)
         operator = Operator(
-            ports=ports_of(settings, world, reporter, leadership),
+            ports=replace(ports, metrics=substitutes.metrics or ports.metrics),
             telemetry=telemetry,
             backoff=Backoff(options.backoff_first, options.backoff_most),
             workers=options.workers,
             forget=reporter.forget,
+            clock=substitutes.clock,
         )
         frame = Frame(process.watch, process.liveness or None)
         await serve(operator, frame, (leadership.run(),))
