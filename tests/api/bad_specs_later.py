@@ -1,4 +1,4 @@
-"""More specs that must be refused: those of `spec.compression`, and what is not implemented yet."""
+"""More specs that must be refused: limits, compression, and what is not implemented yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from api.bad_specs import (
     ADD,
     ENUM,
     LEVERS,
-    LIMITS,
     OBJECTIVES,
     PLAIN,
     REQUIRED,
@@ -20,6 +19,57 @@ from api.bad_specs import (
     lever,
     window,
 )
+
+LIMITS = [
+    Row(
+        "a cooldown of weeks",
+        {"limits": {"cooldown": "169h"}},
+        "spec.limits.cooldown",
+        "use a duration from 0s to 168h",
+    ),
+    Row(
+        "no runs",
+        {"limits": {"maxRunsPerDay": 0}},
+        "spec.limits.maxRunsPerDay",
+        "use a whole number from 1 to 10",
+    ),
+    Row(
+        "more runs than are kept",
+        {"limits": {"maxRunsPerDay": 11}},
+        "spec.limits.maxRunsPerDay",
+        "from 1 to 10",
+    ),
+    Row(
+        "no healthy replica",
+        {"limits": {"minHealthyReplicas": 0}},
+        "spec.limits.minHealthyReplicas",
+        "use a whole number from 1 to 10000",
+    ),
+    Row("an hour that is none", window(start="24:00"), "spec.limits.windows[0].start", "use HH:MM"),
+    Row("an end without a colon", window(end="0500"), "spec.limits.windows[0].end", "use HH:MM"),
+    Row("no such day", window(days=["Monday"]), "spec.limits.windows[0].days[0]", f'{SUPPORTED}"Mon"', ENUM),
+    Row(
+        "a window without an end",
+        {"limits": {"windows": [{"days": ["Mon"], "start": "01:00"}]}},
+        "spec.limits.windows[0].end",
+        REQUIRED,
+        ADD,
+    ),
+    Row(
+        "a window without a start",
+        {"limits": {"windows": [{"days": ["Mon"], "end": "01:00"}]}},
+        "spec.limits.windows[0].start",
+        REQUIRED,
+        ADD,
+    ),
+    Row(
+        "a window without days",
+        {"limits": {"windows": [{"start": "00:00", "end": "01:00"}]}},
+        "spec.limits.windows[0].days",
+        REQUIRED,
+        ADD,
+    ),
+]
 
 COMPRESSION = [
     Row(

@@ -125,7 +125,7 @@ class CompressionSpec(Wire):
     allowed_fixes: Annotated[
         list[Literal["RevertBundle", "CompactingMethod", "Fp8KVCache", "DemandCaps"]],
         Field(max_length=4),
-    ] = Field(default=["RevertBundle"], json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = Field(default=["RevertBundle"], json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """What may be done, in order. Turning the method off again is the fix that needs no evaluation."""
     close_by: Annotated[str, Field(max_length=32), RFC3339] | None = None
     """When to stop waiting for a better method and take the guaranteed configuration (RFC 3339)."""
