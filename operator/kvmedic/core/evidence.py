@@ -68,6 +68,8 @@ class Signal(StrEnum):
     """Histogram: seconds between two tokens of one request, over the window."""
     TIME_TO_FIRST_TOKEN_SECONDS = "timeToFirstTokenSeconds"
     """Histogram: seconds to the first token, over the window."""
+    PREFILL_SECONDS = "prefillSeconds"
+    """Histogram: seconds from a request's admission to its first token, over the window."""
     E2E_SECONDS = "e2eSeconds"
     """Histogram: seconds a request took as a whole (its residence time), over the window."""
 
@@ -79,6 +81,7 @@ HISTOGRAMS = frozenset(
         Signal.OUTPUT_LIMIT,
         Signal.INTER_TOKEN_SECONDS,
         Signal.TIME_TO_FIRST_TOKEN_SECONDS,
+        Signal.PREFILL_SECONDS,
         Signal.E2E_SECONDS,
     }
 )
@@ -196,6 +199,9 @@ class PodReadings:
     pool: Reading[Pool]
     model_names: tuple[str, ...] = ()
     """Names under which the replica serves (label `model_name`), sorted."""
+    engines: int = 1
+    """Data-parallel engines of the replica. Its pool is that of all of them; a cap on running sequences
+    holds for each."""
 
     def number(self, signal: Signal) -> Reading[float]:
         """Return the reading of a signal that is a number."""

@@ -1,0 +1,198 @@
+"""Where an engine's signals come from: which series, and how a window of them becomes one value.
+
+An engine's table of signals is data (`kvmedic.engines`). `kvmedic.metrics` makes queries of it, or
+evaluates it on scraped pages; nothing else needs to know how an engine names a metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from kvmedic.core.evidence import Signal
+
+
+class Over(Enum):
+    """How a gauge's samples of one window become one value."""
+
+    MEAN = "mean"
+    MAX = "max"
+    DEVIATION = "deviation"
+    """Population standard deviation."""
+
+
+class Across(Enum):
+    """How the values of a replica's data-parallel engines become one value of the replica."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    LARGEST = "largest"
+    ROOT_MEAN_SQUARE = "rootMeanSquare"
+    """For deviations: that of a typical engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far two series of one replica may differ and still count as duplicates of one another.
+
+    Duplicates come from several scrapers or scrape jobs that sample at different moments, so they
+    never agree exactly. They agree where they differ by no more than `relative` of the larger one
+    plus `absolute`.
+    """
+
+    relative: float
+    absolute: float
+
+    def holds(self, a: float, b: float) -> bool:
+        """Return whether two values agree."""
+        return abs(a - b) <= self.relative * max(abs(a), abs(b)) + self.absolute
+
+
+COUNTS_AGREE = Agreement(relative=0.1, absolute=2)
+"""Two scrapers at 30 s see the two ends of a 5 m window at most 30 s apart in all: 10 %. One event at
+each end may fall to either side."""
+RATIOS_AGREE = Agreement(relative=0.1, absolute=0.05)
+"""The same for what is averaged or divided; 0.05 is a tenth of the default trigger on
+preemptions per request, and a twentieth of a full cache."""
+MOMENTS_AGREE = Agreement(relative=0, absolute=2)
+"""Unix seconds of one event: the same within rounding."""
+NEVER_COMPARED = Agreement(relative=0, absolute=math.inf)
+"""Differences of two instants: scrapers at different moments see different ones by their nature.
+A contradiction between the replicas' series shows in every other signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a family of series, by one label the engine sets. A family without such a series counts 0."""
+
+    label: str
+    values: frozenset[str]
+    complement: bool = False
+    """All values but these."""
+
+    def holds(self, value: str) -> bool:
+        """Return whether a series with this value of the label belongs to the part."""
+        return (value in self.values) is not self.complement
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSource:
+    """The increase of a counter over the window."""
+
+    names: tuple[str, ...]
+    """The exposed names by generation, newest first; the first that a replica exports counts."""
+    part: Part | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GaugeSource:
+    """A gauge over the window."""
+
+    names: tuple[str, ...]
+    """The exposed names by generation, newest first; the first that a replica exports counts."""
+    over: Over
+    across: Across
+    agreement: Agreement = RATIOS_AGREE
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSource:
+    """The sum of some gauges at the end of the window minus the same at its start."""
+
+    names: tuple[str, ...]
+    """All of them are added."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSource:
+    """The observations that a histogram counted over the window."""
+
+    names: tuple[str, ...]
+    """The names by generation without `_bucket` and `_sum`, newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRatioSource:
+    """The smallest ratio of two counters' increases that any moment of the hold duration saw."""
+
+    numerator: CounterSource
+    denominator: CounterSource
+    floor: float
+    """The denominator counts at least this much."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartSource:
+    """A gauge that tells when the process started (Unix seconds)."""
+
+    name: str
+
+
+SignalSource: TypeAlias = (
+    CounterSource | GaugeSource | ChangeSource | HistogramSource | HeldRatioSource | StartSource
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSource:
+    """An information series whose labels describe the KV-cache pool. Labels are read by name."""
+
+    name: str
+    blocks: str
+    """Label: blocks of all engines behind one frontend together, null blocks included."""
+    block_tokens: tuple[str, ...]
+    """Labels: tokens per block; the first that is a number counts."""
+    engine_tokens: str
+    """Label: tokens that the pool of one engine holds, null block included; absent on engines of old."""
+    cache_dtype: str
+    null_blocks: int
+    """Blocks per engine that never hold a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignalTable:
+    """All signals of one engine."""
+
+    signals: Mapping[Signal, SignalSource]
+    presence: str
+    """A gauge that every running engine exports: its newest sample tells how fresh a replica is."""
+    in_flight: tuple[str, ...]
+    """Gauges whose sum is the requests in the replica's hands."""
+    in_flight_optional: tuple[str, ...]
+    """Gauges that engines of old export beside them."""
+    pool: PoolSource
+    engine_label: str
+    """Tells the data-parallel engines of one replica apart; absent on engines of old."""
+    model_label: str
+    own_labels: frozenset[str]
+    """Every label that the engine itself sets on the series above, the pool's apart. What is left
+    says who scraped the series, and from where."""
+
+
+def agreement_of(source: SignalSource) -> Agreement:
+    """Return how near duplicates of a signal must be."""
+    match source:
+        case GaugeSource(agreement=agreement):
+            return agreement
+        case CounterSource() | HistogramSource():
+            return COUNTS_AGREE
+        case HeldRatioSource():
+            return RATIOS_AGREE
+        case StartSource():
+            return MOMENTS_AGREE
+        case ChangeSource():
+            return NEVER_COMPARED
+
+
+def across_of(source: SignalSource) -> Across:
+    """Return how a signal's values of several engines become one."""
+    match source:
+        case GaugeSource(across=across):
+            return across
+        case CounterSource() | HistogramSource() | ChangeSource():
+            return Across.SUM
+        case HeldRatioSource() | StartSource():
+            return Across.LARGEST

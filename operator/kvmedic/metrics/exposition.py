@@ -1,0 +1,210 @@
+"""Metrics as an engine itself exposes them: a page of text, and what several pages of a replica say.
+
+No Prometheus is needed. The tables of signals are the same; the functions over a window are evaluated
+here on the pages, as Prometheus does, without extrapolation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from statistics import fmean, pstdev
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvmedic.core.evidence import (
+    HISTOGRAMS,
+    Absence,
+    Histogram,
+    Missing,
+    Observation,
+    PodReadings,
+    Reading,
+    Signal,
+    Unsupported,
+)
+from kvmedic.core.signals import (
+    ChangeSource,
+    CounterSource,
+    GaugeSource,
+    HeldRatioSource,
+    HistogramSource,
+    Over,
+    SignalSource,
+    SignalTable,
+    StartSource,
+)
+from kvmedic.metrics.readings import Replica, absent, histogram, number, pool
+from kvmedic.metrics.series import Series, presence_of, series_of
+
+_LEAST_FOR_DEVIATION = 3
+"""Two samples say nothing about how far samples lie from their mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One scraped page: its series by name."""
+
+    at: datetime
+    series: Mapping[str, tuple[Series, ...]]
+
+    def of(self, *names: str) -> tuple[Series, ...]:
+        """Return all series of some names."""
+        return tuple(one for name in names for one in self.series.get(name, ()))
+
+
+def parse_page(text: str, at: datetime) -> Page:
+    """Return a page of the Prometheus text format.
+
+    Raises:
+        ValueError: the text is not in that format.
+    """
+    series: dict[str, list[Series]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            series.setdefault(sample.name, []).append(series_of(dict(sample.labels), sample.value))
+    return Page(at, {name: tuple(many) for name, many in series.items()})
+
+
+def evaluated(source: SignalSource, pages: Sequence[Page]) -> tuple[Series, ...] | None:
+    """Return a signal's series over all pages, oldest first; None where so few pages cannot tell it."""
+    match source:
+        case CounterSource(names=names):
+            return _newest(names, pages, _increase)
+        case GaugeSource(names=names, over=over):
+            if over is Over.DEVIATION and len(pages) < _LEAST_FOR_DEVIATION:
+                return None
+            return _newest(names, pages, _OVER[over])
+        case ChangeSource(names=names):
+            return _change(names, pages)
+        case HistogramSource(names=names):
+            return _histogram_series(names, pages)
+        case HeldRatioSource():
+            return _ratio(source, pages)
+        case StartSource(name=name):
+            return pages[-1].of(name)
+
+
+def _increase(values: Sequence[float]) -> float:
+    """Return how far a counter rose; after a fall it had started again from 0."""
+    steps = pairwise(values)
+    return math.fsum(later if later < earlier else later - earlier for earlier, later in steps)
+
+
+_OVER: Mapping[Over, Callable[[Sequence[float]], float]] = {
+    Over.MEAN: fmean,
+    Over.MAX: max,
+    Over.DEVIATION: pstdev,
+}
+
+
+def _over_pages(
+    name: str, pages: Sequence[Page], reduce: Callable[[Sequence[float]], float]
+) -> tuple[Series, ...]:
+    """Return one value per series that the newest page has; NaN anywhere makes it NaN."""
+    histories: dict[object, list[float]] = {}
+    for page in pages:
+        for one in page.of(name):
+            histories.setdefault(_same(one), []).append(one.value)
+    found = []
+    for one in pages[-1].of(name):
+        values = histories[_same(one)]
+        value = reduce(values) if all(map(math.isfinite, values)) else math.nan
+        found.append(Series(one.labels, value, one.bound))
+    return tuple(found)
+
+
+def _same(series: Series) -> tuple[frozenset[tuple[str, str]], float | None]:
+    """Return what a series of one name has in common over all pages."""
+    return frozenset(series.labels.items()), series.bound
+
+
+def _newest(
+    names: Sequence[str], pages: Sequence[Page], reduce: Callable[[Sequence[float]], float]
+) -> tuple[Series, ...]:
+    """Return the series of the newest generation that the newest page has."""
+    name = next((name for name in names if pages[-1].of(name)), names[0])
+    return _over_pages(name, pages, reduce)
+
+
+def _change(names: Sequence[str], pages: Sequence[Page]) -> tuple[Series, ...]:
+    """Return end minus start; nothing where one of the gauges is absent."""
+    if not all(pages[-1].of(name) for name in names):
+        return ()
+    return tuple(one for name in names for one in _over_pages(name, pages, lambda many: many[-1] - many[0]))
+
+
+def _histogram_series(names: Sequence[str], pages: Sequence[Page]) -> tuple[Series, ...]:
+    name = next((name for name in names if pages[-1].of(f"{name}_bucket")), names[0])
+    return (
+        *_over_pages(f"{name}_bucket", pages, _increase),
+        *_over_pages(f"{name}_sum", pages, _increase),
+    )
+
+
+def _ratio(source: HeldRatioSource, pages: Sequence[Page]) -> tuple[Series, ...]:
+    """Return the ratio over all pages, as it is for a hold of nothing."""
+    numerator = _newest(source.numerator.names, pages, _increase)
+    denominator = _newest(source.denominator.names, pages, _increase)
+    if not numerator or not denominator:
+        return ()
+    part = source.denominator.part
+    counted = [one for one in denominator if part is None or part.holds(one.labels.get(part.label, ""))]
+    return (Series({}, _total(numerator) / max(_total(counted), source.floor)),)
+
+
+def _total(series: Iterable[Series]) -> float:
+    return math.fsum(one.value for one in series)
+
+
+def replica_of(page: Page, table: SignalTable) -> Replica | None:
+    """Return the replica that a page is of, or None where it is no engine's page."""
+    now = page.at.timestamp()
+    series = [Series(one.labels, now) for one in page.of(table.presence)]
+    presence = presence_of(series, table, page.at)
+    return None if presence is None else Replica(presence, table)
+
+
+def observe_pages(pages: Mapping[str, Sequence[Page]], table: SignalTable) -> Observation:
+    """Return what pages of each replica say, by pod name; two or more of each, oldest first.
+
+    The window is the longest time between the first and the last page of a replica. Gauges are
+    averaged over the pages, so two of them say little; a deviation needs three.
+
+    Raises:
+        ValueError: fewer than two pages of a replica, or out of order.
+    """
+    for name, many in pages.items():
+        if len(many) < 2 or any(b.at <= a.at for a, b in pairwise(many)):
+            raise ValueError(f"{name}: give at least two pages, the oldest first")
+    if not pages:
+        raise ValueError("give the pages of at least one replica")
+    window = max(many[-1].at - many[0].at for many in pages.values())
+    readings = {name: _readings(many, table) for name, many in pages.items()}
+    at = max(many[-1].at for many in pages.values())
+    return Observation(at, window.total_seconds(), 0.0, readings)
+
+
+def _readings(pages: Sequence[Page], table: SignalTable) -> PodReadings:
+    replica = replica_of(pages[-1], table)
+    if replica is None:
+        return absent(table.signals, Missing(Absence.NO_SERIES))
+    found = {signal: evaluated(source, pages) for signal, source in table.signals.items()}
+    return PodReadings(
+        numbers={s: _number(replica, s, series) for s, series in found.items() if s not in HISTOGRAMS},
+        histograms={s: _histogram(replica, series) for s, series in found.items() if s in HISTOGRAMS},
+        pool=pool(replica, pages[-1].of(table.pool.name)),
+        model_names=replica.presence.models,
+        engines=len(replica.presence.engines),
+    )
+
+
+def _number(replica: Replica, signal: Signal, series: Iterable[Series] | None) -> Reading[float]:
+    return Unsupported() if series is None else number(replica, replica.table.signals[signal], series)
+
+
+def _histogram(replica: Replica, series: Iterable[Series] | None) -> Reading[Histogram]:
+    return Unsupported() if series is None else histogram(replica, series)

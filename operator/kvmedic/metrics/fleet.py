@@ -1,0 +1,75 @@
+"""What the reconcile loop asks about replicas: by source name, by pod as the cluster shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from kvmedic.core.evidence import Observation, Pool, Reading
+from kvmedic.core.fleet import Pod
+from kvmedic.core.signals import SignalTable
+from kvmedic.metrics.client import PrometheusClient
+from kvmedic.metrics.options import ScrapeOptions, SourceOptions
+from kvmedic.metrics.readings import unavailable
+from kvmedic.metrics.scrape import PodAddress, Scraper
+from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.source import Look, PrometheusSource
+
+
+class FleetMetrics:
+    """All sources of an installation, and the direct way to a replica."""
+
+    def __init__(self, sources: Mapping[str, PrometheusSource], scraper: Scraper) -> None:
+        self._sources, self._scraper = dict(sources), scraper
+
+    @classmethod
+    def of(
+        cls, sources: Mapping[str, SourceOptions], scrape: ScrapeOptions, table: SignalTable
+    ) -> FleetMetrics:
+        """Return the metrics that an installation's configuration describes."""
+        built = {
+            name: PrometheusSource(name, PrometheusClient(options), options, table)
+            for name, options in sources.items()
+        }
+        return cls(built, Scraper(scrape, table))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the sources that a resource may name, sorted."""
+        return tuple(sorted(self._sources))
+
+    def trouble(self, source: str) -> str:
+        """Return what is wrong with a source, in words for a person; empty when nothing is known to be."""
+        found = self._sources.get(source)
+        if found is not None:
+            return found.trouble
+        known = ", ".join(self.names) or "none"
+        return f"no metrics source is named {source}; the operator's configuration has {known}"
+
+    async def observe(
+        self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta
+    ) -> Observation:
+        """Return one look at the named replicas; what is not known is a reading that says so."""
+        look, found = Look(window, hold), self._sources.get(source)
+        if found is None:
+            readings = {pod.name: unavailable(look.signals) for pod in pods}
+            return Observation(datetime.now(UTC), window.total_seconds(), hold.total_seconds(), readings)
+        return await found.observe([PodKey(namespace, pod.name) for pod in pods], look)
+
+    async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
+        """Return running plus waiting requests, asked of the replica itself."""
+        return await self._scraper.in_flight(_where(namespace, pod))
+
+    async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
+        """Return the KV-cache pool, asked of the replica itself."""
+        return await self._scraper.pool(_where(namespace, pod))
+
+    async def close(self) -> None:
+        """End all that is under way."""
+        for source in self._sources.values():
+            source.close()
+        await self._scraper.close()
+
+
+def _where(namespace: str, pod: Pod) -> PodAddress:
+    return PodAddress(PodKey(namespace, pod.name), pod.address)

@@ -1,0 +1,141 @@
+"""What an installation may say about its metrics sources and about scraping replicas directly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from kvmedic.sections import ReadableFile, Secret, Section, within
+
+
+class BasicAuth(Section):
+    """HTTP basic authentication."""
+
+    username: str
+    password: Secret
+
+
+class Labels(Section):
+    """Names of the labels that tell whose a series is.
+
+    prometheus-operator sets `namespace` and `pod`; other scrape configurations use names of their own,
+    and where an exporter has a label of the same name it becomes `exported_namespace`, `exported_pod`.
+    """
+
+    namespace: str = "namespace"
+    pod: str = "pod"
+
+    @field_validator("namespace", "pod")
+    @classmethod
+    def _label_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value):
+            raise ValueError(
+                "name a label of the source's series, such as pod or exported_pod; without one they cannot "
+                "be told apart safely, because addresses are reused: relabel them when scraping"
+            )
+        return value
+
+
+class SourceOptions(Section):
+    """One Prometheus, or anything that answers its query API (Thanos, Mimir, VictoriaMetrics)."""
+
+    url: str
+    """Base URL, without credentials: `http://prometheus-operated.monitoring.svc:9090`."""
+    headers: Mapping[str, Secret] = {}
+    """Sent with each query, such as `X-Scope-OrgID`."""
+    bearer_token_file: ReadableFile | None = None
+    """Read for each query, so that a rotated token counts."""
+    basic_auth: BasicAuth | None = None
+    ca_file: ReadableFile | None = None
+    """Certificates that the source's own must be signed by; without it the system's."""
+    cert_file: ReadableFile | None = None
+    """Client certificate."""
+    key_file: ReadableFile | None = None
+    """Key of the client certificate."""
+    proxy: SecretStr | None = None
+    """URL of an HTTP proxy; those in the environment do not count."""
+    params: Mapping[str, SecretStr] = {}
+    """Sent with each query, such as `namespace`, or Thanos' `dedup`."""
+    timeout: Annotated[timedelta, within("1s", "2m")] = timedelta(seconds=10)
+    """How long one query may take. 10 s is a hundred times what a query for 1,000 replicas took
+    (Prometheus 2.42, two cores)."""
+    freshness: Annotated[timedelta, within("5s", "10m")] = timedelta(minutes=2)
+    """Oldest that a replica's newest sample may be. Two missed scrapes at one minute: a busy engine
+    answered a scrape after up to 3.6 s (vLLM 0.32), so one that failed says nothing."""
+    resolution: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=15)
+    """Step at which a hold and presence are sampled; at most the scrape interval."""
+    reuse: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=10)
+    """How long one answer serves everybody who asks the same."""
+    concurrency: Annotated[int, Field(ge=1, le=16)] = 4
+    """Queries at the same time, at most."""
+    response_limit_mib: Annotated[int, Field(ge=1, le=1024)] = 128
+    """Size of one answer, at most."""
+    labels: Labels = Labels()
+
+    @field_validator("url")
+    @classmethod
+    def _base_url(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError("write an http:// or https:// URL with a host")
+        if parts.username or parts.password:
+            raise ValueError("credentials do not belong in the URL: use basicAuth")
+        if parts.query or parts.fragment:
+            raise ValueError("remove what follows ? or #: query parameters belong in params")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _one_identity(self) -> Self:
+        header = any(name.lower() == "authorization" for name in self.headers)
+        if [self.bearer_token_file is not None, self.basic_auth is not None, header].count(True) > 1:
+            raise ValueError("give only one of bearerTokenFile, basicAuth and a header Authorization")
+        if self.key_file is not None and self.cert_file is None:
+            raise ValueError("keyFile needs certFile: name the client certificate too")
+        return self
+
+    def secrets(self) -> tuple[str, ...]:
+        """Return every secret text that can be read now, longest first, to keep them out of messages."""
+        texts = {text.get_secret_value() for text in (*self.params.values(), *filter(None, [self.proxy]))}
+        held = [*self.headers.values(), *([self.basic_auth.password] if self.basic_auth else [])]
+        for read in (*(secret.read for secret in held), self.bearer_token):
+            with suppress(OSError, UnicodeError):
+                texts.add(read())
+        return tuple(sorted(texts - {""}, key=len, reverse=True))
+
+    def bearer_token(self) -> str:
+        """Return the token as its file holds it now; empty without a file.
+
+        Raises:
+            OSError: the file cannot be read any more.
+        """
+        return self.bearer_token_file.read_text(encoding="utf-8").strip() if self.bearer_token_file else ""
+
+
+class ScrapeOptions(Section):
+    """How a replica's own `/metrics` is read, to count its requests while it drains."""
+
+    timeout: Annotated[timedelta, within("5s", "1m")] = timedelta(seconds=10)
+    """At least 5 s: a busy engine answered after up to 3.6 s (vLLM 0.32)."""
+    url_template: str = "http://{address}:{port}/metrics"
+    """Where a pod's metrics are; `{address}`, `{port}`, `{namespace}` and `{name}` are filled in."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    """vLLM's default."""
+    addresses_file: ReadableFile | None = None
+    """YAML or JSON: `namespace/name` of a pod to the URL of its metrics. Read anew for each scrape; a
+    pod that is not listed is asked by the template."""
+    response_limit_mib: Annotated[int, Field(ge=1, le=64)] = 8
+
+    @field_validator("url_template")
+    @classmethod
+    def _known_fields(cls, value: str) -> str:
+        try:
+            value.format(address="127.0.0.1", port=8000, namespace="ns", name="pod")
+        except (KeyError, IndexError, ValueError):
+            raise ValueError("use only {address}, {port}, {namespace} and {name} in braces") from None
+        return value

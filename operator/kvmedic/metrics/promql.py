@@ -1,0 +1,151 @@
+"""The query of each signal: one for all replicas of a source, without a filter by pod.
+
+Pure text. The number of queries depends on the signals and the window alone, never on how many
+resources or replicas there are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+
+from kvmedic.core.signals import (
+    ChangeSource,
+    CounterSource,
+    GaugeSource,
+    HeldRatioSource,
+    HistogramSource,
+    Over,
+    Part,
+    SignalSource,
+    SignalTable,
+    StartSource,
+)
+
+_FUNCTIONS = {Over.MEAN: "avg_over_time", Over.MAX: "max_over_time", Over.DEVIATION: "stddev_over_time"}
+
+_LOOKBACK = timedelta(minutes=5)
+"""Prometheus' own default of how far back an instant selector looks; a presence query looks at least
+as far, so that a replica that fell silent is told as stale for a while, not as unknown."""
+
+_LEAST_MOMENTS = 4
+"""Moments at which a hold is sampled, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a look covers."""
+
+    window: timedelta
+    hold: timedelta = timedelta(0)
+    resolution: timedelta = timedelta(seconds=15)
+    """Largest step at which a hold or a replica's presence is sampled; at most the scrape interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The grid on which a hold is sampled."""
+
+    step: timedelta
+    count: int
+    """Moments that lie on the grid within the hold, at least."""
+
+
+def duration_text(duration: timedelta) -> str:
+    """Return a duration as PromQL reads it, exact to the millisecond."""
+    milliseconds = round(duration / timedelta(milliseconds=1))
+    seconds, rest = divmod(milliseconds, 1000)
+    return f"{milliseconds}ms" if rest else f"{seconds}s"
+
+
+def moments_of(span: Span) -> Moments:
+    """Return the grid of a hold.
+
+    Subqueries are evaluated at multiples of the step. The range of a hold contains `count` of them
+    whether its start is part of it (Prometheus 2) or not (Prometheus 3).
+    """
+    count = max(_LEAST_MOMENTS, math.ceil(span.hold / span.resolution))
+    step = timedelta(milliseconds=math.floor(span.hold / timedelta(milliseconds=1) / count))
+    return Moments(step, count)
+
+
+def expression(source: SignalSource, span: Span, table: SignalTable, target_labels: tuple[str, str]) -> str:
+    """Return the query for one signal; `target_labels` name the labels of namespace and pod."""
+    window = duration_text(span.window)
+    match source:
+        case CounterSource(names=names):
+            return _newest(tuple(f"increase({name}[{window}])" for name in names))
+        case GaugeSource(names=names, over=over):
+            return _newest(tuple(f"{_FUNCTIONS[over]}({name}[{window}])" for name in names))
+        case ChangeSource(names=names):
+            return _change(names, window)
+        case HistogramSource(names=names):
+            return _histogram(names, window)
+        case HeldRatioSource():
+            return _held(source, span, table)
+        case StartSource(name=name):
+            return f"{name} and on ({', '.join((*target_labels, 'instance', 'job'))}) {table.presence}"
+
+
+def presence(span: Span, table: SignalTable) -> str:
+    """Return the query for the time of each replica's newest sample.
+
+    Rates and averages answer from old samples long after a replica fell silent, because they ignore
+    staleness markers. `timestamp()` answers exactly, but nothing once such a marker is there, which one
+    failed scrape is enough for; then the largest timestamp that was seen at the steps of the window
+    tells how old the newest sample is.
+    """
+    window, step = duration_text(max(span.window, _LOOKBACK)), duration_text(span.resolution)
+    return f"timestamp({table.presence}) or max_over_time(timestamp({table.presence})[{window}:{step}])"
+
+
+def _newest(alternatives: tuple[str, ...]) -> str:
+    """Return the first generation's series, and of others those whose labels it does not have."""
+    return " or ".join(alternatives)
+
+
+def _change(names: tuple[str, ...], window: str) -> str:
+    """Return end minus start; for a replica that is younger than the window, the change since its start."""
+    now = " + ".join(names)
+    then = " + ".join(f"{name} offset {window}" for name in names)
+    young = " + ".join(f"delta({name}[{window}])" for name in names)
+    return f"(({now}) - ({then})) or ({young})"
+
+
+def _histogram(names: tuple[str, ...], window: str) -> str:
+    """Return the increases of the buckets (with `le`) and of the sum (without).
+
+    A replica that exports two generations counts with the newest alone, also where their bounds differ.
+    """
+    text = f"increase({names[0]}_bucket[{window}])"
+    for name in names[1:]:
+        text = f"({text}) or (increase({name}_bucket[{window}]) unless ignoring (le) ({text}))"
+    return " or ".join((f"({text})", *(f"increase({name}_sum[{window}])" for name in names)))
+
+
+def _held(source: HeldRatioSource, span: Span, table: SignalTable) -> str:
+    """Return the ratio at each moment of the hold, the smallest; nothing for a replica not seen at each."""
+    window = duration_text(span.window)
+    numerator = _total(source.numerator, window, table)
+    denominator = _total(source.denominator, window, table)
+    ratio = f"({numerator} / clamp_min({denominator}, {source.floor:g}))"
+    if not span.hold:
+        return ratio
+    moments = moments_of(span)
+    grid = f"[{duration_text(span.hold)}:{duration_text(moments.step)}]"
+    return f"min_over_time({ratio}{grid}) and (count_over_time(({ratio} >= 0){grid}) >= {moments.count})"
+
+
+def _total(source: CounterSource, window: str, table: SignalTable) -> str:
+    own = ", ".join(sorted(table.own_labels))
+    matcher = _matcher(source.part)
+    series = _newest(tuple(f"increase({name}{matcher}[{window}])" for name in source.names))
+    return f"sum without ({own}) ({series})"
+
+
+def _matcher(part: Part | None) -> str:
+    if part is None:
+        return ""
+    operator = "!~" if part.complement else "=~"
+    return f'{{{part.label}{operator}"{"|".join(sorted(part.values))}"}}'

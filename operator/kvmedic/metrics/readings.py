@@ -1,0 +1,284 @@
+"""One replica's series become readings: numbers, histograms and the KV-cache pool.
+
+Three steps, always in this order: series of one engine and one scraper are added up (they differ in
+what the engine sets: model, finish reason); scrapers of one engine are duplicates and must agree;
+engines of one replica are combined as the signal says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from kvmedic.core.evidence import (
+    HISTOGRAMS,
+    Absence,
+    Histogram,
+    Measured,
+    Missing,
+    PodReadings,
+    Pool,
+    Reading,
+    Signal,
+    Stale,
+)
+from kvmedic.core.signals import (
+    COUNTS_AGREE,
+    Across,
+    CounterSource,
+    PoolSource,
+    SignalSource,
+    SignalTable,
+    across_of,
+    agreement_of,
+)
+from kvmedic.metrics.series import Presence, Scraper, Series
+
+V = TypeVar("V")
+
+Sightings: TypeAlias = Mapping[str, Mapping[Scraper, Sequence[Series]]]
+"""Series by engine, and by who scraped them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica, with what is needed to read its series."""
+
+    presence: Presence
+    table: SignalTable
+
+
+def number(replica: Replica, source: SignalSource, series: Iterable[Series]) -> Reading[float]:
+    """Return a signal that is a number."""
+    agreement = agreement_of(source)
+    values = _per_engine(replica, series, lambda many: _number_of(source, many), agreement.holds)
+    if isinstance(values, Missing):
+        return values
+    return Measured(_combined(across_of(source), values), replica.presence.at)
+
+
+def histogram(replica: Replica, series: Iterable[Series]) -> Reading[Histogram]:
+    """Return a signal that is a histogram."""
+    values = _per_engine(replica, series, histogram_of, _alike)
+    if isinstance(values, Missing):
+        return values
+    if len({one.bounds for one in values}) > 1:
+        return Missing(Absence.AMBIGUOUS)
+    counts = tuple(sum(column) for column in zip(*(one.counts for one in values), strict=True))
+    total = sum(one.total for one in values)
+    return Measured(Histogram(values[0].bounds, counts, total), replica.presence.at)
+
+
+def histogram_of(series: Sequence[Series]) -> Histogram | Missing:
+    """Return the histogram of one engine from its cumulative buckets and its sum.
+
+    Cumulative counts are made to ascend: increases over a window are extrapolated bucket by bucket,
+    so a lower bucket may come out slightly above a higher one (Prometheus' `histogram_quantile` does
+    the same).
+    """
+    buckets: dict[float, float] = {}
+    sums = [one.value for one in series if one.bound is None]
+    for one in series:
+        if one.bound is not None:
+            buckets[one.bound] = buckets.get(one.bound, 0.0) + one.value
+    if math.inf not in buckets or not sums:
+        return Missing(Absence.NO_SERIES)
+    if not all(math.isfinite(value) for value in (*sums, *buckets.values())) or -math.inf in buckets:
+        return Missing(Absence.NOT_A_NUMBER)
+    return _uncumulated(buckets, math.fsum(sums))
+
+
+def _uncumulated(buckets: Mapping[float, float], total: float) -> Histogram:
+    bounds = sorted(buckets)
+    counts, below = [], 0.0
+    for bound in bounds:
+        upto = max(below, buckets[bound])
+        counts.append(upto - below)
+        below = upto
+    return Histogram(tuple(bounds[:-1]), tuple(counts), total)
+
+
+def _number_of(source: SignalSource, series: Sequence[Series]) -> float | Missing:
+    """Return the value of one engine as one scraper saw it."""
+    if isinstance(source, CounterSource) and source.part is not None:
+        part = source.part
+        series = [one for one in series if part.holds(one.labels.get(part.label, ""))]
+    values = [one.value for one in series]
+    if not all(math.isfinite(value) for value in values):
+        return Missing(Absence.NOT_A_NUMBER)
+    return _combined(across_of(source), values)
+
+
+def _per_engine(
+    replica: Replica,
+    series: Iterable[Series],
+    fold: Callable[[Sequence[Series]], V | Missing],
+    agree: Callable[[V, V], bool],
+) -> list[V] | Missing:
+    """Return one value per engine of the replica; a value that one engine lacks is missing for all."""
+    sightings = _sightings(replica, series)
+    # Series without the engine's label are already of the whole replica.
+    if not sightings or not (set(sightings) == {""} or set(sightings) == replica.presence.engines):
+        return Missing(Absence.NO_SERIES)
+    values = []
+    for _, scraped in sorted(sightings.items()):
+        value = _undoubled(replica.presence, {s: fold(many) for s, many in scraped.items()}, agree)
+        if isinstance(value, Missing):
+            return value
+        values.append(value)
+    return values
+
+
+def _sightings(replica: Replica, series: Iterable[Series]) -> Sightings:
+    """Return the series by engine and scraper; those of scrapers that fell silent are left out."""
+    found: dict[str, dict[Scraper, list[Series]]] = {}
+    for one in series:
+        scraper = replica.presence.scraper_of(one)
+        if scraper is not None:
+            scraped = found.setdefault(one.labels.get(replica.table.engine_label, ""), {})
+            scraped.setdefault(scraper, []).append(one)
+    return found
+
+
+def _undoubled(
+    presence: Presence, values: Mapping[Scraper, V | Missing], agree: Callable[[V, V], bool]
+) -> V | Missing:
+    """Return the value that the most recent scraper has, if all others agree with it."""
+    order = sorted(values, key=lambda s: (-presence.scrapers[s].timestamp(), sorted(s)))
+    chosen = values[order[0]]
+    if isinstance(chosen, Missing):
+        return chosen
+    for scraper in order[1:]:
+        other = values[scraper]
+        if isinstance(other, Missing) or not agree(chosen, other):
+            return Missing(Absence.AMBIGUOUS)
+    return chosen
+
+
+def _alike(a: Histogram, b: Histogram) -> bool:
+    """Return whether two histograms are duplicates: same bounds, like counts, like mean."""
+    if a.bounds != b.bounds or not COUNTS_AGREE.holds(a.count, b.count):
+        return False
+    means = [one.mean for one in (a, b) if one.count]
+    if len(means) < 2:
+        return True
+    return abs(means[0] - means[1]) <= COUNTS_AGREE.relative * max(means)
+
+
+def _combined(across: Across, values: Sequence[float]) -> float:
+    """Return several engines' values as one; no series of a part count 0."""
+    if not values:
+        return 0.0
+    match across:
+        case Across.SUM:
+            return math.fsum(values)
+        case Across.MEAN:
+            return math.fsum(values) / len(values)
+        case Across.LARGEST:
+            return max(values)
+        case Across.ROOT_MEAN_SQUARE:
+            return math.sqrt(math.fsum(value * value for value in values) / len(values))
+
+
+_HYBRID = 0.05
+"""Where the engine's own count of tokens differs from blocks times block size by more than this, a
+block does not hold its size in tokens (models that mix kinds of attention). Rounding to whole blocks
+per request stays under it for any request length over 20 blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frontend:
+    """What one frontend says: the engines behind it, and their pool."""
+
+    engines: frozenset[str]
+    pool: Pool
+
+
+def pool(replica: Replica, series: Iterable[Series]) -> Reading[Pool]:
+    """Return the pool of all engines of a replica together.
+
+    Frontends with the same engines are duplicates and must say the same; frontends with different
+    engines are parts of one replica.
+    """
+    scraped = _by_scraper(replica, series)
+    if not scraped:
+        return Missing(Absence.NO_SERIES)
+    frontends = set()
+    for many in scraped.values():
+        frontend = _frontend(replica, many)
+        if isinstance(frontend, Missing):
+            return frontend
+        frontends.add(frontend)
+    return _joined(replica, sorted(frontends, key=lambda f: sorted(f.engines)))
+
+
+def _by_scraper(replica: Replica, series: Iterable[Series]) -> dict[Scraper, list[Series]]:
+    found: dict[Scraper, list[Series]] = {}
+    for one in series:
+        scraper = replica.presence.scraper_of(one)
+        if scraper is not None:
+            found.setdefault(scraper, []).append(one)
+    return found
+
+
+def _frontend(replica: Replica, series: Sequence[Series]) -> _Frontend | Missing:
+    """Return what one frontend says; each of its engines has a series with the same text."""
+    engines = frozenset(one.labels.get(replica.table.engine_label, "") for one in series)
+    pools = {_parsed(replica.table.pool, one, len(engines)) for one in series}
+    if None in pools:
+        return Missing(Absence.NOT_A_NUMBER)
+    if len(pools) > 1:
+        return Missing(Absence.AMBIGUOUS)
+    only = pools.pop()
+    return _Frontend(engines, only) if only is not None else Missing(Absence.NOT_A_NUMBER)
+
+
+def _joined(replica: Replica, frontends: Sequence[_Frontend]) -> Reading[Pool]:
+    engines = [engine for frontend in frontends for engine in frontend.engines]
+    kinds = {(frontend.pool.block_tokens, frontend.pool.cache_dtype) for frontend in frontends}
+    if len(engines) > len(set(engines)) or len(kinds) > 1:
+        return Missing(Absence.AMBIGUOUS)
+    if set(engines) < replica.presence.engines:
+        return Missing(Absence.NO_SERIES)
+    tokens, dtype = kinds.pop()
+    blocks = sum(frontend.pool.blocks for frontend in frontends)
+    return Measured(Pool(blocks, tokens, dtype), replica.presence.at)
+
+
+def _parsed(source: PoolSource, series: Series, engines: int) -> Pool | None:
+    """Return the pool that one series describes, or None where its labels are no usable numbers.
+
+    Labels are the text of Python values, so a number may read `None`.
+    """
+    total = _whole(series.labels.get(source.blocks, ""))
+    declared = next(filter(None, (_whole(series.labels.get(name, "")) for name in source.block_tokens)), 0)
+    usable = total - engines * source.null_blocks
+    if usable < 1 or not declared:
+        return None
+    per_engine = total / engines
+    held = _whole(series.labels.get(source.engine_tokens, ""))
+    is_hybrid = held > 0 and abs(held - per_engine * declared) > _HYBRID * per_engine * declared
+    block_tokens = max(1, round(held / per_engine)) if is_hybrid else declared
+    return Pool(usable, block_tokens, series.labels.get(source.cache_dtype, "auto"))
+
+
+def _whole(text: str) -> int:
+    """Return a label as a number; 0 for `None`, an empty text and anything else that is none."""
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def unavailable(signals: Iterable[Signal]) -> PodReadings:
+    """Return the readings of a replica whose source did not answer."""
+    return absent(signals, Missing(Absence.SOURCE_UNAVAILABLE))
+
+
+def absent(signals: Iterable[Signal], why: Missing | Stale) -> PodReadings:
+    """Return the readings of a replica of which nothing is known, for one reason."""
+    wanted = tuple(signals)
+    return PodReadings(
+        numbers={signal: why for signal in wanted if signal not in HISTOGRAMS},
+        histograms={signal: why for signal in wanted if signal in HISTOGRAMS},
+        pool=why,
+    )

@@ -1,0 +1,142 @@
+"""What a replica says of itself: its own `/metrics`, read directly."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from typing import TypeAlias
+
+import httpx
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from kvmedic.core.evidence import Absence, Missing, Pool, Reading, measured
+from kvmedic.core.signals import SignalTable
+from kvmedic.metrics.exposition import Page, parse_page, replica_of
+from kvmedic.metrics.options import ScrapeOptions
+from kvmedic.metrics.readings import pool as pool_of
+from kvmedic.metrics.series import PodKey
+
+_CONNECTIONS = 64
+"""Scrapes at the same time, at most; replicas are drained one by one per resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodAddress:
+    """Where a pod is."""
+
+    pod: PodKey
+    address: str
+    """Its IP address; empty before it has one."""
+
+
+Resolver: TypeAlias = Callable[[PodAddress], str | None]
+"""Returns the URL of a pod's metrics, or None where it has none."""
+
+
+def resolver_of(options: ScrapeOptions) -> Resolver:
+    """Return how an installation finds a pod's metrics: the addresses file first, then the template."""
+
+    def resolve(where: PodAddress) -> str | None:
+        listed = _listed(options, where.pod)
+        if listed is not None or not where.address:
+            return listed
+        return options.url_template.format(
+            address=_in_url(where.address),
+            port=options.port,
+            namespace=where.pod.namespace,
+            name=where.pod.name,
+        )
+
+    return resolve
+
+
+def _listed(options: ScrapeOptions, pod: PodKey) -> str | None:
+    """Return what the addresses file says of a pod; a file that cannot be read now says nothing."""
+    if options.addresses_file is None:
+        return None
+    try:
+        listed = YAML(typ="safe", pure=True).load(options.addresses_file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, YAMLError):
+        return None
+    url = listed.get(f"{pod.namespace}/{pod.name}") if isinstance(listed, dict) else None
+    return url if isinstance(url, str) else None
+
+
+def _in_url(address: str) -> str:
+    """Return an IP address as it stands in a URL."""
+    try:
+        return f"[{address}]" if ip_address(address).version == 6 else address
+    except ValueError:
+        return address
+
+
+class Scraper:
+    """Reads replicas' own pages, one at a time each, bounded in time and size."""
+
+    def __init__(self, options: ScrapeOptions, table: SignalTable, resolve: Resolver | None = None) -> None:
+        self._table, self._resolve = table, resolve or resolver_of(options)
+        self._seconds = options.timeout.total_seconds()
+        self._limit_bytes = options.response_limit_mib << 20
+        self._http = httpx.AsyncClient(
+            timeout=self._seconds,
+            trust_env=False,
+            follow_redirects=False,
+            limits=httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=0),
+        )
+
+    async def close(self) -> None:
+        """End all that is under way."""
+        await self._http.aclose()
+
+    async def page(self, where: PodAddress) -> Page | Missing:
+        """Return a replica's page as it is now."""
+        url = self._resolve(where)
+        if url is None:
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+        try:
+            async with asyncio.timeout(self._seconds):
+                return parse_page(await self._text(url), datetime.now(UTC))
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError):
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+
+    async def in_flight(self, where: PodAddress) -> Reading[float]:
+        """Return the requests that a replica has in its hands, running and waiting, of all its engines."""
+        page = await self.page(where)
+        if isinstance(page, Missing):
+            return page
+        if not all(page.of(name) for name in self._table.in_flight):
+            return Missing(Absence.NO_SERIES)
+        series = page.of(*self._table.in_flight, *self._table.in_flight_optional)
+        return measured(math.fsum(one.value for one in series), page.at)
+
+    async def pool(self, where: PodAddress) -> Reading[Pool]:
+        """Return a replica's KV-cache pool."""
+        page = await self.page(where)
+        if isinstance(page, Missing):
+            return page
+        replica = replica_of(page, self._table)
+        if replica is None:
+            return Missing(Absence.NO_SERIES)
+        return pool_of(replica, page.of(self._table.pool.name))
+
+    async def _text(self, url: str) -> str:
+        """Return a page's text.
+
+        Raises:
+            httpx.HTTPError: no answer, another status than 200.
+            ValueError: a page that is too large or no text.
+        """
+        async with self._http.stream("GET", url, headers={"Accept": "text/plain"}) as response:
+            if response.status_code != httpx.codes.OK:
+                raise httpx.HTTPError(f"status {response.status_code}")
+            body = bytearray()
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > self._limit_bytes:
+                    raise ValueError("the page is too large")
+            return body.decode("utf-8")

@@ -1,0 +1,144 @@
+"""Series as a source returned them, and which engines of a replica were seen by whom, when last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import inf, isfinite, isnan
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+from kvmedic.core.signals import SignalTable
+
+
+class PodKey(NamedTuple):
+    """One pod."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One element of an instant vector. The value may be NaN or an infinity."""
+
+    labels: Mapping[str, str]
+    """All labels but `le`; the buckets of one histogram share them, as most of an answer is buckets."""
+    value: float
+    bound: float | None = None
+    """The upper bound of a bucket (`le`); minus infinity, which no bucket has, where it is no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a source answered to one query."""
+
+    by_pod: Mapping[PodKey, tuple[Series, ...]]
+    unlabelled: int = 0
+    """Series that name no pod."""
+
+    def of(self, pod: PodKey) -> tuple[Series, ...]:
+        """Return the series of a pod; none when the source has none."""
+        return self.by_pod.get(pod, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A query without a complete answer."""
+
+    trouble: str
+    """Why, in words for a person; without secrets."""
+    partial: bool = False
+    """The source answered and said that data is missing, so nothing that it says now can be relied on."""
+
+
+Reply: TypeAlias = Answer | Unanswered
+
+NOTHING = Answer(MappingProxyType({}))
+"""An answer without series."""
+
+
+def series_of(labels: dict[str, str], value: float) -> Series:
+    """Return an element of a vector, its bound apart from its other labels."""
+    bound = labels.pop("le", None)
+    return Series(labels, value, None if bound is None else _bound(bound))
+
+
+def _bound(text: str) -> float:
+    try:
+        bound = float(text)
+    except ValueError:
+        return -inf
+    return -inf if isnan(bound) else bound
+
+
+def by_pod(series: Iterable[Series], namespace_label: str, pod_label: str) -> Answer:
+    """Return series by the pod that their labels name."""
+    found: dict[PodKey, list[Series]] = {}
+    shared: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
+    unlabelled = 0
+    for one in series:
+        pod = one.labels.get(pod_label)
+        if not pod:
+            unlabelled += 1
+            continue
+        labels = shared.setdefault(tuple(one.labels.items()), one.labels)
+        key = PodKey(labels.get(namespace_label, ""), pod)
+        found.setdefault(key, []).append(Series(labels, one.value, one.bound))
+    return Answer({pod: tuple(many) for pod, many in found.items()}, unlabelled)
+
+
+Scraper: TypeAlias = frozenset[tuple[str, str]]
+"""Who scraped a series and from where: all labels that the engine did not set itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """One replica as its presence series show it."""
+
+    at: datetime
+    """Newest sample of the engine that was silent longest."""
+    engines: frozenset[str]
+    scrapers: Mapping[Scraper, datetime]
+    """Those whose newest sample is fresh, with its time."""
+    models: tuple[str, ...]
+
+    def scraper_of(self, series: Series) -> Scraper | None:
+        """Return the fresh scraper that a series comes from, or None when it comes from none."""
+        items = series.labels.items()
+        return max((s for s in self.scrapers if items >= s), key=len, default=None)
+
+
+def presence_of(series: Iterable[Series], table: SignalTable, oldest: datetime) -> Presence | None:
+    """Return a replica's presence, or None without any sample.
+
+    Series that were last sampled before `oldest` do not count among the scrapers: a scrape job that
+    was removed a minute ago still answers, with less and less of the window.
+    """
+    newest: dict[tuple[str, Scraper], datetime] = {}
+    models = set()
+    for one in series:
+        if isfinite(one.value):
+            newest[one.labels.get(table.engine_label, ""), _scraper(one, table)] = _time(one.value)
+            models.add(one.labels.get(table.model_label, ""))
+    if not newest:
+        return None
+    engines = {engine for engine, _ in newest}
+    seen = [max(at for (name, _), at in newest.items() if name == engine) for engine in engines]
+    fresh = {scraper: at for (_, scraper), at in sorted(newest.items(), key=_when) if at >= oldest}
+    return Presence(min(seen), frozenset(engines), fresh, tuple(sorted(models - {""})))
+
+
+def _scraper(series: Series, table: SignalTable) -> Scraper:
+    return frozenset(
+        item for item in series.labels.items() if item[0] not in table.own_labels and item[0] != "__name__"
+    )
+
+
+def _time(seconds: float) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+
+
+def _when(item: tuple[tuple[str, Scraper], datetime]) -> datetime:
+    return item[1]

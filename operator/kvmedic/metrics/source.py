@@ -1,0 +1,229 @@
+"""One metrics source: a look at any number of replicas for a fixed number of queries."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from kvmedic.core.evidence import (
+    HISTOGRAMS,
+    Absence,
+    Histogram,
+    Missing,
+    Observation,
+    PodReadings,
+    Pool,
+    Reading,
+    Signal,
+    Stale,
+)
+from kvmedic.core.signals import SignalTable
+from kvmedic.metrics.options import SourceOptions
+from kvmedic.metrics.promql import Span, expression, presence
+from kvmedic.metrics.readings import Replica, absent, histogram, number, unavailable
+from kvmedic.metrics.readings import pool as pool_of
+from kvmedic.metrics.series import Answer, PodKey, Reply, Series, Unanswered, presence_of
+
+_LOG = logging.getLogger(__name__)
+
+EVERY_SIGNAL = frozenset(Signal)
+"""All that can be asked for."""
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Client(Protocol):
+    """Asks one source."""
+
+    async def query(self, expression: str, at: datetime) -> Reply:
+        """Return what the source answers to one query, evaluated at a moment."""
+
+    def close(self) -> None:
+        """End all that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is asked about some replicas."""
+
+    window: timedelta
+    hold: timedelta = timedelta(0)
+    signals: frozenset[Signal] = EVERY_SIGNAL
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What was asked for and what came back, of one moment."""
+
+    table: SignalTable
+    at: datetime
+    freshness: timedelta
+    """Oldest that a replica's newest sample may be."""
+    presence: Reply
+    pool: Reply
+    signals: Mapping[Signal, Reply]
+
+
+def _readings_by_pod(pods: Sequence[PodKey], answers: _Answers) -> dict[str, PodReadings]:
+    """Return the readings of each pod that was asked for, by name."""
+    return {pod.name: _readings(pod, answers) for pod in pods}
+
+
+def _readings(pod: PodKey, answers: _Answers) -> PodReadings:
+    """Return one replica's readings; a replica that fell silent is stale in every one of them."""
+    if isinstance(answers.presence, Unanswered):
+        return unavailable(answers.signals)
+    oldest = answers.at - answers.freshness
+    presence = presence_of(answers.presence.of(pod), answers.table, oldest)
+    if presence is None:
+        return absent(answers.signals, Missing(Absence.NO_SERIES))
+    if presence.at < oldest:
+        return absent(answers.signals, Stale(presence.at))
+    replica = Replica(presence, answers.table)
+    return PodReadings(
+        numbers={s: _number(replica, s, answers, pod) for s in answers.signals if s not in HISTOGRAMS},
+        histograms={s: _histogram(replica, s, answers, pod) for s in answers.signals if s in HISTOGRAMS},
+        pool=_pool(replica, answers, pod),
+        model_names=presence.models,
+        engines=len(presence.engines),
+    )
+
+
+def _number(replica: Replica, signal: Signal, answers: _Answers, pod: PodKey) -> Reading[float]:
+    series = _series(answers.signals[signal], pod)
+    if series is None:
+        return Missing(Absence.SOURCE_UNAVAILABLE)
+    return number(replica, answers.table.signals[signal], series)
+
+
+def _histogram(replica: Replica, signal: Signal, answers: _Answers, pod: PodKey) -> Reading[Histogram]:
+    series = _series(answers.signals[signal], pod)
+    return Missing(Absence.SOURCE_UNAVAILABLE) if series is None else histogram(replica, series)
+
+
+def _pool(replica: Replica, answers: _Answers, pod: PodKey) -> Reading[Pool]:
+    series = _series(answers.pool, pod)
+    return Missing(Absence.SOURCE_UNAVAILABLE) if series is None else pool_of(replica, series)
+
+
+def _series(reply: Reply, pod: PodKey) -> tuple[Series, ...] | None:
+    """Return a pod's series; None where the query was not answered."""
+    return None if isinstance(reply, Unanswered) else reply.of(pod)
+
+
+@dataclass(slots=True)
+class _Moment:
+    """The answers of one moment, shared by all who ask within the reuse time."""
+
+    at: datetime
+    replies: dict[str, asyncio.Task[Reply]] = field(default_factory=dict)
+
+
+class PrometheusSource:
+    """A named source.
+
+    Queries carry no filter by replica. All looks within the source's reuse time share one moment: a
+    query is sent once for it, whoever asks and however many ask at the same time, so the number of
+    queries does not grow with the number of resources. All signals of one look are of one moment.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        client: Client,
+        options: SourceOptions,
+        table: SignalTable,
+        now: Callable[[], datetime] = _now,
+    ) -> None:
+        self.name = name
+        self.trouble = ""
+        """What is wrong with the source as of its last answer, for a person; empty when nothing is."""
+        self._client, self._options, self._table, self._now = client, options, table, now
+        self._moment: _Moment | None = None
+        self._told_unlabelled = False
+
+    async def observe(self, pods: Sequence[PodKey], look: Look) -> Observation:
+        """Return one look at some replicas; what is not known is a reading that says so."""
+        moment = self._current()
+        span = Span(look.window, look.hold, self._options.resolution)
+        seen = await self._reply(moment, presence(span, self._table))
+        # A source that does not answer the first query is not asked the others.
+        answers = _Answers(
+            self._table, moment.at, self._options.freshness, seen, seen, dict.fromkeys(look.signals, seen)
+        )
+        if isinstance(seen, Answer):
+            answers = await self._answers(moment, span, look.signals, seen)
+        trouble = self._trouble_of(answers)
+        self._tell(trouble, seen)
+        if trouble is not None and trouble.partial:
+            readings = {pod.name: unavailable(look.signals) for pod in pods}
+        else:
+            readings = _readings_by_pod(pods, answers)
+        return Observation(moment.at, look.window.total_seconds(), look.hold.total_seconds(), readings)
+
+    def close(self) -> None:
+        """End all that is under way."""
+        for task in self._moment.replies.values() if self._moment else ():
+            task.cancel()
+        self._client.close()
+
+    def _current(self) -> _Moment:
+        now = self._now()
+        moment = self._moment
+        if moment is None or not moment.at <= now < moment.at + self._options.reuse:
+            moment = self._moment = _Moment(now)
+        return moment
+
+    async def _answers(
+        self, moment: _Moment, span: Span, signals: frozenset[Signal], seen: Answer
+    ) -> _Answers:
+        labels = self._options.labels
+        wanted = [signal for signal in Signal if signal in signals and signal in self._table.signals]
+        texts = [
+            expression(self._table.signals[signal], span, self._table, (labels.namespace, labels.pod))
+            for signal in wanted
+        ]
+        pool, *replies = await asyncio.gather(
+            *(self._reply(moment, text) for text in (self._table.pool.name, *texts))
+        )
+        named = dict(zip(wanted, replies, strict=True))
+        return _Answers(self._table, moment.at, self._options.freshness, seen, pool, named)
+
+    async def _reply(self, moment: _Moment, text: str) -> Reply:
+        """Return the answer of a moment to a query; the first to ask sends it, all others wait for it."""
+        task = moment.replies.get(text)
+        if task is None:
+            asked: Coroutine[Any, Any, Reply] = self._client.query(text, moment.at)
+            task = moment.replies[text] = asyncio.create_task(asked)
+        # One who stops waiting does not take the answer from the others.
+        return await asyncio.shield(task)
+
+    @staticmethod
+    def _trouble_of(answers: _Answers) -> Unanswered | None:
+        """Return the worst that a query met: partial data before any other trouble."""
+        replies = (answers.presence, answers.pool, *answers.signals.values())
+        troubles = [reply for reply in replies if isinstance(reply, Unanswered)]
+        return max(troubles, key=lambda trouble: trouble.partial, default=None)
+
+    def _tell(self, trouble: Unanswered | None, seen: Reply) -> None:
+        """Log what changed about the source since the last look."""
+        text = f"metrics source {self.name} {trouble.trouble}" if trouble else ""
+        if text and text != self.trouble:
+            _LOG.warning("%s", text)
+        elif self.trouble and not text:
+            _LOG.info("metrics source %s answers again", self.name)
+        self.trouble = text
+        if isinstance(seen, Answer) and seen.unlabelled and not self._told_unlabelled:
+            self._told_unlabelled = True
+            _LOG.warning(
+                "metrics source %s: %d series lack the label %s; set labels.pod or add it when scraping",
+                self.name,
+                seen.unlabelled,
+                self._options.labels.pod,
+            )

@@ -1,0 +1,201 @@
+"""Readings from a real Prometheus over scripted history."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from kvmedic.core.evidence import HISTOGRAMS, Absence, Measured, Missing, Pool, Signal, Stale
+from kvmedic.metrics.source import EVERY_SIGNAL, Look
+from prometheus_server import PrometheusServer
+from scripted_fleet import BOUNDS, END, FIVE, THIRTY, TWO, observed
+
+AT_ONCE = Look(FIVE)
+
+
+async def number(history: PrometheusServer, pod: str, signal: Signal, look: Look = AT_ONCE) -> object:
+    seen = await observed(history, look, pod)
+    reading = seen.pods[pod].number(signal)
+    return reading.value if isinstance(reading, Measured) else reading
+
+
+TABLE = [
+    ("a constant rate over five minutes", "thrashing", Signal.PREEMPTIONS, 150.0),
+    ("stop and length are answers", "thrashing", Signal.REQUESTS_FINISHED, 1.25 * 300),
+    ("aborts are counted apart", "thrashing", Signal.REQUESTS_ABORTED, 30.0),
+    ("a counter that stands still", "calm", Signal.PREEMPTIONS, 0.0),
+    (
+        "a restart within the window loses no more than one scrape",
+        "quick-restart",
+        Signal.PREEMPTIONS,
+        150 - 0.5 * 15,
+    ),
+    ("the waiting fell by nine", "draining", Signal.REQUESTS_IN_FLIGHT_CHANGE, -9.0),
+    ("a change since the start of a young replica", "young", Signal.REQUESTS_IN_FLIGHT_CHANGE, 0.0),
+    ("the mean of a gauge", "swinging", Signal.RUNNING_MEAN, 8.0),
+    ("the largest of a gauge", "swinging", Signal.RUNNING_MAX, 12.0),
+    ("usage over the window", "swinging", Signal.KV_CACHE_USAGE_MEAN, 0.7),
+    ("the deviation of a gauge", "swinging", Signal.KV_CACHE_USAGE_DEVIATION, 0.2),
+    ("usage under its old name", "old", Signal.KV_CACHE_USAGE_MAX, 0.9),
+    ("preemptions without an engine label", "old", Signal.PREEMPTIONS, 150.0),
+    ("of two names the newer counts", "both", Signal.KV_CACHE_USAGE_MEAN, 0.8),
+    ("two scrapers agree and count once", "twice", Signal.PREEMPTIONS, 150.0),
+    ("a scrape job that ended does not count", "moved", Signal.PREEMPTIONS, 150.0),
+    ("engines are added up", "parallel", Signal.PREEMPTIONS, 225.0),
+    ("running of all engines", "parallel", Signal.RUNNING_MEAN, 16.0),
+    ("usage is averaged over engines", "parallel", Signal.KV_CACHE_USAGE_MEAN, 0.6),
+    ("usage is that of the fullest engine", "parallel", Signal.KV_CACHE_USAGE_MAX, 0.9),
+    ("tokens looked up", "thrashing", Signal.PREFIX_CACHE_QUERIES, 30_000.0),
+    ("tokens found", "thrashing", Signal.PREFIX_CACHE_HITS, 7_500.0),
+    ("start of the process", "thrashing", Signal.STARTED_SECONDS, 1_700_000_000.0),
+    ("nothing finishes: one is assumed", "stuck", Signal.PREEMPTIONS_PER_REQUEST_HELD, 30.0),
+    ("preemptions per finished request", "thrashing", Signal.PREEMPTIONS_PER_REQUEST_HELD, 0.4),
+    ("the ratio of all engines together", "parallel", Signal.PREEMPTIONS_PER_REQUEST_HELD, 0.75 / 2.5),
+    ("contradicting jobs", "contradicted", Signal.PREEMPTIONS, Missing(Absence.AMBIGUOUS)),
+    ("contradicting jobs agree on the rest", "contradicted", Signal.PROMPT_TOKENS, 30_000.0),
+    ("no series at all", "nobody", Signal.PREEMPTIONS, Missing(Absence.NO_SERIES)),
+    ("a pod of another namespace", "elsewhere", Signal.PREEMPTIONS, Missing(Absence.NO_SERIES)),
+    ("not a number", "nan-usage", Signal.KV_CACHE_USAGE_MEAN, Missing(Absence.NOT_A_NUMBER)),
+    ("numbers beside one that is none", "nan-usage", Signal.PREEMPTIONS, 150.0),
+    ("one of two engines says nothing of it", "half-said", Signal.PREEMPTIONS, Missing(Absence.NO_SERIES)),
+]
+
+
+@pytest.mark.parametrize(
+    ("pod", "signal", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+)
+async def test_a_series_becomes(
+    history: PrometheusServer, pod: str, signal: Signal, expected: object
+) -> None:
+    seen = await number(history, pod, signal)
+
+    assert seen == (pytest.approx(expected, rel=0.03, abs=1e-9) if isinstance(expected, float) else expected)
+
+
+async def test_every_signal_of_a_healthy_replica_is_measured(history: PrometheusServer) -> None:
+    seen = (await observed(history, Look(FIVE, TWO), "calm")).pods["calm"]
+
+    readings = {s: seen.histogram(s) if s in HISTOGRAMS else seen.number(s) for s in EVERY_SIGNAL}
+    assert {s for s, r in readings.items() if not isinstance(r, Measured)} == set()
+    assert all(isinstance(r, Measured) and r.at == END for r in readings.values())
+    assert seen.model_names == ("tiny",)
+    assert seen.engines == 1
+
+
+@pytest.mark.parametrize("signal", sorted(HISTOGRAMS))
+@pytest.mark.parametrize("pod", ["thrashing", "old", "both", "twice"])
+async def test_buckets_are_those_of_the_window(history: PrometheusServer, pod: str, signal: Signal) -> None:
+    seen = (await observed(history, AT_ONCE, pod)).pods[pod].histogram(signal)
+
+    assert isinstance(seen, Measured)
+    assert seen.value.bounds == BOUNDS
+    assert seen.value.counts == pytest.approx((0.0, 120.0, 180.0, 75.0), rel=0.01)
+    assert seen.value.total == pytest.approx(60.0 * 300, rel=0.01)
+
+
+async def test_histograms_of_engines_are_added(history: PrometheusServer) -> None:
+    seen = (await observed(history, AT_ONCE, "parallel")).pods["parallel"].histogram(Signal.PROMPT_LENGTH)
+
+    assert isinstance(seen, Measured)
+    assert seen.value.count == pytest.approx(2 * 375, rel=0.01)
+
+
+async def test_windows_differ(history: PrometheusServer) -> None:
+    windows = [timedelta(minutes=minutes) for minutes in (1, 2, 5, 10, 30, 60)]
+
+    seen = [await number(history, "thrashing", Signal.PREEMPTIONS, Look(window)) for window in windows]
+
+    assert seen == pytest.approx([30, 60, 150, 300, 900, 1800], rel=0.01)
+
+
+POOLS = [
+    ("one block holds no tokens", "calm", Measured(Pool(149, 32, "auto"), END)),
+    ("one block per engine; the label has the sum", "parallel", Measured(Pool(298, 32, "auto"), END)),
+    ("as recorded", "recorded", Measured(Pool(149, 32, "auto"), END)),
+    ("several API servers", "two-servers", Measured(Pool(149, 32, "auto"), END)),
+    ("duplicates count once", "twice", Measured(Pool(149, 32, "auto"), END)),
+    ("an engine without a word", "half-said", Missing(Absence.NO_SERIES)),
+    ("nobody there", "nobody", Missing(Absence.NO_SERIES)),
+]
+
+
+@pytest.mark.parametrize(("pod", "expected"), [row[1:] for row in POOLS], ids=[row[0] for row in POOLS])
+async def test_the_pool_is(history: PrometheusServer, pod: str, expected: object) -> None:
+    seen = await observed(history, AT_ONCE, pod)
+
+    assert seen.pods[pod].pool == expected
+
+
+async def test_every_pod_asked_for_has_an_entry(history: PrometheusServer) -> None:
+    seen = await observed(history, Look(THIRTY), "thrashing", "nobody")
+
+    assert set(seen.pods) == {"thrashing", "nobody"}
+    assert (seen.at, seen.window_seconds, seen.hold_seconds) == (END, 1800, 0)
+    assert set(seen.pods["nobody"].numbers.values()) == {Missing(Absence.NO_SERIES)}
+
+
+STALE = [
+    ("three minutes of silence", "silent", FIVE, Stale(END - timedelta(seconds=180))),
+    ("one engine of two fell silent", "half-dead", FIVE, Stale(END - timedelta(seconds=240))),
+    ("silence within a long window", "silent-long", THIRTY, Stale(END - timedelta(seconds=1500))),
+    ("silence beyond a short window", "silent-long", FIVE, Missing(Absence.NO_SERIES)),
+]
+
+
+@pytest.mark.parametrize(
+    ("pod", "window", "expected"), [row[1:] for row in STALE], ids=[row[0] for row in STALE]
+)
+async def test_an_old_sample_counts_for_nothing(
+    history: PrometheusServer, pod: str, window: timedelta, expected: object
+) -> None:
+    seen = (await observed(history, Look(window), pod)).pods[pod]
+
+    assert {*seen.numbers.values(), *seen.histograms.values(), seen.pool} == {expected}
+
+
+async def test_silence_within_the_freshness_bound_is_no_silence(history: PrometheusServer) -> None:
+    below, above = [
+        (await observed(history, AT_ONCE, "silent", freshness=bound)).pods["silent"].pool
+        for bound in ("181s", "179s")
+    ]
+
+    assert isinstance(below, Measured)
+    assert isinstance(above, Stale)
+
+
+HOLDS = [
+    ("a trouble that lasts", "thrashing", TWO, 0.4),
+    ("a burst of one minute is not held for two", "burst", TWO, 0.0),
+    ("a burst of one minute is there now", "burst", timedelta(0), 2400 / 375),
+    ("a replica younger than the hold", "young", TWO, Missing(Absence.NO_SERIES)),
+    ("a replica older than the hold", "young", timedelta(seconds=30), 0.4),
+    ("nothing to tell of a silent one", "silent", TWO, Stale(END - timedelta(seconds=180))),
+]
+
+
+@pytest.mark.parametrize(
+    ("pod", "hold", "expected"), [row[1:] for row in HOLDS], ids=[row[0] for row in HOLDS]
+)
+async def test_a_hold_is(history: PrometheusServer, pod: str, hold: timedelta, expected: object) -> None:
+    seen = await number(history, pod, Signal.PREEMPTIONS_PER_REQUEST_HELD, Look(FIVE, hold))
+
+    assert seen == (pytest.approx(expected, rel=0.05, abs=0.3) if isinstance(expected, float) else expected)
+
+
+async def test_recorded_pages_are_read(history: PrometheusServer) -> None:
+    seen = (await observed(history, AT_ONCE, "recorded", "two-servers")).pods
+
+    thrash = seen["recorded"]
+    prompts = thrash.histogram(Signal.PROMPT_LENGTH)
+    assert isinstance(prompts, Measured)
+    assert prompts.value.mean == pytest.approx(64.0)
+    assert prompts.value.count == pytest.approx(183, rel=0.01)
+    assert value_of(thrash.number(Signal.PREEMPTIONS)) == pytest.approx(338, rel=0.01)
+    assert value_of(thrash.number(Signal.KV_CACHE_USAGE_MAX)) == 1.0
+    assert seen["two-servers"].number(Signal.STARTED_SECONDS) == Missing(Absence.NO_SERIES)
+    assert value_of(seen["two-servers"].number(Signal.RUNNING_MEAN)) == 0.0
+
+
+def value_of(reading: object) -> object:
+    return reading.value if isinstance(reading, Measured) else reading

@@ -1,0 +1,108 @@
+"""Small HTTP servers on loopback that keep state: a scripted exporter, and a proxy that may misbehave."""
+
+from __future__ import annotations
+
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+
+
+@dataclass
+class Request:
+    """What was asked."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Reply:
+    """What is answered."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class HangUpError(Exception):
+    """Close the connection without an answer."""
+
+
+class Server:
+    """Answers with a function; use it in a `with` statement."""
+
+    def __init__(self, answer: Callable[[Request], Reply]) -> None:
+        self.requests: list[Request] = []
+        self.connections = 0
+        self.released = threading.Event()
+        """Set when the server ends, so that an answer that waits for it does not outlive the test."""
+        self._answer = answer
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._http.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.released.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                server.connections += 1
+                super().setup()
+
+            def do_GET(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                request = Request(self.command, self.path, dict(self.headers), self.rfile.read(length))
+                server.requests.append(request)
+                try:
+                    reply = server._answer(request)
+                except HangUpError:
+                    self.close_connection = True
+                    return
+                self.send_response(reply.status)
+                for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(reply.body)
+
+            do_POST = do_GET  # noqa: N815 - http.server's name
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler
+
+
+def forwarded(request: Request, upstream: str) -> Reply:
+    """What a real server answers to the same request."""
+    sent = urllib.request.Request(upstream + request.path, data=request.body, method=request.method)
+    try:
+        with urllib.request.urlopen(sent, timeout=20) as answer:
+            return Reply(answer.status, answer.read(), {"Content-Type": "application/json"})
+    except urllib.error.HTTPError as error:
+        return Reply(error.code, error.read(), {"Content-Type": "application/json"})
