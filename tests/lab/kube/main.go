@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
@@ -20,29 +21,39 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
+// components run until they are told to end; kubectl and etcd, which differ, are in main.
+var components = map[string]func() *cobra.Command{
+	"kube-apiserver":          func() *cobra.Command { return apiserver.NewAPIServerCommand() },
+	"kube-controller-manager": kcm.NewControllerManagerCommand,
+	"kube-scheduler":          func() *cobra.Command { return sched.NewSchedulerCommand() },
+	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+	"kube-proxy":              kproxy.NewProxyCommand,
+}
+
 func main() {
-	name := os.Args[1]
-	os.Args = append([]string{name}, os.Args[2:]...)
-	switch name {
+	if len(os.Args) < 2 {
+		usage()
+	}
+	// Each component reads its flags from os.Args, as if it were a program of its own.
+	os.Args = os.Args[1:]
+	switch name := os.Args[0]; name {
 	case "etcd":
 		etcdmain.Main(os.Args)
-	case "kube-apiserver":
-		os.Exit(cli.Run(apiserver.NewAPIServerCommand()))
-	case "kube-controller-manager":
-		os.Exit(cli.Run(kcm.NewControllerManagerCommand()))
-	case "kube-scheduler":
-		os.Exit(cli.Run(sched.NewSchedulerCommand()))
-	case "kubelet":
-		os.Exit(cli.Run(kubelet.NewKubeletCommand(context.Background())))
-	case "kube-proxy":
-		os.Exit(cli.Run(kproxy.NewProxyCommand()))
 	case "kubectl":
 		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 	default:
-		fmt.Fprintln(os.Stderr, "unknown component", name)
-		os.Exit(2)
+		command, known := components[name]
+		if !known {
+			usage()
+		}
+		os.Exit(cli.Run(command()))
 	}
+}
+
+func usage() {
+	fmt.Fprintln(os.Stderr, "usage: kube etcd|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy|kubectl [flags]")
+	os.Exit(2)
 }
