@@ -74,10 +74,13 @@ class Metrics(Protocol):
 
 
 class Reporter(Protocol):
-    """What people find beside the status: Events, log lines, metrics. Called after a save, never before."""
+    """What people find beside the status: Events, log lines, metrics."""
+
+    def seen(self, resource: Resource) -> None:
+        """Count a resource as it was loaded."""
 
     async def saved(self, resource: Resource, before: Record | None, after: Record) -> None:
-        """Tell what changed between two saved records."""
+        """Tell what changed between two saved records. Called after a save, never before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     resource = await ports.store.load(key)
     if resource is None:
         return None
+    ports.reporter.seen(resource)
     record, policy = resource.record, resource.policy
     if record is None or policy is None:
         return await _complain(resource, ports, now)

@@ -86,6 +86,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
     async with connected(settings) as world:
         reporter = Reporter(Events(world.client, process.identity), telemetry)
         leadership = Leadership(world.client, process, settings.leadership)
+        telemetry.leading.set_function(lambda: float(leadership.is_held()))
         ports = ports_of(settings, world, reporter, leadership)
         operator = Operator(
             ports=replace(ports, metrics=substitutes.metrics or ports.metrics),

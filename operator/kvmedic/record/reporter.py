@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,39 +22,70 @@ class EventSink(Protocol):
         """Write one Event on the resource, and on its target where the note says so."""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """In which gauges a resource counts."""
+
+    open_run: bool
+    action_required: bool
+    stalled: bool
+    metrics_unavailable: bool
+
+
+def standing_of(record: Record | None) -> Standing:
+    """Return where a resource stands; one whose record cannot be read waits for a person."""
+    if record is None:
+        return Standing(open_run=True, action_required=True, stalled=True, metrics_unavailable=False)
+
+    def says(condition: ConditionType, status: Truth) -> bool:
+        found = record.condition(condition)
+        return found is not None and found.status is status
+
+    return Standing(
+        open_run=record.run is not None,
+        action_required=says(ConditionType.ACTION_REQUIRED, Truth.TRUE),
+        stalled=says(ConditionType.STALLED, Truth.TRUE),
+        metrics_unavailable=says(ConditionType.METRICS_AVAILABLE, Truth.FALSE),
+    )
+
+
 @dataclass(slots=True)
 class Reporter:
     """Tells people what changed."""
 
     events: EventSink
     telemetry: Telemetry
-    _open: set[str] = field(default_factory=set)
-    _waiting: set[str] = field(default_factory=set)
+    _standings: dict[str, Standing] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Have the gauges summed up when they are scraped, not on every look."""
+        telemetry = self.telemetry
+        telemetry.open_runs.set_function(lambda: self._how_many(lambda each: each.open_run))
+        telemetry.action_required.set_function(lambda: self._how_many(lambda each: each.action_required))
+        telemetry.stalled.set_function(lambda: self._how_many(lambda each: each.stalled))
+        telemetry.metrics_unavailable.set_function(
+            lambda: self._how_many(lambda each: each.metrics_unavailable)
+        )
+
+    def _how_many(self, counts: Callable[[Standing], bool]) -> float:
+        # A copy: the metrics are served by a thread of their own.
+        return float(sum(map(counts, list(self._standings.values()))))
+
+    def seen(self, resource: Resource) -> None:
+        """Count a resource as it was loaded: what an earlier process saved shows in the gauges too."""
+        self._standings[resource.uid] = standing_of(resource.record)
 
     async def saved(self, resource: Resource, before: Record | None, after: Record) -> None:
         """Tell what changed between two saved records."""
         self._log(resource, before, after)
-        self._count(resource, after)
+        self._standings[resource.uid] = standing_of(after)
         for note in notes(before, after):
             self.telemetry.decisions.labels(reason=note.reason.value).inc()
             await self.events.publish(resource, note)
 
     def forget(self, uid: str) -> None:
         """Drop a resource that no longer exists from the gauges."""
-        self._open.discard(uid)
-        self._waiting.discard(uid)
-        self._set()
-
-    def _count(self, resource: Resource, after: Record) -> None:
-        action = after.condition(ConditionType.ACTION_REQUIRED)
-        waiting = action is not None and action.status is Truth.TRUE
-        (self._open.add if after.run else self._open.discard)(resource.uid)
-        (self._waiting.add if waiting else self._waiting.discard)(resource.uid)
-        self._set()
-
-    def _set(self) -> None:
-        self.telemetry.open_runs.set(len(self._open))
-        self.telemetry.action_required.set(len(self._waiting))
+        self._standings.pop(uid, None)
 
     def _log(self, resource: Resource, before: Record | None, after: Record) -> None:
         """Write one line per decision that differs from the last."""

@@ -30,6 +30,14 @@ class Telemetry:
         self.action_required = Gauge(
             "kvmedic_action_required", "Resources that wait for a person", registry=registry
         )
+        self.stalled = Gauge(
+            "kvmedic_stalled", "Resources for which nothing goes on by itself", registry=registry
+        )
+        self.metrics_unavailable = Gauge(
+            "kvmedic_metrics_unavailable",
+            "Resources whose replicas' metrics are missing, stale or out of reach",
+            registry=registry,
+        )
         self.leading = Gauge(
             "kvmedic_leading", "1 while this process is the one that acts", registry=registry
         )

@@ -1,0 +1,70 @@
+"""What the operator's own gauges say of its resources."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from kvmedic.core.decide import Wish
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Condition, ConditionType, Record, Truth
+from kvmedic.core.resource import Resource
+from kvmedic.record.reporter import Reporter
+from kvmedic.record.telemetry import Telemetry
+from kvmedic.record.transitions import Note
+
+GAUGES = ("kvmedic_open_runs", "kvmedic_action_required", "kvmedic_stalled", "kvmedic_metrics_unavailable")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Discarded:
+    """An Event sink that keeps nothing."""
+
+    async def publish(self, resource: Resource, note: Note) -> None:
+        """Drop it."""
+
+
+def a_resource(record: Record | None, uid: str = "1") -> Resource:
+    return Resource("serving", "chat", uid, "7", 1, Wish.NONE, False, None, None, record)
+
+
+def saying(*claims: tuple[ConditionType, Truth]) -> Record:
+    return Record(conditions=tuple(Condition(t, s, Reason.HEALTHY, "", NOW, 1) for t, s in claims))
+
+
+def gauges(reporter: Reporter) -> tuple[float | None, ...]:
+    return tuple(reporter.telemetry.registry.get_sample_value(name) for name in GAUGES)
+
+
+@pytest.mark.parametrize(
+    ("record", "counted"),
+    [
+        (saying(), (0, 0, 0, 0)),
+        (saying((ConditionType.ACTION_REQUIRED, Truth.TRUE)), (0, 1, 0, 0)),
+        (saying((ConditionType.ACTION_REQUIRED, Truth.FALSE)), (0, 0, 0, 0)),
+        (saying((ConditionType.STALLED, Truth.TRUE)), (0, 0, 1, 0)),
+        (saying((ConditionType.METRICS_AVAILABLE, Truth.FALSE)), (0, 0, 0, 1)),
+        (saying((ConditionType.METRICS_AVAILABLE, Truth.TRUE)), (0, 0, 0, 0)),
+        (None, (1, 1, 1, 0)),
+    ],
+    ids=["nothing said", "waits", "waits no more", "stalled", "blind", "sees", "unreadable record"],
+)
+def test_a_resource_counts_as_it_was_loaded(record: Record | None, counted: tuple[float, ...]) -> None:
+    reporter = Reporter(Discarded(), Telemetry())
+
+    reporter.seen(a_resource(record))
+
+    assert gauges(reporter) == counted
+
+
+async def test_a_save_moves_a_resource_and_a_forgotten_one_counts_nowhere() -> None:
+    reporter = Reporter(Discarded(), Telemetry())
+    waits = saying((ConditionType.ACTION_REQUIRED, Truth.TRUE))
+    reporter.seen(a_resource(waits, "1"))
+    reporter.seen(a_resource(waits, "2"))
+
+    await reporter.saved(a_resource(waits, "1"), waits, saying())
+    assert gauges(reporter) == (0, 1, 0, 0)
+    reporter.forget("2")
+    assert gauges(reporter) == (0, 0, 0, 0)
