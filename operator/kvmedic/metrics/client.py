@@ -23,6 +23,8 @@ _CONNECT_SECONDS = 5.0
 _GRACE_SECONDS = 1.0
 """How much longer than the request's own time-out its thread is waited for."""
 
+_FOREIGN = "did not answer as Prometheus does; check url"
+
 
 class PrometheusClient:
     """Asks one source. `prometheus-api-client` is synchronous, so each query runs in one of a few threads
@@ -92,6 +94,8 @@ class PrometheusClient:
         try:
             result = self._prometheus.custom_query(expression, params=self._params(at))
             return by_pod(_vector(result), self._options.labels.namespace, self._options.labels.pod)
+        except requests.exceptions.InvalidJSONError:
+            raise SourceDownError(_FOREIGN) from None
         except requests.exceptions.Timeout:
             raise SourceDownError(f"did not answer within {self._timeout:g} s") from None
         except requests.exceptions.SSLError:
@@ -107,7 +111,7 @@ class PrometheusClient:
         except (OSError, UnicodeError):
             raise SourceDownError("a file with credentials or certificates cannot be read any more") from None
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise SourceDownError("did not answer as Prometheus does; check url") from None
+            raise SourceDownError(_FOREIGN) from None
 
     def _params(self, at: datetime) -> Mapping[str, str]:
         extra = {name: value.get_secret_value() for name, value in self._options.params.items()}

@@ -134,12 +134,21 @@ def _per_engine(
 def _sightings(replica: Replica, series: Iterable[Series]) -> Sightings:
     """Return the series by engine and scraper; those of scrapers that fell silent are left out."""
     found: dict[str, dict[Scraper, list[Series]]] = {}
-    for one in series:
-        scraper = replica.presence.scraper_of(one)
+    for many in _by_labels(series):
+        labels = many[0].labels
+        scraper = replica.presence.scraper_of(many[0])
         if scraper is not None:
-            scraped = found.setdefault(one.labels.get(replica.table.engine_label, ""), {})
-            scraped.setdefault(scraper, []).append(one)
+            scraped = found.setdefault(labels.get(replica.table.engine_label, ""), {})
+            scraped.setdefault(scraper, []).extend(many)
     return found
+
+
+def _by_labels(series: Iterable[Series]) -> Iterable[list[Series]]:
+    """Return series by their set of labels, which the buckets of one histogram share as one object."""
+    found: dict[int, list[Series]] = {}
+    for one in series:
+        found.setdefault(id(one.labels), []).append(one)
+    return found.values()
 
 
 def _undoubled(

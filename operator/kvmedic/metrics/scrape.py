@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ class Scraper:
         self._table, self._resolve = table, resolve or resolver_of(options)
         self._seconds = options.timeout.total_seconds()
         self._limit_bytes = options.response_limit_mib << 20
+        # At INFO it writes a line per scrape.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         self._http = httpx.AsyncClient(
             timeout=self._seconds,
             trust_env=False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -87,6 +88,8 @@ def session_of(options: SourceOptions) -> requests.Session:
     Nothing of the environment counts (proxies, .netrc), and redirects are refused: both could hand
     credentials to somebody else.
     """
+    # At DEBUG it writes whole URLs, whose parameters may be secret.
+    logging.getLogger("urllib3").setLevel(logging.INFO)
     session = requests.Session()
     session.trust_env = False
     session.max_redirects = 0

@@ -1,0 +1,327 @@
+"""A source in trouble: every reading says so, nothing waits without a limit, no secret gets out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from http_double import HangUpError, Reply, Request, Server, forwarded
+from kvmedic.core.evidence import Absence, Measured, Missing, Observation, Signal
+from kvmedic.metrics.options import SourceOptions
+from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.source import EVERY_SIGNAL, Look
+from lab.cluster.ports import free_ports
+from prometheus_server import PrometheusServer
+from scripted_fleet import END, FIVE, NAMESPACE, source
+
+UNAVAILABLE = Missing(Absence.SOURCE_UNAVAILABLE)
+CALM = [PodKey(NAMESPACE, "calm")]
+EMPTY = {"status": "success", "data": {"resultType": "vector", "result": []}}
+JSON = {"Content-Type": "application/json"}
+
+
+def answering(content: object, status: int = 200, **headers: str) -> Callable[[Request], Reply]:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return lambda _: Reply(status, body, JSON | headers)
+
+
+async def look_at(url: str, **options: Any) -> tuple[Observation, str]:
+    looked = source(url, **options)
+    try:
+        seen = await looked.observe(CALM, Look(FIVE))
+        return seen, looked.trouble
+    finally:
+        looked.close()
+
+
+def all_readings(seen: Observation) -> set[object]:
+    return {
+        reading
+        for pod in seen.pods.values()
+        for reading in (*pod.numbers.values(), *pod.histograms.values(), pod.pool)
+    }
+
+
+ANSWERS = [
+    (
+        "an error of the server",
+        answering({"status": "error", "error": "out of luck"}, 500),
+        "answered 500: out of luck",
+    ),
+    ("overload", answering(b"slow down", 429), "answered 429"),
+    ("a gateway's page", answering(b"<html>", 503), "answered 503"),
+    ("no such path", answering(b"not found", 404), "answered 404"),
+    ("not allowed", answering(b"", 401), "answered 401; check bearerTokenFile"),
+    ("a login page", answering(b"<html>welcome</html>"), "did not answer as Prometheus does"),
+    ("other JSON", answering({"hello": []}), "did not answer as Prometheus does"),
+    ("a list", answering([]), "did not answer as Prometheus does"),
+    ("a redirect", answering(b"", 302, Location="http://127.0.0.1:1/"), "answered with a redirect"),
+    (
+        "partial data",
+        answering({**EMPTY, "warnings": ["store 10.0.0.7 timed out"]}),
+        "partial data: store 10.0.0.7",
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer", "told"), [row[1:] for row in ANSWERS], ids=[row[0] for row in ANSWERS])
+async def test_an_answer_that_is_none_makes_everything_unavailable(
+    answer: Callable[[Request], Reply], told: str
+) -> None:
+    with Server(answer) as server:
+        seen, trouble = await look_at(server.url)
+
+    assert all_readings(seen) == {UNAVAILABLE}
+    assert set(seen.pods["calm"].numbers) | set(seen.pods["calm"].histograms) == EVERY_SIGNAL
+    assert told in trouble
+
+
+async def test_a_source_that_is_down_is_asked_once_per_moment() -> None:
+    with Server(answering(b"", 500)) as server:
+        looked = source(server.url)
+        await asyncio.gather(*(looked.observe(CALM, Look(FIVE)) for _ in range(50)))
+        looked.close()
+
+    assert len(server.requests) == 1
+
+
+async def test_nobody_listens() -> None:
+    seen, trouble = await look_at(f"http://127.0.0.1:{free_ports(1)[0]}")
+
+    assert all_readings(seen) == {UNAVAILABLE}
+    assert trouble == "metrics source default cannot be reached; check url"
+
+
+async def test_a_source_that_hangs_is_left_after_its_time_out() -> None:
+    with Server(lambda _: server.released.wait() and Reply()) as server:
+        before = time.monotonic()
+        seen, trouble = await look_at(server.url, timeout="1s")
+        waited = time.monotonic() - before
+
+    assert all_readings(seen) == {UNAVAILABLE}
+    assert trouble == "metrics source default did not answer within 1 s"
+    assert waited < 3
+
+
+async def test_a_hung_source_takes_no_thread_from_another(history: PrometheusServer) -> None:
+    with Server(lambda _: hung.released.wait() and Reply()) as hung:
+        stuck = source(hung.url, timeout="2s")
+        waiting = [asyncio.create_task(stuck.observe(CALM, Look(FIVE))) for _ in range(20)]
+        await asyncio.sleep(0.1)
+        before = time.monotonic()
+        seen, _ = await look_at(history.url)
+        answered_after = time.monotonic() - before
+        await asyncio.gather(*waiting)
+        stuck.close()
+
+    assert isinstance(seen.pods["calm"].pool, Measured)
+    assert answered_after < 1.9
+
+
+async def test_an_answer_that_never_ends_is_cut_off() -> None:
+    with Server(answering(b"", **{"Content-Length": "1000000"})) as server:
+        before = time.monotonic()
+        seen, _ = await look_at(server.url, timeout="1s")
+
+    assert all_readings(seen) == {UNAVAILABLE}
+    assert time.monotonic() - before < 3
+
+
+async def test_an_answer_beyond_the_limit_is_refused() -> None:
+    big = {**EMPTY, "padding": "x" * (2 << 20)}
+    with Server(answering(big)) as server:
+        seen, trouble = await look_at(server.url, response_limit_mib=1)
+
+    assert all_readings(seen) == {UNAVAILABLE}
+    assert "larger than 1 MiB; raise responseLimitMib" in trouble
+
+
+async def test_a_connection_that_had_been_closed_is_tried_again(history: PrometheusServer) -> None:
+    @dataclass
+    class Dropping:
+        seen: list[str] = field(default_factory=list)
+
+        def __call__(self, request: Request) -> Reply:
+            self.seen.append(request.path)
+            if len(self.seen) == 1:
+                raise HangUpError
+            return forwarded(request, history.url)
+
+    with Server(Dropping()) as server:
+        seen, trouble = await look_at(server.url)
+
+    assert isinstance(seen.pods["calm"].pool, Measured)
+    assert trouble == ""
+
+
+async def test_one_bad_query_spoils_its_own_signal_alone(history: PrometheusServer) -> None:
+    def too_heavy(request: Request) -> Reply:
+        if "time_to_first_token" in request.path:
+            return Reply(422, b'{"error": "query would load too many samples"}', JSON)
+        return forwarded(request, history.url)
+
+    with Server(too_heavy) as server:
+        seen, trouble = await look_at(server.url)
+
+    pod = seen.pods["calm"]
+    assert pod.histogram(Signal.TIME_TO_FIRST_TOKEN_SECONDS) == UNAVAILABLE
+    assert isinstance(pod.histogram(Signal.E2E_SECONDS), Measured)
+    assert "answered 422: query would load too many samples" in trouble
+
+
+async def test_partial_data_in_one_answer_spoils_all(history: PrometheusServer) -> None:
+    def partial(request: Request) -> Reply:
+        reply = forwarded(request, history.url)
+        if "generation_tokens_total" in request.path:
+            reply.body = json.dumps({**json.loads(reply.body), "warnings": ["no store matched"]}).encode()
+        return reply
+
+    with Server(partial) as server:
+        seen, trouble = await look_at(server.url)
+
+    assert all_readings(seen) == {UNAVAILABLE}
+    assert "no store matched" in trouble
+
+
+async def test_remarks_on_style_are_no_partial_data(history: PrometheusServer) -> None:
+    def remarked(request: Request) -> Reply:
+        reply = forwarded(request, history.url)
+        told = {"warnings": ["PromQL info: metric might not be a counter"], "infos": ["the same, later"]}
+        reply.body = json.dumps({**json.loads(reply.body), **told}).encode()
+        return reply
+
+    with Server(remarked) as server:
+        seen, trouble = await look_at(server.url)
+
+    assert isinstance(seen.pods["calm"].pool, Measured)
+    assert trouble == ""
+
+
+async def test_an_empty_answer_is_no_trouble_and_no_number() -> None:
+    with Server(answering(EMPTY)) as server:
+        seen, trouble = await look_at(server.url)
+
+    assert all_readings(seen) == {Missing(Absence.NO_SERIES)}
+    assert trouble == ""
+
+
+async def test_trouble_is_logged_once_and_so_is_its_end(
+    history: PrometheusServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    down = [True]
+
+    def flaky(request: Request) -> Reply:
+        return Reply(503) if down[0] else forwarded(request, history.url)
+
+    caplog.set_level(logging.INFO, "kvmedic")
+    now = [END]
+    with Server(flaky) as server:
+        looked = source(server.url)
+        looked._now = lambda: now[0]
+        for is_down in (True, True, False, False):
+            down[0] = is_down
+            now[0] += timedelta(seconds=20)
+            await looked.observe(CALM, Look(FIVE, signals=frozenset()))
+        looked.close()
+
+    assert caplog.messages == [
+        "metrics source default answered 503",
+        "metrics source default answers again",
+    ]
+
+
+async def test_series_that_name_no_pod_are_told(
+    history: PrometheusServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen, _ = await look_at(history.url, labels={"pod": "kubernetes_pod_name"})
+
+    assert all_readings(seen) == {Missing(Absence.NO_SERIES)}
+    assert "lack the label kubernetes_pod_name; set labels.pod" in caplog.text
+
+
+async def test_credentials_and_parameters_are_sent(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("first-token\n")
+    with Server(answering(EMPTY)) as server:
+        looked = source(
+            server.url,
+            bearer_token_file=token,
+            headers={"X-Scope-OrgID": "team-a"},
+            params={"dedup": "true"},
+        )
+        await looked.observe(CALM, Look(FIVE, signals=frozenset()))
+        token.write_text("rotated-token")
+        looked._moment = None
+        await looked.observe(CALM, Look(FIVE, signals=frozenset()))
+        looked.close()
+
+    first, last = server.requests[0], server.requests[-1]
+    assert first.method == "POST"
+    assert first.headers["Authorization"] == "Bearer first-token"
+    assert last.headers["Authorization"] == "Bearer rotated-token"
+    assert first.headers["X-Scope-OrgID"] == "team-a"
+    assert "dedup=true" in first.path
+    assert "timeout=5s" in first.path
+    assert f"time={END.timestamp():.3f}" in first.path
+
+
+async def test_basic_authentication_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROM_PASSWORD", "pa:ss")
+    with Server(answering(EMPTY)) as server:
+        await look_at(server.url, basic_auth={"username": "me", "password": {"env": "PROM_PASSWORD"}})
+
+    assert server.requests[0].headers["Authorization"] == "Basic bWU6cGE6c3M="
+
+
+async def test_a_token_that_vanishes_is_told_by_field_not_by_path(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    with Server(answering(EMPTY)) as server:
+        looked = source(server.url, bearer_token_file=token)
+        token.unlink()
+        seen = await looked.observe(CALM, Look(FIVE))
+        looked.close()
+
+    assert all_readings(seen) == {UNAVAILABLE}
+    assert "a file with credentials or certificates cannot be read any more" in looked.trouble
+
+
+LEAKS = [
+    ("a server that repeats what it got", answering({"error": "bad token s3cr3t for org-x and p4r4m"}, 403)),
+    ("a server that refuses", answering(b"", 500)),
+    ("a server that hangs up", None),
+]
+
+
+@pytest.mark.parametrize("answer", [row[1] for row in LEAKS], ids=[row[0] for row in LEAKS])
+async def test_no_secret_is_ever_told(
+    answer: Callable[[Request], Reply] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hang_up(_: Request) -> Reply:
+        raise HangUpError
+
+    caplog.set_level(logging.DEBUG)
+    token = tmp_path / "token"
+    token.write_text("s3cr3t")
+    options: dict[str, Any] = {
+        "bearer_token_file": token,
+        "headers": {"X-Scope-OrgID": "org-x"},
+        "params": {"key": "p4r4m"},
+    }
+    with Server(answer or hang_up) as server:
+        _, trouble = await look_at(server.url, **options)
+
+    assert trouble
+    told = trouble + caplog.text
+    told += repr(SourceOptions(url=server.url, **options))
+    for secret in ("s3cr3t", "org-x", "p4r4m"):
+        assert secret not in told
