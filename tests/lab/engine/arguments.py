@@ -16,6 +16,7 @@ from typing import Any
 
 from lab.engine import config_file
 
+VERSION = "0.32.0"
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 DEFAULTS: dict[str, object] = {
     "model": DEFAULT_MODEL,
@@ -224,6 +225,7 @@ def _json_or_text(text: str) -> object:
 def parse_serve(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the arguments of `vllm serve …`; `arguments` starts with `serve`."""
     parser = FlexibleParser(prog="vllm")
+    parser.add_argument("-v", "--version", action="version", version=VERSION)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=argparse.ArgumentParser)
     add_flags(commands.add_parser("serve"))
     return _with_model(parser.parse_args(arguments))

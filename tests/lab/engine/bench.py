@@ -8,6 +8,7 @@ delays.
 
 import csv
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -109,7 +110,7 @@ def ranking_faults(rows: list[Comparison]) -> list[str]:
     return faults
 
 
-def _caps_by(rows: list[Comparison], key) -> list[int]:
+def _caps_by(rows: list[Comparison], key: Callable[[Comparison], float]) -> list[int]:
     return [row.real.cap for row in sorted(rows, key=key)]
 
 

@@ -184,7 +184,7 @@ def _kv_bytes(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def _cache_config_labels(parsed: argparse.Namespace, pool: Pool, max_model_len: int) -> dict[str, str]:
     """Return the labels of `vllm:cache_config_info` as recorded from vLLM 0.32, with this engine's values."""
-    recorded = {
+    recorded: dict[str, object] = {
         "_block_size_resolved": True,
         "cache_hit_alignment_tokens": None,
         "enable_mamba_shared_prefix_checkpoint": False,

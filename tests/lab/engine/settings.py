@@ -62,6 +62,7 @@ class Faults:
 
     LAB_FAULT_CRASH_BELOW_SEQS / LAB_FAULT_CRASH_ABOVE_SEQS: exit 1 at start where `max_num_seqs` is
     below/above.
+    LAB_FAULT_CRASH_MESSAGE: the last log line of such a crash, e.g. a torch.OutOfMemoryError.
     LAB_FAULT_NEVER_READY=1: loads for ever and never listens.
     LAB_FAULT_SLOW_START_SECONDS: added to the start-up time, not scaled.
     LAB_FAULT_MISSING_BLOCKS: that many blocks fewer than configured (read in `config.py`).
@@ -71,6 +72,7 @@ class Faults:
 
     crash_below_seqs: int = 0
     crash_above_seqs: int | None = None
+    crash_text: str = ""
     never_ready: bool = False
     slow_start_seconds: float = 0.0
     dropped: frozenset[str] = frozenset()
@@ -87,6 +89,7 @@ class Faults:
         return cls(
             crash_below_seqs=int(number(environ, "LAB_FAULT_CRASH_BELOW_SEQS", 0)),
             crash_above_seqs=None if above is None else int(above),
+            crash_text=environ.get("LAB_FAULT_CRASH_MESSAGE", ""),
             never_ready=environ.get("LAB_FAULT_NEVER_READY") == "1",
             slow_start_seconds=number(environ, "LAB_FAULT_SLOW_START_SECONDS", 0.0),
             dropped=_names(environ, "LAB_FAULT_DROP_METRICS"),
@@ -96,9 +99,13 @@ class Faults:
     def crash_message(self, max_num_seqs: int) -> str | None:
         """Return why the engine must die at start with this setting, None if it may live."""
         if max_num_seqs < self.crash_below_seqs:
-            return f"[lab fault] max_num_seqs {max_num_seqs} is below {self.crash_below_seqs}"
+            return (
+                self.crash_text or f"[lab fault] max_num_seqs {max_num_seqs} is below {self.crash_below_seqs}"
+            )
         if self.crash_above_seqs is not None and max_num_seqs > self.crash_above_seqs:
-            return f"[lab fault] max_num_seqs {max_num_seqs} is above {self.crash_above_seqs}"
+            return (
+                self.crash_text or f"[lab fault] max_num_seqs {max_num_seqs} is above {self.crash_above_seqs}"
+            )
         return None
 
 

@@ -1,0 +1,89 @@
+"""`vllm serve MODEL …` and `python -m vllm.entrypoints.openai.api_server …`, by the lab engine."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from lab.engine import logs
+from lab.engine.arguments import non_default, parse_api_server, parse_serve
+from lab.engine.config import ConfigError, EngineConfig, resolve
+from lab.engine.live import LiveEngine
+from lab.engine.metrics import EngineMetrics
+from lab.engine.server import ApiServer
+from lab.engine.settings import Faults, LabSettings
+
+LOAD_SHARE = 0.8
+"""Share of the start-up time before the pool is sized; a crash at start comes there, as it does on vLLM."""
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Run `vllm …` until it is told to stop; return the exit code."""
+    return _start(parse_serve, arguments)
+
+
+def api_server(arguments: Sequence[str]) -> int:
+    """Run `python -m vllm.entrypoints.openai.api_server …`; return the exit code."""
+    return _start(parse_api_server, arguments)
+
+
+def _start(parse: Callable[[Sequence[str]], argparse.Namespace], arguments: Sequence[str]) -> int:
+    parsed = parse(arguments)
+    try:
+        config = resolve(parsed)
+    except ConfigError as error:
+        logs.log_failed_start(f"{type(error).__name__}: {error}")
+        return 1
+    logs.log_arguments(non_default(parsed))
+    return asyncio.run(_run(config, LabSettings.from_environ(), Faults.from_environ()))
+
+
+async def _run(config: EngineConfig, settings: LabSettings, faults: Faults) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    failed = await _load(config, settings, faults, stop)
+    if failed is not None:
+        return failed
+    metrics = EngineMetrics(config.served_name, config.limits.max_model_len, config.labels, faults)
+    engine = LiveEngine(config, settings.cost, metrics)
+    server = ApiServer(config, engine, metrics)
+    logs.log_serving(config, await server.listen())
+    statistics = asyncio.create_task(logs.log_stats(engine.scheduler, metrics.prompted, metrics.generated))
+    await stop.wait()
+    statistics.cancel()
+    await server.shut_down()
+    return 0
+
+
+async def _load(
+    config: EngineConfig, settings: LabSettings, faults: Faults, stop: asyncio.Event
+) -> int | None:
+    """Pass the start-up time; return an exit code if the engine does not come up."""
+    seconds = settings.startup_seconds + faults.slow_start_seconds
+    logs.log_engine_start(config)
+    if await _interrupted(stop, seconds * LOAD_SHARE):
+        return 1
+    message = faults.crash_message(config.limits.max_num_seqs)
+    if message is not None:
+        logs.log_failed_start(message)
+        return 1
+    if faults.never_ready:
+        await stop.wait()
+        return 1
+    logs.log_pool(config, seconds)
+    return 1 if await _interrupted(stop, seconds * (1 - LOAD_SHARE)) else None
+
+
+async def _interrupted(stop: asyncio.Event, seconds: float) -> bool:
+    """Wait; return whether the process was told to stop meanwhile."""
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[1:]))

@@ -1,0 +1,209 @@
+"""The API server: vLLM's endpoints over one live engine, and its ways to stop."""
+
+import asyncio
+import time
+from contextlib import suppress
+from functools import partial
+from itertools import count
+
+from lab.engine import openai
+from lab.engine.arguments import VERSION
+from lab.engine.config import EngineConfig
+from lab.engine.http import Connection, HttpRequest
+from lab.engine.live import LiveEngine
+from lab.engine.logs import log
+from lab.engine.metrics import EngineMetrics
+from lab.engine.requests import Request
+
+TEARDOWN_SECONDS = 1.2
+"""Between the abort and the exit: a real process was gone 1.5-2.1 s after SIGTERM (measured on 0.32.0)."""
+
+QUIET = {"/health", "/metrics", "/ping", "/version", "/load"}
+"""Handlers that vLLM's HTTP instrumentation leaves out."""
+
+
+class Answer:
+    """Writes one request's tokens to its connection, as a stream or at the end."""
+
+    def __init__(self, connection: Connection, writer: openai.Writer, *, cut_when_dead: bool) -> None:
+        self.request: Request | None = None
+        self._connection = connection
+        self._writer = writer
+        self._streams = writer.generation.streams
+        self._tokens: list[int] = []
+        self._cut_when_dead = cut_when_dead
+
+    def start(self) -> None:
+        """Send what precedes the first token."""
+        if self._streams:
+            self._connection.start_stream()
+            self._send(self._writer.first_event())
+
+    def on_token(self, token: int, finish_reason: str | None) -> None:
+        """Take one token of the engine."""
+        self._tokens.append(token)
+        if self._streams:
+            self._connection.send(self._writer.token_event(token, finish_reason))
+        if finish_reason is not None:
+            self._finish(finish_reason)
+
+    def refuse(self) -> None:
+        """Answer with 0 tokens and finish reason `abort`, as a draining vLLM does."""
+        if self._streams:
+            self._send(self._writer.abort_event())
+        self._finish("abort")
+
+    def on_dead(self) -> None:
+        """End with an error event or a cut body: clients of a real vLLM saw both."""
+        error = openai.error_body(openai.ENGINE_DEAD, "InternalServerError", 500)
+        if not self._streams:
+            self._connection.respond(500, error)
+        elif self._cut_when_dead:
+            self._connection.cut()
+        else:
+            self._send(b"data: " + error + b"\n\n")
+            self._send(openai.DONE)
+            self._connection.end_stream()
+
+    def _finish(self, finish_reason: str) -> None:
+        if not self._streams:
+            self._connection.respond(200, self._writer.body(self._tokens, finish_reason))
+            return
+        self._send(self._writer.usage_event(len(self._tokens)))
+        self._send(openai.DONE)
+        self._connection.end_stream()
+
+    def _send(self, event: bytes) -> None:
+        if event:
+            self._connection.send(event)
+
+
+class ApiServer:
+    """All connections of one engine process."""
+
+    def __init__(self, config: EngineConfig, engine: LiveEngine, metrics: EngineMetrics) -> None:
+        self.config = config
+        self.engine = engine
+        self.metrics = metrics
+        self.is_draining = False
+        self.connections: set[Connection] = set()
+        self._numbers = count(1)
+        self._server: asyncio.Server | None = None
+        self._routes = {
+            ("GET", "/health"): lambda connection: connection.respond(200, b""),
+            ("GET", "/ping"): lambda connection: connection.respond(200, b""),
+            ("GET", "/version"): lambda connection: connection.respond(
+                200, b'{"version":"%b"}' % VERSION.encode()
+            ),
+            ("GET", "/load"): lambda connection: connection.respond(200, b'{"server_load":0}'),
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/v1/models"): self._models,
+        }
+
+    async def listen(self) -> int:
+        """Start to listen; return the port."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self.answer, self.connections),
+            self.config.host,
+            self.config.port,
+            backlog=2048,
+        )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def answer(self, connection: Connection, request: HttpRequest) -> None:
+        """Answer one HTTP request."""
+        if request.path not in QUIET:
+            connection.on_answered = partial(self._count, request, time.monotonic())
+        if (request.method, request.path) in self._routes:
+            self._routes[request.method, request.path](connection)
+        elif request.method == "POST" and request.path in ("/v1/completions", "/v1/chat/completions"):
+            self._generate(connection, request)
+        else:
+            connection.respond(404, b'{"detail":"Not Found"}')
+
+    def _count(self, request: HttpRequest, started: float, status: int) -> None:
+        seconds = time.monotonic() - started
+        self.metrics.record_http(request.method, request.path, status, seconds, len(request.body))
+
+    def _generate(self, connection: Connection, request: HttpRequest) -> None:
+        is_chat = request.path.endswith("/chat/completions")
+        length = self.config.limits.max_model_len
+        try:
+            wanted = openai.parse_generation(request.body, self.config.served_name, length, is_chat=is_chat)
+        except openai.BadRequestError as error:
+            connection.respond(400, openai.error_body(str(error), "BadRequestError", 400))
+        except openai.UnknownModelError as error:
+            connection.respond(404, openai.error_body(str(error), "NotFoundError", 404))
+        else:
+            self._admit(connection, wanted)
+
+    def _admit(self, connection: Connection, wanted: openai.Generation) -> None:
+        if self._overflows():
+            error = openai.error_body("The request queue is full.", "ServiceUnavailableError", 503)
+            connection.respond(503, error)
+        else:
+            self._begin(connection, wanted)
+
+    def _begin(self, connection: Connection, wanted: openai.Generation) -> None:
+        number = next(self._numbers)
+        prefix = "chatcmpl" if wanted.is_chat else "cmpl"
+        writer = openai.Writer(wanted, f"{prefix}-{number:032x}")
+        answer = Answer(connection, writer, cut_when_dead=number % 2 == 1)
+        answer.start()
+        if self.is_draining:
+            self.metrics.record_abort()
+            answer.refuse()
+            return
+        request = self.engine.submit(wanted.tokens, wanted.max_tokens, answer)
+        connection.on_lost = partial(self.engine.abort, request)
+
+    def _overflows(self) -> bool:
+        """Return whether a queue limit refuses one more request, and count the refusal."""
+        reqs, tokens = self.config.max_num_queued_reqs, self.config.max_num_queued_tokens
+        if reqs is not None and self.engine.unfinished + 1 > reqs:
+            self.metrics.record_rejection("max_num_queued_reqs")
+            return True
+        if tokens is not None and self.engine.queued_tokens >= tokens:
+            self.metrics.record_rejection("max_num_queued_tokens")
+            return True
+        return False
+
+    def _metrics(self, connection: Connection) -> None:
+        text = self.metrics.text() if self.config.log_stats else ""
+        connection.respond(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
+
+    def _models(self, connection: Connection) -> None:
+        limits = self.config.limits
+        body = openai.model_list(self.config.served_name, self.config.model, limits.max_model_len)
+        connection.respond(200, body)
+
+    async def shut_down(self) -> None:
+        """Stop as vLLM does on SIGTERM: abort at once, or drain for `--shutdown-timeout` seconds."""
+        timeout = self.config.shutdown_timeout
+        log("APIServer", "launcher.py:254", "[shutdown] API server: shutdown triggered")
+        mode = "drain" if timeout else "abort"
+        log("EngineCore", "core.py:1635", f"[shutdown] EngineCore: start mode={mode} timeout={timeout}s")
+        if timeout:
+            await self._drain(timeout)
+        self._close()
+        log("APIServer", "launcher.py:282", "[shutdown] API server: signalling HTTP server shutdown")
+        await asyncio.sleep(TEARDOWN_SECONDS)
+
+    async def _drain(self, seconds: float) -> None:
+        """Let what is under way finish; new requests are refused, `/health` and `/metrics` go on."""
+        self.is_draining = True
+        requests = self.engine.unfinished
+        if requests:
+            text = f"[shutdown] EngineCore: draining in-flight requests count={requests} timeout={seconds}s"
+            log("EngineCore", "core.py:1660", text)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.engine.idle.wait(), seconds)
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.engine.stop()
+        for connection in list(self.connections):
+            if not connection.is_busy:
+                connection.cut()
