@@ -1,0 +1,295 @@
+"""The chart on a real API server: installed under the restricted level, upgraded, uninstalled."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chart.generated import CHART, NAMESPACE, ROOT, Permission, permissions
+from chart.rendering import RELEASE, Values, helm, kustomize, pod_of, render
+from chart.test_configuration import EVERYTHING
+from lab.cluster.api import ApiError
+from lab.cluster.light import LightCluster
+
+pytestmark = pytest.mark.light
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+CRD = "kvremediations.kvmedic.io"
+EVERY_OBJECT = {"replicas": 2, "podDisruptionBudget": {"enabled": True}, "networkPolicy": {"enabled": True}}
+WATCHED, OTHER = "serving", "elsewhere"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LightCluster]:
+    """An API server of this module's own, because the chart's objects are cluster-wide."""
+    with LightCluster(controllers=True, kwok=True) as light:
+        light.create_namespace(NAMESPACE, RESTRICTED)
+        light.create_namespace(WATCHED)
+        light.create_namespace(OTHER)
+        yield light
+
+
+def run(cluster: LightCluster, *arguments: str, values: Values | None = None) -> str:
+    """helm against the cluster; its output."""
+    done = helm([*arguments, "--kubeconfig", str(cluster.kubeconfig), "--namespace", NAMESPACE], values)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def install(cluster: LightCluster, values: Values | None = None) -> str:
+    """Install or upgrade, and wait until the operator's (simulated) pods are Ready."""
+    return run(
+        cluster, "upgrade", "--install", RELEASE, str(CHART), "--wait", "--timeout=60s", values=values or {}
+    )
+
+
+@pytest.fixture
+def installed(cluster: LightCluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """An installation with the values that the test names; what helm said."""
+    yield install(cluster, getattr(request, "param", None))
+    run(cluster, "uninstall", RELEASE, "--wait")
+
+
+def pod(values: Values) -> dict[str, Any]:
+    """The operator's pod as the Deployment's controller would make it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "operator", "namespace": NAMESPACE},
+        "spec": pod_of(render(values)) | {"serviceAccountName": "default"},
+    }
+
+
+def try_out(cluster: LightCluster, body: dict[str, Any]) -> None:
+    """Ask the API server what it would say to a pod."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    cluster.api.request("POST", path, params={"dryRun": "All"}, json=body)
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "every source option"])
+def test_the_pod_passes_the_restricted_level(cluster: LightCluster, values: Values) -> None:
+    try_out(cluster, pod(values))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("allowPrivilegeEscalation", True), ("capabilities", {}), ("runAsUser", 0)],
+)
+def test_the_level_is_really_enforced(cluster: LightCluster, field: str, value: object) -> None:
+    loose = copy.deepcopy(pod({}))
+    loose["spec"]["containers"][0]["securityContext"][field] = value
+
+    with pytest.raises(ApiError, match="violates PodSecurity"):
+        try_out(cluster, loose)
+
+
+def test_the_notes_tell_the_next_two_commands(installed: str) -> None:
+    assert "kubectl apply -f -" in installed
+    assert "kubectl get kvr -A" in installed
+    assert "create configmap kvmedic-stop" in installed
+    assert "No metrics source is configured" in installed
+
+
+@pytest.mark.parametrize("installed", [EVERYTHING], indirect=True)
+def test_the_resource_in_the_notes_is_one_that_the_api_server_takes(
+    cluster: LightCluster, installed: str
+) -> None:
+    shown = (
+        installed.partition("<<'EOF'\n")[2].partition("EOF")[0].replace("MY-", "my-").replace("LLM", "llm")
+    )
+    manifest = shown.replace("my-NAMESPACE", WATCHED)
+
+    cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", _file(cluster, manifest))
+
+    assert "No metrics source" not in installed
+
+
+def _file(cluster: LightCluster, text: str) -> str:
+    path = Path(cluster.directory) / "manifest.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("installed", [EVERY_OBJECT], indirect=True)
+def test_every_object_is_taken_and_the_replicas_become_ready(cluster: LightCluster, installed: str) -> None:
+    deployment = cluster.api.get("Deployment", RELEASE, NAMESPACE)
+
+    assert installed
+    assert deployment["status"]["readyReplicas"] == 2
+    assert cluster.api.get("PodDisruptionBudget", RELEASE, NAMESPACE)["spec"]["maxUnavailable"] == 1
+    assert cluster.api.get("NetworkPolicy", RELEASE, NAMESPACE)
+
+
+def test_uninstalling_leaves_the_crd_and_the_resources_and_installing_takes_them_up_again(
+    cluster: LightCluster,
+) -> None:
+    install(cluster)
+    manifest = {
+        "apiVersion": "kvmedic.io/v1alpha1",
+        "kind": "KVRemediation",
+        "metadata": {"name": "kept", "namespace": WATCHED},
+        "spec": {"targetRef": {"name": "llm"}},
+    }
+    cluster.apply(manifest, WATCHED)
+
+    run(cluster, "uninstall", RELEASE, "--wait")
+    left = cluster.api.get("KVRemediation", "kept", WATCHED)
+    install(cluster)
+
+    assert cluster.api.get("KVRemediation", "kept", WATCHED)["metadata"]["uid"] == left["metadata"]["uid"]
+    cluster.api.delete("KVRemediation", "kept", WATCHED)
+    run(cluster, "uninstall", RELEASE, "--wait")
+
+
+def test_an_upgrade_brings_the_crd_of_its_own_version(cluster: LightCluster) -> None:
+    install(cluster)
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD}"
+    older = cluster.api.request("GET", path)
+    older["spec"]["names"]["shortNames"] = ["older"]
+    cluster.api.request("PUT", path, json=older)
+
+    install(cluster, {"replicas": 2})
+
+    names = cluster.api.request("GET", path)["spec"]["names"]
+    run(cluster, "uninstall", RELEASE, "--wait")
+    assert names["shortNames"] == ["kvr"]
+
+
+NEVER = (
+    ("get", "", "secrets", ""),
+    ("list", "", "secrets", ""),
+    ("get", "", "configmaps", "kvmedic-config"),
+    ("create", "", "configmaps", ""),
+    ("delete", "", "configmaps", "kvmedic-stop"),
+    ("create", "", "pods", ""),
+    ("create", "", "pods/exec", ""),
+    ("create", "", "pods/eviction", ""),
+    ("get", "", "pods/log", ""),
+    ("get", "", "pods/proxy", ""),
+    ("get", "", "nodes", ""),
+    ("patch", "", "services", ""),
+    ("create", "apps", "deployments", ""),
+    ("delete", "apps", "deployments", ""),
+    ("patch", "apps", "deployments/scale", ""),
+    ("patch", "apps", "replicasets", ""),
+    ("create", "kvmedic.io", "kvremediations", ""),
+    ("delete", "kvmedic.io", "kvremediations", ""),
+    ("update", "coordination.k8s.io", "leases", "another"),
+    ("list", "apiextensions.k8s.io", "customresourcedefinitions", ""),
+    ("impersonate", "", "serviceaccounts", ""),
+    ("create", "rbac.authorization.k8s.io", "rolebindings", ""),
+)
+"""Verb, group, resource and name of some of what nothing of the operator's should ever ask for."""
+
+
+def allowed(cluster: LightCluster, verb: str, row: Permission, namespace: str) -> bool:
+    """Whether the operator's ServiceAccount may, as the API server's authorizer sees it."""
+    resource, _, subresource = row.resource.partition("/")
+    attributes = {
+        "verb": verb,
+        "group": row.group,
+        "resource": resource,
+        "subresource": subresource,
+        "namespace": namespace,
+        "name": row.names[0] if row.names else "",
+    }
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": f"system:serviceaccount:{NAMESPACE}:{RELEASE}",
+            "groups": [
+                "system:serviceaccounts",
+                f"system:serviceaccounts:{NAMESPACE}",
+                "system:authenticated",
+            ],
+            "resourceAttributes": attributes,
+        },
+    }
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    return bool(cluster.api.request("POST", path, json=review)["status"]["allowed"])
+
+
+@pytest.mark.parametrize(
+    ("installed", "reach"),
+    [(None, {WATCHED, OTHER}), ({"watchNamespaces": [WATCHED]}, {WATCHED})],
+    ids=["cluster-wide", "one namespace"],
+    indirect=["installed"],
+)
+def test_the_service_account_may_do_what_the_table_says_where_it_says(
+    cluster: LightCluster, installed: str, reach: set[str]
+) -> None:
+    assert installed
+    for row in permissions():
+        for grant in row.grants:
+            where = {NAMESPACE} if row.scope == "own" else reach
+            for namespace in (WATCHED, OTHER):
+                expected = namespace in where
+                assert allowed(cluster, grant.verb, row, namespace) is expected, (row, grant, namespace)
+            if row.scope == "own":
+                assert allowed(cluster, grant.verb, row, NAMESPACE), (row, grant)
+
+
+def test_the_service_account_may_do_nothing_else(cluster: LightCluster, installed: str) -> None:
+    given = [
+        (verb, group, resource)
+        for verb, group, resource, name in NEVER
+        if allowed(cluster, verb, Permission("own", group, resource, (name,) if name else (), ()), NAMESPACE)
+    ]
+
+    assert installed
+    assert given == []
+
+
+def test_who_may_view_or_edit_a_namespace_may_view_or_edit_its_resources(
+    cluster: LightCluster, installed: str
+) -> None:
+    account = f"system:serviceaccount:{WATCHED}:default"
+
+    def may(role: str, verb: str, *resource: str) -> bool:
+        cluster.kubectl(
+            "create",
+            "rolebinding",
+            role,
+            f"--clusterrole={role}",
+            f"--serviceaccount={WATCHED}:default",
+            "-n",
+            WATCHED,
+        )
+        argv = ["auth", "can-i", verb, *resource, "-n", WATCHED, f"--as={account}"]
+        try:
+            return cluster.kubectl(*argv).strip() == "yes"
+        except subprocess.CalledProcessError:
+            return False
+        finally:
+            cluster.kubectl("delete", "rolebinding", role, "-n", WATCHED)
+
+    kind = "kvremediations.kvmedic.io"
+    assert installed
+    assert may("view", "get", kind)
+    assert not may("view", "create", kind)
+    assert may("edit", "create", kind)
+    assert may("edit", "update", kind)
+    assert not may("edit", "update", kind, "--subresource=status")
+
+
+def test_the_kustomize_base_is_taken_under_the_restricted_level(cluster: LightCluster) -> None:
+    base = kustomize()
+    pod = base["Deployment", RELEASE]["spec"]["template"]["spec"] | {"serviceAccountName": "default"}
+
+    try_out(
+        cluster,
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": NAMESPACE}, "spec": pod},
+    )
+    answer = cluster.kubectl(
+        "apply", "--server-side", "--dry-run=server", "--force-conflicts", "-k", str(ROOT / "deploy")
+    )
+
+    assert f"deployment.apps/{RELEASE} serverside-applied" in answer
+    assert json.dumps(base["Namespace", NAMESPACE]["metadata"]["labels"]).count("restricted") == 1
