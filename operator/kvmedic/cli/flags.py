@@ -27,6 +27,7 @@ from kvmedic.manifests.splice import spliced
 
 app = typer.Typer(no_args_is_help=True)
 
+UNREADABLE = 2
 REFUSED = 3
 
 
@@ -173,9 +174,14 @@ def _read(file: str) -> str:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return data.decode("utf-8")
     except OSError as error:
-        raise typer.BadParameter(f"{file}: {error.strerror}", param_hint="--file") from error
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"{file} is not UTF-8 text", param_hint="--file") from error
+        return _unreadable(f"{file}: {error.strerror}")
+    except UnicodeDecodeError:
+        return _unreadable(f"{file} is not UTF-8 text")
+
+
+def _unreadable(message: str) -> NoReturn:
+    _note(f"unreadable file: {message}")
+    raise typer.Exit(UNREADABLE)
 
 
 def _write(text: str) -> None:

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvmedic import __version__
+from kvmedic.cli.app import SUBCOMMANDS, app_for
+
+MANIFEST = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: chat}
+spec:
+  template:
+    spec:
+      containers:
+      - {name: proxy, image: envoy}
+      - name: vllm
+        image: vllm/vllm-openai:v0.32.0   # engine
+        command: [vllm, serve]
+        args:
+        - /models/tiny
+        - --max-num-seqs
+        - "64"    # cap
+        - --gpu_memory_utilization=.9
+        - --no-enable-prefix-caching
+        - "--api-key=s3cret"
+"""
+
+
+def kvmedic(*arguments: str, text: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(app_for(arguments), list(arguments), input=text)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.yaml"
+    path.write_bytes(MANIFEST.encode())
+    return path
+
+
+def test_show_gives_typed_values_by_the_engines_names(manifest: Path) -> None:
+    result = kvmedic("flags", "show", "-f", str(manifest), "-o", "json")
+
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "containers": {
+            "vllm": {"max_num_seqs": 64, "gpu_memory_utilization": 0.9, "enable_prefix_caching": False}
+        }
+    }
+
+
+def test_show_names_the_token_of_each_flag_and_no_secret(manifest: Path) -> None:
+    result = kvmedic("flags", "show", "-f", str(manifest))
+
+    assert result.stdout.splitlines() == [
+        "container vllm of Deployment/chat",
+        "  max_num_seqs             64               args[2]",
+        "  gpu_memory_utilization   0.9              args[3]",
+        "  enable_prefix_caching    false            args[4]",
+    ]
+
+
+def test_show_of_several_objects_has_each_container() -> None:
+    text = (
+        MANIFEST + "---\n" + MANIFEST.replace("chat", "code").replace("vllm\n", "coder\n").replace("64", "8")
+    )
+
+    result = kvmedic("flags", "show", "-f", "-", "-o", "json", text=text)
+
+    shown = json.loads(result.stdout)["containers"]
+    assert {name: flags["max_num_seqs"] for name, flags in shown.items()} == {"vllm": 64, "coder": 8}
+
+
+def test_show_says_that_a_file_is_read_besides() -> None:
+    result = kvmedic(
+        "flags", "show", "-f", "-", text=MANIFEST + "        - --config\n        - /etc/c.yaml\n"
+    )
+
+    assert result.exit_code == 0
+    assert "also reads /etc/c.yaml" in result.stderr
+
+
+def test_show_says_when_nothing_is_given() -> None:
+    pod = "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, command: [vllm, serve, m]}]}\n"
+
+    result = kvmedic("flags", "show", "-f", "-", text=pod)
+
+    assert "no flag that kvmedic knows" in result.stdout
+    assert json.loads(kvmedic("flags", "show", "-f", "-", "-o", "json", text=pod).stdout) == {
+        "containers": {"c": {}}
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["max_num_seqs", "max-num-seqs", "--max-num-seqs", "--max_num_seqs", "maxNumSeqs"]
+)
+def test_set_takes_a_name_in_every_spelling(manifest: Path, name: str) -> None:
+    arguments = ["flags", "set", "-f", str(manifest), "--", f"{name}=16"]
+
+    result = kvmedic(*arguments)
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout_bytes == MANIFEST.replace('"64"', '"16"').encode()
+    assert "args[2] of container vllm of Deployment/chat: '64' -> '16'" in result.stderr
+
+
+def test_set_reads_standard_input_and_keeps_its_bytes() -> None:
+    text = b"\xef\xbb\xbf" + MANIFEST.replace("\n", "\r\n").rstrip().encode()
+
+    result = kvmedic("flags", "set", "enable_prefix_caching=true", "-f", "-", text=text)
+
+    assert result.stdout_bytes == text.replace(b"--no-enable", b"--enable")
+
+
+def test_set_to_the_value_that_is_there_prints_the_manifest_as_it_is(manifest: Path) -> None:
+    result = kvmedic("flags", "set", "gpu_memory_utilization=0.90", "-f", str(manifest))
+
+    assert result.exit_code == 0
+    assert result.stdout_bytes == MANIFEST.encode()
+    assert "already" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["max_num_seqs=1k"], "invalid int value: '1k'"),
+        (["max_num_sequences=4"], "did you mean max_num_seqs"),
+        (["zzz=4"], "known are max_num_seqs"),
+        (["no_enable_prefix_caching=true"], "did you mean enable_prefix_caching"),
+        (["swap_space=4"], "vLLM 0.32.0 does not have --swap-space"),
+        (["watermark=0.1", "--engine-version", "0.20.2"], "vLLM 0.20.2 does not have --watermark"),
+        (["max_num_seqs=4", "--container", "proxy"], "no container starts vLLM"),
+        (["max_num_seqs=4", "--name", "code"], "no container of that name"),
+    ],
+)
+def test_a_refusal_exits_3_with_its_reason_and_prints_no_manifest(
+    manifest: Path, arguments: list[str], said: str
+) -> None:
+    result = kvmedic("flags", "set", *arguments, "-f", str(manifest))
+
+    assert result.exit_code == 3
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", [["show"], ["set", "max_num_seqs=4"]])
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("command: [vllm, serve]", 'command: [sh, -c, "vllm serve m"]', "script of the shell `sh`"),
+        ('"64"', "64", "args[2] is the number 64"),
+        ('"64"', '"64k"', "invalid int value: '64k'"),
+        ("args:", "args: &a", "has a YAML anchor"),
+        ("spec:", "spec: {", "not readable as YAML"),
+    ],
+)
+def test_what_is_broken_is_refused_by_both(command: list[str], old: str, new: str, said: str) -> None:
+    result = kvmedic("flags", *command, "-f", "-", text=MANIFEST.replace(old, new, 1))
+
+    if said == "has a YAML anchor" and command == ["show"]:
+        assert result.exit_code == 0
+    else:
+        assert result.exit_code == 3
+        assert said in result.stderr
+    assert "s3cret" not in result.stderr
+
+
+def test_of_two_containers_of_one_name_none_is_shown() -> None:
+    result = kvmedic("flags", "show", "-f", "-", text=MANIFEST + "---\n" + MANIFEST)
+
+    assert result.exit_code == 3
+    assert "2 containers could be meant" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["set", "max_num_seqs"], "is not NAME=VALUE"),
+        (["set", "=4"], "is not NAME=VALUE"),
+        (["set"], "Missing argument"),
+        (["show", "--engine-version", "latest"], "is not a version"),
+    ],
+)
+def test_wrong_usage_exits_2(manifest: Path, arguments: list[str], said: str) -> None:
+    result = kvmedic("flags", *arguments, "-f", str(manifest))
+
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    missing = kvmedic("flags", "show", "-f", str(tmp_path / "none.yaml"))
+    (tmp_path / "odd").write_bytes(b"\xff\xfe\x00")
+    odd = kvmedic("flags", "show", "-f", str(tmp_path / "odd"))
+
+    assert (missing.exit_code, odd.exit_code) == (2, 2)
+    assert "No such file" in missing.stderr
+    assert "not UTF-8" in odd.stderr
+
+
+def test_version_and_help() -> None:
+    assert kvmedic("--version").stdout == f"kvmedic {__version__}\n"
+    listed = kvmedic("--help").stdout
+    assert all(name in listed for name in SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_subcommand_has_help_of_its_own(name: str) -> None:
+    result = kvmedic(name, "--help")
+
+    assert result.exit_code == 0
+    assert f"kvmedic {name}" in result.stdout or "Usage" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["flags", "show", "-f", "-"]])
+def test_neither_help_nor_flags_load_the_operator(arguments: list[str]) -> None:
+    heavy = {"kopf", "kubernetes", "httpx", "requests"}
+    code = (
+        "import sys; from kvmedic.cli.app import app_for; a = sys.argv[1:]\n"
+        "try: app_for(a)(a)\n"
+        "except SystemExit: pass\n"
+        f"print(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+
+    run = subprocess.run(command, input=MANIFEST, capture_output=True, text=True, check=True)
+
+    assert run.stderr.splitlines()[-1] == "[]"
+    assert run.stdout
