@@ -141,6 +141,29 @@ def test_a_walk_turned_round_anywhere_brings_the_old_setting_back_and_loses_nobo
     assert model.fewest >= replicas
 
 
+@given(replicas=st.integers(1, 5), after=EVENTS)
+@MANY
+def test_a_walk_turned_round_with_every_replica_new_gets_a_spare_of_the_old_setting_first(replicas, after):
+    model = Model.healthy(replicas)
+    walker = Walker(model, "new")
+    round_ = 0
+    while any(p.revision == "old" for p in model.pods):
+        for act in range(ACTS):
+            happen(model, act, round_)
+        walker.tick()
+        round_ += 1
+    back = Walker(model, "old")
+    back.pulsed_at = walker.pulsed_at
+
+    run_to_end(back, after)
+
+    assert isinstance(back.ended, Settled)
+    assert [p.revision for p in model.pods] == ["old"] * replicas
+    assert model.fields == OWN_FIELDS
+    assert model.lost_in_rotation == []
+    assert model.fewest >= replicas
+
+
 @given(replicas=st.integers(1, 5), events=EVENTS)
 @MANY
 def test_a_canary_that_crashes_is_undone_and_no_old_replica_is_touched(replicas, events):

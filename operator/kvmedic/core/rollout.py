@@ -348,12 +348,24 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
         return Revert(order.edit, order.recorded)
     if not leaving:
         return _await_pod(fleet, order, now) or Revert(order.edit, order.recorded)
+    if _lacks_spare(fleet, order):
+        return Retarget(order.edit, frozen(max_unavailable=0, paused=True))
     victim = chosen(leaving, order.victim)
     if waiting := _drain(fleet, victim, order):
         return waiting
     if len(leaving) == 1 and fleet.desired(order.toward) >= fleet.replicas:
         return Revert(order.edit, order.recorded)
     return Retarget(order.edit, frozen(max_unavailable=0, paused=True))
+
+
+def _lacks_spare(fleet: Fleet, order: Order) -> bool:
+    """Return whether every replica runs the template that is to be left, and nothing else is there.
+
+    Nobody may be drained then, since nobody carries on in its place; and nobody can go either when
+    the template is put back, since the controller first has one pod of it to add.
+    """
+    told = sum(rs.desired for rs in fleet.replica_sets)
+    return fleet.desired(order.toward) == 0 and told <= fleet.replicas
 
 
 def _await_pod(fleet: Fleet, order: Order, now: datetime) -> Wait | None:

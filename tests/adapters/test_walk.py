@@ -1,0 +1,251 @@
+"""The whole frozen rollout on the real deployment controller, with simulated pods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from kvmedic.cluster.workloads import unclaim
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.moves import Cordon, Failed, Settled
+from kvmedic.core.reasons import Reason
+from kvmedic.kube.client import Limits, connect
+from lab.cluster.light import LightCluster, gpus
+from lab.cluster.simulation import behaviour
+from live_fleet import EDIT, LiveFleet, Walker, is_whole, walker, witnessed
+
+pytestmark = pytest.mark.light
+
+
+@pytest.fixture
+async def live(light: LightCluster, namespace: str) -> AsyncIterator[LiveFleet]:
+    async with await connect(light.kubeconfig, Limits(per_second=500, burst=500)) as client:
+        yield LiveFleet(light, client, namespace)
+
+
+def text(spec: dict[str, Any]) -> str:
+    return json.dumps(spec, sort_keys=True)
+
+
+def with_edit(spec: dict[str, Any]) -> dict[str, Any]:
+    changed = json.loads(json.dumps(spec))
+    changed["template"] = EDIT.apply(changed["template"])
+    return dict(changed)
+
+
+async def stopped_after(forward: Walker, effects: int) -> None:
+    """Let a walk die right after so many effects."""
+    while len(forward.effects()) < effects:
+        await forward.step()
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+async def test_every_replica_is_drained_before_it_goes(live: LiveFleet, replicas: int) -> None:
+    await live.serving(replicas)
+    forward = walker(live, await live.look())
+
+    async with witnessed(live) as witness:
+        end = await forward.walk()
+
+    assert isinstance(end, Settled)
+    assert forward.effects() == [
+        "Freeze",
+        "Pause",
+        *["Cordon", "Pulse", "Pause"] * replicas,
+        "Restore",
+        "Settled",
+    ]
+    assert len(witness.gone) == replicas
+    assert witness.undrained() == []
+    assert witness.fewest >= replicas
+    assert is_whole(await live.fleet())
+
+
+OWN_FIELDS: list[dict[str, Any]] = [
+    {},
+    {"minReadySeconds": 1, "progressDeadlineSeconds": 300},
+    {"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}},
+    {
+        "strategy": {"rollingUpdate": {"maxSurge": "50%", "maxUnavailable": 0}},
+        "progressDeadlineSeconds": 2147483647,
+    },
+    {"paused": False, "minReadySeconds": 0, "revisionHistoryLimit": 2},
+]
+
+
+@pytest.mark.parametrize("own", OWN_FIELDS, ids=text)
+async def test_there_and_back_the_spec_is_the_same_byte_for_byte(
+    live: LiveFleet, own: dict[str, Any]
+) -> None:
+    await live.serving(1, **own)
+    before = live.deployment()
+    forward = walker(live, await live.look())
+
+    await forward.walk()
+    there = live.deployment()
+    await forward.back().walk()
+    await unclaim(live.client, await live.fleet())
+    back = live.deployment()
+
+    assert text(there["spec"]) == text(with_edit(before["spec"]))
+    assert text(back["spec"]) == text(before["spec"])
+    assert [name for name in back["metadata"]["annotations"] if "kvmedic" in name] == []
+
+
+BAD = behaviour(mode="crash", mode_when="--max-num-seqs=16")
+
+
+async def test_a_canary_that_crashes_goes_and_nobody_else_does(live: LiveFleet) -> None:
+    await live.serving(3, BAD)
+    before = live.deployment()
+    forward = walker(live, await live.look())
+
+    async with witnessed(live) as witness:
+        failed = await forward.walk()
+        end = await forward.back().walk()
+
+    assert isinstance(failed, Failed)
+    assert failed.reason is Reason.CANARY_FAILED
+    assert isinstance(end, Settled)
+    assert [_args(pod) for pod in witness.gone] == [EDIT.after]
+    assert witness.fewest == 3
+    assert text(live.deployment()["spec"]) == text(before["spec"])
+
+
+async def test_a_spare_that_no_node_takes_goes_and_nobody_else_does(
+    private_light: Callable[..., LightCluster],
+) -> None:
+    light = private_light(controllers=True, kwok=True, node_gpus=2)
+    namespace = light.create_namespace("full")
+    async with await connect(light.kubeconfig, Limits(per_second=500, burst=500)) as client:
+        live = LiveFleet(light, client, namespace)
+        await live.serving(2, resources=gpus(1))
+        before = live.deployment()
+        forward = walker(live, await live.look(), spare_limit=timedelta(seconds=1))
+
+        async with witnessed(live) as witness:
+            failed = await forward.walk()
+            end = await forward.back().walk()
+
+        assert isinstance(failed, Failed)
+        assert failed.reason is Reason.SPARE_UNSCHEDULABLE
+        assert isinstance(end, Settled)
+        assert [_args(pod) for pod in witness.gone] == [EDIT.after]
+        assert witness.fewest == 2
+        assert text(live.deployment()["spec"]) == text(before["spec"])
+
+
+@pytest.mark.parametrize("effects", range(1, 10))
+async def test_from_everywhere_the_way_back_takes_only_drained_replicas(
+    live: LiveFleet, effects: int
+) -> None:
+    await live.serving(2)
+    before = live.deployment()
+    forward = walker(live, await live.look())
+
+    async with witnessed(live) as witness:
+        await stopped_after(forward, effects)
+        end = await forward.back().walk()
+
+    assert isinstance(end, Settled)
+    assert witness.undrained() == []
+    assert witness.fewest >= 2
+    assert text(live.deployment()["spec"]) == text(before["spec"])
+    assert is_whole(await live.until(is_whole, "whole again"))
+
+
+@pytest.mark.parametrize("effects", range(1, 10))
+async def test_whoever_takes_over_finds_its_way(live: LiveFleet, effects: int) -> None:
+    """A second operator knows the record: the claim, the victim, and when the last assignment was."""
+    await live.serving(2)
+    forward = walker(live, await live.look())
+
+    async with witnessed(live) as witness:
+        await stopped_after(forward, effects)
+        await asyncio.sleep(1.5)
+        second = Walker(live, forward.order, forward.claim_of)
+        end = await second.walk()
+
+    assert isinstance(end, Settled)
+    assert len(witness.gone) == 2
+    assert witness.undrained() == []
+    assert witness.fewest >= 2
+
+
+async def test_two_operators_at_once_take_only_drained_replicas(live: LiveFleet) -> None:
+    """Both believe in their claim and look at nothing else: only the tests in the patches keep them apart."""
+    await live.serving(3)
+    seen = await live.look()
+    first, second = walker(live, seen), walker(live, seen)
+    second.claim_of = "other/run/{}".format
+
+    async with witnessed(live) as witness:
+        ends = await asyncio.gather(first.walk(), second.walk())
+
+    assert all(isinstance(end, Settled) for end in ends)
+    assert first.conflicts + second.conflicts > 0
+    assert len(witness.gone) == 3
+    assert witness.undrained() == []
+    assert witness.fewest >= 3
+
+
+async def test_a_replica_that_is_not_ready_goes_first(live: LiveFleet) -> None:
+    whole = await live.serving(3)
+    forward = walker(live, await live.look())
+    await stopped_after(forward, 2)
+    sick = max(pod.name for pod in whole.pods)
+    live.patch_pod(sick, {"metadata": {"annotations": behaviour(mode="unready")}})
+    await live.until(lambda fleet: fleet.in_rotation == 3, "the canary carries on for the sick one")
+
+    async with witnessed(live) as witness:
+        end = await forward.walk()
+
+    assert isinstance(end, Settled)
+    assert witness.gone[0]["metadata"]["name"] == sick
+    assert witness.undrained() == []
+    assert witness.fewest >= 3
+
+
+async def test_a_peer_that_fails_right_before_the_pulse_does_not_go_undrained(live: LiveFleet) -> None:
+    await live.serving(3)
+    forward = walker(live, await live.look())
+
+    async with witnessed(live) as witness:
+        await stopped_after(forward, 3)
+        assert isinstance(forward.moves[-1], Cordon)
+        peer = next(
+            p for p in (await live.fleet()).pods if p.in_rotation and p.revision == forward.order.away
+        )
+        live.patch_pod(peer.name, {"metadata": {"annotations": behaviour(mode="unready")}})
+        await live.until(lambda seen: not _pod(seen, peer.name).ready, "a peer fails")
+        end = await forward.walk()
+
+    assert isinstance(end, Settled)
+    assert witness.undrained() == []
+
+
+async def test_scaled_to_nothing_in_the_middle_there_is_a_way_back(live: LiveFleet) -> None:
+    await live.serving(2)
+    before = live.deployment()
+    forward = walker(live, await live.look())
+    await stopped_after(forward, 5)
+    live.patch({"spec": {"replicas": 0}})
+
+    end = await forward.back().walk()
+
+    spec = live.deployment()["spec"]
+    assert isinstance(end, Settled)
+    assert text({**spec, "replicas": 2}) == text(before["spec"])
+
+
+def _args(pod: dict[str, Any]) -> str:
+    return str(pod["spec"]["containers"][0]["args"][EDIT.index])
+
+
+def _pod(fleet: Fleet, name: str) -> Any:
+    return next(pod for pod in fleet.pods if pod.name == name)

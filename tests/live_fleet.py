@@ -1,0 +1,315 @@
+"""A fleet on the light tier, a walker that moves it as the reconcile loop does, and a witness of what went.
+
+The walker keeps what a run's record keeps (victim, claim, time of the last assignment) and nothing else, so
+it can be thrown away and made anew at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+
+from kvmedic.cluster.rotation import move_pod
+from kvmedic.cluster.snapshot import Snapshot, snapshot
+from kvmedic.cluster.workloads import assign, notes_on
+from kvmedic.core.edit import Field, TokenEdit
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.moves import Cordon, DeletePod, Failed, Move, Refused, Settled, Uncordon, Wait
+from kvmedic.core.policy import RotationLabel, TargetRef
+from kvmedic.core.rollout import Drain, Order, Victim, next_move
+from kvmedic.core.template import template_hash
+from kvmedic.kube.client import Client
+from kvmedic.kube.errors import Conflict
+from lab.cluster.light import LightCluster
+
+NAME = "llm"
+LABEL = RotationLabel("serving", "draining")
+TARGET = TargetRef("Deployment", NAME, "vllm")
+ARGS = ["serve", "/model", "--max-num-seqs=64", "--port=8000"]
+EDIT = TokenEdit("vllm", 0, Field.ARGS, 2, "--max-num-seqs=64", "--max-num-seqs=16")
+POLL_SECONDS = 0.05
+
+
+def deployment(
+    replicas: int,
+    annotations: dict[str, str] | None = None,
+    resources: dict[str, Any] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """A Deployment whose pods are taken out of rotation by the label `serving`."""
+    image = "vllm/vllm-openai:v0.32.0"
+    container = {"name": "vllm", "image": image, "args": ARGS, "resources": resources or {}}
+    template = {
+        "metadata": {"labels": {"app": NAME, "serving": "true"}, "annotations": annotations or {}},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 1},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": NAME},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": NAME}},
+            "template": template,
+            **spec,
+        },
+    }
+
+
+def service(name: str = NAME, **selector: str) -> dict[str, Any]:
+    """A Service over the fleet; by default it selects the rotation label."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": selector or {"app": NAME, "serving": "true"}, "ports": [{"port": 80}]},
+    }
+
+
+@dataclass
+class LiveFleet:
+    """A Deployment and its Service in a namespace of the light tier."""
+
+    light: LightCluster
+    client: Client
+    namespace: str
+
+    async def look(self) -> Snapshot:
+        """The fleet as it is now."""
+        seen = await snapshot(self.client, self.namespace, TARGET, LABEL)
+        assert seen is not None
+        return seen
+
+    async def fleet(self) -> Fleet:
+        """The fleet as it is now, without its template."""
+        return (await self.look()).fleet
+
+    async def until(self, holds: Callable[[Fleet], bool], what: str, seconds: float = 20) -> Fleet:
+        """Wait for a state of the fleet."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            fleet = await self.fleet()
+            if holds(fleet):
+                return fleet
+            assert asyncio.get_running_loop().time() < deadline, f"{what} within {seconds} s: {fleet}"
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def serving(self, replicas: int, annotations: dict[str, str] | None = None, **spec: Any) -> Fleet:
+        """Create the Deployment and its Service, and wait until every replica is in rotation."""
+        self.light.api.create(service(), self.namespace)
+        self.light.api.create(deployment(replicas, annotations, **spec), self.namespace)
+        return await self.until(is_whole, f"{replicas} replicas in rotation")
+
+    def deployment(self) -> dict[str, Any]:
+        """The Deployment's object, by another client than the one under test."""
+        return self.light.api.get("Deployment", NAME, self.namespace)
+
+    def patch(self, patch: dict[str, Any]) -> dict[str, Any]:
+        """A person's edit of the Deployment."""
+        return self.light.api.patch("Deployment", NAME, patch, self.namespace)
+
+    def pod(self, name: str) -> dict[str, Any]:
+        """A pod's object."""
+        return self.light.api.get("Pod", name, self.namespace)
+
+    def patch_pod(self, name: str, patch: dict[str, Any]) -> dict[str, Any]:
+        """A person's edit of a pod."""
+        return self.light.api.patch("Pod", name, patch, self.namespace)
+
+
+def is_whole(fleet: Fleet) -> bool:
+    """Whether every replica is Ready, Available and in rotation, and nothing else is there."""
+    available = sum(each.available for each in fleet.replica_sets)
+    return (
+        fleet.observed
+        and len(fleet.pods) == fleet.replicas == available == fleet.in_rotation == fleet.ready
+        and fleet.replicas > 0
+    )
+
+
+@dataclass
+class Walker:
+    """Moves a fleet as the reconcile loop does, with the memory that a run's record has."""
+
+    live: LiveFleet
+    order: Order
+    claim_of: Callable[[int], str]
+    sequence: int = 0
+    moves: list[Move] = field(default_factory=list)
+    conflicts: int = 0
+    on_step: Callable[[Fleet, Move], Awaitable[None]] | None = None
+
+    async def walk(self, seconds: float = 60) -> Settled | Failed | Refused:
+        """Move on until there is nothing more to do. On the way back a refusal is waited out."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < deadline:
+            move = await self.step()
+            if isinstance(move, Settled | Failed) or (isinstance(move, Refused) and not self.order.repairs):
+                return move
+            await asyncio.sleep(POLL_SECONDS)
+        raise AssertionError(f"not at the end after {seconds} s; last moves {self.names()[-12:]}")
+
+    async def step(self) -> Move:
+        """Look, decide, and carry one move out."""
+        seen = await self.live.look()
+        self.sequence = max(self.sequence, _sequence(seen.fleet.fence))
+        victim = self.order.victim
+        order = replace(self.order, drain=_drain(seen.fleet, victim))
+        move = next_move(seen.fleet, order, datetime.now(UTC))
+        if not self.moves or move != self.moves[-1]:
+            self.moves.append(move)
+        if self.on_step is not None:
+            await self.on_step(seen.fleet, move)
+        try:
+            await self._carry_out(seen.fleet, move)
+        except Conflict:
+            self.conflicts += 1
+        return move
+
+    async def _carry_out(self, fleet: Fleet, move: Move) -> None:
+        now = datetime.now(UTC)
+        match move:
+            case Wait() | Settled() | Failed() | Refused():
+                return
+            case Cordon(pod):
+                self.order = replace(self.order, victim=Victim(pod.name, pod.uid, now))
+                await move_pod(self.live.client, fleet, move)
+            case Uncordon() | DeletePod():
+                await move_pod(self.live.client, fleet, move)
+            case _:
+                self.order = replace(self.order, pulsed_at=now)
+                await assign(
+                    self.live.client, fleet, move, self.claim_of(self.sequence + 1), notes_on(fleet, move)
+                )
+
+    def back(self) -> Walker:
+        """The way back from wherever this one stopped."""
+        order = replace(
+            self.order,
+            away=self.order.toward,
+            toward=self.order.away,
+            edit=self.order.edit.inverse(),
+            victim=None,
+            repairs=True,
+        )
+        return Walker(self.live, order, self.claim_of, self.sequence)
+
+    def names(self) -> list[str]:
+        """The moves by name, waits included."""
+        return [type(move).__name__ for move in self.moves]
+
+    def effects(self) -> list[str]:
+        """The moves by name, waits left out."""
+        return [name for name in self.names() if name not in ("Wait", "Refused")]
+
+
+def walker(live: LiveFleet, seen: Snapshot, **changes: Any) -> Walker:
+    """A walker for the one edit of these tests, from a fleet that stands still."""
+    order = Order(
+        away=seen.fleet.revision,
+        toward=template_hash(EDIT.apply(seen.template)),
+        edit=EDIT,
+        recorded=seen.fleet.fields,
+        victim=None,
+        drain=Drain.UNKNOWN,
+        start_limit=timedelta(seconds=30),
+        spare_limit=timedelta(seconds=30),
+    )
+    return Walker(live, replace(order, **changes), lambda number: f"resource/run/{number}")
+
+
+def _drain(fleet: Fleet, victim: Victim | None) -> Drain:
+    """What a replica without requests says once it is out of rotation."""
+    pod = next((pod for pod in fleet.pods if victim and pod.uid == victim.uid), None)
+    if pod is None:
+        return Drain.UNKNOWN
+    return Drain.BUSY if pod.in_rotation or not pod.cordoned else Drain.IDLE
+
+
+def _sequence(fence: str) -> int:
+    return int(fence.rpartition("/")[2]) if fence else 0
+
+
+@dataclass
+class Witness:
+    """Every event of the pods and EndpointSlices of a namespace, in order; nothing is missed."""
+
+    gone: list[dict[str, Any]] = field(default_factory=list)
+    """Pods as they were when they began to terminate, or were deleted."""
+    fewest: int = 10**9
+    """The least number of ready endpoints that the EndpointSlices ever listed."""
+    _terminating: set[str] = field(default_factory=set)
+
+    def undrained(self) -> list[str]:
+        """Names of pods that went while they carried no cordon."""
+        return [
+            pod["metadata"]["name"]
+            for pod in self.gone
+            if pod["metadata"]["labels"].get(LABEL.key) != LABEL.draining
+        ]
+
+    def pod(self, event: dict[str, Any]) -> None:
+        """Take note of one event."""
+        body = event["object"]
+        metadata = body["metadata"]
+        ending = "deletionTimestamp" in metadata or event["type"] == "DELETED"
+        if ending and metadata["uid"] not in self._terminating:
+            self._terminating.add(metadata["uid"])
+            self.gone.append(body)
+
+    def slice(self, event: dict[str, Any]) -> None:
+        """Take note of one event; the fleet has one EndpointSlice."""
+        endpoints = event["object"].get("endpoints") or []
+        ready = sum(each["conditions"].get("ready", True) for each in endpoints)
+        self.fewest = min(self.fewest, ready)
+
+
+@asynccontextmanager
+async def witnessed(live: LiveFleet) -> AsyncIterator[Witness]:
+    """Watch a namespace while the block runs, from the state in which it begins."""
+    witness = Witness()
+    access = live.light.access
+    async with httpx.AsyncClient(
+        base_url=access.url,
+        headers=access.headers(),
+        verify=access.ssl_context(),
+        timeout=None,
+        trust_env=False,
+    ) as http:
+        watches = [
+            await _start(http, f"/api/v1/namespaces/{live.namespace}/pods", witness.pod),
+            await _start(
+                http, f"/apis/discovery.k8s.io/v1/namespaces/{live.namespace}/endpointslices", witness.slice
+            ),
+        ]
+        try:
+            yield witness
+            await asyncio.sleep(0.5)
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+
+async def _start(
+    http: httpx.AsyncClient, path: str, tell: Callable[[dict[str, Any]], None]
+) -> asyncio.Task[None]:
+    listed = (await http.get(path)).json()
+    version = listed["metadata"]["resourceVersion"]
+    for each in listed["items"]:
+        tell({"type": "ADDED", "object": each})
+
+    async def follow() -> None:
+        query = {"watch": "1", "resourceVersion": version}
+        async with http.stream("GET", path, params=query) as response:
+            async for line in response.aiter_lines():
+                tell(json.loads(line))
+
+    return asyncio.create_task(follow())
