@@ -76,5 +76,3 @@ class ProcessOptions(Section):
     """Address of the liveness endpoint; empty: no endpoint."""
     telemetry_port: Annotated[int, Field(ge=0, le=65535)] = 8081
     """Port of the operator's own metrics; 0: no endpoint."""
-    kubeconfig: str = Field(default_factory=lambda: os.environ.get("KUBECONFIG", ""))
-    """Used outside of a cluster; empty: the service account of the pod."""

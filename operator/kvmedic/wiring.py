@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -49,7 +50,7 @@ class Connected:
 @asynccontextmanager
 async def connected(settings: Settings) -> AsyncIterator[Connected]:
     """Open the API and the metrics sources, and close them again."""
-    client = await connect(_kubeconfig(settings), _limits(settings.kubernetes))
+    client = await connect(_kubeconfig(), _limits(settings.kubernetes))
     metrics = FleetMetrics.of(settings.sources, settings.scrape, VLLM_SIGNALS)
     try:
         yield Connected(client, metrics)
@@ -113,8 +114,9 @@ def pace_of(options: PaceOptions) -> Pace:
     )
 
 
-def _kubeconfig(settings: Settings) -> Path | None:
-    given = settings.process.kubeconfig
+def _kubeconfig() -> Path | None:
+    """Return the kubeconfig that kopf uses too; None: the service account of the pod."""
+    given = os.environ.get("KUBECONFIG", "")
     return Path(given) if given else None
 
 

@@ -26,7 +26,7 @@ from kvmedic.api.resource import (
 )
 from kvmedic.api.rules import VALIDATIONS
 from kvmedic.api.spec import KVRemediationSpec
-from kvmedic.api.status import KVRemediationStatus
+from kvmedic.api.status import RECORDS, KVRemediationStatus
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -192,10 +192,20 @@ def spec_schema() -> Schema:
     return schema
 
 
+def _open(schema: Schema) -> Schema:
+    """Return a schema in which every object keeps fields that the schema does not name."""
+    inner = {key: _open(part) for key, part in schema.get("properties", {}).items()}
+    items = {"items": _open(schema["items"])} if "items" in schema else {}
+    kept = {"x-kubernetes-preserve-unknown-fields": True} if schema.get("type") == "object" else {}
+    return {**schema, **({"properties": inner} if inner else {}), **items, **kept}
+
+
 def status_schema() -> Schema:
-    """Return the structural schema of `status`: types only."""
+    """Return the structural schema of `status`: types only; the records keep what it does not name."""
     written = KVRemediationStatus.model_json_schema(by_alias=True)
-    return _loosened(structural(written, written["$defs"]))
+    schema = _loosened(structural(written, written["$defs"]))
+    records = {name: _open(schema["properties"][name]) for name in sorted(RECORDS)}
+    return {**schema, "properties": {**schema["properties"], **records}}
 
 
 def open_api_schema() -> Schema:

@@ -1,0 +1,57 @@
+"""The metrics port, answered from a script that a test may rewrite at any time.
+
+The script is a JSON file: `{"old": "thrash", "new": "recovered", "pods": {"NAME": "missing"},
+"inFlight": 0}`. `old` and `new` tell replicas by their engine's cap: the old value stands in `cap`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from kvmedic.core.evidence import Absence, Measured, Missing, Observation, Pool, Reading
+from kvmedic.core.fleet import Pod
+from lab.scripted.readings import POOL, State, readings
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedMetrics:
+    """Answers from the script; what a test says of a pod by name wins over what it says of a revision."""
+
+    path: Path
+
+    def _script(self) -> dict[str, Any]:
+        return json.loads(self.path.read_text())
+
+    async def observe(
+        self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta
+    ) -> Observation:
+        script, at = self._script(), datetime.now(UTC)
+        named = script.get("pods", {})
+        states = {
+            pod.name: State(
+                named.get(pod.name) or script["old" if pod.revision == script["revision"] else "new"]
+            )
+            for pod in pods
+        }
+        return Observation(
+            at,
+            window.total_seconds(),
+            hold.total_seconds(),
+            {name: readings(state, at) for name, state in states.items()},
+        )
+
+    async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
+        count = self._script().get("inFlight", 0)
+        return (
+            Missing(Absence.SOURCE_UNAVAILABLE)
+            if count is None
+            else Measured(float(count), datetime.now(UTC))
+        )
+
+    async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
+        return Measured(POOL, datetime.now(UTC))

@@ -1,0 +1,83 @@
+"""The operator as a process of its own, forked from one that has everything imported.
+
+A test may kill it at any moment; the next one is up in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kvmedic.record.telemetry import Telemetry
+from kvmedic.settings import Settings
+from kvmedic.wiring import Substitutes, operate
+from lab.scripted.metrics import ScriptedMetrics
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """How one operator process is set up."""
+
+    settings: dict[str, Any]
+    kubeconfig: Path
+    script: Path
+    log: Path
+    began: float
+    """Unix time at which the fast clock showed the real time."""
+    speed: float
+    """Seconds of the operator's clock in one real second."""
+
+
+def run(arrangement: Arrangement) -> None:
+    """Be the operator until killed."""
+    os.environ.pop("KVMEDIC_CONFIG", None)
+    os.environ["KUBECONFIG"] = str(arrangement.kubeconfig)
+    sys.stdout = sys.stderr = open(arrangement.log, "a", buffering=1)  # noqa: SIM115 - lives as long as the process
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, force=True, format="%(asctime)s %(message)s")
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+
+    def clock() -> datetime:
+        now = datetime.now(UTC).timestamp()
+        return datetime.fromtimestamp(arrangement.began + (now - arrangement.began) * arrangement.speed, UTC)
+
+    settings = Settings(**arrangement.settings)
+    substitutes = Substitutes(ScriptedMetrics(arrangement.script), clock)
+    asyncio.run(operate(settings, Telemetry(), substitutes))
+
+
+class Operator:
+    """One operator process."""
+
+    _context = multiprocessing.get_context("forkserver")
+
+    def __init__(self, arrangement: Arrangement) -> None:
+        self._context.set_forkserver_preload([__name__])
+        self.process = self._context.Process(target=run, args=(arrangement,), daemon=True)
+
+    def start(self) -> None:
+        self.process.start()
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        if self.process.pid is not None:
+            os.kill(self.process.pid, number)
+
+    def join(self) -> None:
+        self.process.join(10)
+
+    def is_alive(self) -> bool:
+        return self.process.is_alive()

@@ -1,0 +1,189 @@
+"""A proxy in front of an API server that sees every write of the operator, and may spoil it.
+
+It speaks plain HTTP on loopback to the operator and HTTPS to the API server. What becomes of a write
+is decided by a function; reads and watches pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
+
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+DROPPED_HEADERS = frozenset({"host", "transfer-encoding", "content-length", "connection", "content-encoding"})
+
+
+class Fate(Enum):
+    """What becomes of a write."""
+
+    PASS = "pass"
+    KILL_BEFORE = "kill before it leaves"
+    KILL_AFTER = "kill after it was committed, the answer withheld"
+    WITHHOLD = "commit it and withhold the answer"
+    CONFLICT = "answer 409"
+    ERROR = "answer 500"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One write of the operator."""
+
+    verb: str
+    object: str
+    """Kind and subresource: `deployments`, `kvremediations/status`."""
+    step: str
+    """The run's step state and last intent when it was sent."""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.object} during {self.step}"
+
+
+@dataclass(slots=True)
+class Proxy:
+    """The proxy, in a thread with its own event loop. `decide` is called for each write, in that thread."""
+
+    upstream: str
+    token: str
+    decide: Callable[[Write], Fate]
+    kill: Callable[[], None] = lambda: None
+    writes: list[Write] = field(default_factory=list)
+    url: str = ""
+    _step: str = "no run"
+    _loop: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread | None = None
+    _ready: threading.Event = field(default_factory=threading.Event)
+    _stop: asyncio.Event | None = None
+
+    def __enter__(self) -> Proxy:
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(10), "the proxy does not come up"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread is not None:
+            self._thread.join(10)
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        tls = ssl.create_default_context()
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        connector = TCPConnector(ssl=tls, limit=0)
+        async with ClientSession(
+            connector=connector, timeout=ClientTimeout(total=None), auto_decompress=False
+        ) as up:
+
+            async def handle(request: web.Request) -> web.StreamResponse:
+                return await self._handle(request, up)
+
+            app = web.Application(client_max_size=2**24)
+            app.router.add_route("*", "/{path:.*}", handle)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            self._ready.set()
+            await self._stop.wait()
+            await runner.cleanup()
+
+    async def _handle(self, request: web.Request, up: ClientSession) -> web.StreamResponse:
+        body = await request.read()
+        if request.method not in WRITES:
+            return await self._forward(request, body, up)
+        write = self._seen(request, body)
+        fate = self.decide(write)
+        if fate is Fate.KILL_BEFORE:
+            return self._killed(request)
+        if fate in (Fate.CONFLICT, Fate.ERROR):
+            return _answer(409 if fate is Fate.CONFLICT else 500)
+        if fate is Fate.PASS:
+            return await self._forward(request, body, up)
+        await self._commit(request, body, up)
+        if fate is Fate.KILL_AFTER:
+            return self._killed(request)
+        if request.transport is not None:
+            request.transport.close()
+        return web.Response(status=500)
+
+    def _killed(self, request: web.Request) -> web.Response:
+        self.kill()
+        if request.transport is not None:
+            request.transport.close()
+        return web.Response(status=500)
+
+    def _seen(self, request: web.Request, body: bytes) -> Write:
+        parts = [part for part in request.path.split("/") if part]
+        kinds = [p for p in parts if p in KINDS]
+        kind = kinds[-1] if kinds else parts[-1]
+        name = f"{kind}/status" if parts[-1] == "status" else kind
+        if name == "kvremediations/status":
+            self._step = _step_of(json.loads(body))
+        write = Write(request.method, name, self._step)
+        self.writes.append(write)
+        return write
+
+    async def _commit(self, request: web.Request, body: bytes, up: ClientSession) -> None:
+        async with up.request(
+            request.method, self.upstream + request.path_qs, **self._sent(request, body)
+        ) as answer:
+            await answer.read()
+
+    async def _forward(self, request: web.Request, body: bytes, up: ClientSession) -> web.StreamResponse:
+        try:
+            async with up.request(
+                request.method, self.upstream + request.path_qs, **self._sent(request, body)
+            ) as answer:
+                headers = {k: v for k, v in answer.headers.items() if k.lower() not in DROPPED_HEADERS}
+                if "watch=true" not in request.query_string:
+                    return web.Response(
+                        status=answer.status, body=await answer.read(), headers=_coded(answer, headers)
+                    )
+                response = web.StreamResponse(status=answer.status, headers=_coded(answer, headers))
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                return response
+        except (ClientError, ConnectionError):
+            return web.Response(status=502)
+
+    def _sent(self, request: web.Request, body: bytes) -> dict[str, Any]:
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in DROPPED_HEADERS}
+        headers["Authorization"] = f"Bearer {self.token}"
+        headers.pop("Accept-Encoding", None)
+        return {"data": body or None, "headers": headers}
+
+
+KINDS = ("kvremediations", "deployments", "pods", "events", "leases", "configmaps")
+
+
+def _coded(answer: Any, headers: dict[str, str]) -> dict[str, str]:
+    coding = answer.headers.get("Content-Encoding")
+    return {**headers, "Content-Encoding": coding} if coding else headers
+
+
+def _step_of(body: dict[str, Any]) -> str:
+    """Return where the run stands by the status that is being written."""
+    run = (body.get("status") or {}).get("run")
+    if not run:
+        return "no run"
+    intent = run.get("intent") or {}
+    states = ",".join(step["state"] for step in run["steps"])
+    victim = "victim" if run.get("victim") else "no victim"
+    return f"{states} #{intent.get('sequence', 0)} {intent.get('move', 'none')} {victim}"
+
+
+def _answer(status: int) -> web.Response:
+    reason = {409: "Conflict", 500: "InternalError"}[status]
+    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": status}
+    return web.json_response(body, status=status)

@@ -1,0 +1,156 @@
+"""What a replica would export, by the name of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from kvmedic.core.evidence import (
+    Absence,
+    Histogram,
+    Measured,
+    Missing,
+    PodReadings,
+    Pool,
+    Reading,
+    Signal,
+    Stale,
+)
+
+
+class State(StrEnum):
+    """A replica's metrics in one word."""
+
+    THRASH = "thrash"
+    RECOVERED = "recovered"
+    WORSE = "worse"
+    IDLE = "idle"
+    MISSING = "missing"
+    STALE = "stale"
+    NAN = "nan"
+    DOWN = "down"
+
+
+LENGTHS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0)
+SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+POOL = Pool(blocks=149, block_tokens=32)
+REQUESTS = 400.0
+"""Finished in one window by each replica."""
+
+
+def _histogram(
+    bounds: tuple[float, ...], shares: Mapping[float, float], mean: float, count: float
+) -> Histogram:
+    """Return a histogram with shares of its observations in the buckets that end at some bounds."""
+    counts = [count * shares.get(bound, 0.0) for bound in bounds] + [0.0]
+    return Histogram(bounds, tuple(counts), mean * count)
+
+
+PROMPTS = _histogram(LENGTHS, {50.0: 0.3, 100.0: 0.6, 200.0: 0.1}, 64.0, REQUESTS)
+OUTPUTS = _histogram(
+    LENGTHS, {20.0: 0.05, 50.0: 0.15, 100.0: 0.22, 200.0: 0.25, 500.0: 0.27, 1000.0: 0.06}, 190.0, REQUESTS
+)
+TOKENS = 190.0 * REQUESTS
+CALM_GAPS = _histogram(SECONDS, {0.05: 0.9, 0.075: 0.1}, 0.045, TOKENS)
+STALLED_GAPS = _histogram(SECONDS, {0.05: 0.9, 0.075: 0.07, 5.0: 0.02, 10.0: 0.01}, 0.2, TOKENS)
+FIRST = _histogram(SECONDS, {1.0: 0.5, 5.0: 0.5}, 2.0, REQUESTS)
+WHOLE = _histogram(SECONDS, {10.0: 0.7, 30.0: 0.3}, 9.0, REQUESTS)
+
+THRASH_NUMBERS = {
+    Signal.PREEMPTIONS: 2.0 * REQUESTS,
+    Signal.PREEMPTIONS_PER_REQUEST_HELD: 2.0,
+    Signal.REQUESTS_FINISHED: REQUESTS,
+    Signal.REQUESTS_ABORTED: 0.0,
+    Signal.REQUESTS_IN_FLIGHT_CHANGE: 0.0,
+    Signal.RUNNING_MEAN: 17.0,
+    Signal.RUNNING_MAX: 24.0,
+    Signal.WAITING_MEAN: 15.0,
+    Signal.KV_CACHE_USAGE_MEAN: 0.94,
+    Signal.KV_CACHE_USAGE_MAX: 1.0,
+    Signal.KV_CACHE_USAGE_DEVIATION: 0.05,
+    Signal.PROMPT_TOKENS: 64.0 * REQUESTS,
+    Signal.GENERATED_TOKENS: TOKENS,
+    Signal.PREFIX_CACHE_QUERIES: 64.0 * REQUESTS,
+    Signal.PREFIX_CACHE_HITS: 0.0,
+}
+CALM_NUMBERS = {
+    **THRASH_NUMBERS,
+    Signal.PREEMPTIONS: 0.05 * REQUESTS,
+    Signal.PREEMPTIONS_PER_REQUEST_HELD: 0.05,
+    Signal.RUNNING_MEAN: 13.0,
+    Signal.RUNNING_MAX: 14.0,
+    Signal.KV_CACHE_USAGE_MEAN: 0.85,
+}
+WORSE_NUMBERS = {**THRASH_NUMBERS, Signal.PREEMPTIONS: 3.0 * REQUESTS, Signal.GENERATED_TOKENS: 0.9 * TOKENS}
+ZERO = dict.fromkeys(THRASH_NUMBERS, 0.0)
+
+
+MEASURED = {
+    State.THRASH: (THRASH_NUMBERS, STALLED_GAPS),
+    State.RECOVERED: (CALM_NUMBERS, CALM_GAPS),
+    State.WORSE: (WORSE_NUMBERS, STALLED_GAPS),
+}
+
+
+def readings(state: State, at: datetime) -> PodReadings:
+    """Return all readings of a replica in a state."""
+    if state in MEASURED:
+        return _measured(*MEASURED[state], at)
+    absent = {
+        State.STALE: Stale(at - timedelta(minutes=10)),
+        State.NAN: Missing(Absence.NOT_A_NUMBER),
+        State.DOWN: Missing(Absence.SOURCE_UNAVAILABLE),
+        State.MISSING: Missing(Absence.NO_SERIES),
+    }
+    return _absent(absent[state]) if state in absent else _idle(at)
+
+
+def _measured(numbers: Mapping[Signal, float], gaps: Histogram, at: datetime) -> PodReadings:
+    started = (at - timedelta(hours=2)).timestamp()
+    values = {**numbers, Signal.STARTED_SECONDS: started}
+    histograms = {
+        Signal.PROMPT_LENGTH: PROMPTS,
+        Signal.OUTPUT_LENGTH: OUTPUTS,
+        Signal.OUTPUT_LIMIT: OUTPUTS,
+        Signal.INTER_TOKEN_SECONDS: gaps,
+        Signal.TIME_TO_FIRST_TOKEN_SECONDS: FIRST,
+        Signal.E2E_SECONDS: WHOLE,
+    }
+    return PodReadings(
+        numbers={signal: Measured(value, at) for signal, value in values.items()},
+        histograms={signal: Measured(value, at) for signal, value in histograms.items()},
+        pool=Measured(POOL, at),
+        model_names=("tiny",),
+    )
+
+
+def _idle(at: datetime) -> PodReadings:
+    measured = _measured(ZERO, CALM_GAPS, at)
+    empty = {
+        signal: Measured(
+            replace(reading.value, counts=tuple(0.0 for _ in reading.value.counts), total=0.0), at
+        )
+        for signal, reading in measured.histograms.items()
+        if isinstance(reading, Measured)
+    }
+    return replace(measured, histograms=empty)
+
+
+def _absent(reading: Reading[float]) -> PodReadings:
+    return PodReadings(
+        numbers=dict.fromkeys((*THRASH_NUMBERS, Signal.STARTED_SECONDS), reading),
+        histograms=dict.fromkeys(
+            (
+                Signal.PROMPT_LENGTH,
+                Signal.OUTPUT_LENGTH,
+                Signal.OUTPUT_LIMIT,
+                Signal.INTER_TOKEN_SECONDS,
+                Signal.TIME_TO_FIRST_TOKEN_SECONDS,
+                Signal.E2E_SECONDS,
+            ),
+            reading,
+        ),
+        pool=reading,
+    )

@@ -1,0 +1,45 @@
+"""A fleet with an operator for one test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from lab.cluster.light import LightCluster
+from lab.scripted.proxy import Fate, Proxy, Write
+from reconcile.world import CRD, SERVICE, World, deployment, no_harm, remediation
+
+
+@pytest.fixture(scope="session")
+def crd(light: LightCluster) -> None:
+    light.apply(CRD.read_text())
+    light.kubectl("wait", "--for=condition=Established", "crd/kvremediations.kvmedic.io", "--timeout=10s")
+
+
+@pytest.fixture
+def a_world(light: LightCluster, crd: None, namespace: str, tmp_path: Any) -> Iterator[Callable[..., World]]:
+    """Makes a settled fleet and its resource; the operator is started by the test."""
+    with ExitStack() as stack:
+
+        def make(
+            replicas: int = 2,
+            decide: Callable[[Write], Fate] = no_harm,
+            spec: dict[str, Any] | None = None,
+            annotations: dict[str, str] | None = None,
+        ) -> World:
+            proxy = stack.enter_context(Proxy(light.url, light.token, decide))
+            world = World(light, namespace, tmp_path, proxy)
+            proxy.kill = world.kill
+            stack.callback(world.kill)
+            # Created, not applied: a field manager that applies the template would own it.
+            for manifest in (deployment(replicas, **(annotations or {})), SERVICE):
+                light.api.create(manifest, namespace)
+            light.kubectl("-n", namespace, "rollout", "status", "deployment/llm", "--timeout=30s")
+            world.write_script(old="thrash", new="recovered", revision=world.revision())
+            light.apply(remediation(**(spec or {})), namespace)
+            return world
+
+        yield make

@@ -1,0 +1,253 @@
+"""One fleet on the light tier, an operator process behind a proxy, and an eye on what goes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvmedic.core.template import template_hash
+from lab.cluster.api import ApiError
+from lab.cluster.light import LightCluster, gpus
+from lab.scripted.process import Arrangement, Operator
+from lab.scripted.proxy import Fate, Proxy, Write
+
+ROOT = Path(__file__).parent.parent.parent
+CRD = ROOT / "crds" / "kvmedic.io_kvremediations.yaml"
+SPEED = 20.0
+"""The operator's clock runs this much faster, so that a window of a minute is three seconds."""
+DRAINING = "draining"
+
+
+def deployment(replicas: int, **annotations: str) -> dict[str, Any]:
+    labels = {"app": "llm", "serving": "active"}
+    container = {
+        "name": "vllm",
+        "image": "vllm/vllm-openai:v0.32.0",
+        "command": ["vllm", "serve", "/models/tiny"],
+        "args": ["--max-model-len", "2048", "--max-num-seqs=64", "--block-size=32"],
+        "resources": gpus(1),
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "llm"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": "llm"}},
+            "template": {
+                "metadata": {"labels": labels, "annotations": annotations},
+                "spec": {"containers": [container], "terminationGracePeriodSeconds": 1},
+            },
+        },
+    }
+
+
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "llm"},
+    "spec": {"selector": {"app": "llm", "serving": "active"}, "ports": [{"port": 8000}]},
+}
+
+
+def remediation(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "kvmedic.io/v1alpha1",
+        "kind": "KVRemediation",
+        "metadata": {"name": "llm"},
+        "spec": {
+            "targetRef": {"kind": "Deployment", "name": "llm"},
+            "mode": "Auto",
+            "trigger": {"window": "1m", "for": "0s"},
+            "sizing": {"window": "1m"},
+            "verify": {"for": "1m"},
+            "limits": {"cooldown": "24h"},
+            "rollout": {"drainTimeout": "10m", "rotationLabel": {"key": "serving", "draining": DRAINING}},
+            **spec,
+        },
+    }
+
+
+@dataclass(slots=True)
+class Eye:
+    """Watches pods and EndpointSlices: who went, and whether requests could still reach them."""
+
+    cluster: LightCluster
+    namespace: str
+    replicas: int
+    lost: list[str] = field(default_factory=list)
+    """Pods that began to terminate while an EndpointSlice listed them as ready and no drain was on."""
+    fewest: int = 10**9
+    seen: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Eye:
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def _watch(self) -> None:
+        api = self.cluster.api
+        while not self._stop.wait(0.05):
+            try:
+                pods = api.list("Pod", self.namespace, "app=llm")
+            except (ApiError, OSError):
+                continue
+            for pod in pods:
+                self._look(pod)
+            ready = [p for p in pods if self._serves(p)]
+            self.fewest = min(self.fewest, len(ready))
+
+    def _serves(self, pod: dict[str, Any]) -> bool:
+        conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
+        cordoned = pod["metadata"]["labels"].get("serving") == DRAINING
+        gone = "deletionTimestamp" in pod["metadata"]
+        return conditions.get("Ready") == "True" and not cordoned and not gone
+
+    def _look(self, pod: dict[str, Any]) -> None:
+        name = pod["metadata"]["name"]
+        self.seen.add(name)
+        if "deletionTimestamp" not in pod["metadata"] or name in self.deleted:
+            return
+        self.deleted.add(name)
+        conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
+        was_ready = conditions.get("Ready") == "True"
+        if was_ready and pod["metadata"]["labels"].get("serving") != DRAINING:
+            self.lost.append(name)
+
+
+@dataclass(slots=True)
+class World:
+    """A namespace with a fleet, its resource, and one operator process at a time."""
+
+    cluster: LightCluster
+    namespace: str
+    directory: Path
+    proxy: Proxy
+    began: float = field(default_factory=time.time)
+    operators: list[Operator] = field(default_factory=list)
+    starts: int = 0
+
+    @property
+    def script(self) -> Path:
+        return self.directory / "script.json"
+
+    @property
+    def log(self) -> str:
+        path = self.directory / "operator.log"
+        return path.read_text() if path.exists() else ""
+
+    def write_script(self, **script: Any) -> None:
+        fresh = self.directory / "script.new"
+        fresh.write_text(json.dumps(script))
+        fresh.replace(self.script)
+
+    def start(self, identity: str = "operator-0") -> Operator:
+        kubeconfig = self.directory / "kubeconfig"
+        kubeconfig.write_text(_kubeconfig(self.proxy.url))
+        settings = {
+            "process": {
+                "namespace": self.namespace,
+                "identity": identity,
+                "watch": [self.namespace],
+                "liveness": "",
+                "telemetryPort": 0,
+            },
+            "leadership": {"duration": "3s", "renew": "2s", "retry": "200ms"},
+            "pace": {
+                "idle": "1s",
+                "verifying": "1s",
+                "replica": "100ms",
+                "controller": "50ms",
+                "drainQuiet": "5s",
+                "drainInterval": "20ms",
+                "backoffFirst": "50ms",
+                "backoffMost": "500ms",
+            },
+        }
+        log = self.directory / "operator.log"
+        operator = Operator(Arrangement(settings, kubeconfig, self.script, log, self.began, SPEED))
+        self.operators.append(operator)
+        self.starts += 1
+        operator.start()
+        return operator
+
+    def kill(self) -> None:
+        for operator in self.operators:
+            operator.kill()
+
+    def resource(self) -> dict[str, Any]:
+        return self.cluster.api.get("KVRemediation", "llm", self.namespace)
+
+    def deployment(self) -> dict[str, Any]:
+        return self.cluster.api.get("Deployment", "llm", self.namespace)
+
+    def args(self) -> list[str]:
+        return self.deployment()["spec"]["template"]["spec"]["containers"][0]["args"]
+
+    def revision(self) -> str:
+        return template_hash(self.deployment()["spec"]["template"])
+
+    def status(self) -> dict[str, Any]:
+        return self.resource().get("status") or {}
+
+    def pods(self) -> list[dict[str, Any]]:
+        return [p for p in self.cluster.api.list("Pod", self.namespace, "app=llm") if not _going(p)]
+
+    def wait(self, claim: Callable[[], bool], seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.revive()
+            if claim():
+                return
+            time.sleep(0.05)
+        raise AssertionError(
+            f"{what} was not so within {seconds} s; status {self.status()}\n{self.log[-4000:]}"
+        )
+
+    def revive(self) -> None:
+        """Start the next process where the last one was killed."""
+        if self.operators and not self.operators[-1].is_alive():
+            self.operators[-1].join()
+            self.start()
+
+    def is_closed(self) -> bool:
+        """Return whether a run was closed and nothing of it is left."""
+        status = self.status()
+        finalizers = self.resource()["metadata"].get("finalizers")
+        return bool(status.get("history")) and "run" not in status and not finalizers
+
+
+def _going(pod: dict[str, Any]) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _kubeconfig(url: str) -> str:
+    return yaml.safe_dump(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "light", "cluster": {"server": url}}],
+            "users": [{"name": "operator", "user": {"token": "through-the-proxy"}}],
+            "contexts": [{"name": "light", "context": {"cluster": "light", "user": "operator"}}],
+            "current-context": "light",
+        }
+    )
+
+
+def no_harm(write: Write) -> Fate:
+    return Fate.PASS
