@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -37,23 +38,35 @@ class HangUpError(Exception):
 class Server:
     """Answers with a function; use it in a `with` statement."""
 
-    def __init__(self, answer: Callable[[Request], Reply]) -> None:
+    def __init__(
+        self, answer: Callable[[Request], Reply], port: int = 0, context: ssl.SSLContext | None = None
+    ) -> None:
         self.requests: list[Request] = []
         self.connections = 0
         self.released = threading.Event()
         """Set when the server ends, so that an answer that waits for it does not outlive the test."""
         self._answer = answer
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self._http.daemon_threads = True
+        self._scheme = "http"
+        if context is not None:
+            self._scheme = "https"
+            self._http.socket = context.wrap_socket(
+                self._http.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
 
     @property
+    def port(self) -> int:
+        return self._http.server_address[1]
+
+    @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._http.server_address[1]}"
+        return f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        return f"http://{self.address}"
+        return f"{self._scheme}://{self.address}"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -64,6 +77,12 @@ class Server:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+
+    def _answer_to(self, request: Request) -> Reply:
+        if self.released.is_set():
+            raise HangUpError
+        self.requests.append(request)
+        return self._answer(request)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self
@@ -78,9 +97,8 @@ class Server:
             def do_GET(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 request = Request(self.command, self.path, dict(self.headers), self.rfile.read(length))
-                server.requests.append(request)
                 try:
-                    reply = server._answer(request)
+                    reply = server._answer_to(request)
                 except HangUpError:
                     self.close_connection = True
                     return

@@ -114,6 +114,7 @@ SINGLES = {
     ),
     "both": Engine(usage=constant(0.8)),
     "half-said": Engine(blocks=300),
+    "lacking": Engine(preemptions=lambda _: None),
 }
 """Replicas with one engine and one scraper."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from kvmedic.core.evidence import Absence, Measured, Missing, Observation, Signa
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import EVERY_SIGNAL, Look
+from lab.cluster.pki import Authority
 from lab.cluster.ports import free_ports
 from prometheus_server import PrometheusServer
 from scripted_fleet import END, FIVE, NAMESPACE, source
@@ -92,6 +94,24 @@ async def test_a_source_that_is_down_is_asked_once_per_moment() -> None:
         looked.close()
 
     assert len(server.requests) == 1
+
+
+async def test_a_source_that_went_away_and_came_back_is_used_again(history: PrometheusServer) -> None:
+    now, port, seen = [END], 0, []
+    with Server(lambda request: forwarded(request, history.url)) as server:
+        port = server.port
+        looked = source(server.url)
+        looked._now = lambda: now[0]
+        seen.append(await looked.observe(CALM, Look(FIVE)))
+    now[0] += timedelta(seconds=20)
+    seen.append(await looked.observe(CALM, Look(FIVE)))
+    now[0] += timedelta(seconds=20)
+    with Server(lambda request: forwarded(request, history.url), port):
+        seen.append(await looked.observe(CALM, Look(FIVE)))
+    looked.close()
+
+    pools = [isinstance(look.pods["calm"].pool, Measured) for look in seen]
+    assert pools == [True, False, True]
 
 
 async def test_nobody_listens() -> None:
@@ -293,6 +313,25 @@ async def test_a_token_that_vanishes_is_told_by_field_not_by_path(tmp_path: Path
 
     assert all_readings(seen) == {UNAVAILABLE}
     assert "a file with credentials or certificates cannot be read any more" in looked.trouble
+
+
+async def test_certificates_are_checked(history: PrometheusServer, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "pki")
+    cert, key = authority.sign("server", "/CN=127.0.0.1", ["IP:127.0.0.1"])
+    client_cert, client_key = authority.sign("client", "/CN=kvmedic")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.certificate)
+    context.load_cert_chain(cert, key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    ours = {"cert_file": client_cert, "key_file": client_key}
+
+    with Server(lambda request: forwarded(request, history.url), context=context) as server:
+        good, _ = await look_at(server.url, ca_file=authority.certificate, **ours)
+        strange, unknown_authority = await look_at(server.url, **ours)
+        refused, _ = await look_at(server.url, ca_file=authority.certificate)
+
+    assert isinstance(good.pods["calm"].pool, Measured)
+    assert all_readings(strange) == all_readings(refused) == {UNAVAILABLE}
+    assert "certificate or ours was refused; check caFile" in unknown_authority
 
 
 LEAKS = [
