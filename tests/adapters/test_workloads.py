@@ -1,0 +1,378 @@
+"""Assignments to a Deployment on a real API server: what they change, and when they change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvmedic.cluster.marks import RECORDED, RUN
+from kvmedic.cluster.workloads import assign, field_operations, guards, notes_on, unclaim
+from kvmedic.core.edit import PatchOperation
+from kvmedic.core.fleet import Fleet, RolloutFields, frozen
+from kvmedic.core.moves import DeploymentMove, Freeze, Pause, Pulse, Release, Restore, Retarget, Revert
+from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.kube.errors import Conflict
+from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref
+from lab.cluster.light import LightCluster
+from live_fleet import ARGS, EDIT, NAME, LiveFleet, deployment, is_whole, service, walker
+from model_controller import Model
+
+FROZEN = frozen(max_unavailable=0, paused=False)
+HELD = frozen(max_unavailable=0, paused=True)
+OWN = RolloutFields(False, "25%", "25%", 0, 600)
+
+
+class LateReads:
+    """A client that answers reads with what was read before somebody else wrote."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.seen: dict[Ref, JsonObject | None] = {}
+
+    async def get(self, ref: Ref) -> JsonObject | None:
+        if ref not in self.seen:
+            self.seen[ref] = await self.client.get(ref)
+        return self.seen[ref]
+
+    async def json_patch(self, ref: Ref, operations: list[PatchOperation]) -> JsonObject:
+        return await self.client.json_patch(ref, operations)
+
+
+@pytest.fixture
+async def live(light: LightCluster, namespace: str) -> AsyncIterator[LiveFleet]:
+    async with await connect(light.kubeconfig, Limits(per_second=500, burst=500)) as client:
+        yield LiveFleet(light, client, namespace)
+
+
+async def quiet(live: LiveFleet, **spec: Any) -> Fleet:
+    """A Deployment that its controller leaves alone, because somebody paused it before it had pods."""
+    live.light.api.create(service(), live.namespace)
+    live.light.api.create(deployment(2, paused=True, **spec), live.namespace)
+    return await live.until(lambda fleet: fleet.observed, "the controller has seen it")
+
+
+def spec_of(live: LiveFleet) -> str:
+    return json.dumps(live.deployment()["spec"], sort_keys=True)
+
+
+def written(live: LiveFleet) -> tuple[Any, Any]:
+    """What people and operators write, without what the controllers report."""
+    body = live.deployment()
+    return body["spec"], body["metadata"].get("annotations")
+
+
+@pytest.mark.light
+class TestAssignments:
+    async def test_freezing_changes_one_token_and_the_borrowed_fields(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        before = live.deployment()["spec"]
+
+        await assign(live.client, fleet, Freeze(EDIT, HELD), "r/1/1", {})
+
+        after = live.deployment()["spec"]
+        assert after.pop("minReadySeconds") == 2147483646
+        assert after.pop("progressDeadlineSeconds") == 2147483647
+        assert after["strategy"].pop("rollingUpdate") == {"maxSurge": 1, "maxUnavailable": 0}
+        assert after["template"]["spec"]["containers"][0].pop("args") == [*ARGS[:2], EDIT.after, *ARGS[3:]]
+        before.pop("progressDeadlineSeconds")
+        before["strategy"].pop("rollingUpdate")
+        before["template"]["spec"]["containers"][0].pop("args")
+        assert after == before
+
+    async def test_the_claim_is_set_with_the_assignment_and_only_ours_is_added(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        live.patch({"metadata": {"annotations": {"team": "serving"}}})
+        fleet = await live.until(lambda seen: seen.observed, "seen")
+
+        await assign(live.client, fleet, Pause(HELD), "r/1/1", {RECORDED: "note"})
+
+        assert live.deployment()["metadata"]["annotations"] == {
+            "team": "serving",
+            RUN: "r/1/1",
+            RECORDED: "note",
+        }
+        seen = await live.fleet()
+        assert seen.fence == "r/1/1"
+        assert seen.recorded == {RECORDED: "note"}
+
+    async def test_a_deployment_without_annotations_gets_its_first(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        assert "annotations" not in live.deployment()["metadata"]
+
+        await assign(live.client, fleet, Pause(HELD), "r/1/1", {})
+
+        assert live.deployment()["metadata"]["annotations"] == {RUN: "r/1/1"}
+
+    async def test_there_and_back_absent_fields_are_absent_and_others_keep_their_type(
+        self, live: LiveFleet
+    ) -> None:
+        fleet = await quiet(live, strategy={"rollingUpdate": {"maxSurge": "50%", "maxUnavailable": 1}})
+        before = spec_of(live)
+
+        await assign(live.client, fleet, Freeze(EDIT, HELD), "r/1/1", {})
+        await assign(live.client, await live.fleet(), Revert(EDIT.inverse(), fleet.fields), "r/1/2", {})
+
+        assert spec_of(live) == before
+        assert "minReadySeconds" not in live.deployment()["spec"]
+
+    async def test_retargeting_puts_the_token_back_and_nothing_else(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        await assign(live.client, fleet, Freeze(EDIT, HELD), "r/1/1", {})
+
+        await assign(live.client, await live.fleet(), Retarget(EDIT.inverse(), HELD), "r/1/2", {})
+
+        after = await live.fleet()
+        assert after.revision == fleet.revision
+        assert after.fields == HELD
+
+    async def test_releasing_never_touches_the_template(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        await assign(live.client, fleet, Freeze(EDIT, HELD), "r/1/1", {})
+        changed = (await live.fleet()).revision
+
+        await assign(live.client, await live.fleet(), Release(fleet.fields), "r/1/2", {})
+
+        after = await live.fleet()
+        assert after.revision == changed
+        assert after.fields == fleet.fields
+
+    async def test_a_strategy_that_somebody_changed_to_recreate_is_left_alone(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        await assign(live.client, fleet, Freeze(EDIT, HELD), "r/1/1", {})
+        live.patch({"spec": {"strategy": {"type": "Recreate", "rollingUpdate": None}}})
+
+        await assign(live.client, await live.fleet(), Release(OWN), "r/1/2", {})
+
+        after = live.deployment()["spec"]
+        assert after["strategy"] == {"type": "Recreate"}
+        assert "minReadySeconds" not in after
+
+
+@pytest.mark.light
+class TestGuards:
+    MOVES: tuple[DeploymentMove, ...] = (
+        Freeze(EDIT, FROZEN),
+        Pause(HELD),
+        Pulse("some-pod", frozen(max_unavailable=1, paused=False)),
+        Release(OWN),
+        Restore(OWN, 0),
+    )
+
+    @pytest.mark.parametrize("move", MOVES, ids=lambda move: type(move).__name__)
+    @pytest.mark.parametrize("reads", ["fresh", "late"])
+    async def test_after_a_persons_edit_nothing_is_changed(
+        self, live: LiveFleet, move: DeploymentMove, reads: str
+    ) -> None:
+        fleet = await quiet(live)
+        client = await self.reader(live, reads)
+        live.patch({"spec": {"template": {"metadata": {"annotations": {"edited": "by hand"}}}}})
+        before = written(live)
+
+        with pytest.raises(Conflict):
+            await assign(client, fleet, move, "r/1/1", {})
+
+        assert written(live) == before
+
+    @pytest.mark.parametrize("reads", ["fresh", "late"])
+    async def test_scaling_counts_as_an_edit(self, live: LiveFleet, reads: str) -> None:
+        fleet = await quiet(live)
+        client = await self.reader(live, reads)
+        live.light.api.patch("Deployment", NAME, {"spec": {"replicas": 5}}, live.namespace, "scale")
+        before = live.deployment()
+
+        with pytest.raises(Conflict):
+            await assign(client, fleet, Pause(HELD), "r/1/1", {})
+
+        assert live.deployment()["spec"] == before["spec"]
+
+    @pytest.mark.parametrize("reads", ["fresh", "late"])
+    async def test_of_two_first_claims_one_wins(self, live: LiveFleet, reads: str) -> None:
+        fleet = await quiet(live)
+        client = await self.reader(live, reads)
+        await assign(live.client, fleet, Pause(HELD), "theirs/1/1", {})
+
+        with pytest.raises(Conflict):
+            await assign(client, fleet, Freeze(EDIT, HELD), "ours/1/1", {})
+
+        assert (await live.fleet()).fence == "theirs/1/1"
+
+    async def test_of_two_who_saw_the_same_claim_one_wins(self, live: LiveFleet) -> None:
+        await assign(live.client, await quiet(live), Pause(HELD), "r/1/1", {})
+        fleet = await live.fleet()
+        moves = (Freeze(EDIT, HELD), Release(OWN))
+
+        ends = await asyncio.gather(
+            *(assign(live.client, fleet, move, f"r/{n}/2", {}) for n, move in enumerate(moves)),
+            return_exceptions=True,
+        )
+
+        assert sorted(type(end).__name__ for end in ends) == ["Conflict", "NoneType"]
+
+    async def test_a_claim_that_came_back_by_another_way_is_still_an_edit(self, live: LiveFleet) -> None:
+        """From A to B and back to A: the claim reads the same, the generation does not."""
+        await assign(live.client, await quiet(live), Pause(HELD), "r/1/1", {})
+        fleet = await live.fleet()
+        client = await self.reader(live, "late")
+        live.patch({"metadata": {"annotations": {RUN: "r/2/1"}}})
+        live.patch({"metadata": {"annotations": {RUN: "r/1/1"}}})
+
+        with pytest.raises(Conflict):
+            await assign(client, fleet, Freeze(EDIT, HELD), "r/1/2", {})
+
+    async def test_another_deployment_of_the_same_name_is_left_alone(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        client = await self.reader(live, "late")
+        live.light.api.delete("Deployment", NAME, live.namespace)
+        live.light.api.create(deployment(2, paused=True), live.namespace)
+        before = await live.until(lambda seen: seen.observed, "seen")
+
+        with pytest.raises(Conflict):
+            await assign(client, replace(fleet, generation=before.generation), Pause(HELD), "r/1/1", {})
+        live.light.api.delete("Deployment", NAME, live.namespace)
+        with pytest.raises(Conflict):
+            await assign(live.client, fleet, Pause(HELD), "r/1/1", {})
+
+    async def test_the_status_moving_on_is_no_edit(self, live: LiveFleet) -> None:
+        await assign(live.client, await live.serving(1), Pause(replace(OWN, paused=True)), "r/1/1", {})
+        fleet = await live.until(lambda seen: seen.observed, "seen")
+        pod = fleet.pods[0]
+        live.light.api.delete("Pod", pod.name, live.namespace)
+        await live.until(lambda seen: is_whole(seen) and seen.pods[0].uid != pod.uid, "another pod")
+
+        await assign(live.client, fleet, Pause(HELD), "r/1/2", {})
+
+        assert (await live.fleet()).fields == HELD
+
+    async def test_restoring_with_old_replicas_left_changes_nothing(self, live: LiveFleet) -> None:
+        await live.serving(2)
+        forward = walker(live, await live.look())
+        while forward.effects() != ["Freeze", "Pause"]:
+            await forward.step()
+        fleet = await live.until(lambda seen: seen.status_replicas == 3, "the canary")
+        before = live.deployment()
+
+        with pytest.raises(Conflict):
+            await assign(live.client, fleet, Restore(OWN, 2), "r/1/9", {})
+
+        assert live.deployment()["spec"] == before["spec"]
+        assert [pod.name for pod in (await live.fleet()).pods] == [pod.name for pod in fleet.pods]
+
+    async def test_restoring_at_no_replicas_finds_no_counts(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        assert live.deployment()["status"].get("replicas") is None
+
+        await assign(live.client, fleet, Restore(replace(OWN, min_ready_seconds=7), 0), "r/1/1", {})
+
+        assert live.deployment()["spec"]["minReadySeconds"] == 7
+
+    async def test_restoring_at_no_replicas_while_one_is_left_changes_nothing(self, live: LiveFleet) -> None:
+        fleet = await live.serving(1)
+
+        with pytest.raises(Conflict):
+            await assign(live.client, fleet, Restore(replace(OWN, min_ready_seconds=7), 0), "r/1/1", {})
+
+    async def test_an_edit_that_does_not_fit_is_a_mistake_of_ours(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+
+        with pytest.raises(ValueError, match="not what the edit expects"):
+            await assign(live.client, fleet, Freeze(EDIT.inverse(), HELD), "r/1/1", {})
+
+    async def reader(self, live: LiveFleet, reads: str) -> Any:
+        """With late reads only the tests in the patch itself are left to notice."""
+        if reads == "fresh":
+            return live.client
+        client = LateReads(live.client)
+        await client.get(Ref(DEPLOYMENTS, live.namespace, NAME))
+        return client
+
+
+@pytest.mark.light
+class TestUnclaiming:
+    async def test_our_annotations_go_and_others_stay(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        await assign(live.client, fleet, Pause(HELD), "r/1/1", {RECORDED: "note"})
+        live.patch({"metadata": {"annotations": {"team": "serving"}}})
+
+        await unclaim(live.client, await live.fleet())
+
+        assert live.deployment()["metadata"]["annotations"] == {"team": "serving"}
+
+    async def test_another_claim_is_left_alone(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        await assign(live.client, fleet, Pause(HELD), "r/1/1", {})
+        fleet = await live.fleet()
+        live.patch({"metadata": {"annotations": {RUN: "theirs/1/1"}}})
+
+        with pytest.raises(Conflict):
+            await unclaim(live.client, fleet)
+
+        assert (await live.fleet()).fence == "theirs/1/1"
+
+    async def test_twice_is_the_same_as_once_and_writes_once(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        await assign(live.client, fleet, Pause(HELD), "r/1/1", {})
+        fleet = await live.fleet()
+
+        await unclaim(live.client, fleet)
+        version = live.deployment()["metadata"]["resourceVersion"]
+        await unclaim(live.client, fleet)
+
+        assert live.deployment()["metadata"]["resourceVersion"] == version
+
+    async def test_a_deployment_that_is_gone_has_no_claim(self, live: LiveFleet) -> None:
+        fleet = await quiet(live)
+        live.light.api.delete("Deployment", NAME, live.namespace)
+
+        await unclaim(live.client, fleet)
+
+
+class TestOperations:
+    def test_fields_that_are_as_wanted_are_not_written(self) -> None:
+        spec = {"progressDeadlineSeconds": 600, "strategy": {"type": "Recreate"}}
+
+        assert field_operations(spec, RolloutFields(False, 0, 0, 0, 600)) == ()
+
+    def test_a_field_that_was_absent_is_removed(self) -> None:
+        spec = {"paused": True, "minReadySeconds": 9, "progressDeadlineSeconds": 1}
+
+        assert field_operations(spec, RolloutFields(False, 0, 0, 0, None)) == (
+            PatchOperation("remove", "/spec/paused"),
+            PatchOperation("remove", "/spec/minReadySeconds"),
+            PatchOperation("remove", "/spec/progressDeadlineSeconds"),
+        )
+
+    def test_a_first_claim_is_tested_by_version_and_a_later_one_by_its_value(self, a_fleet: Fleet) -> None:
+        first = guards(a_fleet, Pause(HELD))
+        later = guards(replace(a_fleet, fence="r/1/1"), Pause(HELD))
+
+        assert first[-1] == PatchOperation("test", "/metadata/resourceVersion", a_fleet.resource_version)
+        assert later[-1] == PatchOperation("test", "/metadata/annotations/kvmedic.io~1run", "r/1/1")
+
+    def test_only_the_first_freeze_leaves_a_note(self, a_fleet: Fleet) -> None:
+        note = notes_on(a_fleet, Freeze(EDIT, FROZEN))
+
+        assert json.loads(note[RECORDED]) == {
+            "paused": False,
+            "maxSurge": "25%",
+            "maxUnavailable": "25%",
+            "minReadySeconds": 0,
+            "progressDeadlineSeconds": 600,
+            "container": "vllm",
+            "containerIndex": 0,
+            "field": "args",
+            "index": 2,
+            "before": "--max-num-seqs=64",
+            "after": "--max-num-seqs=16",
+        }
+        assert notes_on(replace(a_fleet, fields=HELD), Freeze(EDIT, FROZEN)) == {}
+        assert notes_on(a_fleet, Pause(HELD)) == {}
+
+
+@pytest.fixture
+def a_fleet() -> Fleet:
+    return Model.healthy(2).fleet()
