@@ -70,6 +70,15 @@ image: wheels ## Build the operator's image (IMAGE=, BASE=) with docker, podman 
 	elif command -v buildah >/dev/null; then buildah bud "$$@"; \
 	else echo "make image needs a Docker engine, podman or buildah"; exit 1; fi
 
+GPUS ?= 8
+.PHONY: lab-up
+lab-up: setup ## Bring up a real Kubernetes cluster (kind with Docker, else natively as root); GPUS=8
+	$(PY) -m lab up --gpus $(GPUS)
+
+.PHONY: lab-down
+lab-down: setup ## Take that cluster down without a trace
+	$(PY) -m lab down
+
 .PHONY: bench-lab
 bench-lab: setup ## Replay the table measured on real vLLM on the lab engine and compare
 	$(PY) -m lab.engine.bench

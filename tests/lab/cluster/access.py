@@ -14,19 +14,23 @@ import yaml
 
 @dataclass(frozen=True)
 class Access:
-    """One identity on one cluster."""
+    """One identity on one cluster, by bearer token or by client certificate and key."""
 
     url: str
     ca_file: Path
-    token: str
+    token: str = ""
+    client: tuple[Path, Path] | None = None
 
     def ssl_context(self) -> ssl.SSLContext:
-        """Trust in the cluster's own authority and in nothing else."""
-        return ssl.create_default_context(cafile=str(self.ca_file))
+        """Trust in the cluster's own authority and nothing else; the client certificate if there is one."""
+        context = ssl.create_default_context(cafile=str(self.ca_file))
+        if self.client:
+            context.load_cert_chain(*self.client)
+        return context
 
     def headers(self) -> dict[str, str]:
-        """The bearer token."""
-        return {"Authorization": f"Bearer {self.token}"}
+        """The bearer token, if there is one."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def kubeconfig(self) -> dict[str, Any]:
         """A kubeconfig that names the authority by file, as kubectl, kopf and the Go clients read it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class ControlPlane:
     addresses: Addresses
     api_flags: Sequence[str] = ()
     outlives_owner: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,7 +148,7 @@ class ControlPlane:
 
     def _component(self, name: str, *flags: str) -> Component:
         argv = [str(self.kube), name, *flags]
-        return Component(name, argv, self.directory, outlives_owner=self.outlives_owner)
+        return Component(name, argv, self.directory, env=self.env, outlives_owner=self.outlives_owner)
 
     def _write_tokens(self) -> None:
         self.identity("admin", ADMIN)

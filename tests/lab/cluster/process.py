@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -14,6 +15,14 @@ from pathlib import Path
 from .reaper import REAPER
 
 POLL_SECONDS = 0.02
+_DETACHED: list[subprocess.Popen[bytes]] = []
+
+
+@atexit.register
+def _let_go() -> None:
+    """Keep Popen's destructor from complaining about processes that are meant to outlive this one."""
+    for process in _DETACHED:
+        process.returncode = 0
 
 
 class ComponentDiedError(RuntimeError):
@@ -61,7 +70,9 @@ class Component:
                 env={**os.environ, **self.env},
                 start_new_session=True,
             )
-        if not self.outlives_owner:
+        if self.outlives_owner:
+            _DETACHED.append(self.process)
+        else:
             REAPER.watch(self.pid)
 
     def is_alive(self) -> bool:

@@ -1,0 +1,57 @@
+"""`python -m lab up|down|status|load`: the lab's real cluster from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from lab.cluster.choice import choose
+from lab.cluster.interface import Cluster
+from lab.cluster.paths import KUBECONFIG
+
+DEFAULT_GPUS = 8
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; expected failures are one line on standard error and exit code 1."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options, choose())
+    except (RuntimeError, OSError, LookupError, TimeoutError, ValueError) as error:
+        print(f"[lab] {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace, cluster: Cluster) -> int:
+    if options.command == "up":
+        cluster.up(options.gpus)
+    elif options.command == "down":
+        cluster.down()
+    elif options.command == "load":
+        cluster.load_image(options.archive, options.reference)
+    elif not cluster.is_up():
+        print("down")
+        return 1
+    else:
+        print(f"up; kubeconfig {KUBECONFIG}; pods reach this machine at {cluster.host_address}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lab", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="bring the cluster up; harmless when it is up")
+    up.add_argument("--gpus", type=int, default=DEFAULT_GPUS, help="nvidia.com/gpu of the node (%(default)s)")
+    commands.add_parser("down", help="take the cluster down and remove every trace of it")
+    commands.add_parser("status", help="say whether it is up; exit 1 when not")
+    load = commands.add_parser("load", help="make an image available to pods")
+    load.add_argument(
+        "archive", type=Path, help="a docker-archive, as `buildah push` or `docker save` writes it"
+    )
+    load.add_argument("reference", help="the image's name and tag in that archive")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
