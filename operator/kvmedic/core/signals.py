@@ -172,27 +172,27 @@ class SignalTable:
     says who scraped the series, and from where."""
 
 
+_AGREEMENTS: Mapping[type, Agreement] = {
+    CounterSource: COUNTS_AGREE,
+    HistogramSource: COUNTS_AGREE,
+    HeldRatioSource: RATIOS_AGREE,
+    StartSource: MOMENTS_AGREE,
+    ChangeSource: NEVER_COMPARED,
+}
+_ACROSS: Mapping[type, Across] = {
+    CounterSource: Across.SUM,
+    HistogramSource: Across.SUM,
+    ChangeSource: Across.SUM,
+    HeldRatioSource: Across.LARGEST,
+    StartSource: Across.LARGEST,
+}
+
+
 def agreement_of(source: SignalSource) -> Agreement:
     """Return how near duplicates of a signal must be."""
-    match source:
-        case GaugeSource(agreement=agreement):
-            return agreement
-        case CounterSource() | HistogramSource():
-            return COUNTS_AGREE
-        case HeldRatioSource():
-            return RATIOS_AGREE
-        case StartSource():
-            return MOMENTS_AGREE
-        case ChangeSource():
-            return NEVER_COMPARED
+    return source.agreement if isinstance(source, GaugeSource) else _AGREEMENTS[type(source)]
 
 
 def across_of(source: SignalSource) -> Across:
     """Return how a signal's values of several engines become one."""
-    match source:
-        case GaugeSource(across=across):
-            return across
-        case CounterSource() | HistogramSource() | ChangeSource():
-            return Across.SUM
-        case HeldRatioSource() | StartSource():
-            return Across.LARGEST
+    return source.across if isinstance(source, GaugeSource) else _ACROSS[type(source)]

@@ -1,0 +1,263 @@
+"""What a replica says of itself, and observations from pages alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from http_double import HangUpError, Reply, Request, Server
+from kvmedic.core.evidence import (
+    HISTOGRAMS,
+    Absence,
+    Measured,
+    Missing,
+    Pool,
+    Reading,
+    Signal,
+    Unsupported,
+)
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics.exposition import Page, observe_pages, parse_page
+from kvmedic.metrics.options import ScrapeOptions
+from kvmedic.metrics.scrape import PodAddress, Scraper, resolver_of
+from kvmedic.metrics.series import PodKey
+from lab.cluster.ports import free_ports
+from scripted_fleet import DATA
+
+THRASH = (DATA / "metrics-thrash.txt").read_text()
+IDLE = (DATA / "metrics-idle.txt").read_text()
+SERVERS = (DATA / "metrics-apiserver2.txt").read_text()
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+POD = PodKey("fleet", "inference-0")
+UNAVAILABLE = Missing(Absence.SOURCE_UNAVAILABLE)
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+
+
+def answering(text: str | bytes, status: int = 200) -> Callable[[Request], Reply]:
+    body = text.encode() if isinstance(text, str) else text
+    return lambda _: Reply(status, body, {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+async def in_flight(url: str, **options: Any) -> object:
+    scraper = Scraper(ScrapeOptions(**options), VLLM_SIGNALS, lambda _: url)
+    try:
+        reading = await scraper.in_flight(PodAddress(POD, "127.0.0.1"))
+        return value_of(reading)
+    finally:
+        await scraper.close()
+
+
+def value_of(reading: Reading[Any]) -> object:
+    return reading.value if isinstance(reading, Measured) else reading
+
+
+OF_OLD = "\n".join(
+    f'{name}{{model_name="m"}} {n}'
+    for name, n in ((RUNNING, 2), (WAITING, 1), ("vllm:num_requests_swapped", 4))
+)
+PARALLEL = "\n".join(
+    f'{name}{{engine="{i}",model_name="m"}} {i + 1}' for name in (RUNNING, WAITING) for i in range(3)
+)
+NAN = THRASH.replace(
+    f'{RUNNING}{{engine="0",model_name="tiny"}} 11.0', f'{RUNNING}{{engine="0",model_name="tiny"}} NaN'
+)
+PAGES = [
+    ("running and waiting are added", THRASH, 21.0),
+    ("an idle replica", IDLE, 0.0),
+    ("several API servers", SERVERS, 0.0),
+    ("all engines of a replica", PARALLEL + "\n", 12.0),
+    ("swapped requests of old engines", OF_OLD + "\n", 7.0),
+    ("a sidecar's page", "up 1\n", Missing(Absence.NO_SERIES)),
+    ("an empty page", "", Missing(Absence.NO_SERIES)),
+    ("half a page", f"{RUNNING} 1\n", Missing(Absence.NO_SERIES)),
+    ("not a number", NAN, Missing(Absence.NOT_A_NUMBER)),
+    ("not a page", "<html>hello</html>", UNAVAILABLE),
+    ("not even text", b"\xff\xfe\x00{", UNAVAILABLE),
+]
+
+
+@pytest.mark.parametrize(("page", "expected"), [row[1:] for row in PAGES], ids=[row[0] for row in PAGES])
+async def test_requests_in_flight_are(page: str | bytes, expected: object) -> None:
+    with Server(answering(page)) as server:
+        assert await in_flight(server.url) == expected
+
+
+@pytest.mark.parametrize("status", [302, 404, 500, 503])
+async def test_another_status_than_200_is_no_answer(status: int) -> None:
+    with Server(answering(THRASH, status)) as server:
+        assert await in_flight(server.url) == UNAVAILABLE
+
+
+async def test_a_replica_that_does_not_listen_or_hangs_up_is_unavailable() -> None:
+    def hang_up(_: Request) -> Reply:
+        raise HangUpError
+
+    with Server(hang_up) as server:
+        assert await in_flight(server.url) == UNAVAILABLE
+    assert await in_flight(f"http://127.0.0.1:{free_ports(1)[0]}") == UNAVAILABLE
+    assert await in_flight("not a url") == UNAVAILABLE
+
+
+async def test_a_replica_that_hangs_is_left_after_the_time_out() -> None:
+    with Server(lambda _: server.released.wait() and Reply()) as server:
+        before = time.monotonic()
+        reading = await in_flight(server.url, timeout="5s")
+
+    assert reading == UNAVAILABLE
+    assert time.monotonic() - before < 6.5
+
+
+async def test_a_page_beyond_the_limit_is_refused() -> None:
+    with Server(answering("# " + "x" * (2 << 20))) as server:
+        assert await in_flight(server.url, response_limit_mib=1) == UNAVAILABLE
+
+
+async def test_a_pod_without_an_address_is_unavailable() -> None:
+    scraper = Scraper(ScrapeOptions(), VLLM_SIGNALS)
+
+    reading = await scraper.in_flight(PodAddress(POD, ""))
+
+    await scraper.close()
+    assert reading == UNAVAILABLE
+
+
+async def test_the_pool_is_asked_of_the_replica_itself() -> None:
+    readings = []
+    for page in (THRASH, "up 1\n"):
+        with Server(answering(page)) as server:
+            scraper = Scraper(ScrapeOptions(), VLLM_SIGNALS, lambda _, url=server.url: url)
+            readings.append(value_of(await scraper.pool(PodAddress(POD, "127.0.0.1"))))
+            await scraper.close()
+
+    assert readings == [Pool(149, 32, "auto"), Missing(Absence.NO_SERIES)]
+
+
+def test_a_pod_is_found_by_template_or_by_the_addresses_file(tmp_path: Path) -> None:
+    addresses = tmp_path / "addresses.yaml"
+    addresses.write_text("fleet/inference-0: http://127.0.0.1:9001/metrics\n")
+    by_template = resolver_of(ScrapeOptions(port=8080))
+    by_file = resolver_of(ScrapeOptions(addresses_file=addresses))
+    other = PodKey("fleet", "inference-1")
+
+    found = [
+        by_template(PodAddress(POD, "10.0.0.7")),
+        by_template(PodAddress(POD, "fd00::7")),
+        by_template(PodAddress(POD, "")),
+        by_file(PodAddress(POD, "")),
+        by_file(PodAddress(other, "10.0.0.7")),
+        by_file(PodAddress(other, "")),
+    ]
+    addresses.write_text("fleet/inference-1: http://127.0.0.1:9002/metrics\n")
+    moved = by_file(PodAddress(other, ""))
+    addresses.write_text("[not, a, mapping]")
+    unreadable = by_file(PodAddress(other, ""))
+
+    assert found == [
+        "http://10.0.0.7:8080/metrics",
+        "http://[fd00::7]:8080/metrics",
+        None,
+        "http://127.0.0.1:9001/metrics",
+        "http://10.0.0.7:8000/metrics",
+        None,
+    ]
+    assert moved == "http://127.0.0.1:9002/metrics"
+    assert unreadable is None
+
+
+def page(text: str, seconds: float) -> Page:
+    return parse_page(text, T0 + timedelta(seconds=seconds))
+
+
+def test_two_recorded_pages_tell_what_happened_between_them() -> None:
+    seen = observe_pages({"a": [page(IDLE, 0), page(THRASH, 300)]}, VLLM_SIGNALS)
+
+    pod = seen.pods["a"]
+    numbers = {signal: value_of(pod.number(signal)) for signal in Signal if signal not in HISTOGRAMS}
+    assert (seen.window_seconds, seen.hold_seconds, seen.at) == (300, 0, T0 + timedelta(seconds=300))
+    assert numbers == {
+        Signal.PREEMPTIONS: 338.0,
+        Signal.PREEMPTIONS_PER_REQUEST_HELD: 338 / 183,
+        Signal.REQUESTS_FINISHED: 183.0,
+        Signal.REQUESTS_ABORTED: 0.0,
+        Signal.REQUESTS_IN_FLIGHT_CHANGE: 21.0,
+        Signal.RUNNING_MEAN: 5.5,
+        Signal.RUNNING_MAX: 11.0,
+        Signal.WAITING_MEAN: 5.0,
+        Signal.KV_CACHE_USAGE_MEAN: 0.5,
+        Signal.KV_CACHE_USAGE_MAX: 1.0,
+        Signal.KV_CACHE_USAGE_DEVIATION: Unsupported(),
+        Signal.PROMPT_TOKENS: 13056.0,
+        Signal.GENERATED_TOKENS: 84281.0,
+        Signal.PREFIX_CACHE_QUERIES: 13056.0,
+        Signal.PREFIX_CACHE_HITS: 0.0,
+        Signal.STARTED_SECONDS: 1.79523658462e9,
+    }
+    assert value_of(pod.pool) == Pool(149, 32, "auto")
+    assert pod.model_names == ("tiny",)
+
+
+@pytest.mark.parametrize("signal", sorted(HISTOGRAMS))
+def test_every_histogram_is_found_on_a_recorded_page(signal: Signal) -> None:
+    pod = observe_pages({"a": [page(IDLE, 0), page(THRASH, 300)]}, VLLM_SIGNALS).pods["a"]
+
+    seen = pod.histogram(signal)
+
+    assert isinstance(seen, Measured)
+    assert seen.value.count > 0
+    assert seen.value.total > 0
+
+
+def test_lengths_are_those_of_the_load_that_was_recorded() -> None:
+    pod = observe_pages({"a": [page(IDLE, 0), page(THRASH, 300)]}, VLLM_SIGNALS).pods["a"]
+
+    prompts, outputs = (pod.histogram(s) for s in (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH))
+
+    assert value_of(prompts).mean == 64.0
+    assert value_of(outputs).count == 183
+
+
+def test_a_counter_that_fell_started_again_from_zero() -> None:
+    pages = [
+        page(f'vllm:num_preemptions_total{{engine="0"}} {n}\n{RUNNING}{{engine="0"}} 1\n', i)
+        for i, n in enumerate((100, 110, 4, 6))
+    ]
+
+    pod = observe_pages({"a": pages}, VLLM_SIGNALS).pods["a"]
+
+    assert value_of(pod.number(Signal.PREEMPTIONS)) == 10 + 4 + 2
+
+
+def test_three_pages_have_a_deviation() -> None:
+    usage = ("0.5", "0.9", "0.7")
+    pages = [page(f"{RUNNING} 1\nvllm:gpu_cache_usage_perc {u}\n", i) for i, u in enumerate(usage)]
+
+    pod = observe_pages({"a": pages}, VLLM_SIGNALS).pods["a"]
+
+    assert value_of(pod.number(Signal.KV_CACHE_USAGE_DEVIATION)) == pytest.approx(0.1633, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("up 1\n", Missing(Absence.NO_SERIES)),
+        (f"{RUNNING} 1\n", Missing(Absence.NO_SERIES)),
+        (f"{RUNNING} 1\nvllm:num_preemptions_total NaN\n", Missing(Absence.NOT_A_NUMBER)),
+    ],
+)
+def test_a_page_without_a_usable_number_has_none(text: str, expected: object) -> None:
+    pod = observe_pages({"a": [page(text, 0), page(text, 1)]}, VLLM_SIGNALS).pods["a"]
+
+    assert pod.number(Signal.PREEMPTIONS) == expected
+
+
+def test_pages_that_cannot_be_compared_are_refused() -> None:
+    one, two = page(IDLE, 0), page(IDLE, 1)
+
+    for pages in ({"a": [one]}, {"a": [two, one]}, {}):
+        with pytest.raises(ValueError, match="give"):
+            observe_pages(pages, VLLM_SIGNALS)
