@@ -16,6 +16,7 @@ from kvmedic.metrics.source import Look
 from prometheus_server import PrometheusServer
 from scripted_fleet import DATA, source
 
+PODS = ("steady", "stopping", "nan", "reconfigured")
 THRASH = (DATA / "metrics-thrash.txt").read_text()
 MINUTE = timedelta(minutes=1)
 
@@ -44,13 +45,13 @@ class Scraped:
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     with ExitStack() as stack:
-        exporters = {pod: stack.enter_context(Exporter()) for pod in ("steady", "stopping", "nan")}
+        exporters = {pod: stack.enter_context(Exporter()) for pod in PODS}
         targets = [
             (exporter.address, {"namespace": "fleet", "pod": pod, "container": "vllm"})
             for pod, exporter in exporters.items()
         ]
         server = stack.enter_context(PrometheusServer(tmp_path_factory.mktemp("live"), targets))
-        server.wait_for("count(count_over_time(vllm:num_requests_running[1m]) > 3) == 3")
+        server.wait_for("count(count_over_time(vllm:num_requests_running[1m]) > 3) == 4")
         yield Scraped(server, exporters)
 
 
@@ -84,6 +85,8 @@ async def test_a_replica_that_stops_answering_is_stale_once_its_last_sample_is_o
 
     one_failed_scrape = soon.number(Signal.PREEMPTIONS)
     assert isinstance(one_failed_scrape, Measured)
+    assert isinstance(soon.pool, Measured)
+    assert all(isinstance(reading, Measured) for reading in soon.numbers.values())
     readings = {*later.numbers.values(), *later.histograms.values(), later.pool}
     assert readings == {Stale(one_failed_scrape.at)}
 
@@ -97,3 +100,13 @@ async def test_a_gauge_that_is_not_a_number_is_missing(scraped: Scraped) -> None
 
     assert pod.number(Signal.KV_CACHE_USAGE_MEAN) == Missing(Absence.NOT_A_NUMBER)
     assert isinstance(pod.number(Signal.RUNNING_MEAN), Measured)
+
+
+async def test_the_pool_of_a_replica_that_came_back_with_another_is_the_new_one(scraped: Scraped) -> None:
+    scraped.exporters["reconfigured"].page = THRASH.replace('num_gpu_blocks="150"', 'num_gpu_blocks="120"')
+    scraped.server.wait_for('vllm:cache_config_info{num_gpu_blocks="120"}')
+
+    pod = await seen_at(scraped, "reconfigured", datetime.now(UTC))
+
+    assert isinstance(pod.pool, Measured)
+    assert pod.pool.value.blocks == 119

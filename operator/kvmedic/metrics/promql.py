@@ -41,6 +41,8 @@ class Span:
     hold: timedelta = timedelta(0)
     resolution: timedelta = timedelta(seconds=15)
     """Largest step at which a hold or a replica's presence is sampled; at most the scrape interval."""
+    freshness: timedelta = timedelta(minutes=2)
+    """How far back a last value may lie: one failed scrape ends a series for instant selectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,19 @@ def expression(source: SignalSource, span: Span, table: SignalTable, target_labe
         case HeldRatioSource():
             return _held(source, span, table)
         case StartSource(name=name):
-            return f"{name} and on ({', '.join((*target_labels, 'instance', 'job'))}) {table.presence}"
+            recent = f"[{duration_text(span.freshness)}]"
+            on = _target(target_labels)
+            return f"last_over_time({name}{recent}) and {on} last_over_time({table.presence}{recent})"
+
+
+def pool(span: Span, table: SignalTable, target_labels: tuple[str, str]) -> str:
+    """Return the query for the pools.
+
+    A replica that restarted with another pool has another series, and the old one does not count.
+    """
+    name = table.pool.name
+    last = f"last_over_time({name}[{duration_text(span.freshness)}])"
+    return f"{name} or ({last} unless {_target(target_labels)} {name})"
 
 
 def presence(span: Span, table: SignalTable) -> str:
@@ -98,6 +112,11 @@ def presence(span: Span, table: SignalTable) -> str:
     """
     window, step = duration_text(max(span.window, _LOOKBACK)), duration_text(span.resolution)
     return f"timestamp({table.presence}) or max_over_time(timestamp({table.presence})[{window}:{step}])"
+
+
+def _target(target_labels: tuple[str, str]) -> str:
+    """Return the matching of series by the endpoint they were scraped from."""
+    return f"on ({', '.join((*target_labels, 'instance', 'job'))})"
 
 
 def _newest(alternatives: tuple[str, ...]) -> str:

@@ -23,7 +23,7 @@ from kvmedic.core.evidence import (
 )
 from kvmedic.core.signals import SignalTable
 from kvmedic.metrics.options import SourceOptions
-from kvmedic.metrics.promql import Span, expression, presence
+from kvmedic.metrics.promql import Span, expression, pool, presence
 from kvmedic.metrics.readings import Replica, absent, histogram, number, unavailable
 from kvmedic.metrics.readings import pool as pool_of
 from kvmedic.metrics.series import Answer, PodKey, Reply, Series, Unanswered, presence_of
@@ -151,7 +151,7 @@ class PrometheusSource:
     async def observe(self, pods: Sequence[PodKey], look: Look) -> Observation:
         """Return one look at some replicas; what is not known is a reading that says so."""
         moment = self._current()
-        span = Span(look.window, look.hold, self._options.resolution)
+        span = Span(look.window, look.hold, self._options.resolution, self._options.freshness)
         seen = await self._reply(moment, presence(span, self._table))
         # A source that does not answer the first query is not asked the others.
         answers = _Answers(
@@ -183,17 +183,14 @@ class PrometheusSource:
     async def _answers(
         self, moment: _Moment, span: Span, signals: frozenset[Signal], seen: Answer
     ) -> _Answers:
-        labels = self._options.labels
+        target = (self._options.labels.namespace, self._options.labels.pod)
         wanted = [signal for signal in Signal if signal in signals and signal in self._table.signals]
-        texts = [
-            expression(self._table.signals[signal], span, self._table, (labels.namespace, labels.pod))
-            for signal in wanted
-        ]
-        pool, *replies = await asyncio.gather(
-            *(self._reply(moment, text) for text in (self._table.pool.name, *texts))
+        texts = [expression(self._table.signals[signal], span, self._table, target) for signal in wanted]
+        pools, *replies = await asyncio.gather(
+            *(self._reply(moment, text) for text in (pool(span, self._table, target), *texts))
         )
         named = dict(zip(wanted, replies, strict=True))
-        return _Answers(self._table, moment.at, self._options.freshness, seen, pool, named)
+        return _Answers(self._table, moment.at, self._options.freshness, seen, pools, named)
 
     async def _reply(self, moment: _Moment, text: str) -> Reply:
         """Return the answer of a moment to a query; the first to ask sends it, all others wait for it."""
