@@ -1,7 +1,7 @@
 """The operator-wide stop: while one ConfigMap exists, no forward move is made anywhere.
 
-On:  `kubectl -n kvmedic create configmap kvmedic-stop`
-Off: `kubectl -n kvmedic delete configmap kvmedic-stop`
+On:  `kubectl -n kvmedic-system create configmap kvmedic-stop`
+Off: `kubectl -n kvmedic-system delete configmap kvmedic-stop`
 
 Its existence is the whole message, so there is no key to misspell at three in the morning; whatever
 it contains is for people (who, why). Ways back stay open while it exists.

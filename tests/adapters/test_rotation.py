@@ -1,0 +1,225 @@
+"""Pods in and out of rotation on a real API server with the real endpoint and ReplicaSet controllers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvmedic.cluster.marks import CORDON_COST, CORDONED, DELETION_COST
+from kvmedic.cluster.rotation import cordon, delete, move_pod, uncordon
+from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.moves import Cordon, DeletePod, Uncordon
+from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.kube.errors import Conflict
+from lab.cluster.light import LightCluster
+from lab.cluster.simulation import behaviour
+from live_fleet import LiveFleet, is_whole
+
+pytestmark = pytest.mark.light
+
+
+@pytest.fixture
+async def live(light: LightCluster, namespace: str) -> AsyncIterator[LiveFleet]:
+    async with await connect(light.kubeconfig, Limits(per_second=500, burst=500)) as client:
+        yield LiveFleet(light, client, namespace)
+
+
+def marks(live: LiveFleet, pod: Pod) -> tuple[dict[str, str], dict[str, str]]:
+    metadata = live.pod(pod.name)["metadata"]
+    return metadata["labels"], metadata.get("annotations", {})
+
+
+async def again(live: LiveFleet, pod: Pod) -> tuple[Fleet, Pod]:
+    """The same pod as it is now."""
+    fleet = await live.fleet()
+    return fleet, next(each for each in fleet.pods if each.uid == pod.uid)
+
+
+async def test_a_cordoned_pod_leaves_rotation_and_goes_first(live: LiveFleet) -> None:
+    fleet = await live.serving(3)
+    chosen = max(fleet.pods, key=lambda pod: pod.name)
+
+    await cordon(live.client, fleet, chosen)
+    after = await live.until(lambda seen: seen.in_rotation == 2, "it leaves rotation")
+    live.light.api.patch("Deployment", fleet.name, {"spec": {"replicas": 2}}, live.namespace)
+    last = await live.until(is_whole, "scaled in")
+
+    assert [pod.name for pod in after.pods if pod.cordoned] == [chosen.name]
+    assert [pod.name for pod in after.pods if not pod.in_rotation] == [chosen.name]
+    assert chosen.name not in {pod.name for pod in last.pods}
+
+
+async def test_back_in_rotation_it_is_as_it_was(live: LiveFleet) -> None:
+    fleet = await live.serving(1)
+    pod = fleet.pods[0]
+    before = marks(live, pod)
+
+    await cordon(live.client, fleet, pod)
+    between = marks(live, pod)
+    await uncordon(live.client, *await again(live, pod))
+    await live.until(is_whole, "back in rotation")
+
+    assert between[0]["serving"] == "draining"
+    assert between[1][DELETION_COST] == CORDON_COST
+    assert marks(live, pod) == before
+
+
+async def test_a_deletion_cost_and_a_label_of_somebody_come_back(live: LiveFleet) -> None:
+    fleet = await live.serving(1)
+    pod = fleet.pods[0]
+    own = {"labels": {"serving": "canary"}, "annotations": {DELETION_COST: "17", "note": "a/b~c"}}
+    live.patch_pod(pod.name, {"metadata": own})
+    before = marks(live, pod)
+
+    await cordon(live.client, *await again(live, pod))
+    await uncordon(live.client, *await again(live, pod))
+
+    assert marks(live, pod) == before
+
+
+async def test_a_pod_without_the_label_gets_none(live: LiveFleet) -> None:
+    fleet = await live.serving(1)
+    pod = fleet.pods[0]
+    live.patch_pod(pod.name, {"metadata": {"labels": {"serving": None}}})
+
+    await cordon(live.client, *await again(live, pod))
+    await uncordon(live.client, *await again(live, pod))
+
+    assert "serving" not in marks(live, pod)[0]
+
+
+async def test_cordoning_twice_keeps_what_was_before(live: LiveFleet) -> None:
+    fleet = await live.serving(1)
+    pod = fleet.pods[0]
+    live.patch_pod(pod.name, {"metadata": {"annotations": {DELETION_COST: "17"}}})
+
+    await cordon(live.client, *await again(live, pod))
+    once = marks(live, pod)
+    await cordon(live.client, *await again(live, pod))
+
+    assert marks(live, pod) == once
+    assert json.loads(once[1][CORDONED]) == {"label": "true", "cost": "17"}
+
+
+async def test_uncordoning_twice_changes_and_writes_nothing(live: LiveFleet) -> None:
+    fleet = await live.serving(1)
+    pod = fleet.pods[0]
+
+    await uncordon(live.client, fleet, pod)
+
+    assert live.pod(pod.name)["metadata"]["resourceVersion"] == pod.resource_version
+
+
+@pytest.mark.parametrize("note", [None, "not json", "[]"])
+async def test_a_pod_whose_note_is_lost_gets_the_templates_label(live: LiveFleet, note: str | None) -> None:
+    fleet = await live.serving(1)
+    pod = fleet.pods[0]
+    await cordon(live.client, fleet, pod)
+    live.patch_pod(pod.name, {"metadata": {"annotations": {CORDONED: note}}})
+
+    await uncordon(live.client, *await again(live, pod))
+
+    labels, annotations = marks(live, pod)
+    assert labels["serving"] == "true"
+    assert annotations.keys().isdisjoint({CORDONED, DELETION_COST})
+
+
+async def test_half_a_cordon_left_by_a_person_is_cleared_away(live: LiveFleet) -> None:
+    fleet = await live.serving(1)
+    pod = fleet.pods[0]
+    before = marks(live, pod)
+    await cordon(live.client, fleet, pod)
+    live.patch_pod(pod.name, {"metadata": {"labels": {"serving": "true"}}})
+
+    await uncordon(live.client, *await again(live, pod))
+
+    assert marks(live, pod) == before
+
+
+Effect = Callable[[Client, Fleet, Pod], Awaitable[None]]
+
+
+@pytest.mark.parametrize("effect", [cordon, uncordon, delete])
+async def test_a_pod_that_changed_is_left_alone(live: LiveFleet, effect: Effect) -> None:
+    fleet = await live.serving(1)
+    await cordon(live.client, fleet, fleet.pods[0])
+    fleet, pod = await again(live, fleet.pods[0])
+    live.patch_pod(pod.name, {"metadata": {"annotations": {"seen": "by somebody"}}})
+    before = live.pod(pod.name)["metadata"]
+
+    with pytest.raises(Conflict):
+        await effect(live.client, fleet, pod)
+
+    assert live.pod(pod.name)["metadata"] == before
+
+
+async def test_the_patch_itself_tests_the_version_too(live: LiveFleet) -> None:
+    """Somebody may write between the read and the patch of one effect."""
+    fleet = await live.serving(1)
+    pod = fleet.pods[0]
+
+    class Meddled:
+        async def get(self, ref: Any) -> Any:
+            found = await live.client.get(ref)
+            live.patch_pod(pod.name, {"metadata": {"annotations": {DELETION_COST: "17"}}})
+            return found
+
+        json_patch = live.client.json_patch
+
+    with pytest.raises(Conflict):
+        await cordon(Meddled(), fleet, pod)  # type: ignore[arg-type]
+
+    assert marks(live, pod)[1][DELETION_COST] == "17"
+
+
+@pytest.mark.parametrize("effect", [cordon, uncordon])
+async def test_a_pod_that_is_gone_is_a_conflict(live: LiveFleet, effect: Effect) -> None:
+    fleet = await live.serving(1)
+
+    with pytest.raises(Conflict):
+        await effect(live.client, fleet, replace(fleet.pods[0], name="gone"))
+
+
+async def test_deleting_by_name_takes_exactly_that_pod_and_gives_it_its_time(live: LiveFleet) -> None:
+    fleet = await live.serving(3, behaviour(gone_after="3s"))
+    chosen = max(fleet.pods, key=lambda pod: pod.name)
+
+    await delete(live.client, fleet, chosen)
+
+    assert live.pod(chosen.name)["metadata"]["deletionGracePeriodSeconds"] == 1
+    after = await live.until(is_whole, "replaced")
+    names = {pod.name for pod in fleet.pods}
+    assert names - {pod.name for pod in after.pods} == {chosen.name}
+    await delete(live.client, fleet, chosen)
+
+
+async def test_each_move_has_its_effect(live: LiveFleet) -> None:
+    fleet = await live.serving(1)
+    pod = fleet.pods[0]
+
+    await move_pod(live.client, fleet, Cordon(pod))
+    fleet, pod = await again(live, pod)
+    assert pod.cordoned
+    await move_pod(live.client, fleet, Uncordon(pod))
+    fleet, pod = await again(live, pod)
+    assert not pod.cordoned
+    await move_pod(live.client, fleet, DeletePod(pod))
+
+    gone = await live.until(lambda seen: pod.uid not in {each.uid for each in seen.pods}, "it went")
+    assert pod.name not in {each.name for each in gone.pods}
+
+
+async def test_of_two_who_cordon_the_same_pod_one_wins(live: LiveFleet) -> None:
+    fleet = await live.serving(1)
+    pod = fleet.pods[0]
+
+    ends = await asyncio.gather(
+        cordon(live.client, fleet, pod), cordon(live.client, fleet, pod), return_exceptions=True
+    )
+
+    assert sorted(type(end).__name__ for end in ends) == ["Conflict", "NoneType"]

@@ -1,0 +1,547 @@
+"""What is read of a fleet: on a real API server where the server matters, and by tables where it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from kvmedic.cluster.exposure import in_rotation, rotation_of, selector_text
+from kvmedic.cluster.marks import CORDON_COST, DELETION_COST
+from kvmedic.cluster.ownership import owner_of
+from kvmedic.cluster.pods import Frame, pod_of
+from kvmedic.cluster.snapshot import container_index, rollout_fields, snapshot
+from kvmedic.core.fleet import Fleet, Owner, RolloutFields, Rotation
+from kvmedic.core.reasons import Reason
+from kvmedic.core.template import template_hash
+from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.kube.errors import Refused
+from kvmedic.kube.objects import Ref, Resource
+from lab.cluster.light import LightCluster
+from lab.cluster.simulation import behaviour
+from live_fleet import EDIT, LABEL, NAME, TARGET, LiveFleet, deployment, is_whole, service
+
+
+@pytest.fixture
+async def live(light: LightCluster, namespace: str) -> AsyncIterator[LiveFleet]:
+    async with await connect(light.kubeconfig, Limits(per_second=500, burst=500)) as client:
+        yield LiveFleet(light, client, namespace)
+
+
+class Counted:
+    """A client that keeps what was asked of it."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.asked: list[str] = []
+
+    async def get(self, ref: Ref) -> Any:
+        self.asked.append(ref.resource.plural)
+        return await self.client.get(ref)
+
+    async def list(self, resource: Resource, namespace: str, label_selector: str = "") -> Any:
+        self.asked.append(resource.plural)
+        return await self.client.list(resource, namespace, label_selector)
+
+
+@pytest.mark.light
+class TestRealServer:
+    async def test_a_deployment_that_does_not_exist_has_no_fleet(self, live: LiveFleet) -> None:
+        assert await snapshot(live.client, live.namespace, TARGET, LABEL) is None
+
+    async def test_a_fleet_that_serves(self, live: LiveFleet) -> None:
+        before = datetime.now(UTC) - timedelta(seconds=2)
+        await live.serving(2)
+
+        seen = await live.look()
+
+        fleet, body = seen.fleet, live.deployment()
+        assert (fleet.namespace, fleet.name) == (live.namespace, NAME)
+        assert fleet.uid == body["metadata"]["uid"]
+        assert fleet.generation == body["metadata"]["generation"]
+        assert fleet.observed
+        assert fleet.strategy == "RollingUpdate"
+        assert fleet.fields == RolloutFields(False, "25%", "25%", 0, 600)
+        assert (fleet.replicas, fleet.status_replicas, fleet.updated_replicas) == (2, 2, 2)
+        assert (fleet.fence, fleet.recorded, fleet.owner) == ("", {}, None)
+        assert fleet.rotation == Rotation("serving", "draining", ("llm",), effective=True, in_selector=False)
+        (only,) = fleet.replica_sets
+        assert (only.revision, only.number, only.desired, only.available) == (fleet.revision, 1, 2, 2)
+        assert (only.observed, only.min_ready_seconds) == (True, 0)
+        for pod in fleet.pods:
+            raw = live.pod(pod.name)
+            assert pod.uid == raw["metadata"]["uid"]
+            assert pod.resource_version == raw["metadata"]["resourceVersion"]
+            assert pod.revision == fleet.revision
+            assert pod.address == raw["status"]["podIP"]
+            assert pod.node == "node1"
+            assert pod.ready_at is not None
+            assert before <= pod.created_at <= pod.ready_at
+            assert (pod.in_rotation, pod.cordoned, pod.terminating, pod.unschedulable) == (
+                True,
+                False,
+                False,
+                False,
+            )
+            assert (pod.restarts, pod.waiting_reason) == (0, "")
+        assert seen.template == body["spec"]["template"]
+        assert (seen.container_index, seen.image) == (0, "vllm/vllm-openai:v0.32.0")
+
+    async def test_a_look_costs_five_calls_in_the_order_of_cause_and_effect(self, live: LiveFleet) -> None:
+        await live.serving(1)
+        client = Counted(live.client)
+
+        await snapshot(client, live.namespace, TARGET, LABEL)  # type: ignore[arg-type]
+
+        assert client.asked == ["deployments", "replicasets", "pods", "services", "endpointslices"]
+
+    async def test_an_edited_template_hashes_as_computed_before_the_edit(self, live: LiveFleet) -> None:
+        await live.serving(1)
+        seen = await live.look()
+        computed = template_hash(EDIT.apply(seen.template))
+        live.patch({"spec": {"template": {"spec": {"containers": _edited(live)}}}})
+
+        after = await live.until(lambda fleet: fleet.observed and len(fleet.replica_sets) == 2, "a rollout")
+
+        assert after.revision == computed
+        assert {each.revision for each in after.replica_sets} == {seen.fleet.revision, computed}
+        assert sorted(each.number for each in after.replica_sets) == [1, 2]
+
+    async def test_pods_of_others_with_the_same_labels_are_not_ours(self, live: LiveFleet) -> None:
+        fleet = await live.serving(1)
+        lone = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "lone", "labels": {"app": NAME, "serving": "true"}},
+            "spec": {"containers": [{"name": "vllm", "image": "x"}], "nodeSelector": {"nowhere": "true"}},
+        }
+        live.light.api.create(lone, live.namespace)
+        other = deployment(1)
+        other["metadata"]["name"] = "other"
+        other["spec"]["selector"]["matchLabels"]["team"] = "b"
+        other["spec"]["template"]["metadata"]["labels"]["team"] = "b"
+        live.light.api.create(other, live.namespace)
+        await asyncio.sleep(1)
+
+        after = await live.fleet()
+
+        assert [pod.uid for pod in after.pods] == [pod.uid for pod in fleet.pods]
+        assert len(after.replica_sets) == 1
+
+    async def test_a_pod_that_ended_for_good_is_no_replica(self, live: LiveFleet) -> None:
+        fleet = await live.serving(2)
+        evicted = fleet.pods[0].name
+        status = {"status": {"phase": "Failed", "reason": "Evicted"}}
+        live.light.api.patch("Pod", evicted, status, live.namespace, "status")
+
+        after = await live.until(
+            lambda seen: is_whole(seen) and evicted not in {pod.name for pod in seen.pods}, "a replacement"
+        )
+
+        assert live.pod(evicted)["status"]["phase"] == "Failed"
+        assert len(after.pods) == 2
+
+    async def test_a_pod_on_its_way_out_is_seen_and_takes_no_requests(self, live: LiveFleet) -> None:
+        fleet = await live.serving(2, behaviour(gone_after="10s"))
+        going = fleet.pods[0].name
+        live.light.api.delete("Pod", going, live.namespace)
+
+        after = await live.until(lambda seen: any(pod.terminating for pod in seen.pods), "a pod terminates")
+        after = await live.until(lambda seen: not _named(seen, going).in_rotation, "it leaves rotation")
+
+        assert going not in {pod.name for pod in after.serving(after.revision)}
+
+    async def test_a_pod_that_crashes_says_so(self, live: LiveFleet) -> None:
+        live.light.api.create(deployment(1, behaviour(mode="crash")), live.namespace)
+
+        fleet = await live.until(lambda seen: any(pod.waiting_reason for pod in seen.pods), "a crash")
+
+        assert fleet.pods[0].waiting_reason == "CrashLoopBackOff"
+        assert not fleet.pods[0].ready
+
+    async def test_a_pod_that_no_node_takes_is_unschedulable(self, live: LiveFleet) -> None:
+        body = deployment(1)
+        body["spec"]["template"]["spec"]["nodeSelector"] = {"nowhere": "true"}
+        live.light.api.create(body, live.namespace)
+
+        fleet = await live.until(lambda seen: any(pod.unschedulable for pod in seen.pods), "no node")
+
+        assert (fleet.pods[0].node, fleet.pods[0].address) == ("", "")
+
+    async def test_a_pod_that_is_not_ready_is_out_of_rotation(self, live: LiveFleet) -> None:
+        fleet = await live.serving(2)
+        sick = fleet.pods[0].name
+        live.patch_pod(sick, {"metadata": {"annotations": behaviour(mode="unready")}})
+
+        after = await live.until(lambda seen: seen.in_rotation == 1, "one is out")
+
+        assert not _named(after, sick).ready
+        assert not _named(after, sick).in_rotation
+
+    async def test_a_second_service_without_the_label_makes_the_label_useless(self, live: LiveFleet) -> None:
+        await live.serving(1)
+        live.light.api.create(service("metrics", app=NAME), live.namespace)
+
+        after = await live.until(lambda seen: len(seen.rotation.services) == 2, "the Service is seen")
+
+        assert after.rotation.services == ("llm", "metrics")
+        assert not after.rotation.effective
+
+    async def test_slices_that_somebody_writes_by_hand_make_the_label_useless(self, live: LiveFleet) -> None:
+        fleet = await live.serving(1)
+        pod = fleet.pods[0]
+        reference = {"kind": "Pod", "name": pod.name, "namespace": live.namespace, "uid": pod.uid}
+        by_hand = {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": "by-hand", "labels": {"kubernetes.io/service-name": "external"}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [pod.address], "targetRef": reference}],
+        }
+        live.light.api.create(by_hand, live.namespace)
+
+        after = await live.fleet()
+
+        assert after.rotation.services == ("external", "llm")
+        assert not after.rotation.effective
+
+    async def test_without_permission_the_first_read_is_refused(self, live: LiveFleet, tmp_path: Any) -> None:
+        kubeconfig = live.light.impersonate("default", live.namespace).write_kubeconfig(tmp_path / "config")
+        async with await connect(kubeconfig, Limits()) as nobody:
+            with pytest.raises(Refused, match='cannot get resource "deployments"'):
+                await snapshot(nobody, live.namespace, TARGET, LABEL)
+
+    @pytest.mark.parametrize(
+        ("by", "owned"),
+        [
+            ("kubectl", False),
+            ("argocd-controller", True),
+            ("somebodys-operator", True),
+        ],
+    )
+    async def test_who_applies_the_manifest_owns_it_unless_it_is_a_person(
+        self,
+        live: LiveFleet,
+        by: str,
+        owned: bool,  # noqa: FBT001
+    ) -> None:
+        live.light.api.apply(deployment(1), live.namespace, manager=by)
+
+        assert ((await live.fleet()).owner is not None) is owned
+
+    async def test_who_applies_only_the_replicas_owns_nothing_of_ours(self, live: LiveFleet) -> None:
+        live.light.api.create(deployment(1), live.namespace)
+        part = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": NAME},
+            "spec": {"replicas": 2},
+        }
+        live.light.api.apply(part, live.namespace, manager="autoscaler")
+
+        fleet = await live.fleet()
+
+        assert (fleet.replicas, fleet.owner) == (2, None)
+
+
+def _edited(live: LiveFleet) -> list[dict[str, Any]]:
+    template = EDIT.apply(live.deployment()["spec"]["template"])
+    return list(template["spec"]["containers"])  # type: ignore[index]
+
+
+def _named(fleet: Fleet, name: str) -> Any:
+    return next(pod for pod in fleet.pods if pod.name == name)
+
+
+TEMPLATE = {"f:template": {"f:spec": {}}}
+
+
+def managed(manager: str, operation: str, spec: dict[str, Any], **more: str) -> dict[str, Any]:
+    entry = {"manager": manager, "operation": operation, "fieldsV1": {"f:spec": spec}, **more}
+    return {"metadata": {"managedFields": [entry]}}
+
+
+def marked(kind: str, **marks: str) -> dict[str, Any]:
+    return {
+        "metadata": {kind: {name.replace("__", "/").replace("_", "-"): text for name, text in marks.items()}}
+    }
+
+
+NOBODY: list[tuple[str, dict[str, Any]]] = [
+    ("a new object", {"metadata": {}}),
+    (
+        "an owner that does not control",
+        {"metadata": {"ownerReferences": [{"kind": "ConfigMap", "name": "a"}]}},
+    ),
+    (
+        "a Helm release, which a person upgrades",
+        marked("annotations", **{"meta.helm.sh__release-name": "llm"}),
+    ),
+    ("a label that every Helm chart sets", marked("labels", **{"app.kubernetes.io__instance": "llm"})),
+    ("kubectl apply", managed("kubectl-client-side-apply", "Update", TEMPLATE)),
+    ("kubectl apply --server-side", managed("kubectl", "Apply", TEMPLATE)),
+    ("kubectl rollout restart", managed("kubectl-rollout", "Update", TEMPLATE)),
+    ("helm 4, which applies", managed("helm", "Apply", TEMPLATE)),
+    ("a pipeline that updates", managed("OpenAPI-Generator", "Update", TEMPLATE)),
+    ("ourselves", managed("kvmedic", "Update", {**TEMPLATE, "f:strategy": {}})),
+    ("an applier of replicas", managed("keda", "Apply", {"f:replicas": {}})),
+    ("an applier of the status", managed("somebody", "Apply", TEMPLATE, subresource="status")),
+    (
+        "Flux, told to leave it alone",
+        {
+            "metadata": {
+                "labels": {"kustomize.toolkit.fluxcd.io/name": "apps"},
+                "annotations": {"kustomize.toolkit.fluxcd.io/reconcile": "disabled"},
+                "managedFields": managed("kustomize-controller", "Apply", TEMPLATE)["metadata"][
+                    "managedFields"
+                ],
+            }
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("body", [body for _, body in NOBODY], ids=[name for name, _ in NOBODY])
+def test_nobody_else_decides(body: dict[str, Any]) -> None:
+    assert owner_of(body) is None
+
+
+CONTROLLER = {"kind": "InferenceService", "name": "llm", "controller": True}
+SOMEBODY: list[tuple[str, dict[str, Any], Reason, str]] = [
+    (
+        "its controller",
+        {"metadata": {"ownerReferences": [{"kind": "ConfigMap", "name": "a"}, CONTROLLER]}},
+        Reason.OWNED_BY_CONTROLLER,
+        "InferenceService llm",
+    ),
+    (
+        "KServe",
+        marked("labels", **{"serving.kserve.io__inferenceservice": "llm"}),
+        Reason.OWNED_BY_CONTROLLER,
+        "KServe InferenceService llm",
+    ),
+    (
+        "Argo CD by annotation",
+        marked("annotations", **{"argocd.argoproj.io__tracking-id": "apps:apps/Deployment:ns/llm"}),
+        Reason.MANAGED_BY_GITOPS,
+        "Argo CD application apps:apps/Deployment:ns/llm",
+    ),
+    (
+        "Flux by label",
+        marked("labels", **{"kustomize.toolkit.fluxcd.io__name": "apps"}),
+        Reason.MANAGED_BY_GITOPS,
+        "Flux Kustomization apps",
+    ),
+    (
+        "Flux's Helm, which another annotation does not switch off",
+        {
+            "metadata": {
+                "labels": {"helm.toolkit.fluxcd.io/name": "llm"},
+                "annotations": {"kustomize.toolkit.fluxcd.io/reconcile": "disabled"},
+            }
+        },
+        Reason.MANAGED_BY_GITOPS,
+        "Flux HelmRelease llm",
+    ),
+    (
+        "Argo CD, which need not apply server-side",
+        managed("argocd-controller", "Update", TEMPLATE),
+        Reason.MANAGED_BY_GITOPS,
+        "Argo CD (field manager argocd-controller)",
+    ),
+    (
+        "an unknown applier of the strategy",
+        managed("platform", "Apply", {"f:strategy": {}}),
+        Reason.MANAGED_BY_GITOPS,
+        "field manager platform",
+    ),
+    (
+        "an unknown applier of minReadySeconds",
+        managed("platform", "Apply", {"f:minReadySeconds": {}}),
+        Reason.MANAGED_BY_GITOPS,
+        "field manager platform",
+    ),
+    (
+        "an unknown applier of progressDeadlineSeconds",
+        managed("platform", "Apply", {"f:progressDeadlineSeconds": {}}),
+        Reason.MANAGED_BY_GITOPS,
+        "field manager platform",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "name"), [each[1:] for each in SOMEBODY], ids=[each[0] for each in SOMEBODY]
+)
+def test_somebody_else_decides(body: dict[str, Any], reason: Reason, name: str) -> None:
+    assert owner_of(body) == Owner(reason, name)
+
+
+def exposed(*services: dict[str, Any], slices: tuple[dict[str, Any], ...] = (), **spec: Any) -> Rotation:
+    body = {**deployment(1), **({"spec": {**deployment(1)["spec"], **spec}} if spec else {})}
+    return rotation_of(body, LABEL, services, slices, frozenset({"ours"}))
+
+
+def a_slice(uid: str, service_name: str = NAME, **conditions: bool) -> dict[str, Any]:
+    labels = {"kubernetes.io/service-name": service_name} if service_name else {}
+    endpoint = {"conditions": conditions, "targetRef": {"uid": uid}}
+    return {"metadata": {"labels": labels}, "endpoints": [endpoint]}
+
+
+class TestRotation:
+    def test_every_service_that_selects_the_pods_must_look_at_the_label(self) -> None:
+        good, bad = service("good"), service("bad", app=NAME)
+
+        assert exposed(good).effective
+        assert not exposed(good, bad).effective
+        assert exposed(good, bad).services == ("bad", "good")
+
+    def test_without_a_service_the_label_does_nothing(self) -> None:
+        assert exposed() == Rotation("serving", "draining", (), effective=False, in_selector=False)
+
+    def test_services_of_others_do_not_count(self) -> None:
+        elsewhere = service("elsewhere", app="other")
+        nothing = service("nothing")
+        nothing["spec"]["selector"] = None
+
+        assert exposed(service(), elsewhere, nothing).services == (NAME,)
+
+    def test_slices_of_a_service_without_a_selector_do_not_follow_a_label(self) -> None:
+        external = service("external")
+        external["spec"]["selector"] = None
+
+        assert not exposed(service(), external, slices=(a_slice("ours", "external"),)).effective
+        assert exposed(service(), external, slices=(a_slice("theirs", "external"),)).effective
+
+    def test_slices_of_no_service_do_not_follow_a_label(self) -> None:
+        assert not exposed(service(), slices=(a_slice("ours", ""),)).effective
+
+    def test_a_template_that_carries_the_draining_value_serves_nobody(self) -> None:
+        template = {"metadata": {"labels": {"app": NAME, "serving": "draining"}}}
+
+        assert not exposed(service("odd", app=NAME, serving="draining"), template=template).effective
+
+    @pytest.mark.parametrize(
+        "selector",
+        [
+            {"matchLabels": {"app": NAME, "serving": "true"}},
+            {"matchLabels": {"app": NAME}, "matchExpressions": [{"key": "serving", "operator": "Exists"}]},
+        ],
+        ids=["as a label", "as an expression"],
+    )
+    def test_a_label_in_the_deployments_own_selector_is_noticed(self, selector: dict[str, Any]) -> None:
+        assert exposed(service(), selector=selector).in_selector
+        assert not exposed(service()).in_selector
+
+    @pytest.mark.parametrize(
+        ("conditions", "serves"),
+        [
+            ({"ready": True}, True),
+            ({}, True),
+            ({"ready": False}, False),
+            ({"ready": True, "terminating": True}, False),
+            ({"ready": False, "serving": True, "terminating": True}, False),
+        ],
+    )
+    def test_who_gets_requests(self, conditions: dict[str, bool], serves: bool) -> None:  # noqa: FBT001
+        assert in_rotation([a_slice("ours", **conditions)]) == ({"ours"} if serves else set())
+
+    def test_one_slice_of_many_is_enough(self) -> None:
+        slices = [a_slice("ours", "a", ready=False), a_slice("ours", "b", ready=True), {"endpoints": None}]
+
+        assert in_rotation(slices) == {"ours"}
+
+
+@pytest.mark.parametrize(
+    ("selector", "text"),
+    [
+        ({"matchLabels": {"a": "1", "b": "2"}}, "a=1,b=2"),
+        ({"matchExpressions": [{"key": "a", "operator": "In", "values": ["1", "2"]}]}, "a in (1,2)"),
+        ({"matchExpressions": [{"key": "a", "operator": "NotIn", "values": ["1"]}]}, "a notin (1)"),
+        ({"matchExpressions": [{"key": "a", "operator": "Exists"}]}, "a"),
+        ({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}, "!a"),
+        ({"matchLabels": {"a": "1"}, "matchExpressions": [{"key": "b", "operator": "Exists"}]}, "a=1,b"),
+    ],
+)
+def test_selectors_as_queries(selector: dict[str, Any], text: str) -> None:
+    assert selector_text(selector) == text
+
+
+CONTAINERS = {"spec": {"containers": [{"name": "proxy"}, {"name": "vllm"}]}}
+ALONE = {"spec": {"containers": [{"name": "vllm"}]}}
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "index"),
+    [
+        (CONTAINERS, "vllm", 1),
+        (CONTAINERS, None, None),
+        (CONTAINERS, "gone", None),
+        (ALONE, None, 0),
+        (ALONE, "gone", None),
+        ({}, None, None),
+    ],
+)
+def test_which_container_is_the_engine(template: dict[str, Any], name: str | None, index: int | None) -> None:
+    assert container_index(template, name) == index
+
+
+def test_fields_of_a_deployment_that_recreates() -> None:
+    spec = {"strategy": {"type": "Recreate"}, "paused": True}
+
+    assert rollout_fields(spec) == RolloutFields(True, 0, 0, 0, None)
+
+
+ROTATION = Rotation("serving", "draining", ("llm",), effective=True, in_selector=False)
+
+
+def a_pod(labels: dict[str, str], annotations: dict[str, str] | None = None, **status: Any) -> dict[str, Any]:
+    metadata = {
+        "name": "p",
+        "uid": "u",
+        "resourceVersion": "7",
+        "creationTimestamp": "2026-03-01T03:00:00Z",
+        "labels": labels,
+        "annotations": annotations,
+    }
+    return {"metadata": metadata, "spec": {}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("label", "cost", "cordoned"),
+    [
+        ("draining", CORDON_COST, True),
+        ("draining", None, False),
+        ("draining", "-1", False),
+        ("true", CORDON_COST, False),
+        (None, None, False),
+    ],
+)
+def test_a_pod_is_cordoned_when_it_carries_both_marks(
+    label: str | None,
+    cost: str | None,
+    cordoned: bool,  # noqa: FBT001
+) -> None:
+    labels = {"serving": label} if label else {}
+    body = a_pod(labels, {DELETION_COST: cost} if cost else None)
+
+    assert pod_of(body, Frame("r", None, ROTATION, frozenset())).cordoned is cordoned
+
+
+@pytest.mark.parametrize(
+    ("container", "restarts", "reason"),
+    [("vllm", 3, "CrashLoopBackOff"), ("proxy", 1, ""), (None, 4, "CrashLoopBackOff")],
+)
+def test_only_the_engines_container_counts_where_it_is_known(
+    container: str | None, restarts: int, reason: str
+) -> None:
+    statuses = [
+        {"name": "proxy", "restartCount": 1, "state": {"running": {}}},
+        {"name": "vllm", "restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}}},
+    ]
+    pod = pod_of(a_pod({}, containerStatuses=statuses), Frame("r", container, ROTATION, frozenset({"u"})))
+
+    assert (pod.restarts, pod.waiting_reason, pod.in_rotation) == (restarts, reason, True)
