@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -114,6 +117,41 @@ async def test_a_source_that_went_away_and_came_back_is_used_again(history: Prom
     assert pools == [True, False, True]
 
 
+async def test_a_source_that_goes_down_in_the_middle_is_not_asked_on(history: PrometheusServer) -> None:
+    def only_the_first(request: Request) -> Reply:
+        return forwarded(request, history.url) if "timestamp" in request.path else Reply(503)
+
+    with Server(only_the_first) as server:
+        seen, trouble = await look_at(server.url, concurrency=2)
+
+    assert all_readings(seen) == {UNAVAILABLE}
+    assert trouble == "metrics source default answered 503"
+    assert len(server.requests) <= len(["presence"]) + 2
+
+
+async def test_an_answer_that_comes_in_drops_is_cut_off_by_the_clock() -> None:
+    def drip(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+        with suppress(OSError):
+            for _ in range(40):
+                connection.sendall(b" " * 20_000)
+                time.sleep(0.1)
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        dripping = threading.Thread(target=lambda: drip(listening.accept()[0]))
+        dripping.start()
+        before = time.monotonic()
+        seen, trouble = await look_at(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout="1s")
+        waited = time.monotonic() - before
+        dripping.join()
+
+    assert all_readings(seen) == {UNAVAILABLE}
+    assert trouble == "metrics source default answers too slowly; raise timeout"
+    assert waited < 3.5
+
+
 async def test_nobody_listens() -> None:
     seen, trouble = await look_at(f"http://127.0.0.1:{free_ports(1)[0]}")
 
@@ -134,17 +172,18 @@ async def test_a_source_that_hangs_is_left_after_its_time_out() -> None:
 
 async def test_a_hung_source_takes_no_thread_from_another(history: PrometheusServer) -> None:
     with Server(lambda _: hung.released.wait() and Reply()) as hung:
-        stuck = source(hung.url, timeout="2s")
+        stuck = source(hung.url, timeout="20s")
         waiting = [asyncio.create_task(stuck.observe(CALM, Look(FIVE))) for _ in range(20)]
         await asyncio.sleep(0.1)
         before = time.monotonic()
         seen, _ = await look_at(history.url)
         answered_after = time.monotonic() - before
-        await asyncio.gather(*waiting)
         stuck.close()
+        for task in waiting:
+            task.cancel()
 
     assert isinstance(seen.pods["calm"].pool, Measured)
-    assert answered_after < 1.9
+    assert answered_after < 10
 
 
 async def test_an_answer_that_never_ends_is_cut_off() -> None:
@@ -162,7 +201,7 @@ async def test_an_answer_beyond_the_limit_is_refused() -> None:
         seen, trouble = await look_at(server.url, response_limit_mib=1)
 
     assert all_readings(seen) == {UNAVAILABLE}
-    assert "larger than 1 MiB; raise responseLimitMib" in trouble
+    assert "more than 1 MiB; raise responseLimitMib" in trouble
 
 
 async def test_a_connection_that_had_been_closed_is_tried_again(history: PrometheusServer) -> None:

@@ -70,12 +70,12 @@ class _BoundedBody:
             if seen > self._limit:
                 self._raw.close()
                 raise QueryError(
-                    f"the answer is larger than {self._limit >> 20} MiB; raise responseLimitMib, or keep "
+                    f"answered with more than {self._limit >> 20} MiB; raise responseLimitMib, or keep "
                     "fewer series: drop labels and metrics that nobody uses when scraping"
                 )
             if time.monotonic() > self._deadline:
                 self._raw.close()
-                raise SourceDownError("the answer came too slowly; raise timeout")
+                raise SourceDownError("answers too slowly; raise timeout")
             yield piece
 
     def __getattr__(self, name: str) -> Any:
