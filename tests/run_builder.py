@@ -38,8 +38,11 @@ BASELINE = Baseline(
     generated_tokens_per_second=1140,
     inter_token_p95_seconds=0.08,
     inter_token_tail_seconds=2.0,
+    stalls_per_request=0.1,
     time_to_first_token_p95_seconds=1.0,
+    end_to_end_p95_seconds=14.0,
     kv_cache_usage_ratio=0.95,
+    waiting_mean=28.0,
     restarts=0,
 )
 

@@ -32,6 +32,8 @@ class Reason(StrEnum):
     PARTIAL_PRESSURE = "PartialPressure"
     REPLICAS_DIFFER = "ReplicasDiffer"
     SEVERAL_MODELS = "SeveralModels"
+    LENGTHS_MISFIT = "LengthsMisfit"
+    LOAD_DIFFERS = "LoadDiffers"
     # Why a found trouble is not met with a change.
     PREEMPTIONS_CHEAP = "PreemptionsCheap"
     CAP_WITHOUT_EFFECT = "CapWithoutEffect"
@@ -117,6 +119,8 @@ SENTENCES = MappingProxyType(
         Reason.PARTIAL_PRESSURE: "Some replicas preempt beyond the trigger and others are calm.",
         Reason.REPLICAS_DIFFER: "The replicas run with different pools or settings.",
         Reason.SEVERAL_MODELS: "The replicas serve more than one model.",
+        Reason.LENGTHS_MISFIT: "What runs takes far more or less of the KV cache than its lengths say.",
+        Reason.LOAD_DIFFERS: "Load or lengths differ too much from before for a comparison.",
         Reason.PREEMPTIONS_CHEAP: (
             "Prompts dominate the cache, so preemptions are cheap and a cut would cost goodput."
         ),

@@ -1,0 +1,210 @@
+"""What the sizing of a thrashing fleet rests on, from two looks at it.
+
+What happens now (preemptions, stalls, running sequences) is read from the pressured replicas over the
+trigger's window; what requests look like from all replicas over the sizing window. Whether these
+looks do is judged in `kvmedic.runbooks.doubts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kvmedic.core.complete import Complete, complete, histogram, number, pools
+from kvmedic.core.diagnosis import Evidence, Inconclusive
+from kvmedic.core.distribution import above, mean_below, merged, moments, quantile
+from kvmedic.core.evidence import Histogram, Observation, Pool, Signal
+from kvmedic.core.sizing import (
+    STALL_SECONDS,
+    Occupancy,
+    Strain,
+    occupancy,
+    spread_weight,
+    with_shared_prefixes,
+)
+
+RESIDENCE_QUANTILE = 0.99
+"""The residence time that the sizing window must cover: of 99 in 100 requests. A shorter window counts
+the short requests and misses the long ones that fill the pool."""
+SHARED_PREFIXES = 0.05
+"""Share of the looked-up tokens found in the prefix cache from which shared blocks matter: at 5 % of the
+prompts the mean sequence is at most 5 % smaller."""
+SMALLEST_GROUP = 10
+"""Requests that a group needs so that its mean length says something about their spread: the deviation
+of a mean of 10 is a third of a single one's."""
+
+NOW = frozenset(
+    {
+        Signal.PREEMPTIONS,
+        Signal.GENERATED_TOKENS,
+        Signal.RUNNING_MEAN,
+        Signal.RUNNING_MAX,
+        Signal.KV_CACHE_USAGE_MEAN,
+        Signal.INTER_TOKEN_SECONDS,
+    }
+)
+"""Needed of the pressured replicas over the trigger's window."""
+REQUESTS = frozenset({Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH, Signal.E2E_SECONDS, Signal.RUNNING_MAX})
+"""Needed of every replica over the sizing window."""
+HELPFUL = frozenset(
+    {
+        Signal.PREFILL_SECONDS,
+        Signal.PREFIX_CACHE_QUERIES,
+        Signal.PREFIX_CACHE_HITS,
+        Signal.STARTED_SECONDS,
+    }
+)
+"""Used where an engine exports them. Without them recomputation counts as free (fewer cuts), prefixes as
+not shared (the pool's gauge then contradicts the lengths: no cut) and replicas as old enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the sizing of one fleet rests on, per engine."""
+
+    sequence: Occupancy
+    strain: Strain
+    blocks: float
+    """The smallest pool of the fleet."""
+    block_tokens: int
+    prompt_tokens: float
+    output_tokens: float
+    spread: float
+    """How far the outputs are from ending in waves (0-1), see `sizing.spread_weight`."""
+    running_max: float
+    """Most sequences that any engine ran at once."""
+    requests: float
+    """Finished requests that the lengths come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The two looks with every needed value in place."""
+
+    burn: Observation
+    """Over the trigger's window, the pressured replicas only."""
+    sizing: Observation
+    now: Mapping[str, Complete]
+    requests: Mapping[str, Complete]
+    pools: Mapping[str, Pool]
+
+    def counted(self, signal: Signal) -> Histogram:
+        """Return a histogram of the whole fleet over the sizing window."""
+        return merged([one.histograms[signal] for one in self.requests.values()])
+
+    def gaps(self) -> Histogram:
+        """Return the gaps between tokens on the pressured replicas."""
+        return merged([one.histograms[Signal.INTER_TOKEN_SECONDS] for one in self.now.values()])
+
+    def total(self, signal: Signal) -> float:
+        """Return a number, added up over the pressured replicas."""
+        return sum(one.numbers[signal] for one in self.now.values())
+
+
+def seen_of(evidence: Evidence, pressured: Iterable[str]) -> Seen | Inconclusive:
+    """Return the evidence with every needed value in place, or what is missing.
+
+    Args:
+        evidence: both looks.
+        pressured: the pods that preempt beyond the trigger.
+    """
+    burn = evidence.burn.only(pressured)
+    now = complete(burn, NOW)
+    if isinstance(now, Inconclusive):
+        return now
+    requests = complete(evidence.sizing, REQUESTS)
+    if isinstance(requests, Inconclusive):
+        return requests
+    held = pools(evidence.sizing)
+    if isinstance(held, Inconclusive):
+        return held
+    return Seen(burn, evidence.sizing, now, requests, held)
+
+
+def case_of(seen: Seen) -> Case:
+    """Return what the sizing rests on; the looks must be beyond doubt (`doubts.doubt_of`)."""
+    prompt, output = seen.counted(Signal.PROMPT_LENGTH), seen.counted(Signal.OUTPUT_LENGTH)
+    engines = next(iter(seen.sizing.pods.values())).engines
+    block_tokens = next(iter(seen.pools.values())).block_tokens
+    hits = _hit_share(seen.sizing)
+    sequence = occupancy(moments(prompt), moments(output), block_tokens)
+    if hits > SHARED_PREFIXES:
+        sequence = with_shared_prefixes(sequence, measured_blocks(seen), hits * prompt.mean / block_tokens)
+    most = [one.numbers[Signal.RUNNING_MAX] for one in (*seen.now.values(), *seen.requests.values())]
+    return Case(
+        sequence=sequence,
+        strain=_strain(seen, prompt.mean * (1 - hits), output.mean),
+        blocks=min(pool.blocks for pool in seen.pools.values()) / engines,
+        block_tokens=block_tokens,
+        prompt_tokens=prompt.mean,
+        output_tokens=output.mean,
+        spread=spread_weight(_groups(seen)),
+        running_max=max(most) / engines,
+        requests=output.count,
+    )
+
+
+def residence_seconds(seen: Seen) -> float:
+    """Return how long requests stay (p99); infinite above the top bucket."""
+    return quantile(seen.counted(Signal.E2E_SECONDS), RESIDENCE_QUANTILE)
+
+
+def measured_blocks(seen: Seen) -> float:
+    """Return blocks in use per running sequence on the pressured replicas, by the gauges."""
+    used = sum(
+        seen.pools[name].blocks * one.numbers[Signal.KV_CACHE_USAGE_MEAN] for name, one in seen.now.items()
+    )
+    return used / max(1.0, seen.total(Signal.RUNNING_MEAN))
+
+
+def _strain(seen: Seen, prefill_tokens: float, output_tokens: float) -> Strain:
+    """Return the thrash as measured; per request means per as many tokens as a request generates."""
+    gaps = seen.gaps()
+    step = mean_below(gaps, STALL_SECONDS / 2)
+    engines = sum(readings.engines for readings in seen.burn.pods.values())
+    preempted = seen.total(Signal.PREEMPTIONS) / seen.total(Signal.GENERATED_TOKENS)
+    return Strain(
+        running_mean=max(1.0, seen.total(Signal.RUNNING_MEAN) / engines),
+        preemptions_per_request=preempted * output_tokens,
+        stalls_per_request=above(gaps, STALL_SECONDS) / gaps.count * output_tokens,
+        step_seconds=step,
+        prefill_extra_seconds=max(0.0, _prefill_seconds(seen.burn) - step),
+        prefill_tokens=prefill_tokens,
+        output_tokens=output_tokens,
+    )
+
+
+def _prefill_seconds(burn: Observation) -> float:
+    """Return the mean seconds to prefill a request; 0 where the engine does not tell."""
+    found = [histogram(readings, Signal.PREFILL_SECONDS) for readings in burn.pods.values()]
+    counted = [one for one in found if one is not None]
+    count = sum(one.count for one in counted)
+    return sum(one.total for one in counted) / count if count > 0 else 0.0
+
+
+def _hit_share(sizing: Observation) -> float:
+    """Return the share of prompt tokens found in the prefix cache; 0 where the engine does not tell."""
+    queries = sum(number(readings, Signal.PREFIX_CACHE_QUERIES) or 0.0 for readings in sizing.pods.values())
+    hits = sum(number(readings, Signal.PREFIX_CACHE_HITS) or 0.0 for readings in sizing.pods.values())
+    return min(1.0, hits / queries) if queries > 0 else 0.0
+
+
+def _groups(seen: Seen) -> list[Histogram]:
+    """Return output lengths of disjoint groups: by replica, before and within the trigger's window."""
+    groups: list[Histogram] = []
+    for name, one in seen.requests.items():
+        recent = histogram(seen.burn.pods[name], Signal.OUTPUT_LENGTH) if name in seen.burn.pods else None
+        groups += _split(one.histograms[Signal.OUTPUT_LENGTH], recent)
+    large = [group for group in groups if group.count >= SMALLEST_GROUP]
+    return large or [seen.counted(Signal.OUTPUT_LENGTH)]
+
+
+def _split(whole: Histogram, recent: Histogram | None) -> tuple[Histogram, ...]:
+    """Return the requests before and within the last part of a window; all in one where that is hopeless."""
+    if recent is None or recent.bounds != whole.bounds or recent.count < SMALLEST_GROUP:
+        return (whole,)
+    counts = tuple(max(0.0, all_ - new) for all_, new in zip(whole.counts, recent.counts, strict=True))
+    total = whole.total - recent.total
+    if sum(counts) < SMALLEST_GROUP or total <= 0:
+        return (whole,)
+    return Histogram(whole.bounds, counts, total), recent

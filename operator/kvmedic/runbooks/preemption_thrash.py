@@ -1,0 +1,142 @@
+"""Runbook "KV-cache OOM / preemption thrash": which branch applies, and what to do about it.
+
+Preemptions per finished request are the trigger. KV-cache usage is reported beside them and decides
+nothing: it saw-tooths below 1 in thrash and reaches 0.97 on a healthy replica (measured on vLLM
+0.32.0, CPU build).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kvmedic.core.complete import complete, number
+from kvmedic.core.diagnosis import Advice, Branch, Evidence, Finding, Inconclusive, NoChange, Setting
+from kvmedic.core.engine import Knob
+from kvmedic.core.evidence import Signal
+from kvmedic.core.reasons import Reason
+from kvmedic.runbooks.case import HELPFUL, NOW, REQUESTS, Case, case_of, seen_of
+from kvmedic.runbooks.cut import cut
+from kvmedic.runbooks.doubts import doubt_of, misfit_of
+
+TRIGGER = frozenset({Signal.PREEMPTIONS_PER_REQUEST_HELD})
+"""Needed of every replica to tell a calm fleet from a pressured one."""
+FLEET_SHARE = 2 / 3
+"""Share of the replicas that must be pressured before the trouble counts as the fleet's: with one or two
+replicas all of them, of three two. Replicas behind one Service see the same requests; under demand the
+last one is near the trigger too, and where a third or more are calm the cause is not what they share."""
+
+
+def healthy(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """No replica preempts beyond the trigger.
+
+    A replica that cannot be read is never taken for a calm one. A fleet without traffic is healthy.
+    """
+    held = _held(evidence)
+    if isinstance(held, Inconclusive):
+        return held
+    return None if _pressured(held, evidence) else ()
+
+
+def demand(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."""
+    held = _held(evidence)
+    if isinstance(held, Inconclusive):
+        return held
+    pressured = _pressured(held, evidence)
+    if not pressured:
+        return None
+    if len(pressured) < ceil(FLEET_SHARE * len(held)):
+        return _partial(held, pressured, evidence)
+    case = _case(evidence, pressured)
+    return case if isinstance(case, Inconclusive) else _findings(held, pressured, evidence)
+
+
+def right_size(evidence: Evidence, setting: Setting) -> Advice:
+    """Return the cap on running sequences that the lengths and the pool ask for, or why there is none."""
+    held = _held(evidence)
+    case = held if isinstance(held, Inconclusive) else _case(evidence, _pressured(held, evidence))
+    if isinstance(case, Inconclusive):
+        return NoChange(case.reason, case.message)
+    if Knob.MAX_NUM_SEQS in setting.exhausted:
+        return NoChange(
+            Reason.LEVER_EXHAUSTED,
+            f"{Knob.MAX_NUM_SEQS} was tried on this revision and did not help; more KV cache or replicas may",
+        )
+    return cut(case, setting)
+
+
+def _held(evidence: Evidence) -> dict[str, float] | Inconclusive:
+    """Return the preemptions per request that each replica held, by pod name."""
+    found = complete(evidence.burn, TRIGGER)
+    if isinstance(found, Inconclusive):
+        return found
+    return {name: one.numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD] for name, one in found.items()}
+
+
+def _pressured(held: dict[str, float], evidence: Evidence) -> tuple[str, ...]:
+    limit = evidence.trigger.preemptions_per_request
+    return tuple(name for name, value in held.items() if value > limit)
+
+
+def _case(evidence: Evidence, pressured: tuple[str, ...]) -> Case | Inconclusive:
+    seen = seen_of(evidence, pressured)
+    if isinstance(seen, Inconclusive):
+        return seen
+    doubt = doubt_of(seen)
+    if doubt is not None:
+        return doubt
+    case = case_of(seen)
+    return misfit_of(seen, case) or case
+
+
+def _partial(held: dict[str, float], pressured: tuple[str, ...], evidence: Evidence) -> Inconclusive:
+    limit = evidence.trigger.preemptions_per_request
+    hot = ", ".join(f"{name} ({held[name]:.2f} per request)" for name in pressured)
+    return Inconclusive(
+        Reason.PARTIAL_PRESSURE,
+        f"{len(pressured)} of {len(held)} replicas preempt beyond {limit:g} per request: {hot}; "
+        "the others are calm, so a setting that all share is not the cause",
+    )
+
+
+def _findings(held: dict[str, float], pressured: tuple[str, ...], evidence: Evidence) -> tuple[Finding, ...]:
+    limit = evidence.trigger.preemptions_per_request
+    preempting = tuple(
+        Finding(
+            name,
+            Signal.PREEMPTIONS_PER_REQUEST_HELD,
+            held[name],
+            limit,
+            f"{held[name]:.2f} preemptions per request, limit {limit:g}",
+        )
+        for name in pressured
+    )
+    return preempting + _usage(pressured, evidence)
+
+
+def _usage(pressured: tuple[str, ...], evidence: Evidence) -> tuple[Finding, ...]:
+    """Return how full the pressured replicas' caches are; it corroborates and decides nothing."""
+    pods = [evidence.burn.pods[name] for name in pressured]
+    found = [usage for pod in pods if (usage := number(pod, Signal.KV_CACHE_USAGE_MEAN)) is not None]
+    mean, limit = sum(found) / len(found), evidence.trigger.kv_cache_usage_ratio
+    text = f"KV-cache usage {mean:.2f} on average, {'over' if mean > limit else 'not over'} {limit:g}"
+    return (Finding("fleet", Signal.KV_CACHE_USAGE_MEAN, mean, limit, text),)
+
+
+BRANCHES = (
+    Branch(
+        Reason.HEALTHY,
+        section="Runbook 1, symptoms",
+        signals=TRIGGER,
+        when=healthy,
+        then=None,
+    ),
+    Branch(
+        Reason.FLEET_WIDE_DEMAND,
+        section="Runbook 1, step 3: cap demand",
+        signals=TRIGGER | NOW | REQUESTS | HELPFUL,
+        when=demand,
+        then=right_size,
+    ),
+)
+"""First match wins; the order is the runbook's."""
