@@ -159,7 +159,6 @@ class Walker:
     async def step(self) -> Move:
         """Look, decide, and carry one move out."""
         seen = await self.live.look()
-        self.sequence = max(self.sequence, _sequence(seen.fleet.fence))
         victim = self.order.victim
         order = replace(self.order, drain=_drain(seen.fleet, victim))
         move = next_move(seen.fleet, order, datetime.now(UTC))
@@ -168,12 +167,14 @@ class Walker:
         if self.on_step is not None:
             await self.on_step(seen.fleet, move)
         try:
-            await self._carry_out(seen.fleet, move)
+            await self.carry_out(seen.fleet, move)
         except Conflict:
             self.conflicts += 1
         return move
 
-    async def _carry_out(self, fleet: Fleet, move: Move) -> None:
+    async def carry_out(self, fleet: Fleet, move: Move) -> None:
+        """Do what a move says, with the next claim."""
+        self.sequence = max(self.sequence, _sequence(fleet.fence))
         now = datetime.now(UTC)
         match move:
             case Wait() | Settled() | Failed() | Refused():

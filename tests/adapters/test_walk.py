@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from kvmedic.cluster.workloads import unclaim
 from kvmedic.core.fleet import Fleet
-from kvmedic.core.moves import Cordon, Failed, Settled
+from kvmedic.core.moves import Cordon, Failed, Move, Settled, Wait
 from kvmedic.core.reasons import Reason
+from kvmedic.core.rollout import releasing_move, resting_move
 from kvmedic.kube.client import Limits, connect
+from kvmedic.kube.errors import Conflict
 from lab.cluster.light import LightCluster, gpus
 from lab.cluster.simulation import behaviour
-from live_fleet import EDIT, LiveFleet, Walker, is_whole, walker, witnessed
+from live_fleet import EDIT, NAME, LiveFleet, Walker, is_whole, walker, witnessed
 
 pytestmark = pytest.mark.light
 
@@ -241,6 +245,87 @@ async def test_scaled_to_nothing_in_the_middle_there_is_a_way_back(live: LiveFle
     spec = live.deployment()["spec"]
     assert isinstance(end, Settled)
     assert text({**spec, "replicas": 2}) == text(before["spec"])
+
+
+@pytest.mark.parametrize("replicas", [3, 5])
+async def test_scaled_in_the_middle_only_the_scaling_takes_its_share(live: LiveFleet, replicas: int) -> None:
+    await live.serving(4)
+    forward = walker(live, await live.look())
+    await stopped_after(forward, 6)
+    live.light.api.patch("Deployment", NAME, {"spec": {"replicas": replicas}}, live.namespace, "scale")
+    pods = replicas + 1
+    await live.until(lambda fleet: len(fleet.pods) == pods == fleet.ready, "scaled", 30)
+
+    async with witnessed(live) as witness:
+        end = await forward.walk()
+
+    assert isinstance(end, Settled)
+    assert witness.undrained() == []
+    assert witness.fewest >= replicas
+    fleet = await live.until(is_whole, "whole again")
+    assert (fleet.replicas, fleet.revision) == (replicas, forward.order.toward)
+
+
+@pytest.mark.parametrize("effects", [2, 3, 4, 6])
+async def test_left_to_somebodys_edit_the_fields_are_given_back_and_their_rollout_goes_on(
+    live: LiveFleet, effects: int
+) -> None:
+    await live.serving(2)
+    own = live.deployment()["spec"]
+    forward = walker(live, await live.look())
+    await stopped_after(forward, effects)
+    live.light.kubectl("-n", live.namespace, "set", "image", f"deployment/{NAME}", "vllm=vllm:next")
+    theirs = live.deployment()["spec"]["template"]
+
+    await led(live, forward, lambda fleet: releasing_move(fleet, forward.order.recorded))
+    await live.until(lambda fleet: is_whole(fleet) and fleet.updated_replicas == 2, "their rollout ends")
+
+    assert text(live.deployment()["spec"]) == text({**own, "template": theirs})
+
+
+@pytest.mark.parametrize("effects", range(1, 9))
+async def test_told_to_rest_the_fleet_stands_still_with_every_replica_in_rotation(
+    live: LiveFleet, effects: int
+) -> None:
+    await live.serving(2)
+    forward = walker(live, await live.look())
+    await stopped_after(forward, effects)
+
+    def rest(fleet: Fleet) -> Move:
+        move = resting_move(fleet, datetime.now(UTC), forward.order.pulsed_at)
+        return Settled() if isinstance(move, Wait) and move.reason is Reason.HOLDING else move
+
+    await led(live, forward, rest)
+    before = await live.until(lambda fleet: fleet.in_rotation == len(fleet.pods) >= 2, "all are in rotation")
+    await asyncio.sleep(2)
+    after = await live.fleet()
+
+    assert after.fields.paused
+    assert [pod.uid for pod in after.pods] == [pod.uid for pod in before.pods]
+    assert not any(pod.cordoned for pod in after.pods)
+
+
+async def test_a_person_can_neither_undo_nor_restart_between_two_steps(live: LiveFleet) -> None:
+    await live.serving(1)
+    forward = walker(live, await live.look())
+    await stopped_after(forward, 2)
+
+    for command in (["undo"], ["restart"]):
+        with pytest.raises(subprocess.CalledProcessError):
+            live.light.kubectl("-n", live.namespace, "rollout", *command, f"deployment/{NAME}")
+
+
+async def led(live: LiveFleet, walk: Walker, decide: Callable[[Fleet], Move], seconds: float = 40) -> None:
+    """Carry out what some other decision than the walk's wants, until it is satisfied."""
+    async with asyncio.timeout(seconds):
+        while True:
+            fleet = await live.fleet()
+            move = decide(fleet)
+            if isinstance(move, Settled):
+                return
+            with suppress(Conflict):
+                await walk.carry_out(fleet, move)
+            await asyncio.sleep(0.05)
 
 
 def _args(pod: dict[str, Any]) -> str:
