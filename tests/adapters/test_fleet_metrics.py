@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from http_double import Reply, Server
-from kvmedic.core.evidence import Absence, Measured, Missing, Pool
+from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Signal, Unsupported
 from kvmedic.core.fleet import Pod
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
+from kvmedic.metrics.source import Look
 from prometheus_server import PrometheusServer
 from scripted_fleet import DATA, END, NAMESPACE, THIRTY
 
@@ -53,6 +54,18 @@ async def test_a_source_is_found_by_name(history: PrometheusServer) -> None:
     assert metrics.trouble("default") == ""
     told = "no metrics source is named defualt; the operator's configuration has default"
     assert metrics.trouble("defualt") == told
+
+
+async def test_a_look_at_some_signals_asks_for_no_others(history: PrometheusServer) -> None:
+    metrics = fleet_metrics(history.url)
+    trigger = frozenset({Signal.PREEMPTIONS_PER_REQUEST_HELD})
+
+    seen = await metrics.look("default", [pod("calm")], NAMESPACE, Look(THIRTY, signals=trigger))
+    await metrics.close()
+
+    assert set(seen.pods["calm"].numbers) == trigger
+    assert seen.pods["calm"].histograms == {}
+    assert seen.pods["calm"].histogram(Signal.E2E_SECONDS) == Unsupported()
 
 
 async def test_a_replica_is_asked_at_its_own_address() -> None:

@@ -50,11 +50,16 @@ class FleetMetrics:
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta
     ) -> Observation:
         """Return one look at the named replicas; what is not known is a reading that says so."""
-        look, found = Look(window, hold), self._sources.get(source)
-        if found is None:
-            readings = {pod.name: unavailable(look.signals) for pod in pods}
-            return Observation(datetime.now(UTC), window.total_seconds(), hold.total_seconds(), readings)
-        return await found.observe([PodKey(namespace, pod.name) for pod in pods], look)
+        return await self.look(source, pods, namespace, Look(window, hold))
+
+    async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
+        """Return one look at some signals alone: histograms make up most of what a source computes."""
+        found = self._sources.get(source)
+        if found is not None:
+            return await found.observe([PodKey(namespace, pod.name) for pod in pods], look)
+        readings = {pod.name: unavailable(look.signals) for pod in pods}
+        window, hold = look.window.total_seconds(), look.hold.total_seconds()
+        return Observation(datetime.now(UTC), window, hold, readings)
 
     async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
         """Return running plus waiting requests, asked of the replica itself."""
