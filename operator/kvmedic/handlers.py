@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -146,9 +147,24 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
 
     @kopf.on.login(registry=made)
     async def login(**kwargs: Any) -> Any:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+        return _credentials(**kwargs)
 
     return made
+
+
+def _credentials(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    """Return how kopf reaches the API server: in a pod by the address in its environment.
+
+    kopf's own login asks for kubernetes.default.svc (1.45.2, piggybacking.py), and so needs a cluster
+    DNS that answers; the pod's environment does without, as for our other client.
+    """
+    found = kopf.login_with_service_account(**kwargs)
+    if found is None:
+        return kopf.login_with_kubeconfig(**kwargs)
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return found
+    return replace(found, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
 
 
 def kopf_settings() -> kopf.OperatorSettings:

@@ -28,7 +28,8 @@ def command() -> None:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stdout)
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    for chatty in ("kopf", "aiohttp.access"):  # the latter says each probe of the kubelet
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     telemetry = _telemetry(settings)
     asyncio.run(operate(settings, telemetry))
 
