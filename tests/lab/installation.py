@@ -1,0 +1,103 @@
+"""The operator on the lab's cluster: its own image, by its chart, under restricted Pod Security."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from .cluster.api import Api, until
+from .cluster.interface import Cluster
+from .cluster.paths import KUBECONFIG, ROOT
+from .cluster.progress import step
+from .cluster.toolchain import Tool, binary
+from .images import Recipe, provide
+
+NAMESPACE = "kvmedic-system"
+RELEASE = "kvmedic"
+RESTRICTED = {
+    "pod-security.kubernetes.io/enforce": "restricted",
+    "pod-security.kubernetes.io/enforce-version": "latest",
+}
+CHART = ROOT / "charts" / "kvmedic"
+WHEELS = ROOT / "build" / "wheels"
+
+
+def operator_image(cluster: Cluster) -> str:
+    """Build the operator's image from this work tree and load it; its reference.
+
+    The image's build fetches nothing: what it installs was fetched with this machine's own pip.
+    """
+    subprocess.run(["make", "-s", "-C", str(ROOT), "wheels"], check=True)
+    inputs = [ROOT / "requirements.lock", ROOT / "operator" / "kvmedic", WHEELS]
+    return provide(cluster, Recipe("operator", ROOT / "Containerfile", ROOT, inputs))
+
+
+def install(cluster: Cluster, values: dict[str, Any], kubeconfig: Path = KUBECONFIG) -> None:
+    """Install or upgrade the operator and wait until it is Ready.
+
+    Args:
+        cluster: a cluster that is up.
+        values: the chart's values, the image's excepted.
+        kubeconfig: the administrator's.
+
+    Raises:
+        RuntimeError: with helm's message, or the operator's log when it does not become Ready.
+    """
+    reference = operator_image(cluster)
+    namespace = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": NAMESPACE, "labels": RESTRICTED},
+    }
+    with Api(cluster.access) as api:
+        api.apply(namespace)
+    with step("installing the operator by its chart"):
+        _helm(
+            kubeconfig,
+            "upgrade",
+            "--install",
+            RELEASE,
+            str(CHART),
+            "--wait",
+            "--timeout=90s",
+            values=values | {"image": _image(reference)},
+        )
+
+
+def uninstall(cluster: Cluster, kubeconfig: Path = KUBECONFIG) -> None:
+    """Remove the operator; harmless when there is none. The CRD and its resources stay."""
+    _helm(kubeconfig, "uninstall", RELEASE, "--wait", "--ignore-not-found")
+    with Api(cluster.access) as api:
+        until(lambda: not api.list("Pod", NAMESPACE), 60, "the operator's pods are gone")
+
+
+def _image(reference: str) -> dict[str, str]:
+    """The chart's image values for a reference that is loaded on the node and in no registry."""
+    registry, _, rest = reference.partition("/")
+    repository, _, tag = rest.rpartition(":")
+    return {"registry": registry, "repository": repository, "tag": tag, "pullPolicy": "Never"}
+
+
+def _helm(kubeconfig: Path, *arguments: str, values: dict[str, Any] | None = None) -> None:
+    argv = [str(binary(Tool.HELM)), *arguments, f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}"]
+    text = None if values is None else json.dumps(values)
+    given = [] if values is None else ["--values=-"]
+    done = subprocess.run([*argv, *given], input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"helm {arguments[0]}: {done.stderr.strip()}\n{_log(kubeconfig)}")
+
+
+def _log(kubeconfig: Path) -> str:
+    """The end of the operator's log, or why there is none."""
+    argv = [
+        str(binary(Tool.KUBE)),
+        "kubectl",
+        f"--kubeconfig={kubeconfig}",
+        f"--namespace={NAMESPACE}",
+        "logs",
+    ]
+    argv += [f"--selector=app.kubernetes.io/instance={RELEASE}", "--tail=20", "--prefix"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
