@@ -5,13 +5,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from lab.cluster.api import Api, until
+from lab.cluster.choice import choose
+from lab.cluster.interface import Cluster
 from lab.cluster.light import LightCluster
 
 SHARED_GPUS = 256
+REAL_GPUS = 8
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +55,71 @@ def private_light() -> Iterator[Callable[..., LightCluster]]:
             return stack.enter_context(LightCluster(**options))
 
         yield start
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that take the real cluster down come last, so that the others share one."""
+    items.sort(key=lambda item: item.get_closest_marker("takes_cluster_down") is not None)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The cluster of this machine, and whether it was somebody's before the session."""
+
+    cluster: Cluster
+    was_up: bool
+
+
+@pytest.fixture(scope="session")
+def found() -> Found:
+    """What the session finds."""
+    cluster = choose()
+    return Found(cluster, cluster.is_up())
+
+
+@pytest.fixture(scope="session")
+def cluster(found: Found) -> Iterator[Cluster]:
+    """The lab's real cluster, shared by the session; one that was up before stays up."""
+    found.cluster.up(REAL_GPUS)
+    yield found.cluster
+    if not found.was_up:
+        found.cluster.down()
+
+
+@pytest.fixture
+def free_machine(found: Found) -> None:
+    """Nobody's cluster is taken down: tests that would do so need a machine without one."""
+    if found.was_up:
+        pytest.skip("the lab's cluster is in use; `make lab-down` first")
+
+
+@pytest.fixture
+def api(cluster: Cluster) -> Iterator[Api]:
+    """The administrator's client of the real cluster."""
+    with Api(cluster.access) as client:
+        yield client
+
+
+@pytest.fixture
+def new_real_namespace(api: Api) -> Iterator[Callable[..., str]]:
+    """Makes namespaces of the real cluster; they are deleted after the test."""
+    made: list[str] = []
+
+    def create(labels: dict[str, str] | None = None) -> str:
+        name = f"test-{uuid.uuid4().hex[:10]}"
+        api.apply(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}}
+        )
+        until(lambda: api.get("ServiceAccount", "default", name), 10, f"service account of {name}")
+        made.append(name)
+        return name
+
+    yield create
+    for name in made:
+        api.delete("Namespace", name)
+
+
+@pytest.fixture
+def real_namespace(new_real_namespace: Callable[..., str]) -> str:
+    """A namespace of the real cluster that belongs to this test alone."""
+    return new_real_namespace()

@@ -6,13 +6,11 @@ of all it is made of, so that unchanged ones are neither built nor loaded again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +18,7 @@ from typing import Protocol
 from .cluster import debian
 from .cluster.interface import Cluster
 from .cluster.kind import KindCluster
+from .cluster.locks import locked
 from .cluster.paths import IMAGES, ROOT
 from .cluster.progress import step
 
@@ -106,7 +105,7 @@ class BuildahBuilder:
 
     def build(self, recipe: Recipe) -> Image:
         """The image as a docker-archive under `build/lab/images`; older archives of that name are removed."""
-        with _lock(self.directory / "lock"):
+        with locked(self.directory / "lock"):
             base = self._base()
             image = _image(recipe, base, self.directory)
             if not image.archive.exists():
@@ -248,10 +247,3 @@ def _can_overlay(directory: Path) -> bool:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "BUILDAH_ISOLATION": "chroot"}
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

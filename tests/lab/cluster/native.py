@@ -16,6 +16,7 @@ from .access import Access, read_kubeconfig
 from .api import Api, until
 from .controlplane import KUBELET_GROUP, Addresses, ControlPlane
 from .interface import is_ready, set_gpus
+from .locks import locked
 from .node import NAME, PAUSE_IMAGE, Node
 from .paths import BUILD, KUBECONFIG
 from .ports import free_ports
@@ -26,6 +27,7 @@ from .toolchain import Tool, binary
 
 DIRECTORY = BUILD / "native"
 API_PORT = 26443
+_LOCK = BUILD / "native.lock"
 # A Unix socket's path has 107 bytes, and the kubelet's longest is 40 below the directory.
 _LONGEST_DIRECTORY = 66
 # No volumes from providers, no node addresses to hand out, nobody asks for certificates.
@@ -63,11 +65,20 @@ class NativeCluster:
     def up(self, gpus: int) -> None:
         """Bring the cluster up; one that is up stays, one that is half up is taken down first."""
         _refuse_other_machines()
-        if self.is_up():
-            set_gpus(self.access, gpus)
-            say(f"the cluster is up already; kubeconfig {KUBECONFIG}")
-            return
-        self.down()
+        with locked(_LOCK):
+            if self.is_up():
+                set_gpus(self.access, gpus)
+                say(f"the cluster is up already; kubeconfig {KUBECONFIG}")
+            else:
+                self._remove()
+                self._create(gpus)
+
+    def down(self) -> None:
+        """Remove the cluster and all its traces; harmless when there is none."""
+        with locked(_LOCK):
+            self._remove()
+
+    def _create(self, gpus: int) -> None:
         watch = Stopwatch()
         debian.ensure(debian.CLUSTER)
         self._refuse_conflicts()
@@ -76,7 +87,7 @@ class NativeCluster:
         self._start(gpus)
         say(f"the cluster is up after {watch.seconds:.1f} s; kubeconfig {KUBECONFIG}")
 
-    def down(self) -> None:
+    def _remove(self) -> None:
         """End every process, then remove mounts, control groups, links, rules, settings and files."""
         if not self._before.exists():
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import subprocess
 import time
@@ -15,6 +16,8 @@ from pathlib import Path
 from .reaper import REAPER
 
 POLL_SECONDS = 0.02
+# As klog, zap and Go's runtime begin a line that tells why a server gave up.
+_ERROR = re.compile(r'^[EF]\d{4} |^Error|^panic:|"level":"(error|fatal|panic)"|level=(error|fatal)')
 _DETACHED: list[subprocess.Popen[bytes]] = []
 
 
@@ -113,8 +116,10 @@ class Component:
                 )
             time.sleep(POLL_SECONDS)
 
-    def log_tail(self, lines: int = 8) -> str:
-        """The last lines of the log, for error messages."""
+    def log_tail(self, count: int = 8) -> str:
+        """The last errors in the log and its last lines, for error messages."""
         if not self.log.exists():
             return "(no log)"
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        lines = self.log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines[:-count] if _ERROR.search(line)]
+        return "\n".join([*errors[-count:], *lines[-count:]])

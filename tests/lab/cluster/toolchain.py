@@ -6,20 +6,18 @@ A binary is built anew when go.mod, go.sum, a source or the command line changed
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from .locks import locked
 from .paths import BIN, BUILD, LAB_SOURCES
 from .progress import step
 
@@ -55,7 +53,7 @@ def binary(tool: Tool) -> Path:
     target = BIN / tool.name.lower()
     key = target.with_suffix(".key")
     wanted = _key(tool.value)
-    with _lock(target.with_suffix(".lock")):
+    with locked(target.with_suffix(".lock")):
         if not target.exists() or not key.exists() or key.read_text() != wanted:
             with step(f"building {target.name} (about {tool.value.duration} the first time)"):
                 _build(tool.value, target)
@@ -77,14 +75,6 @@ def _key(build: Build) -> str:
     for path in sorted([*build.module.glob("go.*"), *sources]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @cache
