@@ -49,16 +49,18 @@ class KubernetesOptions(Section):
 
 
 class LeadershipOptions(Section):
-    """Which of several processes acts. The values are those of Kubernetes' own controllers."""
+    """Which of several processes acts. The defaults are those of Kubernetes' own controllers."""
 
     lease: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)] = "kvmedic"
     """Name of the Lease in the operator's namespace."""
     duration: Annotated[timedelta, within("2s", "5m")] = timedelta(seconds=15)
-    """How long a lease holds without renewal."""
-    renew: Annotated[timedelta, within("500ms", "2m")] = timedelta(seconds=10)
-    """How long the holder tries to renew before it counts itself out."""
+    """How long others leave a Lease alone that does not change; whole seconds."""
+    margin: Annotated[timedelta, within("100ms", "2m")] = timedelta(seconds=5)
+    """How much earlier its holder stops to act: longer than a write takes to arrive."""
     retry: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=2)
-    """Between two tries."""
+    """Between two tries to take or renew it."""
+    attempt: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=5)
+    """How long one try may take."""
 
 
 class ProcessOptions(Section):

@@ -51,7 +51,7 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.rollout import Drain, Order, Victim, next_move, releasing_move, resting_move
-from kvmedic.core.run import Intent, Outcome, Run, Standing, StepState, standing
+from kvmedic.core.run import Intent, Outcome, Run, Standing, StepState, committed_sequence, standing
 from kvmedic.core.verdict import Judged, judge
 from kvmedic.ports import Ports, View
 from kvmedic.record.runs import closed, reported
@@ -256,19 +256,29 @@ def _intended(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
         case DeletePod():
             return run
         case _:
-            return _assigned(run, fleet, effect, tick.now)
+            return _assigned(tick, fleet, effect)
 
 
-def _assigned(run: Run, fleet: Fleet, effect: DeploymentMove, now: datetime) -> Run:
-    """Return the run with an assignment to the Deployment written down."""
+def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
+    """Return the run with an assignment to the Deployment written down.
+
+    An assignment that was written down and never committed gives its number to the next one, so the
+    claim and the record can never be more than one apart.
+    """
+    run = tick.run
     if run.current.state is StepState.PENDING:
         run = run.with_step(replace(run.current, state=StepState.ROLLING_OUT))
     if isinstance(effect, Freeze):
         run = replace(run, recorded=fleet.fields)
     turns = isinstance(effect, Freeze | Retarget | Revert)
-    after = _other_template(run, fleet.revision) if turns else fleet.revision
-    frozen = isinstance(effect, Freeze | Retarget | Pause | Pulse)
-    intent = Intent(run.sequence + 1, type(effect).__name__, fleet.revision, after, frozen, now)
+    intent = Intent(
+        sequence=(committed_sequence(run, tick.resource.uid, fleet.fence) or 0) + 1,
+        move=type(effect).__name__,
+        template_before=fleet.revision,
+        template_after=_other_template(run, fleet.revision) if turns else fleet.revision,
+        is_frozen=isinstance(effect, Freeze | Retarget | Pause | Pulse),
+        at=tick.now,
+    )
     return replace(run, intent=intent)
 
 

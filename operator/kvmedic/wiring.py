@@ -16,7 +16,8 @@ from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.frame import KubernetesOptions, PaceOptions
 from kvmedic.handlers import Backoff, Frame, Operator, serve, utc_now
 from kvmedic.kube.client import Client, Limits, connect
-from kvmedic.kube.leadership import Leadership
+from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
+from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.ports import Leader, Metrics, Pace, Ports
 from kvmedic.record.events import Events
@@ -86,7 +87,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
     process, options = settings.process, settings.pace
     async with connected(settings) as world:
         reporter = Reporter(Events(world.client, process.identity), telemetry)
-        leadership = Leadership(world.client, process, settings.leadership)
+        leadership = _leadership(settings, world.client)
         telemetry.leading.set_function(lambda: float(leadership.is_held()))
         ports = ports_of(settings, world, reporter, leadership)
         operator = Operator(
@@ -112,6 +113,18 @@ def pace_of(options: PaceOptions) -> Pace:
         drain_interval=options.drain_interval,
         spare_limit=options.spare_limit,
     )
+
+
+def _leadership(settings: Settings, client: Client) -> Leadership:
+    options = settings.leadership
+    times = LeaseTimes(
+        duration_seconds=round(options.duration.total_seconds()),
+        margin_seconds=options.margin.total_seconds(),
+        retry_seconds=options.retry.total_seconds(),
+        attempt_seconds=options.attempt.total_seconds(),
+    )
+    lease = Ref(LEASES, settings.process.namespace, options.lease)
+    return Leadership(client, lease, times, fresh_identity())
 
 
 def _kubeconfig() -> Path | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,7 +169,7 @@ class World:
                 "liveness": "",
                 "telemetryPort": 0,
             },
-            "leadership": {"duration": "3s", "renew": "2s", "retry": "200ms"},
+            "leadership": {"duration": "3s", "margin": "1s", "retry": "200ms", "attempt": "1s"},
             "pace": {
                 "idle": "1s",
                 "verifying": "1s",
@@ -220,10 +222,16 @@ class World:
         )
 
     def revive(self) -> None:
-        """Start the next process where the last one was killed."""
-        if self.operators and not self.operators[-1].is_alive():
-            self.operators[-1].join()
-            self.start()
+        """Start the next process where the last one was killed; its Lease counts as run out."""
+        if not self.operators or self.operators[-1].is_alive():
+            return
+        last = self.operators[-1]
+        last.join()
+        if last.process.exitcode != -signal.SIGKILL:
+            raise AssertionError(f"the operator ended by itself: {last.process.exitcode}\n{self.log[-4000:]}")
+        with suppress(ApiError):
+            self.cluster.api.delete("Lease", "kvmedic", self.namespace)
+        self.start()
 
     def is_closed(self) -> bool:
         """Return whether a run was closed and nothing of it is left."""

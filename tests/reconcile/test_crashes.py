@@ -1,0 +1,96 @@
+"""Every write of a run, killed twice: before it leaves, and after it was committed with the answer withheld.
+
+The operator's process is killed with SIGKILL and started again, at each write that it has not been
+killed at yet, until none is left. What the kills are hung on is read off the requests themselves, so
+a new kind of step is covered without anything added here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from lab.cluster.simulation import behaviour
+from lab.scripted.proxy import Fate, Write
+from reconcile.world import Eye
+
+UNBOUNDED = frozenset({"leases"})
+"""Objects that are written for as long as the process lives."""
+SECONDS = 400
+
+
+class Killer:
+    """Decides for each write: killed before it leaves at its first sight, after it at its second."""
+
+    def __init__(self) -> None:
+        self.kills: Counter[Write] = Counter()
+
+    def decide(self, write: Write) -> Fate:
+        if write.object in UNBOUNDED:
+            return Fate.PASS
+        self.kills[write] += 1
+        return {1: Fate.KILL_BEFORE, 2: Fate.KILL_AFTER}.get(self.kills[write], Fate.PASS)
+
+    def report(self) -> str:
+        lines = [f"  {min(count, 2)} kills at {write}" for write, count in self.kills.items()]
+        return f"{len(lines)} kinds of write:\n" + "\n".join(lines)
+
+
+@pytest.fixture
+def killer() -> Killer:
+    return Killer()
+
+
+def survive(world, replicas: int, killer: Killer) -> Eye:
+    """Run until the run is closed, killed at every write; print what was covered."""
+    with Eye(world.cluster, world.namespace, replicas) as eye:
+        world.start()
+        world.wait(world.is_closed, SECONDS, "the run closes")
+    print(f"{world.starts} processes; {killer.report()}")
+    return eye
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_fleet_is_healed_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide)
+
+    eye = survive(world, 2, killer)
+
+    spec = world.deployment()["spec"]
+    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    assert world.args()[2] == "--max-num-seqs=14"
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 4, "each replica was replaced once"
+    assert "paused" not in spec
+    assert "minReadySeconds" not in spec
+    assert killer.kills
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_change_that_did_not_help_is_taken_back(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide)
+    before = world.deployment()["spec"]
+    world.write_script(old="thrash", new="worse", revision=world.revision())
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_crashing_canary_is_undone(a_world, killer):
+    annotations = behaviour(mode="crash", mode_when="--max-num-seqs=[1-3]")
+    world = a_world(replicas=2, decide=killer.decide, annotations=annotations)
+    before, pods = world.deployment()["spec"], {p["metadata"]["name"] for p in world.pods()}
+
+    survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["CanaryFailed"]
+    assert world.deployment()["spec"] == before
+    world.wait(lambda: {p["metadata"]["name"] for p in world.pods()} == pods, 10, "the canary is gone")
