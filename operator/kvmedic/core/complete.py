@@ -23,7 +23,6 @@ from kvmedic.core.evidence import (
     Reading,
     Signal,
     Stale,
-    Unsupported,
 )
 from kvmedic.core.reasons import Reason
 
@@ -105,16 +104,14 @@ def _gaps(observation: Observation, name: str, signals: frozenset[Signal]) -> li
 
 def _why(reading: AnyReading, observation: Observation) -> tuple[Reason, str] | None:
     """Return why a reading has no value, or None where it has one."""
-    match reading:
-        case Measured():
-            return None
-        case Missing(reason):
-            return _ABSENT[reason]
-        case Stale(at):
-            age = (observation.at - at).total_seconds()
-            return Reason.METRICS_STALE, f"the newest sample is {age:.0f} s old; check the scrape"
-        case Unsupported():
-            return Reason.SIGNAL_UNSUPPORTED, "this engine does not export it; a newer version may"
+    if isinstance(reading, Measured):
+        return None
+    if isinstance(reading, Missing):
+        return _ABSENT[reading.reason]
+    if isinstance(reading, Stale):
+        age = (observation.at - reading.at).total_seconds()
+        return Reason.METRICS_STALE, f"the newest sample is {age:.0f} s old; check the scrape"
+    return Reason.SIGNAL_UNSUPPORTED, "this engine does not export it; a newer version may"
 
 
 def _inconclusive(gaps: list[tuple[Reason, str]]) -> Inconclusive:

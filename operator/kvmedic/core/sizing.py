@@ -99,7 +99,7 @@ def occupancy(prompt: Moments, output: Moments, block_tokens: int) -> Occupancy:
     A slot sees requests in proportion to how long they stay, at an age that is spread evenly:
 
         tokens    m1 = E[P] + (E[O^2]/E[O] - 1) / 2
-        squared   q2 = E[P^2] + E[P] E[O^2]/E[O] + E[(O-1) O (2O-1)] / (6 E[O])
+        squared   q2 = E[P^2] + E[P] (E[O^2]/E[O] - 1) + E[(O-1) O (2O-1)] / (6 E[O])
         blocks    m = (m1 + (b-1)/2) / b,  s = sqrt((sqrt(q2 - m1^2) / b)^2 + 1/12)
 
     with prompt P and output O independent and b tokens per block.
@@ -108,7 +108,7 @@ def occupancy(prompt: Moments, output: Moments, block_tokens: int) -> Occupancy:
     tokens = prompt.first + (biased - 1) / 2
     squared = (
         prompt.second
-        + prompt.first * biased
+        + prompt.first * (biased - 1)
         + (2 * output.third - 3 * output.second + output.first) / (6 * output.first)
     )
     variance = max(0.0, squared - tokens**2)

@@ -18,7 +18,7 @@ from kvmedic.core.evidence import Observation
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import MOST_STALLS, STALL_SECONDS
 
-__all__ = ["Baseline", "Judged", "Objectives", "Verdict", "baseline_of", "judge"]
+__all__ = ["Baseline", "Judged", "Objectives", "Verdict", "baseline_of", "compare", "judge"]
 
 CALM = 0.25
 """Preemptions per request after the change over those before, at most, for the trouble to be gone. Right
@@ -99,6 +99,11 @@ def judge(
     after = baseline_of(observation, restarts)
     if isinstance(after, Inconclusive):
         return Judged(Verdict.INCONCLUSIVE, after.reason, after.message)
+    return compare(before, after, objectives, trigger)
+
+
+def compare(before: Baseline, after: Baseline, objectives: Objectives, trigger: Trigger) -> Judged:
+    """Return whether a fleet is better off with a change, by its figures before and after."""
     change = _Change(before, after)
     text = change.line(objectives)
     unlike = change.unlike()

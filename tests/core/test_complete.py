@@ -1,0 +1,94 @@
+import pytest
+
+from builders import (
+    AMBIGUOUS,
+    NO_SERIES,
+    NOT_A_NUMBER,
+    SOURCE_UNAVAILABLE,
+    STALE,
+    THRASHING,
+    UNSUPPORTED,
+    Nothing,
+    an_observation,
+    without,
+)
+from kvmedic.core.complete import NAMED_GAPS, complete, histogram, number, pools
+from kvmedic.core.diagnosis import Inconclusive
+from kvmedic.core.evidence import PodReadings, Pool, Signal
+from kvmedic.core.reasons import Reason
+
+WANTED = frozenset({Signal.RUNNING_MEAN, Signal.E2E_SECONDS})
+GAPS = [
+    pytest.param(NO_SERIES, Reason.METRICS_MISSING, "no series", id="no series"),
+    pytest.param(NOT_A_NUMBER, Reason.METRICS_MISSING, "NaN", id="not a number"),
+    pytest.param(SOURCE_UNAVAILABLE, Reason.SOURCE_UNAVAILABLE, "did not answer", id="source unavailable"),
+    pytest.param(AMBIGUOUS, Reason.METRICS_AMBIGUOUS, "contradict", id="ambiguous"),
+    pytest.param(STALE, Reason.METRICS_STALE, "300 s old", id="stale"),
+    pytest.param(UNSUPPORTED, Reason.SIGNAL_UNSUPPORTED, "does not export", id="unsupported"),
+]
+
+
+def test_complete_readings_come_by_pod_and_signal() -> None:
+    found = complete(an_observation(THRASHING, THRASHING), WANTED)
+
+    assert not isinstance(found, Inconclusive)
+    assert list(found) == ["llm-0", "llm-1"]
+    assert found["llm-1"].numbers == {Signal.RUNNING_MEAN: 22.8}
+    assert found["llm-1"].histograms[Signal.E2E_SECONDS].count == THRASHING.finished
+
+
+@pytest.mark.parametrize("signal", sorted(WANTED))
+@pytest.mark.parametrize(("why", "reason", "text"), GAPS)
+def test_a_gap_names_the_replica_the_signal_and_why(
+    signal: Signal, why: Nothing, reason: Reason, text: str
+) -> None:
+    found = complete(an_observation(THRASHING, without(THRASHING.readings(), signal, why)), WANTED)
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is reason
+    assert found.message.startswith(f"llm-1: {signal}: ")
+    assert text in found.message
+
+
+def test_a_fleet_without_replicas_says_so() -> None:
+    found = complete(an_observation(), WANTED)
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is Reason.NO_REPLICAS
+
+
+@pytest.mark.parametrize("silent", [NAMED_GAPS, NAMED_GAPS + 1, NAMED_GAPS + 40])
+def test_a_large_fleet_of_gaps_stays_one_short_line(silent: int) -> None:
+    silenced = without(THRASHING.readings(), Signal.RUNNING_MEAN, NO_SERIES)
+
+    found = complete(an_observation(*[silenced] * silent), frozenset({Signal.RUNNING_MEAN}))
+
+    assert isinstance(found, Inconclusive)
+    assert found.message.count("no series") == NAMED_GAPS
+    assert (f"and {silent - NAMED_GAPS} more" in found.message) is (silent > NAMED_GAPS)
+
+
+def test_pools_come_by_pod() -> None:
+    assert pools(an_observation(THRASHING)) == {"llm-0": Pool(149, 32)}
+
+
+@pytest.mark.parametrize(("why", "reason", "text"), GAPS)
+def test_an_unknown_pool_is_named(why: Nothing, reason: Reason, text: str) -> None:
+    readings = THRASHING.readings()
+    unknown = PodReadings(readings.numbers, readings.histograms, why)
+
+    found = pools(an_observation(THRASHING, unknown))
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is reason
+    assert found.message.startswith("llm-1: KV-cache pool: ")
+    assert text in found.message
+
+
+def test_what_a_judgement_can_do_without_is_none_where_not_measured() -> None:
+    readings = THRASHING.readings()
+
+    assert number(readings, Signal.RUNNING_MEAN) == 22.8
+    assert number(without(readings, Signal.RUNNING_MEAN, STALE), Signal.RUNNING_MEAN) is None
+    assert histogram(readings, Signal.E2E_SECONDS) is not None
+    assert histogram(without(readings, Signal.E2E_SECONDS, STALE), Signal.E2E_SECONDS) is None

@@ -1,0 +1,123 @@
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import LENGTH_BOUNDS, a_histogram
+from kvmedic.core.distribution import above, is_concentrated, mean_below, merged, moments, quantile
+from kvmedic.core.evidence import Histogram
+
+FOUR = Histogram((10.0, 20.0, 50.0), (1.0, 1.0, 2.0, 0.0), 90.0)
+WITH_TOP = Histogram((10.0, 20.0), (1.0, 0.0, 1.0), 60.0)
+
+
+def test_histograms_add_up_bucket_by_bucket() -> None:
+    assert merged([FOUR, FOUR]) == Histogram((10.0, 20.0, 50.0), (2.0, 2.0, 4.0, 0.0), 180.0)
+
+
+@pytest.mark.parametrize("histograms", [[], [FOUR, WITH_TOP]], ids=["none", "other bounds"])
+def test_histograms_of_different_bounds_are_not_added(histograms: list[Histogram]) -> None:
+    with pytest.raises(ValueError, match="same bounds"):
+        merged(histograms)
+
+
+@pytest.mark.parametrize(
+    ("share", "value"),
+    [(0.125, 5.0), (0.25, 10.0), (0.375, 15.0), (0.5, 20.0), (0.75, 35.0), (1.0, 50.0)],
+)
+def test_a_quantile_lies_where_values_spread_evenly_put_it(share: float, value: float) -> None:
+    assert quantile(FOUR, share) == pytest.approx(value)
+
+
+def test_a_quantile_over_the_top_bound_is_infinite() -> None:
+    assert quantile(WITH_TOP, 0.5) == 10.0
+    assert quantile(WITH_TOP, 0.51) == inf
+
+
+def test_fractions_of_counts_do_not_push_the_last_quantile_over_the_top() -> None:
+    thirds = Histogram((1.0, 2.0), (1 / 3, 0.1 + 0.2, 0.0), 1.0)
+
+    assert quantile(thirds, 1.0) == pytest.approx(2.0)
+
+
+def test_an_empty_histogram_has_no_quantiles_and_no_moments() -> None:
+    empty = Histogram((1.0,), (0.0, 0.0), 0.0)
+
+    with pytest.raises(ValueError, match="no quantiles"):
+        quantile(empty, 0.5)
+    with pytest.raises(ValueError, match="no moments"):
+        moments(empty)
+
+
+def test_counted_zeros_have_no_moments() -> None:
+    with pytest.raises(ValueError, match="no moments"):
+        moments(Histogram((1.0,), (5.0, 0.0), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("limit", "count"),
+    [(0, 4.0), (10, 3.0), (15, 2.5), (20, 2.0), (35, 1.0), (50, 0.0), (60, 0.0)],
+)
+def test_what_lies_above_a_limit_is_counted_in_parts_of_a_bucket(limit: float, count: float) -> None:
+    assert above(FOUR, limit) == pytest.approx(count)
+
+
+def test_the_whole_top_bucket_counts_as_above_any_limit() -> None:
+    assert above(WITH_TOP, 1000) == 1.0
+
+
+def test_the_mean_below_a_bound_leaves_the_midpoints_above_out() -> None:
+    assert mean_below(FOUR, 20) == pytest.approx((90 - 2 * 35) / 2)
+    assert mean_below(FOUR, 50) == pytest.approx(90 / 4)
+    assert mean_below(WITH_TOP, 20) == pytest.approx(60 - (20 + 50) / 2)
+
+
+def test_the_mean_below_a_bound_is_zero_where_nothing_is_there_or_midpoints_exceed_the_total() -> None:
+    assert mean_below(Histogram((1.0,), (0.0, 1.0), 2.0), 1.0) == 0.0
+    assert mean_below(Histogram((1.0,), (1.0, 1.0), 1.1), 1.0) == 0.0
+
+
+def test_moments_keep_the_exact_mean_and_take_values_as_spread_evenly() -> None:
+    found = moments(Histogram((10.0, 20.0), (0.0, 1.0, 0.0), 15.0))
+
+    assert found.first == 15.0
+    assert found.second == pytest.approx(15**2 + 10**2 / 12)
+    assert found.third == pytest.approx((20**4 - 10**4) / 40)
+
+
+def test_moments_are_rescaled_to_the_exact_mean() -> None:
+    even, shifted = (moments(Histogram((10.0, 20.0), (0.0, 1.0, 0.0), total)) for total in (15.0, 18.0))
+
+    assert shifted.first == 18.0
+    assert shifted.second == pytest.approx(even.second * 1.2**2)
+    assert shifted.third == pytest.approx(even.third * 1.2**3)
+
+
+def test_the_top_bucket_reaches_two_and_a_half_times_its_bound() -> None:
+    found = moments(Histogram((2000.0,), (0.0, 1.0), 3500.0))
+
+    assert found.second == pytest.approx(3500**2 + 3000**2 / 12)
+
+
+@given(st.dictionaries(st.integers(1, 4999), st.integers(1, 50), min_size=1))
+def test_moments_never_contradict_each_other(values: dict[float, float]) -> None:
+    found = moments(a_histogram(LENGTH_BOUNDS, values))
+
+    assert found.second >= found.first**2 * (1 - 1e-9)
+    assert found.third * found.first >= found.second**2 * (1 - 1e-9)
+
+
+@given(st.dictionaries(st.integers(1, 4999), st.integers(1, 50), min_size=1), st.floats(0.01, 1))
+def test_what_lies_above_a_quantile_is_the_rest(values: dict[float, float], share: float) -> None:
+    counted = a_histogram(LENGTH_BOUNDS, values)
+
+    assert above(counted, quantile(counted, share)) == pytest.approx((1 - share) * counted.count, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("share", "buckets", "held"),
+    [(0.5, 1, True), (0.51, 1, False), (0.75, 2, True), (0.76, 2, False), (1.0, 3, True)],
+)
+def test_concentration_looks_at_adjacent_buckets(share: float, buckets: int, *, held: bool) -> None:
+    assert is_concentrated(FOUR, share, buckets) is held
