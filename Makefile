@@ -36,6 +36,15 @@ check: setup ## Format, lint, types, import contracts, generated files
 	$(PY) -m kvmedic crd -o markdown | diff -q - $(CRD_PAGE) >/dev/null || { echo "$(CRD_PAGE) is stale: run make crd"; exit 1; }
 	$(PY) -m chart.generated --check
 
+.PHONY: test
+test: setup ## Run every test; installs and builds what they need (PYTEST=… for options)
+	$(PY) -m lab tools
+	$(PY) -m pytest -q --timeout=600 --durations=15 $(PYTEST)
+
+.PHONY: test-core
+test-core: setup ## Run the tests that need no cluster, in seconds
+	$(PY) -m pytest -q tests/core tests/runbooks tests/manifests tests/engines tests/cli tests/record tests/test_layout.py $(PYTEST)
+
 CRD := crds/kvmedic.io_kvremediations.yaml
 CRD_PAGE := docs/reference/kvremediation.md
 .PHONY: crd

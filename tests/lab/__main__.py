@@ -1,4 +1,4 @@
-"""`python -m lab up|down|status|load`: the lab's real cluster from the command line."""
+"""`python -m lab up|down|status|load|tools`: the lab's real cluster from the command line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 from lab.cluster.choice import choose
+from lab.cluster.debian import PROMETHEUS, ensure
 from lab.cluster.interface import Cluster
 from lab.cluster.paths import KUBECONFIG
+from lab.cluster.toolchain import Tool, binary
 
 DEFAULT_GPUS = 8
 
@@ -17,10 +19,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; expected failures are one line on standard error and exit code 1."""
     options = _parser().parse_args(arguments)
     try:
-        return _run(options, choose())
+        return _tools() if options.command == "tools" else _run(options, choose())
     except (RuntimeError, OSError, LookupError, TimeoutError, ValueError) as error:
         print(f"[lab] {error}", file=sys.stderr)
         return 1
+
+
+def _tools() -> int:
+    """Install and build what the tests need, so that none of them has to wait for it."""
+    ensure(PROMETHEUS)
+    for tool in (Tool.KUBE, Tool.KWOK, Tool.HELM):
+        binary(tool)
+    return 0
 
 
 def _run(options: argparse.Namespace, cluster: Cluster) -> int:
@@ -44,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="bring the cluster up; harmless when it is up")
     up.add_argument("--gpus", type=int, default=DEFAULT_GPUS, help="nvidia.com/gpu of the node (%(default)s)")
     commands.add_parser("down", help="take the cluster down and remove every trace of it")
+    commands.add_parser("tools", help="install and build what the tests need")
     commands.add_parser("status", help="say whether it is up; exit 1 when not")
     load = commands.add_parser("load", help="make an image available to pods")
     load.add_argument(
