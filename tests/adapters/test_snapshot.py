@@ -79,6 +79,7 @@ class TestRealServer:
             assert pod.address == raw["status"]["podIP"]
             assert pod.node == "node1"
             assert pod.ready_at is not None
+            assert pod.unready_at is None
             assert before <= pod.created_at <= pod.ready_at
             assert (pod.in_rotation, pod.cordoned, pod.terminating, pod.unschedulable) == (
                 True,
@@ -174,11 +175,13 @@ class TestRealServer:
     async def test_a_pod_that_is_not_ready_is_out_of_rotation(self, live: LiveFleet) -> None:
         fleet = await live.serving(2)
         sick = fleet.pods[0].name
+        await asyncio.sleep(1.1)  # times on the wire are whole seconds
         live.patch_pod(sick, {"metadata": {"annotations": behaviour(mode="unready")}})
 
+        after = await live.until(lambda seen: not _named(seen, sick).ready, "one is not Ready")
         after = await live.until(lambda seen: seen.in_rotation == 1, "one is out")
 
-        assert not _named(after, sick).ready
+        assert _named(after, sick).unready_at > _named(fleet, sick).ready_at
         assert not _named(after, sick).in_rotation
 
     async def test_a_second_service_without_the_label_makes_the_label_useless(self, live: LiveFleet) -> None:

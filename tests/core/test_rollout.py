@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvmedic.core.fleet import Fleet
 from kvmedic.core.moves import (
     Cordon,
     DeletePod,
@@ -24,6 +26,7 @@ from kvmedic.core.moves import (
     Uncordon,
     Wait,
 )
+from kvmedic.core.reasons import Reason
 from kvmedic.core.rollout import Drain, Order, Victim, next_move, releasing_move, resting_move
 from model_controller import EDIT, OWN_FIELDS, START, Model
 
@@ -229,3 +232,75 @@ def test_a_pulse_that_is_not_spent_in_time_is_taken_back():
 
     assert isinstance(waited, Wait)
     assert isinstance(given_up, Pause)
+
+
+LATER = START + timedelta(hours=2)
+
+
+def canary_of(model: Model, **changes: object) -> Fleet:
+    """A paused fleet with one new replica, which is changed as given."""
+    walker = Walker(model, "new")
+    for round_ in range(6):
+        for act in range(ACTS):
+            happen(model, act, round_)
+        if not model.fields.paused:
+            walker.tick()
+    fleet = model.fleet()
+    pods = tuple(replace(pod, **changes) if pod.revision == "new" else pod for pod in fleet.pods)
+    return replace(fleet, pods=pods)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ready_at": None, "unready_at": LATER - LIMIT - timedelta(seconds=1)}, Reason.CANARY_FAILED),
+        ({"ready_at": None, "unready_at": LATER - LIMIT}, None),
+        ({"ready_at": None, "unready_at": None}, Reason.CANARY_FAILED),
+        ({"restarts": 1}, None),
+        ({"restarts": 2}, Reason.CANARY_FAILED),
+        ({"waiting_reason": "CrashLoopBackOff"}, Reason.CANARY_FAILED),
+        ({"waiting_reason": "ContainerCreating"}, None),
+        ({"unschedulable": True, "ready_at": None, "unready_at": None}, Reason.SPARE_UNSCHEDULABLE),
+    ],
+    ids=[
+        "not Ready for too long",
+        "not Ready for just as long as allowed",
+        "never Ready",
+        "restarted once",
+        "restarted twice",
+        "crashes",
+        "is being made",
+        "no node",
+    ],
+)
+def test_when_a_new_replica_has_failed(changes: dict[str, object], reason: Reason | None) -> None:
+    model = Model.healthy(2)
+    fleet = canary_of(model, **changes)
+
+    move = next_move(fleet, Walker(model, "new").order(), LATER)
+
+    assert (move.reason if isinstance(move, Failed) else None) == reason
+
+
+def test_a_new_replica_waits_for_the_device_of_one_that_is_on_its_way_out() -> None:
+    model = Model.healthy(2)
+    fleet = canary_of(model, unschedulable=True, ready_at=None, unready_at=LATER - timedelta(seconds=400))
+    going = replace(fleet.pods[0], name="going", uid="going", revision="old", terminating=True)
+    order = replace(Walker(model, "new").order(), spare_limit=timedelta(seconds=300))
+
+    waits = next_move(replace(fleet, pods=(*fleet.pods, going)), order, LATER)
+    fails = next_move(fleet, order, LATER)
+
+    assert isinstance(waits, Wait)
+    assert isinstance(fails, Failed)
+
+
+def test_on_the_way_back_an_old_replica_with_many_restarts_stops_nothing() -> None:
+    model = Model.healthy(2)
+    fleet = canary_of(model)
+    pods = tuple(replace(pod, restarts=9) if pod.revision == "old" else pod for pod in fleet.pods)
+    retargeted = replace(fleet, pods=pods, revision="old")
+    order = replace(Walker(model, "old").order(), repairs=True)
+
+    assert not isinstance(next_move(retargeted, order, LATER), Failed)
+    assert isinstance(next_move(retargeted, replace(order, repairs=False), LATER), Failed)

@@ -44,7 +44,7 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         revision=frame.revision,
         address=str(status.get("podIP", "")),
         created_at=moment(metadata["creationTimestamp"]),
-        ready_at=_ready_at(status),
+        ready_at=_since(status, "True"),
         terminating="deletionTimestamp" in metadata,
         unschedulable=_condition(status, "PodScheduled").get("reason") == "Unschedulable",
         in_rotation=uid_of(body) in frame.serving,
@@ -52,6 +52,7 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         restarts=sum(int(each.get("restartCount", 0)) for each in _containers(status, frame.container)),
         waiting_reason=_waiting_reason(status, frame.container),
         node=str(section(body, "spec").get("nodeName", "")),
+        unready_at=_since(status, "False"),
     )
 
 
@@ -63,9 +64,11 @@ def is_cordoned(body: Mapping[str, Any], rotation: Rotation) -> bool:
     )
 
 
-def _ready_at(status: Mapping[str, Any]) -> datetime | None:
+def _since(status: Mapping[str, Any], wanted: str) -> datetime | None:
+    """Return since when the Ready condition has a status; None where it has another, or is not there."""
     condition = _condition(status, "Ready")
-    return moment(condition["lastTransitionTime"]) if condition.get("status") == "True" else None
+    at = condition.get("lastTransitionTime")
+    return moment(at) if at and condition.get("status") == wanted else None
 
 
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

@@ -71,6 +71,8 @@ class Pod:
     waiting_reason: str
     """Why the engine's container does not run, in the kubelet's words; empty when it runs."""
     node: str = ""
+    unready_at: datetime | None = None
+    """Since when it is not Ready; None while it is, and before anybody said."""
 
     @property
     def ready(self) -> bool:

@@ -190,7 +190,7 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     new, old = fleet.serving(order.toward), fleet.serving(order.away)
     if fleet.replicas == 0:
         return Restore(order.recorded, 0)
-    if failure := _failure(new, order, now):
+    if failure := _failure(fleet, order, now):
         return failure
     if fleet.desired(order.toward) == 0:
         return Pulse("", frozen(max_unavailable=0, paused=False))
@@ -214,23 +214,40 @@ def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -
     return Wait(Reason.AWAITING_CONTROLLER, "the deployment controller has not acted on the last step yet")
 
 
-def _failure(new: tuple[Pod, ...], order: Order, now: datetime) -> Failed | None:
-    """Return why a new replica will not come up, if one will not."""
-    for pod in new:
-        if pod.waiting_reason in FATAL_WAITING or pod.restarts >= FATAL_RESTARTS:
-            why = pod.waiting_reason or f"{pod.restarts} restarts"
-            return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} does not start: {why}")
-        age = now - pod.created_at
-        if pod.unschedulable and age > order.spare_limit:
-            limit = int(order.spare_limit.total_seconds())
-            return Failed(
-                Reason.SPARE_UNSCHEDULABLE,
-                f"no node took {pod.name} within {limit} s: free one device or raise the quota",
-            )
-        if not pod.ready and age > order.start_limit:
-            limit = int(order.start_limit.total_seconds())
-            return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} was not Ready within {limit} s")
+def _failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
+    """Return why a new replica will not come up, if one will not.
+
+    On the way back nothing is given up: the replicas of the old setting may look back on many
+    restarts, and there is nowhere else to go.
+    """
+    if order.repairs:
+        return None
+    leaving = any(pod.terminating for pod in fleet.pods)
+    failures = (_failure_of(pod, leaving, order, now) for pod in fleet.serving(order.toward))
+    return next((failure for failure in failures if failure is not None), None)
+
+
+def _failure_of(pod: Pod, leaving: bool, order: Order, now: datetime) -> Failed | None:  # noqa: FBT001
+    """Return why one replica will not come up; `leaving`: another one's device may yet become free."""
+    if pod.waiting_reason in FATAL_WAITING or pod.restarts >= FATAL_RESTARTS:
+        why = pod.waiting_reason or f"{pod.restarts} restarts"
+        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} does not start: {why}")
+    waited = now - _unready_since(pod)
+    if pod.unschedulable and not leaving and waited > order.spare_limit:
+        limit = int(order.spare_limit.total_seconds())
+        return Failed(
+            Reason.SPARE_UNSCHEDULABLE,
+            f"no node took {pod.name} within {limit} s: free one device or raise the quota",
+        )
+    if not pod.ready and waited > order.start_limit:
+        limit = int(order.start_limit.total_seconds())
+        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} was not Ready within {limit} s")
     return None
+
+
+def _unready_since(pod: Pod) -> datetime:
+    """Return since when a pod that is not Ready has not been, as far as anybody said."""
+    return pod.unready_at or pod.created_at
 
 
 def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order) -> Wait | None:
@@ -314,7 +331,7 @@ def _let_go(fleet: Fleet, victim: Pod, old: tuple[Pod, ...], now: datetime) -> M
     peers = [pod for pod in old if pod.uid != victim.uid and not pod.ready]
     if victim.ready and peers:
         names = ", ".join(pod.name for pod in peers)
-        since = max((pod.created_at for pod in peers), default=now)
+        since = max((_unready_since(pod) for pod in peers), default=now)
         if now - since <= PEER_GRACE:
             return Wait(Reason.AWAITING_REPLICA, f"{names} must be Ready before {victim.name} may go")
         return DeletePod(victim)
