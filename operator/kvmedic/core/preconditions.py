@@ -65,6 +65,10 @@ def _unsettled(fleet: Fleet, whole: bool) -> str:  # noqa: FBT001 - what is aske
         ),
         (whole and sum(rs.available for rs in active) != fleet.replicas, "not every replica is Available"),
         (any(pod.cordoned for pod in current), "a replica carries the draining label"),
+        (
+            whole and any(not pod.in_rotation for pod in current),
+            f"{fleet.in_rotation} of {fleet.replicas} replicas are in a Service's EndpointSlices",
+        ),
     ):
         if applies:
             return text

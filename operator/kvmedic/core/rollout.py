@@ -302,11 +302,11 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
 
 
 def chosen(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
-    """Return the pod to take next: the recorded one, else a NotReady one, else the first by name."""
+    """Return the pod to take next: the recorded one, else one that takes no requests, else by name."""
     for pod in pods:
         if victim is not None and pod.uid == victim.uid:
             return pod
-    return min(pods, key=lambda p: (p.ready, not p.cordoned, p.name))
+    return min(pods, key=lambda p: (p.ready, not p.cordoned, p.in_rotation, p.name))
 
 
 def _drain(fleet: Fleet, victim: Pod, order: Order) -> Move | None:

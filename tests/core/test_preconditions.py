@@ -1,0 +1,125 @@
+"""When a frozen rollout may begin: every row refused, and what lies next to it allowed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvmedic.core.fleet import Fleet, Owner, Pod
+from kvmedic.core.preconditions import refusal
+from kvmedic.core.reasons import Reason
+from kvmedic.core.rollout import chosen
+from model_controller import OWN_FIELDS, Model
+
+HEALTHY = Model.healthy(3).fleet()
+
+
+def with_pod(**changes: object) -> Fleet:
+    """The healthy fleet with its first pod changed."""
+    first, *others = HEALTHY.pods
+    return replace(HEALTHY, pods=(replace(first, **changes), *others))
+
+
+def with_set(**changes: object) -> Fleet:
+    """The healthy fleet with its ReplicaSet changed."""
+    return replace(HEALTHY, replica_sets=(replace(HEALTHY.replica_sets[0], **changes),))
+
+
+def another_revision(fleet: Fleet, **changes: object) -> Fleet:
+    """The fleet with one more ReplicaSet."""
+    other = replace(fleet.replica_sets[0], name="llm-other", revision="other", **changes)
+    return replace(fleet, replica_sets=(*fleet.replica_sets, other))
+
+
+def test_a_fleet_that_stands_still_and_serves_is_allowed() -> None:
+    assert refusal(HEALTHY) is None
+    assert refusal(another_revision(HEALTHY, desired=0, available=0)) is None
+
+
+OWNER = Owner(Reason.MANAGED_BY_GITOPS, "Argo CD application llm")
+ROWS: list[tuple[str, Fleet, Reason, str]] = [
+    ("Recreate", replace(HEALTHY, strategy="Recreate"), Reason.STRATEGY_UNSUPPORTED, "type: RollingUpdate"),
+    ("an owner", replace(HEALTHY, owner=OWNER), Reason.MANAGED_BY_GITOPS, "Argo CD application llm"),
+    (
+        "the label in the selector",
+        replace(HEALTHY, rotation=replace(HEALTHY.rotation, in_selector=True)),
+        Reason.ROTATION_LABEL_IN_SELECTOR,
+        "spec.rollout.rotationLabel.key",
+    ),
+    (
+        "a Service that does not look at the label",
+        replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False)),
+        Reason.ROTATION_LABEL_WITHOUT_EFFECT,
+        "llm selects the pods without label serving",
+    ),
+    (
+        "no Service",
+        replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False, services=())),
+        Reason.ROTATION_LABEL_WITHOUT_EFFECT,
+        "no Service",
+    ),
+    ("no replicas", replace(HEALTHY, replicas=0), Reason.NO_REPLICAS, "nothing serves"),
+    (
+        "paused",
+        replace(HEALTHY, fields=replace(OWN_FIELDS, paused=True)),
+        Reason.TARGET_PAUSED,
+        "kubectl rollout resume deployment/llm",
+    ),
+    (
+        "unseen by its controller",
+        replace(HEALTHY, observed=False),
+        Reason.TARGET_NOT_SETTLED,
+        "has not seen the newest spec",
+    ),
+    ("a pod on its way out", with_pod(terminating=True), Reason.TARGET_NOT_SETTLED, "terminating"),
+    (
+        "another revision that is told to have pods",
+        another_revision(HEALTHY, desired=1, available=0),
+        Reason.TARGET_NOT_SETTLED,
+        "more than one revision",
+    ),
+    ("a pod of another revision", with_pod(revision="other"), Reason.TARGET_NOT_SETTLED, "more than one"),
+    (
+        "fewer pods than told",
+        replace(HEALTHY, replicas=4),
+        Reason.TARGET_NOT_SETTLED,
+        "3 of 4 replicas exist",
+    ),
+    ("a replica that is not Ready", with_pod(ready_at=None), Reason.TARGET_NOT_SETTLED, "2 of 3 replicas"),
+    ("one not Available yet", with_set(available=2), Reason.TARGET_NOT_SETTLED, "Available"),
+    ("a cordoned replica", with_pod(cordoned=True), Reason.TARGET_NOT_SETTLED, "draining label"),
+    (
+        "a replica that somebody took out of rotation",
+        with_pod(in_rotation=False),
+        Reason.TARGET_NOT_SETTLED,
+        "2 of 3 replicas are in a Service's EndpointSlices",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fleet", "reason", "words"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+def test_it_is_refused_and_the_reason_says_what_to_do(fleet: Fleet, reason: Reason, words: str) -> None:
+    refused = refusal(fleet)
+
+    assert refused is not None
+    assert refused.reason is reason
+    assert words in refused.message
+
+
+@pytest.mark.parametrize("change", [{"ready_at": None}, {"in_rotation": False}])
+def test_on_the_way_back_the_fleet_need_not_be_whole(change: dict[str, object]) -> None:
+    assert refusal(with_pod(**change), whole=False) is None
+
+
+def test_the_way_back_waits_for_a_fleet_that_is_still_moving() -> None:
+    assert refusal(with_pod(terminating=True), whole=False) is not None
+
+
+def test_a_pod_that_takes_no_requests_is_taken_before_one_that_does() -> None:
+    first, second, third = HEALTHY.pods
+    idle: Pod = replace(third, in_rotation=False)
+
+    assert chosen((first, second, idle), None) == idle
