@@ -1,0 +1,175 @@
+"""Whole loads: closed loops and Poisson arrivals, bounded in requests and time."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import cycle, islice
+from random import Random
+
+from lab.loadgen.client import Ask, Client, Target
+from lab.loadgen.lengths import Sampler
+from lab.loadgen.record import ConnectionMode, Outcome, Record
+
+BACK_OFF_SECONDS = 0.25
+"""Pause of a closed-loop client after a request that got no answer: a server that refuses must not be
+flooded."""
+
+TOKEN_IDS = 30_000
+"""Prompt token ids are below this: fewer than the 32,000 of a small Llama's vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """Clients that each send their next request when the last has ended; `kept` of them keep their
+    connection."""
+
+    clients: int
+    kept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Poisson arrivals, whatever the server does; `at_once` bounds the requests under way.
+
+    A request that would exceed `at_once` is not sent and not counted: the bound protects the machine, and a
+    run that reaches it is overloaded anyway.
+    """
+
+    requests_per_second: float
+    at_once: int = 512
+    mode: ConnectionMode = ConnectionMode.FRESH
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A load and its bounds.
+
+    `targets`: each request goes to one of them, drawn by the seed. `seconds` and `requests` end the sending;
+    what is under way then gets `grace_seconds` to end and is cancelled after that.
+    """
+
+    targets: tuple[Target, ...]
+    model: str
+    lengths: Sampler
+    arrivals: ClosedLoop | OpenLoop
+    seconds: float
+    requests: int
+    seed: int = 1
+    timeout_seconds: float = 120.0
+    grace_seconds: float = 0.0
+
+
+class Load:
+    """One run of a plan.
+
+    Args:
+        plan: what to send.
+        on_record: called with each ended request, in the order in which they end.
+    """
+
+    def __init__(self, plan: Plan, on_record: Callable[[Record], None]) -> None:
+        self.plan = plan
+        self._on_record = on_record
+        self._random = Random(plan.seed)
+        self._sent = 0
+        self._stop = asyncio.Event()
+        self._until = 0.0
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Send the load; returns when all of it has ended."""
+        self._until = time.monotonic() + self.plan.seconds
+        arrivals = self.plan.arrivals
+        sending = self._closed(arrivals) if isinstance(arrivals, ClosedLoop) else self._open(arrivals)
+        await sending
+
+    async def _closed(self, arrivals: ClosedLoop) -> None:
+        modes = islice(cycle((ConnectionMode.FRESH,)), arrivals.clients - arrivals.kept)
+        kept = islice(cycle((ConnectionMode.KEEP_ALIVE,)), arrivals.kept)
+        clients = [self._client(mode) for mode in (*modes, *kept)]
+        await self._let_end([asyncio.create_task(self._loop(client)) for client in clients])
+        for client in clients:
+            client.close()
+
+    async def _loop(self, client: Client) -> None:
+        while (ask := self._next_ask()) is not None:
+            record = await client.ask(ask)
+            self._on_record(record)
+            if record.outcome is Outcome.CANCELLED:
+                return
+            if not record.tokens:
+                await asyncio.sleep(BACK_OFF_SECONDS)
+
+    async def _open(self, arrivals: OpenLoop) -> None:
+        under_way: set[asyncio.Task[None]] = set()
+        async for ask in self._arriving(arrivals):
+            if len(under_way) < arrivals.at_once:
+                task = asyncio.create_task(self._once(self._client(arrivals.mode), ask))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+        await self._let_end(list(under_way))
+
+    async def _arriving(self, arrivals: OpenLoop) -> AsyncIterator[Ask]:
+        """Yield requests at exponential intervals; late ones are caught up, so that the rate is what it
+        says."""
+        due = time.monotonic()
+        while True:
+            due += self._random.expovariate(arrivals.requests_per_second)
+            if due >= self._until:
+                return
+            await self._pause(due - time.monotonic())
+            ask = self._next_ask()
+            if ask is None:
+                return
+            yield ask
+
+    async def _once(self, client: Client, ask: Ask) -> None:
+        self._on_record(await client.ask(ask))
+        client.close()
+
+    async def _let_end(self, tasks: "list[asyncio.Task[None]]") -> None:
+        """Wait for the tasks until the time is up and the grace is over, then cancel what is left."""
+        if not tasks:
+            return
+        ended = asyncio.create_task(_all_ended(tasks))
+        stopped = asyncio.create_task(self._stop.wait())
+        left = max(0.0, self._until - time.monotonic())
+        await asyncio.wait((ended, stopped), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        self._stop.set()
+        await asyncio.wait((ended,), timeout=self.plan.grace_seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(ended, stopped)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait until the time has passed or the load is stopped."""
+        if seconds > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), seconds)
+
+    def _next_ask(self) -> Ask | None:
+        """Return the next request; None when the plan is at its end."""
+        if self._stop.is_set() or self._sent >= self.plan.requests or time.monotonic() >= self._until:
+            return None
+        self._sent += 1
+        prompt, output = self.plan.lengths.draw(self._random)
+        target = self._random.choice(self.plan.targets)
+        return Ask(target, self._sent, prompt, output, prompt_ids(self.plan.seed, self._sent, prompt))
+
+    def _client(self, mode: ConnectionMode) -> Client:
+        return Client(self.plan.model, mode, self.plan.timeout_seconds)
+
+
+async def _all_ended(tasks: "list[asyncio.Task[None]]") -> None:
+    await asyncio.wait(tasks)
+
+
+def prompt_ids(seed: int, number: int, length: int) -> bytes:
+    """Return token ids of a prompt that shares no prefix with that of any other number or seed."""
+    ids = (number % TOKEN_IDS, number // TOKEN_IDS + 7 * seed, *range(1, length - 1))
+    return b",".join(b"%d" % token for token in ids[:length])
