@@ -7,16 +7,13 @@ import textwrap
 import threading
 import urllib.request
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
 from lab.cluster.api import ApiError, is_rolled_out, until
-from lab.images import Recipe, provide
 
 pytestmark = pytest.mark.cluster
 
-HERE = Path(__file__).parent
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 SAFE = {
     "allowPrivilegeEscalation": False,
@@ -27,10 +24,8 @@ SAFE = {
 
 
 @pytest.fixture(scope="module")
-def image(cluster):
-    return provide(
-        cluster, Recipe("probe", HERE / "Containerfile", context=HERE, inputs=[HERE / "Containerfile"])
-    )
+def image(probe_image):
+    return probe_image
 
 
 @pytest.fixture

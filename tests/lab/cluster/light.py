@@ -11,14 +11,13 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import simulation
+from . import scratch, simulation
 from .access import Access
 from .api import Api, Object, until
 from .controlplane import LIGHT_CONTROLLERS, Addresses, ControlPlane
@@ -53,7 +52,6 @@ class LightCluster:
 
     def __enter__(self) -> LightCluster:
         watch = Stopwatch()
-        sweep()
         for attempt in range(START_ATTEMPTS):
             self._prepare()
             try:
@@ -145,8 +143,7 @@ class LightCluster:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _prepare(self) -> None:
-        DIRECTORY.mkdir(parents=True, exist_ok=True)
-        self.directory = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=DIRECTORY))
+        self.directory = scratch.make(DIRECTORY)
         flags = [
             *self.api_flags,
             *([] if self.controllers else ["--disable-admission-plugins=ServiceAccount"]),
@@ -180,14 +177,6 @@ class LightCluster:
             self.api.create(node)
             # Admission taints every new node; in a real cluster the node lifecycle controller removes that.
             self.api.patch("Node", node["metadata"]["name"], {"spec": {"taints": None}})
-
-
-def sweep() -> None:
-    """Remove what runs left behind whose process is gone."""
-    for leftover in DIRECTORY.glob("*-*"):
-        owner = leftover.name.split("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def gpus(count: int) -> dict[str, Any]:

@@ -1,0 +1,135 @@
+"""Finds the pods of a cluster for Prometheus, as file_sd targets labelled as prometheus-operator does.
+
+Debian builds Prometheus without its own Kubernetes discovery ("field kubernetes_sd_configs not found"), so a
+thread of the lab watches the pods. As there, targets stay as they are while the API server is away.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from .cluster.access import Access
+from .cluster.api import Api, ApiError, Object
+
+_WATCH_SECONDS = 2
+_PAUSE_SECONDS = 0.5
+_GONE = 410
+
+
+@dataclass(frozen=True)
+class PodScrape:
+    """What a PodMonitor says: scrape the container port of this name on every pod that has one."""
+
+    port: str = "http"
+    job: str = "lab/engines"
+    path: str = "/metrics"
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """Which pods are scraped, and whether through the API server because no route leads to them."""
+
+    access: Access
+    scrapes: Sequence[PodScrape] = (PodScrape(),)
+    through_api_server: bool = False
+
+    def targets(self, pods: Sequence[Object]) -> list[dict[str, Any]]:
+        """file_sd target groups of the pods that run, one for each matching container port."""
+        running = (pod for pod in pods if pod["status"].get("podIP") and pod["status"]["phase"] in _RUNNING)
+        return [self._target(pod, *found) for pod in running for found in self._ports(pod)]
+
+    def _ports(self, pod: Object) -> Iterator[tuple[PodScrape, str, int]]:
+        for container in pod["spec"]["containers"]:
+            for port in container.get("ports", ()):
+                for scrape in self.scrapes:
+                    if port.get("name") == scrape.port:
+                        yield scrape, container["name"], port["containerPort"]
+
+    def _target(self, pod: Object, scrape: PodScrape, container: str, port: int) -> dict[str, Any]:
+        metadata = pod["metadata"]
+        address = f"{pod['status']['podIP']}:{port}"
+        labels = {
+            "namespace": metadata["namespace"],
+            "pod": metadata["name"],
+            "container": container,
+            "job": scrape.job,
+            "endpoint": scrape.port,
+            "instance": address,
+            "__metrics_path__": scrape.path,
+        }
+        if self.through_api_server:
+            address = self.access.url.removeprefix("https://")
+            pod_path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}:{port}"
+            labels |= {"__scheme__": "https", "__metrics_path__": f"{pod_path}/proxy{scrape.path}"}
+        return {"targets": [address], "labels": labels}
+
+
+class PodWatch:
+    """A thread that keeps a file of targets current; made once, closed once."""
+
+    def __init__(self, discovery: Discovery, file: Path) -> None:
+        self._discovery = discovery
+        self._file = file
+        self._stopped = threading.Event()
+        self._pods: dict[str, Object] = {}
+        self._thread = threading.Thread(target=self._run, name="pod-watch", daemon=True)
+        self._write()
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; takes up to two seconds, the length of one watch."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with Api(self._discovery.access) as api:
+            while not self._stopped.is_set():
+                try:
+                    self._follow(api, self._list(api))
+                except (httpx.HTTPError, ApiError):
+                    self._stopped.wait(_PAUSE_SECONDS)
+
+    def _list(self, api: Api) -> str:
+        answer = api.request("GET", "/api/v1/pods")
+        self._pods = {pod["metadata"]["uid"]: pod for pod in answer["items"]}
+        self._write()
+        return str(answer["metadata"]["resourceVersion"])
+
+    def _follow(self, api: Api, version: str) -> None:
+        """Watch from `version` on, in short requests, until one is refused or the thread is to end."""
+        while not self._stopped.is_set():
+            parameters = {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
+            with api.http.stream(
+                "GET", "/api/v1/pods", params={**parameters, "allowWatchBookmarks": "true"}
+            ) as answer:
+                for line in answer.iter_lines():
+                    version = self._learn(json.loads(line))
+
+    def _learn(self, event: dict[str, Any]) -> str:
+        thing = event["object"]
+        if event["type"] == "ERROR":
+            raise ApiError(thing.get("code", _GONE), thing.get("message", "the watch broke off"))
+        if event["type"] == "DELETED":
+            self._pods.pop(thing["metadata"]["uid"], None)
+        elif event["type"] != "BOOKMARK":
+            self._pods[thing["metadata"]["uid"]] = thing
+        self._write()
+        return str(thing["metadata"]["resourceVersion"])
+
+    def _write(self) -> None:
+        content = json.dumps(self._discovery.targets(list(self._pods.values())))
+        if self._file.exists() and self._file.read_text() == content:
+            return
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(content)
+        fresh.replace(self._file)
+
+
+_RUNNING = ("Pending", "Running")

@@ -1,0 +1,231 @@
+"""A real Prometheus (Debian's 2.42) that labels series as prometheus-operator does.
+
+Alone, with targets that a test names and may change; or beside a real cluster, whose pods it finds. With
+`history` it starts with a past.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from .cluster import debian, scratch
+from .cluster.access import Access
+from .cluster.api import Api, until
+from .cluster.interface import Cluster
+from .cluster.kind import KindCluster
+from .cluster.paths import BUILD
+from .cluster.ports import free_ports
+from .cluster.process import Component
+from .discovery import Discovery, PodScrape, PodWatch
+
+DIRECTORY = BUILD / "prometheus"
+PORT = 26990
+_IDENTITY = {"name": "lab-prometheus", "namespace": "kube-system"}
+_TOKEN_SECONDS = 24 * 3600
+_ANSWER_SECONDS = 10.0
+Targets = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(kw_only=True)
+class Prometheus:
+    """A context manager.
+
+    `static_targets` gives each address its labels: `{"127.0.0.1:8001": {"namespace": "serving", "pod": "a-1",
+    "container": "vllm", "job": "lab/engines"}}`. `history` is OpenMetrics text with timestamps. It listens on
+    `host`, on a free port unless `port` is given. Durations are Prometheus durations.
+    """
+
+    static_targets: Targets = field(default_factory=dict)
+    discovery: Discovery | None = None
+    scrape_interval: str = "2s"
+    scrape_timeout: str = ""
+    rules: Sequence[Mapping[str, Any]] = ()
+    history: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+    flags: Sequence[str] = ()
+
+    def __enter__(self) -> Prometheus:
+        debian.ensure(debian.PROMETHEUS)
+        self.directory = scratch.make(DIRECTORY)
+        self.port = self.port or free_ports(1)[0]
+        self._component = Component("prometheus", self._argv(), self.directory)
+        self._watch: PodWatch | None = None
+        try:
+            self._configure()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """Its address; the same after a restart."""
+        return f"http://{self.host}:{self.port}"
+
+    def start(self) -> None:
+        """Start it, with the data that it has; waits until it answers."""
+        self._component.start()
+        self._component.await_ready(self._is_ready)
+
+    def stop(self, sig: signal.Signals = signal.SIGKILL) -> None:
+        """End it; `start` brings it back."""
+        self._component.stop(sig)
+
+    def signal(self, sig: signal.Signals) -> None:
+        """Send a signal, such as SIGSTOP and SIGCONT to hang it for a while."""
+        os.kill(self._component.pid, sig)
+
+    def close(self) -> None:
+        """End it and remove its data."""
+        if self._watch:
+            self._watch.close()
+        self._component.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def set_targets(self, targets: Targets) -> None:
+        """Replace the static targets; Prometheus sees the file change at once."""
+        self.static_targets = targets
+        groups = [{"targets": [address], "labels": dict(labels)} for address, labels in targets.items()]
+        fresh = self.directory / "targets.new"
+        fresh.write_text(json.dumps(groups))
+        fresh.replace(self.directory / "targets.json")
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """An instant query's result vector; raises HTTPError for an expression that Prometheus refuses."""
+        return list(self._get("/api/v1/query", query=expression)["data"]["result"])
+
+    def await_samples(
+        self, expression: str, count: int = 1, timeout_seconds: float = 30
+    ) -> list[dict[str, Any]]:
+        """The result once the query gives at least `count` series."""
+
+        def enough() -> list[dict[str, Any]]:
+            found = self.query(expression)
+            return found if len(found) >= count else []
+
+        return until(enough, timeout_seconds, expression)
+
+    def active_targets(self) -> list[dict[str, Any]]:
+        """What it scrapes, with labels, health and last error."""
+        return list(self._get("/api/v1/targets", state="active")["data"]["activeTargets"])
+
+    def _get(self, path: str, **parameters: str) -> dict[str, Any]:
+        url = f"{self.url}{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:
+            return dict(json.load(answer))
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=_ANSWER_SECONDS) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _argv(self) -> list[str]:
+        return [
+            debian.program("prometheus"),
+            "--config.file=prometheus.yaml",
+            "--storage.tsdb.path=data",
+            "--storage.tsdb.retention.time=10y",
+            f"--web.listen-address={self.host}:{self.port}",
+            "--log.level=warn",
+            *self.flags,
+        ]
+
+    def _configure(self) -> None:
+        self.set_targets(self.static_targets)
+        if self.discovery:
+            self._watch = PodWatch(self.discovery, self.directory / "pods.json")
+        (self.directory / "rules.yaml").write_text(yaml.safe_dump({"groups": list(self.rules)}))
+        (self.directory / "prometheus.yaml").write_text(yaml.safe_dump(self._configuration()))
+        self._promtool("check", "config", "prometheus.yaml")
+        if self.history:
+            (self.directory / "history.txt").write_text(self.history)
+            self._promtool("tsdb", "create-blocks-from", "openmetrics", "history.txt", "data")
+
+    def _configuration(self) -> dict[str, Any]:
+        scrapes: list[dict[str, Any]] = [
+            {"job_name": "static", "file_sd_configs": [{"files": ["targets.json"]}]}
+        ]
+        if self.discovery:
+            scrapes.append({"job_name": "pods", "file_sd_configs": [{"files": ["pods.json"]}]})
+            if self.discovery.through_api_server:
+                _write_secret(self.directory / "token", self.discovery.access.token)
+                scrapes[-1] |= _credentials(self.discovery.access)
+        timing = {"scrape_interval": self.scrape_interval, "evaluation_interval": self.scrape_interval}
+        timing["scrape_timeout"] = self.scrape_timeout or self.scrape_interval
+        return {"global": timing, "rule_files": ["rules.yaml"], "scrape_configs": scrapes}
+
+    def _promtool(self, *arguments: str) -> None:
+        argv = [debian.program("promtool"), *arguments]
+        done = subprocess.run(argv, cwd=self.directory, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ValueError(f"promtool {' '.join(arguments)}: {done.stdout}{done.stderr}")
+
+
+def cluster_prometheus(
+    cluster: Cluster, scrapes: Sequence[PodScrape] = (PodScrape(),), scrape_interval: str = "2s"
+) -> Prometheus:
+    """A Prometheus beside a real cluster: it scrapes pods, and pods reach it at `url`.
+
+    Its own ServiceAccount finds pods and may do nothing else; its token lasts a day.
+    """
+    with Api(cluster.access) as api:
+        api.apply(_RIGHTS)
+        token = api.token_for(_IDENTITY["name"], _IDENTITY["namespace"], _TOKEN_SECONDS)
+    access = Access(cluster.access.url, cluster.access.ca_file, token)
+    discovery = Discovery(access, scrapes, through_api_server=isinstance(cluster, KindCluster))
+    return Prometheus(
+        discovery=discovery, scrape_interval=scrape_interval, host=cluster.host_address, port=PORT
+    )
+
+
+def _write_secret(path: Path, content: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(content)
+
+
+def _credentials(access: Access) -> dict[str, Any]:
+    return {"tls_config": {"ca_file": str(access.ca_file)}, "authorization": {"credentials_file": "token"}}
+
+
+_ROLE = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": _IDENTITY["name"]}
+_RIGHTS: list[dict[str, Any]] = [
+    {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _IDENTITY},
+    {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": _IDENTITY["name"]},
+        "rules": [
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+            {"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]},
+        ],
+    },
+    {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": _IDENTITY["name"]},
+        "roleRef": _ROLE,
+        "subjects": [{"kind": "ServiceAccount", **_IDENTITY}],
+    },
+]

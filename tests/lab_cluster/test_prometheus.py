@@ -1,0 +1,145 @@
+"""The lab's Prometheus labels, forgets and remembers as an installation does."""
+
+import re
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from lab.cluster.api import until
+from lab.discovery import PodScrape
+from lab.prometheus import Prometheus, cluster_prometheus
+
+LABELS = {"namespace": "serving", "pod": "a-1", "container": "vllm", "job": "lab/engines"}
+
+
+@pytest.fixture
+def exporter():
+    """A scrape target on loopback; its `text` may be changed."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = self.server.text.encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.text = "vllm:num_requests_running 3\n"
+    server.address = f"127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_series_carry_the_labels_of_their_target(exporter):
+    with Prometheus(static_targets={exporter.address: LABELS}, scrape_interval="1s") as prometheus:
+        (series,) = prometheus.await_samples("vllm:num_requests_running")
+
+    assert series["metric"] == {
+        "__name__": "vllm:num_requests_running",
+        "instance": exporter.address,
+        **LABELS,
+    }
+    assert series["value"][1] == "3"
+
+
+def test_a_target_that_is_taken_away_goes_stale(exporter):
+    with Prometheus(static_targets={exporter.address: LABELS}, scrape_interval="1s") as prometheus:
+        prometheus.await_samples("vllm:num_requests_running")
+
+        prometheus.set_targets({})
+
+        until(lambda: not prometheus.query("vllm:num_requests_running"), 20)
+        assert prometheus.active_targets() == []
+
+
+def test_it_comes_back_with_its_data_and_address(exporter):
+    with Prometheus(static_targets={exporter.address: LABELS}, scrape_interval="1s") as prometheus:
+        prometheus.await_samples("vllm:num_requests_running")
+        url = prometheus.url
+
+        prometheus.stop(signal.SIGTERM)
+        with pytest.raises(urllib.error.URLError):
+            prometheus.query("up")
+        prometheus.set_targets({})
+        prometheus.start()
+
+        assert prometheus.url == url
+        assert prometheus.query("last_over_time(vllm:num_requests_running[5m])")
+
+
+def test_a_history_is_there_from_the_start():
+    now = time.time()
+    samples = "".join(
+        f'vllm:num_preemptions_total{{pod="a-1"}} {i} {now - 600 + i * 10:.0f}\n' for i in range(60)
+    )
+    history = f"# TYPE vllm:num_preemptions counter\n{samples}# EOF\n"
+
+    with Prometheus(history=history) as prometheus:
+        (series,) = prometheus.query("rate(vllm:num_preemptions_total[5m])")
+
+    assert float(series["value"][1]) == pytest.approx(0.1, rel=0.02)
+
+
+def test_a_rule_that_prometheus_would_refuse_is_refused_before_it_starts():
+    rule = {"name": "g", "rules": [{"record": "a", "expr": "sum("}]}
+
+    with pytest.raises(ValueError, match="parse error"), Prometheus(rules=[rule]):
+        pass
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "through_api_server", [False, True], ids=["directly", "through the API server, as for kind"]
+)
+def test_pods_are_found_and_labelled_as_prometheus_operator_does(
+    api, cluster, real_namespace, probe_image, through_api_server
+):
+    code = (
+        "import http.server as h\n"
+        "class H(h.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200); self.end_headers(); self.wfile.write(b'lab_answer 42\\n')\n"
+        "h.HTTPServer(('', 8000), H).serve_forever()\n"
+    )
+    container = {
+        "name": "vllm",
+        "image": probe_image,
+        "imagePullPolicy": "Never",
+        "command": ["python3", "-c", code],
+        "ports": [{"name": "http", "containerPort": 8000}],
+    }
+    other = {"name": "sidecar", "image": probe_image, "imagePullPolicy": "Never", "command": ["sleep", "600"]}
+    spec = {"containers": [container, other], "terminationGracePeriodSeconds": 1}
+    api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a-1"}, "spec": spec}, real_namespace)
+    found = cluster_prometheus(cluster, [PodScrape(job="lab/probe")], "1s")
+    found.discovery = replace(found.discovery, through_api_server=through_api_server)
+    found.port = 0
+
+    with found as prometheus:
+        (series,) = prometheus.await_samples(
+            f'lab_answer{{namespace="{real_namespace}"}}', timeout_seconds=60
+        )
+
+    labels = series["metric"]
+    assert re.fullmatch(r"[\d.]+:8000", labels.pop("instance"))
+    assert labels == {
+        "__name__": "lab_answer",
+        "namespace": real_namespace,
+        "pod": "a-1",
+        "container": "vllm",
+        "job": "lab/probe",
+        "endpoint": "http",
+    }
