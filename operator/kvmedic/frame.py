@@ -59,7 +59,7 @@ class LeadershipOptions(Section):
     """How much earlier its holder stops to act: longer than a write takes to arrive."""
     retry: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=2)
     """Between two tries to take or renew it."""
-    attempt: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=5)
+    attempt: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=4)
     """How long one try may take."""
 
 
