@@ -38,12 +38,16 @@ def docker_answers() -> bool:
 
 
 class KindCluster:
-    """The cluster named `kvmedic-lab`; kind keeps its state in Docker."""
+    """The cluster named `kvmedic-lab`; kind keeps its state in Docker, `directory` has credentials."""
+
+    def __init__(self, directory: Path = DIRECTORY, kubeconfig: Path = KUBECONFIG) -> None:
+        self.directory = directory
+        self.kubeconfig = kubeconfig
 
     @property
     def access(self) -> Access:
         """The administrator's access, by kind's client certificate."""
-        return access_from(yaml.safe_load(KUBECONFIG.read_text()), DIRECTORY)
+        return access_from(yaml.safe_load(self.kubeconfig.read_text()), self.directory)
 
     @property
     def host_address(self) -> str:
@@ -56,20 +60,20 @@ class KindCluster:
             self.down()
             self._create()
         set_gpus(self.access, gpus)
-        say(f"the cluster is up; kubeconfig {KUBECONFIG}")
+        say(f"the cluster is up; kubeconfig {self.kubeconfig}")
 
     def down(self) -> None:
         """Delete the cluster with its container."""
         if NAME in _kind("get", "clusters").split():
             with step("deleting the kind cluster"):
                 _kind("delete", "cluster", "--name", NAME)
-        KUBECONFIG.unlink(missing_ok=True)
-        shutil.rmtree(DIRECTORY, ignore_errors=True)
+        self.kubeconfig.unlink(missing_ok=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def is_up(self) -> bool:
         """Whether kind knows the cluster, its API server answers and its node is Ready."""
         known = NAME in _kind("get", "clusters").split()
-        return known and KUBECONFIG.exists() and is_ready(self.access)
+        return known and self.kubeconfig.exists() and is_ready(self.access)
 
     def load_image(self, archive: Path, reference: str) -> None:
         """Copy the image of a docker-archive into the node, unless the node has it."""
@@ -83,8 +87,8 @@ class KindCluster:
     def _create(self) -> None:
         watch = Stopwatch()
         with step("creating the kind cluster"):
-            KUBECONFIG.parent.mkdir(parents=True, exist_ok=True)
-            wait = ("--wait", _READY_WAIT, "--kubeconfig", str(KUBECONFIG))
+            self.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+            wait = ("--wait", _READY_WAIT, "--kubeconfig", str(self.kubeconfig))
             _kind("create", "cluster", "--name", NAME, "--config", str(CONFIG), *wait)
         say(f"kind took {watch.seconds:.1f} s")
 

