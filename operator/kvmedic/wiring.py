@@ -68,12 +68,17 @@ class Substitutes:
     clock: Callable[[], datetime] = utc_now
 
 
+def target_of(world: Connected) -> DeploymentTarget:
+    """Return the workloads of the cluster."""
+    return DeploymentTarget(world.client)
+
+
 def ports_of(settings: Settings, world: Connected, reporter: Reporter, leader: Leader) -> Ports:
     """Return the ports of one process."""
     process = settings.process
     return Ports(
         store=Store(world.client),
-        target=DeploymentTarget(world.client),
+        target=target_of(world),
         metrics=world.metrics,
         reporter=reporter,
         stop=ConfigMapStop(world.client, process.namespace, process.stop),
