@@ -14,8 +14,10 @@ import pytest
 from chart.generated import CHART, NAMESPACE, ROOT, Permission, permissions
 from chart.rendering import RELEASE, Values, helm, kustomize, pod_of, render
 from chart.test_configuration import EVERYTHING
-from lab.cluster.api import ApiError
+from lab.cluster.api import ApiError, until
 from lab.cluster.light import LightCluster
+from lab.cluster.toolchain import Tool, binary
+from lab.installation import clear_unfinished
 
 pytestmark = pytest.mark.light
 
@@ -144,6 +146,25 @@ def test_uninstalling_leaves_the_crd_and_the_resources_and_installing_takes_them
 
     assert cluster.api.get("KVRemediation", "kept", WATCHED)["metadata"]["uid"] == left["metadata"]["uid"]
     cluster.api.delete("KVRemediation", "kept", WATCHED)
+    run(cluster, "uninstall", RELEASE, "--wait")
+
+
+def test_an_installation_that_was_killed_in_the_middle_can_be_repeated(cluster: LightCluster) -> None:
+    never_ready = json.dumps({"nodeSelector": {"no-such": "node"}})
+    argv = [binary(Tool.HELM), "install", RELEASE, CHART, "--wait", "-n", NAMESPACE, "-f", "-"]
+    killed = subprocess.Popen([*argv, f"--kubeconfig={cluster.kubeconfig}"], stdin=subprocess.PIPE, text=True)
+    assert killed.stdin is not None
+    killed.stdin.write(never_ready)
+    killed.stdin.close()
+    until(lambda: cluster.api.get("Deployment", RELEASE, NAMESPACE), 30)
+    killed.kill()
+    killed.wait()
+    with pytest.raises(AssertionError, match="another operation"):
+        install(cluster)
+
+    clear_unfinished(cluster.kubeconfig)
+
+    install(cluster)
     run(cluster, "uninstall", RELEASE, "--wait")
 
 

@@ -54,6 +54,7 @@ def install(cluster: Cluster, values: dict[str, Any], kubeconfig: Path = KUBECON
     with Api(cluster.access) as api:
         api.apply(namespace)
     with step("installing the operator by its chart"):
+        clear_unfinished(kubeconfig)
         _helm(
             kubeconfig,
             "upgrade",
@@ -80,13 +81,20 @@ def _image(reference: str) -> dict[str, str]:
     return {"registry": registry, "repository": repository, "tag": tag, "pullPolicy": "Never"}
 
 
-def _helm(kubeconfig: Path, *arguments: str, values: dict[str, Any] | None = None) -> None:
+def clear_unfinished(kubeconfig: Path = KUBECONFIG) -> None:
+    """Uninstall a release that a killed helm left in the middle, because helm refuses every upgrade of it."""
+    if json.loads(_helm(kubeconfig, "list", "--pending", "--output=json")):
+        _helm(kubeconfig, "uninstall", RELEASE, "--wait")
+
+
+def _helm(kubeconfig: Path, *arguments: str, values: dict[str, Any] | None = None) -> str:
     argv = [str(binary(Tool.HELM)), *arguments, f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}"]
     text = None if values is None else json.dumps(values)
     given = [] if values is None else ["--values=-"]
     done = subprocess.run([*argv, *given], input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"helm {arguments[0]}: {done.stderr.strip()}\n{_log(kubeconfig)}")
+    return done.stdout
 
 
 def _log(kubeconfig: Path) -> str:
