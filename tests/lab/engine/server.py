@@ -186,7 +186,7 @@ class ApiServer:
         log("EngineCore", "core.py:1635", f"[shutdown] EngineCore: start mode={mode} timeout={timeout}s")
         if timeout:
             await self._drain(timeout)
-        self._close()
+        self.close()
         log("APIServer", "launcher.py:282", "[shutdown] API server: signalling HTTP server shutdown")
         await asyncio.sleep(TEARDOWN_SECONDS)
 
@@ -200,7 +200,8 @@ class ApiServer:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.engine.idle.wait(), seconds)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Stop to listen, end all requests, close idle connections."""
         if self._server is not None:
             self._server.close()
         self.engine.stop()

@@ -1,0 +1,206 @@
+"""The lab engine as a process: how it starts, fails to start, and stops."""
+
+import json
+import re
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+
+from lab.engine.server import TEARDOWN_SECONDS
+from lab_engine.engine_process import PLAIN, TESTS, a_process, until_healthy
+
+
+def ask(url, results, **fields):
+    body = {"prompt": "a b c", "max_tokens": 100, "stream": True, **fields}
+    lines = []
+    try:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, **PLAIN) as response:
+            lines += [line for line in response.iter_lines() if line]
+    except httpx.TransportError as error:
+        lines.append(f"cut: {error}")
+    results.append(lines)
+
+
+def start_streams(url, count):
+    """Start streams in threads; returns when the engine has all of them."""
+    results = []
+    threads = [threading.Thread(target=ask, args=(url, results)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    while under_way(url) < count:
+        time.sleep(0.02)
+    return threads, results
+
+
+def under_way(url):
+    text = httpx.get(f"{url}/metrics", **PLAIN).text
+    counts = re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)", text, re.MULTILINE)
+    return sum(float(count) for count in counts)
+
+
+def is_refused(url):
+    try:
+        httpx.get(f"{url}/health", **PLAIN)
+    except httpx.ConnectError:
+        return True
+    return False
+
+
+def test_it_logs_what_operators_look_for_and_then_listens():
+    with a_process("--max-num-seqs=8", "--served-model-name=tiny") as (process, url):
+        until_healthy(url)
+        process.terminate()
+        out, _ = process.communicate(timeout=60)
+
+    assert re.search(r"\(EngineCore pid=\d+\) INFO \d\d-\d\d [\d:]{8} \[kv_cache_utils.py:\d+\] ", out)
+    assert re.search(
+        r"CPU KV cache size: 520 tokens, Maximum concurrency for 512 tokens per request: 1\.02x", out
+    )
+    assert "Overriding num_gpu_blocks=131072 with num_gpu_blocks_override=65" in out
+    arguments = re.search(r"non-default args: (\{.*\})", out)[1]
+    assert "'max_num_seqs': 8" in arguments
+
+
+def test_an_unknown_flag_ends_with_2_and_argparses_message():
+    with a_process("--swap-space=4") as (process, _):
+        _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 2
+    assert err.endswith("vllm: error: unrecognized arguments: --swap-space=4\n")
+
+
+def test_a_setting_that_cannot_work_ends_with_1_and_says_why():
+    with a_process("--max-num-seqs=32", "--max-num-batched-tokens=16") as (process, _):
+        out, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert "max_num_batched_tokens (16) must be greater than or equal to max_num_seqs (32)" in out
+
+
+def test_told_to_crash_below_a_cap_it_crashes_below_it_only():
+    with a_process("--max-num-seqs=8", LAB_FAULT_CRASH_BELOW_SEQS="9") as (process, _):
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "EngineCore failed to start" in out
+    with a_process("--max-num-seqs=9", LAB_FAULT_CRASH_BELOW_SEQS="9") as (_, url):
+        until_healthy(url)
+
+
+def test_told_to_die_of_memory_it_says_so_last():
+    with a_process(
+        LAB_FAULT_CRASH_ABOVE_SEQS="1", LAB_FAULT_CRASH_MESSAGE="torch.OutOfMemoryError: CUDA"
+    ) as (process, _):
+        out, _ = process.communicate(timeout=60)
+
+    assert "torch.OutOfMemoryError: CUDA" in out
+
+
+def test_told_never_to_be_ready_it_never_listens_and_can_be_stopped():
+    with a_process(LAB_FAULT_NEVER_READY="1") as (process, url):
+        time.sleep(0.8)
+        assert process.poll() is None
+        assert is_refused(url)
+        process.terminate()
+        assert process.wait(timeout=60) != 0
+
+
+def test_both_ways_to_start_vllm_work():
+    command = ("-m", "vllm.entrypoints.openai.api_server", "--model=m")
+    with a_process("--max_num_seqs=8", command=command) as (_, url):
+        until_healthy(url)
+        assert httpx.get(f"{url}/v1/models", **PLAIN).json()["data"][0]["id"] == "m"
+
+
+def test_vllm_on_the_images_path_serves():
+    script = str(TESTS / "lab" / "engine" / "image" / "vllm")
+    with a_process(command=(script, "serve", "m")) as (_, url):
+        until_healthy(url)
+        assert httpx.get(f"{url}/version", **PLAIN).json() == {"version": "0.32.0"}
+
+
+def test_vllm_tells_its_version():
+    with a_process(command=("-m", "lab.engine", "--version")) as (process, _):
+        out, _ = process.communicate(timeout=60)
+
+    assert out == "0.32.0\n"
+
+
+def test_sigterm_aborts_what_is_under_way_within_two_seconds():
+    with a_process(LAB_STEP_MS="200") as (process, url):
+        until_healthy(url)
+        threads, results = start_streams(url, 6)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+        for thread in threads:
+            thread.join()
+
+    assert process.returncode == 0
+    assert TEARDOWN_SECONDS < 2  # all else it does is immediate
+    assert "[shutdown] EngineCore: start mode=abort timeout=0s" in out
+    ends = sorted("cut" if lines[-1].startswith("cut") else lines[-2][:14] for lines in results)
+    assert ends == ["cut"] * 3 + ['data: {"error"'] * 3
+
+
+def test_after_sigterm_nobody_listens_while_the_process_tears_down():
+    with a_process() as (process, url):
+        until_healthy(url)
+        process.send_signal(signal.SIGTERM)
+        while not is_refused(url):
+            time.sleep(0.02)
+
+        assert process.poll() is None  # it goes TEARDOWN_SECONDS later
+
+
+def test_with_a_shutdown_timeout_everything_under_way_and_queued_completes():
+    with a_process("--shutdown-timeout=60", "--max-num-seqs=2", LAB_STEP_MS="25") as (process, url):
+        until_healthy(url)
+        threads, results = start_streams(url, 4)
+        process.send_signal(signal.SIGTERM)
+        while "draining" not in process.stdout.readline():
+            pass
+        during = [httpx.get(f"{url}{path}", **PLAIN).status_code for path in ("/health", "/metrics")]
+        body = {"prompt": "a", "max_tokens": 5}
+        refused = httpx.post(f"{url}/v1/completions", json=body, **PLAIN)
+        late = []
+        ask(url, late)
+        assert process.wait(timeout=60) == 0
+        for thread in threads:
+            thread.join()
+
+    assert during == [200, 200]
+    assert refused.status_code == 200
+    assert refused.json()["choices"][0]["finish_reason"] == "abort"
+    assert refused.json()["usage"]["completion_tokens"] == 0
+    assert late == [["data: [DONE]"]]
+    assert [len(lines) for lines in results] == [101] * 4
+    assert all('"finish_reason":"length"' in lines[-2] for lines in results)
+
+
+def test_a_drain_that_outlasts_its_timeout_aborts_the_rest():
+    with a_process("--shutdown-timeout=1", LAB_STEP_MS="100") as (process, url):
+        until_healthy(url)
+        threads, results = start_streams(url, 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+        for thread in threads:
+            thread.join()
+
+    assert all('"finish_reason":"length"' not in json.dumps(lines) for lines in results)
+
+
+@pytest.mark.parametrize("dropped", ["vllm:num_preemptions_total"])
+def test_a_dropped_metric_is_not_exported(dropped):
+    with a_process(LAB_FAULT_DROP_METRICS=dropped) as (_, url):
+        until_healthy(url)
+        assert dropped not in httpx.get(f"{url}/metrics", **PLAIN).text
+
+
+def test_a_setting_of_the_lab_that_is_no_number_is_named():
+    with a_process(LAB_STEP_MS="fast") as (process, _):
+        _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert "LAB_STEP_MS='fast' is not a number" in err
