@@ -1,0 +1,211 @@
+"""One client against a server that answers whatever a test wants."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+from lab.loadgen.client import Ask, Client, Target
+from lab.loadgen.record import ConnectionMode, Outcome
+
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+def chunk(text):
+    data = f"data: {text}\n\n".encode()
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def token(finish="null"):
+    return chunk(f'{{"id":"c","choices":[{{"index":0,"text":" w","finish_reason":{finish}}}]}}')
+
+
+def usage(tokens):
+    return chunk(f'{{"id":"c","choices":[],"usage":{{"prompt_tokens":3,"completion_tokens":{tokens}}}}}')
+
+
+DONE = chunk("[DONE]") + END
+WAIT = object()
+
+
+@asynccontextmanager
+async def a_server(*answers):
+    """Answer the n-th request with the n-th list of segments; WAIT lets the client see them one by one."""
+    seen, remaining = [], list(answers)
+
+    async def serve(reader, writer):
+        try:
+            while remaining:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                seen.append((head, await reader.readexactly(length)))
+                for segment in remaining.pop(0):
+                    if segment is WAIT:
+                        await asyncio.sleep(0.05)
+                    else:
+                        writer.write(segment)
+                        await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield Target("127.0.0.1", server.sockets[0].getsockname()[1]), seen
+
+
+def ask(target, number=1):
+    return Ask(target, number, prompt_tokens=3, max_tokens=4, prompt=b"1,2,3")
+
+
+async def outcome_of(*segments, mode=ConnectionMode.FRESH, timeout_seconds=10):
+    async with a_server(list(segments)) as (target, _):
+        return await Client("tiny", mode, timeout_seconds).ask(ask(target))
+
+
+async def test_each_event_is_a_token_and_each_wait_a_gap():
+    record = await outcome_of(HEAD, token(), WAIT, token(), WAIT, token('"length"'), DONE)
+
+    assert (record.outcome, record.tokens, len(record.gaps_ms)) == (Outcome.OK, 3, 2)
+    assert all(gap >= 40 for gap in record.gaps_ms)
+    assert record.started_at <= record.first_token_at <= record.ended_at
+
+
+async def test_tokens_that_arrive_together_are_counted_apart_and_did_not_wait_for_each_other():
+    record = await outcome_of(HEAD, token(), WAIT, token() + token() + token('"length"') + DONE)
+
+    assert record.tokens == 4
+    assert record.gaps_ms[0] >= 40
+    assert record.gaps_ms[1:] == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("cut", [1, 8, 12, 40])
+async def test_an_event_split_between_segments_is_one_token(cut):
+    whole = token() + token('"length"') + DONE
+
+    record = await outcome_of(HEAD + whole[:cut], WAIT, whole[cut:])
+
+    assert (record.outcome, record.tokens) == (Outcome.OK, 2)
+
+
+async def test_a_head_split_between_segments_is_read():
+    record = await outcome_of(HEAD[:10], WAIT, HEAD[10:] + token(), DONE)
+
+    assert (record.outcome, record.tokens) == (Outcome.OK, 1)
+
+
+async def test_the_servers_own_count_stands():
+    record = await outcome_of(HEAD, token(), token('"length"'), usage(5), DONE)
+
+    assert (record.outcome, record.tokens, len(record.gaps_ms)) == (Outcome.OK, 5, 1)
+
+
+async def test_the_role_of_a_chat_is_no_token():
+    role = chunk('{"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}')
+
+    assert (await outcome_of(HEAD, role, token(), DONE)).tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("segments", "outcome", "detail"),
+    [
+        ((HEAD, token(), chunk('{"error":{"code":500}}'), DONE), Outcome.ABORTED, "error event"),
+        ((HEAD, token(), token('"abort"'), DONE), Outcome.ABORTED, "finish reason abort"),
+        ((HEAD, DONE), Outcome.ABORTED, "abort after 0 tokens"),
+        ((HEAD, token()), Outcome.ABORTED, "stream cut"),
+        ((HEAD,), Outcome.ABORTED, "stream cut"),
+        ((), Outcome.FAILED, "closed before an answer"),
+        ((b"HTTP/1.1 503 Service Unavailable\r\n\r\nfull",), Outcome.FAILED, "HTTP 503"),
+        ((b"HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n",), Outcome.FAILED, "HTTP 500"),
+        ((b"what?\r\n\r\n",), Outcome.FAILED, "HTTP 599"),
+    ],
+)
+async def test_an_answer_that_is_none_is_called_by_its_name(segments, outcome, detail):
+    record = await outcome_of(*segments)
+
+    assert record.outcome is outcome
+    assert detail in record.detail
+
+
+async def test_nobody_listening_is_refused():
+    async with a_server([]) as (target, _):
+        pass
+
+    record = await Client("tiny", ConnectionMode.FRESH, 10).ask(ask(target))
+
+    assert record.outcome is Outcome.REFUSED
+
+
+async def test_an_answer_that_never_ends_fails_in_time():
+    record = await outcome_of(HEAD, token(), *[WAIT] * 40, timeout_seconds=0.2)
+
+    assert (record.outcome, record.detail) == (Outcome.FAILED, "no end after 0.2 s")
+
+
+async def test_a_request_says_what_is_wanted():
+    async with a_server([HEAD, token(), DONE]) as (target, seen):
+        await Client("tiny", ConnectionMode.FRESH, 10).ask(ask(target))
+
+    head, body = seen[0]
+    assert head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+    assert json.loads(body) == {
+        "model": "tiny",
+        "max_tokens": 4,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "prompt": [1, 2, 3],
+    }
+
+
+@pytest.mark.parametrize(("mode", "connections"), [(ConnectionMode.FRESH, 2), (ConnectionMode.KEEP_ALIVE, 1)])
+async def test_a_connection_is_kept_or_not(mode, connections):
+    opened = []
+    answer = [HEAD, token(), DONE]
+    async with a_server(answer, answer) as (target, seen):
+        client = Client("tiny", mode, 10)
+        loop = asyncio.get_running_loop()
+        connect = loop.create_connection
+
+        async def counted(*args, **kwargs):
+            opened.append(args)
+            return await connect(*args, **kwargs)
+
+        loop.create_connection = counted
+        try:
+            records = [await client.ask(ask(target, number)) for number in (1, 2)]
+        finally:
+            loop.create_connection = connect
+            client.close()
+
+    assert [record.outcome for record in records] == [Outcome.OK, Outcome.OK]
+    assert (len(seen), len(opened)) == (2, connections)
+
+
+async def test_a_kept_connection_that_was_closed_is_opened_again():
+    answer = [HEAD, token(), DONE]
+    async with a_server(answer) as (target, _):
+        client = Client("tiny", ConnectionMode.KEEP_ALIVE, 10)
+        first = await client.ask(ask(target))
+        await asyncio.sleep(0.05)  # the server has nothing more to say and closes
+    second = await client.ask(ask(target))
+    client.close()
+
+    assert first.outcome is Outcome.OK
+    assert second.outcome is Outcome.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("url", "target"), [("http://a.b:8000", Target("a.b", 8000)), ("http://a.b/", Target("a.b", 80))]
+)
+def test_a_url_is_a_host_and_a_port(url, target):
+    assert Target.parse(url) == target
+
+
+@pytest.mark.parametrize("url", ["https://a", "a:80", ""])
+def test_anything_but_plain_http_is_refused(url):
+    with pytest.raises(ValueError, match="not an http"):
+        Target.parse(url)

@@ -1,0 +1,175 @@
+"""Whole loads against a lab engine: bounded, reproducible, complete."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from lab.loadgen.__main__ import arguments, plan_from
+from lab.loadgen.client import Target
+from lab.loadgen.lengths import Fixed, table
+from lab.loadgen.load import ClosedLoop, Load, OpenLoop, Plan, prompt_ids
+from lab.loadgen.record import ConnectionMode, Outcome, read
+from lab_engine.engine_process import TESTS, a_process, an_engine, until_healthy
+
+ENVIRON = {**os.environ, "PYTHONPATH": str(TESTS)}
+
+
+def a_plan(engine, **changes):
+    port = int(str(engine.http.base_url).rstrip("/").rpartition(":")[2])
+    plan = Plan(
+        targets=(Target("127.0.0.1", port),),
+        model="tiny",
+        lengths=Fixed(10, 20),
+        arrivals=ClosedLoop(clients=4),
+        seconds=60.0,
+        requests=12,
+        grace_seconds=30.0,
+    )
+    return replace(plan, **changes)
+
+
+async def sent(plan, stop_after=None):
+    records = []
+    load = Load(plan, records.append)
+    if stop_after is not None:
+        asyncio.get_running_loop().call_later(stop_after, load.stop)
+    await load.run()
+    return records
+
+
+async def test_a_closed_loop_sends_its_requests_and_ends():
+    async with an_engine() as engine:
+        records = await sent(a_plan(engine))
+
+        assert [record.outcome for record in records] == [Outcome.OK] * 12
+        assert [record.tokens for record in records] == [20] * 12
+        assert await engine.metric("prompt_tokens_total") == 12 * 10
+        assert await engine.metric("prefix_cache_hits_total") == 0  # no two prompts share a beginning
+
+
+async def test_clients_with_and_without_kept_connections_mix():
+    async with an_engine() as engine:
+        records = await sent(a_plan(engine, arrivals=ClosedLoop(clients=4, kept=2)))
+
+    modes = {record.connection for record in records}
+    assert modes == {ConnectionMode.FRESH, ConnectionMode.KEEP_ALIVE}
+    assert all(record.outcome is Outcome.OK for record in records)
+
+
+async def test_a_closed_loop_never_has_more_requests_under_way_than_clients():
+    async with an_engine() as engine:
+        records = await sent(a_plan(engine, requests=20))
+
+    edges = sorted([(r.started_at, 1) for r in records] + [(r.ended_at, -1) for r in records])
+    under_way = peak = 0
+    for _, change in edges:
+        under_way += change
+        peak = max(peak, under_way)
+    assert peak <= 5  # 4 clients; times are rounded to 0.1 ms, so two may seem to overlap
+
+
+async def test_the_same_seed_sends_the_same_requests():
+    lengths = table("spread", scale=0.1)
+
+    async def lengths_sent(seed):
+        async with an_engine() as engine:
+            records = await sent(a_plan(engine, lengths=lengths, seed=seed))
+        return sorted((record.number, record.prompt_tokens, record.tokens) for record in records)
+
+    assert await lengths_sent(3) == await lengths_sent(3) != await lengths_sent(4)
+
+
+async def test_time_ends_the_load_and_what_is_left_is_cancelled():
+    async with an_engine(step_ms=50) as engine:
+        plan = a_plan(engine, lengths=Fixed(10, 400), seconds=0.5, requests=1000, grace_seconds=0.0)
+        began = time.monotonic()
+        records = await sent(plan)
+
+        assert time.monotonic() - began >= 0.5
+        assert [record.outcome for record in records] == [Outcome.CANCELLED] * 4
+        await asyncio.wait_for(engine.server.engine.idle.wait(), 30)
+
+
+async def test_a_stopped_load_lets_what_is_under_way_end():
+    async with an_engine(step_ms=10) as engine:
+        records = await sent(a_plan(engine, requests=10_000), stop_after=0.3)
+
+    assert {record.outcome for record in records} == {Outcome.OK}
+    assert len(records) < 10_000
+
+
+async def test_an_open_loop_sends_at_its_rate():
+    async with an_engine() as engine:
+        plan = a_plan(engine, arrivals=OpenLoop(50.0), lengths=Fixed(4, 2), seconds=4.0, requests=10_000)
+        records = await sent(plan)
+
+    assert 140 <= len(records) <= 260  # 200 expected; +-4 standard deviations of Poisson
+    assert all(record.outcome is Outcome.OK for record in records)
+
+
+async def test_an_open_loop_has_no_more_under_way_than_it_may():
+    async with an_engine(step_ms=100) as engine:
+        arrivals = OpenLoop(200.0, at_once=3)
+        plan = a_plan(engine, arrivals=arrivals, lengths=Fixed(4, 50), seconds=1.0, grace_seconds=0)
+        records = await sent(plan)
+
+    assert len(records) == 3
+
+
+async def test_a_server_that_is_gone_is_not_flooded():
+    plan = Plan((Target("127.0.0.1", 9),), "tiny", Fixed(4, 4), ClosedLoop(2), seconds=1.1, requests=10_000)
+
+    records = await sent(plan)
+
+    refused = [record for record in records if record.outcome is Outcome.REFUSED]
+    assert 2 <= len(refused) <= 10  # two clients, 0.25 s between attempts
+
+
+def test_prompts_of_different_numbers_and_seeds_differ_from_their_first_tokens_on():
+    prompts = {prompt_ids(seed, number, 8)[:20] for seed in (1, 2) for number in (1, 2, 30_001)}
+
+    assert len(prompts) == 6
+    assert all(len(prompt_ids(1, 5, length).split(b",")) == length for length in (1, 2, 3, 50))
+
+
+def run(*argv):
+    command = [sys.executable, "-m", "lab.loadgen", *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=ENVIRON)
+
+
+def test_the_command_writes_a_line_per_request_and_a_summary(tmp_path):
+    out = tmp_path / "requests.jsonl"
+    with a_process("--served-model-name=tiny") as (_, url):
+        until_healthy(url)
+        argv = ["--url", url, "--model", "tiny", "--clients", "2", "--requests", "6", "--lengths", "8+5"]
+        command = [sys.executable, "-m", "lab.loadgen", *argv, "--grace", "30", "--out", str(out)]
+        ended = run(*argv, "--grace", "30", "--out", str(out))
+
+    assert ended.returncode == 0, ended.stderr
+    assert [record.tokens for record in read(out)] == [5] * 6
+    assert all(json.loads(line)["outcome"] == "ok" for line in out.read_text().splitlines())
+    assert "goodput_per_second" in ended.stdout
+
+
+def test_the_command_exits_with_1_when_requests_were_lost():
+    argv = ["--url", "http://127.0.0.1:9", "--model", "m", "--clients", "1", "--seconds", "0.3"]
+
+    ended = run(*argv)
+
+    assert ended.returncode == 1
+    assert re.search(r"^refused +[1-9]", ended.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("given", [[], ["--clients", "2", "--rate", "1"]])
+def test_a_load_is_either_closed_or_open(given):
+    parsed = arguments().parse_args(["--url", "http://a", "--model", "m", *given])
+
+    with pytest.raises(ValueError, match="--clients for a closed loop or --rate for an open one"):
+        plan_from(parsed)
