@@ -72,9 +72,9 @@ class Candidate:
     def holds(self) -> bool:
         return self.leadership.is_held()
 
-    async def until(self, holds: bool, seconds: float = 5) -> None:  # noqa: FBT001
+    async def until(self, holds: bool, seconds: float = 5) -> None:
         async with asyncio.timeout(seconds):
-            while self.holds is not holds:  # noqa: ASYNC110 - the state is asked for, as the loop does
+            while self.holds is not holds:
                 await asyncio.sleep(0.01)
 
     @asynccontextmanager
@@ -186,7 +186,7 @@ class TestElection:
         client: Client,
         lease: Ref,
         age: float,
-        held: bool,  # noqa: FBT001
+        held: bool,
     ) -> None:
         clock = Clock()
         slow = LeaseTimes(duration_seconds=15, margin_seconds=5, retry_seconds=5, attempt_seconds=4)
@@ -352,7 +352,7 @@ def lines(log: Path) -> list[tuple[float, str]]:
 
 async def seen(log: Path, held: str, seconds: float = 20) -> None:
     async with asyncio.timeout(seconds):
-        while held not in (each for _, each in lines(log)):  # noqa: ASYNC110 - another process writes it
+        while held not in (each for _, each in lines(log)):
             await asyncio.sleep(0.05)
 
 

@@ -229,7 +229,7 @@ class TestRealServer:
         self,
         live: LiveFleet,
         by: str,
-        owned: bool,  # noqa: FBT001
+        owned: bool,
     ) -> None:
         live.light.api.apply(deployment(1), live.namespace, manager=by)
 
@@ -449,7 +449,7 @@ class TestRotation:
             ({"ready": False, "serving": True, "terminating": True}, False),
         ],
     )
-    def test_who_gets_requests(self, conditions: dict[str, bool], serves: bool) -> None:  # noqa: FBT001
+    def test_who_gets_requests(self, conditions: dict[str, bool], serves: bool) -> None:
         assert in_rotation([a_slice("ours", **conditions)]) == ({"ours"} if serves else set())
 
     def test_one_slice_of_many_is_enough(self) -> None:
@@ -526,7 +526,7 @@ def a_pod(labels: dict[str, str], annotations: dict[str, str] | None = None, **s
 def test_a_pod_is_cordoned_when_it_carries_both_marks(
     label: str | None,
     cost: str | None,
-    cordoned: bool,  # noqa: FBT001
+    cordoned: bool,
 ) -> None:
     labels = {"serving": label} if label else {}
     body = a_pod(labels, {DELETION_COST: cost} if cost else None)

@@ -149,7 +149,6 @@ def test_the_command_writes_a_line_per_request_and_a_summary(tmp_path):
     with a_process("--served-model-name=tiny") as (_, url):
         until_healthy(url)
         argv = ["--url", url, "--model", "tiny", "--clients", "2", "--requests", "6", "--lengths", "8+5"]
-        command = [sys.executable, "-m", "lab.loadgen", *argv, "--grace", "30", "--out", str(out)]
         ended = run(*argv, "--grace", "30", "--out", str(out))
 
     assert ended.returncode == 0, ended.stderr

@@ -118,7 +118,7 @@ class Node:
         }
 
 
-def _proxy_configuration(kubeconfig: Path, masquerade_all: bool) -> dict[str, object]:  # noqa: FBT001
+def _proxy_configuration(kubeconfig: Path, masquerade_all: bool) -> dict[str, object]:
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
