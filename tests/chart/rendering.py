@@ -33,17 +33,17 @@ def helm(arguments: Sequence[str], values: Values | None = None) -> subprocess.C
     return subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
 
 
-def template(values: Values | None = None, release: str = RELEASE) -> subprocess.CompletedProcess[str]:
+def template(
+    values: Values | None = None, release: str = RELEASE, namespace: str = NAMESPACE
+) -> subprocess.CompletedProcess[str]:
     """`helm template`, whatever comes of it."""
-    return helm(
-        ["template", release, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBERNETES],
-        values or {},
-    )
+    argv = ["template", release, str(CHART), "--namespace", namespace, "--kube-version", KUBERNETES]
+    return helm(argv, values or {})
 
 
-def render(values: Values | None = None, release: str = RELEASE) -> Rendered:
+def render(values: Values | None = None, release: str = RELEASE, namespace: str = NAMESPACE) -> Rendered:
     """The chart's objects with these values."""
-    done = template(values, release)
+    done = template(values, release, namespace)
     if done.returncode:
         raise AssertionError(done.stderr)
     return objects(done.stdout)

@@ -1,0 +1,101 @@
+"""A fleet is healed with nothing but the rights that the chart gives, and each of these rights is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import ClientSession, web
+
+from chart.generated import permissions
+from chart.rendering import render
+from lab.cluster.light import LightCluster
+from lab.scripted.proxy import Proxy
+from reconcile.world import World, no_harm
+
+Right = tuple[str, str, str]
+"""API group, resource with its subresource, verb."""
+
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+RARE = {("", "pods", "delete")}
+"""Asked for only while a peer of the drained replica is not Ready."""
+
+
+@dataclass(slots=True)
+class Ledger(Proxy):
+    """A proxy that notes which rights were asked for, and what was forbidden."""
+
+    used: set[Right] = field(default_factory=set)
+    forbidden: list[str] = field(default_factory=list)
+
+    async def _forward(self, request: web.Request, body: bytes, up: ClientSession) -> web.StreamResponse:
+        right = right_of(request.method, request.path, request.query_string)
+        if right:
+            self.used.add(right)
+        # Not super(): a dataclass with slots is made anew, and its methods don't see the new class.
+        answer = await Proxy._forward(self, request, body, up)
+        if answer.status in (401, 403):
+            self.forbidden.append(f"{request.method} {request.path_qs}")
+        return answer
+
+
+def right_of(method: str, path: str, query: str) -> Right | None:
+    """Return the right that a request needs; None for discovery, which everybody may do."""
+    prefix, _, rest = path.partition("/namespaces/")
+    parts = rest.split("/")[1:]
+    if not parts:
+        return None
+    group = "" if prefix.startswith("/api/") else prefix.split("/")[2]
+    named = len(parts) > 1
+    read = "get" if named else "watch" if "watch=true" in query else "list"
+    return group, "/".join([parts[0], *parts[2:]]), VERBS.get(method, read)
+
+
+@pytest.fixture
+def with_rights_of_the_chart(light: LightCluster) -> Iterator[Callable[[World], Ledger]]:
+    """Installs the chart's ServiceAccount and Roles in a world's namespace; gives a proxy with its token."""
+    with ExitStack() as stack:
+
+        def make(world: World) -> Ledger:
+            made = render({"watchNamespaces": [world.namespace]}, namespace=world.namespace)
+            kinds = {"ServiceAccount", "Role", "RoleBinding"}
+            light.apply([each for (kind, _), each in made.items() if kind in kinds], world.namespace)
+            token = light.api.token_for("kvmedic", world.namespace)
+            return stack.enter_context(Ledger(light.url, token, no_harm))
+
+        yield make
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "right"),
+    [
+        ("GET", "/apis/apps/v1/namespaces/a/deployments/x", "", ("apps", "deployments", "get")),
+        ("GET", "/api/v1/namespaces/a/pods", "limit=500", ("", "pods", "list")),
+        ("GET", "/api/v1/namespaces/a/pods", "watch=true", ("", "pods", "watch")),
+        ("PUT", "/apis/g/v1/namespaces/a/things/x/status", "", ("g", "things/status", "update")),
+        ("POST", "/apis/g/v1/namespaces/a/things", "", ("g", "things", "create")),
+        ("GET", "/apis/apps/v1", "", None),
+    ],
+)
+def test_a_request_is_read_as_the_right_it_needs(
+    method: str, path: str, query: str, right: Right | None
+) -> None:
+    assert right_of(method, path, query) == right
+
+
+def test_the_charts_rights_suffice_and_none_is_idle(
+    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger]
+) -> None:
+    world = a_world(replicas=2)
+    proxy = with_rights_of_the_chart(world)
+
+    world.start(proxy=proxy)
+    world.wait(world.is_closed, 90, "the run closes")
+
+    given = {(row.group, row.resource, grant.verb) for row in permissions() for grant in row.grants}
+    assert proxy.forbidden == []
+    assert world.outcomes() == ["Recovered"]
+    assert proxy.used - given == set()
+    assert given - proxy.used == RARE
