@@ -1,0 +1,73 @@
+"""The page on rolling back by hand does what it says, in the middle of a walk, on real controllers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvmedic.kube.client import Limits, connect
+from lab.cluster.light import LightCluster
+from live_fleet import NAME, LiveFleet, is_whole, walker
+
+pytestmark = pytest.mark.light
+
+PAGE = (Path(__file__).parent.parent / "docs" / "howto" / "roll-back-by-hand.md").read_text()
+SERVING = "true"
+"""The label's value in the fleet of these tests, where the page has `active`."""
+STOPS = {"while the canary is there": 2, "while a replica is drained": 3, "with one replica swapped": 6}
+"""Effects of a walk after which nobody goes on: freeze, pause, then cordon, pulse, pause for each."""
+
+
+@pytest.fixture
+async def live(light: LightCluster, namespace: str) -> AsyncIterator[LiveFleet]:
+    async with await connect(light.kubeconfig, Limits(per_second=500, burst=500)) as client:
+        yield LiveFleet(light, client, namespace)
+
+
+def block(name: str) -> str:
+    """Return the code under a mark of the page."""
+    found = re.search(rf"<!-- tested: {name} -->\n```\w+\n(.*?)```", PAGE, re.DOTALL)
+    assert found, name
+    return found.group(1)
+
+
+def type_in(live: LiveFleet, name: str, pod: str = "") -> None:
+    """Run the commands of a block as a person would, with the names filled in."""
+    text = re.sub(r"\bPOD\b", pod, re.sub(r"\bNAME\b", NAME, re.sub(r"\bNS\b", live.namespace, block(name))))
+    text = text.replace("serving=active", f"serving={SERVING}")
+    for command in re.split(r"\n(?=kubectl)", text.strip()):
+        program, *arguments = shlex.split(command)
+        assert program == "kubectl"
+        live.light.kubectl(*arguments)
+
+
+@pytest.mark.parametrize("effects", STOPS.values(), ids=STOPS)
+async def test_a_run_that_nobody_goes_on_with_is_taken_back_by_the_commands_of_the_page(
+    live: LiveFleet, effects: int
+) -> None:
+    await live.serving(3)
+    before = live.deployment()["spec"]
+    forward = walker(live, await live.look())
+    while len(forward.effects()) < effects:
+        await forward.step()
+    note = json.loads(live.deployment()["metadata"]["annotations"]["kvmedic.io/recorded"])
+
+    for pod in (await live.fleet()).pods:
+        if pod.cordoned:
+            type_in(live, "uncordon", pod.name)
+    type_in(live, "patch")
+    fleet = await live.until(
+        lambda f: is_whole(f) and {p.revision for p in f.pods} == {f.revision}, "the old setting everywhere"
+    )
+    type_in(live, "unclaim")
+
+    marks = live.deployment()["metadata"]["annotations"]
+    assert note == json.loads(block("note"))
+    assert live.deployment()["spec"] == before
+    assert not any(pod.cordoned for pod in fleet.pods)
+    assert [name for name in marks if name.startswith("kvmedic.io/")] == []
