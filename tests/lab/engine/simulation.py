@@ -7,6 +7,7 @@ last token; the engine reads its input queue before it schedules.
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -29,11 +30,12 @@ class ClosedLoop:
     """Clients that each have one request under way.
 
     Client i sends its first request at `i * stagger_seconds`: a client program opens its connections one
-    after the other.
+    after the other. The run ends with the last of `requests`, or after `seconds` with what is then finished.
     """
 
     clients: int
     requests: int
+    seconds: float = math.inf
     stagger_seconds: float = 0.001
     think_seconds: float = 0.005
 
@@ -48,6 +50,7 @@ class Experience:
     last_token_at: float = 0.0
     longest_gap: float = 0.0
     preemptions: int = 0
+    is_finished: bool = False
 
     def see_token(self, now: float) -> None:
         """Count one more token."""
@@ -73,9 +76,18 @@ class Result:
         """All tokens generated."""
         return sum(experience.tokens for experience in self.experiences)
 
+    @property
+    def finished(self) -> list[Experience]:
+        """The requests that got their last token."""
+        return [experience for experience in self.experiences if experience.is_finished]
+
     def longest_gaps(self) -> list[float]:
-        """Return each request's longest gap between two tokens, in ascending order."""
-        return sorted(experience.longest_gap for experience in self.experiences)
+        """Return each finished request's longest gap between two tokens, in ascending order."""
+        return sorted(experience.longest_gap for experience in self.finished)
+
+    def tokens_of_requests_within(self, longest_gap: float) -> int:
+        """Return the tokens of requests that never waited longer than `longest_gap` seconds for one."""
+        return sum(each.tokens for each in self.experiences if each.longest_gap <= longest_gap)
 
 
 class Simulation:
@@ -104,7 +116,7 @@ class Simulation:
         for client in range(min(load.clients, load.requests)):
             heapq.heappush(self._arrivals, (client * load.stagger_seconds, next(self._numbers)))
         finished = 0
-        while finished < load.requests:
+        while finished < load.requests and self.now < load.seconds:
             self._accept()
             if self._start_step():
                 continue
@@ -112,6 +124,7 @@ class Simulation:
                 if output.finish_reason is None:
                     continue
                 finished += 1
+                self._experience(output).is_finished = True
                 number = next(self._numbers)
                 if number < load.requests:
                     heapq.heappush(self._arrivals, (self.now + load.think_seconds, number))
@@ -151,10 +164,13 @@ class Simulation:
         outputs = self.scheduler.finish(step)
         self.result.steps += bool(outputs)
         for output in outputs:
-            experience = self.result.experiences[int(output.request.request_id)]
+            experience = self._experience(output)
             experience.see_token(self.now)
             experience.preemptions += output.preemptions
         return outputs
+
+    def _experience(self, output: Output) -> Experience:
+        return self.result.experiences[int(output.request.request_id)]
 
 
 def unique_prompt(number: int, length: int) -> list[int]:

@@ -1,0 +1,79 @@
+"""The demo's incident in virtual time: it thrashes, a right-sized cap heals it, a calm load is calm."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from ruamel.yaml import YAML
+
+from lab.engine.arguments import parse_serve
+from lab.engine.blocks import BlockPool
+from lab.engine.config import resolve
+from lab.engine.scheduler import Scheduler
+from lab.engine.settings import StepCost
+from lab.engine.simulation import ClosedLoop, Lengths, Result, Simulation, percentile
+from lab.loadgen.lengths import table
+
+PLAY = YAML(typ="safe").load(Path(__file__).parents[1] / "lab" / "scenarios" / "thrash.yaml")
+SECONDS = 150.0
+SEEDS = (1, 2, 3)
+
+
+def lengths_of(name: str, seed: int) -> Iterator[Lengths]:
+    sampler, random = table(name), Random(seed)
+    while True:
+        yield Lengths(*sampler.draw(random))
+
+
+def one_replica(cap: int, seed: int, clients: int) -> Result:
+    engine = PLAY["engine"]
+    config = resolve(parse_serve(["serve", "m", *engine["arguments"], f"--max-num-seqs={cap}"]), {})
+    pool = BlockPool(config.pool.total_blocks, caching=config.prefix_caching)
+    scheduler = Scheduler(config.limits, pool, config.pool.block_size)
+    cost = StepCost(engine["step_ms"] / 1e3, engine["token_us"] / 1e6).scaled(engine["time_scale"])
+    load = ClosedLoop(clients, requests=100_000, seconds=SECONDS)
+    return Simulation(scheduler, cost, lengths_of(PLAY["load"]["lengths"], seed)).run(load)
+
+
+def gap_p95(result: Result) -> float:
+    return percentile(result.longest_gaps(), 0.95)
+
+
+@pytest.fixture(scope="module", params=SEEDS)
+def seed_and_before(request) -> tuple[int, Result]:
+    clients = PLAY["load"]["clients_per_replica"]
+    return request.param, one_replica(PLAY["cap"]["before"], request.param, clients)
+
+
+def test_uncapped_it_thrashes(seed_and_before):
+    _, before = seed_and_before
+
+    assert before.preemptions / len(before.finished) > 0.5
+    assert gap_p95(before) > 2.0
+
+
+@pytest.mark.parametrize("cap", PLAY["cap"]["after"])
+def test_a_right_sized_cap_heals_it(seed_and_before, cap):
+    seed, before = seed_and_before
+
+    after = one_replica(cap, seed, PLAY["load"]["clients_per_replica"])
+
+    assert gap_p95(after) * 4 <= gap_p95(before)
+    assert after.tokens >= 0.95 * before.tokens
+    assert after.tokens_of_requests_within(2.0) > before.tokens_of_requests_within(2.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_calm_load_does_not_preempt(seed):
+    assert one_replica(PLAY["cap"]["before"], seed, PLAY["calm"]["clients_per_replica"]).preemptions == 0
+
+
+def test_what_was_measured_meets_the_same_goals():
+    for seed in (1, 2):
+        rows = {row["cap"]: row for row in PLAY["measured"] if row["seed"] == seed}
+        before, after = rows[64], rows[17]
+
+        assert after["longest_gap_p95"] * 8 <= before["longest_gap_p95"]
+        assert after["tokens_per_second"] >= 0.95 * before["tokens_per_second"]
+        assert after["goodput_per_second"] > before["goodput_per_second"]
