@@ -88,6 +88,10 @@ lab-up: setup ## Bring up a real Kubernetes cluster (kind with Docker, else nati
 lab-down: setup ## Take that cluster down without a trace
 	$(PY) -m lab down
 
+.PHONY: demo
+demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=thrash|healthy|bad-canary)
+	@SCENARIO=$(SCENARIO) $(PY) -m lab.demo
+
 .PHONY: bench-lab
 bench-lab: setup ## Replay the table measured on real vLLM on the lab engine and compare
 	$(PY) -m lab.engine.bench

@@ -1,0 +1,155 @@
+"""What is played: the fleet, the load on it, what the operator may do, and what counts as a good end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+NAMESPACE = "serving"
+FLEET = "inference-llm"
+"""Name of the Deployment, of its Service and of the KVRemediation that looks after it."""
+CONTAINER = "vllm"
+PORT = 8000
+MODEL = "tiny"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Closed-loop clients, each over fresh connections."""
+
+    clients: int
+    lengths: str
+    """A table of `lab.loadgen`, or `PROMPT+OUTPUT`."""
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """Bounds that a healed fleet must keep; ratios are after over before."""
+
+    gap_factor: float = 4.0
+    """The p95 of the longest gap is at least this many times shorter."""
+    throughput_ratio: float = 0.95
+    restarts_per_replica: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long each part of the play may take, in seconds. Each is several times what was measured."""
+
+    calm: float = 90.0
+    """How long a healthy fleet is watched."""
+    diagnosis: float = 240.0
+    """From the first request to the plan."""
+    run: float = 900.0
+    """From the plan to its end."""
+    measure: float = 60.0
+    """Of the figures before and after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The engines of one scenario."""
+
+    replicas: int
+    args: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 4
+    """Of the node: one more than replicas is the spare."""
+
+    @property
+    def cap(self) -> int:
+        """Value of --max-num-seqs that the fleet starts with."""
+        return int(self.args[self.args.index("--max-num-seqs") + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One play."""
+
+    name: str
+    title: str
+    fleet: Fleet
+    load: Load
+    expected: str
+    """How the play must end: `Recovered`, `CanaryFailed`, or `Healthy` for no run at all."""
+    spec: Mapping[str, Any]
+    goals: Goals = Goals()
+    limits: Limits = Limits()
+
+
+ARGS = (
+    "serve",
+    "lab/model",
+    "--served-model-name",
+    MODEL,
+    "--port",
+    str(PORT),
+    "--max-model-len",
+    "2048",
+    "--block-size",
+    "32",
+    "--num-gpu-blocks-override",
+    "150",
+    "--max-num-seqs",
+    "64",
+    "--shutdown-timeout",
+    "30",
+)
+"""vLLM's command line: a pool of 149 usable blocks of 32 tokens, as in the measured incident, and a cap that
+lets far more requests run than fit into it."""
+
+SPEC: Mapping[str, Any] = MappingProxyType(
+    {
+        "targetRef": {"kind": "Deployment", "name": FLEET, "container": CONTAINER},
+        "mode": "Auto",
+        "trigger": {"preemptionsPerRequest": 0.5, "kvCacheUsage": 0.8, "window": "1m", "for": "0s"},
+        "sizing": {"window": "1m"},
+        "levers": [{"name": "maxNumSeqs", "min": 4}],
+        "rollout": {"drainTimeout": "2m", "rotationLabel": {"key": "serving", "draining": "draining"}},
+        "verify": {"for": "1m", "onInconclusive": "RollBack"},
+        "limits": {"cooldown": "5m", "minHealthyReplicas": 2},
+    }
+)
+"""What the fleet's owner wrote. The windows are the shortest there are, so that a minute of trouble is
+enough; a real fleet keeps the defaults (5m, 30m, 10m)."""
+
+THRASH = Scenario(
+    name="thrash",
+    title="three replicas thrash on KV cache and are healed",
+    fleet=Fleet(3, ARGS, {"LAB_STARTUP_SECONDS": "6"}),
+    load=Load(clients=96, lengths="spread"),
+    expected="Recovered",
+    spec=SPEC,
+)
+
+HEALTHY = replace(
+    THRASH,
+    name="healthy",
+    title="three calm replicas are left alone",
+    load=Load(clients=12, lengths="spread"),
+    expected="Healthy",
+)
+
+BAD_CANARY = replace(
+    THRASH,
+    name="bad-canary",
+    title="the new setting crashes the engine, and the old fleet stays untouched",
+    fleet=replace(THRASH.fleet, env={**THRASH.fleet.env, "LAB_FAULT_CRASH_BELOW_SEQS": "64"}),
+    expected="CanaryFailed",
+)
+
+SCENARIOS = MappingProxyType({each.name: each for each in (THRASH, HEALTHY, BAD_CANARY)})
+
+
+def scenario(name: str) -> Scenario:
+    """Return a scenario.
+
+    Raises:
+        ValueError: none has that name.
+    """
+    if name not in SCENARIOS:
+        raise ValueError(f"SCENARIO={name}: there are {', '.join(SCENARIOS)}")
+    return SCENARIOS[name]

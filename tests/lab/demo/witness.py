@@ -1,0 +1,227 @@
+"""What really happened to the fleet, seen from outside of it: rotation, pods, the operator's words."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from lab.cluster.access import Access
+
+from .engines import Scraper
+from .mirror import Mirror
+from .scenario import FLEET, NAMESPACE, PORT
+
+Object = dict[str, Any]
+SERVICE_NAME = "kubernetes.io/service-name"
+REPORTER = "kvmedic.io/operator"
+OWNERS = frozenset({"kubectl", "kube-controller-manager", "kubelet", "kube-scheduler"})
+"""Field managers that write to a fleet which nobody heals: its owner and Kubernetes itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One Event of the operator."""
+
+    at: float
+    reason: str
+    note: str
+    warning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One pod of the fleet as it is now."""
+
+    name: str
+    address: str
+    cap: int | None
+    """Its --max-num-seqs."""
+    ready: bool
+    in_rotation: bool
+    terminating: bool
+    trouble: str
+    """Why its container does not run, such as CrashLoopBackOff; empty otherwise."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is added up over the whole play."""
+
+    fewest_in_rotation: int | None = None
+    restarts: dict[str, int] = field(default_factory=dict)
+    """Of containers, by pod uid, of every pod there ever was."""
+    served: set[str] = field(default_factory=set)
+    """Uids of all pods that were ever in rotation."""
+    managers: set[str] = field(default_factory=set)
+    """Field managers that ever wrote to the Deployment or to a pod."""
+    in_rotation: frozenset[str] = frozenset()
+    """Pod uids."""
+
+
+class Witness:
+    """Follows the fleet and its resource from `start` to `stop`; every state in between counts."""
+
+    def __init__(self, access: Access) -> None:
+        self.facts = Facts()
+        self._lock = threading.Lock()
+        self._armed = False
+        self._said: deque[Said] = deque()
+        self._known: set[str] = set()
+        self._pods = Mirror(access, "Pod", NAMESPACE, self._see_pods)
+        self._slices = Mirror(access, "EndpointSlice", NAMESPACE, self._see_slices)
+        self._deployments = Mirror(access, "Deployment", NAMESPACE, self._see_deployments)
+        self._resources = Mirror(access, "KVRemediation", NAMESPACE)
+        self._events = Mirror(access, "Event", NAMESPACE, self._see_events)
+        self.scraper = Scraper(self.addresses, PORT)
+
+    def start(self) -> None:
+        """Begin to follow; returns when every kind was listed once."""
+        for mirror in self._mirrors():
+            mirror.start()
+        for mirror in self._mirrors():
+            mirror.await_listed()
+        self.scraper.start()
+
+    def stop(self) -> None:
+        """End all watches."""
+        for mirror in self._mirrors():
+            mirror.stop()
+        self.scraper.stop()
+
+    def arm(self) -> None:
+        """The fleet is whole: from now on the fewest replicas in rotation are noted."""
+        with self._lock:
+            self._armed = True
+            self.facts.fewest_in_rotation = len(self.facts.in_rotation)
+            self.facts.served = set(self.facts.in_rotation)
+
+    def resource(self) -> Object:
+        """Return the KVRemediation; empty when there is none."""
+        return next((each for each in self._resources.objects() if each["metadata"]["name"] == FLEET), {})
+
+    def deployment(self) -> Object:
+        """Return the Deployment; empty when there is none."""
+        return next((each for each in self._deployments.objects() if each["metadata"]["name"] == FLEET), {})
+
+    def run(self) -> Object:
+        """Return the open run as it is recorded; empty when there is none."""
+        return dict(self.resource().get("status", {}).get("run") or {})
+
+    def closed_run(self) -> Object:
+        """Return the newest closed run; empty when there is none."""
+        history = self.resource().get("status", {}).get("history") or [{}]
+        return dict(history[0])
+
+    def hear(self) -> list[Said]:
+        """Return the operator's Events since the last call, oldest first."""
+        with self._lock:
+            heard = sorted(self._said, key=lambda said: said.at)
+            self._said.clear()
+        return heard
+
+    def replicas(self) -> list[Replica]:
+        """Return the pods of the fleet, oldest first."""
+        pods = sorted(self._pods.objects(), key=lambda pod: (pod["metadata"]["creationTimestamp"], name(pod)))
+        return [_replica(pod, self.facts.in_rotation) for pod in pods if _labels(pod).get("app") == FLEET]
+
+    def addresses(self) -> dict[str, str]:
+        """Return the addresses of the replicas whose engine answers, by pod name."""
+        return {each.name: each.address for each in self.replicas() if each.address and each.ready}
+
+    def _mirrors(self) -> tuple[Mirror, ...]:
+        return (self._slices, self._pods, self._deployments, self._resources, self._events)
+
+    def _see_pods(self, pods: dict[str, Object]) -> None:
+        with self._lock:
+            for uid, pod in pods.items():
+                if _labels(pod).get("app") == FLEET:
+                    statuses = pod.get("status", {}).get("containerStatuses", ())
+                    restarts = sum(each["restartCount"] for each in statuses)
+                    self.facts.restarts[uid] = max(restarts, self.facts.restarts.get(uid, 0))
+                    self.facts.managers |= managers(pod)
+
+    def _see_slices(self, slices: dict[str, Object]) -> None:
+        serving = frozenset(uid for each in slices.values() for uid in _serving(each))
+        with self._lock:
+            self.facts.in_rotation = serving
+            if self._armed and self.facts.fewest_in_rotation is not None:
+                self.facts.fewest_in_rotation = min(self.facts.fewest_in_rotation, len(serving))
+                self.facts.served |= serving
+
+    def _see_deployments(self, deployments: dict[str, Object]) -> None:
+        with self._lock:
+            for each in deployments.values():
+                self.facts.managers |= managers(each)
+
+    def _see_events(self, events: dict[str, Object]) -> None:
+        with self._lock:
+            for uid, event in events.items():
+                if uid not in self._known and _is_ours(event):
+                    self._known.add(uid)
+                    warning = event["type"] == "Warning"
+                    self._said.append(Said(time.time(), event["reason"], _note(event), warning))
+
+
+def name(body: Object) -> str:
+    """Return an object's name."""
+    return str(body["metadata"]["name"])
+
+
+def managers(body: Object) -> set[str]:
+    """Return the field managers of an object."""
+    return {str(entry.get("manager")) for entry in body["metadata"].get("managedFields", ())}
+
+
+def _labels(body: Object) -> dict[str, str]:
+    return dict(body["metadata"].get("labels") or {})
+
+
+def _serving(piece: Object) -> list[str]:
+    """Return the uids of the pods that a slice of the fleet's Service sends requests to."""
+    if _labels(piece).get(SERVICE_NAME) != FLEET:
+        return []
+    endpoints = piece.get("endpoints") or ()
+    return [each["targetRef"]["uid"] for each in endpoints if each.get("conditions", {}).get("ready")]
+
+
+def _is_ours(event: Object) -> bool:
+    """Return whether an Event is the operator's, on the resource; those on the Deployment say the same."""
+    regarding = event.get("regarding") or event.get("involvedObject") or {}
+    reporter = event.get("reportingController") or event.get("reportingComponent")
+    return reporter == REPORTER and regarding.get("kind") == "KVRemediation"
+
+
+def _note(event: Object) -> str:
+    return str(event.get("note") or event.get("message") or "")
+
+
+def _replica(pod: Object, serving: frozenset[str]) -> Replica:
+    status = pod.get("status", {})
+    conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
+    waiting = [
+        str(each["state"]["waiting"].get("reason", ""))
+        for each in status.get("containerStatuses", ())
+        if "waiting" in each.get("state", {})
+    ]
+    return Replica(
+        name=name(pod),
+        address=str(status.get("podIP", "")),
+        cap=cap_of(pod["spec"]["containers"][0].get("args") or []),
+        ready=conditions.get("Ready") == "True",
+        in_rotation=pod["metadata"]["uid"] in serving,
+        terminating="deletionTimestamp" in pod["metadata"],
+        trouble=next((reason for reason in waiting if reason != "ContainerCreating"), ""),
+    )
+
+
+def cap_of(args: list[str]) -> int | None:
+    """Return the value of --max-num-seqs on a command line, None when it is not given."""
+    for index, token in enumerate(args):
+        if token == "--max-num-seqs" and index + 1 < len(args):
+            return int(args[index + 1])
+        if token.startswith("--max-num-seqs="):
+            return int(token.partition("=")[2])
+    return None

@@ -1,0 +1,154 @@
+"""How the demo reads engines, pods and EndpointSlices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.demo.engines import Sample, increase, parse, rate
+from lab.demo.figures import Window, figures
+from lab.demo.scenario import FLEET
+from lab.demo.witness import Witness, cap_of
+from lab.loadgen.record import ConnectionMode, Outcome, Record
+
+THRASH_PAGE = Path(__file__).parents[1] / "data" / "vllm" / "metrics-thrash.txt"
+
+
+def sample(at: float, preemptions: float, finished: float) -> Sample:
+    return Sample(at, preemptions, finished, generated=0, running=0, waiting=0, usage=0)
+
+
+def test_a_page_of_real_vllm_is_read() -> None:
+    text = THRASH_PAGE.read_text()
+
+    seen = parse(text, 5.0)
+
+    line = next(line for line in text.splitlines() if line.startswith("vllm:num_preemptions_total{"))
+    assert seen.preemptions == float(line.split()[-1]) > 0
+    assert seen.finished > 0
+    assert seen.generated > 0
+    assert 0 < seen.usage <= 1
+    assert seen.at == 5.0
+
+
+def test_increases_are_counted_per_replica_within_the_window() -> None:
+    samples = {
+        "old": [sample(0, 10, 5), sample(10, 20, 10), sample(20, 26, 14)],
+        "new": [sample(15, 0, 0), sample(20, 1, 2)],
+        "gone": [sample(1, 100, 100)],
+    }
+
+    assert increase(samples, 10, 30) == (16 + 1, 9 + 2)
+
+
+def test_a_rate_needs_two_samples() -> None:
+    assert rate([], 10) == 0
+    assert rate([sample(0, 3, 0)], 10) == 0
+    assert rate([sample(0, 3, 0), sample(5, 8, 0), sample(10, 18, 0)], 5) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "cap"),
+    [
+        (["serve", "--max-num-seqs", "64"], 64),
+        (["--max-num-seqs=16"], 16),
+        (["serve"], None),
+        (["--max-num-seqs"], None),
+    ],
+)
+def test_the_cap_is_read_from_a_command_line(args: list[str], cap: int | None) -> None:
+    assert cap_of(args) == cap
+
+
+def record(outcome: Outcome, ended_at: float, gap_ms: float) -> Record:
+    return Record(1, outcome, ConnectionMode.FRESH, ended_at - 5, ended_at, ended_at - 4, 10, 2, (gap_ms,))
+
+
+def test_figures_join_what_clients_and_engines_saw() -> None:
+    records = [
+        record(Outcome.OK, 15, 500.0),
+        record(Outcome.OK, 16, 3000.0),
+        record(Outcome.OK, 40, 9000.0),
+    ]
+    samples = {"a": [sample(9, 0, 0), sample(20, 4, 2)]}
+
+    seen = figures(Window(10, 20), records, samples)
+
+    assert seen.requests == 2
+    assert seen.preemptions_per_request == 2
+    assert seen.longest_gap_p95 == 3.0
+    assert seen.stalled_share == 0.5
+    assert seen.goodput_per_second < seen.tokens_per_second
+
+
+def piece(*ready: tuple[str, bool], service: str = FLEET) -> dict[str, Any]:
+    endpoints = [{"targetRef": {"uid": uid}, "conditions": {"ready": state}} for uid, state in ready]
+    return {"metadata": {"labels": {"kubernetes.io/service-name": service}}, "endpoints": endpoints}
+
+
+def witness() -> Witness:
+    """A witness that is told by hand; it never connects."""
+    return Witness(None)  # type: ignore[arg-type]
+
+
+def test_the_shortest_dip_of_rotation_is_kept() -> None:
+    seen = witness()
+    seen._see_slices({"s": piece(("a", True), ("b", True), ("c", True))})
+    seen.arm()
+
+    seen._see_slices({"s": piece(("a", True), ("b", True), ("c", False))})
+    seen._see_slices({"s": piece(("a", True), ("b", True), ("c", True), ("d", True))})
+    seen._see_slices({"s": piece(("a", True), ("b", True)), "other": piece(("x", True), service="other")})
+    seen._see_slices({"s": piece(("a", True), ("b", True)), "t": piece(("c", True))})
+
+    assert seen.facts.fewest_in_rotation == 2
+    assert seen.facts.served == {"a", "b", "c", "d"}
+
+
+def test_what_happened_before_the_fleet_was_whole_does_not_count() -> None:
+    seen = witness()
+    seen._see_slices({"s": piece(("a", True))})
+    seen._see_slices({"s": piece(("a", True), ("b", True))})
+
+    seen.arm()
+
+    assert seen.facts.fewest_in_rotation == 2
+
+
+def test_the_operators_events_are_heard_once() -> None:
+    event = {
+        "metadata": {"uid": "1"},
+        "type": "Normal",
+        "reason": "Planned",
+        "note": "run 1",
+        "reportingController": "kvmedic.io/operator",
+        "regarding": {"kind": "KVRemediation"},
+    }
+    seen = witness()
+
+    seen._see_events(
+        {"1": event, "2": {**event, "metadata": {"uid": "2"}, "regarding": {"kind": "Deployment"}}}
+    )
+    seen._see_events({"1": event})
+
+    assert [(said.reason, said.note) for said in seen.hear()] == [("Planned", "run 1")]
+    assert seen.hear() == []
+
+
+def test_who_wrote_to_a_pod_is_noted_also_when_it_is_gone() -> None:
+    pod = {
+        "metadata": {
+            "labels": {"app": FLEET},
+            "managedFields": [{"manager": "kubelet"}, {"manager": "kvmedic"}],
+        },
+        "status": {"containerStatuses": [{"restartCount": 2}]},
+    }
+    seen = witness()
+
+    seen._see_pods({"1": pod})
+    seen._see_pods({})
+
+    assert seen.facts.managers == {"kubelet", "kvmedic"}
+    assert seen.facts.restarts == {"1": 2}
