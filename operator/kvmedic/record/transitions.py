@@ -35,7 +35,7 @@ def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
     """Return what is new in the later of two records, in the order of reading."""
     old = before or Record()
     if after.run is not None:
-        return _run_notes(old.run, after.run)
+        return (*_diagnosis_notes(old, after), *_run_notes(old.run, after.run))
     if old.run is not None and after.history:
         end = after.history[0]
         healed = end.outcome in HEALED
@@ -57,14 +57,16 @@ def _run_notes(old: Run | None, new: Run) -> tuple[Note, ...]:
     return (Note(reason, text, state is StepState.ROLLING_BACK, new.id, on_target=True),)
 
 
+def _diagnosis_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return the diagnosis if it is another than before: also the one that a run is opened on."""
+    shown, was = new.diagnosis, old.diagnosis
+    if shown is None or (was is not None and was.reason is shown.reason):
+        return ()
+    return (Note(shown.reason, shown.message, warning=False, run="", on_target=False),)
+
+
 def _survey_notes(old: Record, new: Record) -> tuple[Note, ...]:
-    found: list[Note] = []
-    if new.diagnosis is not None and (
-        old.diagnosis is None or old.diagnosis.reason is not new.diagnosis.reason
-    ):
-        found.append(
-            Note(new.diagnosis.reason, new.diagnosis.message, warning=False, run="", on_target=False)
-        )
+    found = list(_diagnosis_notes(old, new))
     acting = new.condition(ConditionType.ACTION_REQUIRED)
     was = old.condition(ConditionType.ACTION_REQUIRED)
     if (
