@@ -1,0 +1,290 @@
+"""What the sizing rests on: whole fleets, shared prefixes, data-parallel engines, recorded pages."""
+
+from dataclasses import replace
+
+import pytest
+
+from builders import (
+    GAP_BOUNDS,
+    LENGTH_BOUNDS,
+    THRASHING,
+    TRIGGER,
+    Replica,
+    a_histogram,
+    an_evidence,
+    spread,
+    with_histogram,
+    with_number,
+)
+from kvmedic.core.diagnosis import (
+    Assignment,
+    Diagnosed,
+    Evidence,
+    Inconclusive,
+    LeverBound,
+    Setting,
+    diagnose,
+)
+from kvmedic.core.engine import Knob
+from kvmedic.core.evidence import Histogram, PodReadings, Pool, Signal
+from kvmedic.core.reasons import Reason
+from kvmedic.core.verdict import Objectives, Verdict, baseline_of, judge
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.case import Case, case_of, measured_blocks, residence_seconds, seen_of
+from kvmedic.runbooks.cut import cap_of
+from recorded import look
+
+FREE = Setting(max_num_seqs=None, levers=(LeverBound(Knob.MAX_NUM_SEQS),))
+GAUGES = {
+    Signal.RUNNING_MEAN: 13.4,
+    Signal.RUNNING_MAX: 25.0,
+    Signal.WAITING_MEAN: 36.3,
+    Signal.KV_CACHE_USAGE_MEAN: 0.94,
+    Signal.REQUESTS_IN_FLIGHT_CHANGE: 21.0,
+}
+"""Of the recorded thrash, averaged over its one-second samples."""
+
+
+def case(evidence: Evidence) -> Case:
+    seen = seen_of(evidence, evidence.burn.pods)
+    assert not isinstance(seen, Inconclusive)
+    return case_of(seen)
+
+
+def cap(evidence: Evidence) -> float:
+    found = diagnose(RUNBOOKS["PreemptionThrash"], evidence)
+    assert isinstance(found, Diagnosed)
+    assert found.branch.then is not None
+    advice = found.branch.then(evidence, FREE)
+    assert isinstance(advice, Assignment)
+    return advice.value
+
+
+def test_strain_is_per_engine_and_per_request() -> None:
+    found = case(an_evidence(THRASHING, THRASHING)).strain
+
+    assert found.running_mean == pytest.approx(22.8)
+    assert found.preemptions_per_request == pytest.approx(1.75)
+    assert found.stalls_per_request == pytest.approx(0.2 / 3, rel=0.01)
+    assert found.step_seconds == pytest.approx(0.028, rel=0.05)
+    assert found.prefill_extra_seconds == pytest.approx(0.15 - found.step_seconds)
+    assert found.prefill_tokens == pytest.approx(60, rel=0.01)
+    assert found.output_tokens == pytest.approx(190, rel=0.01)
+
+
+def test_more_tokens_than_finished_requests_show_do_not_change_what_is_per_request() -> None:
+    unfinished = with_number(THRASHING.readings(), Signal.REQUESTS_FINISHED, 1)
+
+    assert case(an_evidence(unfinished)).strain.preemptions_per_request == pytest.approx(1.75)
+
+
+def test_without_prefill_times_recomputation_counts_as_free() -> None:
+    empty = with_histogram(THRASHING.readings(), Signal.PREFILL_SECONDS, a_histogram(GAP_BOUNDS, {}))
+
+    assert case(an_evidence(empty)).strain.prefill_extra_seconds == 0.0
+
+
+def test_a_fleet_uses_its_smallest_pool_and_its_largest_running_set() -> None:
+    smaller = replace(THRASHING, pool=Pool(146, 32), running_max=40)
+
+    found = case(an_evidence(THRASHING, smaller))
+
+    assert (found.blocks, found.running_max, found.block_tokens) == (146, 40, 32)
+    assert found.requests == pytest.approx(2 * THRASHING.finished)
+
+
+def test_a_cap_holds_for_each_engine_of_a_replica() -> None:
+    doubled = replace(
+        THRASHING,
+        engines=2,
+        pool=Pool(298, 32),
+        running_mean=45.6,
+        running_max=64,
+        finished=1920,
+        preemptions=3360,
+        stalls=384,
+    )
+
+    assert cap(an_evidence(doubled)) == cap(an_evidence(THRASHING))
+
+
+def test_a_gauge_that_missed_the_running_set_does_not_divide_by_zero() -> None:
+    blind = with_number(THRASHING.readings(), Signal.RUNNING_MEAN, 0.0)
+    seen = seen_of(an_evidence(blind), ["llm-0"])
+
+    assert not isinstance(seen, Inconclusive)
+    assert case_of(seen).strain.running_mean == 1.0
+    assert measured_blocks(seen) == pytest.approx(149 * 0.99)
+
+
+def test_the_residence_time_is_the_p99_of_the_whole_fleet() -> None:
+    seen = seen_of(an_evidence(THRASHING, replace(THRASHING, e2e_seconds=45)), ["llm-0"])
+
+    assert not isinstance(seen, Inconclusive)
+    assert 40 < residence_seconds(seen) <= 50
+
+
+# Shared prefixes.
+
+
+def shared(hit_share: float) -> Replica:
+    """Return replicas whose prompts of 512 tokens begin alike; a sequence takes the rest alone."""
+    return replace(
+        THRASHING,
+        prompts={540: 1},
+        prefix_hit_share=hit_share,
+        pool=Pool(149, 32),
+        running_mean=20,
+        usage_mean=0.99,
+    )
+
+
+def test_hits_in_the_prefix_cache_make_sequences_smaller_and_prefills_shorter() -> None:
+    alone, together = case(an_evidence(shared(0.0))), case(an_evidence(shared(0.9)))
+
+    assert together.sequence.mean_blocks < 0.5 * alone.sequence.mean_blocks
+    assert together.sequence.deviation_blocks == alone.sequence.deviation_blocks
+    assert together.strain.prefill_tokens == pytest.approx(0.1 * alone.strain.prefill_tokens)
+
+
+@pytest.mark.parametrize(
+    ("hit_share", "counts"), [(0.04, False), (0.05, False), (0.06, True)], ids=["below", "at", "above"]
+)
+def test_a_few_hits_change_nothing(hit_share: float, *, counts: bool) -> None:
+    alone, together = case(an_evidence(shared(0.0))), case(an_evidence(shared(hit_share)))
+
+    assert (together.sequence != alone.sequence) is counts
+
+
+def test_more_hits_than_queries_count_as_all() -> None:
+    readings = with_number(shared(0.5).readings(), Signal.PREFIX_CACHE_HITS, 1e9)
+
+    assert case(an_evidence(readings)).strain.prefill_tokens == 0.0
+
+
+# Equal lengths.
+
+
+def equal(output: float) -> Replica:
+    return replace(
+        THRASHING,
+        prompts={64: 1},
+        outputs={output: 1},
+        running_mean=15,
+        running_max=34,
+        stalls=1000,
+        stall_seconds=8,
+    )
+
+
+def outputs(readings: PodReadings, *values: float) -> PodReadings:
+    counted = a_histogram(LENGTH_BOUNDS, dict.fromkeys(values, 400.0))
+    return with_histogram(readings, Signal.OUTPUT_LENGTH, counted)
+
+
+def test_requests_of_equal_length_get_the_cap_of_a_wave() -> None:
+    assert cap(an_evidence(equal(512))) == 9
+    assert cap(an_evidence(equal(512), equal(512), equal(512))) == 9
+
+
+def test_replicas_that_differ_in_their_mean_prove_a_spread() -> None:
+    bucket = [outputs(equal(700).readings(), mean) for mean in (660, 700, 740)]
+
+    assert case(an_evidence(*bucket)).spread == 1.0
+
+
+def test_the_time_before_and_within_the_trigger_window_are_two_groups() -> None:
+    recent = outputs(equal(700).readings(), 761)
+    whole = outputs(equal(700).readings(), 600, 761)
+
+    assert case(an_evidence(recent, sizing=[whole])).spread == 1.0
+    assert case(an_evidence(whole, sizing=[whole])).spread == 0.5
+
+
+@pytest.mark.parametrize(
+    "recent",
+    [
+        pytest.param(a_histogram(LENGTH_BOUNDS, {760: 9}), id="too few in the trigger's window"),
+        pytest.param(a_histogram((1000.0,), {760: 400}), id="other buckets in the trigger's window"),
+        pytest.param(a_histogram(LENGTH_BOUNDS, {760: 795}), id="too few before it"),
+        pytest.param(
+            Histogram(LENGTH_BOUNDS, (0.0,) * 9 + (400.0,) + (0.0,) * 3, 1e6), id="more tokens than in all"
+        ),
+    ],
+)
+def test_a_window_that_cannot_be_split_is_one_group(recent: Histogram) -> None:
+    readings = equal(700).readings()
+    whole = outputs(readings, 600, 761)
+
+    found = case(an_evidence(with_histogram(readings, Signal.OUTPUT_LENGTH, recent), sizing=[whole]))
+
+    assert found.spread == 0.5
+
+
+def test_replicas_with_hardly_a_request_are_one_group() -> None:
+    few = [
+        with_histogram(equal(700).readings(), Signal.OUTPUT_LENGTH, a_histogram(LENGTH_BOUNDS, {m: 9}))
+        for m in (600, 761)
+    ]
+
+    assert case(an_evidence(*few)).spread == 0.5
+
+
+# Recorded from a real engine.
+
+
+def test_the_recorded_thrash_is_diagnosed_and_sized_as_the_measured_table_says() -> None:
+    """128 requests of 64 + 512 tokens after 56 of 64 + 256; of the measured caps 12 and 16 were best."""
+    burn = look("metrics-idle.txt", "metrics-thrash.txt", window_seconds=120, gauges=GAUGES)
+    evidence = Evidence(burn, burn, TRIGGER)
+
+    found = diagnose(RUNBOOKS["PreemptionThrash"], evidence)
+
+    assert isinstance(found, Diagnosed)
+    assert found.reason is Reason.FLEET_WIDE_DEMAND
+    assert 12 <= cap(evidence) <= 16
+
+
+def test_the_recorded_lengths_alone_ask_for_the_cap_of_a_wave() -> None:
+    burn = look("metrics-idle.txt", "metrics-thrash.txt", window_seconds=120, gauges=GAUGES)
+    readings = burn.pods["vllm-0"]
+    counted = readings.histograms[Signal.OUTPUT_LENGTH].value
+    long = max(counted.counts)
+    only = Histogram(counted.bounds, tuple(c if c == long else 0.0 for c in counted.counts), long * 512)
+    fixed = with_histogram(readings, Signal.OUTPUT_LENGTH, only)
+    looked = replace(burn, pods={"vllm-0": fixed})
+
+    assert cap_of(case(Evidence(looked, looked, TRIGGER))) == 9
+
+
+def test_the_recorded_restart_with_a_lower_cap_is_recovery() -> None:
+    burn = look("metrics-idle.txt", "metrics-thrash.txt", window_seconds=120, gauges=GAUGES)
+    capped = {
+        **GAUGES,
+        Signal.RUNNING_MEAN: 7.9,
+        Signal.RUNNING_MAX: 8.0,
+        Signal.WAITING_MEAN: 40.6,
+        Signal.KV_CACHE_USAGE_MEAN: 0.59,
+    }
+    after = look("metrics-idle.txt", "metrics-after-restart-seqs8.txt", window_seconds=120, gauges=capped)
+    before = baseline_of(burn, 0)
+    assert not isinstance(before, Inconclusive)
+
+    verdict = judge(before, after, Objectives(), TRIGGER, 0)
+
+    assert verdict.verdict is Verdict.RECOVERED
+    assert before.inter_token_tail_seconds > 2.5
+
+
+def test_the_recorded_idle_engine_is_healthy() -> None:
+    idle = {**GAUGES, Signal.RUNNING_MEAN: 0.0, Signal.KV_CACHE_USAGE_MEAN: 0.0}
+    looked = look("metrics-idle.txt", "metrics-idle.txt", window_seconds=120, gauges=idle)
+
+    found = diagnose(RUNBOOKS["PreemptionThrash"], Evidence(looked, looked, TRIGGER))
+
+    assert isinstance(found, Diagnosed)
+    assert found.reason is Reason.HEALTHY
+
+
+def test_long_outputs_of_many_lengths_are_no_wave() -> None:
+    assert case(an_evidence(replace(THRASHING, outputs=spread(300)))).spread == 1.0

@@ -1,0 +1,205 @@
+from dataclasses import replace
+
+import pytest
+
+from kvmedic.core.diagnosis import Advice, Assignment, LeverBound, NoChange, Setting
+from kvmedic.core.engine import Knob
+from kvmedic.core.reasons import Reason
+from kvmedic.core.sizing import Occupancy, Strain
+from kvmedic.runbooks.case import Case
+from kvmedic.runbooks.cut import LEAST_GAIN, LEAST_GROWTH, cap_of, cut
+
+CASE = Case(
+    sequence=Occupancy(mean_blocks=7.2, deviation_blocks=5.0, growth_share=0.7),
+    strain=Strain(
+        running_mean=22.8,
+        preemptions_per_request=1.75,
+        stalls_per_request=0.3,
+        step_seconds=0.028,
+        prefill_extra_seconds=0.12,
+        prefill_tokens=60,
+        output_tokens=190,
+    ),
+    blocks=149,
+    block_tokens=32,
+    prompt_tokens=60,
+    output_tokens=190,
+    spread=1.0,
+    running_max=32,
+    requests=2880,
+)
+CAP = 18
+
+
+def setting(*levers: LeverBound, now: int | None = None) -> Setting:
+    return Setting(max_num_seqs=now, levers=levers or (LeverBound(Knob.MAX_NUM_SEQS),))
+
+
+def reason_of(case: Case, given: Setting | None = None) -> Reason:
+    return cut(case, given or setting()).reason
+
+
+def assigned(found: Advice) -> int | float:
+    assert isinstance(found, Assignment)
+    assert found.knob is Knob.MAX_NUM_SEQS
+    return found.value
+
+
+def test_the_cap_is_the_one_of_the_highest_expected_goodput() -> None:
+    found = cut(CASE, setting())
+
+    assert (assigned(found), found.reason) == (CAP, Reason.CAP_RIGHT_SIZED)
+    assert "149 blocks for sequences of 7.2 +- 5.0 hold 18" in found.message
+    assert "longer waits before the first token" in found.message
+
+
+@pytest.mark.parametrize(
+    ("growth", "cheap"),
+    [(LEAST_GROWTH - 0.01, True), (LEAST_GROWTH, False), (LEAST_GROWTH + 0.01, False)],
+    ids=["below", "at", "above"],
+)
+def test_where_prompts_dominate_preemptions_are_cheap(growth: float, *, cheap: bool) -> None:
+    case = replace(CASE, sequence=replace(CASE.sequence, growth_share=growth))
+
+    found = cut(case, setting())
+
+    assert (found.reason is Reason.PREEMPTIONS_CHEAP) is cheap
+    assert not cheap or "watermark" in found.message
+
+
+@pytest.mark.parametrize(
+    ("blocks", "reason"),
+    [(5, Reason.POOL_TOO_SMALL), (16, Reason.POOL_TOO_SMALL), (30, Reason.CAP_RIGHT_SIZED)],
+    ids=["not even one fits", "one fits", "two fit"],
+)
+def test_a_pool_for_one_sequence_is_not_mended_by_a_cap(blocks: float, reason: Reason) -> None:
+    strain = replace(CASE.strain, running_mean=3)
+
+    assert reason_of(replace(CASE, blocks=blocks, strain=strain)) is reason
+
+
+@pytest.mark.parametrize(
+    ("cap_now", "running_max", "reason"),
+    [
+        pytest.param(None, CAP - 1, Reason.CAP_WITHOUT_EFFECT, id="fewer ran than the cap"),
+        pytest.param(None, CAP, Reason.CAP_WITHOUT_EFFECT, id="as many ran"),
+        pytest.param(None, CAP + 1, Reason.CAP_RIGHT_SIZED, id="more ran"),
+        pytest.param(CAP - 1, 32, Reason.CAP_WITHOUT_EFFECT, id="the present cap is lower"),
+        pytest.param(CAP, 32, Reason.CAP_WITHOUT_EFFECT, id="the present cap is the same"),
+        pytest.param(CAP + 1, 32, Reason.CAP_RIGHT_SIZED, id="the present cap is higher"),
+    ],
+)
+def test_a_cap_that_changes_nothing_is_not_set(
+    cap_now: int | None, running_max: float, reason: Reason
+) -> None:
+    assert reason_of(replace(CASE, running_max=running_max), setting(now=cap_now)) is reason
+
+
+def test_a_gain_within_the_noise_is_no_reason_for_a_cut() -> None:
+    smooth = replace(CASE.strain, stalls_per_request=0.01, prefill_extra_seconds=0.0)
+
+    found = cut(replace(CASE, strain=smooth), setting())
+
+    assert found.reason is Reason.GAIN_WITHIN_NOISE
+    assert f"under x{1 + LEAST_GAIN:.2f}" in found.message
+
+
+@pytest.mark.parametrize(
+    ("stalls", "reason"),
+    [(0.2, Reason.GAIN_WITHIN_NOISE), (0.35, Reason.CAP_RIGHT_SIZED)],
+    ids=["few stalls", "more stalls"],
+)
+def test_stalls_must_be_worth_the_throughput(stalls: float, reason: Reason) -> None:
+    strain = replace(CASE.strain, stalls_per_request=stalls, prefill_extra_seconds=0.0)
+
+    assert reason_of(replace(CASE, strain=strain)) is reason
+
+
+def test_without_the_lever_the_cap_is_only_told() -> None:
+    found = cut(CASE, setting(LeverBound(Knob.WATERMARK)))
+
+    assert isinstance(found, NoChange)
+    assert found.reason is Reason.LEVER_NOT_ALLOWED
+    assert f"a cap of {CAP} would help" in found.message
+    assert "add maxNumSeqs to spec.levers" in found.message
+
+
+@pytest.mark.parametrize(
+    ("minimum", "cap", "reason"),
+    [
+        (CAP - 1, CAP, Reason.CAP_RIGHT_SIZED),
+        (CAP, CAP, Reason.CAP_RIGHT_SIZED),
+        (CAP + 1, CAP + 1, Reason.CAP_AT_BOUND),
+        (31.0, None, Reason.GAIN_WITHIN_NOISE),
+        (32, None, Reason.CAP_WITHOUT_EFFECT),
+        (256, None, Reason.CAP_WITHOUT_EFFECT),
+    ],
+    ids=["below the cap", "at it", "above it", "hardly a cut", "no cut", "far from one"],
+)
+def test_a_lower_bound_is_applied_if_it_is_still_a_cut(
+    minimum: float, cap: int | None, reason: Reason
+) -> None:
+    found = cut(CASE, setting(LeverBound(Knob.MAX_NUM_SEQS, minimum=minimum)))
+
+    assert found.reason is reason
+    assert (found.value if isinstance(found, Assignment) else None) == cap
+    assert ("by the lever's bounds" in found.message) is (minimum > CAP)
+
+
+@pytest.mark.parametrize(
+    ("maximum", "cap", "reason"),
+    [
+        (CAP - 1, CAP - 1, Reason.CAP_AT_BOUND),
+        (CAP, CAP, Reason.CAP_RIGHT_SIZED),
+        (CAP + 1, CAP, Reason.CAP_RIGHT_SIZED),
+    ],
+    ids=["below the cap", "at it", "above it"],
+)
+def test_an_upper_bound_is_kept(maximum: float, cap: int, reason: Reason) -> None:
+    found = cut(CASE, setting(LeverBound(Knob.MAX_NUM_SEQS, maximum=maximum)))
+
+    assert (assigned(found), found.reason) == (cap, reason)
+
+
+@pytest.mark.parametrize(
+    ("spread", "cap"), [(0.0, 9), (0.5, 11), (1.0, 13)], ids=["waves", "half way", "varied"]
+)
+def test_outputs_that_end_in_waves_lower_the_cap(spread: float, cap: int) -> None:
+    equal = replace(
+        CASE,
+        sequence=Occupancy(mean_blocks=10.0, deviation_blocks=4.0, growth_share=0.8),
+        strain=replace(
+            CASE.strain, running_mean=15, stalls_per_request=1, output_tokens=512, prefill_tokens=64
+        ),
+        prompt_tokens=64,
+        output_tokens=512,
+        spread=spread,
+    )
+
+    assert cap_of(equal) == cap
+    assert ("end in waves" in cut(equal, setting()).message) is (spread < 1)
+
+
+def test_waves_never_raise_the_cap() -> None:
+    wide = replace(CASE, sequence=replace(CASE.sequence, mean_blocks=20.0, deviation_blocks=30.0), spread=0.0)
+
+    assert cap_of(wide) == cap_of(replace(wide, spread=1.0))
+
+
+@pytest.mark.parametrize(
+    ("growth", "blocks", "warned"),
+    [(0.7, 149, False), (0.51, 70, True), (0.5, 70, False)],
+    ids=["room for many", "room for few long ones", "room for few, mostly prompt"],
+)
+def test_a_small_pool_is_said_to_be_small(growth: float, blocks: float, *, warned: bool) -> None:
+    case = replace(
+        CASE,
+        blocks=blocks,
+        sequence=replace(CASE.sequence, growth_share=growth),
+        strain=replace(CASE.strain, running_mean=12),
+    )
+
+    found = cut(case, setting())
+
+    assert isinstance(found, Assignment)
+    assert ("more KV cache or replicas would help more" in found.message) is warned

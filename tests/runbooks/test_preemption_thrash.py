@@ -1,0 +1,288 @@
+from dataclasses import replace
+
+import pytest
+
+from builders import (
+    AMBIGUOUS,
+    CALM,
+    IDLE,
+    NO_SERIES,
+    NOT_A_NUMBER,
+    SOURCE_UNAVAILABLE,
+    STALE,
+    THRASHING,
+    TRIGGER,
+    UNSUPPORTED,
+    Nothing,
+    Replica,
+    an_evidence,
+    an_observation,
+    with_number,
+    without,
+)
+from kvmedic.core.diagnosis import (
+    Advice,
+    Assignment,
+    Diagnosed,
+    Diagnosis,
+    Evidence,
+    Inconclusive,
+    LeverBound,
+    NoChange,
+    Setting,
+    diagnose,
+)
+from kvmedic.core.engine import Knob
+from kvmedic.core.evidence import PodReadings, Signal
+from kvmedic.core.reasons import Reason
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.case import HELPFUL, NOW, REQUESTS
+from kvmedic.runbooks.preemption_thrash import demand, right_size
+
+BRANCHES = RUNBOOKS["PreemptionThrash"]
+FREE = Setting(max_num_seqs=None, levers=(LeverBound(Knob.MAX_NUM_SEQS),))
+TRIGGERING = Signal.PREEMPTIONS_PER_REQUEST_HELD
+GAPS = [
+    pytest.param(NO_SERIES, Reason.METRICS_MISSING, id="missing"),
+    pytest.param(NOT_A_NUMBER, Reason.METRICS_MISSING, id="not a number"),
+    pytest.param(SOURCE_UNAVAILABLE, Reason.SOURCE_UNAVAILABLE, id="source unavailable"),
+    pytest.param(AMBIGUOUS, Reason.METRICS_AMBIGUOUS, id="ambiguous"),
+    pytest.param(STALE, Reason.METRICS_STALE, id="stale"),
+    pytest.param(UNSUPPORTED, Reason.SIGNAL_UNSUPPORTED, id="unsupported"),
+]
+
+
+def diagnosis(*replicas: Replica | PodReadings, **more: object) -> Diagnosis:
+    return diagnose(BRANCHES, an_evidence(*replicas, **more))  # type: ignore[arg-type]
+
+
+def advice(evidence: Evidence, setting: Setting = FREE) -> Advice:
+    found = diagnose(BRANCHES, evidence)
+    assert isinstance(found, Diagnosed)
+    assert found.branch.then is not None
+    return found.branch.then(evidence, setting)
+
+
+# The trigger.
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        (0.0, Reason.HEALTHY),
+        (0.49, Reason.HEALTHY),
+        (0.5, Reason.HEALTHY),
+        (0.51, Reason.FLEET_WIDE_DEMAND),
+        (40.0, Reason.FLEET_WIDE_DEMAND),
+    ],
+    ids=["no preemptions", "below", "at", "above", "far above"],
+)
+def test_preemptions_per_request_are_the_trigger(held: float, reason: Reason) -> None:
+    readings = with_number(THRASHING.readings(), TRIGGERING, held)
+
+    found = diagnosis(readings, readings)
+
+    assert isinstance(found, Diagnosed)
+    assert found.reason is reason
+
+
+@pytest.mark.parametrize("usage", [0.3, 0.84, 0.85, 0.86, 1.0])
+def test_usage_is_told_and_decides_nothing(usage: float) -> None:
+    calm, pressured = (
+        with_number(replica.readings(), Signal.KV_CACHE_USAGE_MEAN, usage) for replica in (CALM, THRASHING)
+    )
+
+    assert isinstance(found := diagnosis(calm), Diagnosed)
+    assert found.reason is Reason.HEALTHY
+    facts = demand(an_evidence(pressured))
+    if not isinstance(facts, Inconclusive):  # a pool that is hardly used contradicts the lengths
+        assert facts is not None
+        assert ("not over" in facts[-1].text) is (usage <= TRIGGER.kv_cache_usage_ratio)
+        assert facts[-1].limit == TRIGGER.kv_cache_usage_ratio
+
+
+def test_demand_does_not_apply_to_a_calm_fleet_and_says_what_it_cannot_read() -> None:
+    silent = without(CALM.readings(), TRIGGERING, STALE)
+
+    assert demand(an_evidence(CALM, IDLE)) is None
+    assert isinstance(demand(an_evidence(CALM, silent)), Inconclusive)
+
+
+def test_a_fleet_without_traffic_is_healthy_and_says_nothing() -> None:
+    found = diagnosis(IDLE, IDLE, IDLE)
+
+    assert isinstance(found, Diagnosed)
+    assert (found.reason, found.findings, found.branch.then) == (Reason.HEALTHY, (), None)
+
+
+@pytest.mark.parametrize("others", [CALM, THRASHING], ids=["peers calm", "peers thrash"])
+@pytest.mark.parametrize(("why", "reason"), GAPS)
+def test_one_replica_that_cannot_be_read_is_never_healthy_and_never_acted_upon(
+    why: Nothing, reason: Reason, others: Replica
+) -> None:
+    silent = without(others.readings(), TRIGGERING, why)
+
+    found = diagnosis(others, silent, others)
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is reason
+    assert found.message.startswith(f"llm-1: {TRIGGERING}: ")
+
+
+def test_a_fleet_without_replicas_is_not_healthy() -> None:
+    found = diagnosis()
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is Reason.NO_REPLICAS
+
+
+# Fleet-wide, or not.
+
+
+@pytest.mark.parametrize(
+    ("pressured", "calm", "fleet_wide"),
+    [
+        (1, 0, True),
+        (1, 1, False),
+        (2, 0, True),
+        (1, 2, False),
+        (2, 1, True),
+        (2, 2, False),
+        (3, 1, True),
+        (66, 34, False),
+        (67, 33, True),
+    ],
+)
+def test_two_thirds_of_the_replicas_make_it_the_fleets_trouble(
+    pressured: int, calm: int, *, fleet_wide: bool
+) -> None:
+    found = diagnosis(*[THRASHING] * pressured, *[CALM] * calm)
+
+    assert found.reason is (Reason.FLEET_WIDE_DEMAND if fleet_wide else Reason.PARTIAL_PRESSURE)
+
+
+def test_partial_pressure_names_the_replicas() -> None:
+    found = diagnosis(CALM, THRASHING, CALM)
+
+    assert isinstance(found, Inconclusive)
+    assert "1 of 3 replicas preempt beyond 0.5 per request: llm-1 (1.75 per request)" in found.message
+
+
+def test_the_findings_name_each_pressured_replica_with_its_numbers() -> None:
+    found = diagnosis(THRASHING, CALM, THRASHING)
+
+    assert isinstance(found, Diagnosed)
+    assert [finding.subject for finding in found.findings] == ["llm-0", "llm-2", "fleet"]
+    assert found.findings[0].observed == pytest.approx(1.75)
+    assert found.findings[0].limit == 0.5
+    assert "1.75 preemptions per request, limit 0.5" in found.line()
+
+
+# Evidence for sizing.
+
+
+@pytest.mark.parametrize("signal", sorted(NOW))
+@pytest.mark.parametrize(("why", "reason"), GAPS)
+def test_a_gap_in_what_happens_now_is_named(signal: Signal, why: Nothing, reason: Reason) -> None:
+    found = diagnosis(THRASHING, without(THRASHING.readings(), signal, why), sizing=[THRASHING] * 2)
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is reason
+    assert found.message.startswith(f"llm-1: {signal}: ")
+
+
+@pytest.mark.parametrize("signal", sorted(REQUESTS))
+@pytest.mark.parametrize(("why", "reason"), GAPS)
+def test_a_gap_in_what_requests_look_like_is_named(signal: Signal, why: Nothing, reason: Reason) -> None:
+    silent = without(THRASHING.readings(), signal, why)
+
+    found = diagnosis(THRASHING, THRASHING, sizing=[THRASHING, silent])
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is reason
+    assert found.message.startswith(f"llm-1: {signal}: ")
+
+
+@pytest.mark.parametrize(("why", "reason"), GAPS)
+def test_an_unknown_pool_is_named(why: Nothing, reason: Reason) -> None:
+    unknown = replace(THRASHING.readings(), pool=why)
+
+    found = diagnosis(THRASHING, THRASHING, sizing=[THRASHING, unknown])
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is reason
+    assert found.message.startswith("llm-1: KV-cache pool: ")
+
+
+def test_what_happens_now_is_asked_of_pressured_replicas_only() -> None:
+    half_blind = without(CALM.readings(), Signal.INTER_TOKEN_SECONDS, UNSUPPORTED)
+
+    found = diagnosis(THRASHING, THRASHING, half_blind, sizing=[THRASHING, THRASHING, half_blind])
+
+    assert found.reason is Reason.FLEET_WIDE_DEMAND
+
+
+@pytest.mark.parametrize("signal", sorted(HELPFUL))
+@pytest.mark.parametrize("why", [UNSUPPORTED, NO_SERIES], ids=["unsupported", "missing"])
+def test_signals_that_only_help_are_not_needed(signal: Signal, why: Nothing) -> None:
+    silent = without(THRASHING.readings(), signal, why)
+
+    assert diagnosis(silent, silent).reason is Reason.FLEET_WIDE_DEMAND
+
+
+# Advice.
+
+
+def test_a_thrashing_fleet_gets_one_cap_with_the_numbers_behind_it() -> None:
+    found = advice(an_evidence(THRASHING, THRASHING, THRASHING))
+
+    assert isinstance(found, Assignment)
+    assert (found.knob, found.value, found.reason) == (Knob.MAX_NUM_SEQS, 19, Reason.CAP_RIGHT_SIZED)
+    assert "149 blocks" in found.message
+    assert "stalls over 2 s per request 0.07 -> 0.01" in found.message
+
+
+def test_a_calm_replica_does_not_water_the_strain_down() -> None:
+    alone = advice(an_evidence(THRASHING, THRASHING, trigger=TRIGGER))
+    with_calm = advice(an_evidence(THRASHING, THRASHING, replace(CALM, finished=960)))
+
+    assert isinstance(alone, Assignment)
+    assert isinstance(with_calm, Assignment)
+    assert with_calm.value == alone.value
+
+
+def test_a_lever_that_did_not_help_is_not_tried_again() -> None:
+    tried = replace(FREE, exhausted=frozenset({Knob.MAX_NUM_SEQS}))
+
+    found = advice(an_evidence(THRASHING), tried)
+
+    assert isinstance(found, NoChange)
+    assert found.reason is Reason.LEVER_EXHAUSTED
+
+
+def test_another_lever_that_did_not_help_changes_nothing() -> None:
+    tried = replace(FREE, exhausted=frozenset({Knob.WATERMARK}))
+
+    assert isinstance(advice(an_evidence(THRASHING), tried), Assignment)
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        pytest.param(an_evidence(), id="no replicas"),
+        pytest.param(an_evidence(replace(THRASHING, models=("a", "b"))), id="a doubt"),
+        pytest.param(
+            Evidence(an_observation(), an_observation(THRASHING), TRIGGER),
+            id="looks that do not cover the same",
+        ),
+    ],
+)
+def test_advice_without_evidence_is_no_change(evidence: Evidence) -> None:
+    assert isinstance(right_size(evidence, FREE), NoChange)
+
+
+def test_advice_for_a_fleet_that_is_calm_by_now_is_no_change() -> None:
+    found = right_size(an_evidence(CALM, CALM), FREE)
+
+    assert isinstance(found, NoChange)
+    assert found.reason is Reason.NO_REPLICAS

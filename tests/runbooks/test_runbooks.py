@@ -1,0 +1,100 @@
+"""What holds for every runbook: complete, documented, free of engine names."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from kvmedic.core.diagnosis import Branch, Diagnosed, diagnose
+from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.engines import ENGINES
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.tables import anchor, decision_table
+from runbooks.incidents import INCIDENTS, Incident
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "operator" / "kvmedic" / "runbooks").glob("*.py"))
+BRANCHES = [
+    pytest.param(name, branch, id=f"{name}-{branch.reason}")
+    for name, branches in RUNBOOKS.items()
+    for branch in branches
+]
+CASES = [
+    pytest.param(reason, incident, id=f"{reason}: {incident.name}")
+    for reason, incidents in INCIDENTS.items()
+    for incident in incidents
+]
+
+
+def page(runbook: str) -> str:
+    name = re.sub(r"(?<!^)(?=[A-Z])", "-", runbook).lower()
+    return (ROOT / "docs" / "runbooks" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def headings(text: str) -> set[str]:
+    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize(("runbook", "branch"), BRANCHES)
+def test_every_branch_has_an_incident_that_fires_it_and_one_that_must_not(
+    runbook: str, branch: Branch
+) -> None:
+    fires = {incident.fires for incident in INCIDENTS[branch.reason]}
+
+    assert fires == {True, False}
+
+
+@pytest.mark.parametrize(("reason", "incident"), CASES)
+def test_an_incident_fires_its_branch_and_its_twin_does_not(reason: Reason, incident: Incident) -> None:
+    found = diagnose(RUNBOOKS["PreemptionThrash"], incident.evidence)
+
+    assert (isinstance(found, Diagnosed) and found.reason is reason) is incident.fires
+
+
+@pytest.mark.parametrize(("runbook", "branch"), BRANCHES)
+def test_every_branch_has_a_section_on_its_page(runbook: str, branch: Branch) -> None:
+    assert anchor(branch.reason) in headings(page(runbook))
+
+
+@pytest.mark.parametrize(("runbook", "branch"), BRANCHES)
+def test_every_branch_says_what_it_means_and_what_it_needs(runbook: str, branch: Branch) -> None:
+    assert branch.signals
+    assert branch.section
+    assert SENTENCES[branch.reason].endswith(".")
+
+
+@pytest.mark.parametrize("runbook", RUNBOOKS)
+def test_the_decision_table_on_the_page_is_generated(runbook: str) -> None:
+    assert decision_table(RUNBOOKS[runbook]) in page(runbook)
+
+
+@pytest.mark.parametrize("runbook", RUNBOOKS)
+def test_a_page_is_in_the_order_of_someone_on_call(runbook: str) -> None:
+    text = page(runbook)
+    order = ["## Symptom", "## Evidence", "## Decision table", "## Steps", "## What it refuses to do"]
+
+    places = [text.index(heading) for heading in [*order, "## How to undo by hand"]]
+
+    assert places == sorted(places)
+
+
+def words_of(source: Path) -> str:
+    """Return a module's names and texts; docstrings, which cite sources, are left out."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in prose]
+    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return "\n".join(str(word) for word in (*texts, *names, *modules))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_no_runbook_names_an_engine(source: Path) -> None:
+    known = [profile.name for profile in ENGINES] + ["sglang", "tensorrt", "tgi", "lmdeploy"]
+
+    words = words_of(source)
+
+    assert words
+    assert not [name for name in known if name.lower() in words.lower()]
