@@ -28,6 +28,9 @@ from kvmedic.reconcile import reconcile
 from kvmedic.record.telemetry import Telemetry
 
 LOG = logging.getLogger("kvmedic")
+STUCK = timedelta(minutes=5)
+"""A loop that looked at nothing for so long, or for three idle periods, is stuck: one look is bounded by
+the time-outs of its calls, about two minutes in all."""
 GROUP, VERSION, PLURAL = "kvmedic.io", "v1alpha1", "kvremediations"
 
 
@@ -56,12 +59,15 @@ class Operator:
     clock: Callable[[], datetime] = utc_now
     """What the time is; all that a run waits for is measured by it."""
     loop: Loop = field(init=False)
+    confess: Callable[[Key], Awaitable[None]] = field(init=False)
+    """Tells an unexpected error in the resource's conditions, if the API lets us."""
     _failures: dict[Key, int] = field(default_factory=dict)
     _worked_at: datetime | None = None
 
     def __post_init__(self) -> None:
         """Make the loop whose every tick is guarded."""
         self.loop = Loop(self.tick, self.workers)
+        self.confess = self._confess
 
     async def tick(self, key: Key) -> float | None:
         """Look at one resource, if this process is the one that acts; never raises."""
@@ -80,7 +86,7 @@ class Operator:
             return self._again(key, error)
         except Exception as error:  # the one broad except: whatever it is, the fleet stands still
             LOG.exception("resource=%s/%s reason=%s", key.namespace, key.name, Reason.INTERNAL_ERROR)
-            await self._confess(key)
+            await self.confess(key)
             return self._again(key, error)
         self._failures.pop(key, None)
         if delay is None:
@@ -110,11 +116,18 @@ class Operator:
             if resource is not None:
                 await self.ports.store.complain(resource, outcome_of(Reason.INTERNAL_ERROR))
 
-    def is_working(self, now: datetime, limit: timedelta) -> bool:
+    def is_working(self, now: datetime) -> bool:
         """Return whether the loop looked at anything lately, or has nothing to look at."""
         if not self.loop.keys() or self._worked_at is None:
             return True
-        return now - self._worked_at < limit
+        return now - self._worked_at < max(STUCK, 3 * self.ports.pace.idle)
+
+
+def _health(operator: Operator) -> str:
+    """Return what the liveness probe answers; kopf tries any error but a permanent one again and hangs."""
+    if not operator.is_working(utc_now()):
+        raise kopf.PermanentError("the reconcile loop has looked at nothing for too long")
+    return "working"
 
 
 def registry(operator: Operator) -> kopf.OperatorRegistry:
@@ -143,7 +156,7 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
 
     @kopf.on.probe(id="loop", registry=made)
     async def probe(**_: Any) -> str:
-        return "working" if operator.is_working(utc_now(), timedelta(minutes=5)) else "stuck"
+        return _health(operator)
 
     @kopf.on.login(registry=made)
     async def login(**kwargs: Any) -> Any:

@@ -1,0 +1,92 @@
+"""The frame of the process: what the probe says, and how failures are spaced."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import kopf
+import pytest
+
+from kvmedic.core.resource import Key
+from kvmedic.handlers import Backoff, Operator, registry
+from kvmedic.kube.errors import Call, Conflict, Unavailable
+from kvmedic.record.telemetry import Telemetry
+from run_builder import NOW
+
+KEY = Key("serving", "llm", "uid-1")
+SECOND = timedelta(seconds=1)
+
+
+class Failing:
+    """A store whose every load fails in one way."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def load(self, key: Key) -> None:
+        raise self.error
+
+
+def an_operator(error: Exception | None = None, idle: timedelta = 30 * SECOND) -> Operator:
+    pace = SimpleNamespace(idle=idle, replica=SECOND)
+    leader = SimpleNamespace(is_held=lambda: True)
+    ports = SimpleNamespace(pace=pace, leader=leader, store=Failing(error or RuntimeError("unexpected")))
+    return Operator(ports, Telemetry(), Backoff(SECOND, 60 * SECOND), 1, lambda uid: None)
+
+
+async def test_failures_in_a_row_wait_longer_each_time_up_to_the_bound():
+    operator = an_operator(Unavailable(Call("get", "/x"), 503, "down"))
+
+    delays = [await operator.tick(KEY) for _ in range(8)]
+
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+async def test_a_conflict_is_tried_again_at_once_and_then_like_any_failure():
+    operator = an_operator(Conflict(Call("patch", "/x"), 409, "moved"))
+
+    delays = [await operator.tick(KEY) for _ in range(3)]
+
+    assert delays == [0, 2, 4]
+
+
+async def test_an_unexpected_error_is_confessed_and_does_not_end_the_loop():
+    operator = an_operator(KeyError("boom"))
+    confessed: list[Key] = []
+
+    async def confess(key: Key) -> None:
+        confessed.append(key)
+
+    operator.confess = confess
+
+    assert await operator.tick(KEY) == 1
+    assert confessed == [KEY]
+
+
+def test_a_loop_that_looked_at_nothing_for_long_is_stuck():
+    operator = an_operator()
+    operator.loop._entries[KEY] = SimpleNamespace(due=0.0, working=True)
+    operator._worked_at = NOW
+
+    assert operator.is_working(NOW + timedelta(minutes=4))
+    assert not operator.is_working(NOW + timedelta(minutes=5))
+
+
+def test_a_slow_pace_is_not_taken_for_a_stuck_loop():
+    operator = an_operator(idle=timedelta(minutes=10))
+    operator.loop._entries[KEY] = SimpleNamespace(due=0.0, working=True)
+    operator._worked_at = NOW
+
+    assert operator.is_working(NOW + timedelta(minutes=29))
+    assert not operator.is_working(NOW + timedelta(minutes=30))
+
+
+async def test_the_probe_of_a_stuck_loop_fails_for_good():
+    operator = an_operator()
+    operator.loop._entries[KEY] = SimpleNamespace(due=0.0, working=True)
+    operator._worked_at = NOW
+    probes = [h for h in registry(operator)._activities.get_all_handlers() if h.id == "loop"]
+
+    with pytest.raises(kopf.PermanentError):
+        await probes[0].fn()
