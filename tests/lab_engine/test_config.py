@@ -7,7 +7,8 @@ import pytest
 
 from lab.engine.arguments import parse_serve
 from lab.engine.config import ConfigError, resolve
-from lab.engine.settings import Faults, LabSettings
+from lab.engine.faults import Faults
+from lab.engine.settings import LabSettings
 
 DATA = Path(__file__).parents[1] / "data" / "vllm"
 CASES = json.loads((DATA / "argv_cases.json").read_text())
@@ -103,9 +104,23 @@ def test_missing_blocks_are_taken_from_the_pool():
 
 @pytest.mark.parametrize(("seqs", "crashes"), [(7, True), (8, False), (16, False), (17, True)])
 def test_an_engine_told_to_crash_does_so_outside_its_bounds_only(seqs, crashes):
-    faults = Faults.from_environ({"LAB_FAULT_CRASH_BELOW_SEQS": "8", "LAB_FAULT_CRASH_ABOVE_SEQS": "16"})
+    environ = {"LAB_FAULT_CRASH_BELOW_SEQS": "8", "LAB_FAULT_CRASH_ABOVE_SEQS": "16"}
+    faults = Faults.from_environ(seqs, environ)
 
     assert (faults.crash_message(seqs) is not None) == crashes
+
+
+def test_faults_can_be_for_a_changed_setting_only():
+    environ = {"LAB_FAULT_MISSING_BLOCKS": "10", "LAB_FAULT_ONLY_BELOW_SEQS": "64"}
+
+    blocks = [
+        resolved(
+            "m", "--block-size=32", "--num-gpu-blocks-override=150", f"--max-num-seqs={seqs}", **environ
+        ).pool.total_blocks
+        for seqs in (64, 63)
+    ]
+
+    assert blocks == [150, 140]
 
 
 def test_the_time_scale_touches_step_and_start_up():

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from lab.engine import logs
 from lab.engine.arguments import non_default, parse_api_server, parse_serve
 from lab.engine.config import ConfigError, EngineConfig, resolve
+from lab.engine.faults import Faults
 from lab.engine.live import LiveEngine
 from lab.engine.metrics import EngineMetrics
 from lab.engine.server import ApiServer
-from lab.engine.settings import Faults, LabSettings
+from lab.engine.settings import LabSettings
 
 LOAD_SHARE = 0.8
 """Share of the start-up time before the pool is sized; a crash at start comes there, as it does on vLLM."""
@@ -36,7 +37,8 @@ def _start(parse: Callable[[Sequence[str]], argparse.Namespace], arguments: Sequ
         logs.log_failed_start(f"{type(error).__name__}: {error}")
         return 1
     logs.log_arguments(non_default(parsed))
-    return asyncio.run(_run(config, LabSettings.from_environ(), Faults.from_environ()))
+    faults = Faults.from_environ(config.limits.max_num_seqs)
+    return asyncio.run(_run(config, LabSettings.from_environ(), faults))
 
 
 async def _run(config: EngineConfig, settings: LabSettings, faults: Faults) -> int:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lab.engine.faults import Faults
 from lab.engine.scheduler import Limits
 
 GIB = 1 << 30
@@ -62,7 +63,8 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
     """
     max_model_len = _max_model_len(parsed, int(environ.get("LAB_MODEL_MAX_LEN", "4096")))
     limits = _limits(parsed, max_model_len)
-    pool = _pool(parsed, environ, max_model_len)
+    faults = Faults.from_environ(limits.max_num_seqs, environ)
+    pool = _pool(parsed, _kv_bytes(parsed, environ), max_model_len, faults.missing_blocks)
     names = parsed.served_model_name or [parsed.model]
     return EngineConfig(
         model=parsed.model,
@@ -140,9 +142,8 @@ def _check_limits(limits: Limits) -> None:
         )
 
 
-def _pool(parsed: argparse.Namespace, environ: Mapping[str, str], max_model_len: int) -> Pool:
+def _pool(parsed: argparse.Namespace, kv_bytes: int, max_model_len: int, missing_blocks: int) -> Pool:
     block_size = DEFAULT_BLOCK_SIZE if parsed.block_size is None else parsed.block_size
-    kv_bytes = _kv_bytes(parsed, environ)
     eight_bit = parsed.kv_cache_dtype.startswith(("fp8", "int8"))
     block_bytes = block_size * (BYTES_PER_TOKEN // 2 if eight_bit else BYTES_PER_TOKEN)
     profiled = kv_bytes // block_bytes
@@ -152,7 +153,7 @@ def _pool(parsed: argparse.Namespace, environ: Mapping[str, str], max_model_len:
             f"initializing the engine. See {DOCS} for more details."
         )
     total = parsed.num_gpu_blocks_override or profiled
-    total = max(2, total - int(environ.get("LAB_FAULT_MISSING_BLOCKS", "0")))
+    total = max(2, total - missing_blocks)
     if total * block_size < max_model_len:
         raise ConfigError(
             f"To serve at least one request with the model's max seq len ({max_model_len}), "

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lab.engine.exposition import Histogram, Number, Page
+from lab.engine.faults import Faults
 from lab.engine.process_metrics import process_families
 from lab.engine.requests import FinishReason
 from lab.engine.scheduler import Output, Scheduler
-from lab.engine.settings import Faults
 
 
 @dataclass(slots=True)

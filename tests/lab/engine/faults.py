@@ -1,0 +1,67 @@
+"""Lab-only ways to misbehave on purpose, asked for by LAB_FAULT_* variables. vLLM has none of them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lab.engine.settings import number
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong; nothing by default.
+
+    LAB_FAULT_CRASH_BELOW_SEQS, LAB_FAULT_CRASH_ABOVE_SEQS: exit 1 at start where `max_num_seqs` is below or
+    above this.
+    LAB_FAULT_CRASH_MESSAGE: the last log line of such a crash, e.g. a torch.OutOfMemoryError.
+    LAB_FAULT_NEVER_READY=1: loads for ever and never listens.
+    LAB_FAULT_SLOW_START_SECONDS: added to the start-up time, not scaled.
+    LAB_FAULT_MISSING_BLOCKS: that many blocks fewer than configured.
+    LAB_FAULT_DROP_METRICS: comma-separated family names that are not exported.
+    LAB_FAULT_NAN_METRICS: comma-separated family names whose values are NaN.
+    LAB_FAULT_ONLY_BELOW_SEQS: all of the above only where `max_num_seqs` is below this. A fleet's replicas
+    share their environment: so a changed setting goes wrong while the old one is fine.
+    """
+
+    crash_below_seqs: int = 0
+    crash_above_seqs: int | None = None
+    crash_text: str = ""
+    never_ready: bool = False
+    slow_start_seconds: float = 0.0
+    missing_blocks: int = 0
+    dropped: frozenset[str] = frozenset()
+    not_a_number: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_environ(cls, max_num_seqs: int, environ: Mapping[str, str] = os.environ) -> "Faults":
+        """Return the faults that an engine with this setting has.
+
+        Raises:
+            ValueError: a variable is not a number; the message names it.
+        """
+        if max_num_seqs >= number(environ, "LAB_FAULT_ONLY_BELOW_SEQS", float("inf")):
+            return cls()
+        above = environ.get("LAB_FAULT_CRASH_ABOVE_SEQS")
+        return cls(
+            crash_below_seqs=int(number(environ, "LAB_FAULT_CRASH_BELOW_SEQS", 0)),
+            crash_above_seqs=None if above is None else int(above),
+            crash_text=environ.get("LAB_FAULT_CRASH_MESSAGE", ""),
+            never_ready=environ.get("LAB_FAULT_NEVER_READY") == "1",
+            slow_start_seconds=number(environ, "LAB_FAULT_SLOW_START_SECONDS", 0.0),
+            missing_blocks=int(number(environ, "LAB_FAULT_MISSING_BLOCKS", 0)),
+            dropped=_names(environ, "LAB_FAULT_DROP_METRICS"),
+            not_a_number=_names(environ, "LAB_FAULT_NAN_METRICS"),
+        )
+
+    def crash_message(self, max_num_seqs: int) -> str | None:
+        """Return why the engine must die at start with this setting, None if it may live."""
+        reason = None
+        if max_num_seqs < self.crash_below_seqs:
+            reason = f"[lab fault] max_num_seqs {max_num_seqs} is below {self.crash_below_seqs}"
+        elif self.crash_above_seqs is not None and max_num_seqs > self.crash_above_seqs:
+            reason = f"[lab fault] max_num_seqs {max_num_seqs} is above {self.crash_above_seqs}"
+        return reason and (self.crash_text or reason)
+
+
+def _names(environ: Mapping[str, str], variable: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in environ.get(variable, "").split(",") if name.strip())
