@@ -70,6 +70,7 @@ async def _survey(
         text = f"Deployment {policy.target.name} does not exist in namespace {resource.namespace}"
         problem = Outcome(Reason.TARGET_NOT_FOUND, text)
         await _write(resource, ports, complaint(record, problem, resource.generation, now))
+        await _unfinalized(resource, ports)
         return ports.pace.idle
     found = await survey(resource, policy, view, ports.metrics)
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)

@@ -67,6 +67,24 @@ ROWS = [
     ("the claim ran ahead of the record", RUN, a_fleet(fence=MINE + "4", revision=NEW), Standing.FENCE_LOST),
     ("the claim was removed in the middle", RUN, a_fleet(fence="", revision=NEW), Standing.FENCE_LOST),
     ("the claim is another run's in the middle", RUN, a_fleet(fence=f"{UID}/x/1"), Standing.FENCE_LOST),
+    (
+        "the claim went together with the template",
+        RUN,
+        a_fleet(fence="", revision="theirs"),
+        Standing.DRIFTED,
+    ),
+    (
+        "an older run's claim came back with an older template",
+        RUN,
+        a_fleet(fence=f"{UID}/x/1", revision="theirs"),
+        Standing.DRIFTED,
+    ),
+    (
+        "another's claim came with another template",
+        RUN,
+        a_fleet(fence="other/run/3", revision="theirs"),
+        Standing.FENCE_LOST,
+    ),
     ("the claim is not a number", RUN, a_fleet(fence=MINE + "x"), Standing.FENCE_LOST),
     (
         "scaled to zero",

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from kvmedic.core.template import template_hash
-from lab.cluster.api import ApiError
+from lab.cluster.api import ApiError, is_rolled_out
 from lab.cluster.light import LightCluster, gpus
 from lab.scripted.process import Arrangement, Operator
 from lab.scripted.proxy import Fate, Proxy, Write
@@ -24,6 +24,9 @@ ROOT = Path(__file__).parent.parent.parent
 CRD = ROOT / "crds" / "kvmedic.io_kvremediations.yaml"
 SPEED = 20.0
 """The operator's clock runs this much faster, so that a window of a minute is three seconds."""
+START_LIMIT_SECONDS = 7200
+"""How long a new replica may take. The API server's times do not run fast: to the operator a pod that is
+made half a minute after the test began is ten minutes old at once, which is the API's default deadline."""
 DRAINING = "draining"
 
 
@@ -42,6 +45,7 @@ def deployment(replicas: int, **annotations: str) -> dict[str, Any]:
         "metadata": {"name": "llm"},
         "spec": {
             "replicas": replicas,
+            "progressDeadlineSeconds": START_LIMIT_SECONDS,
             "selector": {"matchLabels": {"app": "llm"}},
             "template": {
                 "metadata": {"labels": labels, "annotations": annotations},
@@ -158,9 +162,13 @@ class World:
         fresh.write_text(json.dumps(script))
         fresh.replace(self.script)
 
-    def start(self, identity: str = "operator-0") -> Operator:
-        kubeconfig = self.directory / "kubeconfig"
-        kubeconfig.write_text(_kubeconfig(self.proxy.url))
+    def rewrite(self, **changes: Any) -> None:
+        """Change some entries of the script and leave the others."""
+        self.write_script(**{**json.loads(self.script.read_text()), **changes})
+
+    def start(self, identity: str = "operator-0", proxy: Proxy | None = None) -> Operator:
+        kubeconfig = self.directory / f"kubeconfig-{identity}"
+        kubeconfig.write_text(_kubeconfig((proxy or self.proxy).url))
         settings = {
             "process": {
                 "namespace": self.namespace,
@@ -209,6 +217,46 @@ class World:
 
     def pods(self) -> list[dict[str, Any]]:
         return [p for p in self.cluster.api.list("Pod", self.namespace, "app=llm") if not _going(p)]
+
+    def replicas(self) -> int:
+        return int(self.deployment()["spec"]["replicas"])
+
+    def step_state(self) -> str:
+        """Return the state of the open run's only step; empty when no run is open."""
+        run = self.status().get("run")
+        return str(run["steps"][0]["state"]) if run else ""
+
+    def outcomes(self) -> list[str]:
+        return [run["outcome"] for run in self.status().get("history", [])]
+
+    def condition(self, name: str) -> tuple[str, str]:
+        """Return status and reason of a condition; empty when it was never written."""
+        for condition in self.status().get("conditions", []):
+            if condition["type"] == name:
+                return condition["status"], condition["reason"]
+        return "", ""
+
+    def kubectl(self, *arguments: str) -> str:
+        return self.cluster.kubectl("-n", self.namespace, *arguments)
+
+    def traces(self) -> list[str]:
+        """Return what of the operator's is left on the Deployment and its pods."""
+        objects = [self.deployment(), *self.pods()]
+        marks = [
+            f"{each['kind']}: {key}"
+            for each in objects
+            for key in each["metadata"].get("annotations", {})
+            if key.startswith("kvmedic.io/")
+        ]
+        cordons = [
+            p["metadata"]["name"] for p in self.pods() if p["metadata"]["labels"]["serving"] == DRAINING
+        ]
+        return marks + cordons
+
+    def is_settled(self) -> bool:
+        """Return whether the Deployment's rollout is complete and every pod runs its template."""
+        deployment = self.deployment()
+        return is_rolled_out(deployment) and len(self.pods()) == deployment["spec"]["replicas"]
 
     def wait(self, claim: Callable[[], bool], seconds: float, what: str) -> None:
         deadline = time.monotonic() + seconds

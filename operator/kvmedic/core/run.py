@@ -182,13 +182,15 @@ def standing(run: Run, resource_uid: str, fleet: Fleet | None) -> Standing:
     """Return how the target stands to the run's record.
 
     The claim annotation says which assignment was committed last; the template and the rollout's
-    fields must then be what that assignment made them.
+    fields must then be what that assignment made them. A person's `kubectl rollout undo` puts the
+    annotations of the older ReplicaSet back with its template (kubectl 1.36, rollback.go): a claim
+    that went together with the template is an edit, not another's claim.
     """
     if fleet is None or fleet.uid != run.target_uid:
         return Standing.GONE
     committed = committed_sequence(run, resource_uid, fleet.fence)
     if committed is None:
-        return Standing.FENCE_LOST
+        return Standing.DRIFTED if _is_undone(run, resource_uid, fleet) else Standing.FENCE_LOST
     if _is_drifted(run, fleet, committed):
         return Standing.DRIFTED
     return Standing.SCALED_TO_ZERO if fleet.replicas == 0 else Standing.AS_RECORDED
@@ -208,6 +210,14 @@ def committed_sequence(run: Run, resource_uid: str, fence: str) -> int | None:
     if run_id != run.id:
         return 0 if run.sequence <= 1 else None
     return int(number) if int(number) <= run.sequence else None
+
+
+def _is_undone(run: Run, resource_uid: str, fleet: Fleet) -> bool:
+    """Return whether the claim went together with the template, and nobody else has put one there."""
+    intent, owner = run.intent, fleet.fence.partition("/")[0]
+    if intent is None or owner not in ("", resource_uid):
+        return False
+    return fleet.revision not in (intent.template_before, intent.template_after)
 
 
 def _is_drifted(run: Run, fleet: Fleet, committed: int) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -56,6 +57,12 @@ class Proxy:
     kill: Callable[[], None] = lambda: None
     writes: list[Write] = field(default_factory=list)
     url: str = ""
+    mute: bool = False
+    """Watches stay open and tell nothing."""
+    muted: int = 0
+    """Chunks of watches that were dropped."""
+    claims: list[tuple[float, str, int]] = field(default_factory=list)
+    """When which claim on a Deployment was sent on, and the API server's answer."""
     _step: str = "no run"
     _loop: asyncio.AbstractEventLoop | None = None
     _thread: threading.Thread | None = None
@@ -108,7 +115,9 @@ class Proxy:
         if fate in (Fate.CONFLICT, Fate.ERROR):
             return _answer(409 if fate is Fate.CONFLICT else 500)
         if fate is Fate.PASS:
-            return await self._forward(request, body, up)
+            response = await self._forward(request, body, up)
+            self._note(write, body, response.status)
+            return response
         await self._commit(request, body, up)
         if fate is Fate.KILL_AFTER:
             return self._killed(request)
@@ -133,6 +142,12 @@ class Proxy:
         self.writes.append(write)
         return write
 
+    def _note(self, write: Write, body: bytes, status: int) -> None:
+        if write.object == "deployments" and write.verb == "PATCH":
+            for operation in json.loads(body):
+                if operation["op"] == "add" and operation["path"].endswith("kvmedic.io~1run"):
+                    self.claims.append((time.monotonic(), operation["value"], status))
+
     async def _commit(self, request: web.Request, body: bytes, up: ClientSession) -> None:
         async with up.request(
             request.method, self.upstream + request.path_qs, **self._sent(request, body)
@@ -152,7 +167,10 @@ class Proxy:
                 response = web.StreamResponse(status=answer.status, headers=_coded(answer, headers))
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
+                    if self.mute:
+                        self.muted += 1
+                    else:
+                        await response.write(chunk)
                 return response
         except (ClientError, ConnectionError):
             return web.Response(status=502)
