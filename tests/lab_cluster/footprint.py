@@ -99,11 +99,13 @@ def _output(*argv: str) -> str:
     return subprocess.run([program(argv[0]), *argv[1:]], capture_output=True, text=True, check=True).stdout
 
 
+# Only additions count among these: what others on the machine end or unmount meanwhile is their affair.
+_SHARED = ("processes", "mounts", "control groups", "files")
+
+
 def differences(before: dict[str, set[str]], after: dict[str, set[str]]) -> dict[str, list[str]]:
-    """What came (+) and what went (-), by kind; empty when nothing did."""
-    changes = {
-        kind: [f"+{each}" for each in sorted(after[kind] - found)]
-        + [f"-{each}" for each in sorted(found - after[kind])]
-        for kind, found in before.items()
-    }
+    """What came (+) and, where nobody else has a hand in it, what went (-), by kind."""
+    changes = {kind: [f"+{each}" for each in sorted(after[kind] - found)] for kind, found in before.items()}
+    for kind in before.keys() - set(_SHARED):
+        changes[kind] += [f"-{each}" for each in sorted(before[kind] - after[kind])]
     return {kind: change for kind, change in changes.items() if change}

@@ -5,12 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from lab.cluster.api import Api, until
+from lab.cluster.debian import program
 from lab.cluster.interface import is_ready
 from lab.cluster.native import NativeCluster
+from lab.cluster.network import BRIDGE
 from lab.cluster.node import PAUSE_IMAGE
 from lab.cluster.paths import KUBECONFIG
 from lab_cluster.footprint import differences, footprint
@@ -111,3 +114,21 @@ def test_a_cluster_whose_component_died_is_made_anew(before):
     lab("up")
 
     assert cluster.is_up()
+
+
+def test_the_bridge_of_another_clone_is_left_alone(before):
+    ip = program("ip")
+    subprocess.run([ip, "link", "add", BRIDGE, "type", "bridge"], check=True)
+    try:
+        subprocess.run([ip, "link", "set", BRIDGE, "alias", "/elsewhere"], check=True)
+
+        done = subprocess.run(
+            [sys.executable, "-m", "lab", "up"], capture_output=True, text=True, check=False
+        )
+
+        assert done.returncode == 1
+        assert f"{BRIDGE} belongs to the cluster of /elsewhere; take that one down first" in done.stderr
+        assert Path("/sys/class/net", BRIDGE).exists()
+    finally:
+        subprocess.run([ip, "link", "delete", BRIDGE], check=True)
+    assert differences(before, footprint()) == {}

@@ -137,6 +137,7 @@ class NativeCluster:
     def _refuse_conflicts(self) -> None:
         if len(str(self.directory)) > _LONGEST_DIRECTORY:
             raise RuntimeError(f"{self.directory} is too long for the sockets in it; clone to a shorter path")
+        network.refuse_second_lab()
         if chains := traces.kube_chains():
             raise RuntimeError(f"another Kubernetes uses this machine's iptables: {chains[0]}")
         network.refuse_overlap()
@@ -145,7 +146,7 @@ class NativeCluster:
         self.directory.mkdir(parents=True)
         # Written before the first change: tells the next `up` or `down` that there is something to undo.
         self._before.write_text(json.dumps(network.read_sysctls()))
-        network.add_bridge()
+        network.add_bridge(self.directory)
         network.write_cni(self.directory / "cni", self.directory / "leases")
         node = self._node
         plane = self._control_plane()

@@ -63,12 +63,19 @@ def refuse_overlap() -> None:
                 raise RuntimeError(f"the lab's {ours} overlaps {route['dst']} on {route['dev']}")
 
 
-def add_bridge() -> None:
+def refuse_second_lab() -> None:
+    """Raise when another clone's cluster has the bridge: addresses and chains are the same for all."""
+    if _has_bridge():
+        owner = Path("/sys/class/net", BRIDGE, "ifalias").read_text().strip() or "someone"
+        raise RuntimeError(f"{BRIDGE} belongs to the cluster of {owner}; take that one down first")
+
+
+def add_bridge(owner: Path) -> None:
     """Make the bridge; service addresses end there too: without kube-proxy none leaves the machine."""
     if not _has_bridge():
         _ip("link", "add", BRIDGE, "type", "bridge")
     _ip("addr", "replace", f"{NODE_IP}/24", "dev", BRIDGE)
-    _ip("link", "set", BRIDGE, "up")
+    _ip("link", "set", BRIDGE, "up", "alias", str(owner))
     _ip("route", "replace", SERVICES, "dev", BRIDGE)
     write_sysctls({"net/ipv4/ip_forward": "1", "net/bridge/bridge-nf-call-iptables": "1"})
 
