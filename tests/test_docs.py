@@ -1,0 +1,147 @@
+"""What the documentation says exists: its links, its commands, its columns."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests" / "lab").rglob("*.md")])
+WRITTEN_FOR_COMMANDS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+UNFIT = {
+    "a path of one machine": re.compile(r"(?<![\w.{])/(?:work|root|home|Users)/"),
+    "work left for later": re.compile(r"\b(?:TODO|TBD|FIXME|XXX)\b"),
+    "a word that tells the reader how hard it is": re.compile(
+        r"\b(?:simply|obviously|trivially)\b", re.IGNORECASE
+    ),
+    "sequences are preempted, pods are evicted": re.compile(r"\bevicted sequences?\b(?!\")", re.IGNORECASE),
+}
+QUOTES_THEM = {"CONTRIBUTING.md"}
+"""Pages that name words in order to forbid them."""
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def anchor_of(heading: str) -> str:
+    """Return a heading's anchor as forges make it."""
+    text = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading.strip().lower())
+    return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+
+
+def anchors(path: Path) -> set[str]:
+    prose = FENCE.sub("", path.read_text())
+    return {anchor_of(found) for found in re.findall(r"^#+ (.+)$", prose, re.MULTILINE)}
+
+
+def links(path: Path) -> Iterator[str]:
+    for target in LINK.findall(FENCE.sub("", path.read_text())):
+        if "://" not in target and not target.startswith("mailto:"):
+            yield target
+
+
+def commands(path: Path, program: str) -> Iterator[list[str]]:
+    """Yield the words of each command in a page's code that runs a program, comments left out."""
+    text = path.read_text()
+    code = [line for _, block in FENCE.findall(text) for line in block.splitlines()]
+    code += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+    for line in code:
+        for part in re.split(r"&&|\||;|\(| -- ", line.partition("#")[0].removeprefix("$ ")):
+            words = [word for word in part.split() if not re.fullmatch(r"[A-Z_]+=\S*", word)]
+            if len(words) > 1 and words[0] == program:
+                yield words[1:]
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@cache
+def kvmedic(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvmedic", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT / "operator"), "PATH": "", "COLUMNS": "200"},
+    )
+
+
+@pytest.mark.parametrize("path", PAGES, ids=shown)
+def test_every_relative_link_leads_somewhere(path: Path) -> None:
+    broken = []
+    for target in links(path):
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+
+    assert broken == []
+
+
+@pytest.mark.parametrize("path", WRITTEN_FOR_COMMANDS, ids=shown)
+def test_every_make_target_on_a_page_exists(path: Path) -> None:
+    missing = {words[0] for words in commands(path, "make")} - targets()
+
+    assert missing == set()
+
+
+def test_the_readme_has_its_two_commands() -> None:
+    assert {"demo", "test"} <= {words[0] for words in commands(README, "make")}
+
+
+@pytest.mark.parametrize("path", WRITTEN_FOR_COMMANDS, ids=shown)
+def test_every_kvmedic_command_on_a_page_exists_with_its_options(path: Path) -> None:
+    wrong = []
+    for words in commands(path, "kvmedic"):
+        if not re.fullmatch(r"-?[a-z-]+", words[0]):
+            continue
+        depth = 2 if words[0] == "flags" and len(words) > 1 and words[1].isalpha() else 1
+        told = kvmedic(*words[:depth], "--help")
+        options = {word.partition("=")[0] for word in words[depth:] if re.match(r"--?[a-z]", word)}
+        if told.returncode != 0 or any(option not in told.stdout for option in options):
+            wrong.append(" ".join(words))
+
+    assert wrong == []
+
+
+def test_the_readme_shows_the_columns_that_kubectl_shows() -> None:
+    crd = yaml.safe_load((ROOT / "crds" / "kvmedic.io_kvremediations.yaml").read_text())
+    columns = crd["spec"]["versions"][0]["additionalPrinterColumns"]
+    expected = ["NAMESPACE", "NAME", *(c["name"].upper() for c in columns if not c.get("priority"))]
+
+    headers = [line.split() for line in README.read_text().splitlines() if line.startswith("NAMESPACE")]
+
+    assert headers
+    assert all(header == expected for header in headers)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=shown)
+@pytest.mark.parametrize("name", UNFIT)
+def test_no_page_has_unfit_words(path: Path, name: str) -> None:
+    if path.name not in QUOTES_THEM:
+        assert UNFIT[name].findall(path.read_text()) == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    reached = {(index.parent / target.partition("#")[0]).resolve() for target in links(index)}
+    decisions = ROOT / "docs" / "decisions" / "README.md"
+    reached |= {(decisions.parent / target).resolve() for target in links(decisions)}
+
+    missing = [shown(p) for p in (ROOT / "docs").rglob("*.md") if p != index and p not in reached]
+
+    assert missing == [], "link each page in docs/README.md"
