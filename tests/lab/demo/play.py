@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,13 +14,15 @@ from lab.cluster.api import until
 from .figures import Figures, Window, figures, lost
 from .footprint import Footprint
 from .goals import Result, misses
-from .scenario import Scenario
+from .scenario import FLEET, Scenario
 from .scene import Scene, scene, state_of
 from .traffic import Traffic
 from .view import View
-from .witness import OWNERS, Replica, Witness
+from .witness import OWNERS, Replica, Said, Witness
 
 TICK_SECONDS = 0.5
+POD_NAME = re.compile(rf"{FLEET}-[0-9a-z]+-([0-9a-z]{{5}})\b")
+"""A pod of the fleet; on the screen its last five letters do."""
 READY_SECONDS = 180.0
 THRASHING = 0.5
 """Preemptions per second and replica from which the view calls it thrashing: 1.3 to 3.2 were measured on one
@@ -34,6 +37,11 @@ PHASES = {
 }
 
 
+WAITS = frozenset({"AwaitingCanary", "AwaitingReplica", "Draining", "DrainTimedOut", "Holding"})
+"""Reasons of the condition Progressing that tell what a run waits for; the others pass within a second or
+have an Event of their own."""
+
+
 class Play:
     """One scenario on a stage that is set."""
 
@@ -46,6 +54,7 @@ class Play:
         self._started = time.time()
         self._states: dict[str, str] = {}
         self._progress = ""
+        self._told: set[str] = set()
         self._run: dict[str, Any] = {}
         self._opened_at: float | None = None
         self._settled_at: float | None = None
@@ -76,9 +85,15 @@ class Play:
             READY_SECONDS,
             f"{wanted} replicas in rotation",
         )
+        until(self._is_calm, READY_SECONDS, "the operator's first diagnosis")
         self.witness.arm()
         self._template = _touchable(self.witness.deployment())
         self._footprint.start()
+
+    def _is_calm(self) -> bool:
+        """Return whether the operator sees the fleet, and that nothing is wrong with it yet."""
+        diagnosis = self.witness.resource().get("status", {}).get("diagnosis") or {}
+        return bool(diagnosis.get("reason") == "Healthy")
 
     def _act(self, traffic: Traffic) -> None:
         scenario, limits = self.scenario, self.scenario.limits
@@ -117,7 +132,7 @@ class Play:
         """Note and tell what changed since the last look."""
         self._note_run()
         for said in self.witness.hear():
-            self._tell("WARNING" if said.warning else "operator", f"{said.reason}: {said.note}")
+            self._tell("WARNING" if said.warning else "operator", self._news(said))
         self._tell_progress()
         self._tell_replicas(self.witness.replicas())
         self.view.show(self._scene(traffic))
@@ -132,10 +147,10 @@ class Play:
             self._settled_at = time.time()
 
     def _tell_progress(self) -> None:
-        """Tell the run's present decision when its reason changes."""
+        """Tell what the open run waits for, when that is another thing than before."""
         conditions = self.witness.resource().get("status", {}).get("conditions", ())
         found = next((each for each in conditions if each["type"] == "Progressing"), None)
-        if found is None or not self.witness.run():
+        if found is None or not self.witness.run() or found["reason"] not in WAITS:
             return
         text = f"{found['reason']}: {found['message']}"
         if text != self._progress:
@@ -153,8 +168,17 @@ class Play:
             del self._states[gone]
             self._tell("replica", f"{gone}: gone")
 
+    def _news(self, said: Said) -> str:
+        """Return an Event in its own words, without the plan where that was told before."""
+        note = said.note.removeprefix(f"{said.reason}: ")
+        plan = str(self._run.get("message", ""))
+        if plan and plan in note:
+            note = note if plan not in self._told else note.partition(" Deployment/")[0]
+            self._told.add(plan)
+        return f"{said.reason}: {note}"
+
     def _tell(self, who: str, text: str) -> None:
-        self.view.tell(self.elapsed, who, text)
+        self.view.tell(self.elapsed, who, POD_NAME.sub(r"\1", text))
 
     def _scene(self, traffic: Traffic) -> Scene:
         now = scene("", self.elapsed, self.witness, traffic.records())
@@ -180,7 +204,7 @@ class Play:
             failures=[f"{each.outcome}: {each.detail}" for each in failed][:20],
             min_in_rotation=facts.fewest_in_rotation or 0,
             restarts_per_replica=self._restarts(),
-            plan="; ".join(closed.get("steps", ()) or plan.get("steps", ())),
+            plan="; ".join(closed.get("steps", ()) or plan.get("steps", ())).partition(": ")[2],
             verdict=str(closed.get("outcome") or self._calm()),
             message=str(closed.get("message", "")),
             foreign_writers=sorted(facts.managers - OWNERS),

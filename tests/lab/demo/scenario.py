@@ -120,7 +120,7 @@ THRASH = Scenario(
     name="thrash",
     title="three replicas thrash on KV cache and are healed",
     fleet=Fleet(3, ARGS, {"LAB_STARTUP_SECONDS": "6"}),
-    load=Load(clients=96, lengths="spread"),
+    load=Load(clients=144, lengths="spread"),
     expected="Recovered",
     spec=SPEC,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import textwrap
 from collections import deque
 from typing import Protocol
@@ -16,9 +15,10 @@ from rich.text import Text
 
 from .scene import ReplicaLine, Scene
 
-STATUS_SECONDS = 10.0
-"""Between two status lines in the plain view."""
-WIDTH = 100
+STATUS_SECONDS = 15.0
+"""Between two looks at every replica in the plain view."""
+WIDTH = 112
+INDENT = " " * 17
 KEPT = 14
 """Lines of the story that stay on the live screen."""
 
@@ -49,20 +49,26 @@ def clock(elapsed: float) -> str:
 def summary_line(scene: Scene) -> str:
     """Return the fleet and its clients in one line."""
     gap = "-" if math.isnan(scene.longest_gap_p95) else f"{scene.longest_gap_p95:.1f} s"
-    running, waiting = (
-        sum(getattr(each, name) for each in scene.replicas) for name in ("running", "waiting")
-    )
-    usages = [each.usage for each in scene.replicas if each.answers]
-    usage = f"{sum(usages) / len(usages):.0%}" if usages else "-"
     return (
-        f"{scene.in_rotation} in rotation | run {running} wait {waiting} | KV {usage} | "
-        f"{scene.preemptions_per_second:.1f} preemptions/s | {scene.tokens_per_second:.0f} tok/s | "
-        f"longest gap p95 {gap} | answered {scene.answered}, lost {scene.lost}"
+        f"{scene.in_rotation} in rotation | {scene.preemptions_per_second:.1f} preemptions/s | "
+        f"{scene.tokens_per_second:.0f} tokens/s | longest gap p95 {gap} | "
+        f"lost {scene.lost} of {scene.answered}"
+    )
+
+
+def replica_line(each: ReplicaLine) -> str:
+    """Return one replica in one line."""
+    head = f"{each.name}  cap {each.cap:<4} {each.state:<12}"
+    if not each.answers:
+        return head.rstrip()
+    return (
+        f"{head} {each.running:3d} running {each.waiting:3d} waiting   KV {_bar(each.usage)}   "
+        f"{each.preemptions_per_second:4.1f} preemptions/s"
     )
 
 
 class PlainView:
-    """One line per event; a status line every ten seconds."""
+    """One line per event; a look at every replica each quarter of a minute."""
 
     def __init__(self) -> None:
         self._shown_at = -math.inf
@@ -76,6 +82,8 @@ class PlainView:
         if scene.elapsed - self._shown_at >= STATUS_SECONDS:
             self._shown_at = scene.elapsed
             _print(scene.elapsed, "fleet", summary_line(scene))
+            for each in scene.replicas:
+                print(f"{INDENT}{replica_line(each)}", flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -127,18 +135,16 @@ def _replicas(scene: Scene) -> Table:
 def _numbers(each: ReplicaLine) -> tuple[str, ...]:
     if not each.answers:
         return ("", "", "", "")
-    filled = round(each.usage * 10)
-    bar = "█" * filled + "·" * (10 - filled)
-    return (
-        str(each.running),
-        str(each.waiting),
-        f"{bar} {each.usage:4.0%}",
-        f"{each.preemptions_per_second:.1f}",
-    )
+    rate = f"{each.preemptions_per_second:.1f}"
+    return str(each.running), str(each.waiting), _bar(each.usage), rate
+
+
+def _bar(usage: float) -> str:
+    """Return a ratio as a bar of ten with its percentage."""
+    filled = round(usage * 10)
+    return f"{'█' * filled}{'·' * (10 - filled)} {usage:4.0%}"
 
 
 def _print(elapsed: float, who: str, text: str) -> None:
-    indent = " " * 17
-    lines = textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False) or [""]
-    print(f"{clock(elapsed)}  {who:<9} " + "\n".join(lines), flush=True)
-    sys.stdout.flush()
+    lines = textwrap.wrap(text, WIDTH - len(INDENT), break_long_words=False, break_on_hyphens=False)
+    print(f"{clock(elapsed)}  {who:<9} " + f"\n{INDENT}".join(lines), flush=True)
