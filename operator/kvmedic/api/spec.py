@@ -125,8 +125,8 @@ class RotationLabel(Wire):
 
     A replica leaves when its pod's label is set to `draining`, and comes back when the label is set to
     the value of the Deployment's own pod template. So the template must carry the label with a value
-    other than `draining`, and the Services must select that value. Where they don't, the label is
-    without effect; this is reported, and the pod's own graceful termination is relied upon.
+    other than `draining`, and the Services must select that value. Where they don't,
+    a replica can't be drained; nothing is changed then, with the reason `RotationLabelWithoutEffect`.
     """
 
     key: Annotated[
