@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from lab.cluster.debian import program
+from lab.cluster.paths import BUILD
 
-# Written by somebody else than the lab's own list of them, so that one forgotten there is found here.
+# Broader than the lab's own list of settings, so that one forgotten there is found here.
 _SETTINGS = (
     "vm",
     "kernel/panic",
@@ -19,6 +21,7 @@ _SETTINGS = (
     "net/ipv4/ip_forward",
     "net/ipv4/conf/all",
 )
+_CGROUPS = Path("/sys/fs/cgroup")
 _VOLATILE = ("vm/stat", "vm/nr_pdflush", "vm/compact_memory", "vm/drop_caches")
 _FOLDERS = (
     "/run/containerd",
@@ -32,6 +35,9 @@ _FOLDERS = (
 # What buildah mounts while it builds, for whoever builds an image at this moment.
 _BUILDERS_MOUNT = re.compile(r"/overlay(/[0-9a-f]{64}/merged)?$")
 
+# Another clone's cluster, in a network of its own.
+_OTHER_LAB = re.compile(rf"(?<!{re.escape(str(BUILD))})/native/")
+
 
 def footprint() -> dict[str, set[str]]:
     """Everything comparable, by kind."""
@@ -41,7 +47,7 @@ def footprint() -> dict[str, set[str]]:
         "links": {path.name for path in Path("/sys/class/net").iterdir()},
         "rules": set(_rules("iptables-save")) | set(_rules("ip6tables-save")),
         "routes": set(_output("ip", "-4", "route").splitlines()),
-        "control groups": {str(path) for path in Path("/sys/fs/cgroup").glob("**/*kubepods*")},
+        "control groups": {str(path) for top in ("kubepods*", "*/kubepods*") for path in _CGROUPS.glob(top)},
         "files": {str(path) for folder in _FOLDERS for path in _walk(Path(folder))},
         "settings": set(_settings()),
     }
@@ -59,9 +65,9 @@ def _node_processes() -> Iterator[str]:
         except OSError:
             continue
         # A zombie runs nothing any more; init collects it when it gets round to it.
-        if state == "Z":
+        if state == "Z" or _OTHER_LAB.search(command):
             continue
-        if "kubepods" in group or re.search(r"containerd|lab/native|kube kubelet|kube kube-proxy", command):
+        if ":/kubepods" in group or re.search(r"containerd|lab/native|kube kubelet|kube kube-proxy", command):
             yield f"{entry.name} {command}"
 
 
@@ -87,12 +93,24 @@ def _settings() -> Iterator[str]:
 
 
 def _walk(path: Path) -> Iterator[Path]:
-    if path.is_file() or path.is_socket():
-        yield path
-    elif path.is_dir():
-        yield path
-        for each in path.iterdir():
+    """Files, links, sockets and empty folders, except those of another lab that runs."""
+    if path.is_dir() and not path.is_symlink():
+        inside = sorted(path.iterdir())
+        if not inside:
+            yield path
+        for each in inside:
             yield from _walk(each)
+    elif not _is_foreign(path) and (path.exists() or path.is_symlink()):
+        yield path
+
+
+def _is_foreign(path: Path) -> bool:
+    if path.is_symlink():
+        return bool(_OTHER_LAB.search(os.readlink(path)))
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def _output(*argv: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections import defaultdict
@@ -100,11 +101,13 @@ def remove_links_to(directory: Path, folder: Path) -> None:
 
 
 def remove_dead_sockets(folder: Path) -> None:
-    """Remove Unix sockets in `folder` that no process has open: shims leave theirs when they are killed."""
-    in_use = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
-    for socket in folder.glob("*"):
-        if socket.is_socket() and str(socket) not in in_use:
-            socket.unlink()
+    """Remove Unix sockets in `folder` that nobody serves: shims leave theirs when they are killed.
+
+    Each is asked: the kernel's list of sockets shows those of one network namespace only.
+    """
+    for path in folder.glob("*"):
+        if path.is_socket() and not _is_served(path):
+            path.unlink()
     remove_empty(folder, folder.parent)
 
 
@@ -202,6 +205,15 @@ def _with_descendants(roots: list[int]) -> list[int]:
             found.add(pid)
             todo.extend(children[pid])
     return [pid for pid in found if states.get(pid, "Z") not in "ZX" and pid != os.getpid()]
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+    return True
 
 
 def _folders(top: Path) -> list[Path]:
