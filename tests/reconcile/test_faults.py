@@ -1,0 +1,201 @@
+"""Metrics, the API server and the watch go wrong while a run is open, or before one.
+
+Bad metrics change nothing and count as nothing; a write that is refused, or committed without an
+answer, is done again or found done; the end is the same as without.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from lab.scripted.proxy import Fate, Write
+from reconcile.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
+from reconcile.world import Eye, World
+
+TARGETS = frozenset({"deployments", "pods", "deployments/scale"})
+"""What a fleet is made of: no evidence, no write to any of it."""
+
+BAD = {
+    "nothing": ("missing", "MetricsMissing"),
+    "old samples": ("stale", "MetricsStale"),
+    "NaN": ("nan", "MetricsMissing"),
+    "no answer": ("down", "SourceUnavailable"),
+}
+OUTAGE_SECONDS = 2.0
+
+
+def managers(world: World) -> set[str]:
+    """Return who wrote the Deployment, beside the controllers."""
+    return {entry["manager"] for entry in world.deployment()["metadata"]["managedFields"]}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("everywhere", [True, False], ids=["of every pod", "of one pod"])
+def test_bad_metrics_open_no_run(a_world: Callable[..., World], everywhere: bool) -> None:
+    world = a_world(2)
+    one = world.pods()[0]["metadata"]["name"]
+    before = world.deployment()
+    writers = managers(world)
+    world.write_script(old="idle", new="idle", revision=world.revision())
+    world.start()
+
+    for state, reason in BAD.values():
+        script = {"old": state, "pods": {}} if everywhere else {"old": "thrash", "pods": {one: state}}
+        world.rewrite(**script)
+        said = lambda reason=reason: world.condition("MetricsAvailable") == ("False", reason)  # noqa: E731
+        world.wait(said, PATIENCE_SECONDS, f"{state} is told as {reason}")
+        assert world.condition("Diagnosed") == ("Unknown", reason)
+
+    assert "run" not in world.status()
+    assert [write for write in world.proxy.writes if write.object in TARGETS] == []
+    assert world.deployment()["metadata"]["generation"] == before["metadata"]["generation"]
+    assert managers(world) == writers
+    world.rewrite(old="thrash", new="recovered", pods={})
+    world.wait(world.is_closed, PATIENCE_SECONDS, "with metrics again the fleet is healed")
+    assert world.outcomes() == ["Recovered"]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("everywhere", [True, False], ids=["of every pod", "of one pod"])
+def test_bad_metrics_judge_nothing(a_world: Callable[..., World], everywhere: bool) -> None:
+    world = a_world(2, **conditions(Phase.VERIFY))
+    reach(world, Phase.VERIFY)
+    template = world.deployment()["metadata"]["generation"]
+    one = world.pods()[0]["metadata"]["name"]
+
+    for state, reason in BAD.values():
+        script = {"new": state} if everywhere else {"pods": {one: state}}
+        world.rewrite(**script)
+        said = lambda reason=reason: world.condition("Progressing") == ("True", reason)  # noqa: E731
+        world.wait(said, PATIENCE_SECONDS, f"{state} is told as {reason}")
+        assert world.step_state() == "Verifying"
+
+    assert world.deployment()["metadata"]["generation"] == template
+    world.rewrite(new="recovered", pods={})
+    world.wait(world.is_closed, PATIENCE_SECONDS, "with metrics again the change is judged")
+    assert world.outcomes() == ["Recovered"]
+    assert world.traces() == []
+
+
+@pytest.mark.timeout(240)
+def test_a_drain_that_nobody_can_see_waits(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach(world, Phase.DRAIN)
+        out = drained(world)
+        world.rewrite(inFlight=None, old="down", new="down")
+        time.sleep(3)
+        assert drained(world) == out, "the drained replica stays until its requests are known"
+        let_go(world)
+        world.rewrite(old="thrash", new="recovered")
+        world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+    assert eye.lost == []
+
+
+class Spoiler:
+    """Spoils each kind of write at its first sight, Leases included."""
+
+    def __init__(self, fate: Fate) -> None:
+        self.fate = fate
+        self.sights: Counter[Write] = Counter()
+
+    def decide(self, write: Write) -> Fate:
+        self.sights[write] += 1
+        return self.fate if self.sights[write] == 1 else Fate.PASS
+
+    def report(self) -> str:
+        return f"{len(self.sights)} kinds of write:\n" + "\n".join(f"  {w}" for w in self.sights)
+
+
+class Outage:
+    """Answers 500 to everything for a while, from the first write to the Deployment on."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self.refused = 0
+
+    def decide(self, write: Write) -> Fate:
+        if self.since is None and write.object == "deployments":
+            self.since = time.monotonic()
+        if self.since is None or time.monotonic() - self.since > OUTAGE_SECONDS:
+            return Fate.PASS
+        self.refused += 1
+        return Fate.ERROR
+
+    def report(self) -> str:
+        return f"{self.refused} writes were answered with 500"
+
+
+SPOILERS: dict[str, Callable[[], Spoiler | Outage]] = {
+    "refused with 409": lambda: Spoiler(Fate.CONFLICT),
+    "committed and not answered": lambda: Spoiler(Fate.WITHHOLD),
+    "answered with 500": lambda: Spoiler(Fate.ERROR),
+}
+
+
+def healed(world: World, spoiler: Spoiler | Outage, new: str) -> Eye:
+    """Run to the end under a spoiler; the fleet must never notice."""
+    world.rewrite(new=new)
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+        world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+    print(spoiler.report())
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    return eye
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("spoiler", [make() for make in SPOILERS.values()], ids=SPOILERS)
+def test_each_kind_of_write_spoiled_once_changes_nothing_about_the_end(
+    a_world: Callable[..., World], spoiler: Spoiler
+) -> None:
+    world = a_world(2, decide=spoiler.decide)
+    before = world.deployment()["spec"]
+
+    eye = healed(world, spoiler, "worse")
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+    assert {"deployments", "pods", "kvremediations", "kvremediations/status"} <= {
+        write.object for write in spoiler.sights
+    }
+
+
+@pytest.mark.timeout(240)
+def test_an_outage_in_the_middle_is_waited_out(a_world: Callable[..., World]) -> None:
+    outage = Outage()
+    world = a_world(2, decide=outage.decide)
+
+    eye = healed(world, outage, "recovered")
+
+    assert world.outcomes() == ["Recovered"]
+    assert outage.refused > 1
+    assert len(eye.seen) == 4, "each replica was replaced once"
+
+
+@pytest.mark.timeout(240)
+def test_without_a_single_watch_event_a_fleet_is_healed_and_a_person_heard(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2)
+    world.proxy.mute = True
+    reach(world, Phase.DRAIN)
+    world.cluster.api.patch("KVRemediation", "llm", {"spec": {"suspend": True}}, world.namespace)
+    world.wait(lambda: drained(world) == [], PATIENCE_SECONDS, "the suspension is noticed")
+    world.cluster.api.patch("KVRemediation", "llm", {"spec": {"suspend": False}}, world.namespace)
+    let_go(world)
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+    assert world.proxy.muted > 0, "no event was there to be dropped"
+    assert world.traces() == []
