@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.cluster import native, traces
 from lab.cluster.api import Api, until
 from lab.cluster.debian import program
 from lab.cluster.interface import is_ready
@@ -119,16 +120,29 @@ def test_a_cluster_whose_component_died_is_made_anew(before):
 def test_the_bridge_of_another_clone_is_left_alone(before):
     ip = program("ip")
     subprocess.run([ip, "link", "add", BRIDGE, "type", "bridge"], check=True)
-    try:
-        subprocess.run([ip, "link", "set", BRIDGE, "alias", "/elsewhere"], check=True)
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, traces.MARKER: "/elsewhere"}) as alive:
+        try:
+            subprocess.run([ip, "link", "set", BRIDGE, "alias", "/elsewhere"], check=True)
 
-        done = subprocess.run(
-            [sys.executable, "-m", "lab", "up"], capture_output=True, text=True, check=False
-        )
+            done = subprocess.run(
+                [sys.executable, "-m", "lab", "up"], capture_output=True, text=True, check=False
+            )
 
-        assert done.returncode == 1
-        assert f"{BRIDGE} belongs to the cluster of /elsewhere; take that one down first" in done.stderr
-        assert Path("/sys/class/net", BRIDGE).exists()
-    finally:
-        subprocess.run([ip, "link", "delete", BRIDGE], check=True)
+            assert done.returncode == 1
+            assert f"{BRIDGE} belongs to the cluster of /elsewhere; take that one down first" in done.stderr
+            assert Path("/sys/class/net", BRIDGE).exists()
+        finally:
+            alive.kill()
+            subprocess.run([ip, "link", "delete", BRIDGE], check=True)
+    assert differences(before, footprint()) == {}
+
+
+def test_what_another_clones_dead_cluster_left_is_removed(before):
+    ip = program("ip")
+    subprocess.run([ip, "link", "add", BRIDGE, "type", "bridge"], check=True)
+    subprocess.run([ip, "link", "set", BRIDGE, "alias", "/elsewhere"], check=True)
+
+    native.clear_abandoned()
+
+    assert not Path("/sys/class/net", BRIDGE).exists()
     assert differences(before, footprint()) == {}

@@ -81,6 +81,7 @@ class NativeCluster:
     def _create(self, gpus: int) -> None:
         watch = Stopwatch()
         debian.ensure(debian.CLUSTER)
+        clear_abandoned()
         self._refuse_conflicts()
         for tool in (Tool.PAUSE, Tool.KUBE):
             binary(tool)
@@ -161,7 +162,8 @@ class NativeCluster:
         set_gpus(self.access, gpus)
 
     def _control_plane(self) -> ControlPlane:
-        ports = Addresses(*free_ports(2), api=API_PORT, host=network.NODE_IP, services=network.SERVICES)
+        etcd, peer = free_ports(2)
+        ports = Addresses(etcd, peer, API_PORT, host=network.NODE_IP, services=network.SERVICES)
         env = {traces.MARKER: str(self.directory)}
         return ControlPlane(binary(Tool.KUBE), self.directory, ports, outlives_owner=True, env=env)
 
@@ -209,6 +211,19 @@ COMPONENTS = (
 def _launch(component: Component) -> Component:
     component.start()
     return component
+
+
+def clear_abandoned() -> None:
+    """Remove what another clone's cluster left when it died; one that is alive is left alone."""
+    owner = network.bridge_owner()
+    if owner is None or traces.processes(owner):
+        return
+    with step("removing what another clone's dead cluster left"):
+        other = NativeCluster(owner)
+        if (owner / "before.json").exists():
+            other.down()
+        network.remove_bridge()
+        traces.clean_iptables()
 
 
 def _refuse_other_machines() -> None:

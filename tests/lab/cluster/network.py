@@ -65,9 +65,16 @@ def refuse_overlap() -> None:
 
 def refuse_second_lab() -> None:
     """Raise when another clone's cluster has the bridge: addresses and chains are the same for all."""
-    if _has_bridge():
-        owner = Path("/sys/class/net", BRIDGE, "ifalias").read_text().strip() or "someone"
+    owner = bridge_owner()
+    if owner is not None:
         raise RuntimeError(f"{BRIDGE} belongs to the cluster of {owner}; take that one down first")
+
+
+def bridge_owner() -> Path | None:
+    """The directory of the cluster that made the bridge; None without a bridge."""
+    if not _has_bridge():
+        return None
+    return Path(Path("/sys/class/net", BRIDGE, "ifalias").read_text().strip() or "/nowhere")
 
 
 def add_bridge(owner: Path) -> None:
@@ -86,7 +93,7 @@ def remove_bridge() -> None:
         return
     for port in Path("/sys/class/net", BRIDGE, "brif").iterdir():
         # Ends of pods' links vanish by themselves once the pods' namespaces are gone.
-        with suppress(subprocess.CalledProcessError):
+        with suppress(RuntimeError):
             _ip("link", "delete", port.name)
     _ip("link", "delete", BRIDGE)
 
@@ -116,5 +123,7 @@ def _has_bridge() -> bool:
 
 
 def _ip(*arguments: str) -> str:
-    done = subprocess.run([program("ip"), *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run([program("ip"), *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout or "[]"
