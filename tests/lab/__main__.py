@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
+
+import httpx
 
 from lab.cluster.choice import choose
 from lab.cluster.debian import PROMETHEUS, ensure
@@ -13,6 +16,14 @@ from lab.cluster.paths import KUBECONFIG
 from lab.cluster.toolchain import Tool, binary
 
 DEFAULT_GPUS = 8
+EXPECTED = (
+    RuntimeError,
+    OSError,
+    LookupError,
+    ValueError,
+    subprocess.SubprocessError,
+    httpx.HTTPError,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _tools() if options.command == "tools" else _run(options, choose())
-    except (RuntimeError, OSError, LookupError, TimeoutError, ValueError) as error:
+    except EXPECTED as error:
         print(f"[lab] {error}", file=sys.stderr)
         return 1
 

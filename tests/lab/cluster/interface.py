@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -42,7 +43,7 @@ def set_gpus(access: Access, count: int) -> None:
         for name in (node["metadata"]["name"] for node in api.list("Node", None)):
             room = {"capacity": {GPU: str(count)}, "allocatable": {GPU: str(count)}}
             api.patch("Node", name, {"status": room}, subresource="status")
-            until(lambda name=name: _gpus(api, name) == {str(count)}, 30, f"{count} GPUs on {name}")
+            until(partial(_has_gpus, api, name, count), 30, f"{count} GPUs on {name}")
 
 
 def is_ready(access: Access) -> bool:
@@ -54,9 +55,9 @@ def is_ready(access: Access) -> bool:
         return bool(nodes) and all(_ready(node["status"].get("conditions", ())) for node in nodes)
 
 
-def _gpus(api: Api, name: str) -> set[str]:
+def _has_gpus(api: Api, name: str, count: int) -> bool:
     status = api.get("Node", name, None)["status"]
-    return {status["capacity"].get(GPU, "0"), status["allocatable"].get(GPU, "0")}
+    return {status[each].get(GPU, "0") for each in ("capacity", "allocatable")} == {str(count)}
 
 
 def _ready(conditions: Iterable[dict[str, str]]) -> bool:

@@ -49,6 +49,10 @@ class LightCluster:
     enabled_controllers: Sequence[str] = LIGHT_CONTROLLERS
     api_flags: Sequence[str] = ()
     start_seconds: float = 0.0
+    directory: Path = field(init=False, repr=False)
+    plane: ControlPlane = field(init=False, repr=False)
+    api: Api = field(init=False, repr=False)
+    components: dict[str, Component] = field(init=False, repr=False)
 
     def __enter__(self) -> LightCluster:
         watch = Stopwatch()
@@ -148,10 +152,11 @@ class LightCluster:
             *self.api_flags,
             *([] if self.controllers else ["--disable-admission-plugins=ServiceAccount"]),
         ]
-        addresses = Addresses(*free_ports(3))
+        etcd, peer, api = free_ports(3)
+        addresses = Addresses(etcd, peer, api)
         self.plane = ControlPlane(binary(Tool.KUBE), self.directory, addresses, flags)
         self.api = Api(self.access)
-        self.components: dict[str, Component] = {}
+        self.components = {}
 
     def _start(self) -> None:
         self.plane.admin_kubeconfig()

@@ -61,4 +61,7 @@ class Authority:
         self._openssl("req", "-x509", "-config", "openssl.cnf", "-days", "365", *_EC, *extra, *files)
 
     def _openssl(self, *arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=self.directory, check=True, capture_output=True)
+        argv = ["openssl", *arguments]
+        done = subprocess.run(argv, cwd=self.directory, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"openssl {arguments[0]}: {done.stderr.strip()}")
