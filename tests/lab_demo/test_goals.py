@@ -93,6 +93,7 @@ def calm(**changes: object) -> Result:
         ({}, ""),
         ({"plan": "--max-num-seqs 64 -> 16"}, "a plan was made"),
         ({"foreign_writers": ["kvmedic"]}, "somebody wrote to the Deployment or its pods: kvmedic"),
+        ({"rewritten": ["inference-llm"]}, "their resourceVersion is another than before: inference-llm"),
         ({"template_changed": True}, "the Deployment is not as it was before"),
         ({"restarts_per_replica": 1 / 3}, "0.33 restarts per replica, expected 0"),
     ],

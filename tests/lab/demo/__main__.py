@@ -9,6 +9,7 @@ import time
 from contextlib import closing
 
 from lab.cluster.api import ApiError
+from lab.cluster.choice import choose
 from lab.cluster.paths import ROOT
 from lab.cluster.progress import say
 
@@ -28,7 +29,7 @@ def main() -> int:
         chosen = scenario(os.environ.get("SCENARIO") or "thrash")
         OUT.mkdir(parents=True, exist_ok=True)
         (OUT / "summary.json").unlink(missing_ok=True)
-        with stage(chosen) as made, closing(view_for(sys.stdout.isatty())) as view:
+        with stage(chosen, choose()) as made, closing(view_for(sys.stdout.isatty())) as view:
             result = Play(chosen, made.cluster.access, made.url, view).run(OUT)
     except KeyboardInterrupt:
         say("interrupted; the next `make demo` starts afresh, `make lab-down` removes everything")

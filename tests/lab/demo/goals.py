@@ -30,6 +30,8 @@ class Result:
     message: str = ""
     foreign_writers: list[str] = field(default_factory=list)
     """Field managers other than the owner's and Kubernetes' own on the Deployment or its pods."""
+    rewritten: list[str] = field(default_factory=list)
+    """The Deployment and those of its first pods that anybody wrote to, by name."""
     template_changed: bool = False
     operator: dict[str, float] = field(default_factory=dict)
     missed: list[str] = field(default_factory=list)
@@ -49,7 +51,7 @@ class Result:
             "plan": self.plan,
             "verdict": self.verdict,
             "message": self.message,
-            "writes_to_workloads": self.foreign_writers,
+            "writes_to_workloads": [*self.foreign_writers, *self.rewritten],
             "operator": self.operator,
             "missed": self.missed,
             "seconds": round(self.seconds, 1),
@@ -113,6 +115,8 @@ def _left_alone(result: Result) -> Iterator[str]:
         yield f"a plan was made: {result.plan}"
     if result.foreign_writers:
         yield f"somebody wrote to the Deployment or its pods: {', '.join(result.foreign_writers)}"
+    if result.rewritten:
+        yield f"their resourceVersion is another than before: {', '.join(result.rewritten)}"
     yield from _same_fleet(result)
 
 

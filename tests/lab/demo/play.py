@@ -24,6 +24,8 @@ TICK_SECONDS = 0.5
 POD_NAME = re.compile(rf"{FLEET}-[0-9a-z]+-([0-9a-z]{{5}})\b")
 """A pod of the fleet; on the screen its last five letters do."""
 READY_SECONDS = 180.0
+RAMP_SECONDS = 10.0
+"""From the first request until the pools are full: 4 to 10 s were seen."""
 THRASHING = 0.5
 """Preemptions per second and replica from which the view calls it thrashing: 1.3 to 3.2 were measured on one
 replica that thrashed, 0 on a calm one."""
@@ -208,6 +210,7 @@ class Play:
             verdict=str(closed.get("outcome") or self._calm()),
             message=str(closed.get("message", "")),
             foreign_writers=sorted(facts.managers - OWNERS),
+            rewritten=self.witness.rewritten(),
             template_changed=_touchable(self.witness.deployment()) != self._template,
             operator=self._footprint.measured(),
         )
@@ -224,7 +227,7 @@ class Play:
         turning = self._opened_at
         if turning is None:
             return None, None
-        before = Window(max(self._started, turning - span), turning)
+        before = Window(max(self._started + RAMP_SECONDS, turning - span), turning)
         start = self._settled_at
         after = None if start is None else figures(Window(start, start + span), records, samples)
         return figures(before, records, samples), after

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.cluster.api import Api, ApiError, until
-from lab.cluster.choice import choose
 from lab.cluster.interface import Cluster
 from lab.cluster.paths import LAB_SOURCES
 from lab.cluster.progress import step
@@ -43,12 +42,11 @@ class Set:
 
 
 @contextmanager
-def stage(scenario: Scenario) -> Iterator[Set]:
+def stage(scenario: Scenario, cluster: Cluster) -> Iterator[Set]:
     """Bring up whatever is not up, remove what an earlier play left, put a fresh fleet there.
 
     Afterwards cluster, operator and fleet stay; Prometheus ends.
     """
-    cluster = choose()
     cluster.up(scenario.fleet.gpus)
     image = provide(cluster, engine_recipe())
     with Api(cluster.access) as api, step("clearing the stage"):

@@ -62,7 +62,7 @@ def _facts(result: Result) -> list[str]:
             "",
         ),
         ("restarts per replica", f"{result.restarts_per_replica:g}", "", ""),
-        ("writes to workloads by the operator", "yes" if result.foreign_writers else "none", "", ""),
+        ("objects of the fleet written to", str(len(result.rewritten)), "", ""),
         ("seconds, first request to last", f"{result.seconds:.0f}", "", ""),
     ]
     if result.operator:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections import deque
 from typing import Protocol
 
 from rich.console import Console, Group
@@ -94,13 +93,13 @@ class LiveView:
 
     def __init__(self) -> None:
         self._console = Console()
-        self._story: deque[tuple[str, str, str]] = deque(maxlen=KEPT)
+        self._story: list[tuple[float, str, str]] = []
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._live.start()
 
     def tell(self, elapsed: float, who: str, text: str) -> None:
         """Add one line to the story."""
-        self._story.append((clock(elapsed), who, text))
+        self._story.append((elapsed, who, text))
 
     def show(self, scene: Scene) -> None:
         """Redraw the screen."""
@@ -111,13 +110,13 @@ class LiveView:
     def close(self) -> None:
         """Take the screen away and leave the whole story behind as plain lines."""
         self._live.stop()
-        for at, who, text in self._story:
-            print(f"{at}  {who:<9} {text}")
+        for elapsed, who, text in self._story:
+            _print(elapsed, who, text)
 
     def _told(self) -> Table:
         story = Table.grid(padding=(0, 1))
-        for at, who, text in self._story:
-            story.add_row(Text(at, style="dim"), Text(who, style="cyan"), text)
+        for elapsed, who, text in self._story[-KEPT:]:
+            story.add_row(Text(clock(elapsed), style="dim"), Text(who, style="cyan"), Text(text))
         return story
 
 

@@ -55,6 +55,8 @@ class Facts:
     """Of containers, by pod uid, of every pod there ever was."""
     served: set[str] = field(default_factory=set)
     """Uids of all pods that were ever in rotation."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """resourceVersion of the Deployment and its first pods, by name, when the play began."""
     managers: set[str] = field(default_factory=set)
     """Field managers that ever wrote to the Deployment or to a pod."""
     in_rotation: frozenset[str] = frozenset()
@@ -97,6 +99,7 @@ class Witness:
             self._armed = True
             self.facts.fewest_in_rotation = len(self.facts.in_rotation)
             self.facts.served = set(self.facts.in_rotation)
+            self.facts.versions = self._versions()
 
     def resource(self) -> Object:
         """Return the KVRemediation; empty when there is none."""
@@ -105,6 +108,18 @@ class Witness:
     def deployment(self) -> Object:
         """Return the Deployment; empty when there is none."""
         return next((each for each in self._deployments.objects() if each["metadata"]["name"] == FLEET), {})
+
+    def rewritten(self) -> list[str]:
+        """Return the objects of the fleet that were written to since it was whole, or are gone."""
+        now = self._versions()
+        return sorted(each for each, version in self.facts.versions.items() if now.get(each) != version)
+
+    def _versions(self) -> dict[str, str]:
+        objects = [
+            self.deployment(),
+            *(pod for pod in self._pods.objects() if _labels(pod).get("app") == FLEET),
+        ]
+        return {name(each): str(each["metadata"]["resourceVersion"]) for each in objects if each}
 
     def run(self) -> Object:
         """Return the open run as it is recorded; empty when there is none."""
