@@ -92,6 +92,10 @@ lab-down: setup ## Take that cluster down without a trace
 demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=thrash|healthy|bad-canary)
 	@SCENARIO=$(SCENARIO) $(PY) -m lab.demo
 
+.PHONY: bench-sizing
+bench-sizing: setup ## Compare the operator's caps and verdicts with a sweep on the lab engine's scheduler
+	$(PY) -m lab.bench.sizing
+
 .PHONY: bench-lab
 bench-lab: setup ## Replay the table measured on real vLLM on the lab engine and compare
 	$(PY) -m lab.engine.bench

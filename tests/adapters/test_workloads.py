@@ -19,7 +19,7 @@ from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref
 from lab.cluster.light import LightCluster
-from live_fleet import ARGS, EDIT, NAME, LiveFleet, deployment, is_whole, service, walker
+from live_fleet import ARGS, EDIT, NAME, POLL_SECONDS, LiveFleet, deployment, is_whole, service, walker
 from model_controller import Model
 
 FROZEN = frozen(max_unavailable=0, paused=False)
@@ -58,6 +58,16 @@ async def quiet(live: LiveFleet, **spec: Any) -> Fleet:
 
 def spec_of(live: LiveFleet) -> str:
     return json.dumps(live.deployment()["spec"], sort_keys=True)
+
+
+async def claim(live: LiveFleet, move: DeploymentMove, fence: str) -> None:
+    """Carry out a first move: where there is no claim yet, a status that moves on is a conflict, too."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await assign(live.client, await live.fleet(), move, fence, {})
+            except Conflict:
+                await asyncio.sleep(POLL_SECONDS)
 
 
 def written(live: LiveFleet) -> tuple[Any, Any]:
@@ -238,7 +248,8 @@ class TestGuards:
             await assign(live.client, fleet, Pause(HELD), "r/1/1", {})
 
     async def test_the_status_moving_on_is_no_edit(self, live: LiveFleet) -> None:
-        await assign(live.client, await live.serving(1), Pause(replace(OWN, paused=True)), "r/1/1", {})
+        await live.serving(1)
+        await claim(live, Pause(replace(OWN, paused=True)), "r/1/1")
         fleet = await live.until(lambda seen: seen.observed, "seen")
         pod = fleet.pods[0]
         live.light.api.delete("Pod", pod.name, live.namespace)

@@ -36,8 +36,8 @@ THROUGHPUT_HELD = 0.95
 windows of 10 minutes differ by up to 4 % (simulated, 3 replicas), of 5 minutes by 6 % (9th decile)."""
 GOODPUT_PER_LOSS = 0.5
 """Share of goodput that must be won for each share of throughput that is lost beyond that. At 0.5 three of
-1,065 simulated harmful caps (goodput under 0.95 of before) were kept, at 1 one; at 0.5 one of 260 right
-caps was taken back, at 1 seven."""
+1,063 simulated harmful caps (goodput under 0.95 of before) were kept, at 1 one; at 0.5 one of 255 right
+caps was taken back, at 1 six."""
 BETTER = 0.5
 """Preemptions per request after over before, at most, for a clear improvement. Without any change windows
 of 2 minutes differed by more in 1 of 112 simulated pairs, of 5 minutes in none."""

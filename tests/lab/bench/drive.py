@@ -1,0 +1,147 @@
+"""One engine under a closed loop of clients in virtual time, scraped as Prometheus would scrape it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from lab.bench.workloads import Lengths, Workload
+from lab.engine.blocks import BlockPool
+from lab.engine.metrics import EngineMetrics, Times
+from lab.engine.requests import BlockTable, Request
+from lab.engine.scheduler import Limits, Output, Scheduler, Step
+
+STALL_SECONDS = 2.0
+"""A request with a longer gap between two tokens does not count as good."""
+UNCAPPED = 100_000
+BATCHED_TOKENS = 2048
+PAGES = 24
+"""Scrapes of a run: enough for the mean of a gauge, few enough to parse in no time."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What clients and scrapes saw once the engine was warm."""
+
+    cap: int
+    seconds: float = 0.0
+    tokens: int = 0
+    good_tokens: int = 0
+    finished: int = 0
+    pages: list[tuple[datetime, str]] = field(default_factory=list)
+
+    @property
+    def goodput(self) -> float:
+        """Tokens per second of requests without a stall."""
+        return self.good_tokens / self.seconds
+
+    @property
+    def throughput(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+@dataclass(slots=True)
+class Client:
+    """What the client of one request saw."""
+
+    times: Times
+    longest_gap: float = 0.0
+
+
+class Drive:
+    """One run of a workload at one cap."""
+
+    def __init__(self, workload: Workload, cap: int) -> None:
+        self.workload = workload
+        limits = Limits(cap, BATCHED_TOKENS, workload.max_model_len)
+        pool = BlockPool(workload.blocks + 1)
+        self.scheduler = Scheduler(limits, pool, workload.block_tokens)
+        labels = {
+            "num_gpu_blocks": str(workload.blocks + 1),
+            "block_size": str(workload.block_tokens),
+            "cache_dtype": "auto",
+            "engine": "0",
+        }
+        self.metrics = EngineMetrics("bench", workload.max_model_len, labels)
+        self.now = 0.0
+        self._epoch = datetime.now(UTC)
+        self._lengths: Iterator[Lengths] = workload.lengths()
+        self._clients: dict[Request, Client] = {}
+        self._in_flight: list[tuple[Step, float]] = []
+        self._last_end = 0.0
+
+    def run(self, warm: int, count: int) -> Outcome:
+        """Serve `warm` requests, then `count` more that are measured and scraped."""
+        for _ in range(self.workload.clients):
+            self._send()
+        outcome = Outcome(self.scheduler.limits.max_num_seqs)
+        finished = 0
+        while finished < warm:
+            finished += len(self._advance())
+        started = due = self.now
+        interval = started / warm * count / PAGES
+        while outcome.finished < count:
+            if self.now >= due:
+                self._scrape(outcome)
+                due += interval
+            for client, request in self._advance():
+                self._count(outcome, client, request)
+        self._scrape(outcome)
+        outcome.seconds = self.now - started
+        return outcome
+
+    def _count(self, outcome: Outcome, client: Client, request: Request) -> None:
+        outcome.finished += 1
+        outcome.tokens += request.output_length
+        if client.longest_gap <= STALL_SECONDS:
+            outcome.good_tokens += request.output_length
+
+    def _scrape(self, outcome: Outcome) -> None:
+        at = self._epoch + timedelta(seconds=self.now)
+        if outcome.pages and at <= outcome.pages[-1][0]:
+            return
+        self.metrics.record_scheduler(self.scheduler)
+        outcome.pages.append((at, self.metrics.text()))
+
+    def _send(self) -> None:
+        lengths = next(self._lengths)
+        number = len(self._clients)
+        prompt = prompt_of(number, lengths)
+        request = Request(
+            str(number), prompt, lengths.output, BlockTable(self.scheduler.block_size), seed=number + 1
+        )
+        self._clients[request] = Client(Times(self.now))
+        self.scheduler.add(request)
+
+    def _advance(self) -> list[tuple[Client, Request]]:
+        """End one step; return the requests that it finished, each replaced by the client's next one."""
+        while len(self._in_flight) < 2:
+            step = self.scheduler.schedule()
+            if not step.scheduled:
+                break
+            for request in step.admitted:
+                times = self._clients[request].times
+                times.scheduled_at = times.scheduled_at or self.now
+            self._last_end = max(self.now, self._last_end) + self.workload.cost.of(step.tokens)
+            self._in_flight.append((step, self._last_end))
+        step, self.now = self._in_flight.pop(0)
+        return self._take(self.scheduler.finish(step))
+
+    def _take(self, outputs: list[Output]) -> list[tuple[Client, Request]]:
+        ended = []
+        for output in outputs:
+            client = self._clients[output.request]
+            if client.times.first_token_at:
+                client.longest_gap = max(client.longest_gap, self.now - client.times.last_token_at)
+        self.metrics.record_step([(o, self._clients[o.request].times) for o in outputs], self.now)
+        for output in outputs:
+            if output.finish_reason is not None:
+                ended.append((self._clients[output.request], output.request))
+                self._send()
+        return ended
+
+
+def prompt_of(number: int, lengths: Lengths) -> list[int]:
+    """Return a prompt whose first tokens are those of its group and whose rest is its own."""
+    shared = [-1 - lengths.group, *range(lengths.shared - 1)] if lengths.shared else []
+    return [*shared, number, *range(lengths.prompt - len(shared) - 1)]

@@ -1,0 +1,128 @@
+"""Traffic and engines for the benchmarks: lengths of public traces, and shapes that are hard to size."""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from lab.engine.settings import StepCost
+
+Draw = Callable[[random.Random], int]
+"""One length from a source of chance."""
+
+CPU = StepCost()
+"""As measured: a prefilled token is dear (0.42 ms against steps of 11 ms)."""
+GPU = StepCost(step_seconds=0.020, token_seconds=0.000_04)
+"""A large accelerator: 25,000 prefilled tokens a second beside steps of 20 ms."""
+
+AZURE_PROMPT = ((0, 3), (0.1, 207), (0.25, 396), (0.5, 1020), (0.75, 1189), (0.9, 2735), (0.95, 4083))
+AZURE_PROMPT += ((0.99, 4142), (1, 14050))
+AZURE_OUTPUT = ((0, 1), (0.1, 54), (0.25, 85), (0.5, 129), (0.75, 395), (0.9, 424), (0.95, 451))
+AZURE_OUTPUT += ((0.99, 601), (1, 1000))
+"""Quantiles of the Azure 2023 conversation trace (19,366 requests, CC-BY, Splitwise, ISCA 2024)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of one request; the first `shared` of the prompt are those of its group."""
+
+    prompt: int
+    output: int
+    shared: int = 0
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One engine and the closed loop of clients in front of it."""
+
+    name: str
+    prompt: Draw
+    output: Draw
+    blocks: int
+    block_tokens: int
+    clients: int
+    cost: StepCost = CPU
+    shared: int = 0
+    """Tokens that the prompts of one group begin with; there are four groups."""
+    tokens: int = 120_000
+    """Generated tokens that a run measures, about."""
+    max_model_len: int = 16_384
+
+    def lengths(self, seed: int = 7) -> Iterator[Lengths]:
+        """Yield the requests' lengths, the same ones for the same seed."""
+        drawn = random.Random(seed)
+        while True:
+            prompt, output = self.prompt(drawn), self.output(drawn)
+            shared = min(self.shared, self.max_model_len // 2)
+            prompt = min(prompt + shared, self.max_model_len - 2)
+            yield Lengths(prompt, min(output, self.max_model_len - prompt), shared, drawn.randrange(4))
+
+
+def varied(mean: float, variation: float, low: int, high: int) -> Draw:
+    """Return lognormal lengths by mean and relative deviation, clipped."""
+    sigma = math.sqrt(math.log(1 + variation**2))
+    mu = math.log(mean) - sigma**2 / 2
+    return lambda drawn: min(high, max(low, round(drawn.lognormvariate(mu, sigma))))
+
+
+def even(low: int, high: int) -> Draw:
+    """Return lengths spread evenly."""
+    return lambda drawn: drawn.randint(low, high)
+
+
+def fixed(length: int) -> Draw:
+    """Return one length."""
+    return lambda _: length
+
+
+def either(first: Draw, second: Draw, share: float) -> Draw:
+    """Return lengths of the first kind for a share of the requests, of the second for the others."""
+    return lambda drawn: (first if drawn.random() < share else second)(drawn)
+
+
+def table(quantiles: Sequence[tuple[float, float]]) -> Draw:
+    """Return lengths of a table of quantiles, straight lines between them."""
+
+    def draw(drawn: random.Random) -> int:
+        share = drawn.random()
+        at = next(i for i, (upto, _) in enumerate(quantiles) if share <= upto)
+        (low, a), (high, b) = quantiles[max(0, at - 1)], quantiles[max(1, at)]
+        return max(1, round(a + (b - a) * (share - low) / (high - low)))
+
+    return draw
+
+
+CHAT_PROMPT, CHAT_OUTPUT = varied(60, 0.6, 8, 400), varied(190, 0.7, 10, 1200)
+SHARE_PROMPT, SHARE_OUTPUT = varied(220, 1.2, 4, 1024), varied(200, 0.9, 4, 1024)
+REASON_PROMPT, REASON_OUTPUT = varied(120, 0.8, 10, 1000), varied(1000, 0.8, 50, 5000)
+
+WORKLOADS = (
+    Workload("chat", CHAT_PROMPT, CHAT_OUTPUT, 149, 32, 32),
+    Workload("chat, fast engine", CHAT_PROMPT, CHAT_OUTPUT, 149, 32, 64, CPU.scaled(0.2)),
+    Workload("chat, accelerator", CHAT_PROMPT, CHAT_OUTPUT, 149, 32, 64, GPU),
+    Workload("shared chats", SHARE_PROMPT, SHARE_OUTPUT, 600, 16, 80),
+    Workload("shared chats, large pool", SHARE_PROMPT, SHARE_OUTPUT, 2400, 16, 200),
+    Workload("shared chats, accelerator", SHARE_PROMPT, SHARE_OUTPUT, 1000, 16, 120, GPU),
+    Workload("Azure conversation", table(AZURE_PROMPT), table(AZURE_OUTPUT), 1500, 16, 64),
+    Workload("Azure conversation, accelerator", table(AZURE_PROMPT), table(AZURE_OUTPUT), 4000, 16, 128, GPU),
+    Workload("reasoning, small pool", REASON_PROMPT, REASON_OUTPUT, 800, 16, 32, tokens=200_000),
+    Workload("reasoning", REASON_PROMPT, REASON_OUTPUT, 2400, 16, 80, tokens=250_000),
+    Workload("reasoning, accelerator", REASON_PROMPT, REASON_OUTPUT, 1600, 16, 64, GPU, tokens=200_000),
+    Workload("fixed 64 + 512", fixed(64), fixed(512), 149, 32, 64),
+    Workload("fixed 256 + 256, accelerator", fixed(256), fixed(256), 1000, 16, 80, GPU),
+    Workload("nearly fixed", even(61, 67), even(700, 760), 600, 16, 40),
+    Workload("even 201 to 500", even(100, 200), even(201, 500), 500, 16, 60),
+    Workload(
+        "bimodal",
+        either(even(20, 100), even(200, 400), 0.7),
+        either(even(20, 80), even(400, 900), 0.7),
+        300,
+        32,
+        64,
+    ),
+    Workload("shared prefixes", varied(200, 0.8, 8, 2000), SHARE_OUTPUT, 1000, 16, 120, shared=512),
+    Workload("summaries", varied(2000, 0.6, 200, 8000), varied(100, 0.6, 20, 400), 4000, 16, 48),
+    Workload("light load", SHARE_PROMPT, SHARE_OUTPUT, 1000, 16, 24),
+)
+"""Every workload of the benchmark."""
