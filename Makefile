@@ -89,8 +89,8 @@ lab-down: setup ## Take that cluster down without a trace
 	$(PY) -m lab down
 
 .PHONY: demo
-demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=thrash|healthy|bad-canary)
-	@SCENARIO=$(SCENARIO) $(PY) -m lab.demo
+demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=thrash|healthy|bad-canary, ENGINE=lab|vllm)
+	@SCENARIO=$(SCENARIO) ENGINE=$(ENGINE) $(PY) -m lab.demo
 
 .PHONY: bench-sizing
 bench-sizing: setup ## Compare the operator's caps and verdicts with a sweep on the lab engine's scheduler

@@ -9,6 +9,7 @@ import pytest
 
 from lab.demo.figures import Figures
 from lab.demo.goals import Result, misses
+from lab.demo.manifests import deployment
 from lab.demo.scenario import BAD_CANARY, HEALTHY, THRASH, scenario
 from lab.demo.table import table
 
@@ -130,6 +131,26 @@ def test_the_summary_has_the_promised_fields_and_no_nan() -> None:
     assert summary["after"]["ttft_p95"] is None
 
 
-def test_an_unknown_scenario_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="SCENARIO=thrush: there are thrash, healthy, bad-canary"):
-        scenario("thrush")
+@pytest.mark.parametrize(
+    ("name", "engine", "message"),
+    [
+        ("thrush", "lab", "SCENARIO=thrush: there are thrash, healthy, bad-canary"),
+        ("thrash", "sglang", "ENGINE=sglang: there are lab, vllm"),
+        ("healthy", "vllm", "SCENARIO=healthy has no variant with ENGINE=vllm; thrash has"),
+    ],
+)
+def test_what_there_is_not_is_refused_by_name(name: str, engine: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scenario(name, engine)
+
+
+def test_real_vllm_gets_what_it_needs_and_nothing_else_changes() -> None:
+    real = scenario("thrash", "vllm").fleet
+    pod = deployment(real, "image")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+
+    assert container["args"] == list(real.args)
+    assert {each["name"] for each in pod["volumes"]} == {each["name"] for each in container["volumeMounts"]}
+    assert all(each["readOnly"] for each in container["volumeMounts"] if each["name"] not in ("shm", "tmp"))
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "volumes" not in deployment(scenario("thrash", "lab").fleet, "image")["spec"]["template"]["spec"]

@@ -1,4 +1,4 @@
-"""`make demo` with SCENARIO=thrash|healthy|bad-canary; exit 1 when it did not end as it should."""
+"""`make demo` with SCENARIO=thrash|healthy|bad-canary and ENGINE=lab|vllm; exit 1 for a bad end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main() -> int:
     """Set the stage, play, show the table, write the summary."""
     started = time.time()
     try:
-        chosen = scenario(os.environ.get("SCENARIO") or "thrash")
+        chosen = scenario(os.environ.get("SCENARIO") or "thrash", os.environ.get("ENGINE") or "lab")
         OUT.mkdir(parents=True, exist_ok=True)
         (OUT / "summary.json").unlink(missing_ok=True)
         with stage(chosen, choose()) as made, closing(view_for(sys.stdout.isatty())) as view:

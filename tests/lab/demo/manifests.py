@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from .scenario import CONTAINER, FLEET, NAMESPACE, PORT, Fleet, Scenario
+from . import vllm
+from .scenario import CONTAINER, FLEET, NAMESPACE, PORT, Engine, Fleet, Scenario
 
 Object = dict[str, Any]
 ROTATION = {"serving": "active"}
 APP = {"app": FLEET}
 GRACE_SECONDS = 60
 """More than the engine's own --shutdown-timeout of 30 s, or the kubelet would cut it short."""
-RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+LEVELS = {Engine.LAB: "restricted", Engine.VLLM: "privileged"}
+"""Pod Security level by engine: real vLLM comes from the host's file system, which only one level allows."""
 
 
-def namespace() -> Object:
-    """The fleet's namespace, under the restricted Pod Security level."""
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": RESTRICTED}}
+def namespace(engine: Engine) -> Object:
+    """The fleet's namespace, under the strictest Pod Security level that the engine can do with."""
+    labels = {"pod-security.kubernetes.io/enforce": LEVELS[engine]}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
 
 
 def deployment(fleet: Fleet, image: str) -> Object:
     """The engines: one GPU each, in rotation while they carry `serving: active`."""
-    return {
+    made: Object = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": FLEET, "namespace": NAMESPACE},
@@ -39,6 +42,9 @@ def deployment(fleet: Fleet, image: str) -> Object:
             },
         },
     }
+    if fleet.engine is Engine.VLLM:
+        vllm.on_this_machine(made)
+    return made
 
 
 def container(fleet: Fleet, image: str) -> Object:

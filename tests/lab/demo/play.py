@@ -23,7 +23,6 @@ from .witness import OWNERS, Replica, Said, Witness
 TICK_SECONDS = 0.5
 POD_NAME = re.compile(rf"{FLEET}-[0-9a-z]+-([0-9a-z]{{5}})\b")
 """A pod of the fleet; on the screen its last five letters do."""
-READY_SECONDS = 180.0
 RAMP_SECONDS = 10.0
 """From the first request until the pools are full: 4 to 10 s were seen."""
 THRASHING = 0.5
@@ -81,13 +80,14 @@ class Play:
         return time.time() - self._started
 
     def _await_fleet(self) -> None:
-        wanted = self.scenario.fleet.replicas
+        wanted, ready = self.scenario.fleet.replicas, self.scenario.limits.ready
         until(
             lambda: len(self.witness.facts.in_rotation) == wanted,
-            READY_SECONDS,
+            ready,
             f"{wanted} replicas in rotation",
         )
-        until(self._is_calm, READY_SECONDS, "the operator's first diagnosis")
+        until(self._is_calm, ready, "the operator's first diagnosis")
+        self.witness.hear()
         self.witness.arm()
         self._template = _touchable(self.witness.deployment())
         self._footprint.start()

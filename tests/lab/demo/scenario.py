@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
+
+from . import vllm
 
 NAMESPACE = "serving"
 FLEET = "inference-llm"
@@ -13,6 +16,15 @@ FLEET = "inference-llm"
 CONTAINER = "vllm"
 PORT = 8000
 MODEL = "tiny"
+
+
+class Engine(StrEnum):
+    """What serves in the pods."""
+
+    LAB = "lab"
+    """vLLM's scheduler, flags and metrics without a model."""
+    VLLM = "vllm"
+    """Real vLLM on CPU with a small model of random weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,8 @@ class Goals:
 class Limits:
     """How long each part of the play may take, in seconds. Each is several times what was measured."""
 
+    ready: float = 180.0
+    """Until the fleet serves and the operator has looked at it."""
     calm: float = 90.0
     """How long a healthy fleet is watched."""
     diagnosis: float = 240.0
@@ -56,8 +70,12 @@ class Fleet:
     replicas: int
     args: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    gpus: int = 4
-    """Of the node: one more than replicas is the spare."""
+    engine: Engine = Engine.LAB
+
+    @property
+    def gpus(self) -> int:
+        """Of the node: one more than replicas is the spare."""
+        return self.replicas + 1
 
     @property
     def cap(self) -> int:
@@ -105,7 +123,7 @@ SPEC: Mapping[str, Any] = MappingProxyType(
     {
         "targetRef": {"kind": "Deployment", "name": FLEET, "container": CONTAINER},
         "mode": "Auto",
-        "trigger": {"preemptionsPerRequest": 0.5, "kvCacheUsage": 0.8, "window": "1m", "for": "0s"},
+        "trigger": {"preemptionsPerRequest": 0.5, "kvCacheUsage": 0.8, "window": "1m", "for": "1m"},
         "sizing": {"window": "1m"},
         "levers": [{"name": "maxNumSeqs", "min": 4}],
         "rollout": {"drainTimeout": "2m", "rotationLabel": {"key": "serving", "draining": "draining"}},
@@ -119,7 +137,7 @@ enough; a real fleet keeps the defaults (5m, 30m, 10m)."""
 THRASH = Scenario(
     name="thrash",
     title="three replicas thrash on KV cache and are healed",
-    fleet=Fleet(3, ARGS, {"LAB_STARTUP_SECONDS": "6"}),
+    fleet=Fleet(3, ARGS, {"LAB_STARTUP_SECONDS": "4"}),
     load=Load(clients=144, lengths="spread"),
     expected="Recovered",
     spec=SPEC,
@@ -143,13 +161,34 @@ BAD_CANARY = replace(
 
 SCENARIOS = MappingProxyType({each.name: each for each in (THRASH, HEALTHY, BAD_CANARY)})
 
+REAL = replace(
+    THRASH,
+    name="thrash",
+    title="two replicas of real vLLM thrash on KV cache and are healed",
+    fleet=Fleet(
+        2,
+        ("serve", str(vllm.MODEL), *ARGS[2:], "--load-format", "dummy", "--enforce-eager"),
+        engine=Engine.VLLM,
+    ),
+    load=Load(clients=96, lengths="spread"),
+    spec={**SPEC, "limits": {**SPEC["limits"], "minHealthyReplicas": 1}},
+    limits=Limits(ready=900.0, diagnosis=420.0, run=2400.0),
+)
+"""Two servers and the spare are what two cores carry; the spare needs minutes to be Ready beside a load."""
 
-def scenario(name: str) -> Scenario:
+
+def scenario(name: str, engine: str) -> Scenario:
     """Return a scenario.
 
     Raises:
-        ValueError: none has that name.
+        ValueError: none has that name, or there is none with that engine.
     """
     if name not in SCENARIOS:
         raise ValueError(f"SCENARIO={name}: there are {', '.join(SCENARIOS)}")
-    return SCENARIOS[name]
+    if engine not in tuple(Engine):
+        raise ValueError(f"ENGINE={engine}: there are {', '.join(Engine)}")
+    if engine == Engine.LAB:
+        return SCENARIOS[name]
+    if name != REAL.name:
+        raise ValueError(f"SCENARIO={name} has no variant with ENGINE={engine}; {REAL.name} has")
+    return REAL

@@ -9,14 +9,16 @@ from typing import Any
 
 from lab.cluster.api import Api, ApiError, until
 from lab.cluster.interface import Cluster
+from lab.cluster.kind import KindCluster
 from lab.cluster.paths import LAB_SOURCES
 from lab.cluster.progress import step
 from lab.images import Recipe, provide
 from lab.installation import install
 from lab.prometheus import cluster_prometheus
 
+from . import vllm
 from .manifests import deployment, namespace, remediation, service
-from .scenario import FLEET, NAMESPACE, PORT, Scenario
+from .scenario import FLEET, NAMESPACE, PORT, Engine, Scenario
 
 GONE_SECONDS = 120.0
 OWNER = "kubectl"
@@ -47,6 +49,13 @@ def stage(scenario: Scenario, cluster: Cluster) -> Iterator[Set]:
 
     Afterwards cluster, operator and fleet stay; Prometheus ends.
     """
+    if not is_reachable(cluster):
+        raise RuntimeError(
+            "the demo's clients reach Services and pods from this machine, which kind's network does not "
+            "allow: run it with LAB_CLUSTER=native (Linux, root)"
+        )
+    if scenario.fleet.engine is Engine.VLLM:
+        vllm.ensure()
     cluster.up(scenario.fleet.gpus)
     image = provide(cluster, engine_recipe())
     with Api(cluster.access) as api, step("clearing the stage"):
@@ -56,10 +65,15 @@ def stage(scenario: Scenario, cluster: Cluster) -> Iterator[Set]:
         yield Set(cluster, _put_fleet(cluster, scenario, image))
 
 
+def is_reachable(cluster: Cluster) -> bool:
+    """Return whether addresses of Services and pods lead somewhere on this machine."""
+    return not isinstance(cluster, KindCluster)
+
+
 def _put_fleet(cluster: Cluster, scenario: Scenario, image: str) -> str:
     """Apply what the fleet's owner wrote; return the address that clients send to."""
     with Api(cluster.access) as api:
-        api.apply(namespace())
+        api.apply(namespace(scenario.fleet.engine))
         for each in (service(), deployment(scenario.fleet, image), remediation(scenario)):
             api.apply(each, manager=OWNER)
         address = api.get("Service", FLEET, NAMESPACE)["spec"]["clusterIP"]
