@@ -253,7 +253,6 @@ PENDING = [
         "not implemented yet: use Required",
         is_pending=True,
     ),
-    Row("windows", window(), "spec.limits.windows", "not implemented yet: remove it", is_pending=True),
     Row("compression", compression(), "spec.compression", "not implemented yet: remove it", is_pending=True),
 ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+NIGHT = {"days": ["Sat", "Sun"], "start": "22:00", "end": "06:00", "timeZone": "Europe/Berlin"}
+
 LOW: dict[str, Any] = {
     "targetRef": {"name": "a", "container": "b"},
     "objectives": {"interTokenP95": "1ms", "e2eP95": "10ms", "ttftP95": "1ms"},
@@ -28,8 +30,10 @@ HIGH: dict[str, Any] = {
         "rotationLabel": {"key": f"{'e' * 253}/{'x' * 63}", "draining": "x" * 63},
     },
     "verify": {"for": "1h", "onInconclusive": "RollBack"},
-    "limits": {"cooldown": "168h", "maxRunsPerDay": 10, "minHealthyReplicas": 10000, "windows": []},
+    "limits": {"cooldown": "168h", "maxRunsPerDay": 10, "minHealthyReplicas": 10000, "windows": [NIGHT]},
 }
+
+WITHOUT_WINDOWS: dict[str, Any] = {"targetRef": {"name": "a"}, "limits": {"windows": []}}
 
 NO_LEVER: dict[str, Any] = {"targetRef": {"name": "a"}, "levers": []}
 
@@ -38,6 +42,7 @@ FRACTIONS: dict[str, Any] = {"targetRef": {"name": "a"}, "rollout": {"drainTimeo
 GOOD = {
     "every lower bound": LOW,
     "every upper bound": HIGH,
+    "an empty list of windows": WITHOUT_WINDOWS,
     "observing without a lever": NO_LEVER,
     "durations with fractions": FRACTIONS,
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api.bad_specs import MINIMAL, Row
+from api.bad_specs import MINIMAL, Row, window
 from api.bad_specs_later import ROWS
 from api.good_specs import GOOD
 from kvmedic.api.pending import not_implemented
@@ -54,6 +54,17 @@ def test_everything_that_is_not_implemented_is_named_at_once() -> None:
         "spec.levers[0].name",
         "spec.levers[1].name",
     ]
+
+
+@pytest.mark.parametrize("name", ["Europe/Berlinn", "Europe", "../UTC", "CEST+1", ""])
+def test_a_time_zone_that_there_is_not_is_refused_with_the_field_and_the_fix(name: str) -> None:
+    with pytest.raises(SpecInvalid) as refusal:
+        spec_from_wire(Row("", window(timeZone=name), "", "").whole())
+
+    assert refusal.value.problems == (
+        "spec.limits.windows[0].timeZone: no such time zone: use a name of the IANA database, such as"
+        " Europe/Berlin or UTC",
+    )
 
 
 def test_an_unknown_field_is_refused() -> None:

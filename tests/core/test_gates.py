@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, time, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from kvmedic.core.diagnosis import Trigger
 from kvmedic.core.gates import Stop, forward_gate, opening_gate
+from kvmedic.core.maintenance import MaintenanceWindow
 from kvmedic.core.policy import (
     Limits,
     Mode,
@@ -91,3 +93,16 @@ def test_what_lets_a_run_open(history, ready, expected):
     blocked = opening_gate(LIMITS, history, ready, NOW)
 
     assert (blocked.reason if blocked else None) is expected
+
+
+def test_no_run_opens_outside_of_the_windows_and_the_next_opening_is_told():
+    window = MaintenanceWindow(frozenset({"Sat"}), time(22), time(6), ZoneInfo("Europe/Berlin"))
+    limits = replace(LIMITS, windows=(window,))
+
+    friday, saturday = (datetime(2026, 11, day, 21, 30, tzinfo=UTC) for day in (20, 21))
+
+    blocked = opening_gate(limits, [], 2, friday)
+    assert blocked is not None
+    assert blocked.reason is Reason.OUTSIDE_WINDOWS
+    assert blocked.message == "spec.limits.windows opens next at 2026-11-21 21:00Z (a Saturday)"
+    assert opening_gate(limits, [], 2, saturday) is None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import time
 from types import MappingProxyType
+from zoneinfo import ZoneInfo
 
 from kvmedic.api.levers import LeverName, LeverSpec
 from kvmedic.api.quantities import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
+from kvmedic.api.spec import MaintenanceWindow as WireWindow
 from kvmedic.api.spec import Objectives as WireObjectives
 from kvmedic.core.diagnosis import LeverBound, Trigger
 from kvmedic.core.engine import Knob
+from kvmedic.core.maintenance import MaintenanceWindow
 from kvmedic.core.policy import Limits, Policy, RolloutPolicy, RotationLabel, TargetRef, Windows
 from kvmedic.core.verdict import Objectives
 
@@ -50,6 +54,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
             cooldown=parse_duration(spec.limits.cooldown),
             max_runs_per_day=spec.limits.max_runs_per_day,
             min_healthy_replicas=spec.limits.min_healthy_replicas,
+            windows=tuple(_maintenance(window) for window in spec.limits.windows or ()),
         ),
     )
 
@@ -60,6 +65,15 @@ def _windows(spec: KVRemediationSpec) -> Windows:
         hold=parse_duration(spec.trigger.hold),
         sizing=parse_duration(spec.sizing.window),
         verify=parse_duration(spec.verify.window),
+    )
+
+
+def _maintenance(window: WireWindow) -> MaintenanceWindow:
+    return MaintenanceWindow(
+        days=frozenset(window.days),
+        start=time.fromisoformat(window.start),
+        end=time.fromisoformat(window.end),
+        zone=ZoneInfo(window.time_zone),
     )
 
 

@@ -49,13 +49,6 @@ PENDING: tuple[Rule[KVRemediationSpec], ...] = (
         forbids=True,
     ),
     Rule(
-        cel="!has(self.limits.windows) || size(self.limits.windows) == 0",
-        message="limits.windows is not implemented yet: remove it, and use suspend outside your windows",
-        holds=lambda s: not s.limits.windows,
-        path=".limits.windows",
-        forbids=True,
-    ),
-    Rule(
         cel="!has(self.compression)",
         message="compression is not implemented yet: remove it",
         holds=lambda s: s.compression is None,

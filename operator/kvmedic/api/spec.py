@@ -8,8 +8,10 @@ shape stands from the first version on.
 from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from kvmedic.api.compression import CompressionSpec
 from kvmedic.api.levers import LEVERS, LeverName, LeverSpec
@@ -171,8 +173,18 @@ class Verify(Wire):
     because missing evidence is no reason to restart every replica once more."""
 
 
+def _known_zone(name: str) -> str:
+    """Return the name of a time zone that there is; the API server cannot tell."""
+    try:
+        ZoneInfo(name)
+    except (OSError, ValueError, ZoneInfoNotFoundError) as error:
+        text = "no such time zone: use a name of the IANA database, such as Europe/Berlin or UTC"
+        raise PydanticCustomError("rule", text) from error
+    return name
+
+
 class MaintenanceWindow(Wire):
-    """A time of the week in which runs may be opened."""
+    """A time of the week in which runs may be opened. A run that is open at its end goes on to its own."""
 
     days: Annotated[
         list[Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]], Field(min_length=1, max_length=7)
@@ -181,8 +193,8 @@ class MaintenanceWindow(Wire):
     start: Annotated[str, Field(max_length=5), pattern("^([01][0-9]|2[0-3]):[0-5][0-9]$", "use HH:MM")]
     """First minute, as HH:MM."""
     end: Annotated[str, Field(max_length=5), pattern("^([01][0-9]|2[0-3]):[0-5][0-9]$", "use HH:MM")]
-    """Minute after the last, as HH:MM; before `start` it is on the next day."""
-    time_zone: Annotated[str, Field(max_length=64)] = "UTC"
+    """Minute after the last, as HH:MM; where it is not after `start` it is on the next day."""
+    time_zone: Annotated[str, Field(max_length=64), AfterValidator(_known_zone)] = "UTC"
     """Name of a time zone in the IANA database. UTC, because it has no daylight-saving time."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
+from kvmedic.core.maintenance import is_open, next_opening
 from kvmedic.core.policy import Limits, Mode, Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ClosedRun
@@ -58,6 +59,12 @@ def opening_gate(limits: Limits, history: Sequence[ClosedRun], ready: int, now: 
         return Blocked(
             Reason.TOO_FEW_HEALTHY,
             f"{ready} replicas are Ready, spec.limits.minHealthyReplicas is {limits.min_healthy_replicas}",
+        )
+    if not is_open(limits.windows, now):
+        opens = next_opening(limits.windows, now)
+        return Blocked(
+            Reason.OUTSIDE_WINDOWS,
+            f"spec.limits.windows opens next at {opens:%Y-%m-%d %H:%MZ} (a {opens:%A})",
         )
     ended = max((run.ended_at for run in history), default=None)
     if ended is not None and now - ended < limits.cooldown:

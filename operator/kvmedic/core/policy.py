@@ -11,6 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from kvmedic.core.diagnosis import LeverBound, Trigger
+from kvmedic.core.maintenance import MaintenanceWindow
 from kvmedic.core.verdict import Objectives
 
 
@@ -118,6 +119,8 @@ class Limits:
     """Runs started within any 24 hours."""
     min_healthy_replicas: int
     """Ready replicas below which nothing is begun."""
+    windows: tuple[MaintenanceWindow, ...] = ()
+    """When runs may be opened; none: always."""
 
 
 @dataclass(frozen=True, slots=True)

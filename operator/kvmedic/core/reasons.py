@@ -68,6 +68,7 @@ class Reason(StrEnum):
     OBSERVE_ONLY = "ObserveOnly"
     IN_COOLDOWN = "InCooldown"
     BUDGET_EXHAUSTED = "BudgetExhausted"
+    OUTSIDE_WINDOWS = "OutsideWindows"
     TOO_FEW_HEALTHY = "TooFewHealthy"
     # Where a run stands.
     PLANNED = "Planned"
@@ -163,6 +164,7 @@ SENTENCES = MappingProxyType(
         Reason.OBSERVE_ONLY: "The mode is Observe: the plan is shown and nothing is changed.",
         Reason.IN_COOLDOWN: "The cooldown after the last run is not over.",
         Reason.BUDGET_EXHAUSTED: "The day's runs are used up.",
+        Reason.OUTSIDE_WINDOWS: "No run is opened outside of the spec's windows.",
         Reason.TOO_FEW_HEALTHY: "Fewer replicas are healthy than the spec demands.",
         Reason.PLANNED: "The plan is recorded and its first effect is next.",
         Reason.ROLLING_OUT: "The change is being rolled out, one replica at a time.",
