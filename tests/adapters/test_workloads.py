@@ -12,7 +12,7 @@ import pytest
 
 from kvmedic.cluster.marks import RECORDED, RUN
 from kvmedic.cluster.workloads import assign, field_operations, guards, notes_on, unclaim
-from kvmedic.core.edit import PatchOperation
+from kvmedic.core.edit import Field, PatchOperation, TokenEdit
 from kvmedic.core.fleet import Fleet, RolloutFields, frozen
 from kvmedic.core.moves import DeploymentMove, Freeze, Pause, Pulse, Release, Restore, Retarget, Revert
 from kvmedic.kube.client import Client, Limits, connect
@@ -93,6 +93,60 @@ class TestAssignments:
         before["strategy"].pop("rollingUpdate")
         before["template"]["spec"]["containers"][0].pop("args")
         assert after == before
+
+    @pytest.mark.parametrize(
+        ("edit", "item"),
+        [
+            pytest.param(
+                TokenEdit("vllm", 0, Field.ARGS, 0, "--max-num-seqs=64", "--max-num-seqs=16", 13),
+                "vllm serve m --max-num-seqs=16 --api-key=$(KEY) $MORE",
+                id="a word of a script",
+            ),
+            pytest.param(
+                TokenEdit("vllm", 0, Field.ARGS, 0, None, " --watermark=0.1", 12),
+                "vllm serve m --watermark=0.1 --max-num-seqs=64 --api-key=$(KEY) $MORE",
+                id="a word added to a script",
+            ),
+            pytest.param(TokenEdit("vllm", 0, Field.ENV, 1, "80", "81", 7), "--port=81", id="a variable"),
+            pytest.param(TokenEdit("vllm", 0, Field.ENV, 1, "--port=80", "x"), "x", id="all of a variable"),
+        ],
+    )
+    async def test_a_part_of_a_text_changes_and_goes_back(
+        self, live: LiveFleet, edit: TokenEdit, item: str
+    ) -> None:
+        script = "vllm serve m --max-num-seqs=64 --api-key=$(KEY) $MORE"
+        key = {"secretKeyRef": {"name": "keys", "key": "api"}}
+        body = deployment(2, paused=True)
+        container = body["spec"]["template"]["spec"]["containers"][0]
+        container |= {"command": ["sh", "-c"], "args": [script]}
+        container["env"] = [{"name": "KEY", "valueFrom": key}, {"name": "MORE", "value": "--port=80"}]
+        live.light.api.create(service(), live.namespace)
+        live.light.api.create(body, live.namespace)
+        fleet = await live.until(lambda seen: seen.observed, "the controller has seen it")
+        before = live.deployment()["spec"]["template"]
+
+        await assign(live.client, fleet, Freeze(edit, HELD), "r/1/1", {})
+        after = live.deployment()["spec"]["template"]
+        await assign(live.client, await live.fleet(), Retarget(edit.inverse(), HELD), "r/1/2", {})
+
+        there = after["spec"]["containers"][0][edit.field][edit.index]
+        assert item == (there["value"] if edit.field is Field.ENV else there)
+        assert edit.inverse().apply(after) == before
+        assert live.deployment()["spec"]["template"] == before
+
+    async def test_a_text_that_somebody_changed_is_not_edited(self, live: LiveFleet) -> None:
+        edit = TokenEdit("vllm", 0, Field.ARGS, 2, "64", "16", 15)
+        fleet = await quiet(live)
+        client: Any = LateReads(live.client)
+        await client.get(Ref(DEPLOYMENTS, live.namespace, NAME))
+        other = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "args": [*ARGS[:3], "--port=1"]}
+        live.patch({"spec": {"template": {"spec": {"containers": [other]}}}})
+        before = spec_of(live)
+
+        with pytest.raises(Conflict):
+            await assign(client, fleet, Freeze(edit, HELD), "r/1/1", {})
+
+        assert spec_of(live) == before
 
     async def test_the_claim_is_set_with_the_assignment_and_only_ours_is_added(self, live: LiveFleet) -> None:
         fleet = await quiet(live)
@@ -380,6 +434,8 @@ class TestOperations:
             "before": "--max-num-seqs=64",
             "after": "--max-num-seqs=16",
         }
+        part = json.loads(notes_on(a_fleet, Freeze(replace(EDIT, at=7), FROZEN))[RECORDED])
+        assert part["at"] == 7
         assert notes_on(replace(a_fleet, fields=HELD), Freeze(EDIT, FROZEN)) == {}
         assert notes_on(a_fleet, Pause(HELD)) == {}
 

@@ -73,6 +73,7 @@ def _fields(kind: Any) -> dict[str, st.SearchStrategy[Any]]:
     fields = {field.name: values(hints[field.name]) for field in dataclasses.fields(kind)}
     if kind is TokenEdit:
         fields |= {"index": st.integers(0, 99), "container_index": st.integers(0, 9)}
+        fields["at"] = st.none() | st.integers(0, 9999)
     return fields
 
 

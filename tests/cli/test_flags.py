@@ -153,7 +153,11 @@ def test_a_refusal_exits_3_with_its_reason_and_prints_no_manifest(
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("command: [vllm, serve]", 'command: [sh, -c, "vllm serve m"]', "script of the shell `sh`"),
+        (
+            "command: [vllm, serve]",
+            'command: [sh, -c, "f() { vllm serve m; }; f"]',
+            "the function f around it",
+        ),
         ('"64"', "64", "args[2] is the number 64"),
         ('"64"', '"64k"', "invalid int value: '64k'"),
         ("args:", "args: &a", "has a YAML anchor"),

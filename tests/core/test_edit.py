@@ -22,6 +22,24 @@ INSERT = an_edit(2, None, "--watermark=0.1")
 REMOVE = an_edit(2, "--watermark=0.1", None)
 
 CHANGES = [
+    pytest.param(
+        TokenEdit("vllm", 1, Field.ARGS, 0, "64", "6", 21),
+        ["serve --max-num-seqs 64 x"],
+        ["serve --max-num-seqs 6 x"],
+        id="replace within a text, with the beginning of what was there",
+    ),
+    pytest.param(
+        TokenEdit("vllm", 1, Field.ARGS, 0, None, " --port=1", 5),
+        ["serve | tee"],
+        ["serve --port=1 | tee"],
+        id="insert within a text",
+    ),
+    pytest.param(
+        TokenEdit("vllm", 1, Field.ARGS, 0, " --port=1", None, 5),
+        ["serve --port=1 | tee"],
+        ["serve | tee"],
+        id="remove within a text",
+    ),
     pytest.param(REPLACE, ["--max-num-seqs", "64"], ["--max-num-seqs", "16"], id="replace"),
     pytest.param(INSERT, ["--port", "80"], ["--port", "80", "--watermark=0.1"], id="insert at the end"),
     pytest.param(
@@ -60,6 +78,61 @@ def test_the_patch_does_what_applying_does(edit: TokenEdit, old: list[str], new:
 
     patched = jsonpatch.apply_patch({"spec": {"template": template}}, operations)
     assert patched == {"spec": {"template": edit.apply(template)}}
+
+
+def with_env(*values: object) -> dict[str, Any]:
+    env = [
+        {"name": f"N{index}", "value": value}
+        if isinstance(value, str)
+        else {"name": f"N{index}", "valueFrom": {}}
+        for index, value in enumerate(values)
+    ]
+    return {"spec": {"containers": [{"name": "proxy"}, {"name": "vllm", "env": env}]}}
+
+
+@pytest.mark.parametrize(
+    ("edit", "old", "new"),
+    [
+        pytest.param(
+            TokenEdit("vllm", 1, Field.ENV, 1, "64", "16"), (None, "64"), (None, "16"), id="all of it"
+        ),
+        pytest.param(
+            TokenEdit("vllm", 1, Field.ENV, 0, "64", "16", 3), ("-n=64 x",), ("-n=16 x",), id="a part"
+        ),
+        pytest.param(TokenEdit("vllm", 1, Field.ENV, 0, None, " -n", 1), ("x",), ("x -n",), id="more"),
+    ],
+)
+def test_a_variables_value_changes_there_and_back_and_by_patch(
+    edit: TokenEdit, old: tuple[object, ...], new: tuple[object, ...]
+) -> None:
+    template = with_env(*old)
+
+    operations = [operation.as_json() for operation in edit.patch(template)]
+
+    assert edit.apply(template) == with_env(*new)
+    assert edit.inverse().apply(with_env(*new)) == template
+    assert jsonpatch.apply_patch({"spec": {"template": template}}, operations) == {
+        "spec": {"template": with_env(*new)}
+    }
+
+
+@pytest.mark.parametrize(
+    ("edit", "template"),
+    [
+        (TokenEdit("vllm", 1, Field.ENV, 0, "64", "16"), with_env(None)),
+        (TokenEdit("vllm", 1, Field.ENV, 1, "64", "16"), with_env("64")),
+        (TokenEdit("vllm", 1, Field.ARGS, 0, "64", "16", 90), a_template("64")),
+        (TokenEdit("vllm", 1, Field.ARGS, 2, "64", "16", 0), a_template("64")),
+        (TokenEdit("vllm", 1, Field.ARGS, 0, "65", "16", 0), a_template("64")),
+    ],
+)
+def test_a_text_that_is_not_there_is_not_edited(edit: TokenEdit, template: dict[str, Any]) -> None:
+    assert edit.state(template) is EditState.OTHER
+
+
+def test_a_variable_is_neither_added_nor_removed() -> None:
+    with pytest.raises(ValueError, match="adds and removes no variable"):
+        TokenEdit("vllm", 1, Field.ENV, 0, None, "16")
 
 
 def test_the_patch_fails_where_the_list_has_moved_since_it_was_read() -> None:
@@ -109,7 +182,7 @@ def test_an_edit_that_was_applied_has_no_patch() -> None:
 
 
 def test_an_edit_holds_no_token_but_its_own() -> None:
-    assert set(asdict(REPLACE).values()) == {"vllm", 1, "args", "64", "16"}
+    assert set(asdict(REPLACE).values()) == {"vllm", 1, "args", "64", "16", None}
 
 
 @pytest.mark.parametrize(("index", "before", "after"), [(0, None, None), (-1, "a", "b")])

@@ -201,13 +201,6 @@ def test_what_is_set_already_stays_as_it_is_written(
     ("container", "dest", "reason", "said"),
     [
         pytest.param(
-            a_container("--max-num-seqs", "$(SEQS)", env=[{"name": "SEQS", "value": "8"}]),
-            "max_num_seqs",
-            RefusalReason.FROM_VARIABLE,
-            "$(SEQS) (args[2]), set in the container's env",
-            id="from env",
-        ),
-        pytest.param(
             a_container("--max-num-seqs=$(SEQS)", env=[{"name": "SEQS", "valueFrom": FROM_MAP}]),
             "max_num_seqs",
             RefusalReason.FROM_VARIABLE,
@@ -222,11 +215,11 @@ def test_what_is_set_already_stays_as_it_is_written(
             id="in a file, perhaps",
         ),
         pytest.param(
-            a_container("--port", "1", command=["sh", "-c", "vllm serve m"]),
+            a_container("vllm", "serve", "m", command=["sh", "-c"]),
             "max_num_seqs",
             RefusalReason.SHELL_SCRIPT,
             "script of the shell",
-            id="in a script",
+            id="a shell that runs only the first word",
         ),
         pytest.param(
             a_container("$(MORE)", env=[{"name": "MORE", "value": "--max-num-seqs=8 --port=1"}]),
@@ -268,6 +261,35 @@ def test_what_cannot_be_edited_is_refused_with_the_place(
     assert said in refusal.message
 
 
+@pytest.mark.parametrize(
+    ("args", "value", "before", "after"),
+    [
+        (["--max-num-seqs", "$(SEQS)"], "8", "8", "16"),
+        (["--max-num-seqs=$(SEQS)"], "8", "8", "16"),
+        (["$(MORE)"], "--max-num-seqs=8", "8", "16"),
+    ],
+)
+def test_a_variable_that_is_used_once_is_edited_where_it_is_set(
+    args: list[str], value: str, before: str, after: str
+) -> None:
+    name = "MORE" if "MORE" in args[0] else "SEQS"
+    container = a_container(*args, env=[{"name": "A", "value": "1"}, {"name": name, "value": value}])
+
+    outcome = outcome_of(container, "max_num_seqs", 16)
+
+    assert isinstance(outcome, TokenEdit)
+    assert (outcome.field, outcome.index, outcome.before, outcome.after) == (Field.ENV, 1, before, after)
+
+
+def test_a_variable_that_is_used_twice_is_not_edited() -> None:
+    container = a_container("--max-num-seqs=$(S)", "--seed", "$(S)", env=[{"name": "S", "value": "8"}])
+
+    refusal = outcome_of(container, "max_num_seqs", 16)
+
+    assert isinstance(refusal, Refusal)
+    assert "the variable S, which is used elsewhere too" in refusal.message
+
+
 def test_a_variable_in_another_flag_is_no_hindrance() -> None:
     container = a_container(
         "--host=$(POD_IP)", "--max-num-seqs=8", env=[{"name": "POD_IP", "valueFrom": FROM_MAP}]
@@ -286,7 +308,8 @@ def test_a_variable_that_may_hold_flags_is_one_where_no_model_is_expected() -> N
     refusal = outcome_of(container, "max_num_seqs", 16)
 
     assert isinstance(refusal, Refusal)
-    assert refusal.reason is RefusalReason.WOULD_NOT_START
+    assert refusal.reason is RefusalReason.FROM_VARIABLE
+    assert "MORE (command[3]) is set outside of the manifest and may hold any flag" in refusal.message
 
 
 def test_a_model_from_another_object_is_a_model() -> None:

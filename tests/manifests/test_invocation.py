@@ -44,6 +44,20 @@ STARTS = [
     pytest.param(a_container("numactl", "-N", "0", "python3", "-m", API_SERVER, "m"), False, id="numactl"),
     pytest.param(a_container(args=["vllm", "serve", "m"]), True, id="args with the whole command"),
     pytest.param(a_container(args=["m"], image=OURS), False, id="args of the server's image"),
+    pytest.param(a_container("/bin/sh", "-c", "exec vllm serve m"), True, id="sh -c"),
+    pytest.param(
+        a_container("bash", "-lc", args=[f"python3 -m {API_SERVER} m"]),
+        False,
+        id="bash with its script in args",
+    ),
+    pytest.param(
+        a_container("sh", "-c", 'exec "$@"', "sh", "vllm", "serve", "m"), True, id="sh with arguments"
+    ),
+    pytest.param(
+        a_container(args=["bash", "-c", "vllm serve m"], image=OURS),
+        True,
+        id="script for the image's entry point",
+    ),
     pytest.param(a_container(args=["serve", "m"], image=OURS), True, id="subcommand for the server's image"),
 ]
 
@@ -61,28 +75,10 @@ def test_these_start_the_engine_with_one_argument(container: dict[str, Any], sub
     ("container", "reason", "said"),
     [
         pytest.param(
-            a_container("/bin/sh", "-c", "exec vllm serve m --max-num-seqs 8"),
-            RefusalReason.SHELL_SCRIPT,
-            "the shell `sh` (command[2])",
-            id="sh -c",
-        ),
-        pytest.param(
-            a_container("bash", "-lc", args=[f"python3 -m {API_SERVER} --model m"]),
-            RefusalReason.SHELL_SCRIPT,
-            "the shell `bash` (args[0])",
-            id="bash with its script in args",
-        ),
-        pytest.param(
-            a_container("sh", "-c", 'exec "$@"', "vllm", "serve", "m"),
+            a_container("sh", "-c", "vllm", "serve", "m"),
             RefusalReason.SHELL_SCRIPT,
             "the shell `sh`",
-            id="sh with arguments",
-        ),
-        pytest.param(
-            a_container(args=["bash", "-c", "vllm serve m"], image=OURS),
-            RefusalReason.SHELL_SCRIPT,
-            "the shell `bash` (args[2])",
-            id="script for the image's entry point",
+            id="sh with words that it does not run",
         ),
         pytest.param(
             a_container("vllm serve m"),

@@ -160,6 +160,118 @@ def test_a_token_is_added_as_its_neighbours_are_written(
     assert after(text, "watermark", 0.1) == start + mark + added.replace("\n", ends) + rest
 
 
+SCRIPTS = [
+    pytest.param('        args: ["vllm serve m --max-num-seqs=8 --port 1"]\n', "=8", "=16", id="one line"),
+    pytest.param("        args: ['vllm serve ''m'' --max-num-seqs=8']\n", "=8", "=16", id="doubled quotes"),
+    pytest.param(
+        '        args: ["vllm serve \\"m\\" \\\n          --max-num-seqs=8 --port 1"]\n',
+        "=8",
+        "=16",
+        id="escapes",
+    ),
+    pytest.param(
+        '        args:\n        - "vllm serve m\n          --max-num-seqs=8\n\n          "\n',
+        "=8",
+        "=16",
+        id="folded in quotes",
+    ),
+    pytest.param(
+        "        args:\n        - vllm serve m\n          --max-num-seqs=8\n          --port 1\n",
+        "=8",
+        "=16",
+        id="plain, folded",
+    ),
+    pytest.param(
+        "        args:\n        - |\n          cd /x   # there\n\n          vllm serve m \\\n"
+        "            --max-num-seqs=8 \\\n            --port 1\n",
+        "=8",
+        "=16",
+        id="literal block",
+    ),
+    pytest.param(
+        "        args:\n        - >-  # folded\n          vllm serve m\n          --port 1\n"
+        "          --max-num-seqs=8\n",
+        "=8",
+        "=16",
+        id="folded block",
+    ),
+    pytest.param(
+        "        args:\n        - >\n          true;\n\n          vllm serve m\n          --max-num-seqs=8\n",
+        "=8",
+        "=16",
+        id="folded block with an empty line",
+    ),
+    pytest.param(
+        "        args:\n        - |+\n          vllm serve m --max-num-seqs=8\n\n\n",
+        "=8",
+        "=16",
+        id="block that keeps its end",
+    ),
+    pytest.param(
+        "        args: [vllm serve m $A]\n        env:\n        - name: A\n"
+        "          value: --port=1 --max-num-seqs=8\n",
+        "=8",
+        "=16",
+        id="variable",
+    ),
+    pytest.param(
+        "        args: [vllm serve m --max-num-seqs $A]\n        env: [{name: A, value: '8'}]\n",
+        "'8'",
+        "'16'",
+        id="all of a variable",
+    ),
+    pytest.param(
+        '        env:\n        - value: "8"\n          name: A\n'
+        "        args: [vllm serve m --max-num-seqs $(A)]\n",
+        '"8"',
+        '"16"',
+        id="variable, value first",
+    ),
+]
+
+
+@pytest.mark.parametrize(("lists", "old", "new"), SCRIPTS)
+def test_a_word_within_a_text_changes_in_every_style_of_yaml(lists: str, old: str, new: str) -> None:
+    shell = "        command: [/bin/sh, -c]\n"
+    for mark, tail, ends in SURROUNDINGS:
+        text = mark + (HEAD + shell + lists + tail).replace("\n", ends)
+        start, _, rest = text.rpartition(old)
+
+        assert after(text, "max_num_seqs", 16) == start + new + rest
+
+
+@pytest.mark.parametrize(
+    ("lists", "behind"),
+    [
+        (
+            "        args:\n        - |\n          vllm serve m \\\n            --port 1 2>&1 | tee log\n",
+            "--port 1",
+        ),
+        (
+            "        args:\n        - >\n          vllm serve m\n          --port 1\n\n          true\n",
+            "--port 1",
+        ),
+        ('        args: ["vllm serve \\"m\\""]\n', 'm\\"'),
+        ("        args: ['vllm serve ''m''']\n", "m''"),
+        ("        args: [vllm serve m]\n", "m"),
+    ],
+)
+def test_a_word_is_added_within_a_text(lists: str, behind: str) -> None:
+    text = HEAD + "        command: [bash, -c]\n" + lists
+    start, mark, rest = text.rpartition(behind)
+
+    assert after(text, "watermark", 0.1) == start + mark + " --watermark=0.1" + rest
+
+
+def test_a_block_whose_indentation_is_declared_is_not_edited() -> None:
+    text = HEAD + "        command: [sh, -c]\n        args:\n        - |2\n            vllm serve m\n"
+
+    refusal = after(text, "max_num_seqs", 16)
+
+    assert isinstance(refusal, Refusal)
+    assert "laid out oddly" in refusal.message
+
+
 JSON = """{
 \t"kind": "Pod",
 \t"metadata": {"name": "p"},
@@ -398,7 +510,7 @@ def test_a_name_chooses_among_several() -> None:
 
 
 def test_an_engine_beside_one_that_cannot_be_followed_is_not_taken_for_all() -> None:
-    text = HEAD + "        args: [m]\n      - name: other\n        command: [sh, -c, vllm serve m]\n"
+    text = HEAD + "        args: [m]\n      - name: other\n        command: [su, -c, vllm serve m]\n"
 
     refusal = engine_in(text, VLLM, Selector())
 

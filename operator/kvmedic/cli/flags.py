@@ -113,7 +113,8 @@ def set_flag(
     if isinstance(result, Refusal):
         _refuse(result)
     before = "nothing" if outcome.before is None else repr(outcome.before)
-    _note(f"{outcome.field}[{outcome.index}] of container {found}: {before} -> {outcome.after!r}")
+    after = outcome.after.strip() if outcome.before is None and outcome.after else outcome.after
+    _note(f"{outcome.field}[{outcome.index}] of container {found}: {before} -> {after!r}")
     _write(result)
 
 

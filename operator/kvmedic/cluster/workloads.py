@@ -191,6 +191,7 @@ def _note_of_fields(fields: RolloutFields) -> dict[str, Json]:
 
 
 def _note_of_edit(edit: TokenEdit) -> dict[str, Json]:
+    within: dict[str, Json] = {} if edit.at is None else {"at": edit.at}
     return {
         "container": edit.container,
         "containerIndex": edit.container_index,
@@ -198,4 +199,5 @@ def _note_of_edit(edit: TokenEdit) -> dict[str, Json]:
         "index": edit.index,
         "before": edit.before,
         "after": edit.after,
+        **within,
     }

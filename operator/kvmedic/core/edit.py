@@ -22,6 +22,12 @@ class Field(StrEnum):
 
     COMMAND = "command"
     ARGS = "args"
+    ENV = "env"
+    """Of its entries the values count."""
+
+
+COMMAND_LINE = (Field.COMMAND, Field.ARGS)
+"""The lists that make up the process's command line, in order."""
 
 
 class EditState(StrEnum):
@@ -51,10 +57,12 @@ class PatchOperation:
 
 @dataclass(frozen=True, slots=True)
 class TokenEdit:
-    """One token of one container's command or args: before -> after.
+    """One token of one container's command, args or env: before -> after.
 
     `before` None: the token is inserted at `index`, and what stood there moves up. `after` None:
-    the token is removed.
+    the token is removed. With `at` the token is a part of the item's text, which may be a whole shell
+    script: it begins at that character, and insertion and removal are within the text. The text
+    around it is never kept, as the list is not.
     """
 
     container: str
@@ -63,17 +71,21 @@ class TokenEdit:
     index: int
     before: str | None
     after: str | None
+    at: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse an edit that says nothing.
 
         Raises:
-            ValueError: neither before nor after is given, or an index is negative.
+            ValueError: neither before nor after is given, an index is negative, or a whole variable
+                would be inserted or removed.
         """
         if self.before is None and self.after is None:
             raise ValueError("an edit needs the token before it, after it, or both")
-        if self.index < 0 or self.container_index < 0:
-            raise ValueError("an edit counts tokens and containers from 0")
+        if min(self.index, self.container_index, self.at or 0) < 0:
+            raise ValueError("an edit counts tokens, containers and characters from 0")
+        if self.field is Field.ENV and self.at is None and None in {self.before, self.after}:
+            raise ValueError("an edit changes a variable's value; it adds and removes no variable")
 
     def inverse(self) -> TokenEdit:
         """Return the edit that puts the list back."""
@@ -88,6 +100,8 @@ class TokenEdit:
         tokens = self._tokens(template)
         if tokens is None:
             return EditState.OTHER
+        if self.at is not None:
+            return self._state_within(tokens, self.at)
         here = tokens[self.index] if self.index < len(tokens) else None
         if self.after is not None and here == self.after:
             return EditState.AFTER
@@ -97,6 +111,15 @@ class TokenEdit:
             return EditState.AFTER if self.index <= len(tokens) else EditState.OTHER
         fits = self.before is None and self.index <= len(tokens)
         return EditState.BEFORE if fits else EditState.OTHER
+
+    def _state_within(self, tokens: Sequence[str], at: int) -> EditState:
+        """Return the state of a part of an item's text; the longer token may begin with the other."""
+        if self.index >= len(tokens) or at > len(tokens[self.index]):
+            return EditState.OTHER
+        states = [(self.before or "", EditState.BEFORE), (self.after or "", EditState.AFTER)]
+        states.sort(key=lambda state: -len(state[0]))
+        fitting = (state for token, state in states if tokens[self.index].startswith(token, at))
+        return next(fitting, EditState.OTHER)
 
     def apply(self, template: Mapping[str, object]) -> dict[str, object]:
         """Return a copy of a pod template with the edit in it; the same again if it is in already.
@@ -108,10 +131,17 @@ class TokenEdit:
         state = self.state(template)
         if state is EditState.OTHER:
             raise ValueError(f"{self._place()} is not what the edit expects")
-        tokens = self._tokens(changed)
-        if state is EditState.BEFORE and tokens is not None:
-            stop = self.index if self.before is None else self.index + 1
-            tokens[self.index : stop] = [] if self.after is None else [self.after]
+        items = self._items(changed)
+        if state is EditState.AFTER or items is None:
+            return changed
+        if self.before is None and self.at is None:
+            items.insert(self.index, self.after)
+        elif self.after is None and self.at is None:
+            del items[self.index]
+        else:
+            item = items[self.index]
+            text = self._edited(_text_of(item))
+            items[self.index] = {**item, "value": text} if isinstance(item, Mapping) else text
         return changed
 
     def patch(self, template: Mapping[str, object]) -> tuple[PatchOperation, ...]:
@@ -124,33 +154,51 @@ class TokenEdit:
         Raises:
             ValueError: the template does not show the token before.
         """
-        tokens = self._tokens(template)
-        if tokens is None or self.state(template) is not EditState.BEFORE:
+        tokens, items = self._tokens(template), self._items(template)
+        if tokens is None or items is None or self.state(template) is not EditState.BEFORE:
             raise ValueError(f"{self._place()} is not what the edit expects")
         container = f"/spec/template/spec/containers/{self.container_index}"
-        path = f"{container}/{self.field}/{self.index}"
         return (
             PatchOperation("test", f"{container}/name", self.container),
-            PatchOperation("test", f"{container}/{self.field}", tuple(tokens)),
-            self._operation(path),
+            PatchOperation("test", f"{container}/{self.field}", _as_read(items)),
+            self._operation(f"{container}/{self.field}/{self.index}", tokens),
         )
 
-    def _operation(self, path: str) -> PatchOperation:
-        if self.after is None:
+    def _operation(self, path: str, tokens: Sequence[str]) -> PatchOperation:
+        if self.at is None and self.after is None:
             return PatchOperation("remove", path)
-        return PatchOperation("add" if self.before is None else "replace", path, self.after)
+        if self.at is None and self.before is None:
+            return PatchOperation("add", path, self.after)
+        value = f"{path}/value" if self.field is Field.ENV else path
+        return PatchOperation("replace", value, self._edited(tokens[self.index]))
+
+    def _edited(self, text: str) -> str:
+        """Return an item's text with the token after in place of the one before."""
+        if self.at is None:
+            return self.after or ""
+        return text[: self.at] + (self.after or "") + text[self.at + len(self.before or "") :]
 
     def _tokens(self, template: Mapping[str, object]) -> list[str] | None:
+        """Return the texts of the list, or None where it is not what the edit was made for."""
+        items = self._items(template)
+        if items is None:
+            return None
+        here = items[self.index] if self.index < len(items) else None
+        if self.field is Field.ENV:
+            literal = isinstance(here, Mapping) and isinstance(here.get("value"), str)
+            return [_text_of(item) for item in items] if literal else None
+        return [_text_of(item) for item in items] if all(isinstance(item, str) for item in items) else None
+
+    def _items(self, template: Mapping[str, object]) -> list[object] | None:
         container = container_at(template, self.container_index)
         if container is None or container.get("name") != self.container:
             return None
-        tokens = container.get(self.field)
-        if not isinstance(tokens, list) or not _all_text(tokens):
-            return None
-        return tokens
+        items = container.get(self.field)
+        return items if isinstance(items, list) else None
 
     def _place(self) -> str:
-        return f"{self.field}[{self.index}] of container {self.container}"
+        within = "" if self.at is None else f" from character {self.at}"
+        return f"{self.field}[{self.index}]{within} of container {self.container}"
 
 
 def container_at(template: Mapping[str, object], index: int) -> Mapping[str, object] | None:
@@ -163,5 +211,11 @@ def container_at(template: Mapping[str, object], index: int) -> Mapping[str, obj
     return container if isinstance(container, Mapping) else None
 
 
-def _all_text(tokens: Iterable[object]) -> bool:
-    return all(isinstance(token, str) for token in tokens)
+def _text_of(item: object) -> str:
+    """Return a token's text, or that of a variable's value; a variable from elsewhere has none."""
+    return str(item.get("value", "")) if isinstance(item, Mapping) else str(item)
+
+
+def _as_read(items: Iterable[object]) -> Json:
+    """Return the items of a list as they travel to an API server."""
+    return tuple(dict(item) if isinstance(item, Mapping) else str(item) for item in items)

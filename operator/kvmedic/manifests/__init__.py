@@ -4,7 +4,6 @@
 operator calls. `documents` finds containers in the text of a manifest file, and `splice` changes one
 token of that text. Nothing here reads a cluster or a file.
 
-A place that can't be edited safely gives a `Refusal`, which is a value: shell scripts, lists behind
-YAML aliases, variables, configuration files. Each such place is told apart in `invocation` or
-`flags.edit`, so that an editor for it can be added without touching the others.
+A place that can't be edited safely gives a `Refusal`, which is a value: what a script does only at run
+time, lists behind YAML aliases, variables from elsewhere, configuration files.
 """

@@ -49,7 +49,7 @@ class _UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ListNode:
-    """A container's command or args in the text."""
+    """A container's command, args or env in the text."""
 
     node: SequenceNode
     shared: bool

@@ -13,7 +13,7 @@ refusal is a value, never an exception.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvmedic.core.edit import Field, TokenEdit
@@ -21,6 +21,7 @@ from kvmedic.core.engine import Engine, Flag, Kind, Option, Presence, Scalar
 from kvmedic.manifests.grammar import Given, Parsed, options_of, parse
 from kvmedic.manifests.invocation import invocation_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.rewrite import Change, appended, rewritten
 from kvmedic.manifests.tokens import Place, Token
 from kvmedic.manifests.values import Malformed, read_value
 from kvmedic.manifests.words import CommandLine
@@ -139,13 +140,12 @@ def edit(container: Mapping[str, object], index: int, setting: Setting, engine: 
     if isinstance(parsed, Refusal):
         return parsed
     given = parsed.last(setting.flag.dest)
-    change = _changed(given, setting) if given else _appended(container, parsed, setting, engine)
+    change = _changed(container, given, setting) if given else _appended(container, parsed, setting, engine)
     if isinstance(change, AlreadySet | Refusal):
         return change
-    result = TokenEdit(
-        str(container.get("name")), index, change.place.field, change.place.index, change.before, change.after
-    )
-    return result if _is_safe(container, result, setting, engine) else _unsafe(setting.flag)
+    if not _is_safe(container, change, setting, engine):
+        return _unsafe(setting.flag)
+    return replace(change, container_index=index)
 
 
 def parsed_of(container: Mapping[str, object], engine: Engine) -> Parsed | Refusal:
@@ -162,34 +162,25 @@ def parsed_of(container: Mapping[str, object], engine: Engine) -> Parsed | Refus
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """One token, before and after."""
-
-    place: Place
-    before: str | None
-    after: str
-
-
-def _changed(given: Given, setting: Setting) -> _Change | AlreadySet | Refusal:
+def _changed(
+    container: Mapping[str, object], given: Given, setting: Setting
+) -> TokenEdit | AlreadySet | Refusal:
     token = given.held_by
     if token.unresolved:
         return _from_variable(setting.flag, token)
     if given.value == setting.value:
         return AlreadySet(token.place)
-    if token.variables:
-        return _from_variable(setting.flag, token)
-    return _Change(token.place, token.raw, _respelled(given, setting))
+    return rewritten(container, _respelled(given, setting))
 
 
-def _respelled(given: Given, setting: Setting) -> str:
+def _respelled(given: Given, setting: Setting) -> Change:
     """Return the token that decides a value with another value in it."""
-    raw = given.held_by.raw
+    token = given.held_by
     if given.option.kind is Kind.SWITCH:
-        return _switch(given.option, setting, "_" if "_" in raw else "-")
+        return Change(token, 0, _switch(given.option, setting, "_" if "_" in token.text else "-"))
     if given.joined:
-        return raw.partition("=")[0] + "=" + setting.text
-    return setting.text if given.values else f"{raw}={setting.text}"
+        return Change(token, token.text.index("=") + 1, setting.text)
+    return Change(token, 0, setting.text if given.values else f"{token.text}={setting.text}")
 
 
 def _switch(option: Option, setting: Setting, separator: str = "-") -> str:
@@ -200,25 +191,26 @@ def _switch(option: Option, setting: Setting, separator: str = "-") -> str:
 
 def _appended(
     container: Mapping[str, object], parsed: Parsed, setting: Setting, engine: Engine
-) -> _Change | Refusal:
+) -> TokenEdit | Refusal:
     option = option_of(setting.flag, engine)
     if isinstance(option, Refusal):
         return option
     if parsed.config is not None:
         message = f"{setting.flag.dest} is not on the command line and may be in the file {parsed.config}"
         return Refusal(RefusalReason.IN_CONFIG_FILE, f"{message}, which is not edited: set it there")
+    text = _switch(option, setting) if option.kind is Kind.SWITCH else f"{setting.flag.name}={setting.text}"
+    if parsed.tail is not None:
+        return appended(container, parsed.tail, text)
     field = Field.ARGS if container.get(Field.ARGS) else Field.COMMAND
     tokens = container.get(field)
     size = len(tokens) if isinstance(tokens, list) else 0
-    text = _switch(option, setting) if option.kind is Kind.SWITCH else f"{setting.flag.name}={setting.text}"
-    return _Change(Place(field, size), None, text)
+    return TokenEdit(str(container.get("name")), 0, field, size, None, text)
 
 
 def _is_safe(container: Mapping[str, object], change: TokenEdit, setting: Setting, engine: Engine) -> bool:
     """Return whether the engine reads the changed command line as before but for the one value."""
     template = {"spec": {"containers": [container]}}
-    alone = TokenEdit(change.container, 0, change.field, change.index, change.before, change.after)
-    spec = alone.apply(template)["spec"]
+    spec = change.apply(template)["spec"]
     edited = spec["containers"][0] if isinstance(spec, dict) else {}
     old, new = parsed_of(container, engine), parsed_of(edited, engine)
     if isinstance(old, Refusal) or isinstance(new, Refusal):
@@ -227,12 +219,10 @@ def _is_safe(container: Mapping[str, object], change: TokenEdit, setting: Settin
 
 
 def _from_variable(flag: Flag, token: Token) -> Refusal:
-    names = ", ".join(f"$({name})" for name in token.unresolved or token.variables)
-    where = "set outside of the manifest" if token.unresolved else "set in the container's env"
-    return Refusal(
-        RefusalReason.FROM_VARIABLE,
-        f"{flag.dest} comes from {names} ({token.place}), {where}: change it there",
-    )
+    form = "$({})" if token.place.at is None else "${}"
+    names = ", ".join(form.format(name) for name in token.unresolved)
+    message = f"{flag.dest} comes from {names} ({token.place}), set outside of the manifest: change it there"
+    return Refusal(RefusalReason.FROM_VARIABLE, message)
 
 
 def _unsafe(flag: Flag) -> Refusal:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from kvmedic.core.engine import Arity, Engine, Kind, Option, Scalar
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.tokens import Token
+from kvmedic.manifests.tokens import Place, Token
 from kvmedic.manifests.values import Malformed, read_value
 from kvmedic.manifests.words import CommandLine, Word, WouldNotStartError, words_of
 
@@ -48,6 +48,8 @@ class Parsed:
     """Every use of an option, in order; of several for one value the last one counts."""
     config: str | None = None
     """The configuration file that is read before all options, if any."""
+    tail: Place | None = None
+    """Where a further word would stand in a shell's script; None where the words are items of a list."""
 
     def last(self, dest: str) -> Given | None:
         """Return the use that decides a value, or None where it is not given."""
@@ -62,6 +64,8 @@ def parse(line: CommandLine, engine: Engine) -> Parsed | Refusal:
     """Return what an engine makes of its command line."""
     try:
         return _parse(line, engine)
+    except MayHoldFlagsError as unknown:
+        return Refusal(RefusalReason.FROM_VARIABLE, str(unknown))
     except WouldNotStartError as broken:
         assumed = "" if engine.version else "; its version is not known, so this one is assumed"
         return Refusal(
@@ -73,7 +77,17 @@ def parse(line: CommandLine, engine: Engine) -> Parsed | Refusal:
 def _parse(line: CommandLine, engine: Engine) -> Parsed:
     argparse = _Argparse(engine, line)
     config, words = words_of(line, engine, argparse.names)
-    return replace(argparse.parse(words), config=config)
+    return replace(argparse.parse(words), config=config, tail=line.tail)
+
+
+class MayHoldFlagsError(Exception):
+    """A variable from elsewhere stands where only flags can; never leaves `parse`."""
+
+    def __init__(self, token: Token) -> None:
+        names = ", ".join(token.unresolved)
+        super().__init__(
+            f"{names} ({token.place}) is set outside of the manifest and may hold any flag: set it in `env`"
+        )
 
 
 class _Argparse:
@@ -99,20 +113,24 @@ class _Argparse:
             index += 1
             if isinstance(match, _Match):
                 count = self._count(match, word, matches[index:])
-                given.append(_use(match, word, words[index : index + count]))
+                taken = words[index : index + count]
+                _refuse_unknown(taken[1:])
+                given.append(_use(match, word, taken))
                 index += count
             elif match is _UNKNOWN and self.tolerant:
                 index += _values_after(matches[index:])
             elif match is _VALUE and free and self._may_be_positional(word):
                 free = False
             else:
+                _refuse_unknown([word])
                 stray.append(word)
         if stray:
             raise WouldNotStartError(_stray_message(stray))
         return Parsed(tuple(given))
 
     def _may_be_positional(self, word: Word) -> bool:
-        return self.subcommand or not word.token.unresolved
+        unknown = word.token.unresolved
+        return not unknown or (self.subcommand and not {"@", "*"} & set(unknown))
 
     def _match(self, word: Word) -> _Match | object:
         text = word.text
@@ -175,6 +193,17 @@ class _Match:
 
 _VALUE = object()
 _UNKNOWN = object()
+
+
+def _refuse_unknown(words: Sequence[Word]) -> None:
+    """Refuse words that nothing asks for and that may be any number of words, flags among them.
+
+    Raises:
+        MayHoldFlagsError: one of them comes from a variable that is set elsewhere.
+    """
+    for word in words:
+        if word.token.unresolved:
+            raise MayHoldFlagsError(word.token)
 
 
 def _values_after(matches: Sequence[object]) -> int:

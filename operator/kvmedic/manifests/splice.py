@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ruamel.yaml.nodes import ScalarNode, SequenceNode
 
-from kvmedic.core.edit import TokenEdit
+from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.manifests.documents import ManifestContainer, containers_of, reads_as_text
 from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.scalars import escaped, pieces_of
 
 _PLAIN = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9_.=+/-]*")
 """Tokens that need no quotes in any YAML context, as far as their characters go."""
@@ -33,13 +34,11 @@ class Splice:
 def spliced(text: str, container: ManifestContainer, edit: TokenEdit) -> str | Refusal:
     """Return a manifest's text with an edit in it."""
     found = container.lists.get(edit.field)
-    if found is None or edit.after is None:
+    if found is None or (edit.after is None and edit.at is None):
         return _unsafe(edit, "the list is not in the text")
     if found.shared or found.node.anchor is not None:
         return _shared(f"{edit.field} of container {edit.container}")
-    splice = (
-        _added(text, found.node, edit.after) if edit.before is None else _replaced(text, found.node, edit)
-    )
+    splice = _splice(text, found.node, edit)
     if isinstance(splice, Refusal):
         return splice
     result = text[: splice.start] + splice.text + text[splice.stop :]
@@ -48,14 +47,32 @@ def spliced(text: str, container: ManifestContainer, edit: TokenEdit) -> str | R
     )
 
 
-def _replaced(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | Refusal:
+def _splice(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | Refusal:
+    if edit.at is None and edit.before is None:
+        return _added(text, items, edit.after or "")
     node = items.value[edit.index]
-    start, stop = node.start_mark.index, node.end_mark.index
-    if node.anchor is not None or text[start] in "&*!":
+    if edit.field is Field.ENV:
+        node = next((value for key, value in node.value if key.value == "value"), None)
+    if not isinstance(node, ScalarNode):
+        return _unsafe(edit, "it is not in the text")
+    if node.anchor is not None or text[node.start_mark.index] in "&*!":
         return _shared(_place(edit))
-    if node.style in {"|", ">"}:
-        return _unsafe(edit, "the token is a block scalar: write it on one line")
-    return Splice(start, stop, _written(edit.after or "", node.style))
+    if edit.at is None and node.style not in {"|", ">"}:
+        return Splice(node.start_mark.index, node.end_mark.index, _written(edit.after or "", node.style))
+    if edit.at is None and (edit.before or "").endswith("\n"):
+        return _unsafe(edit, "the token is a block scalar with a line end: write it on one line")
+    return _within(text, node, edit)
+
+
+def _within(text: str, node: ScalarNode, edit: TokenEdit) -> Splice | Refusal:
+    """Return the splice of a part of a scalar."""
+    start = edit.at or 0
+    stop = start + len(edit.before or "")
+    pieces = pieces_of(text, node)
+    if pieces is None or not 0 < stop <= len(pieces):
+        return _unsafe(edit, "the text is laid out oddly")
+    first = pieces[start][0] if start < stop else pieces[stop - 1][1]
+    return Splice(first, pieces[stop - 1][1], escaped(edit.after or "", node.style))
 
 
 def _added(text: str, items: SequenceNode, token: str) -> Splice | Refusal:
@@ -137,8 +154,7 @@ def _is_as_meant(old: str, new: str, container: ManifestContainer, edit: TokenEd
 def _expected(one: ManifestContainer, container: ManifestContainer, edit: TokenEdit) -> object:
     if _position(one) != _position(container):
         return one.data
-    alone = TokenEdit(edit.container, 0, edit.field, edit.index, edit.before, edit.after)
-    spec = alone.apply({"spec": {"containers": [one.data]}})["spec"]
+    spec = replace(edit, container_index=0).apply({"spec": {"containers": [one.data]}})["spec"]
     return spec["containers"][0] if isinstance(spec, dict) else None
 
 

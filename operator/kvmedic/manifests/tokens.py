@@ -11,13 +11,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvmedic.core.edit import Field
+from kvmedic.core.edit import COMMAND_LINE, Field
 from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.traced import EMPTY, Mark, Spot, Traced, as_one, written
 
 _SERVICE_VARIABLE = re.compile(
-    r"[A-Z0-9_]+_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_\w+)?)|KUBERNETES_\w+"
+    r"[A-Z0-9_]+_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_\w+)?)|(?:KUBERNETES|LWS)_\w+"
 )
-"""Names that Kubernetes may set for the Services of the namespace."""
+"""Names that Kubernetes may set for the Services of the namespace, and LeaderWorkerSet for its pods
+(LeaderWorkerSet 0.7, `pkg/utils/pod/pod_utils.go`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,13 @@ class Place:
 
     field: Field
     index: int
+    at: int | None = None
+    """The token's first character where it is a part of the item: a word of a shell's script."""
+    line: int = 0
+    """The line of the item that it stands on, counted from 1; 0 where the item has only one."""
 
     def __str__(self) -> str:
-        return f"{self.field}[{self.index}]"
+        return f"{self.field}[{self.index}]" + (f" line {self.line}" if self.line else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class Token:
     """The variables that the token refers to."""
     unresolved: tuple[str, ...] = ()
     """Those of them whose value is not in the manifest but set elsewhere."""
+    trace: Traced = field(default=EMPTY, compare=False, repr=False)
+    """The text with where each of its characters is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,15 @@ class Environment:
     """Variables whose value is taken from another object or from the pod itself."""
     open_ended: bool = False
     """Whether whole objects are taken in, so that any name may be set."""
+    entries: Mapping[str, int] = field(default_factory=dict)
+    """The places in `env` of the values that are written there just as they are."""
+
+    def traced(self, name: str) -> Traced:
+        """Return a variable's value with where it is written; empty where it is not known."""
+        text = self.values.get(name, "")
+        if name in self.entries:
+            return written(text, Field.ENV, self.entries[name])
+        return Traced(text, (Mark(),) * len(text))
 
     def knows_nothing_of(self, name: str) -> bool:
         """Return whether a variable is set, but not in the manifest."""
@@ -79,7 +96,7 @@ def tokens_of(container: Mapping[str, object]) -> tuple[Token, ...] | Refusal:
     """Return the tokens of command and args, in order."""
     environment = environment_of(container)
     found: list[Token] = []
-    for name in Field:
+    for name in COMMAND_LINE:
         items = container.get(name)
         if items is None:
             continue
@@ -92,25 +109,37 @@ def tokens_of(container: Mapping[str, object]) -> tuple[Token, ...] | Refusal:
     return tuple(found)
 
 
+def item_text(container: Mapping[str, object], name: Field, index: int) -> str:
+    """Return the text of one item of command, args or env as the manifest has it."""
+    items = container.get(name)
+    item = items[index] if isinstance(items, list) and index < len(items) else ""
+    return str(item.get("value", "")) if isinstance(item, Mapping) else str(item)
+
+
 def environment_of(container: Mapping[str, object]) -> Environment:
     """Return the environment that a container's `env` and `envFrom` give."""
-    entries = container.get("env")
+    items = container.get("env")
     values: dict[str, str] = {}
     elsewhere: set[str] = set()
+    entries: dict[str, int] = {}
     open_ended = bool(container.get("envFrom"))
-    for entry in entries if isinstance(entries, list) else ():
+    for index, entry in enumerate(items if isinstance(items, list) else ()):
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
             continue
         name = entry["name"]
         known = Environment(values, frozenset(elsewhere), open_ended)
-        text = expand(str(entry.get("value") or ""), known)
+        raw = str(entry.get("value") or "")
+        text = expand(raw, known)
+        entries.pop(name, None)
         if "valueFrom" in entry or text.unresolved:
             elsewhere.add(name)
             values.pop(name, None)
-        else:
-            values[name] = text.text
-            elsewhere.discard(name)
-    return Environment(values, frozenset(elsewhere), open_ended)
+            continue
+        values[name] = text.text
+        elsewhere.discard(name)
+        if text.text == raw and isinstance(entry.get("value"), str):
+            entries[name] = index
+    return Environment(values, frozenset(elsewhere), open_ended, entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +169,30 @@ def expand(text: str, environment: Environment) -> Expanded:
     return Expanded(result, tuple(names), unresolved)
 
 
+def trace_of(raw: str, place: Place, environment: Environment) -> Traced:
+    """Return a text with its variables replaced, and where each character is written."""
+    whole, traced, done = written(raw, place.field, place.index), EMPTY, 0
+    for match in _REFERENCE.finditer(raw):
+        start, stop = match.span()
+        traced += whole.piece(done, start)
+        piece, name, done = whole.piece(start, stop), match["name"], stop
+        if match["escape"]:
+            traced += as_one("$", piece)
+        elif name in environment.values:
+            traced += environment.traced(name).through(name, Spot(place.field, place.index, start, stop))
+        elif environment.knows_nothing_of(name):
+            traced += Traced(
+                piece.text, tuple(m._replace(variables=(name,), unknown=name) for m in piece.marks)
+            )
+        else:
+            traced += piece
+    return traced + whole.piece(done, len(raw))
+
+
 def _token(raw: str, place: Place, environment: Environment) -> Token:
     expanded = expand(raw, environment)
-    return Token(raw, expanded.text, place, expanded.variables, expanded.unresolved)
+    trace = trace_of(raw, place, environment)
+    return Token(raw, expanded.text, place, expanded.variables, expanded.unresolved, trace)
 
 
 def _item_message(place: Place, item: object) -> str:

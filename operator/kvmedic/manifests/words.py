@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from kvmedic.core.engine import Engine
-from kvmedic.manifests.tokens import Token
+from kvmedic.manifests.tokens import Place, Token
 
 
 class WouldNotStartError(Exception):
@@ -25,6 +25,8 @@ class CommandLine:
 
     tokens: tuple[Token, ...]
     subcommand: bool
+    tail: Place | None = None
+    """Where a further word would stand in a shell's script; None where the words are items of a list."""
 
 
 @dataclass(frozen=True, slots=True)

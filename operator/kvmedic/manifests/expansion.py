@@ -1,0 +1,261 @@
+"""The words that a shell makes of the nodes of its script.
+
+A shell replaces variables, splits what came from them unquoted, and takes quotes and backslashes
+away (POSIX.1-2017, XCU 2.6). What only runs can tell (a command's output, an unknown variable) is
+stood in for. Pathnames are not expanded: a pattern is taken to match no file, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from tree_sitter import Node
+
+from kvmedic.manifests.source import Source
+from kvmedic.manifests.traced import EMPTY, Traced, as_one, stand_in
+from kvmedic.manifests.variables import Value, Variables
+
+_BLANKS = re.compile(r"[ \t\n]+|[^ \t\n]+")
+_BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
+_SPECIAL = re.compile(r"[`'\"\\$]")
+_PARAMETER = re.compile(
+    r"\$\{(?P<name>\w+|[@*#?!$-])(?P<all>\[[@*]\])?(?:(?P<operator>:?[-=+?])(?P<word>.*))?\}", re.DOTALL
+)
+
+
+class Words:
+    """Words under construction."""
+
+    def __init__(self) -> None:
+        self.done: list[Traced] = []
+        self._current: Traced | None = None
+
+    def add(self, piece: Traced) -> None:
+        """Add a piece that is not split."""
+        self._current = (self._current or EMPTY) + piece
+
+    def split(self, piece: Traced) -> None:
+        """Add a piece that is split at blanks."""
+        for match in _BLANKS.finditer(piece.text):
+            if match[0].isspace():
+                self.finish()
+            else:
+                self.add(piece.piece(*match.span()))
+
+    def finish(self) -> None:
+        """End the word, if one was begun."""
+        if self._current is not None:
+            self.done.append(self._current)
+            self._current = None
+
+
+class Expansion:
+    """One script's words, as its variables are at some point of it."""
+
+    def __init__(self, source: Source, variables: Variables) -> None:
+        self.source = source
+        self.variables = variables
+        self.problems: list[str] = []
+        """The constructs whose words can't be told."""
+        self._kinds: dict[str, Callable[[Node, Words], None]] = {
+            "word": self._bare,
+            "number": self._bare,
+            "variable_name": self._bare,
+            "extglob_pattern": self._bare,
+            "regex": self._bare,
+            "test_operator": self._bare,
+            "command_name": self._parts,
+            "concatenation": self._parts,
+            "string": self._quoted,
+            "raw_string": self._raw,
+            "ansi_c_string": self._escaped,
+            "simple_expansion": self._unquoted,
+            "expansion": self._unquoted,
+            "command_substitution": self._output,
+            "arithmetic_expansion": self._stand_in,
+        }
+
+    def words(self, nodes: Sequence[Node]) -> list[Traced]:
+        """Return the words that a command gets of these nodes."""
+        words = Words()
+        for before, node in zip([None, *nodes], nodes, strict=False):
+            if before is None or not self._continues(before, node):
+                words.finish()
+            if _BRACES.search(self._without_quotes(node)):
+                self.problems.append("a brace expansion")
+            self._add(node, words)
+        words.finish()
+        return words.done
+
+    def value(self, nodes: Sequence[Node]) -> Traced:
+        """Return the value of an assignment: one text that is not split."""
+        words = Words()
+        for node in nodes:
+            for child in node.children if node.type == "concatenation" else [node]:
+                if child.type in {"simple_expansion", "expansion", "command_substitution"}:
+                    self._inside(child, words)
+                else:
+                    self._add(child, words)
+        words.finish()
+        if len(words.done) == 1:
+            return words.done[0]
+        return stand_in("$@", "@", None) if words.done else EMPTY
+
+    def _continues(self, before: Node, node: Node) -> bool:
+        """Return whether nothing but the end of a continued line stands between two nodes: one word."""
+        between = self.source.text.text[self.source.span(before)[1] : self.source.span(node)[0]]
+        return re.fullmatch(r"(?:\\\n)+", between) is not None
+
+    def _add(self, node: Node, words: Words) -> None:
+        kind = self._kinds.get(node.type)
+        if kind is None:
+            self.problems.append(node.type.replace("_", " "))
+            kind = self._stand_in
+        kind(node, words)
+
+    def _parts(self, node: Node, words: Words) -> None:
+        for child in node.children:
+            self._add(child, words)
+
+    def _bare(self, node: Node, words: Words) -> None:
+        piece = self.source.piece(node)
+        if piece.text.startswith("~"):
+            words.add(stand_in(piece.text, "~", piece.site))
+        elif piece.text:
+            words.add(_unescaped(piece, lambda _: True))
+
+    def _raw(self, node: Node, words: Words) -> None:
+        piece = self.source.piece(node)
+        words.add(piece.piece(1, len(piece.text) - 1))
+
+    def _escaped(self, node: Node, words: Words) -> None:
+        piece = self.source.piece(node)
+        if "\\" in piece.text:
+            self._stand_in(node, words)
+        else:
+            words.add(piece.piece(2, len(piece.text) - 1))
+
+    def _quoted(self, node: Node, words: Words) -> None:
+        """Add a text in double quotes; between its expansions all is literal."""
+        words.add(EMPTY)
+        start, stop = self.source.span(node)
+        done = start + 1
+        for child in node.named_children:
+            if child.type == "string_content":
+                continue
+            begin, end = self.source.span(child)
+            words.add(_unescaped(self.source.text.piece(done, begin), _is_special_in_quotes))
+            self._inside(child, words)
+            done = end
+        words.add(_unescaped(self.source.text.piece(done, stop - 1), _is_special_in_quotes))
+
+    def _inside(self, node: Node, words: Words) -> None:
+        """Add an expansion that is not split: within double quotes, or in an assignment."""
+        value = self._value_of(node)
+        if isinstance(value, tuple) and "*" in self.source.piece(node).text:
+            value = None
+        if isinstance(value, tuple):
+            words.add(EMPTY)
+            for index, item in enumerate(value):
+                if index:
+                    words.finish()
+                words.add(item)
+        elif value is None:
+            self._stand_in(node, words)
+        else:
+            words.add(value)
+
+    def _unquoted(self, node: Node, words: Words) -> None:
+        value = self._value_of(node)
+        if value is None:
+            self._stand_in(node, words)
+            return
+        for item in value if isinstance(value, tuple) else [value]:
+            words.split(item)
+            if isinstance(value, tuple):
+                words.finish()
+
+    def _output(self, node: Node, words: Words) -> None:
+        if not self.source.piece(node).unknown:
+            self.problems.append("a command substitution without quotes")
+        self._stand_in(node, words)
+
+    def _stand_in(self, node: Node, words: Words) -> None:
+        piece = self.source.piece(node)
+        name = next(iter(piece.unknown), "") or _name_in(piece.text)
+        words.add(stand_in(piece.text, name, piece.site))
+
+    def _value_of(self, node: Node) -> Value | None:
+        """Return what an expansion gives, or None where it is not known."""
+        piece = self.source.piece(node)
+        if node.type == "simple_expansion":
+            return self._named(piece.text[1:], piece)
+        match = _PARAMETER.fullmatch(piece.text) if node.type == "expansion" else None
+        if match is None:
+            return None
+        value = self._named(match["name"], piece)
+        if bool(match["all"]) is not isinstance(value, tuple) and match["name"] not in {"@", "*"}:
+            return None
+        if match["operator"] is None:
+            return value
+        return self._with_default(value, match, piece)
+
+    def _with_default(self, value: Value | None, match: re.Match[str], piece: Traced) -> Value | None:
+        operator, name = match["operator"], match["name"]
+        if isinstance(value, tuple) or (value is None and not self.variables.is_unset(name)):
+            return None
+        filled = value is not None and (bool(value.text) or not operator.startswith(":"))
+        if operator.endswith("+"):
+            return self._default(match, piece) if filled else EMPTY
+        if filled:
+            return value
+        return None if operator.endswith("?") else self._default(match, piece)
+
+    def _default(self, match: re.Match[str], piece: Traced) -> Traced | None:
+        start, stop = match.span("word")
+        if piece.text[start : start + 1] == '"' and piece.text[stop - 1 : stop] == '"' and stop - start > 1:
+            start, stop = start + 1, stop - 1
+        default = piece.piece(start, stop)
+        return None if _SPECIAL.search(default.text) else default.standing_at(piece.site)
+
+    def _named(self, name: str, piece: Traced) -> Value | None:
+        value = self.variables.value(name)
+        if isinstance(value, tuple):
+            return tuple(item.through(name, piece.site) for item in value)
+        return None if value is None else value.through(name, piece.site)
+
+    def _without_quotes(self, node: Node) -> str:
+        """Return what of a word is not quoted, with a stand-in for what is."""
+        if node.type in {"string", "raw_string", "ansi_c_string", "expansion", "command_substitution"}:
+            return "Q"
+        if node.type in {"concatenation", "command_name"}:
+            return "".join(self._without_quotes(child) for child in node.children)
+        return self.source.piece(node).text
+
+
+def _unescaped(piece: Traced, is_escapable: Callable[[str], bool]) -> Traced:
+    """Return a text without its backslashes; one before a line's end takes that away too."""
+    if "\\" not in piece.text:
+        return piece
+    result, index, text = EMPTY, 0, piece.text
+    while index < len(text):
+        following = text[index + 1 : index + 2]
+        if text[index] != "\\" or not following or not is_escapable(following):
+            result += piece.piece(index, index + 1)
+            index += 1
+            continue
+        if following != "\n":
+            result += as_one(following, piece.piece(index, index + 2))
+        index += 2
+    return result
+
+
+def _is_special_in_quotes(character: str) -> bool:
+    return character in '$`"\\\n'
+
+
+def _name_in(text: str) -> str:
+    """Return the variable that an expansion names, or what it is."""
+    match = re.match(r"\$\{?[#!]?(\w+|[@*#?!$-])", text)
+    return match[1] if match else text

@@ -1,0 +1,119 @@
+"""A shell's variables at one point of its script, as far as the manifest tells them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from copy import copy
+from typing import TypeAlias
+
+from tree_sitter import Node
+
+from kvmedic.manifests.source import Source, descendants
+from kvmedic.manifests.tokens import Environment
+from kvmedic.manifests.traced import Traced
+
+Value: TypeAlias = Traced | tuple[Traced, ...]
+"""A text, or the elements of an array."""
+
+ANY = "*"
+"""Among names: any of them."""
+_READERS = frozenset({"read", "mapfile", "readarray", "getopts", "printf", "let", "unset"})
+"""Builtins that set the variables that they are given by name."""
+_SOURCING = frozenset({"source", ".", "eval"})
+"""Builtins that run text that is not looked into here."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNING = re.compile(r"\$\{(\w+):?=")
+
+
+class Variables:
+    """What names stand for. A name that was set in a way that is not followed is unknown for good."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._own: dict[str, Value | None] = {}
+        self._unknown: frozenset[str] = frozenset()
+
+    def value(self, name: str) -> Value | None:
+        """Return what a name stands for, or None where that is not known, or it is not set."""
+        if name in self._unknown:
+            return None
+        if name in self._own:
+            return self._own[name]
+        if ANY in self._unknown or name not in self._environment.values:
+            return None
+        return self._environment.traced(name)
+
+    def is_unset(self, name: str) -> bool:
+        """Return whether nothing in the manifest can set a name.
+
+        An image may: its own environment is not in the manifest.
+        """
+        if name in self._own or self._unknown & {name, ANY}:
+            return False
+        return name not in self._environment.values and not self._environment.knows_nothing_of(name)
+
+    def assign(self, name: str, value: Value | None) -> None:
+        """Set a name."""
+        self._own = {**self._own, name: value}
+
+    def append(self, name: str, value: Value) -> None:
+        """Append to a name, as `+=` does."""
+        old = self.value(name)
+        if isinstance(old, Traced) and isinstance(value, Traced):
+            self.assign(name, old + value)
+        elif isinstance(old, tuple) and isinstance(value, tuple):
+            self.assign(name, (*old, *value))
+        else:
+            self.assign(name, value if self.is_unset(name) else None)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Make what names stand for unknown, until they are set again."""
+        for name in names:
+            if name == ANY:
+                self._own = {}
+                self._unknown |= {ANY}
+            else:
+                self.assign(name, None)
+
+    def never_know(self, names: Iterable[str]) -> None:
+        """Make what names stand for unknown, whatever sets them later."""
+        self._unknown |= frozenset(names)
+
+    def branch(self) -> Variables:
+        """Return a copy that may go its own way."""
+        return copy(self)
+
+    def in_child(self) -> Variables:
+        """Return what another shell sees that this one starts; which names are exported is not followed."""
+        child = Variables(self._environment)
+        child._unknown = self._unknown | frozenset(self._own)
+        return child
+
+
+def assigned_in(node: Node, source: Source) -> set[str]:
+    """Return the names that some part of a script may set."""
+    return {name for found in descendants(node) for name in _set_by(found, source)}
+
+
+def _set_by(node: Node, source: Source) -> Iterable[str]:
+    text = source.piece(node).text
+    match node.type:
+        case "variable_assignment" | "for_statement" | "declaration_command" | "unset_command":
+            return _NAME.findall(text.partition("=")[0] if node.type == "variable_assignment" else text)
+        case "command":
+            return _set_by_command([source.piece(child).text for child in node.named_children])
+        case "expansion":
+            return _ASSIGNING.findall(text)
+        case "postfix_expression" | "unary_expression" | "binary_expression" | "arithmetic_expansion":
+            return _NAME.findall(text)
+        case _:
+            return ()
+
+
+def _set_by_command(words: list[str]) -> Iterable[str]:
+    if any(word in _SOURCING for word in words[:2]):
+        return (ANY,)
+    if words and words[0] in _READERS:
+        return [name for word in words[1:] for name in _NAME.findall(word)]
+    return ()
