@@ -15,7 +15,10 @@ import typer
 from kvmedic import __version__
 
 SUBCOMMANDS = {
-    "diagnose": ("kvmedic.cli.diagnose", "Look at one fleet of a cluster once and print what follows."),
+    "diagnose": (
+        "kvmedic.cli.diagnose",
+        "Look at one fleet once (live, saved pages, or the past) and print what follows.",
+    ),
     "run": ("kvmedic.cli.run", "Run the operator."),
     "crd": ("kvmedic.cli.crd", "Print the CustomResourceDefinition, or its reference page."),
     "flags": ("kvmedic.cli.flags", "Show and change engine flags in manifest files, without a cluster."),
