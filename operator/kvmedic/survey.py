@@ -70,12 +70,18 @@ async def gather(policy: Policy, namespace: str, view: View, metrics: Metrics) -
 async def survey(resource: Resource, policy: Policy, view: View, metrics: Metrics) -> Survey:
     """Return what a look at the target finds; the plan is made, never carried out."""
     evidence = await gather(policy, resource.namespace, view, metrics)
+    runbook, diagnosis = judged(policy, evidence)
+    found = Survey(view, evidence, diagnosis, runbook, None, None)
+    return _planned(found, resource, policy)
+
+
+def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
+    """Return the first runbook that has something to say, and what it says."""
     for runbook in policy.runbooks:
         diagnosis = diagnose(RUNBOOKS[runbook], evidence)
         if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is not None:
             break
-    found = Survey(view, evidence, diagnosis, str(runbook), None, None)
-    return _planned(found, resource, policy)
+    return str(runbook), diagnosis
 
 
 def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:

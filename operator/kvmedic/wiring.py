@@ -132,10 +132,13 @@ def _leadership(settings: Settings, client: Client) -> Leadership:
     return Leadership(client, lease, times, fresh_identity())
 
 
-def _kubeconfig() -> Path | None:
-    """Return the kubeconfig that kopf uses too; None: the service account of the pod."""
+def _kubeconfig() -> str | None:
+    """Return where kubectl looks: KUBECONFIG, else ~/.kube/config; None: the service account of the pod."""
     given = os.environ.get("KUBECONFIG", "")
-    return Path(given) if given else None
+    if given:
+        return given
+    own = Path.home() / ".kube" / "config"
+    return str(own) if own.is_file() else None
 
 
 def _limits(options: KubernetesOptions) -> Limits:

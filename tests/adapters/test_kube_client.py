@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.config import ConfigException
 from kubernetes.aio.config import incluster_config as incluster
 
 from kvmedic import __version__
 from kvmedic.core.edit import PatchOperation
 from kvmedic.kube.client import Client, Limits, Preconditions, connect
-from kvmedic.kube.errors import ApiError, Conflict, Refused, Unavailable
+from kvmedic.kube.errors import ApiError, Conflict, NoCluster, Refused, Unavailable
 from kvmedic.kube.objects import CONFIG_MAPS, PODS, Ref, uid_of
 from lab.cluster.light import LightCluster
 
@@ -378,5 +377,5 @@ class TestAnswers:
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
         monkeypatch.setattr(incluster, "SERVICE_TOKEN_FILENAME", "/nowhere/token")
 
-        with pytest.raises(ConfigException, match="token"):
+        with pytest.raises(NoCluster, match="token"):
             await connect(None, Limits())

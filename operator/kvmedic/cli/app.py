@@ -15,7 +15,12 @@ import typer
 from kvmedic import __version__
 
 SUBCOMMANDS = {
-    "diagnose": ("kvmedic.cli.diagnose", "Look at one fleet of a cluster once and print what follows."),
+    "diagnose": (
+        "kvmedic.cli.diagnose",
+        "Look at one fleet once (live, saved pages, or the past) and print what follows.",
+    ),
+    "plan": ("kvmedic.cli.plan", "Show the open run, or what would be planned: before, after, digest."),
+    "explain": ("kvmedic.cli.explain", "Explain a resource: what is seen, why it acts or not, what to type."),
     "run": ("kvmedic.cli.run", "Run the operator."),
     "crd": ("kvmedic.cli.crd", "Print the CustomResourceDefinition, or its reference page."),
     "flags": ("kvmedic.cli.flags", "Show and change engine flags in manifest files, without a cluster."),

@@ -1,149 +1,141 @@
-"""`kvmedic diagnose`: one look at one fleet, printed. Nothing is written anywhere."""
+"""`kvmedic diagnose`: evidence, diagnosis and plan, printed. Nothing is written anywhere."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from enum import StrEnum
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated
 
 import typer
 
-from kvmedic.core.diagnosis import Inconclusive
-from kvmedic.core.evidence import HISTOGRAMS, Measured, Missing, Observation, PodReadings, Stale
-from kvmedic.core.plan import FlagStep
-from kvmedic.core.resource import Resource
-from kvmedic.kube.errors import ApiError
-from kvmedic.kube.objects import Ref
-from kvmedic.metrics.options import SourceOptions
-from kvmedic.record.store import RESOURCES, resource_of
-from kvmedic.settings import Settings, SettingsError, load
-from kvmedic.survey import Survey, survey
-from kvmedic.wiring import connected, target_of
+from kvmedic.api.quantities import parse_duration
+from kvmedic.cli.given import GivenError, policy_in, workload_in
+from kvmedic.cli.live import REFUSED, USAGE, Name, ended, finished, load, surveyed, with_source
+from kvmedic.cli.past import Past, PastError, moment_of, observed
+from kvmedic.cli.report import Form, Report, report_of_consultation, report_of_survey
+from kvmedic.cli.scrapes import ScrapeError, doubt_of, evidence_of, pages_of
+from kvmedic.offline import Consultation, consult
+from kvmedic.settings import SettingsError
+from kvmedic.settings import load as load_settings
+from kvmedic.wiring import connected
 
-FOUND, REFUSED, NOT_FOUND = 0, 3, 4
-
-
-class Form(StrEnum):
-    """How the diagnosis is printed."""
-
-    TEXT = "text"
-    JSON = "json"
+_WAYS = (
+    "say what to look at: NAME (a KVRemediation of a cluster), two saved pages (--scrape T0.txt --scrape "
+    "T1.txt), or a moment of the past (--prometheus URL --at TIME)"
+)
 
 
-class DiagnosisError(Exception):
-    """The fleet cannot be looked at; the message says why and what to do."""
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What is given in files beside the evidence."""
+
+    spec: str
+    manifest: str
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="The KVRemediation.")],
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Its namespace.")] = "default",
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A KVRemediation of a cluster.")] = "",
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Its namespace; with --at that of the pods.")
+    ] = "default",
     prometheus: Annotated[
-        str, typer.Option(help="Ask this Prometheus instead of the source that the resource names.")
+        str, typer.Option(metavar="URL", help="Ask this Prometheus instead of the configured source.")
+    ] = "",
+    scrape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[REPLICA=]FILE",
+            help="A saved /metrics page, the older first; two or more of each replica. No cluster is asked.",
+        ),
+    ] = None,
+    interval: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="Time between two scrapes, such as 5m; else the engine's own."),
+    ] = "",
+    at: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="Look at this moment of the past (RFC 3339 or Unix seconds)."),
+    ] = "",
+    pod_regex: Annotated[
+        str, typer.Option("--pod-regex", metavar="REGEX", help="With --at: the replicas' whole names.")
+    ] = ".*",
+    manifest: Annotated[
+        str, typer.Option(metavar="FILE", help="The workload's manifest: what is set now.")
+    ] = "",
+    spec: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="A KVRemediation: trigger, levers, windows; else its defaults."),
     ] = "",
     output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
 ) -> None:
-    """Look at a fleet once: evidence, diagnosis and the plan that would follow.
+    """Look once: evidence, diagnosis and the plan that would follow.
 
-    Uses the current kubeconfig. Exit code 0: a diagnosis was made; 3: it cannot be made; 4: there is
-    no such resource or target.
+    A cluster is found as kubectl finds it: KUBECONFIG, else ~/.kube/config, else the pod's own service
+    account. Exit code 0: a diagnosis was made, also that all is well; 2: wrong usage or an unusable file;
+    3: no diagnosis can be made, and it says what is missing; 4: there is no such resource or target.
     """
+    files = Files(spec, manifest)
+    ways = [bool(name), bool(scrape), bool(at)]
+    if ways.count(True) != 1:
+        ended(_WAYS, USAGE)
+    if name and (spec or manifest):
+        ended("NAME has its own spec and target: leave --spec and --manifest out", USAGE)
     try:
-        settings = load()
-        found = asyncio.run(_look(settings, namespace, name, prometheus))
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
-    except (DiagnosisError, ApiError) as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(NOT_FOUND) from None
-    print(json.dumps(_as_json(found), indent=2) if output is Form.JSON else _as_text(found))
-    raise typer.Exit(REFUSED if isinstance(found.diagnosis, Inconclusive) else FOUND)
+        report = (
+            _live(Name(namespace, name), prometheus)
+            if name
+            else _offline(scrape, _interval(interval), files)
+            if scrape
+            else _past(Past(moment_of(at), namespace, pod_regex), prometheus, files)
+        )
+    except (SettingsError, ScrapeError, GivenError, PastError) as error:
+        ended(error, USAGE)
+    print(report.printed(output))
+    raise typer.Exit(REFUSED if report.is_inconclusive else 0)
 
 
-async def _look(settings: Settings, namespace: str, name: str, prometheus: str) -> Survey:
-    async with connected(_with_source(settings, prometheus)) as world:
-        body = await world.client.get(Ref(RESOURCES, namespace, name))
-        if body is None:
-            raise DiagnosisError(f"KVRemediation {name} does not exist in namespace {namespace}")
-        resource = resource_of(body)
-        if resource.policy is None:
-            raise DiagnosisError(_problem(resource))
-        policy = resource.policy
-        view = await target_of(world).look(namespace, policy)
-        if view is None:
-            raise DiagnosisError(f"Deployment {policy.target.name} does not exist in namespace {namespace}")
-        return await survey(resource, policy, view, world.metrics)
+def _live(which: Name, prometheus: str) -> Report:
+    settings = with_source(load_settings(), prometheus)
+
+    async def look() -> Report:
+        async with connected(settings) as world:
+            return report_of_survey(await surveyed(world, await load(world, which)))
+
+    return finished(look())
 
 
-def _with_source(settings: Settings, prometheus: str) -> Settings:
-    """Return the settings with one Prometheus behind every name, where one was given."""
-    if not prometheus:
-        return settings
-    source = SourceOptions.model_validate({"url": prometheus})
-    names = {"default", *settings.sources}
-    return settings.model_copy(update={"sources": dict.fromkeys(names, source)})
+def _offline(scrapes: Sequence[str], interval: timedelta | None, files: Files) -> Report:
+    policy = policy_in(files.spec)
+    workload = workload_in(files.manifest, policy)
+    pages = pages_of(scrapes)
+    evidence, notes = evidence_of(pages, policy.trigger, interval)
+    doubt = doubt_of(pages)
+    found = (
+        consult(evidence, policy, workload)
+        if doubt is None
+        else Consultation(evidence, str(policy.runbooks[0]), doubt, None, None, None)
+    )
+    return report_of_consultation(found, {"scrapes": ", ".join(pages)}, notes if doubt is None else ())
 
 
-def _problem(resource: Resource) -> str:
-    problem = resource.problem
-    return f"{problem.reason}: {problem.message}" if problem else "the spec cannot be followed"
+def _past(past: Past, prometheus: str, files: Files) -> Report:
+    policy = policy_in(files.spec)
+    workload = workload_in(files.manifest, policy)
+    settings = with_source(load_settings(), prometheus)
+    evidence, notes = asyncio.run(observed(past, settings, policy))
+    target = {"namespace": past.namespace, "pods": past.pods, "at": f"{past.at:%Y-%m-%dT%H:%M:%SZ}"}
+    return report_of_consultation(consult(evidence, policy, workload), target, notes)
 
 
-def _as_text(found: Survey) -> str:
-    lines = [f"target     {found.view.fleet.namespace}/{found.view.fleet.name}"]
-    for pod, readings in sorted(found.burn.pods.items()):
-        values = ", ".join(f"{name}={value}" for name, value in _numbers(readings).items())
-        lines.append(f"evidence   {pod}: {values}")
-    lines.append(f"diagnosis  {found.diagnosis.line()}")
-    if found.plan is not None:
-        lines += [f"plan       {step.line()}" for step in found.plan.steps]
-        lines.append(f"because    {found.plan.message}")
-    if found.obstacle is not None:
-        lines.append(f"but        {found.obstacle.reason}: {found.obstacle.message}")
-    return "\n".join(lines)
-
-
-def _as_json(found: Survey) -> dict[str, Any]:
-    unknown = isinstance(found.diagnosis, Inconclusive)
-    return {
-        "target": {"namespace": found.view.fleet.namespace, "name": found.view.fleet.name},
-        "runbook": found.runbook,
-        "branch": None if unknown else str(found.diagnosis.reason),
-        "reason": str(found.obstacle.reason if found.obstacle else found.diagnosis.reason),
-        "message": found.diagnosis.line(),
-        "obstacle": found.obstacle.message if found.obstacle else None,
-        "plan": [_step(step) for step in found.plan.steps] if found.plan else [],
-        "evidence": _evidence(found.burn),
-    }
-
-
-def _step(step: FlagStep) -> dict[str, Any]:
-    return {"knob": str(step.knob), "before": step.before, "after": step.after, "object": step.target.name}
-
-
-def _evidence(burn: Observation) -> dict[str, Any]:
-    return {pod: _numbers(readings) for pod, readings in sorted(burn.pods.items())}
-
-
-def _numbers(readings: PodReadings) -> dict[str, float | str]:
-    """Return what is known of each number and of each histogram's mean; what is not known says so."""
-    found: dict[str, float | str] = {}
-    for signal, reading in readings.numbers.items():
-        found[str(signal)] = round(reading.value, 4) if isinstance(reading, Measured) else _absence(reading)
-    for signal in sorted(HISTOGRAMS):
-        histogram = readings.histogram(signal)
-        if isinstance(histogram, Measured) and histogram.value.count:
-            found[f"{signal}Mean"] = round(histogram.value.mean, 4)
+def _interval(text: str) -> timedelta | None:
+    if not text:
+        return None
+    try:
+        found = parse_duration(text)
+    except ValueError as error:
+        raise ScrapeError(f"--interval {text}: {error}") from None
+    if found <= timedelta(0):
+        raise ScrapeError(f"--interval {text}: the second scrape comes after the first")
     return found
-
-
-def _absence(reading: object) -> str:
-    match reading:
-        case Missing(reason):
-            return f"missing ({reason})"
-        case Stale(at):
-            return f"stale since {at:%H:%M:%SZ}"
-        case _:
-            return "not exported"

@@ -9,6 +9,7 @@ import sys
 import typer
 from prometheus_client import start_http_server
 
+from kvmedic.kube.errors import NoCluster
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import Settings, SettingsError, load
 from kvmedic.wiring import operate
@@ -31,7 +32,11 @@ def command() -> None:
     for chatty in ("kopf", "aiohttp.access"):  # the latter says each probe of the kubelet
         logging.getLogger(chatty).setLevel(logging.WARNING)
     telemetry = _telemetry(settings)
-    asyncio.run(operate(settings, telemetry))
+    try:
+        asyncio.run(operate(settings, telemetry))
+    except NoCluster as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
 
 
 def _telemetry(settings: Settings) -> Telemetry:

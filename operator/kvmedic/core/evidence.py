@@ -202,6 +202,8 @@ class PodReadings:
     engines: int = 1
     """Data-parallel engines of the replica. Its pool is that of all of them; a cap on running sequences
     holds for each."""
+    gauge_samples: int | None = None
+    """Moments that the means of gauges rest on, where these are few enough to count; None: many."""
 
     def number(self, signal: Signal) -> Reading[float]:
         """Return the reading of a signal that is a number."""
@@ -222,6 +224,7 @@ class Observation:
 
     at: datetime
     window_seconds: float
+    """How far the look goes back; infinite where nobody knows."""
     hold_seconds: float
     pods: Mapping[str, PodReadings]
 

@@ -164,6 +164,8 @@ class SignalTable:
     in_flight_optional: tuple[str, ...]
     """Gauges that engines of old export beside them."""
     pool: PoolSource
+    steps: CounterSource
+    """Steps of the engine, each of which gives every running sequence a token."""
     engine_label: str
     """Tells the data-parallel engines of one replica apart; absent on engines of old."""
     model_label: str

@@ -71,7 +71,6 @@ VLLM_SIGNALS = SignalTable(
             ),
             Signal.TIME_TO_FIRST_TOKEN_SECONDS: HistogramSource(("vllm:time_to_first_token_seconds",)),
             Signal.PREFILL_SECONDS: HistogramSource(("vllm:request_prefill_time_seconds",)),
-            Signal.PREFILL_SECONDS: HistogramSource(("vllm:request_prefill_time_seconds",)),
             Signal.E2E_SECONDS: HistogramSource(("vllm:e2e_request_latency_seconds",)),
         }
     ),
@@ -86,6 +85,7 @@ VLLM_SIGNALS = SignalTable(
         cache_dtype="cache_dtype",
         null_blocks=1,
     ),
+    steps=CounterSource(("vllm:iteration_tokens_total_count",)),
     engine_label="engine",
     model_label="model_name",
     own_labels=frozenset({"engine", "model_name", "finished_reason", "le"}),

@@ -20,7 +20,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 
 from kvmedic import __version__
 from kvmedic.core.edit import PatchOperation
-from kvmedic.kube.errors import Call, Unavailable, error_for
+from kvmedic.kube.errors import Call, NoCluster, Unavailable, error_for
 from kvmedic.kube.objects import JsonObject, Ref, Resource
 from kvmedic.kube.pace import Pace
 
@@ -208,22 +208,30 @@ class Client:
         )
 
 
-async def connect(kubeconfig: Path | None, limits: Limits) -> Client:
+async def connect(kubeconfig: Path | str | None, limits: Limits) -> Client:
     """Return a client for a kubeconfig, or for the cluster that this process is a pod of.
 
     In a pod the service account's token is read from its file anew at most a minute after it was
     rotated (kubernetes 37.0.2, aio/config/incluster_config.py).
 
+    Args:
+        kubeconfig: one path, or several that are merged, as in KUBECONFIG; None: the pod's own cluster.
+        limits: what this process may ask.
+
     Raises:
-        ConfigException: the configuration is missing or incomplete.
+        NoCluster: the configuration is missing or incomplete.
     """
     configuration = Configuration()
-    if kubeconfig is None:
-        load_incluster_config(configuration)  # type: ignore[no-untyped-call]
-    else:
-        await load_kube_config(  # type: ignore[no-untyped-call]
-            str(kubeconfig), client_configuration=configuration, persist_config=False
-        )
+    try:
+        if kubeconfig is None:
+            load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        else:
+            await load_kube_config(  # type: ignore[no-untyped-call]
+                str(kubeconfig), client_configuration=configuration, persist_config=False
+            )
+    except ConfigException as error:
+        where = kubeconfig or "this is no pod, and there is no ~/.kube/config"
+        raise NoCluster(f"no cluster: {where}: {error}; set KUBECONFIG") from error
     return Client(configuration, limits)
 
 

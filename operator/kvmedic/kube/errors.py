@@ -46,6 +46,10 @@ class ApiError(Exception):
         self.reason = reason
 
 
+class NoCluster(Exception):  # noqa: N818
+    """Nothing says where the API server is; the message says where was looked."""
+
+
 class Unavailable(ApiError):  # noqa: N818 - the name says what to do
     """Nobody knows whether it happened, or the server was too busy: look again later."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from kvmedic.core.complete import Complete, complete, histogram, number, pools
 from kvmedic.core.diagnosis import Evidence, Inconclusive
@@ -38,16 +39,16 @@ NOW = frozenset(
         Signal.PREEMPTIONS,
         Signal.GENERATED_TOKENS,
         Signal.RUNNING_MEAN,
-        Signal.RUNNING_MAX,
         Signal.KV_CACHE_USAGE_MEAN,
         Signal.INTER_TOKEN_SECONDS,
     }
 )
 """Needed of the pressured replicas over the trigger's window."""
-REQUESTS = frozenset({Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH, Signal.E2E_SECONDS, Signal.RUNNING_MAX})
+REQUESTS = frozenset({Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH, Signal.E2E_SECONDS})
 """Needed of every replica over the sizing window."""
 HELPFUL = frozenset(
     {
+        Signal.RUNNING_MAX,
         Signal.PREFILL_SECONDS,
         Signal.PREFIX_CACHE_QUERIES,
         Signal.PREFIX_CACHE_HITS,
@@ -55,7 +56,8 @@ HELPFUL = frozenset(
     }
 )
 """Used where an engine exports them. Without them recomputation counts as free (fewer cuts), prefixes as
-not shared (the pool's gauge then contradicts the lengths: no cut) and replicas as old enough."""
+not shared (the pool's gauge then contradicts the lengths: no cut), replicas as old enough, and any
+number of sequences as possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Case:
     spread: float
     """How far the outputs are from ending in waves (0-1), see `sizing.spread_weight`."""
     running_max: float
-    """Most sequences that any engine ran at once."""
+    """Most sequences that any engine ran at once; infinite where nobody knows."""
     requests: float
     """Finished requests that the lengths come from."""
 
@@ -130,7 +132,6 @@ def case_of(seen: Seen) -> Case:
     sequence = occupancy(moments(prompt), moments(output), block_tokens)
     if hits > SHARED_PREFIXES:
         sequence = with_shared_prefixes(sequence, measured_blocks(seen), hits * prompt.mean / block_tokens)
-    most = [one.numbers[Signal.RUNNING_MAX] for one in (*seen.now.values(), *seen.requests.values())]
     return Case(
         sequence=sequence,
         strain=_strain(seen, prompt.mean * (1 - hits), output.mean),
@@ -139,7 +140,7 @@ def case_of(seen: Seen) -> Case:
         prompt_tokens=prompt.mean,
         output_tokens=output.mean,
         spread=spread_weight(_groups(seen)),
-        running_max=max(most) / engines,
+        running_max=_running_max(seen) / engines,
         requests=output.count,
     )
 
@@ -155,6 +156,13 @@ def measured_blocks(seen: Seen) -> float:
         seen.pools[name].blocks * one.numbers[Signal.KV_CACHE_USAGE_MEAN] for name, one in seen.now.items()
     )
     return used / max(1.0, seen.total(Signal.RUNNING_MEAN))
+
+
+def _running_max(seen: Seen) -> float:
+    """Return the most sequences that any replica ran at once; infinite where one replica does not tell."""
+    pods = (*seen.burn.pods.values(), *seen.sizing.pods.values())
+    found = [number(readings, Signal.RUNNING_MAX) for readings in pods]
+    return max(inf if most is None else most for most in found)
 
 
 def _strain(seen: Seen, prefill_tokens: float, output_tokens: float) -> Strain:

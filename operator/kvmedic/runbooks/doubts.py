@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, sqrt
 
 from kvmedic.core.complete import number
 from kvmedic.core.diagnosis import Inconclusive
@@ -25,6 +25,8 @@ else decides what a sequence keeps (evicted tokens, sliding windows). Simulated:
 MOST_MISFIT = 1.3
 """The same, at most. Above, requests that never finish in the window fill the pool, or the pool is not
 what it seems."""
+LUCK = 2.0
+"""Standard deviations by which gauges of few moments may lie beside their mean: 19 times in 20."""
 
 
 def doubt_of(seen: Seen) -> Inconclusive | None:
@@ -36,13 +38,27 @@ def doubt_of(seen: Seen) -> Inconclusive | None:
 def misfit_of(seen: Seen, case: Case) -> Inconclusive | None:
     """Return that the lengths do not explain what fills the pool, or None where they do."""
     measured, predicted = measured_blocks(seen), case.sequence.mean_blocks
-    if LEAST_MISFIT <= measured / predicted <= MOST_MISFIT:
+    noise = 1 + LUCK * _gauge_noise(seen, case)
+    if LEAST_MISFIT / noise <= measured / predicted <= MOST_MISFIT * noise:
         return None
     return Inconclusive(
         Reason.LENGTHS_MISFIT,
         f"a running sequence takes {measured:.1f} blocks, its lengths predict {predicted:.1f}; "
         "a cap cannot be computed from lengths",
     )
+
+
+def _gauge_noise(seen: Seen, case: Case) -> float:
+    """Return the relative deviation of blocks per running sequence as gauges of few moments tell it.
+
+    Each moment shows as many sequences as run, each somewhere between its first and its last token.
+    """
+    seats = 0.0
+    for name, readings in seen.burn.pods.items():
+        if readings.gauge_samples is None:
+            return 0.0
+        seats += readings.gauge_samples * seen.now[name].numbers[Signal.RUNNING_MEAN]
+    return case.sequence.deviation_blocks / case.sequence.mean_blocks / sqrt(max(1.0, seats))
 
 
 def _several_models(seen: Seen) -> Inconclusive | None:
@@ -82,15 +98,20 @@ def _too_few(seen: Seen) -> Inconclusive | None:
     if finished < FEWEST_REQUESTS:
         return Inconclusive(
             Reason.TOO_FEW_REQUESTS,
-            f"{finished:.0f} requests finished in {seen.sizing.window_seconds:.0f} s and "
+            f"{finished:.0f} requests finished in {_shown(seen.sizing.window_seconds)} and "
             f"{FEWEST_REQUESTS} are needed; wait, or raise spec.sizing.window",
         )
     if min(seen.total(Signal.GENERATED_TOKENS), seen.gaps().count) <= 0:
         return Inconclusive(
             Reason.TOO_FEW_REQUESTS,
-            f"no token was generated in {seen.burn.window_seconds:.0f} s on the pressured replicas",
+            f"no token was generated in {_shown(seen.burn.window_seconds)} on the pressured replicas",
         )
     return None
+
+
+def _shown(seconds: float) -> str:
+    """Return how long a look covers; infinite stands for unknown."""
+    return f"{seconds:.0f} s" if seconds < inf else "a time that nobody knows"
 
 
 def _finished(lengths: Histogram) -> float:

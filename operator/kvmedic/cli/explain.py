@@ -1,0 +1,175 @@
+"""`kvmedic explain`: what the operator sees, why it does or does not act, and what to type next.
+
+Everything is read from the resource, as the operator last wrote it. No metrics are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated
+
+import typer
+
+from kvmedic.cli.live import Name, finished, load
+from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.record import Condition, ConditionType, Record, Truth
+from kvmedic.core.resource import Resource
+from kvmedic.core.run import Run
+from kvmedic.settings import load as load_settings
+from kvmedic.wiring import connected
+
+_PATCH = "kubectl -n {namespace} patch kvr {name} --type=merge -p '{{\"spec\":{{{field}}}}}'"
+_NEXT = MappingProxyType(
+    {
+        Reason.OBSERVE_ONLY: ("to have the plan carried out", _PATCH.replace("{field}", '"mode":"Auto"')),
+        Reason.SUSPENDED: ("to go on", _PATCH.replace("{field}", '"suspend":false')),
+        Reason.STOPPED: ("to go on everywhere", "kubectl -n {operator} delete configmap {stop}"),
+        Reason.STOP_UNREADABLE: ("to see why", "kubectl -n {operator} logs deployment/kvmedic"),
+        Reason.LEVER_NOT_ALLOWED: ("to allow a lever", "kubectl -n {namespace} edit kvr {name}"),
+        Reason.SPEC_INVALID: ("to correct the spec", "kubectl -n {namespace} edit kvr {name}"),
+        Reason.SPEC_NOT_IMPLEMENTED: ("to correct the spec", "kubectl -n {namespace} edit kvr {name}"),
+        Reason.TARGET_PAUSED: (
+            "to resume its rollout",
+            "kubectl -n {namespace} rollout resume deployment/{target}",
+        ),
+    }
+)
+"""What to type, by why nothing is done. The names in braces are the resource's and the operator's."""
+_LOOK = ("to look again right now", "kvmedic diagnose {name} -n {namespace}")
+_BACK = (
+    "to take the open change back",
+    "kubectl -n {namespace} annotate kvr {name} kvmedic.io/rollback={run}",
+)
+_NOBODY = ("to see whether the operator runs", "kubectl -n {operator} logs deployment/kvmedic")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The operator's own names, for what to type."""
+
+    namespace: str
+    stop: str
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="The KVRemediation.")],
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Its namespace.")] = "default",
+) -> None:
+    """Explain a resource in sentences: what it sees, why it does or does not act, what to type next.
+
+    Nothing is written and no metrics are asked. Exit code 0: it was told; 2: wrong usage or
+    configuration; 4: there is no such resource.
+    """
+    settings = load_settings()
+
+    async def look() -> Resource:
+        async with connected(settings) as world:
+            return await load(world, Name(namespace, name))
+
+    place = Place(settings.process.namespace, settings.process.stop)
+    print("\n".join(explained(finished(look()), place)))
+
+
+def explained(resource: Resource, place: Place) -> Iterator[str]:
+    """Yield what there is to say about a resource, one paragraph a line."""
+    yield _task(resource)
+    record = resource.record
+    if resource.problem is not None:
+        yield f"It does nothing: {resource.problem.reason}: {resource.problem.message}."
+    if record is not None:
+        yield from _seen(record)
+        yield from _run(record.run) if record.run else _idle(record)
+        yield from _memory(record)
+    yield from _next(resource, place)
+
+
+def _task(resource: Resource) -> str:
+    policy = resource.policy
+    if policy is None:
+        return f"KVRemediation {resource.namespace}/{resource.name} cannot be followed."
+    levers = ", ".join(lever.knob for lever in policy.levers) or "none"
+    held = " It is suspended." if policy.suspended else ""
+    return (
+        f"KVRemediation {resource.namespace}/{resource.name} looks after {policy.target.kind} "
+        f"{policy.target.name} in mode {policy.mode}; it may turn: {levers}.{held}"
+    )
+
+
+def _seen(record: Record) -> Iterator[str]:
+    shown = record.diagnosis
+    if shown is None:
+        yield "Nobody has looked at the fleet yet."
+        return
+    yield f"It sees {shown.reason} ({shown.at:%Y-%m-%dT%H:%M:%SZ}, {shown.runbook}): {shown.message}"
+    metrics = record.condition(ConditionType.METRICS_AVAILABLE)
+    if metrics is not None and metrics.status is not Truth.TRUE:
+        yield f"Metrics are not complete: {metrics.reason}: {metrics.message}"
+
+
+def _run(run: Run) -> Iterator[str]:
+    yield f"Run {run.id} is open since {run.started_at:%Y-%m-%dT%H:%M:%SZ} ({run.reason}): {run.message}."
+    for record in run.steps:
+        judged = f", judged {record.verdict}" if record.verdict else ""
+        yield f"  {record.step.line()}: {record.state}{judged}. {record.message}".rstrip()
+    if run.ending is not None:
+        yield f"It ends as {run.ending.reason}: {run.ending.message}"
+
+
+def _idle(record: Record) -> Iterator[str]:
+    yield "No run is open."
+    if record.plan is not None:
+        steps = "; ".join(record.plan.steps)
+        yield f"It would do: {steps} (digest {record.plan.digest}), because {record.plan.message}."
+    why = _why(record)
+    if why is not None:
+        yield f"It does not act: {why.reason}: {why.message}"
+
+
+def _why(record: Record) -> Condition | None:
+    """Return the condition that tells why nothing is done, or None where there is nothing to do."""
+    found = record.condition(ConditionType.PROGRESSING)
+    if found is None or found.reason in (Reason.NO_RUN, Reason.NOTHING_TO_DO):
+        return None
+    return found
+
+
+def _memory(record: Record) -> Iterator[str]:
+    for tried in record.levers:
+        yield f"{tried.knob} was tried ({tried.at:%Y-%m-%dT%H:%M:%SZ}): {tried.verdict}; not tried again."
+    if record.history:
+        last = record.history[0]
+        steps = "; ".join(last.steps)
+        yield f"The last run {last.id} ended {last.ended_at:%Y-%m-%dT%H:%M:%SZ} as {last.outcome}: {steps}."
+        yield f"  {SENTENCES[last.outcome]} {last.message}".rstrip()
+
+
+def _next(resource: Resource, place: Place) -> Iterator[str]:
+    """Yield what a person may type."""
+    record = resource.record
+    run = record.run if record else None
+    names = {
+        "namespace": resource.namespace,
+        "name": resource.name,
+        "run": run.id if run else "",
+        "target": resource.policy.target.name if resource.policy else "",
+        "operator": place.namespace,
+        "stop": place.stop,
+    }
+    for purpose, words in _advice(resource, record):
+        yield f"{purpose[0].upper()}{purpose[1:]}:  {words.format(**names)}"
+
+
+def _advice(resource: Resource, record: Record | None) -> Iterator[tuple[str, str]]:
+    if record is not None and record.run is not None:
+        yield _BACK
+    reasons = [resource.problem.reason] if resource.problem else []
+    if record is not None:
+        reasons += [why.reason] if (why := _why(record)) else []
+        action = record.condition(ConditionType.ACTION_REQUIRED)
+        reasons += [action.reason] if action and action.status is Truth.TRUE else []
+        if not record.conditions:
+            yield _NOBODY
+    yield from (_NEXT[reason] for reason in dict.fromkeys(reasons) if reason in _NEXT)
+    yield _LOOK

@@ -1,0 +1,96 @@
+"""A live resource as commands read it: loaded once, nothing written."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import typer
+
+from kvmedic.core.policy import Policy
+from kvmedic.core.resource import Resource
+from kvmedic.kube.errors import ApiError, NoCluster
+from kvmedic.kube.objects import Ref
+from kvmedic.metrics.options import SourceOptions
+from kvmedic.record.store import RESOURCES, resource_of
+from kvmedic.settings import Settings, SettingsError
+from kvmedic.survey import Survey, survey
+from kvmedic.wiring import Connected, target_of
+
+USAGE, REFUSED, NOT_FOUND = 2, 3, 4
+"""Exit codes beside 0: wrong usage or configuration; no diagnosis can be made; there is no such object."""
+
+T = TypeVar("T")
+
+
+class NotThere(Exception):  # noqa: N818 - the name says what is wrong
+    """The resource or its target does not exist, or its spec cannot be followed; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """Which resource is meant."""
+
+    namespace: str
+    name: str
+
+
+def ended(message: object, code: int) -> NoReturn:
+    """End the command with a message on standard error."""
+    print(message, file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def finished(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a look at a cluster found; what keeps it from being made ends the command."""
+    try:
+        return asyncio.run(work)
+    except (SettingsError, NoCluster) as error:
+        ended(error, USAGE)
+    except (NotThere, ApiError) as error:
+        ended(error, NOT_FOUND)
+
+
+async def load(world: Connected, which: Name) -> Resource:
+    """Return a resource as it is now.
+
+    Raises:
+        NotThere: there is none of that name.
+    """
+    body = await world.client.get(Ref(RESOURCES, which.namespace, which.name))
+    if body is None:
+        raise NotThere(f"KVRemediation {which.name} does not exist in namespace {which.namespace}")
+    return resource_of(body)
+
+
+async def surveyed(world: Connected, resource: Resource) -> Survey:
+    """Return what a look at a resource's target finds; it is told to nobody else.
+
+    Raises:
+        NotThere: the target does not exist, or the spec cannot be followed.
+    """
+    policy = _policy(resource)
+    view = await target_of(world).look(resource.namespace, policy)
+    if view is None:
+        place = f"namespace {resource.namespace}"
+        raise NotThere(f"Deployment {policy.target.name} does not exist in {place}")
+    return await survey(resource, policy, view, world.metrics)
+
+
+def with_source(settings: Settings, prometheus: str) -> Settings:
+    """Return the settings with one Prometheus behind every name, where one was given."""
+    if not prometheus:
+        return settings
+    source = SourceOptions.model_validate({"url": prometheus})
+    names = {"default", *settings.sources}
+    return settings.model_copy(update={"sources": dict.fromkeys(names, source)})
+
+
+def _policy(resource: Resource) -> Policy:
+    if resource.policy is not None:
+        return resource.policy
+    problem = resource.problem
+    raise NotThere(f"{problem.reason}: {problem.message}" if problem else "the spec cannot be followed")

@@ -1,0 +1,195 @@
+"""What a diagnosis looks like on a terminal and as JSON, wherever its evidence came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+from typing import Any
+
+from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive
+from kvmedic.core.evidence import HISTOGRAMS, Measured, Missing, Observation, PodReadings, Pool, Stale
+from kvmedic.core.plan import FlagStep
+from kvmedic.core.run import Outcome
+from kvmedic.engines.vllm import VLLM
+from kvmedic.offline import Consultation
+from kvmedic.survey import Survey
+
+
+class Form(StrEnum):
+    """How a report is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One setting that would be changed."""
+
+    knob: str
+    before: str | None
+    """None: not given on the command line, so the engine's default, or not known."""
+    after: str | None
+    target: str
+    """`Kind/name`; empty where nobody said which."""
+
+    def line(self, unknown: str) -> str:
+        """Return the change as one line; `unknown` stands for a value that is not there."""
+        where = f"{self.target}: " if self.target else ""
+        return f"{where}{self.knob} {self.before or unknown} -> {self.after or unknown}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the change as JSON has it."""
+        return {
+            "knob": self.knob,
+            "flag": flag_name(self.knob),
+            "before": self.before,
+            "after": self.after,
+            "object": self.target.partition("/")[2] or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One look, ready to be printed."""
+
+    target: Mapping[str, Any]
+    runbook: str
+    observation: Observation
+    diagnosis: Diagnosis
+    changes: tuple[Change, ...]
+    because: str
+    """The numbers behind the plan; empty without one."""
+    obstacle: Outcome | None
+    notes: tuple[str, ...] = ()
+    """What a reader must know about the evidence."""
+    unknown: str = "(engine default)"
+    """What a value that is not there stands for."""
+
+    @property
+    def is_inconclusive(self) -> bool:
+        """Return whether no branch could be named."""
+        return isinstance(self.diagnosis, Inconclusive)
+
+    def printed(self, form: Form) -> str:
+        """Return the whole report."""
+        return json.dumps(self.as_json(), indent=2) if form is Form.JSON else self.as_text()
+
+    def as_text(self) -> str:
+        """Return the report for a person: one fact a line, each with what it is."""
+        lines = [f"target     {'/'.join(str(part) for part in self.target.values())}"]
+        for pod, readings in sorted(self.observation.pods.items()):
+            values = ", ".join(f"{name}={value}" for name, value in numbers_of(readings).items())
+            lines.append(f"evidence   {pod}: {values}")
+        lines += [f"note       {note}" for note in self.notes]
+        lines.append(f"diagnosis  {self.diagnosis.line()}")
+        lines += [f"plan       {change.line(self.unknown)}" for change in self.changes]
+        if self.because:
+            lines.append(f"because    {self.because}")
+        if self.obstacle is not None:
+            lines.append(f"but        {self.obstacle.reason}: {self.obstacle.message}")
+        if not self.changes:
+            lines.append("plan       nothing would be changed")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for a program."""
+        branch = None if self.is_inconclusive else str(self.diagnosis.reason)
+        pods = sorted(self.observation.pods.items())
+        window = self.observation.window_seconds
+        return {
+            "target": dict(self.target),
+            "runbook": self.runbook,
+            "branch": branch,
+            "reason": str(self.obstacle.reason if self.obstacle else self.diagnosis.reason),
+            "message": self.diagnosis.line(),
+            "obstacle": self.obstacle.message if self.obstacle else None,
+            "plan": [change.as_json() for change in self.changes],
+            "because": self.because or None,
+            "notes": list(self.notes),
+            "windowSeconds": round(window, 1) if isfinite(window) else None,
+            "evidence": {pod: numbers_of(readings) for pod, readings in pods},
+        }
+
+
+def report_of_survey(found: Survey) -> Report:
+    """Return the report on a live fleet."""
+    fleet, plan = found.view.fleet, found.plan
+    return Report(
+        target={"namespace": fleet.namespace, "name": fleet.name},
+        runbook=found.runbook,
+        observation=found.burn,
+        diagnosis=found.diagnosis,
+        changes=tuple(change_of(step) for step in plan.steps) if plan else (),
+        because=plan.message if plan else "",
+        obstacle=found.obstacle,
+    )
+
+
+def report_of_consultation(
+    found: Consultation, target: Mapping[str, Any], notes: tuple[str, ...] = ()
+) -> Report:
+    """Return the report on collected evidence."""
+    changes: tuple[Change, ...] = ()
+    unknown = "(engine default)"
+    if found.plan is not None:
+        changes = tuple(change_of(step) for step in found.plan.steps)
+    elif found.advice is not None and found.obstacle is None:
+        changes = (_advised(found.advice),)
+        unknown = "(unknown without --manifest)"
+    return Report(
+        target=target,
+        runbook=found.runbook,
+        observation=found.evidence.burn,
+        diagnosis=found.diagnosis,
+        changes=changes,
+        because=found.advice.message if found.advice else "",
+        obstacle=found.obstacle,
+        notes=notes,
+        unknown=unknown,
+    )
+
+
+def change_of(step: FlagStep) -> Change:
+    """Return a step as people see it."""
+    return Change(str(step.knob), step.before, step.after, f"{step.target.kind}/{step.target.name}")
+
+
+def flag_name(knob: str) -> str | None:
+    """Return how the engine spells a knob, or None where it has none."""
+    return next((flag.name for flag in VLLM.flags if flag.knob == knob), None)
+
+
+def _advised(advice: Assignment) -> Change:
+    return Change(str(advice.knob), None, f"{advice.value:g}", "")
+
+
+def numbers_of(readings: PodReadings) -> dict[str, float | str]:
+    """Return what is known of each number and of each histogram's mean; what is not known says so."""
+    found: dict[str, float | str] = {}
+    for signal, reading in readings.numbers.items():
+        found[str(signal)] = round(reading.value, 4) if isinstance(reading, Measured) else _absence(reading)
+    for signal in sorted(HISTOGRAMS):
+        histogram = readings.histogram(signal)
+        if isinstance(histogram, Measured) and histogram.value.count:
+            found[f"{signal}Mean"] = round(histogram.value.mean, 4)
+    if isinstance(readings.pool, Measured):
+        found |= _pool(readings.pool.value)
+    return found
+
+
+def _pool(pool: Pool) -> dict[str, float | str]:
+    return {"poolBlocks": pool.blocks, "blockTokens": pool.block_tokens}
+
+
+def _absence(reading: object) -> str:
+    match reading:
+        case Missing(reason):
+            return f"missing ({reason})"
+        case Stale(at):
+            return f"stale since {at:%H:%M:%SZ}"
+        case _:
+            return "not known"

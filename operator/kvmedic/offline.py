@@ -1,0 +1,62 @@
+"""Evidence that somebody collected, judged without a cluster: the same stages as a survey, no fleet.
+
+What a cluster would add is missing on purpose: whether the fleet can be changed safely right now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvmedic.core.diagnosis import Assignment, Diagnosis, Evidence, Inconclusive, NoChange, Setting
+from kvmedic.core.plan import Plan
+from kvmedic.core.policy import Policy
+from kvmedic.core.run import Outcome
+from kvmedic.runbooks.planning import Fault, Workload, plan_of, setting
+from kvmedic.survey import judged
+
+_FIRST_GENERATION = 1
+"""A manifest has no generation; nobody approves an offline plan by its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consultation:
+    """What the evidence says, and what would be set."""
+
+    evidence: Evidence
+    runbook: str
+    diagnosis: Diagnosis
+    advice: Assignment | None
+    """The setting that the branch asks for; None where it asks for none."""
+    plan: Plan | None
+    """The advice on the workload's own command line; None without a workload."""
+    obstacle: Outcome | None
+    """Why nothing would be set although a branch applies."""
+
+
+def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Consultation:
+    """Return the diagnosis of the evidence and the plan that would follow.
+
+    Args:
+        evidence: both looks.
+        policy: the spec.
+        workload: the engine's command line; None where nobody gave it, a fault where it cannot be read.
+    """
+    runbook, diagnosis = judged(policy, evidence)
+    found = Consultation(evidence, runbook, diagnosis, None, None, None)
+    if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
+        return found
+    known = setting(workload, policy.levers, ()) if isinstance(workload, Workload) else None
+    advice = diagnosis.branch.then(evidence, known or Setting(None, policy.levers))
+    if isinstance(advice, NoChange):
+        why = Outcome(advice.reason, advice.message)
+        return Consultation(evidence, runbook, diagnosis, None, None, why)
+    return _planned(found, advice, workload)
+
+
+def _planned(found: Consultation, advice: Assignment, workload: Workload | Fault | None) -> Consultation:
+    plan = plan_of(workload, advice, _FIRST_GENERATION) if isinstance(workload, Workload) else workload
+    evidence, runbook, diagnosis = found.evidence, found.runbook, found.diagnosis
+    if isinstance(plan, Fault):
+        why = Outcome(plan.reason, f"{advice.knob} {advice.value} cannot be set: {plan.message}")
+        return Consultation(evidence, runbook, diagnosis, advice, None, why)
+    return Consultation(evidence, runbook, diagnosis, advice, plan, None)

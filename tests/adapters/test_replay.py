@@ -1,0 +1,133 @@
+"""`kvmedic diagnose --prometheus URL --at TIME`: an incident of the past, from a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvmedic.metrics.exposition import parse_page
+from metric_tape import Tape
+from prometheus_server import PrometheusServer
+from scripted_fleet import DATA, END
+
+Diagnose = Callable[..., "subprocess.CompletedProcess[str]"]
+BEFORE = END - timedelta(minutes=20)
+SPEC = """\
+apiVersion: kvmedic.io/v1alpha1
+kind: KVRemediation
+metadata: {name: chat}
+spec:
+  targetRef: {name: chat}
+  trigger: {window: 1m, for: 0s}
+  sizing: {window: 5m}
+"""
+MANIFEST = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: chat}
+spec: {template: {spec: {containers: [{name: vllm, image: "vllm/vllm-openai:v0.32.0",
+  args: [--model=tiny, --max-num-seqs=64]}]}}}
+"""
+
+
+RUNNING = 'vllm:num_requests_running{engine="0",model_name="tiny"}'
+
+
+def page(name: str) -> Any:
+    """A recorded page; in thrash with as many sequences running as the same engine ran on average."""
+    text = (DATA / f"metrics-{name}.txt").read_text()
+    return parse_page(text.replace(f"{RUNNING} 11.0", f"{RUNNING} 14.0"), END)
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServer]:
+    """A Prometheus that saw two replicas idle for twenty minutes and thrash for the last five."""
+    directory = tmp_path_factory.mktemp("past")
+    tape = Tape(END, length=timedelta(minutes=25), step=timedelta(seconds=15))
+    for pod in ("chat-7c9-x1", "chat-7c9-x2"):
+        target = {"namespace": "serving", "pod": pod, "instance": f"{pod}:8000", "job": "vllm"}
+        tape.replay(page("idle"), page("thrash"), target, since=-300)
+    tape.write(directory)
+    with PrometheusServer(directory) as server:
+        yield server
+
+
+@pytest.fixture
+def diagnose(past: PrometheusServer, tmp_path: Path) -> Diagnose:
+    (tmp_path / "kvr.yaml").write_text(SPEC)
+    (tmp_path / "chat.yaml").write_text(MANIFEST)
+
+    def run(*arguments: str, url: str = past.url) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "kvmedic", "diagnose", "--prometheus", url, "-n", "serving"]
+        files = ["--spec", str(tmp_path / "kvr.yaml"), "--manifest", str(tmp_path / "chat.yaml")]
+        return subprocess.run(
+            [*argv, *files, *arguments, "-o", "json"],
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": "operator:tests"},
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("at", [END.isoformat(), f"{END.timestamp():.0f}"], ids=["RFC 3339", "Unix"])
+def test_an_incident_is_replayed_with_evidence_branch_and_plan(diagnose: Diagnose, at: str) -> None:
+    done = diagnose("--at", at, "--pod-regex", "chat-.*")
+
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["branch"]) == (0, "FleetWideDemand"), found
+    assert sorted(found["evidence"]) == ["chat-7c9-x1", "chat-7c9-x2"]
+    [change] = found["plan"]
+    assert (change["knob"], change["before"], change["object"]) == ("maxNumSeqs", "64", "chat")
+    assert 8 <= int(change["after"]) <= 16
+
+
+def test_the_end_of_the_incident_is_no_part_of_an_earlier_moment(diagnose: Diagnose) -> None:
+    done = diagnose("--at", BEFORE.isoformat())
+
+    found = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert found["reason"] == "NoReplicas"
+    assert "it knew no replica of an engine then" in found["notes"][0]
+
+
+def test_replicas_that_do_not_match_are_named(diagnose: Diagnose) -> None:
+    done = diagnose("--at", END.isoformat(), "--pod-regex", "other-.*")
+
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["reason"]) == (3, "NoReplicas")
+    assert "serving/chat-7c9-x1, serving/chat-7c9-x2" in found["notes"][0]
+
+
+def test_a_prometheus_that_does_not_answer_is_told(diagnose: Diagnose) -> None:
+    done = diagnose("--at", END.isoformat(), url="http://127.0.0.1:9")
+
+    found = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert "cannot be reached" in found["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--at", "yesterday"), "RFC 3339"),
+        (("--at", "2026-01-01T00:00:00"), "time zone"),
+        (("--at", "2999-01-01T00:00:00Z"), "not come yet"),
+        (("--at", "2026-01-01T00:00:00Z", "--pod-regex", "("), "--pod-regex"),
+        (("chat", "--at", "2026-01-01T00:00:00Z"), "say what to look at"),
+        (("chat",), "leave --spec and --manifest out"),
+    ],
+)
+def test_wrong_usage_ends_with_2(diagnose: Diagnose, arguments: tuple[str, ...], told: str) -> None:
+    done = diagnose(*arguments)
+
+    assert done.returncode == 2
+    assert told in done.stderr
