@@ -22,15 +22,6 @@ from kvmedic.core.edit import Field
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.tokens import Unquoted
 
-_POD_SPECS = (
-    ("spec", "template", "spec"),
-    ("spec",),
-    ("spec", "jobTemplate", "spec", "template", "spec"),
-    ("template", "spec"),
-    ("spec", "leaderWorkerTemplate", "leaderTemplate", "spec"),
-    ("spec", "leaderWorkerTemplate", "workerTemplate", "spec"),
-)
-"""Where an object may hold a pod's specification: workloads, Pod, CronJob, PodTemplate, LeaderWorkerSet."""
 _TRAILING_TABS = re.compile(r"(?<=\S)[ \t]*\t[ \t]*(?=#|\r?$)", re.MULTILINE)
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _KINDS = {"int": "number", "float": "number", "bool": "boolean", "timestamp": "date"}
@@ -68,6 +59,8 @@ class ManifestContainer:
     data: Mapping[str, object]
     """The container as Kubernetes would read it."""
     lists: Mapping[Field, ListNode]
+    pod: MappingNode
+    """The mapping in the text that has the containers."""
 
     @property
     def name(self) -> str:
@@ -81,7 +74,7 @@ class ManifestContainer:
 def containers_of(text: str) -> tuple[ManifestContainer, ...] | Refusal:
     """Return the containers of all objects in a text; init containers are left out."""
     try:
-        return tuple(found for root in _roots(text) for found in _Document(root).containers())
+        return tuple(found for root in roots_of(text) for found in _Document(root).containers())
     except YAMLError as error:
         hint = "; a Helm template must be rendered first" if "{{" in text else ""
         return Refusal(RefusalReason.NOT_A_MANIFEST, f"not readable as YAML: {_summary(error)}{hint}")
@@ -94,8 +87,8 @@ def reads_as_text(plain: str) -> bool:
     return not any(pattern.fullmatch(plain) for pattern in (_NULL, _BOOLEAN, _NUMBER))
 
 
-def _roots(text: str) -> Sequence[Node]:
-    """Return the root nodes of a text.
+def roots_of(text: str) -> Sequence[Node]:
+    """Return the root nodes of a text's documents.
 
     The reader takes no tabs between tokens. Kubernetes does, in JSON and at the end of a line, and
     there as many blanks read the same.
@@ -133,22 +126,31 @@ class _Document:
         self.root = root
         self.uses = Counter(id(child) for node in _all(root) for child in _children(node))
         self.plain: dict[int, object] = {}
+        self.seen: set[int] = set()
 
     def containers(self) -> Iterator[ManifestContainer]:
-        """Yield the containers of the document's objects."""
-        for obj in self._objects(_Place(self.root, shared=False)):
-            for path in _POD_SPECS:
-                spec = self._walk(obj, path)
-                if spec is not None and spec.get("containers") is not None:
-                    yield from self._of_pod(obj, spec)
+        """Yield the containers of the document's objects.
 
-    def _objects(self, place: _Place) -> Iterator[_Place]:
-        items = self._walk(place, ("items",))
-        if items is None or not isinstance(items.node, SequenceNode):
-            yield place
+        Any mapping with a list of `containers` counts as a pod's specification, wherever a kind of
+        object has it: templates of roles, of head and worker groups, of a predictor.
+        """
+        root = _Place(self.root, shared=False)
+        yield from self._search(root, root)
+
+    def _search(self, place: _Place, obj: _Place) -> Iterator[ManifestContainer]:
+        node = place.node
+        if id(node) in self.seen:
             return
-        for item in items.node.value:
-            yield from self._objects(self._at(item, items))
+        self.seen.add(id(node))
+        if isinstance(node, MappingNode):
+            obj = place if _is_object(place) else obj
+            yield from self._of_pod(obj, place)
+        for key in _keys(node) if isinstance(node, MappingNode) else ():
+            found = self._walk(place, (key,))
+            if found is not None and key not in {"containers", "metadata"}:
+                yield from self._search(found, obj)
+        for item in node.value if isinstance(node, SequenceNode) else ():
+            yield from self._search(self._at(item, place), obj)
 
     def _of_pod(self, obj: _Place, spec: _Place) -> Iterator[ManifestContainer]:
         containers = self._walk(spec, ("containers",))
@@ -159,8 +161,9 @@ class _Document:
         for index, item in enumerate(containers.node.value):
             place = self._at(item, containers)
             data = self._plain(item)
-            if isinstance(data, Mapping):
-                yield ManifestContainer(_text(kind), _text(owner), index, data, dict(self._lists(place)))
+            if isinstance(data, Mapping) and isinstance(spec.node, MappingNode):
+                lists = dict(self._lists(place))
+                yield ManifestContainer(_text(kind), _text(owner), index, data, lists, spec.node)
 
     def _lists(self, container: _Place) -> Iterator[tuple[Field, ListNode]]:
         for field in Field:
@@ -214,6 +217,10 @@ class _Place:
             if found is not None:
                 return found[0], True
         return None
+
+
+def _is_object(place: _Place) -> bool:
+    return place.get("kind") is not None and place.get("metadata") is not None
 
 
 def _own(node: Node, key: str) -> Node | None:

@@ -44,7 +44,7 @@ class FlagsView:
     flags: tuple[FlagValue, ...]
     """The knobs that are given, in the order of the profile. What is not given is not here."""
     config: str | None
-    """The configuration file that the engine reads besides; what is in it can't be seen."""
+    """The configuration file that the engine reads besides, where what is in it is not in `flags`."""
 
     def values(self) -> dict[str, Scalar]:
         """Return the values by the engine's own names."""
@@ -71,20 +71,25 @@ class AlreadySet:
 Outcome: TypeAlias = TokenEdit | AlreadySet | Refusal
 
 
-def read_flags(container: Mapping[str, object], engine: Engine) -> FlagsView | Refusal:
-    """Return the flags that a container's command line gives."""
+def read_flags(
+    container: Mapping[str, object], engine: Engine, file: Parsed | None = None
+) -> FlagsView | Refusal:
+    """Return the flags that a container's command line gives.
+
+    `file` is what the configuration file gives, where that is known.
+    """
     parsed = parsed_of(container, engine)
     if isinstance(parsed, Refusal):
         return parsed
     found: list[FlagValue] = []
     for flag in engine.profile.flags:
-        given = parsed.last(flag.dest)
+        given = parsed.last(flag.dest) or (file.last(flag.dest) if file else None)
         if given is None:
             continue
         if given.held_by.unresolved:
             return _from_variable(flag, given.held_by)
         found.append(FlagValue(flag, given.value, given.held_by.place))
-    return FlagsView(tuple(found), parsed.config)
+    return FlagsView(tuple(found), None if file else parsed.config)
 
 
 def setting_of(flag: Flag, value: Scalar, engine: Engine) -> Setting | Refusal:
@@ -129,16 +134,25 @@ def option_of(flag: Flag, engine: Engine) -> Option | Refusal:
     return Refusal(RefusalReason.NOT_IN_VERSION, message)
 
 
-def edit(container: Mapping[str, object], index: int, setting: Setting, engine: Engine) -> Outcome:
+def edit(
+    container: Mapping[str, object],
+    index: int,
+    setting: Setting,
+    engine: Engine,
+    file: Parsed | None = None,
+) -> Outcome:
     """Return the one token that gives a container's flag a value.
 
     Of several uses the last one changes, because the engine lets it win. A flag that is not given is
     appended as one token, `--name=value`, where the engine reads it last. `index` is the container's
-    place in its pod template.
+    place in its pod template. `file` is what the configuration file gives, where that is known: the
+    command line beats it.
     """
     parsed = parsed_of(container, engine)
     if isinstance(parsed, Refusal):
         return parsed
+    if file is not None:
+        parsed = replace(parsed, config=None)
     given = parsed.last(setting.flag.dest)
     change = _changed(container, given, setting) if given else _appended(container, parsed, setting, engine)
     if isinstance(change, AlreadySet | Refusal):

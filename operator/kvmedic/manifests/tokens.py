@@ -32,8 +32,12 @@ class Place:
     """The token's first character where it is a part of the item: a word of a shell's script."""
     line: int = 0
     """The line of the item that it stands on, counted from 1; 0 where the item has only one."""
+    file: str = ""
+    """The configuration file that it stands in instead."""
 
     def __str__(self) -> str:
+        if self.file:
+            return f"{self.file} line {self.line}"
         return f"{self.field}[{self.index}]" + (f" line {self.line}" if self.line else "")
 
 
