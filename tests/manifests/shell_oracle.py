@@ -18,7 +18,7 @@ RECORDING = """#!/bin/sh
 """
 IDLE = ("pip", "ray", "nvidia-smi", "uv", "huggingface-cli", "numactl", "tini")
 PASSING = """#!/bin/sh
-while [ $# -gt 0 ]; do case "$1" in vllm | bash | python3) break ;; *) shift ;; esac; done
+while [ $# -gt 0 ]; do case "$1" in vllm | sh | bash | python3) break ;; *) shift ;; esac; done
 [ $# -gt 0 ] && exec "$@"
 exit 0
 """
@@ -37,6 +37,9 @@ class ShellOracle:
         for name in IDLE:
             self._write(name, PASSING)
 
+        # A login shell sets PATH anew, and then reads this.
+        (self.work / ".profile").write_text(f'PATH="{self.bin}:$PATH"\n')
+
     def _write(self, name: str, text: str) -> None:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
@@ -49,9 +52,12 @@ class ShellOracle:
         for entry in container.get("env", ()):
             values[entry["name"]] = expanded(entry.get("value", ""), values)
         words = [*container.get("command", ()), *container.get("args", ())]
+        program, *rest = (expanded(word, values) for word in words)
+        stand_in = self.bin / Path(program).name
+        home = {"HOME": str(self.work), "PATH": f"{self.bin}:{os.defpath}"}
         subprocess.run(
-            [expanded(word, values) for word in words],
-            env={"PATH": f"{self.bin}:{os.defpath}", "RECORD": str(record), **values},
+            [str(stand_in) if stand_in.exists() else program, *rest],
+            env={**home, "RECORD": str(record), **values},
             cwd=self.work,
             capture_output=True,
             timeout=20,
@@ -69,6 +75,6 @@ def expanded(text: str, values: Mapping[str, str]) -> str:
 def engine_arguments(argv: Sequence[str]) -> list[str]:
     """Return the words after the start of the engine: `serve`, or `-m MODULE`."""
     rest = list(argv)
-    if rest[:1] == ["-m"]:
-        rest = rest[2:]
+    if "-m" in rest[:2]:
+        rest = rest[rest.index("-m") + 2 :]
     return rest[1:] if rest[:1] == ["serve"] else rest

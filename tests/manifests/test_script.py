@@ -54,7 +54,7 @@ EDITED = [
     ),
     pytest.param(a_container("vllm serve m"), None, " --max-num-seqs=16", id="appended"),
     pytest.param(
-        a_container("exec vllm serve m --port 1", shell=("bash", "-ec")),
+        a_container("exec vllm serve m --port 1", shell=("bash", "-lc")),
         None,
         " --max-num-seqs=16",
         id="exec",
