@@ -33,13 +33,13 @@ STALLS_LEFT, STALLS_FALL, STALLS_CROWDED = 0.45, 1.5, 8
 cap the first times p to the second power is left. Simulated medians of the share: 0.30 at a fit of -1, 0.09
 at 0, 0.05 at 0.6, 0.006 at 1.4. Where the running set hardly ever fits, all of them are left: the first
 grows to 1 with p to the third power."""
-LOST_SHARE = 0.4
+LOST_SHARE = 0.36
 """Tokens that a preempted sequence computes again, as a share of the mean running sequence: it is the
 youngest that is preempted, and freed blocks are often still cached. Simulated: 0.16 to 0.74, median 0.36."""
-BURST = 3.0
+BURST = 2.6
 """Requests and resumed sequences are admitted in bursts, and their prefills share steps: tokens computed from
 a request's admission to its first token, as a multiple of its own and its share of the recomputed ones.
-Simulated: 2.1 to 4.5 (1st to 9th decile), median 2.6; a larger one expects less of a cut."""
+Simulated: 2.1 to 4.5 (1st to 9th decile), median 2.6."""
 MOST_PREFILL = 0.75
 """Share of a step that tokens can explain, at most; the rest is its fixed part. Bounds what the prefill times
 of crowded engines suggest. Simulated shares: 0.03 to 0.9, median 0.46."""
