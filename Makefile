@@ -93,8 +93,8 @@ demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=t
 	@SCENARIO=$(SCENARIO) ENGINE=$(ENGINE) $(PY) -m lab.demo
 
 .PHONY: bench-sizing
-bench-sizing: setup ## Compare the operator's caps and verdicts with a sweep on the lab engine's scheduler
-	$(PY) -m lab.bench.sizing
+bench-sizing: setup ## Compare the operator's caps and verdicts with a sweep (WORKLOADS="chat drawn=0-9")
+	$(PY) -m lab.bench.sizing $(WORKLOADS)
 
 .PHONY: bench-lab
 bench-lab: setup ## Replay the table measured on real vLLM on the lab engine and compare

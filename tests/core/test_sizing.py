@@ -11,8 +11,8 @@ from kvmedic.core.distribution import Moments, moments
 from kvmedic.core.evidence import Histogram
 from kvmedic.core.sizing import (
     BOLDEST_FIT,
+    MOST_PREFILL,
     SAFEST_FIT,
-    SHORTEST_STEP,
     UNKNOWN_SPREAD_WEIGHT,
     Occupancy,
     Strain,
@@ -158,7 +158,10 @@ def test_without_prompts_and_preemptions_nothing_is_recomputed() -> None:
 def test_a_step_never_shrinks_to_nothing() -> None:
     absurd = replace(STRAINED, prefill_extra_seconds=1000)
 
-    assert effect_of(absurd, CHAT, POOL, 19).throughput_ratio == pytest.approx(19 / 22.8 / SHORTEST_STEP)
+    more_absurd = replace(STRAINED, prefill_extra_seconds=9000)
+    found = effect_of(absurd, CHAT, POOL, 19)
+    assert found == effect_of(more_absurd, CHAT, POOL, 19)
+    assert found.throughput_ratio < 19 / 22.8 / (1 - MOST_PREFILL)
 
 
 def test_stalls_beyond_counting_make_no_difference() -> None:

@@ -5,10 +5,10 @@ import pytest
 
 from kvmedic.core.evidence import Measured, Observation, Signal
 from lab.bench.drive import UNCAPPED, Drive, Outcome, prompt_of
-from lab.bench.sizing import chosen_cap, observed
+from lab.bench.judging import chosen_cap, glimpsed_cap, observed
 from lab.bench.workloads import AZURE_OUTPUT, WORKLOADS, Lengths, Workload, either, even, fixed, table, varied
 
-CHAT = Workload("chat", varied(60, 0.6, 8, 400), varied(120, 0.7, 10, 600), 80, 32, 24)
+CHAT = Workload("chat", varied(60, 0.6, 8, 400), varied(240, 0.7, 10, 900), 80, 32, 24)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,16 @@ def test_the_operator_reads_a_cap_off_the_scrapes(uncapped: Outcome) -> None:
     assert reason == "CapRightSized"
     assert cap is not None
     assert 8 <= cap <= 20
+
+
+def test_two_pages_alone_tell_nearly_the_same_cap(uncapped: Outcome) -> None:
+    cap, _ = chosen_cap(uncapped)
+    glimpsed, reason = glimpsed_cap(uncapped)
+
+    assert reason == "CapRightSized"
+    assert cap is not None
+    assert glimpsed is not None
+    assert abs(glimpsed - cap) <= 0.2 * cap
 
 
 def test_prompts_of_one_group_begin_alike_and_no_two_are_the_same() -> None:

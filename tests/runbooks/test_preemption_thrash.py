@@ -237,7 +237,7 @@ def test_a_thrashing_fleet_gets_one_cap_with_the_numbers_behind_it() -> None:
     found = advice(an_evidence(THRASHING, THRASHING, THRASHING))
 
     assert isinstance(found, Assignment)
-    assert (found.knob, found.value, found.reason) == (Knob.MAX_NUM_SEQS, 19, Reason.CAP_RIGHT_SIZED)
+    assert (found.knob, found.value, found.reason) == (Knob.MAX_NUM_SEQS, 21, Reason.CAP_RIGHT_SIZED)
     assert "149 blocks" in found.message
     assert "stalls over 2 s per request 0.07 -> 0.01" in found.message
 

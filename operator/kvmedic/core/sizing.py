@@ -14,9 +14,10 @@ from math import erfc, exp, floor, sqrt
 from kvmedic.core.distribution import Moments, is_concentrated, merged
 from kvmedic.core.evidence import Histogram
 
-BOLDEST_FIT = 0.5
-"""Fewest standard deviations by which the running set must fit the pool: 69 % of the time. At this
-fit the simulated preemptions per request fall by 85 % (median); under it they fall too little to tell."""
+BOLDEST_FIT = 0.0
+"""Fewest standard deviations by which the running set must fit the pool: half of the time. At this fit a
+quarter of the preemptions is left, the most that counts as recovered. Best static caps of simulated
+workloads lie between -0.6 and 1.6; bolder ones than 0 gain under 1 % there."""
 SAFEST_FIT = 1.28
 """Most standard deviations by which the running set is made to fit the pool: 90 % of the time. Beyond
 it throughput is paid for stalls that hardly occur any more."""
@@ -24,22 +25,26 @@ STALL_SECONDS = 2.0
 """A gap between two tokens from which a reader notices that the answer hangs. Goodput counts the tokens
 of requests without one."""
 LEAST_LEFT = 0.5
-"""Preemptions (and stalls) that a cap leaves over are, as a share of those without a cap, the probability p
+"""Preemptions that a cap leaves over are, as a share of those without a cap, the probability p
 of the running set not to fit, times the larger of this and p. Simulated medians of share over p: 0.51 at
 a fit of 0, 0.40 at 0.5, 0.37 at 1.25; where the set does not fit (fits of -1 and -2) 0.61 and 0.84."""
-LOST_SHARE = 0.25
+STALLS_LEFT, STALLS_FALL, STALLS_CROWDED = 0.45, 1.5, 8
+"""Stalls go away faster than preemptions, as whoever is preempted waits less for its turn: of those without a
+cap the first times p to the second power is left. Simulated medians of the share: 0.30 at a fit of -1, 0.09
+at 0, 0.05 at 0.6, 0.006 at 1.4. Where the running set hardly ever fits, all of them are left: the first
+grows to 1 with p to the third power."""
+LOST_SHARE = 0.36
 """Tokens that a preempted sequence computes again, as a share of the mean running sequence: it is the
-youngest that is preempted, and freed blocks are often still cached. Simulated: 0.16 to 0.74, median 0.36;
-0.25 expects less of a cut, and 0.35 chose the same caps."""
-BURST = 1.6
-"""Requests and resumed sequences are admitted in bursts: tokens that are prefilled in the step of a
-request's own prefill, as a multiple of its own and its share of the recomputed ones. Simulated: 1.1 to
-2.6 (1st to 9th decile), median 1.5."""
+youngest that is preempted, and freed blocks are often still cached. Simulated: 0.16 to 0.74, median 0.36."""
+BURST = 2.6
+"""Requests and resumed sequences are admitted in bursts, and their prefills share steps: tokens computed from
+a request's admission to its first token, as a multiple of its own and its share of the recomputed ones.
+Simulated: 2.1 to 4.5 (1st to 9th decile), median 2.6."""
+MOST_PREFILL = 0.75
+"""Share of a step that tokens can explain, at most; the rest is its fixed part. Bounds what the prefill times
+of crowded engines suggest. Simulated shares: 0.03 to 0.9, median 0.46."""
 MOST_STALLS = 9.0
 """Stalls per request beyond which more make no difference: one request in 8,000 is then without any."""
-SHORTEST_STEP = 0.2
-"""A step keeps at least this share of its length, however little is left to prefill; a guard against
-extrapolating a fit to cuts that nobody tried."""
 WAVE_MARGIN = 0.55
 """Requests of equal length end together, in waves; of N sequences the last starts about 0.55/sqrt(N) of
 its output behind the first. Simulated for lengths from 64 + 512 to 1024 + 1024 and N from 7 to 66."""
@@ -161,19 +166,31 @@ def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int
         cap: the cap.
     """
     blocks, block_tokens = pool_tokens
-    fit = fit_of(blocks, sequence, cap)
-    unfit = erfc(fit / sqrt(2)) / 2
-    left = unfit * max(LEAST_LEFT, unfit)
+    unfit = erfc(fit_of(blocks, sequence, cap) / sqrt(2)) / 2
     again = strain.preemptions_per_request * LOST_SHARE * sequence.mean_blocks * block_tokens
-    prefilled = strain.prefill_tokens + again
-    price = strain.prefill_extra_seconds / (BURST * prefilled) if prefilled > 0 else 0.0
+    left = again * unfit * max(LEAST_LEFT, unfit)
     running = min(float(cap), strain.running_mean)
-    before = strain.running_mean * (1 + prefilled / strain.output_tokens)
-    after = running * (1 + (strain.prefill_tokens + left * again) / strain.output_tokens)
-    step = max(strain.step_seconds - price * (before - after), SHORTEST_STEP * strain.step_seconds)
+    before = strain.running_mean * (1 + (strain.prefill_tokens + again) / strain.output_tokens)
+    after = running * (1 + (strain.prefill_tokens + left) / strain.output_tokens)
+    step = strain.step_seconds - _token_seconds(strain, again, before) * (before - after)
     throughput = running / strain.running_mean * strain.step_seconds / step
     stalls = min(strain.stalls_per_request, MOST_STALLS)
-    return Effect(throughput, throughput * exp(stalls - left * stalls), left * stalls)
+    share = STALLS_LEFT + (1 - STALLS_LEFT) * unfit**STALLS_CROWDED
+    stalls_left = stalls * share * unfit**STALLS_FALL
+    return Effect(throughput, throughput * exp(stalls - stalls_left), stalls_left)
+
+
+def _token_seconds(strain: Strain, again: float, tokens: float) -> float:
+    """Return what one more token in a step costs, as the prefills tell it.
+
+    Args:
+        strain: the engine as it runs now.
+        again: tokens that are computed again, per request.
+        tokens: tokens of a step.
+    """
+    prefilled = BURST * (strain.prefill_tokens + again)
+    told = strain.prefill_extra_seconds / prefilled if prefilled > 0 else 0.0
+    return min(told, MOST_PREFILL * strain.step_seconds / tokens)
 
 
 def best_cap(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int]) -> int:

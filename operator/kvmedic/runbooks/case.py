@@ -70,6 +70,7 @@ class Case:
     """The smallest pool of the fleet."""
     block_tokens: int
     prompt_tokens: float
+    """Of a request's own: those of a shared prefix are in the pool once."""
     output_tokens: float
     spread: float
     """How far the outputs are from ending in waves (0-1), see `sizing.spread_weight`."""
@@ -130,14 +131,15 @@ def case_of(seen: Seen) -> Case:
     block_tokens = next(iter(seen.pools.values())).block_tokens
     hits = _hit_share(seen.sizing)
     sequence = occupancy(moments(prompt), moments(output), block_tokens)
-    if hits > SHARED_PREFIXES:
+    shared = hits if hits > SHARED_PREFIXES else 0.0
+    if shared:
         sequence = with_shared_prefixes(sequence, measured_blocks(seen), hits * prompt.mean / block_tokens)
     return Case(
         sequence=sequence,
         strain=_strain(seen, prompt.mean * (1 - hits), output.mean),
         blocks=min(pool.blocks for pool in seen.pools.values()) / engines,
         block_tokens=block_tokens,
-        prompt_tokens=prompt.mean,
+        prompt_tokens=prompt.mean * (1 - shared),
         output_tokens=output.mean,
         spread=spread_weight(_groups(seen)),
         running_max=_running_max(seen) / engines,

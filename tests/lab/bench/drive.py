@@ -51,7 +51,7 @@ class Client:
 class Drive:
     """One run of a workload at one cap."""
 
-    def __init__(self, workload: Workload, cap: int) -> None:
+    def __init__(self, workload: Workload, cap: int, lengths: Iterator[Lengths] | None = None) -> None:
         self.workload = workload
         limits = Limits(cap, BATCHED_TOKENS, workload.max_model_len)
         pool = BlockPool(workload.blocks + 1)
@@ -65,21 +65,29 @@ class Drive:
         self.metrics = EngineMetrics("bench", workload.max_model_len, labels)
         self.now = 0.0
         self._epoch = datetime.now(UTC)
-        self._lengths: Iterator[Lengths] = workload.lengths()
+        self._lengths = workload.lengths() if lengths is None else lengths
+        self._finished = 0
         self._clients: dict[Request, Client] = {}
         self._in_flight: list[tuple[Step, float]] = []
         self._last_end = 0.0
 
     def run(self, warm: int, count: int) -> Outcome:
         """Serve `warm` requests, then `count` more that are measured and scraped."""
+        self.warm_up(warm)
+        return self.measure(count)
+
+    def warm_up(self, count: int) -> None:
+        """Begin: let every client send, and serve that many requests."""
         for _ in range(self.workload.clients):
             self._send()
+        while self._finished < count:
+            self._advance()
+
+    def measure(self, count: int) -> Outcome:
+        """Serve that many more requests, measured and scraped."""
         outcome = Outcome(self.scheduler.limits.max_num_seqs)
-        finished = 0
-        while finished < warm:
-            finished += len(self._advance())
         started = due = self.now
-        interval = started / warm * count / PAGES
+        interval = started / self._finished * count / PAGES
         while outcome.finished < count:
             if self.now >= due:
                 self._scrape(outcome)
@@ -137,6 +145,7 @@ class Drive:
         for output in outputs:
             if output.finish_reason is not None:
                 ended.append((self._clients[output.request], output.request))
+                self._finished += 1
                 self._send()
         return ended
 

@@ -2,35 +2,43 @@
 
 Each workload runs without a cap and at a sweep of caps. What the operator makes of the scrapes of the
 uncapped run is compared with the sweep (regret of goodput: output tokens of requests whose longest gap
-is 2 s or less), and its verdict on every cap of the sweep with what that cap really did.
+is 2 s or less), and its verdict on every cap of the sweep with what that cap really did. Beside it: what
+two pages alone tell, halving until preemptions are few, and the pool over the greatest length.
 
-Bounds: median regret 3 %, worst 8 %, and no cut where doing nothing is within 1 % of the best.
+Bounds: median regret 3 %, worst 8 %, one restart, and no cut where doing nothing is within 1 % of the
+best. Traffic that turns in the middle: 10 % in two restarts.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
-from kvmedic.core.diagnosis import Assignment, Evidence, Inconclusive, LeverBound, Setting, Trigger, diagnose
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Observation
-from kvmedic.core.verdict import Baseline, Objectives, baseline_of, judge
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.exposition import observe_pages, parse_page
-from kvmedic.runbooks import RUNBOOKS
+from kvmedic.core.baseline import Baseline
+from kvmedic.core.diagnosis import Inconclusive
+from kvmedic.core.verdict import Objectives, baseline_of, judge
+from kvmedic.metrics.exposition import parse_page
+from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Drive, Outcome
+from lab.bench.judging import TRIGGER, chosen_cap, glimpsed_cap, observed
+from lab.bench.shift import SHIFTS, Turned, turned_at
 from lab.bench.workloads import WORKLOADS, Workload
 
 SWEEP = (0.45, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 """Caps of the sweep, as shares of the mean running set without a cap."""
-TRIGGER = Trigger(preemptions_per_request=0.1, kv_cache_usage_ratio=0.85)
-"""Lower than the default, so that sizing is asked where a cut must not come, too."""
 MEDIAN_REGRET, WORST_REGRET, IDLE_MARGIN = 0.03, 0.08, 0.01
+SHIFT_REGRET, SHIFT_RESTARTS = 0.10, 2
 HARM, GAIN = 0.95, 1.05
 """Goodput over that without a cap, under which a cap counts as harmful, and from which as right."""
+DEFAULT_CAP = 256
+"""Where halving begins: vLLM's default on most accelerators."""
+FEW_PREEMPTIONS = 0.5
+"""Preemptions per request at which halving stops: the default trigger."""
+
+Run = Callable[[int], Outcome]
+"""Runs a workload at a cap, once each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +52,22 @@ class Row:
     chosen: int | None
     reason: str
     regret: float
+    glimpsed: float
+    """Regret of the cap that two pages tell."""
+    halving: float
+    halvings: int
+    """Restarts until halving stops."""
+    by_length: float
+    """Regret of the pool over the greatest length."""
+    verdict: str
+    """On the operator's own cap."""
     verdicts: tuple[tuple[str, str], ...]
     """What each cap of the sweep did, and what the operator said."""
+
+    @property
+    def restarts(self) -> int:
+        """Restarts that the operator's choice takes."""
+        return int(self.chosen is not None)
 
     @property
     def is_needless(self) -> bool:
@@ -56,54 +78,44 @@ class Row:
         best = "none" if self.best_cap is None else str(self.best_cap)
         chosen = self.reason if self.chosen is None else str(self.chosen)
         return (
-            f"{self.name:34s} {self.running:7.1f} {best:>6} {self.idle_share:7.1%} "
-            f"{chosen:>18} {self.regret:7.1%}"
+            f"{self.name:34s} {self.running:7.1f} {best:>5} {self.idle_share:7.1%} {chosen:>17} "
+            f"{self.regret:6.1%} {self.restarts:5d} {self.verdict:>12} {self.glimpsed:8.1%} "
+            f"{self.halving:8.1%} ({self.halvings}) {self.by_length:7.1%}"
         )
 
 
-def observed(outcome: Outcome, pages: int) -> Observation:
-    """Return what the last pages of a run say."""
-    parsed = [parse_page(text, at) for at, text in outcome.pages[-pages:]]
-    return observe_pages({"bench-0": parsed}, VLLM_SIGNALS)
-
-
-def chosen_cap(idle: Outcome) -> tuple[int | None, str]:
-    """Return the cap that the operator reads off the scrapes, or None, with its reason."""
-    evidence = Evidence(observed(idle, len(idle.pages) // 2), observed(idle, len(idle.pages)), TRIGGER)
-    found = diagnose(RUNBOOKS["PreemptionThrash"], evidence)
-    if isinstance(found, Inconclusive) or found.branch.then is None:
-        return None, str(found.reason)
-    advice = found.branch.then(evidence, Setting(None, (LeverBound(Knob.MAX_NUM_SEQS),)))
-    return (
-        (int(advice.value), str(advice.reason))
-        if isinstance(advice, Assignment)
-        else (None, str(advice.reason))
-    )
+HEADER = (
+    f"{'workload':34} {'running':>7} {'best':>5} {'idle':>7} {'chosen':>17} {'regret':>6} {'start':>5} "
+    f"{'verdict':>12} {'2 pages':>8} {'halving':>12} {'pool/len':>8}"
+)
 
 
 def row_of(workload: Workload) -> Row:
     """Return one workload's row of the table."""
-    lengths = workload.lengths()
-    mean = sum(next(lengths).output for _ in range(2000)) / 2000
-    count = round(workload.tokens / mean)
-    warm = max(2 * workload.clients, count // 4)
-    idle = Drive(workload, UNCAPPED).run(warm, count)
+    run = _runs(workload)
+    idle = run(UNCAPPED)
     running = _running(idle)
-    cap, reason = chosen_cap(idle)
-    caps = sorted({max(1, round(running * share)) for share in SWEEP} | ({cap} if cap else set()))
-    swept = {one: Drive(workload, one).run(warm, count) for one in caps}
-    best = max(swept.values(), key=lambda outcome: outcome.goodput)
+    (cap, reason), (glimpsed, _) = chosen_cap(idle), glimpsed_cap(idle)
+    swept = [run(max(1, round(running * share))) for share in SWEEP]
+    swept += [run(one) for one in (cap, glimpsed) if one is not None]
+    halved, halvings = _halved(run, idle)
+    best = max((*swept, halved), key=lambda outcome: outcome.goodput)
     top = max(best.goodput, idle.goodput)
-    used = swept[cap] if cap else idle
+    before = baseline_of(observed(idle, len(idle.pages)), 0)
     return Row(
-        workload.name,
-        running,
-        best.cap if best.goodput > idle.goodput else None,
-        idle.goodput / top,
-        cap,
-        reason,
-        1 - used.goodput / top,
-        _verdicts(idle, swept.values()),
+        name=workload.name,
+        running=running,
+        best_cap=best.cap if best.goodput > idle.goodput else None,
+        idle_share=idle.goodput / top,
+        chosen=cap,
+        reason=reason,
+        regret=1 - run(cap or UNCAPPED).goodput / top,
+        glimpsed=1 - run(glimpsed or UNCAPPED).goodput / top,
+        halving=1 - halved.goodput / top,
+        halvings=halvings,
+        by_length=1 - run(max(1, _tokens(workload) // workload.max_model_len)).goodput / top,
+        verdict="" if cap is None or isinstance(before, Inconclusive) else _said(before, run(cap)),
+        verdicts=() if isinstance(before, Inconclusive) else _verdicts(before, idle, swept),
     )
 
 
@@ -112,9 +124,57 @@ def _row_at(index: int) -> Row:
     return row_of(WORKLOADS[index])
 
 
+def _row_drawn(seed: int) -> Row:
+    return row_of(drawn(seed))
+
+
+def _runs(workload: Workload) -> Run:
+    """Return what runs a workload at a cap, and remembers it."""
+    lengths = workload.lengths()
+    mean = sum(next(lengths).output for _ in range(2000)) / 2000
+    count = round(workload.tokens / mean)
+    warm = max(2 * workload.clients, count // 4)
+    known: dict[int, Outcome] = {}
+
+    def run(cap: int) -> Outcome:
+        if cap not in known:
+            known[cap] = Drive(workload, cap).run(warm, count)
+        return known[cap]
+
+    return run
+
+
+def _halved(run: Run, idle: Outcome) -> tuple[Outcome, int]:
+    """Return where halving the cap ends, and after how many restarts."""
+    cap, restarts, outcome = DEFAULT_CAP, 0, idle
+    while cap > 1 and _preemptions(outcome) > FEW_PREEMPTIONS:
+        cap, restarts = cap // 2, restarts + 1
+        # A cap over what ever runs at once changes nothing.
+        outcome = run(cap) if cap < _most_running(idle) else idle
+    return outcome, restarts
+
+
+def _tokens(workload: Workload) -> int:
+    return workload.blocks * workload.block_tokens
+
+
+def _series(outcome: Outcome, name: str) -> list[float]:
+    return [parse_page(text, at).of(name)[0].value for at, text in outcome.pages]
+
+
 def _running(idle: Outcome) -> float:
-    found = [parse_page(text, at).of("vllm:num_requests_running")[0].value for at, text in idle.pages]
+    found = _series(idle, "vllm:num_requests_running")
     return sum(found) / len(found)
+
+
+def _most_running(idle: Outcome) -> float:
+    return max(_series(idle, "vllm:num_requests_running"))
+
+
+def _preemptions(outcome: Outcome) -> float:
+    """Return preemptions per request."""
+    found = _series(outcome, "vllm:num_preemptions_total")
+    return (found[-1] - found[0]) / outcome.finished
 
 
 def _did(idle: Outcome, capped: Outcome) -> str:
@@ -122,45 +182,65 @@ def _did(idle: Outcome, capped: Outcome) -> str:
     return "harm" if gain < HARM else "gain" if gain >= GAIN else "as before"
 
 
-def _verdicts(idle: Outcome, swept: Iterable[Outcome]) -> tuple[tuple[str, str], ...]:
+def _verdicts(before: Baseline, idle: Outcome, swept: Iterable[Outcome]) -> tuple[tuple[str, str], ...]:
     """Return what each cap did, and what the operator said of it."""
-    before = baseline_of(observed(idle, len(idle.pages)), 0)
-    if isinstance(before, Inconclusive):
-        return ()
-    return tuple((_did(idle, capped), _said(before, capped)) for capped in swept)
+    once = {outcome.cap: outcome for outcome in swept}
+    return tuple((_did(idle, capped), _said(before, capped)) for capped in once.values())
 
 
 def _said(before: Baseline, capped: Outcome) -> str:
     return str(judge(before, observed(capped, len(capped.pages)), Objectives(), TRIGGER, 0).verdict)
 
 
-def main(names: Sequence[str] = ()) -> int:
-    """Print the tables; return 0 if the bounds hold, 1 if not."""
-    wanted = [
-        index
-        for index, workload in enumerate(WORKLOADS)
-        if not names or any(name in workload.name for name in names)
-    ]
-    print(f"{'workload':34} {'running':>7} {'best':>6} {'idle':>7} {'chosen':>18} {'regret':>7}")
-    rows = []
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the tables; return 0 if the bounds hold, 1 if not.
+
+    Args:
+        arguments: parts of workloads' names (all by default), or `drawn=0-98` for some drawn at random.
+    """
+    seeds = [seed for text in arguments if text.startswith("drawn=") for seed in _range(text[6:])]
+    names = [text for text in arguments if not text.startswith("drawn=")]
+    wanted = _chosen([one.name for one in WORKLOADS], names, bool(seeds))
+    turning = _chosen([one.name for one in SHIFTS], names, bool(seeds))
+    rows, turned = [], []
     with ProcessPoolExecutor(2) as workers:
-        for row in workers.map(_row_at, wanted):
-            rows.append(row)
-            print(row, flush=True)
+        print(HEADER)
+        jobs = [workers.submit(_row_at, i) for i in wanted] + [workers.submit(_row_drawn, s) for s in seeds]
+        for job in jobs:
+            rows.append(job.result())
+            print(rows[-1], flush=True)
+        print(f"\n{'traffic that turns':34} {'caps':>18} {'best':>6} {'regret':>7} {'restarts':>8}")
+        for one in workers.map(turned_at, turning):
+            turned.append(one)
+            print(one, flush=True)
     said = Counter(pair for row in rows for pair in row.verdicts)
     print("\nwhat a cap of the sweep did, and the verdict on it")
     for (did, verdict), count in sorted(said.items()):
         print(f"{did:10} {verdict:14} {count:5d}")
-    return _judged(rows)
+    return _judged(rows, turned)
 
 
-def _judged(rows: Sequence[Row]) -> int:
-    regrets = [row.regret for row in rows]
+def _chosen(known: Sequence[str], names: Sequence[str], others: bool) -> list[int]:
+    """Return the places of the names that are asked for: all where nothing else is."""
+    every = not names and not others
+    return [i for i, one in enumerate(known) if every or any(name in one for name in names)]
+
+
+def _range(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def _judged(rows: Sequence[Row], turned: Sequence[Turned]) -> int:
+    regrets = [row.regret for row in rows] or [0.0]
     faults = [f"worst regret {max(regrets):.1%}"] if max(regrets) > WORST_REGRET else []
     faults += [f"median regret {median(regrets):.1%}"] if median(regrets) > MEDIAN_REGRET else []
     faults += [f"needless cut: {row.name}" for row in rows if row.is_needless]
-    verdict = "; ".join(faults) or "all within"
-    print(f"\nmedian regret {median(regrets):.1%}, worst {max(regrets):.1%}: {verdict}")
+    faults += [f"taken back: {row.name}" for row in rows if row.verdict == "NotRecovered"]
+    faults += [f"{one.name}: regret {one.regret:.1%}" for one in turned if one.regret > SHIFT_REGRET]
+    faults += [f"{one.name}: {one.restarts} restarts" for one in turned if one.restarts > SHIFT_RESTARTS]
+    told = "; ".join(faults) or "all within"
+    print(f"\nmedian regret {median(regrets):.1%}, worst {max(regrets):.1%}: {told}")
     return 1 if faults else 0
 
 

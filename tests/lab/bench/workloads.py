@@ -45,7 +45,7 @@ class Workload:
     cost: StepCost = CPU
     shared: int = 0
     """Tokens that the prompts of one group begin with; there are four groups."""
-    tokens: int = 120_000
+    tokens: int = 240_000
     """Generated tokens that a run measures, about."""
     max_model_len: int = 16_384
 
@@ -106,9 +106,9 @@ WORKLOADS = (
     Workload("shared chats, accelerator", SHARE_PROMPT, SHARE_OUTPUT, 1000, 16, 120, GPU),
     Workload("Azure conversation", table(AZURE_PROMPT), table(AZURE_OUTPUT), 1500, 16, 64),
     Workload("Azure conversation, accelerator", table(AZURE_PROMPT), table(AZURE_OUTPUT), 4000, 16, 128, GPU),
-    Workload("reasoning, small pool", REASON_PROMPT, REASON_OUTPUT, 800, 16, 32, tokens=200_000),
-    Workload("reasoning", REASON_PROMPT, REASON_OUTPUT, 2400, 16, 80, tokens=250_000),
-    Workload("reasoning, accelerator", REASON_PROMPT, REASON_OUTPUT, 1600, 16, 64, GPU, tokens=200_000),
+    Workload("reasoning, small pool", REASON_PROMPT, REASON_OUTPUT, 800, 16, 32, tokens=400_000),
+    Workload("reasoning", REASON_PROMPT, REASON_OUTPUT, 2400, 16, 80, tokens=400_000),
+    Workload("reasoning, accelerator", REASON_PROMPT, REASON_OUTPUT, 1600, 16, 64, GPU, tokens=400_000),
     Workload("fixed 64 + 512", fixed(64), fixed(512), 149, 32, 64),
     Workload("fixed 256 + 256, accelerator", fixed(256), fixed(256), 1000, 16, 80, GPU),
     Workload("nearly fixed", even(61, 67), even(700, 760), 600, 16, 40),

@@ -1,0 +1,45 @@
+"""The operator's judgement of a run, from its scrapes alone."""
+
+from kvmedic.core.diagnosis import Assignment, Evidence, Inconclusive, LeverBound, Setting, Trigger, diagnose
+from kvmedic.core.engine import Knob
+from kvmedic.core.evidence import Observation
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics.exposition import observe_pages, parse_page
+from kvmedic.metrics.glimpse import glimpse, moment
+from kvmedic.runbooks import RUNBOOKS
+from lab.bench.drive import Outcome
+
+TRIGGER = Trigger(preemptions_per_request=0.1, kv_cache_usage_ratio=0.85)
+"""Lower than the default, so that sizing is asked where a cut must not come, too."""
+
+
+def observed(outcome: Outcome, pages: int) -> Observation:
+    """Return what the last pages of a run say."""
+    parsed = [parse_page(text, at) for at, text in outcome.pages[-pages:]]
+    return observe_pages({"bench-0": parsed}, VLLM_SIGNALS)
+
+
+def chosen_cap(outcome: Outcome, present: int | None = None) -> tuple[int | None, str]:
+    """Return the cap that the operator reads off the scrapes, or None, with its reason."""
+    pages = len(outcome.pages)
+    return _advised(Evidence(observed(outcome, pages // 2), observed(outcome, pages), TRIGGER), present)
+
+
+def glimpsed_cap(outcome: Outcome) -> tuple[int | None, str]:
+    """Return the cap that two pages tell: the first and the last, without a clock."""
+    first, last = outcome.pages[0][1], outcome.pages[-1][1]
+    pages = [parse_page(text, moment(place)) for place, text in enumerate((first, last))]
+    seen = glimpse({"bench-0": pages}, VLLM_SIGNALS, None).observation
+    return _advised(Evidence(seen, seen, TRIGGER), None)
+
+
+def _advised(evidence: Evidence, present: int | None) -> tuple[int | None, str]:
+    found = diagnose(RUNBOOKS["PreemptionThrash"], evidence)
+    if isinstance(found, Inconclusive) or found.branch.then is None:
+        return None, str(found.reason)
+    advice = found.branch.then(evidence, Setting(present, (LeverBound(Knob.MAX_NUM_SEQS),)))
+    return (
+        (int(advice.value), str(advice.reason))
+        if isinstance(advice, Assignment)
+        else (None, str(advice.reason))
+    )

@@ -1,0 +1,84 @@
+"""The benchmark's own arithmetic: what it counts, and when it fails."""
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from lab.bench.drive import UNCAPPED
+from lab.bench.shift import SHIFTS, WINDOW, WINDOWS_BEFORE, Followed, Shift, Turned
+from lab.bench.sizing import DEFAULT_CAP, Row, _halved, _judged, _runs, row_of
+from lab.bench.workloads import Workload, varied
+
+GOOD = Row(
+    name="good",
+    running=20.0,
+    best_cap=15,
+    idle_share=0.8,
+    chosen=16,
+    reason="CapRightSized",
+    regret=0.02,
+    glimpsed=0.02,
+    halving=0.2,
+    halvings=4,
+    by_length=0.8,
+    verdict="Recovered",
+    verdicts=(("gain", "Recovered"),),
+)
+FOLLOWED = Turned("turns", (20,), 22, 0.05, 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "turned", "code"),
+    [
+        pytest.param(GOOD, FOLLOWED, 0, id="all within"),
+        pytest.param(replace(GOOD, regret=0.081), FOLLOWED, 1, id="too large a regret"),
+        pytest.param(replace(GOOD, regret=0.031), FOLLOWED, 1, id="too large a median"),
+        pytest.param(replace(GOOD, idle_share=0.991), FOLLOWED, 1, id="needless"),
+        pytest.param(
+            replace(GOOD, idle_share=0.991, chosen=None), FOLLOWED, 0, id="nothing to gain, not cut"
+        ),
+        pytest.param(replace(GOOD, verdict="NotRecovered"), FOLLOWED, 1, id="its own cut taken back"),
+        pytest.param(GOOD, replace(FOLLOWED, regret=0.11), 1, id="turned too badly"),
+        pytest.param(GOOD, replace(FOLLOWED, restarts=3), 1, id="too many restarts"),
+    ],
+)
+def test_it_fails_where_a_bound_is_broken(row: Row, turned: Turned, code: int) -> None:
+    assert _judged([row], [turned]) == code
+
+
+def test_only_restarts_after_the_turn_count() -> None:
+    followed = Followed(((1, 30), (2, 20), (4, 12)), ())
+
+    assert (followed.restarts, followed.last) == (2, 12)
+
+
+@pytest.mark.parametrize("shift", SHIFTS, ids=lambda shift: shift.name)
+def test_outputs_grow_in_the_middle(shift: Shift) -> None:
+    before = round(WINDOW * WINDOWS_BEFORE)
+    drawn = list(islice(shift.lengths(), before + 1000))
+
+    early, late = ([one.output for one in part] for part in (drawn[:before], drawn[-800:]))
+
+    assert sum(late) / len(late) > 2 * sum(early) / len(early)
+
+
+def test_a_row_compares_the_choice_with_the_sweep_and_with_halving() -> None:
+    chat = Workload("chat", varied(60, 0.6, 8, 400), varied(240, 0.7, 10, 900), 80, 32, 24, tokens=60_000)
+
+    row = row_of(chat)
+
+    assert row.chosen is not None
+    assert 0 <= row.regret < 0.2
+    assert row.halvings >= 4, f"{DEFAULT_CAP} is far over what runs"
+    assert row.by_length > 0.5
+    assert row.restarts == 1
+    assert str(row).startswith("chat ")
+
+
+def test_halving_stops_where_preemptions_are_few() -> None:
+    calm = Workload("calm", varied(60, 0.6, 8, 400), varied(120, 0.7, 10, 600), 800, 32, 8, tokens=12_000)
+
+    run = _runs(calm)
+
+    assert _halved(run, run(UNCAPPED)) == (run(UNCAPPED), 0)
