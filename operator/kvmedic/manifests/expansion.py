@@ -36,8 +36,9 @@ class Words:
         self._current = (self._current or EMPTY) + piece
 
     def split(self, piece: Traced) -> None:
-        """Add a piece that is split at blanks."""
-        for match in _BLANKS.finditer(piece.text):
+        """Add a piece that is split at blanks, but for what only stands for something unknown."""
+        pairs = zip(piece.text, piece.marks, strict=True)
+        for match in _BLANKS.finditer("".join("?" if mark.unknown else text for text, mark in pairs)):
             if match[0].isspace():
                 self.finish()
             else:
@@ -257,5 +258,5 @@ def _is_special_in_quotes(character: str) -> bool:
 
 def _name_in(text: str) -> str:
     """Return the variable that an expansion names, or what it is."""
-    match = re.match(r"\$\{?[#!]?(\w+|[@*#?!$-])", text)
+    match = re.match(r"\$\{?[#!]?(\w+(?:\[[@*]\])?|[@*#?!$-])", text)
     return match[1] if match else text
