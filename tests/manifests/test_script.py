@@ -285,6 +285,9 @@ def test_one_word_changes_and_the_shell_gives_the_engine_this_one_value(
 
 REFUSED = [
     pytest.param(
+        "vllm serve m \\ --port 1", "a backslash before a blank", id="a continued line that was folded"
+    ),
+    pytest.param(
         "vllm serve $VLLM_OPTIONS", "VLLM_OPTIONS (args[0]) is set outside", id="options for the model"
     ),
     pytest.param('vllm serve "${ARGS[@]}"', "ARGS[@] (args[0]) is set outside", id="an unknown array"),

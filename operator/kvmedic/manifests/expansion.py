@@ -83,6 +83,8 @@ class Expansion:
         for before, node in zip([None, *nodes], nodes, strict=False):
             if before is None or not self._continues(before, node):
                 words.finish()
+            if self._is_beside_escaped_blank(node):
+                self.problems.append("a backslash before a blank")
             if _BRACES.search(self._without_quotes(node)):
                 self.problems.append("a brace expansion")
             self._add(node, words)
@@ -107,6 +109,15 @@ class Expansion:
         """Return whether nothing but the end of a continued line stands between two nodes: one word."""
         between = self.source.text.text[self.source.span(before)[1] : self.source.span(node)[0]]
         return re.fullmatch(r"(?:\\\n)+", between) is not None
+
+    def _is_beside_escaped_blank(self, node: Node) -> bool:
+        """Return whether an escaped blank is before or behind a node: a shell makes a word of it.
+
+        The grammar takes it for a gap. A folded block of YAML makes such blanks of continued lines.
+        """
+        text, (start, stop) = self.source.text.text, self.source.span(node)
+        behind = re.compile(r"(?:[ \t]|\\\n)*\\[ \t]").match(text, stop)
+        return behind is not None or re.search(r"\\[ \t](?:[ \t]|\\\n)*\Z", text[:start]) is not None
 
     def _add(self, node: Node, words: Words) -> None:
         kind = self._kinds.get(node.type)
