@@ -132,8 +132,6 @@ PIECES = st.sampled_from(
         "\n",
         ";",
         "&&",
-    ]
-    + [
         "|",
         "||",
         "&",
@@ -149,8 +147,6 @@ PIECES = st.sampled_from(
         "(",
         "#",
         "eval",
-    ]
-    + [
         "A=1",
         "A+=2",
         "A=(x)",
