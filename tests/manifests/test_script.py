@@ -45,6 +45,28 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> ShellOracle:
 
 BASH = ("bash", "-c")
 EDITED = [
+    pytest.param(
+        a_container(
+            "R=$(( ${W:-0} * N ))\n. /opt/x/bin/activate || true\n"
+            "vllm serve m --data-parallel-rank $((1 + 1)) --port $R --max-num-seqs $S",
+            shell=BASH,
+            S="64",
+            N="2",
+        ),
+        "64",
+        "16",
+        id="arithmetic and a virtual environment",
+    ),
+    pytest.param(
+        a_container(
+            'true && echo go && eval "$START" &\nuntil pip check > /dev/null 2>&1; do\n  sleep 1;\n'
+            'done && echo "ready" &&\nvllm serve m \\\n  --dtype half\n',
+            shell=BASH,
+        ),
+        None,
+        " --max-num-seqs=16",
+        id="an eval of something else, and a loop, before it",
+    ),
     pytest.param(a_container("vllm serve m --max-num-seqs 64"), "64", "16", id="value"),
     pytest.param(
         a_container("vllm serve m --max_num_seqs=64 --port 1"),
@@ -262,6 +284,18 @@ def test_one_word_changes_and_the_shell_gives_the_engine_this_one_value(
 
 
 REFUSED = [
+    pytest.param(
+        "vllm serve m \\ --port 1", "a backslash before a blank", id="a continued line that was folded"
+    ),
+    pytest.param(
+        "vllm serve $VLLM_OPTIONS", "VLLM_OPTIONS (args[0]) is set outside", id="options for the model"
+    ),
+    pytest.param('vllm serve "${ARGS[@]}"', "ARGS[@] (args[0]) is set outside", id="an unknown array"),
+    pytest.param(
+        'A=(m); [ -n "$X" ] && A+=(--max-num-seqs 8)\nvllm serve "${A[@]}"',
+        "A[@]",
+        id="an array of a condition",
+    ),
     pytest.param("for i in 1 2; do vllm serve m; done", "a loop", id="for"),
     pytest.param("while true; do vllm serve m; done", "a loop", id="while"),
     pytest.param("run() { vllm serve m; }; run", "the function run", id="function"),

@@ -114,3 +114,75 @@ def test_the_shell_gives_the_engine_the_one_value_and_nothing_else_is_changed(
     others = {field: value for field, value in container.items() if field != outcome.field}
     assert {f: v for f, v in changed["containers"][0].items() if f != outcome.field} == others
     assert outcome.field in {Field.COMMAND, Field.ENV}
+
+
+PIECES = st.sampled_from(
+    [
+        "vllm serve m",
+        "--max-num-seqs 8",
+        "$A",
+        "${A:-b}",
+        "${",
+        "$(",
+        ")",
+        "`x`",
+        "'",
+        '"',
+        "\\",
+        "\n",
+        ";",
+        "&&",
+        "|",
+        "||",
+        "&",
+        "<<E\n",
+        "E\n",
+        "for i in a; do",
+        "done",
+        "if x; then",
+        "fi",
+        "{",
+        "}",
+        "f() {",
+        "(",
+        "#",
+        "eval",
+        "A=1",
+        "A+=2",
+        "A=(x)",
+        '"${A[@]}"',
+        "$@",
+        "$*",
+        "$1",
+        "set --",
+        "shift",
+        "bash -c",
+        "exec",
+        ">f",
+        "2>&1",
+        "é",
+        "~",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(PIECES, max_size=14), st.sampled_from([" ", ""]))
+def test_no_script_is_too_odd_for_an_answer(pieces: list[str], gap: str) -> None:
+    setting = setting_of(VLLM.by_dest()["max_num_seqs"], 16, ENGINE)
+    assert not isinstance(setting, Refusal)
+    script = gap.join(pieces)
+    container = {
+        "name": "c",
+        "image": "x",
+        "command": ["bash", "-c", script],
+        "env": [{"name": "A", "value": "1"}],
+    }
+
+    outcome = edit(container, 0, setting, ENGINE)
+
+    assert isinstance(outcome, TokenEdit | AlreadySet | Refusal)
+    if isinstance(outcome, TokenEdit):
+        changed: Any = outcome.apply({"spec": {"containers": [container]}})["spec"]
+        again = edit(changed["containers"][0], 0, setting, ENGINE)
+        assert isinstance(again, AlreadySet)

@@ -36,8 +36,9 @@ class Words:
         self._current = (self._current or EMPTY) + piece
 
     def split(self, piece: Traced) -> None:
-        """Add a piece that is split at blanks."""
-        for match in _BLANKS.finditer(piece.text):
+        """Add a piece that is split at blanks, but for what only stands for something unknown."""
+        pairs = zip(piece.text, piece.marks, strict=True)
+        for match in _BLANKS.finditer("".join("?" if mark.unknown else text for text, mark in pairs)):
             if match[0].isspace():
                 self.finish()
             else:
@@ -82,6 +83,8 @@ class Expansion:
         for before, node in zip([None, *nodes], nodes, strict=False):
             if before is None or not self._continues(before, node):
                 words.finish()
+            if self._is_beside_escaped_blank(node):
+                self.problems.append("a backslash before a blank")
             if _BRACES.search(self._without_quotes(node)):
                 self.problems.append("a brace expansion")
             self._add(node, words)
@@ -106,6 +109,15 @@ class Expansion:
         """Return whether nothing but the end of a continued line stands between two nodes: one word."""
         between = self.source.text.text[self.source.span(before)[1] : self.source.span(node)[0]]
         return re.fullmatch(r"(?:\\\n)+", between) is not None
+
+    def _is_beside_escaped_blank(self, node: Node) -> bool:
+        """Return whether an escaped blank is before or behind a node: a shell makes a word of it.
+
+        The grammar takes it for a gap. A folded block of YAML makes such blanks of continued lines.
+        """
+        text, (start, stop) = self.source.text.text, self.source.span(node)
+        behind = re.compile(r"(?:[ \t]|\\\n)*\\[ \t]").match(text, stop)
+        return behind is not None or re.search(r"\\[ \t](?:[ \t]|\\\n)*\Z", text[:start]) is not None
 
     def _add(self, node: Node, words: Words) -> None:
         kind = self._kinds.get(node.type)
@@ -257,5 +269,5 @@ def _is_special_in_quotes(character: str) -> bool:
 
 def _name_in(text: str) -> str:
     """Return the variable that an expansion names, or what it is."""
-    match = re.match(r"\$\{?[#!]?(\w+|[@*#?!$-])", text)
+    match = re.match(r"\$\{?[#!]?(\w+(?:\[[@*]\])?|[@*#?!$-])", text)
     return match[1] if match else text

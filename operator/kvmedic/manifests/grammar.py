@@ -20,6 +20,12 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 """argparse's own pattern: such a word is a value, not an option."""
 
 
+_SEVERAL = re.compile(
+    r"[@*]|args?(?:_|$)|arguments|opts?$|options|flags|params|extra|command|cmd", re.IGNORECASE
+)
+"""Names of a shell's variables that hold several words, as far as a name tells: `$VLLM_ARGS`, `$@`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """One use of an option on a command line."""
@@ -130,7 +136,9 @@ class _Argparse:
 
     def _may_be_positional(self, word: Word) -> bool:
         unknown = word.token.unresolved
-        return not unknown or (self.subcommand and not {"@", "*"} & set(unknown))
+        if word.token.place.at is not None and any(_SEVERAL.search(name) for name in unknown):
+            return False
+        return not unknown or self.subcommand
 
     def _match(self, word: Word) -> _Match | object:
         text = word.text

@@ -43,7 +43,8 @@ class ShellStart:
 
 def program_of(token: Token) -> str:
     """Return the name of the program that a token names, without its path."""
-    return PurePosixPath(token.text).name if " " not in token.text else token.text.split()[0]
+    words = token.text.split(maxsplit=1)
+    return PurePosixPath(token.text).name if len(words) < 2 else words[0]
 
 
 def is_python(token: Token) -> bool:

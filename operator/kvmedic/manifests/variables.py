@@ -22,6 +22,8 @@ _READERS = frozenset({"read", "mapfile", "readarray", "getopts", "printf", "let"
 """Builtins that set the variables that they are given by name."""
 _SOURCING = frozenset({"source", ".", "eval"})
 """Builtins that run text that is not looked into here."""
+_ACTIVATED = ("PATH", "PS1", "PYTHONHOME", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT")
+"""What Python's `activate` of a virtual environment sets (CPython 3.13, `Lib/venv/scripts`)."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNING = re.compile(r"\$\{(\w+):?=")
 
@@ -113,7 +115,7 @@ def _set_by(node: Node, source: Source) -> Iterable[str]:
 
 def _set_by_command(words: list[str]) -> Iterable[str]:
     if any(word in _SOURCING for word in words[:2]):
-        return (ANY,)
+        return _ACTIVATED if words[1:] and words[1].endswith("bin/activate") else (ANY,)
     if words and words[0] in _READERS:
         return [name for word in words[1:] for name in _NAME.findall(word)]
     return ()
