@@ -10,6 +10,7 @@ from builders import LENGTH_BOUNDS, a_histogram, spread
 from kvmedic.core.distribution import Moments, moments
 from kvmedic.core.evidence import Histogram
 from kvmedic.core.sizing import (
+    AS_GOOD,
     BOLDEST_FIT,
     MOST_PREFILL,
     SAFEST_FIT,
@@ -270,3 +271,19 @@ def test_buckets_are_fine_enough_for_the_cap() -> None:
     of_values = occupancy(prompt, _moments([round(length) for length in exact]), 32)
 
     assert cap_at(149, of_buckets, 1.0) == pytest.approx(cap_at(149, of_values, 1.0), rel=0.06)
+
+
+@pytest.mark.parametrize("extra", [0.05, 0.1, 0.2, 0.4])
+def test_of_caps_that_are_as_good_the_safest_is_taken(extra: float) -> None:
+    sequence, pool = Occupancy(6.9, 4.3, 0.6), (149.0, 32)
+    strain = Strain(22.5, 1.94, 0.12, 0.028, extra, 52, 185)
+
+    def goodput(cap: int) -> float:
+        return effect_of(strain, sequence, pool, cap).goodput_ratio
+
+    lowest, highest = cap_at(149, sequence, SAFEST_FIT), cap_at(149, sequence, BOLDEST_FIT)
+    best = max(goodput(cap) for cap in range(lowest, highest + 1))
+    cap = best_cap(strain, sequence, pool)
+
+    assert goodput(cap) >= AS_GOOD * best
+    assert cap == lowest or goodput(cap - 1) < AS_GOOD * best

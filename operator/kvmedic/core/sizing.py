@@ -24,6 +24,8 @@ it throughput is paid for stalls that hardly occur any more."""
 STALL_SECONDS = 2.0
 """A gap between two tokens from which a reader notices that the answer hangs. Goodput counts the tokens
 of requests without one."""
+AS_GOOD = 0.99
+"""Expected goodput over the best one, from which a safer cap is preferred."""
 LEAST_LEFT = 0.5
 """Preemptions that a cap leaves over are, as a share of those without a cap, the probability p
 of the running set not to fit, times the larger of this and p. Simulated medians of share over p: 0.51 at
@@ -194,14 +196,17 @@ def _token_seconds(strain: Strain, again: float, tokens: float) -> float:
 
 
 def best_cap(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int]) -> int:
-    """Return the cap of the highest expected goodput, between the safest and the boldest fit.
+    """Return the safest cap that is as good as the best one, between the safest and the boldest fit.
 
     Where few requests stall, throughput decides and the bolder cap wins; where most do, the safer one.
     """
     lowest = max(1, cap_at(pool_tokens[0], sequence, SAFEST_FIT))
     highest = max(lowest, cap_at(pool_tokens[0], sequence, BOLDEST_FIT))
-    caps = range(lowest, highest + 1)
-    return max(caps, key=lambda cap: effect_of(strain, sequence, pool_tokens, cap).goodput_ratio)
+    expected = {
+        cap: effect_of(strain, sequence, pool_tokens, cap).goodput_ratio
+        for cap in range(lowest, highest + 1)
+    }
+    return min(cap for cap, goodput in expected.items() if goodput >= AS_GOOD * max(expected.values()))
 
 
 def wave_cap(pool_tokens: float, prompt_tokens: float, output_tokens: float) -> float:
