@@ -20,6 +20,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 
 from kvmedic import __version__
 from kvmedic.core.edit import PatchOperation
+from kvmedic.kube.connections import Connections
 from kvmedic.kube.errors import Call, NoCluster, Unavailable, error_for
 from kvmedic.kube.objects import JsonObject, Ref, Resource
 from kvmedic.kube.pace import Pace
@@ -76,6 +77,9 @@ class Client:
     def __init__(self, configuration: Configuration, limits: Limits) -> None:
         """Prepare; the first call connects."""
         self._api = ApiClient(configuration)
+        rest = self._api.rest_client
+        self._connections = Connections(limit=rest.maxsize, ssl=rest.ssl_context)
+        configuration.client_session_kwargs = {"connector": self._connections}
         self._api.user_agent = f"kvmedic/{__version__}"
         self._limits = limits
         self._timeout = aiohttp.ClientTimeout(
@@ -90,8 +94,9 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; nothing is left open, also not of a call that was cancelled."""
         await self._api.close()  # type: ignore[no-untyped-call]
+        await self._connections.close_all()
 
     async def get(self, ref: Ref) -> JsonObject | None:
         """Return an object as it is now, or None when it does not exist.

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
+
+from kvmedic.kube.connections import Connections
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 DROPPED_HEADERS = frozenset({"host", "transfer-encoding", "content-length", "connection", "content-encoding"})
@@ -85,7 +87,7 @@ class Proxy:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         tls = ssl.create_default_context()
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-        connector = TCPConnector(ssl=tls, limit=0)
+        connector = Connections(ssl=tls, limit=0)
         async with ClientSession(
             connector=connector, timeout=ClientTimeout(total=None), auto_decompress=False
         ) as up:
@@ -103,6 +105,7 @@ class Proxy:
             self._ready.set()
             await self._stop.wait()
             await runner.cleanup()
+        await connector.close_all()
 
     async def _handle(self, request: web.Request, up: ClientSession) -> web.StreamResponse:
         body = await request.read()
