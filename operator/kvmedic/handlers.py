@@ -26,6 +26,7 @@ from kvmedic.loop import Loop
 from kvmedic.ports import Ports
 from kvmedic.reconcile import reconcile
 from kvmedic.record.telemetry import Telemetry
+from kvmedic.roster import Entry, Roster
 
 LOG = logging.getLogger("kvmedic")
 STUCK = timedelta(minutes=5)
@@ -56,6 +57,7 @@ class Operator:
     backoff: Backoff
     workers: int
     forget: Callable[[str], None]
+    roster: Roster
     clock: Callable[[], datetime] = utc_now
     """What the time is; all that a run waits for is measured by it."""
     loop: Loop = field(init=False)
@@ -114,7 +116,9 @@ class Operator:
         with suppress(Conflict, Unavailable, Refused):
             resource = await self.ports.store.load(key)
             if resource is not None:
-                await self.ports.store.complain(resource, outcome_of(Reason.INTERNAL_ERROR))
+                told = await self.ports.store.complain(resource, outcome_of(Reason.INTERNAL_ERROR))
+                if told is not None:
+                    await self.ports.reporter.saved(resource, *told)
 
     def is_working(self, now: datetime) -> bool:
         """Return whether the loop looked at anything lately, or has nothing to look at."""
@@ -144,8 +148,10 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
         key = Key(namespace, name, uid)
         if event["type"] == "DELETED":
             operator.loop.forget(key)
+            operator.roster.forget(key)
             operator.forget(uid)
         else:
+            operator.roster.note(key, _entry(event))
             operator.loop.wake(key)
         operator.telemetry.resources.set(len(operator.loop.keys()))
 
@@ -163,6 +169,13 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
         return _credentials(**kwargs)
 
     return made
+
+
+def _entry(event: kopf.RawEvent) -> Entry:
+    """Return what the roster keeps of a resource."""
+    body = event["object"]
+    target = (body.get("spec") or {}).get("targetRef") or {}
+    return Entry(str(target.get("name")), str(body["metadata"].get("creationTimestamp")))
 
 
 def _credentials(**kwargs: Any) -> kopf.ConnectionInfo | None:
@@ -183,8 +196,8 @@ def _credentials(**kwargs: Any) -> kopf.ConnectionInfo | None:
 def kopf_settings() -> kopf.OperatorSettings:
     """Return kopf's settings.
 
-    Time-outs are bounded everywhere: kopf's own defaults let one request hang for 300 s, nine times
-    over (kopf 1.45.2, measured).
+    Time-outs are bounded: kopf's own defaults let one request hang for 300 s, nine times over (kopf
+    1.45.2, measured).
     """
     settings = kopf.OperatorSettings()
     settings.peering.standalone = True

@@ -100,7 +100,7 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if isinstance(plan, Fault):
         return _hindered(found, plan.reason, plan.message)
     refused = refusal(fleet)
-    obstacle = Outcome(refused.reason, refused.message) if refused else _claimed(resource, found.view)
+    obstacle = Outcome(refused.reason, refused.message) if refused else None
     return Survey(found.view, found.evidence, diagnosis, found.runbook, plan, obstacle)
 
 
@@ -112,18 +112,6 @@ def engine_of(view: View, policy: Policy) -> Workload | Fault:
 
 def _hindered(found: Survey, reason: Reason, message: str) -> Survey:
     return Survey(found.view, found.evidence, found.diagnosis, found.runbook, None, Outcome(reason, message))
-
-
-def _claimed(resource: Resource, view: View) -> Outcome | None:
-    """Return whose claim is on the target, when it is not this resource's own."""
-    owner = view.fleet.fence.partition("/")[0]
-    if not owner or owner == resource.uid:
-        return None
-    return Outcome(
-        Reason.CLAIMED_BY_ANOTHER,
-        f"resource {owner} holds the claim {view.fleet.fence}; if it no longer exists, see the annotation "
-        "kvmedic.io/recorded for the old values and remove both annotations by hand",
-    )
 
 
 def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood | None:
