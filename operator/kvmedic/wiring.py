@@ -20,6 +20,7 @@ from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.ports import Leader, Metrics, Pace, Ports
+from kvmedic.record.definition import defined
 from kvmedic.record.events import Events
 from kvmedic.record.reporter import Reporter
 from kvmedic.record.store import Store
@@ -109,6 +110,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
             roster=roster,
             clock=substitutes.clock,
         )
+        await defined(world.client, options.idle)
         frame = Frame(process.watch, process.liveness or None)
         await serve(operator, frame, (leadership.run(),))
 

@@ -129,6 +129,20 @@ class Client:
             if not token:
                 return found
 
+    async def serves(self, resource: Resource) -> bool:
+        """Return whether discovery names a kind: `/apis` its group's version, and that version its plural."""
+        group, _, _ = resource.group_version.partition("/")
+        groups = await self._call(_discovery("/apis"))
+        named = {each.get("name"): each.get("versions") or [] for each in groups.get("groups") or []}
+        if resource.group_version not in {each.get("groupVersion") for each in named.get(group, [])}:
+            return False
+        request = _discovery(f"/apis/{resource.group_version}")
+        status, body = await self._send(request)
+        if status == NOT_FOUND:
+            return False
+        kinds = _checked(request, status, body).get("resources") or []
+        return resource.plural in {each.get("name") for each in kinds}
+
     async def json_patch(self, ref: Ref, operations: Sequence[PatchOperation]) -> JsonObject:
         """Apply a JSON patch (RFC 6902) and return the object as it is then.
 
@@ -241,6 +255,10 @@ async def connect(kubeconfig: Path | str | None, limits: Limits) -> Client:
 
 
 _AS_US = (("fieldManager", FIELD_MANAGER),)
+
+
+def _discovery(path: str) -> _Request:
+    return _Request("GET", Call("get", path), path)
 
 
 def _patch(ref: Ref, body: object, content_type: str) -> _Request:
