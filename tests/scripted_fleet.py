@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from kvmedic.core.evidence import Observation
+from kvmedic.core.evidence import Look, Observation
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.client import PrometheusClient
 from kvmedic.metrics.exposition import Page, parse_page
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.source import Look, PrometheusSource
+from kvmedic.metrics.source import PrometheusSource
 from metric_tape import Curve, Tape, constant, restarted, rising, until
 from prometheus_server import PrometheusServer
 
@@ -199,10 +199,11 @@ def _several_engines(tape: Tape) -> None:
 def _recorded_pages(tape: Tape) -> None:
     """Let the recorded idle page turn into the thrashing one over the last five minutes."""
     target = {"namespace": NAMESPACE, "instance": "10.1.1.1:8000", "job": "vllm"}
-    tape.replay(_page("idle"), _page("thrash"), target | {"pod": "recorded"}, since=-300)
-    served = _page("apiserver2")
+    tape.replay(page("idle"), page("thrash"), target | {"pod": "recorded"}, since=-300)
+    served = page("apiserver2")
     tape.replay(served, served, target | {"pod": "two-servers"}, since=-300)
 
 
-def _page(name: str) -> Page:
+def page(name: str) -> Page:
+    """Return a page that was recorded from a real engine."""
     return parse_page((DATA / f"metrics-{name}.txt").read_text(), END)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-from kvmedic.core.evidence import Observation, Pool, Reading
+from kvmedic.core.evidence import Look, Observation, Pool, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gates import Stop
 from kvmedic.core.moves import Effect
@@ -71,6 +71,9 @@ class Metrics(Protocol):
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta
     ) -> Observation:
         """Return one look at the named replicas; what is not known is a reading that says so."""
+
+    async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
+        """Return the same of some signals alone: a source computes no others for it."""
 
     async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
         """Return running plus waiting requests, asked of the replica itself."""
