@@ -148,11 +148,15 @@ async def observed(server: PrometheusServer, look: Look, *pods: str, **options: 
 
 
 def _record(tape: Tape, pod: str, engine: Engine, **scraped: str) -> None:
-    """Write one engine's series as one scraper sees them."""
+    """Write the series of a process with one engine as one scraper sees them."""
     target = _target(pod) | scraped
+    tape.add("process_start_time_seconds", target, engine.alive(constant(1_700_000_000.0)))
+    _record_engine(tape, target, engine)
+
+
+def _record_engine(tape: Tape, target: dict[str, str], engine: Engine) -> None:
     for name, labels, curve in engine.curves():
         tape.add(name, target | engine.own | labels, engine.alive(curve))
-    tape.add("process_start_time_seconds", target, engine.alive(constant(1_700_000_000.0)))
     config = {"num_gpu_blocks": str(engine.blocks), "block_size": "32", "cache_dtype": "auto"}
     index = {} if engine.index is None else {"engine": engine.index}
     tape.add("vllm:cache_config_info", target | config | index, engine.alive(constant(1.0)))
@@ -190,7 +194,7 @@ def _several_engines(tape: Tape) -> None:
     parallel = Engine(blocks=300)
     _record(tape, "parallel", parallel)
     second = replace(parallel, index="1", preemptions=rising(0.25), usage=constant(0.3))
-    _record(tape, "parallel", second)
+    _record_engine(tape, _target("parallel"), second)
     _record(tape, "half-dead", STEADY)
     _record(tape, "half-dead", Engine(index="1", last=-240.0), instance="half-dead:8001")
     tape.add("vllm:num_requests_running", _target("half-said") | STEADY.own | {"engine": "1"}, constant(3.0))
