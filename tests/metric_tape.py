@@ -52,9 +52,14 @@ class Tape:
     length: timedelta = timedelta(minutes=90)
     step: timedelta = timedelta(seconds=15)
     lines: dict[str, list[str]] = field(default_factory=dict)
+    known: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, name: str, labels: Mapping[str, str], curve: Curve) -> None:
         text = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+        if (name, text) in self.known:
+            # promtool takes the second for samples out of order, or not, as its batches fall.
+            raise ValueError(f"{name}{{{text}}} is on the tape already")
+        self.known.add((name, text))
         for t in self._times():
             value = curve(t)
             if value is not None:

@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from kvmedic.core.evidence import Observation
+from kvmedic.core.evidence import Look, Observation
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.client import PrometheusClient
 from kvmedic.metrics.exposition import Page, parse_page
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.source import Look, PrometheusSource
+from kvmedic.metrics.source import PrometheusSource
 from metric_tape import Curve, Tape, constant, restarted, rising, until
 from prometheus_server import PrometheusServer
 
@@ -148,11 +148,15 @@ async def observed(server: PrometheusServer, look: Look, *pods: str, **options: 
 
 
 def _record(tape: Tape, pod: str, engine: Engine, **scraped: str) -> None:
-    """Write one engine's series as one scraper sees them."""
+    """Write the series of a process with one engine as one scraper sees them."""
     target = _target(pod) | scraped
+    tape.add("process_start_time_seconds", target, engine.alive(constant(1_700_000_000.0)))
+    _record_engine(tape, target, engine)
+
+
+def _record_engine(tape: Tape, target: dict[str, str], engine: Engine) -> None:
     for name, labels, curve in engine.curves():
         tape.add(name, target | engine.own | labels, engine.alive(curve))
-    tape.add("process_start_time_seconds", target, engine.alive(constant(1_700_000_000.0)))
     config = {"num_gpu_blocks": str(engine.blocks), "block_size": "32", "cache_dtype": "auto"}
     index = {} if engine.index is None else {"engine": engine.index}
     tape.add("vllm:cache_config_info", target | config | index, engine.alive(constant(1.0)))
@@ -190,7 +194,7 @@ def _several_engines(tape: Tape) -> None:
     parallel = Engine(blocks=300)
     _record(tape, "parallel", parallel)
     second = replace(parallel, index="1", preemptions=rising(0.25), usage=constant(0.3))
-    _record(tape, "parallel", second)
+    _record_engine(tape, _target("parallel"), second)
     _record(tape, "half-dead", STEADY)
     _record(tape, "half-dead", Engine(index="1", last=-240.0), instance="half-dead:8001")
     tape.add("vllm:num_requests_running", _target("half-said") | STEADY.own | {"engine": "1"}, constant(3.0))
@@ -199,10 +203,11 @@ def _several_engines(tape: Tape) -> None:
 def _recorded_pages(tape: Tape) -> None:
     """Let the recorded idle page turn into the thrashing one over the last five minutes."""
     target = {"namespace": NAMESPACE, "instance": "10.1.1.1:8000", "job": "vllm"}
-    tape.replay(_page("idle"), _page("thrash"), target | {"pod": "recorded"}, since=-300)
-    served = _page("apiserver2")
+    tape.replay(page("idle"), page("thrash"), target | {"pod": "recorded"}, since=-300)
+    served = page("apiserver2")
     tape.replay(served, served, target | {"pod": "two-servers"}, since=-300)
 
 
-def _page(name: str) -> Page:
+def page(name: str) -> Page:
+    """Return a page that was recorded from a real engine."""
     return parse_page((DATA / f"metrics-{name}.txt").read_text(), END)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain, repeat
 from typing import Any
 
 import kopf
@@ -26,6 +27,7 @@ from kvmedic.loop import Loop
 from kvmedic.ports import Ports
 from kvmedic.reconcile import reconcile
 from kvmedic.record.telemetry import Telemetry
+from kvmedic.roster import Entry, Roster
 
 LOG = logging.getLogger("kvmedic")
 STUCK = timedelta(minutes=5)
@@ -56,6 +58,7 @@ class Operator:
     backoff: Backoff
     workers: int
     forget: Callable[[str], None]
+    roster: Roster
     clock: Callable[[], datetime] = utc_now
     """What the time is; all that a run waits for is measured by it."""
     loop: Loop = field(init=False)
@@ -114,7 +117,9 @@ class Operator:
         with suppress(Conflict, Unavailable, Refused):
             resource = await self.ports.store.load(key)
             if resource is not None:
-                await self.ports.store.complain(resource, outcome_of(Reason.INTERNAL_ERROR))
+                told = await self.ports.store.complain(resource, outcome_of(Reason.INTERNAL_ERROR))
+                if told is not None:
+                    await self.ports.reporter.saved(resource, *told)
 
     def is_working(self, now: datetime) -> bool:
         """Return whether the loop looked at anything lately, or has nothing to look at."""
@@ -144,8 +149,10 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
         key = Key(namespace, name, uid)
         if event["type"] == "DELETED":
             operator.loop.forget(key)
+            operator.roster.forget(key)
             operator.forget(uid)
         else:
+            operator.roster.note(key, _entry(event))
             operator.loop.wake(key)
         operator.telemetry.resources.set(len(operator.loop.keys()))
 
@@ -165,6 +172,13 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
     return made
 
 
+def _entry(event: kopf.RawEvent) -> Entry:
+    """Return what the roster keeps of a resource."""
+    body = event["object"]
+    target = (body.get("spec") or {}).get("targetRef") or {}
+    return Entry(str(target.get("name")), str(body["metadata"].get("creationTimestamp")))
+
+
 def _credentials(**kwargs: Any) -> kopf.ConnectionInfo | None:
     """Return how kopf reaches the API server: in a pod by the address in its environment.
 
@@ -180,11 +194,23 @@ def _credentials(**kwargs: Any) -> kopf.ConnectionInfo | None:
     return replace(found, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
 
 
+class Patience:
+    """Seconds between the tries of a watch, without an end.
+
+    kopf's own back-offs end after 54 s, and the process with them (1.45.2, measured): Kubernetes would
+    then wait up to five minutes before the next one, long after the API server has come back.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        """Return the back-offs from the first."""
+        return chain((1, 1, 2, 3, 5), repeat(8))
+
+
 def kopf_settings() -> kopf.OperatorSettings:
     """Return kopf's settings.
 
-    Time-outs are bounded everywhere: kopf's own defaults let one request hang for 300 s, nine times
-    over (kopf 1.45.2, measured).
+    Time-outs are bounded: kopf's own defaults let one request hang for 300 s, nine times over (kopf
+    1.45.2, measured). How long an API server may be broken is not.
     """
     settings = kopf.OperatorSettings()
     settings.peering.standalone = True
@@ -192,6 +218,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.networking.request_timeout = 20
     settings.networking.connect_timeout = 5
+    settings.networking.error_backoffs = Patience()
     settings.watching.server_timeout = 300
     settings.watching.connect_timeout = 5
     settings.process.ultimate_exiting_timeout = 10

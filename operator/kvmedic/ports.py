@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-from kvmedic.core.evidence import Observation, Pool, Reading
+from kvmedic.core.evidence import Look, Observation, Pool, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gates import Stop
 from kvmedic.core.moves import Effect
@@ -38,8 +38,14 @@ class Store(Protocol):
     async def save(self, resource: Resource, record: Record) -> Resource:
         """Write the status with the loaded resourceVersion. Raises Conflict when it moved."""
 
-    async def complain(self, resource: Resource, problem: Outcome) -> None:
-        """Write conditions that tell a problem, and leave the rest of the status as it is."""
+    async def complain(self, resource: Resource, problem: Outcome) -> tuple[Record, Record] | None:
+        """Write conditions that tell a problem, and leave the rest of the status as it is.
+
+        Returns the conditions before and after, or None where they said so already.
+        """
+
+    async def is_open(self, namespace: str, claim: str) -> bool:
+        """Return whether a resource exists whose open run made a claim on a target."""
 
     async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
         """Put our finalizer on the resource, or take it off."""
@@ -54,8 +60,8 @@ class Target(Protocol):
     async def apply(self, fleet: Fleet, effect: Effect, claim: str) -> None:
         """Carry out one effect on the fleet as it was viewed. Raises Conflict when it moved."""
 
-    async def unclaim(self, fleet: Fleet, claims: str) -> None:
-        """Remove our annotations while the claim still begins as given; otherwise do nothing."""
+    async def unclaim(self, fleet: Fleet) -> None:
+        """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
 
 
 class Metrics(Protocol):
@@ -65,6 +71,9 @@ class Metrics(Protocol):
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta
     ) -> Observation:
         """Return one look at the named replicas; what is not known is a reading that says so."""
+
+    async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
+        """Return the same of some signals alone: a source computes no others for it."""
 
     async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
         """Return running plus waiting requests, asked of the replica itself."""
@@ -81,6 +90,13 @@ class Reporter(Protocol):
 
     async def saved(self, resource: Resource, before: Record | None, after: Record) -> None:
         """Tell what changed between two saved records. Called after a save, never before."""
+
+
+class Roster(Protocol):
+    """Which resources look after which target."""
+
+    def elder(self, key: Key) -> Key | None:
+        """Return the oldest resource of the same target, if that is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +143,5 @@ class Ports:
     reporter: Reporter
     stop: StopSwitch
     leader: Leader
+    roster: Roster
     pace: Pace

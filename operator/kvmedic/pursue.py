@@ -51,7 +51,16 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.rollout import Drain, Order, Victim, next_move, releasing_move, resting_move
-from kvmedic.core.run import Intent, Outcome, Run, Standing, StepState, committed_sequence, standing
+from kvmedic.core.run import (
+    Intent,
+    Outcome,
+    Run,
+    Standing,
+    StepState,
+    committed_sequence,
+    is_foreign,
+    standing,
+)
 from kvmedic.core.verdict import Judged, judge
 from kvmedic.ports import Ports, View
 from kvmedic.record.runs import closed, reported
@@ -75,13 +84,15 @@ class Tick:
     run: Run
     ports: Ports
     now: datetime
+    problem: Outcome | None = None
+    """Why the spec cannot be followed; no forward move is made then, and nothing is judged."""
 
 
 async def pursue(tick: Tick) -> timedelta:
     """Make the next move of the open run; return when to look again."""
     view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
-    stands = standing(tick.run, tick.resource.uid, view.fleet if view else None)
-    blocked = forward_gate(tick.policy, await tick.ports.stop.read())
+    stands = await _standing(tick, view)
+    blocked = await _blocked(tick)
     judged = await _judged(tick, view, stands)
     roll_back = tick.policy.on_inconclusive is OnInconclusive.ROLL_BACK
     decision = decide(tick.run, Situation(stands, tick.resource.wish, blocked, judged, roll_back))
@@ -89,6 +100,23 @@ async def pursue(tick: Tick) -> timedelta:
         outcome = decision.outcome if isinstance(decision, Close) else outcome_of(Reason.TARGET_DELETED)
         return await _close(tick, view, outcome)
     return await _carry_out(tick, view, decision)
+
+
+async def _standing(tick: Tick, view: View | None) -> Standing:
+    uid, fleet = tick.resource.uid, view.fleet if view else None
+    rivalled = fleet is not None and is_foreign(uid, fleet.fence) and await _is_held(tick, fleet)
+    return standing(tick.run, uid, fleet, rivalled=rivalled)
+
+
+async def _is_held(tick: Tick, fleet: Fleet) -> bool:
+    """Return whether the claim on the target is one of a run that is open."""
+    return await tick.ports.store.is_open(tick.resource.namespace, fleet.fence)
+
+
+async def _blocked(tick: Tick) -> Blocked | None:
+    if tick.problem is not None:
+        return Blocked(tick.problem.reason, tick.problem.message)
+    return forward_gate(tick.policy, await tick.ports.stop.read())
 
 
 async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
@@ -271,13 +299,15 @@ def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
     if isinstance(effect, Freeze):
         run = replace(run, recorded=fleet.fields)
     turns = isinstance(effect, Freeze | Retarget | Revert)
+    committed = committed_sequence(run, tick.resource.uid, fleet.fence)
     intent = Intent(
-        sequence=(committed_sequence(run, tick.resource.uid, fleet.fence) or 0) + 1,
+        sequence=(run.sequence if committed is None else committed) + 1,
         move=type(effect).__name__,
         template_before=fleet.revision,
         template_after=_other_template(run, fleet.revision) if turns else fleet.revision,
         is_frozen=isinstance(effect, Freeze | Retarget | Pause | Pulse),
         at=tick.now,
+        was_frozen=fleet.fields.is_frozen,
     )
     return replace(run, intent=intent)
 
@@ -291,6 +321,8 @@ async def _judged(tick: Tick, view: View | None, stands: Standing) -> Judged | N
     """Return the verdict over the sustained window; None while it is open or not to be judged."""
     record = tick.run.current
     if view is None or record.state is not StepState.VERIFYING or stands is not Standing.AS_RECORDED:
+        return None
+    if tick.problem is not None:
         return None
     window = tick.policy.windows.verify
     if record.settled_at is None or tick.now - record.settled_at < window:
@@ -323,17 +355,27 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     run = tick.run
     if run.ending is None and run.intent is not None:
         run = replace(run, ending=outcome)
-    if view is not None and tick.ports.leader.is_held():
-        await tick.ports.target.unclaim(view.fleet, run.claims(tick.resource.uid))
+    if view is not None and outcome.reason is not Reason.FENCE_LOST and tick.ports.leader.is_held():
+        await _unclaim(tick, view.fleet)
     done = closed(tick.record, run, outcome, tick.resource.generation, tick.now)
     await tick.ports.store.save(tick.resource, done)
     await tick.ports.reporter.saved(tick.resource, tick.record, done)
     return timedelta(0)
 
 
+async def _unclaim(tick: Tick, fleet: Fleet) -> None:
+    """Remove the claim, unless it is one of another run that is open.
+
+    `kubectl rollout undo` may have brought one of long ago back.
+    """
+    if not is_foreign(tick.resource.uid, fleet.fence) or not await _is_held(tick, fleet):
+        await tick.ports.target.unclaim(fleet)
+
+
 async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
     """Write the run down, if anything about it changed that is worth a write."""
-    after = reported(replace(tick.record, run=run), reason, message, tick.resource.generation, tick.now)
+    record, told = replace(tick.record, run=run), Outcome(reason, message)
+    after = reported(record, told, tick.resource.generation, tick.now, tick.problem)
     if after == tick.record:
         return tick.resource
     saved = await tick.ports.store.save(tick.resource, after)

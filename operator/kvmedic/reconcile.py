@@ -11,14 +11,15 @@ from datetime import UTC, datetime, timedelta
 
 from kvmedic.core.decide import Wish, outcome_of
 from kvmedic.core.diagnosis import Inconclusive
-from kvmedic.core.gates import Blocked, forward_gate, opening_gate
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
-from kvmedic.core.run import Outcome, Run, StepRecord
+from kvmedic.core.run import Outcome, Run, StepRecord, Terms
+from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
+from kvmedic.obstacles import claimed, gate, unfit
 from kvmedic.ports import Ports
 from kvmedic.pursue import Tick, pursue
 from kvmedic.record.runs import reported
@@ -41,24 +42,57 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
         return None
     ports.reporter.seen(resource)
     record, policy = resource.record, resource.policy
-    if record is None or policy is None:
-        return await _complain(resource, ports, now)
+    if record is None:
+        return await _unreadable(resource, ports)
     if record.run is not None:
-        return await pursue(Tick(resource, policy, record, record.run, ports, now))
+        return await _pursue(resource, record, record.run, ports, now)
     if resource.wish in (Wish.DELETE, Wish.ABANDON):
         await _unfinalized(resource, ports)
         return None
+    if policy is None:
+        return await _complain(resource, record, ports, now)
     return await _survey(resource, policy, record, ports, now)
 
 
-async def _complain(resource: Resource, ports: Ports, now: datetime) -> timedelta:
-    """Say what is wrong with the spec or the record; an open run then stands still where it is."""
-    problem = resource.problem or outcome_of(Reason.SPEC_INVALID)
-    if resource.record is None:
-        await ports.store.complain(resource, problem)
-    else:
-        await _write(resource, ports, complaint(resource.record, problem, resource.generation, now))
+async def _unreadable(resource: Resource, ports: Ports) -> timedelta | None:
+    """Say that the record cannot be read: nothing is done then, not even from the start.
+
+    A resource that is being deleted may go where its target is gone, or where its owner says so.
+    """
+    gone = resource.wish is Wish.DELETE and await _is_without_target(resource, ports)
+    if gone or resource.wish is Wish.ABANDON:
+        await _unfinalized(resource, ports)
+        return None
+    told = await ports.store.complain(resource, _problem(resource))
+    if told is not None:
+        await ports.reporter.saved(resource, *told)
     return ports.pace.idle
+
+
+async def _is_without_target(resource: Resource, ports: Ports) -> bool:
+    policy = resource.policy
+    return policy is not None and await ports.target.look(resource.namespace, policy) is None
+
+
+async def _pursue(resource: Resource, record: Record, run: Run, ports: Ports, now: datetime) -> timedelta:
+    """Go on with the open run; by its own record where the spec cannot be followed."""
+    policy = policy_during(run, resource.policy)
+    if policy is None:
+        return await _complain(resource, record, ports, now)
+    problem = None if resource.policy else _problem(resource)
+    return await pursue(Tick(resource, policy, record, run, ports, now, problem))
+
+
+async def _complain(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta:
+    """Say what is wrong with the spec."""
+    await _write(resource, ports, complaint(record, _problem(resource), resource.generation, now))
+    if record.run is None:
+        await _unfinalized(resource, ports)
+    return ports.pace.idle
+
+
+def _problem(resource: Resource) -> Outcome:
+    return resource.problem or outcome_of(Reason.SPEC_INVALID)
 
 
 async def _survey(
@@ -66,17 +100,15 @@ async def _survey(
 ) -> timedelta:
     """Look, judge and plan; open a run when there is a plan and every gate is open."""
     view = await ports.target.look(resource.namespace, policy)
-    if view is None:
-        text = f"Deployment {policy.target.name} does not exist in namespace {resource.namespace}"
-        problem = Outcome(Reason.TARGET_NOT_FOUND, text)
-        await _write(resource, ports, complaint(record, problem, resource.generation, now))
-        await _unfinalized(resource, ports)
-        return ports.pace.idle
+    problem = unfit(resource, policy, view, ports)
+    if view is None or problem is not None:
+        return await _complain(replace(resource, problem=problem), record, ports, now)
     found = await survey(resource, policy, view, ports.metrics)
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
     if good := healthy_revision(found, policy, now):
         seen = with_last_good(seen, good)
-    why = found.obstacle or await _gate(policy, record, found, ports, now)
+    held = found.obstacle or await claimed(resource, found, ports)
+    why = held or await gate(policy, record, found, ports, now)
     baseline = found.baseline()
     if found.plan is not None and why is None and isinstance(baseline, Inconclusive):
         why = Outcome(baseline.reason, baseline.message)
@@ -84,15 +116,9 @@ async def _survey(
         await _write(resource, ports, planned(seen, found.plan, why, resource.generation, now))
         await _unfinalized(resource, ports)
         return ports.pace.idle
-    return await _open(resource, seen, _run(found, found.plan, baseline, now), ports, now)
-
-
-async def _gate(policy: Policy, record: Record, found: Survey, ports: Ports, now: datetime) -> Blocked | None:
-    """Return what speaks against opening a run for the plan that was made."""
-    if found.plan is None:
-        return None
-    blocked = forward_gate(policy, await ports.stop.read())
-    return blocked or opening_gate(policy.limits, record.history, found.view.fleet.ready, now)
+    run = _run(found, found.plan, baseline, now)
+    terms = Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
+    return await _open(resource, seen, replace(run, terms=terms), ports, now)
 
 
 def _run(found: Survey, plan: Plan, baseline: Baseline, now: datetime) -> Run:
@@ -120,7 +146,7 @@ async def _open(resource: Resource, record: Record, run: Run, ports: Ports, now:
         await ports.store.finalize(resource, present=True)
         return AT_ONCE
     opened = replace(record, run=run)
-    opened = reported(opened, Reason.PLANNED, run.message, resource.generation, now)
+    opened = reported(opened, Outcome(Reason.PLANNED, run.message), resource.generation, now)
     await _write(resource, ports, opened)
     return AT_ONCE
 

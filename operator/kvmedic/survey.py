@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Inconclusive, NoChange, diagnose
-from kvmedic.core.evidence import Measured, Observation, Signal
+from kvmedic.core.evidence import Look, Measured, Observation, Signal
 from kvmedic.core.fleet import Pod
 from kvmedic.core.plan import ObjectRef, Plan
 from kvmedic.core.policy import Policy
@@ -68,7 +68,17 @@ async def gather(policy: Policy, namespace: str, view: View, metrics: Metrics) -
 
 
 async def survey(resource: Resource, policy: Policy, view: View, metrics: Metrics) -> Survey:
-    """Return what a look at the target finds; the plan is made, never carried out."""
+    """Return what a look at the target finds; the plan is made, never carried out.
+
+    A glance at the triggers comes first: most of what a source computes for a whole look is
+    histograms, and a calm fleet needs none of them.
+    """
+    glanced = await _glance(resource, policy, view, metrics)
+    return glanced or await examine(resource, policy, view, metrics)
+
+
+async def examine(resource: Resource, policy: Policy, view: View, metrics: Metrics) -> Survey:
+    """Return what a whole look at the target finds, however calm it is."""
     evidence = await gather(policy, resource.namespace, view, metrics)
     runbook, diagnosis = judged(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
@@ -82,6 +92,35 @@ def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
         if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is not None:
             break
     return str(runbook), diagnosis
+
+
+async def _glance(resource: Resource, policy: Policy, view: View, metrics: Metrics) -> Survey | None:
+    """Return the survey where the first branch of each runbook decides, or None where more is needed.
+
+    A runbook's first branch tells a calm fleet from any other, or says what it cannot see; either way
+    no later branch is asked, so that a whole look would find the same.
+    """
+    firsts = [(runbook, RUNBOOKS[runbook][0]) for runbook in policy.runbooks]
+    signals = frozenset[Signal]().union(*(branch.signals for _, branch in firsts), _proof(resource, view))
+    asked = Look(policy.windows.trigger, policy.windows.hold, signals)
+    seen = await metrics.look(policy.source, expected(view), resource.namespace, asked)
+    evidence = Evidence(seen, seen, policy.trigger)
+    for runbook, branch in firsts:
+        match branch.when(evidence):
+            case None:
+                return None
+            case Inconclusive() as unknown:
+                return Survey(view, evidence, unknown, str(runbook), None, None)
+            case findings:
+                calm = Diagnosed(branch, findings)
+    return Survey(view, evidence, calm, str(runbook), None, None)
+
+
+def _proof(resource: Resource, view: View) -> frozenset[Signal]:
+    """Return what proves a revision good, where that is not on record yet."""
+    good = resource.record.last_good if resource.record else None
+    known = good is not None and good.revision == view.fleet.revision
+    return frozenset() if known else frozenset({Signal.REQUESTS_FINISHED})
 
 
 def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
@@ -100,7 +139,7 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if isinstance(plan, Fault):
         return _hindered(found, plan.reason, plan.message)
     refused = refusal(fleet)
-    obstacle = Outcome(refused.reason, refused.message) if refused else _claimed(resource, found.view)
+    obstacle = Outcome(refused.reason, refused.message) if refused else None
     return Survey(found.view, found.evidence, diagnosis, found.runbook, plan, obstacle)
 
 
@@ -112,18 +151,6 @@ def engine_of(view: View, policy: Policy) -> Workload | Fault:
 
 def _hindered(found: Survey, reason: Reason, message: str) -> Survey:
     return Survey(found.view, found.evidence, found.diagnosis, found.runbook, None, Outcome(reason, message))
-
-
-def _claimed(resource: Resource, view: View) -> Outcome | None:
-    """Return whose claim is on the target, when it is not this resource's own."""
-    owner = view.fleet.fence.partition("/")[0]
-    if not owner or owner == resource.uid:
-        return None
-    return Outcome(
-        Reason.CLAIMED_BY_ANOTHER,
-        f"resource {owner} holds the claim {view.fleet.fence}; if it no longer exists, see the annotation "
-        "kvmedic.io/recorded for the old values and remove both annotations by hand",
-    )
 
 
 def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood | None:

@@ -20,10 +20,12 @@ from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.ports import Leader, Metrics, Pace, Ports
+from kvmedic.record.definition import defined
 from kvmedic.record.events import Events
 from kvmedic.record.reporter import Reporter
 from kvmedic.record.store import Store
 from kvmedic.record.telemetry import Telemetry
+from kvmedic.roster import Roster
 from kvmedic.settings import Settings
 
 
@@ -73,7 +75,9 @@ def target_of(world: Connected) -> DeploymentTarget:
     return DeploymentTarget(world.client)
 
 
-def ports_of(settings: Settings, world: Connected, reporter: Reporter, leader: Leader) -> Ports:
+def ports_of(
+    settings: Settings, world: Connected, reporter: Reporter, leader: Leader, roster: Roster
+) -> Ports:
     """Return the ports of one process."""
     process = settings.process
     return Ports(
@@ -83,6 +87,7 @@ def ports_of(settings: Settings, world: Connected, reporter: Reporter, leader: L
         reporter=reporter,
         stop=ConfigMapStop(world.client, process.namespace, process.stop),
         leader=leader,
+        roster=roster,
         pace=pace_of(settings.pace),
     )
 
@@ -94,15 +99,18 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
         reporter = Reporter(Events(world.client, process.identity), telemetry)
         leadership = _leadership(settings, world.client)
         telemetry.leading.set_function(lambda: float(leadership.is_held()))
-        ports = ports_of(settings, world, reporter, leadership)
+        roster = Roster()
+        ports = ports_of(settings, world, reporter, leadership, roster)
         operator = Operator(
             ports=replace(ports, metrics=substitutes.metrics or ports.metrics),
             telemetry=telemetry,
             backoff=Backoff(options.backoff_first, options.backoff_most),
             workers=options.workers,
             forget=reporter.forget,
+            roster=roster,
             clock=substitutes.clock,
         )
+        await defined(world.client, options.idle)
         frame = Frame(process.watch, process.liveness or None)
         await serve(operator, frame, (leadership.run(),))
 

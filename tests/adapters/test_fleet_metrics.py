@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from http_double import Reply, Server
-from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Signal, Unsupported
+from kvmedic.core.evidence import Absence, Look, Measured, Missing, Pool, Signal, Unsupported
 from kvmedic.core.fleet import Pod
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
-from kvmedic.metrics.source import Look
 from prometheus_server import PrometheusServer
 from scripted_fleet import DATA, END, NAMESPACE, THIRTY
 

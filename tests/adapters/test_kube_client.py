@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import ssl
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,12 +16,14 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import incluster_config as incluster
 
+from http_double import HangUpError, Reply, Request, Server
 from kvmedic import __version__
 from kvmedic.core.edit import PatchOperation
 from kvmedic.kube.client import Client, Limits, Preconditions, connect
 from kvmedic.kube.errors import ApiError, Conflict, NoCluster, Refused, Unavailable
 from kvmedic.kube.objects import CONFIG_MAPS, PODS, Ref, uid_of
 from lab.cluster.light import LightCluster
+from lab.cluster.pki import Authority
 
 SECRET = "do-not-print-me"
 
@@ -344,6 +349,31 @@ class TestAnswers:
         async with server(hang) as client:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(client.get(config_map("ns")), 0.2)
+
+    def test_nothing_is_left_open_of_a_call_that_was_cancelled(self, tmp_path: Path) -> None:
+        authority = Authority(tmp_path / "pki")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*authority.sign("server", "/CN=127.0.0.1", ["IP:127.0.0.1"]))
+
+        async def cancelled(silent: Server) -> None:
+            configuration = Configuration(host=silent.url, ssl_ca_cert=str(authority.certificate))
+            async with Client(configuration, Limits()) as client:
+                call = asyncio.create_task(client.get(config_map("ns")))
+                while not silent.requests:
+                    await asyncio.sleep(0.01)
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+
+        def wait(_: Request) -> Reply:
+            silent.released.wait(10)
+            raise HangUpError
+
+        with Server(wait, context=context) as silent, warnings.catch_warnings(record=True) as left:
+            warnings.simplefilter("always")
+            asyncio.run(cancelled(silent))
+            gc.collect()
+
+        assert [str(each.message) for each in left if each.category is ResourceWarning] == []
 
     async def test_we_say_who_we_are(self) -> None:
         seen = {}

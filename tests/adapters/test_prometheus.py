@@ -6,8 +6,17 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.evidence import HISTOGRAMS, Absence, Measured, Missing, Pool, Signal, Stale
-from kvmedic.metrics.source import EVERY_SIGNAL, Look
+from kvmedic.core.evidence import (
+    EVERY_SIGNAL,
+    HISTOGRAMS,
+    Absence,
+    Look,
+    Measured,
+    Missing,
+    Pool,
+    Signal,
+    Stale,
+)
 from prometheus_server import PrometheusServer
 from scripted_fleet import BOUNDS, END, FIVE, THIRTY, TWO, observed
 

@@ -10,9 +10,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from http_double import Reply, Request, Server
-from kvmedic.core.evidence import Absence, Measured, Missing, PodReadings, Pool, Signal, Stale
+from kvmedic.core.evidence import Absence, Look, Measured, Missing, PodReadings, Pool, Signal, Stale
 from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.source import Look
 from prometheus_server import PrometheusServer
 from scripted_fleet import DATA, source
 

@@ -7,12 +7,12 @@ import time
 from datetime import timedelta
 
 from http_double import Reply, Request, Server, forwarded
-from kvmedic.core.evidence import Measured, Signal
+from kvmedic.core.evidence import EVERY_SIGNAL, Look, Measured, Signal
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.client import PrometheusClient
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.source import EVERY_SIGNAL, Look, PrometheusSource
+from kvmedic.metrics.source import PrometheusSource
 from prometheus_server import PrometheusServer
 from scripted_fleet import END, FIVE, NAMESPACE, TWO, source
 

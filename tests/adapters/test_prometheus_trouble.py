@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 
 from http_double import HangUpError, Reply, Request, Server, forwarded
-from kvmedic.core.evidence import Absence, Measured, Missing, Observation, Signal
+from kvmedic.core.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Signal
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.source import EVERY_SIGNAL, Look
 from lab.cluster.pki import Authority
 from lab.cluster.ports import free_ports
 from prometheus_server import PrometheusServer

@@ -7,7 +7,7 @@ import json
 import types
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -41,9 +41,17 @@ from run_builder import NEW, NOW, STEP, a_run
 
 GOLDEN = Path(__file__).parent / "data" / "status-v1alpha1.json"
 TIMES = st.datetimes(timezones=st.just(UTC))
+SPANS = st.timedeltas(timedelta(0), timedelta(days=365))
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
-PLAIN = {str: TEXTS, int: st.integers(), float: NUMBERS, bool: st.booleans(), datetime: TIMES}
+PLAIN = {
+    str: TEXTS,
+    int: st.integers(),
+    float: NUMBERS,
+    bool: st.booleans(),
+    datetime: TIMES,
+    timedelta: SPANS,
+}
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:

@@ -15,6 +15,7 @@ from run_builder import NEW, NOW, OLD, UID, a_fleet, a_run, an_intent
 FROZEN = frozen(max_unavailable=0, paused=True)
 RUN = a_run(StepState.ROLLING_OUT, an_intent(3))
 MINE = f"{UID}/{RUN.id}/"
+FIRST = replace(an_intent(1), was_frozen=False)
 
 ROWS = [
     ("before the first effect", a_run(), a_fleet(), Standing.AS_RECORDED),
@@ -63,10 +64,34 @@ ROWS = [
         a_fleet(fence=MINE + "3", revision=NEW, fields=replace(FROZEN, min_ready_seconds=5)),
         Standing.DRIFTED,
     ),
-    ("the claim is another resource's", RUN, a_fleet(fence="other/run/3", revision=NEW), Standing.FENCE_LOST),
+    ("an old claim of another resource's", RUN, a_fleet(fence="other/run/3", revision=NEW), Standing.DRIFTED),
     ("the claim ran ahead of the record", RUN, a_fleet(fence=MINE + "4", revision=NEW), Standing.FENCE_LOST),
-    ("the claim was removed in the middle", RUN, a_fleet(fence="", revision=NEW), Standing.FENCE_LOST),
-    ("the claim is another run's in the middle", RUN, a_fleet(fence=f"{UID}/x/1"), Standing.FENCE_LOST),
+    ("the claim was removed in the middle", RUN, a_fleet(fence="", revision=NEW), Standing.DRIFTED),
+    ("the claim is another run's in the middle", RUN, a_fleet(fence=f"{UID}/x/1"), Standing.DRIFTED),
+    (
+        "an early claim of the same run came back",
+        replace(RUN, intent=an_intent(3, "Retarget", before=NEW, after=OLD)),
+        a_fleet(fence=MINE + "1", revision=NEW, fields=FROZEN),
+        Standing.DRIFTED,
+    ),
+    (
+        "the first effect was committed and then undone, claim and template",
+        a_run(StepState.ROLLING_OUT, FIRST),
+        a_fleet(fields=frozen(max_unavailable=0, paused=False)),
+        Standing.DRIFTED,
+    ),
+    (
+        "the same, and the claim of an earlier run came back",
+        a_run(StepState.ROLLING_OUT, FIRST),
+        a_fleet(fence=f"{UID}/20260101-000000/9", fields=frozen(max_unavailable=0, paused=False)),
+        Standing.DRIFTED,
+    ),
+    (
+        "the first effect was not committed and another resource's old claim is there",
+        a_run(StepState.ROLLING_OUT, FIRST),
+        a_fleet(fence="other/run/9"),
+        Standing.AS_RECORDED,
+    ),
     (
         "the claim went together with the template",
         RUN,
@@ -83,9 +108,9 @@ ROWS = [
         "another's claim came with another template",
         RUN,
         a_fleet(fence="other/run/3", revision="theirs"),
-        Standing.FENCE_LOST,
+        Standing.DRIFTED,
     ),
-    ("the claim is not a number", RUN, a_fleet(fence=MINE + "x"), Standing.FENCE_LOST),
+    ("the claim is not a number", RUN, a_fleet(fence=MINE + "x"), Standing.DRIFTED),
     (
         "scaled to zero",
         RUN,
@@ -100,6 +125,13 @@ ROWS = [
 )
 def test_how_the_target_stands_to_the_record(run, fleet, expected):
     assert standing(run, UID, fleet) is expected
+
+
+@pytest.mark.parametrize("revision", [OLD, NEW, "theirs"])
+def test_a_claim_of_another_open_run_ends_this_one(revision):
+    fleet = a_fleet(fence="other/run/3", revision=revision)
+
+    assert standing(RUN, UID, fleet, rivalled=True) is Standing.FENCE_LOST
 
 
 def test_a_kept_step_ends_the_run_with_its_verdict():

@@ -183,6 +183,44 @@ def test_an_outage_in_the_middle_is_waited_out(a_world: Callable[..., World]) ->
     assert len(eye.seen) == 4, "each replica was replaced once"
 
 
+REAL_OUTAGE_SECONDS = 70.0
+"""Longer than kopf's own back-offs for one request, 54 s at its defaults."""
+
+
+@pytest.mark.timeout(300)
+def test_an_api_server_that_is_broken_for_long_is_waited_for(a_world: Callable[..., World]) -> None:
+    began: list[float] = []
+    world = a_world(2)
+
+    def committed(write: Write) -> None:
+        if not began and write.object == "deployments" and "Pulse" in write.step:
+            began.append(time.monotonic())
+
+    def is_broken() -> bool:
+        return bool(began) and time.monotonic() - began[0] < REAL_OUTAGE_SECONDS
+
+    world.proxy.committed, world.proxy.broken = committed, is_broken
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        world.wait(lambda: bool(began), PATIENCE_SECONDS, "a pulse is committed")
+        world.wait(lambda: not is_broken(), REAL_OUTAGE_SECONDS + 5, "the API server answers again")
+        world.wait(world.is_closed, 2 * PATIENCE_SECONDS, "the run closes")
+        world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+    assert world.outcomes() == ["Recovered"]
+    assert numbers(world) == list(range(1, len(numbers(world)) + 1)), "each effect was committed once"
+    assert len(eye.seen) == 4, "each replica was replaced once"
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert world.traces() == []
+
+
+def numbers(world: World) -> list[int]:
+    """Return the sequences of the claims that the API server accepted, in order."""
+    accepted = (value for _, value, status in sorted(world.proxy.claims) if status < 300)
+    return [int(value.rpartition("/")[2]) for value in accepted]
+
+
 @pytest.mark.timeout(240)
 def test_without_a_single_watch_event_a_fleet_is_healed_and_a_person_heard(
     a_world: Callable[..., World],

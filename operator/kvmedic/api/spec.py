@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from kvmedic.api.compression import CompressionSpec
 from kvmedic.api.levers import LEVERS, LeverName, LeverSpec
 from kvmedic.api.quantities import DURATION_LENGTH, parse_duration
-from kvmedic.api.rules import Rule, Wire, duration, number, pattern, unique, whole
+from kvmedic.api.rules import Rule, Wire, duration, in_order, number, pattern, unique, whole
 from kvmedic.core.policy import Mode, NodeHealth, OnInconclusive, Runbook, Spare
 from kvmedic.core.record import HISTORY_LENGTH
 
@@ -78,7 +78,7 @@ class Objectives(Wire):
 
     rules = (
         Rule(
-            cel="!has(self.ttftP95) || !has(self.e2eP95) || duration(self.ttftP95) <= duration(self.e2eP95)",
+            cel="!has(self.ttftP95) || !has(self.e2eP95) || " + in_order("self.ttftP95", "self.e2eP95"),
             message="ttftP95 is part of e2eP95: lower ttftP95 or raise e2eP95",
             holds=lambda o: _in_order(o.ttft_p95, o.e2e_p95),
             path=".ttftP95",
@@ -229,13 +229,13 @@ class KVRemediationSpec(Wire):
 
     rules = (
         Rule(
-            cel="duration(self.sizing.window) >= duration(self.trigger.window)",
+            cel=in_order("self.trigger.window", "self.sizing.window"),
             message="sizing.window must not be shorter than trigger.window: raise sizing.window",
             holds=lambda s: _in_order(s.trigger.window, s.sizing.window),
             path=".sizing.window",
         ),
         Rule(
-            cel="duration(self.verify.__for__) >= duration(self.trigger.window)",
+            cel=in_order("self.trigger.window", "self.verify.__for__"),
             message="verify.for must not be shorter than trigger.window, or a change is judged on less than"
             " what led to it: raise verify.for",
             holds=lambda s: _in_order(s.trigger.window, s.verify.window),

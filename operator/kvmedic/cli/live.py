@@ -17,7 +17,7 @@ from kvmedic.kube.objects import Ref
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.record.store import RESOURCES, resource_of
 from kvmedic.settings import Settings, SettingsError
-from kvmedic.survey import Survey, survey
+from kvmedic.survey import Survey, examine
 from kvmedic.wiring import Connected, target_of
 
 USAGE, REFUSED, NOT_FOUND = 2, 3, 4
@@ -77,7 +77,7 @@ async def surveyed(world: Connected, resource: Resource) -> Survey:
     if view is None:
         place = f"namespace {resource.namespace}"
         raise NotThere(f"Deployment {policy.target.name} does not exist in {place}")
-    return await survey(resource, policy, view, world.metrics)
+    return await examine(resource, policy, view, world.metrics)
 
 
 def with_source(settings: Settings, prometheus: str) -> Settings:

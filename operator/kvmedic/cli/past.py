@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from kvmedic.core.diagnosis import Evidence
+from kvmedic.core.evidence import Look
 from kvmedic.core.policy import Policy
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.client import PrometheusClient
 from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.source import Look, PrometheusSource
+from kvmedic.metrics.source import PrometheusSource
 from kvmedic.settings import Settings
 
 _NAMED = 5

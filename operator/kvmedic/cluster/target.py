@@ -50,7 +50,7 @@ class DeploymentTarget:
             case _:
                 assert_never(effect)
 
-    async def unclaim(self, fleet: Fleet, claims: str) -> None:
-        """Remove our annotations while the claim begins as given; otherwise do nothing."""
-        if fleet.fence.startswith(claims):
+    async def unclaim(self, fleet: Fleet) -> None:
+        """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
+        if fleet.fence:
             await unclaim(self.client, fleet)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from math import isfinite
 from typing import Generic, TypeAlias, TypeVar
@@ -86,6 +86,19 @@ HISTOGRAMS = frozenset(
     }
 )
 """The signals whose reading is a histogram; every other signal's is a number."""
+
+
+EVERY_SIGNAL = frozenset(Signal)
+"""All that can be asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is asked about some replicas."""
+
+    window: timedelta
+    hold: timedelta = timedelta(0)
+    signals: frozenset[Signal] = EVERY_SIGNAL
 
 
 @dataclass(frozen=True, slots=True)

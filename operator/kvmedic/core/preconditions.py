@@ -15,6 +15,7 @@ def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
     """
     unsettled = _unsettled(fleet, whole)
     for applies, reason, message in (
+        (fleet.fields.is_frozen, Reason.CLAIMED_BY_ANOTHER, frozen_message(fleet)),
         (
             fleet.strategy != "RollingUpdate",
             Reason.STRATEGY_UNSUPPORTED,
@@ -75,13 +76,26 @@ def _unsettled(fleet: Fleet, whole: bool) -> str:  # noqa: FBT001 - what is aske
     return ""
 
 
+def frozen_message(fleet: Fleet) -> str:
+    """Return what to do about a rollout that is held frozen without a run of ours."""
+    return (
+        f"a run holds the rollout frozen (claim {fleet.fence or 'gone'}); if no resource has that run open, "
+        "put back what annotation kvmedic.io/recorded says: docs/howto/roll-back-by-hand.md, section 2"
+    )
+
+
 def _owner_message(owner: Owner | None) -> str:
     who = owner.name if owner else "nobody"
     return f"{who} decides what this Deployment looks like and would revert a change: make the change there"
 
 
 def _rotation_message(fleet: Fleet) -> str:
-    label, services = fleet.rotation.label, ", ".join(fleet.rotation.services) or "no Service"
+    label, services = fleet.rotation.label, ", ".join(fleet.rotation.services)
+    if not services:
+        return (
+            f"no Service leads requests to the pods, so label {label} takes none out of rotation: make a "
+            f"Service that selects them by it, and name the label in spec.rollout.rotationLabel"
+        )
     return (
         f"{services} selects the pods without label {label}: add the label to the pod template and to the "
         "selector of every Service in front of it"

@@ -60,6 +60,7 @@ class Reason(StrEnum):
     ROTATION_LABEL_IN_SELECTOR = "RotationLabelInSelector"
     ROTATION_LABEL_WITHOUT_EFFECT = "RotationLabelWithoutEffect"
     CLAIMED_BY_ANOTHER = "ClaimedByAnother"
+    TARGET_SHARED = "TargetShared"
     SPARE_UNSCHEDULABLE = "SpareUnschedulable"
     # Gates.
     SUSPENDED = "Suspended"
@@ -157,6 +158,7 @@ SENTENCES = MappingProxyType(
             "No Service selects by the rotation label, so it takes no replica out of rotation."
         ),
         Reason.CLAIMED_BY_ANOTHER: "Another resource or an earlier run holds the claim on the target.",
+        Reason.TARGET_SHARED: "An older resource looks after the same target.",
         Reason.SPARE_UNSCHEDULABLE: "The spare replica could not be scheduled.",
         Reason.SUSPENDED: "The resource is suspended.",
         Reason.STOPPED: "The operator-wide stop is on.",

@@ -7,11 +7,12 @@ whoever reads it after a crash knows what may or may not have happened since.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from kvmedic.core.fleet import Fleet, RolloutFields
 from kvmedic.core.plan import Step
+from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
 from kvmedic.core.rollout import Victim
 from kvmedic.core.verdict import Baseline, Judged, Verdict
@@ -73,6 +74,16 @@ class Intent:
     is_frozen: bool
     """The assignment leaves the rollout frozen."""
     at: datetime
+    was_frozen: bool | None = None
+    """The rollout was frozen before the assignment. None: written by a version that did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What of the spec a run was begun on, so that it can be ended whatever becomes of the spec."""
+
+    rotation_label: RotationLabel
+    drain_timeout: timedelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,8 @@ class Run:
     victim: Victim | None = None
     ending: Outcome | None = None
     """Set as soon as it is known how the run ends; what remains only puts things back."""
+    terms: Terms | None = None
+    """None: written by a version that did not say; the spec's own count then."""
 
     @property
     def index(self) -> int:
@@ -171,62 +184,65 @@ class Standing(StrEnum):
     GONE = "Gone"
     """The Deployment was deleted, or another of the same name took its place."""
     DRIFTED = "Drifted"
-    """Somebody else changed the pod template or the rollout's fields."""
+    """Somebody else changed the pod template, the rollout's fields or the claim on them."""
     FENCE_LOST = "FenceLost"
-    """The claim annotation is another's, or was advanced past the record."""
+    """The claim annotation is another run's that is open, or was advanced past the record."""
     SCALED_TO_ZERO = "ScaledToZero"
     """Nobody serves; the next scale-out would bring back an unjudged setting."""
 
 
-def standing(run: Run, resource_uid: str, fleet: Fleet | None) -> Standing:
+def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool = False) -> Standing:
     """Return how the target stands to the run's record.
 
     The claim annotation says which assignment was committed last; the template and the rollout's
     fields must then be what that assignment made them. A person's `kubectl rollout undo` puts the
-    annotations of the older ReplicaSet back with its template (kubectl 1.36, rollback.go): a claim
-    that went together with the template is an edit, not another's claim.
+    annotations of the older ReplicaSet back with its template (kubectl 1.36, rollback.go), so a claim
+    may be gone, or be one of long ago: that is an edit like any other. Only a claim whose run is open
+    (`rivalled`), or that is ahead of the record, says that another moves the target.
     """
     if fleet is None or fleet.uid != run.target_uid:
         return Standing.GONE
+    if rivalled or _is_ahead(run, resource_uid, fleet.fence):
+        return Standing.FENCE_LOST
     committed = committed_sequence(run, resource_uid, fleet.fence)
-    if committed is None:
-        return Standing.DRIFTED if _is_undone(run, resource_uid, fleet) else Standing.FENCE_LOST
-    if _is_drifted(run, fleet, committed):
+    if committed is None or _is_drifted(run, fleet, committed):
         return Standing.DRIFTED
     return Standing.SCALED_TO_ZERO if fleet.replicas == 0 else Standing.AS_RECORDED
 
 
+def is_foreign(resource_uid: str, fence: str) -> bool:
+    """Return whether a claim names another resource."""
+    return bool(fence) and fence.partition("/")[0] != resource_uid
+
+
 def committed_sequence(run: Run, resource_uid: str, fence: str) -> int | None:
-    """Return the sequence of the last committed assignment of this run, or None if it is not ours.
+    """Return the sequence of the last committed assignment of this run, or None if the claim does not say.
 
-    No annotation at all counts as 0 only while nothing of the run can have been committed yet.
+    Record and claim are never more than one apart. No claim of this run counts as 0 only while
+    nothing of the run can have been committed yet.
     """
-    if not fence:
+    number = _sequence_in(fence, run.claims(resource_uid))
+    if number is None:
         return 0 if run.sequence <= 1 else None
-    owner, _, rest = fence.partition("/")
-    run_id, _, number = rest.rpartition("/")
-    if owner != resource_uid or not number.isdecimal():
-        return None
-    if run_id != run.id:
-        return 0 if run.sequence <= 1 else None
-    return int(number) if int(number) <= run.sequence else None
+    return number if run.sequence - 1 <= number <= run.sequence else None
 
 
-def _is_undone(run: Run, resource_uid: str, fleet: Fleet) -> bool:
-    """Return whether the claim went together with the template, and nobody else has put one there."""
-    intent, owner = run.intent, fleet.fence.partition("/")[0]
-    if intent is None or owner not in ("", resource_uid):
-        return False
-    return fleet.revision not in (intent.template_before, intent.template_after)
+def _is_ahead(run: Run, resource_uid: str, fence: str) -> bool:
+    number = _sequence_in(fence, run.claims(resource_uid))
+    return number is not None and number > run.sequence
+
+
+def _sequence_in(fence: str, claims: str) -> int | None:
+    """Return the sequence in a claim that begins as given; None for any other text."""
+    number = fence.removeprefix(claims)
+    return int(number) if number != fence and number.isdecimal() else None
 
 
 def _is_drifted(run: Run, fleet: Fleet, committed: int) -> bool:
-    intent = run.intent
+    intent, frozen = run.intent, fleet.fields.is_frozen
     if intent is None:
         return fleet.revision != run.current.step.before_template
     if committed < intent.sequence:
-        # Not committed: whatever the assignment before it left, the template is the one before.
-        return fleet.revision != intent.template_before
-    if fleet.revision != intent.template_after:
-        return True
-    return intent.is_frozen and not fleet.fields.is_frozen
+        # Not committed, or undone since: then the template is the one before, and the fields are not.
+        return fleet.revision != intent.template_before or intent.was_frozen not in (None, frozen)
+    return fleet.revision != intent.template_after or (intent.is_frozen and not frozen)

@@ -20,6 +20,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 
 from kvmedic import __version__
 from kvmedic.core.edit import PatchOperation
+from kvmedic.kube.connections import Connections
 from kvmedic.kube.errors import Call, NoCluster, Unavailable, error_for
 from kvmedic.kube.objects import JsonObject, Ref, Resource
 from kvmedic.kube.pace import Pace
@@ -76,6 +77,9 @@ class Client:
     def __init__(self, configuration: Configuration, limits: Limits) -> None:
         """Prepare; the first call connects."""
         self._api = ApiClient(configuration)
+        rest = self._api.rest_client
+        self._connections = Connections(limit=rest.maxsize, ssl=rest.ssl_context)
+        configuration.client_session_kwargs = {"connector": self._connections}
         self._api.user_agent = f"kvmedic/{__version__}"
         self._limits = limits
         self._timeout = aiohttp.ClientTimeout(
@@ -90,8 +94,9 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; nothing is left open, also not of a call that was cancelled."""
         await self._api.close()  # type: ignore[no-untyped-call]
+        await self._connections.close_all()
 
     async def get(self, ref: Ref) -> JsonObject | None:
         """Return an object as it is now, or None when it does not exist.
@@ -123,6 +128,20 @@ class Client:
             token = (page.get("metadata") or {}).get("continue", "")
             if not token:
                 return found
+
+    async def serves(self, resource: Resource) -> bool:
+        """Return whether discovery names a kind: `/apis` its group's version, and that version its plural."""
+        group, _, _ = resource.group_version.partition("/")
+        groups = await self._call(_discovery("/apis"))
+        named = {each.get("name"): each.get("versions") or [] for each in groups.get("groups") or []}
+        if resource.group_version not in {each.get("groupVersion") for each in named.get(group, [])}:
+            return False
+        request = _discovery(f"/apis/{resource.group_version}")
+        status, body = await self._send(request)
+        if status == NOT_FOUND:
+            return False
+        kinds = _checked(request, status, body).get("resources") or []
+        return resource.plural in {each.get("name") for each in kinds}
 
     async def json_patch(self, ref: Ref, operations: Sequence[PatchOperation]) -> JsonObject:
         """Apply a JSON patch (RFC 6902) and return the object as it is then.
@@ -236,6 +255,10 @@ async def connect(kubeconfig: Path | str | None, limits: Limits) -> Client:
 
 
 _AS_US = (("fieldManager", FIELD_MANAGER),)
+
+
+def _discovery(path: str) -> _Request:
+    return _Request("GET", Call("get", path), path)
 
 
 def _patch(ref: Ref, body: object, content_type: str) -> _Request:

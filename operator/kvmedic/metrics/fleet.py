@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from kvmedic.core.evidence import Observation, Pool, Reading
+from kvmedic.core.evidence import Look, Observation, Pool, Reading
 from kvmedic.core.fleet import Pod
 from kvmedic.core.signals import SignalTable
 from kvmedic.metrics.client import PrometheusClient
@@ -13,7 +13,7 @@ from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from kvmedic.metrics.readings import unavailable
 from kvmedic.metrics.scrape import PodAddress, Scraper
 from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.source import Look, PrometheusSource
+from kvmedic.metrics.source import PrometheusSource
 
 
 class FleetMetrics:

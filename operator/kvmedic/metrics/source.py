@@ -13,6 +13,7 @@ from kvmedic.core.evidence import (
     HISTOGRAMS,
     Absence,
     Histogram,
+    Look,
     Missing,
     Observation,
     PodReadings,
@@ -30,9 +31,6 @@ from kvmedic.metrics.series import Answer, PodKey, Reply, Series, Unanswered, pr
 
 _LOG = logging.getLogger(__name__)
 
-EVERY_SIGNAL = frozenset(Signal)
-"""All that can be asked for."""
-
 
 def _now() -> datetime:
     return datetime.now(UTC)
@@ -46,15 +44,6 @@ class Client(Protocol):
 
     def close(self) -> None:
         """End all that is under way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What is asked about some replicas."""
-
-    window: timedelta
-    hold: timedelta = timedelta(0)
-    signals: frozenset[Signal] = EVERY_SIGNAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ConditionType, Record, Truth
 from kvmedic.core.resource import Resource
 from kvmedic.record.telemetry import Telemetry
@@ -89,7 +90,7 @@ class Reporter:
 
     def _log(self, resource: Resource, before: Record | None, after: Record) -> None:
         """Write one line per decision that differs from the last."""
-        line = _decision(after)
+        line = _ending(before, after) or _decision(after)
         if line and (before is None or _decision(before) != line):
             LOG.info("resource=%s/%s %s", resource.namespace, resource.name, line)
 
@@ -98,15 +99,35 @@ def _decision(record: Record) -> str:
     """Return the record's present decision as key-value text."""
     progressing = record.condition(ConditionType.PROGRESSING)
     diagnosed = record.condition(ConditionType.DIAGNOSED)
+    problem = _problem(record)
+    if record.run is None and problem:
+        return problem
     if record.run is not None and progressing is not None:
         step = record.run.current
         at = record.run.intent.move if record.run.intent else "none"
         victim = record.run.victim.name if record.run.victim else "none"
         return (
             f"run={record.run.id} step={step.step.kind} state={step.state} reason={progressing.reason} "
-            f"last_move={at} draining={victim} message={progressing.message!r}"
+            f"last_move={at} draining={victim} message={progressing.message!r} {problem}".rstrip()
         )
     if diagnosed is None:
         return ""
     why = progressing.reason if progressing else "none"
-    return f"run=none diagnosis={diagnosed.reason} reason={why} message={diagnosed.message!r}"
+    text = diagnosed.message if progressing is None or why is Reason.NO_RUN else progressing.message
+    return f"run=none diagnosis={diagnosed.reason} reason={why} message={text!r}"
+
+
+def _ending(before: Record | None, after: Record) -> str:
+    """Return how a run ended as key-value text; empty where none did."""
+    if before is None or before.run is None or after.run is not None or not after.history:
+        return ""
+    end = after.history[0]
+    return f"run={end.id} outcome={end.outcome} message={end.message!r}"
+
+
+def _problem(record: Record) -> str:
+    """Return why the resource is not Ready as key-value text; empty while it is."""
+    ready = record.condition(ConditionType.READY)
+    if ready is None or ready.status is Truth.TRUE:
+        return ""
+    return f"problem={ready.reason} advice={ready.message!r}"

@@ -37,6 +37,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.ROTATION_LABEL_IN_SELECTOR,
         Reason.ROTATION_LABEL_WITHOUT_EFFECT,
         Reason.CLAIMED_BY_ANOTHER,
+        Reason.TARGET_SHARED,
         Reason.POOL_TOO_SMALL,
         Reason.LEVER_NOT_ALLOWED,
         Reason.LEVER_EXHAUSTED,
@@ -59,14 +60,38 @@ def action(reason: Reason, message: str) -> Claim:
     return Claim(ConditionType.ACTION_REQUIRED, Truth.FALSE, Reason.NOTHING_TO_DO)
 
 
-def reported(record: Record, reason: Reason, message: str, generation: int, now: datetime) -> Record:
-    """Return the record with the open run's present decision in its conditions."""
-    claims = (
-        Claim(ConditionType.PROGRESSING, Truth.TRUE, reason, message),
-        action(reason, message),
-        Claim(ConditionType.STALLED, Truth.FALSE, Reason.NOTHING_TO_DO),
+def reported(
+    record: Record, told: Outcome, generation: int, now: datetime, problem: Outcome | None = None
+) -> Record:
+    """Return the record with the open run's present decision in its conditions.
+
+    Args:
+        record: the record with the run as it is now.
+        told: the decision.
+        generation: of the spec.
+        now: the time.
+        problem: why the spec cannot be followed; the run is then ended from its record, or waits.
+    """
+    progressing = Claim(ConditionType.PROGRESSING, Truth.TRUE, told.reason, told.message)
+    claims = (progressing, *_usability(record.run, told, problem))
+    fresh = replace(record, plan=None, observed_generation=generation)
+    return with_conditions(fresh, claims, generation, now)
+
+
+def _usability(run: Run | None, told: Outcome, problem: Outcome | None) -> tuple[Claim, ...]:
+    if problem is None:
+        return (
+            Claim(ConditionType.READY, Truth.TRUE, Reason.TARGET_FOUND),
+            action(told.reason, told.message),
+            Claim(ConditionType.STALLED, Truth.FALSE, Reason.NOTHING_TO_DO),
+        )
+    stalled = Claim(ConditionType.STALLED, Truth.TRUE, problem.reason, problem.message)
+    ends = run is not None and run.ending is not None
+    return (
+        Claim(ConditionType.READY, Truth.FALSE, problem.reason, problem.message),
+        action(problem.reason, problem.message),
+        Claim(ConditionType.STALLED, Truth.FALSE, Reason.NOTHING_TO_DO) if ends else stalled,
     )
-    return with_conditions(replace(record, plan=None), claims, generation, now)
 
 
 def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: datetime) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +20,7 @@ from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
 from kvmedic.kube.client import Client
-from kvmedic.kube.objects import JsonObject, Ref, annotations_of, section
+from kvmedic.kube.objects import JsonObject, Ref, annotations_of, section, uid_of
 from kvmedic.kube.objects import Resource as Kind
 from kvmedic.record.conditions import phase
 from kvmedic.record.surveys import complaint
@@ -55,11 +56,22 @@ class Store:
         body = _body(resource, record_to_wire(record, phase(record)))
         return resource_of(await self.client.put_status(_ref(resource), body))
 
-    async def complain(self, resource: Resource, problem: Outcome) -> None:
-        """Write conditions that tell a problem; every other part of the status stays as it is stored."""
+    async def is_open(self, namespace: str, claim: str) -> bool:
+        """Return whether a resource exists whose open run made a claim; one that cannot be read counts."""
+        uid, _, rest = claim.partition("/")
+        bodies = await self.client.list(RESOURCES, namespace)
+        runs = [section(body, "status").get("run") for body in bodies if uid_of(body) == uid]
+        told = [run.get("id") if isinstance(run, dict) else None for run in runs if run]
+        return any(each in (None, rest.rpartition("/")[0]) for each in told)
+
+    async def complain(self, resource: Resource, problem: Outcome) -> tuple[Record, Record] | None:
+        """Write conditions that tell a problem; every other part of the status stays as it is stored.
+
+        Returns the conditions before and after, or None where they said so already.
+        """
         body = await self.client.get(_ref(resource))
         if body is None:
-            return
+            return None
         status = section(body, "status")
         try:
             known = record_from_wire({"conditions": status.get("conditions", [])})
@@ -67,10 +79,11 @@ class Store:
             known = Record()
         told = complaint(known, problem, resource.generation, datetime.now(UTC))
         if told.conditions == known.conditions:
-            return
+            return None
         wire = record_to_wire(replace(known, conditions=told.conditions), phase(told))
         body["status"] = {**status, "conditions": wire["conditions"], "phase": wire.get("phase", "")}
         await self.client.put_status(_ref(resource), body)
+        return known, told
 
     async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
         """Put our finalizer on the loaded version, or take it off; another's stays as it is."""
@@ -120,9 +133,37 @@ def _record(body: JsonObject) -> tuple[Record | None, Outcome | None]:
     try:
         return record_from_wire(section(body, "status")), None
     except RunUnreadable as error:
-        advice = "repair the status, or remove status.run once the target is as it should be"
-        text = f"{'; '.join(error.problems)}: {advice}"
-        return None, Outcome(Reason.RUN_UNREADABLE, text)
+        return _readable_run(body, error)
+
+
+def _readable_run(body: JsonObject, error: RunUnreadable) -> tuple[Record | None, Outcome | None]:
+    """Return what a record that cannot be read still says, or what a person has to type.
+
+    A resource that is being deleted needs no budget and no history any more: its run is enough.
+    """
+    if section(body, "metadata").get("deletionTimestamp"):
+        status = section(body, "status")
+        with suppress(RunUnreadable):
+            return record_from_wire({k: v for k, v in status.items() if k in ("run", "conditions")}), None
+    return None, Outcome(Reason.RUN_UNREADABLE, f"{'; '.join(error.problems)}: {_advice(body)}")
+
+
+def _advice(body: JsonObject) -> str:
+    """Return what to do about a record that cannot be read, as it is typed."""
+    metadata = section(body, "metadata")
+    kubectl = f"kubectl -n {metadata['namespace']}"
+    resource = f"{PLURAL}.{GROUP} {metadata['name']}"
+    if metadata.get("deletionTimestamp"):
+        return (
+            "the resource is being deleted and waits for the way back of a run that nobody can read; put the "
+            "target back by hand (docs/howto/roll-back-by-hand.md, section 2), then let it go: "
+            f"{kubectl} annotate {resource} {ABANDON}=true"
+        )
+    removal = '[{"op": "remove", "path": "/status/run"}]'
+    return (
+        "repair the status, or put the target back by hand (docs/howto/roll-back-by-hand.md, section 2) and "
+        f"forget the run: {kubectl} patch {resource} --subresource=status --type=json -p '{removal}'"
+    )
 
 
 def _wish(body: JsonObject, record: Record | None) -> Wish:

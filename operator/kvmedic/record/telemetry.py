@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from kvmedic.core.reasons import Reason
 
@@ -14,6 +14,8 @@ class Telemetry:
     """Counters and gauges of one operator process."""
 
     def __init__(self) -> None:
+        # One series more for every counter and histogram, which nobody asks for.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = CollectorRegistry()
         self.registry = registry
         self.decisions = Counter(

@@ -35,7 +35,7 @@ def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
     """Return what is new in the later of two records, in the order of reading."""
     old = before or Record()
     if after.run is not None:
-        return (*_diagnosis_notes(old, after), *_run_notes(old.run, after.run))
+        return (*_diagnosis_notes(old, after), *_run_notes(old.run, after.run), *_complaints(old, after))
     if old.run is not None and after.history:
         end = after.history[0]
         healed = end.outcome in HEALED
@@ -65,17 +65,28 @@ def _diagnosis_notes(old: Record, new: Record) -> tuple[Note, ...]:
     return (Note(shown.reason, shown.message, warning=False, run="", on_target=False),)
 
 
+def _complaints(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return why the resource is not Ready, if it is another reason than before."""
+    ready, was = new.condition(ConditionType.READY), old.condition(ConditionType.READY)
+    if ready is None or ready.status is Truth.TRUE or (was is not None and was.reason is ready.reason):
+        return ()
+    return (Note(ready.reason, ready.message, warning=True, run="", on_target=False),)
+
+
+def _demands(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return what a person must do, if it is another reason than before and no complaint told it."""
+    acting, was = new.condition(ConditionType.ACTION_REQUIRED), old.condition(ConditionType.ACTION_REQUIRED)
+    if acting is None or acting.status is not Truth.TRUE or acting.reason not in NEEDS_A_PERSON:
+        return ()
+    ready = new.condition(ConditionType.READY)
+    known = {each.reason for each in (was, ready) if each is not None}
+    if acting.reason in known:
+        return ()
+    return (Note(acting.reason, acting.message, warning=True, run="", on_target=False),)
+
+
 def _survey_notes(old: Record, new: Record) -> tuple[Note, ...]:
-    found = list(_diagnosis_notes(old, new))
-    acting = new.condition(ConditionType.ACTION_REQUIRED)
-    was = old.condition(ConditionType.ACTION_REQUIRED)
-    if (
-        acting is not None
-        and acting.status is Truth.TRUE
-        and acting.reason in NEEDS_A_PERSON
-        and (was is None or was.reason is not acting.reason)
-    ):
-        found.append(Note(acting.reason, acting.message, warning=True, run="", on_target=False))
+    found = [*_diagnosis_notes(old, new), *_complaints(old, new), *_demands(old, new)]
     if new.plan is not None and (old.plan is None or old.plan.digest != new.plan.digest):
         text = f"plan {new.plan.digest}: {'; '.join(new.plan.steps)}. {new.plan.message}"
         found.append(Note(Reason.PLANNED, text, warning=False, run="", on_target=False))

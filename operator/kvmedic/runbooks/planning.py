@@ -99,7 +99,11 @@ def _not_one(found: list[Workload], doubts: list[Refusal], container: str | None
             f"containers {names} run an engine: name one in spec.targetRef.container",
         )
     if not doubts:
-        return Fault(Reason.TARGET_NOT_FOUND, f"the target has no container {container}")
+        return Fault(
+            Reason.TARGET_NOT_FOUND,
+            f"the target has no container {container}: "
+            "correct its template, or make a resource that names another in spec.targetRef.container",
+        )
     telling = next((doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE), doubts[0])
     return _fault(telling)
 

@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from kvmedic.core.evidence import Absence, Measured, Missing, Observation, Pool, Reading
+from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading
 from kvmedic.core.fleet import Pod
-from lab.scripted.readings import POOL, State, readings
+from lab.scripted.readings import POOL, State, only, readings
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,9 @@ class ScriptedMetrics:
     async def observe(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta
     ) -> Observation:
+        return await self.look(source, pods, namespace, Look(window, hold))
+
+    async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         script, at = self._script(), datetime.now(UTC)
         named = script.get("pods", {})
         states = {
@@ -40,9 +43,9 @@ class ScriptedMetrics:
         }
         return Observation(
             at,
-            window.total_seconds(),
-            hold.total_seconds(),
-            {name: readings(state, at) for name, state in states.items()},
+            look.window.total_seconds(),
+            look.hold.total_seconds(),
+            {name: only(readings(state, at), look.signals) for name, state in states.items()},
         )
 
     async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:

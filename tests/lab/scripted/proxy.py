@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
+
+from kvmedic.kube.connections import Connections
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 DROPPED_HEADERS = frozenset({"host", "transfer-encoding", "content-length", "connection", "content-encoding"})
@@ -55,8 +57,12 @@ class Proxy:
     token: str
     decide: Callable[[Write], Fate]
     kill: Callable[[], None] = lambda: None
+    committed: Callable[[Write], None] = lambda write: None
+    """Called for each write that the API server has answered, before the operator learns it."""
     writes: list[Write] = field(default_factory=list)
     url: str = ""
+    broken: Callable[[], bool] = lambda: False
+    """While true everything is answered with 500, reads included, and watches end."""
     mute: bool = False
     """Watches stay open and tell nothing."""
     muted: int = 0
@@ -85,7 +91,7 @@ class Proxy:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         tls = ssl.create_default_context()
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-        connector = TCPConnector(ssl=tls, limit=0)
+        connector = Connections(ssl=tls, limit=0)
         async with ClientSession(
             connector=connector, timeout=ClientTimeout(total=None), auto_decompress=False
         ) as up:
@@ -103,9 +109,12 @@ class Proxy:
             self._ready.set()
             await self._stop.wait()
             await runner.cleanup()
+        await connector.close_all()
 
     async def _handle(self, request: web.Request, up: ClientSession) -> web.StreamResponse:
         body = await request.read()
+        if self.broken():
+            return _answer(500)
         if request.method not in WRITES:
             return await self._forward(request, body, up)
         write = self._seen(request, body)
@@ -117,6 +126,7 @@ class Proxy:
         if fate is Fate.PASS:
             response = await self._forward(request, body, up)
             self._note(write, body, response.status)
+            self.committed(write)
             return response
         await self._commit(request, body, up)
         if fate is Fate.KILL_AFTER:
@@ -167,6 +177,8 @@ class Proxy:
                 response = web.StreamResponse(status=answer.status, headers=_coded(answer, headers))
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
+                    if self.broken():
+                        break
                     if self.mute:
                         self.muted += 1
                     else:

@@ -107,6 +107,15 @@ def readings(state: State, at: datetime) -> PodReadings:
     return _absent(absent[state]) if state in absent else _idle(at)
 
 
+def only(found: PodReadings, signals: frozenset[Signal]) -> PodReadings:
+    """Return what was asked for; the rest is as if the replica had never exported it."""
+    return replace(
+        found,
+        numbers={signal: each for signal, each in found.numbers.items() if signal in signals},
+        histograms={signal: each for signal, each in found.histograms.items() if signal in signals},
+    )
+
+
 def _measured(numbers: Mapping[Signal, float], gaps: Histogram, at: datetime) -> PodReadings:
     started = (at - timedelta(hours=2)).timestamp()
     values = {**numbers, Signal.STARTED_SECONDS: started}

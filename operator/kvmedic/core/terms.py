@@ -1,0 +1,60 @@
+"""What an open run goes by: the spec as it is now, or its own record where the spec cannot be followed.
+
+Whatever becomes of the spec, an open run must be able to end: what it borrowed is on the target, and
+its resource's finalizer waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from math import inf
+
+from kvmedic.core.diagnosis import Trigger
+from kvmedic.core.policy import (
+    Limits,
+    Mode,
+    NodeHealth,
+    OnInconclusive,
+    Policy,
+    RolloutPolicy,
+    Spare,
+    TargetRef,
+    Windows,
+)
+from kvmedic.core.run import Run, Terms
+from kvmedic.core.verdict import Objectives
+
+NEVER = timedelta(0)
+
+
+def policy_during(run: Run, policy: Policy | None) -> Policy | None:
+    """Return what an open run goes by; None where neither the spec nor the record says enough.
+
+    The rotation label is always the one that the run began with: replicas may carry it.
+    """
+    if run.terms is None:
+        return policy
+    if policy is None:
+        return _from_record(run, run.terms)
+    return replace(policy, rollout=replace(policy.rollout, rotation_label=run.terms.rotation_label))
+
+
+def _from_record(run: Run, terms: Terms) -> Policy:
+    """Return a policy with which a run can be taken back, and nothing else can be done."""
+    step = run.current.step
+    return Policy(
+        target=TargetRef(step.target.kind, step.target.name, step.edit.container),
+        mode=Mode.OBSERVE,
+        suspended=True,
+        runbooks=(),
+        source="",
+        objectives=Objectives(),
+        trigger=Trigger(inf, inf),
+        windows=Windows(NEVER, NEVER, NEVER, NEVER),
+        node_health=NodeHealth.REQUIRED,
+        levers=(),
+        rollout=RolloutPolicy(Spare.REQUIRED, terms.drain_timeout, terms.rotation_label),
+        on_inconclusive=OnInconclusive.HOLD,
+        limits=Limits(NEVER, 0, 0),
+    )

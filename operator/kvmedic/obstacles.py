@@ -1,0 +1,55 @@
+"""What keeps a resource from opening a run, beside what its survey found; nothing is changed here."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kvmedic.core.gates import Blocked, forward_gate, opening_gate
+from kvmedic.core.policy import Policy
+from kvmedic.core.preconditions import frozen_message
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record
+from kvmedic.core.resource import Key, Resource
+from kvmedic.core.run import Outcome, is_foreign
+from kvmedic.ports import Ports, View
+from kvmedic.survey import Survey
+
+
+def unfit(resource: Resource, policy: Policy, view: View | None, ports: Ports) -> Outcome | None:
+    """Return why the target is not one that this resource can look after."""
+    name, namespace = policy.target.name, resource.namespace
+    if view is None:
+        return Outcome(
+            Reason.TARGET_NOT_FOUND,
+            f"Deployment {name} does not exist in namespace {namespace}: create it, or delete this resource",
+        )
+    elder = ports.roster.elder(Key(namespace, resource.name, resource.uid))
+    if elder is not None:
+        return Outcome(
+            Reason.TARGET_SHARED,
+            f"KVRemediation {elder.name} looks after Deployment {name} already: delete one of the two",
+        )
+    frozen = view.fleet.fields.is_frozen
+    return Outcome(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet)) if frozen else None
+
+
+async def claimed(resource: Resource, found: Survey, ports: Ports) -> Outcome | None:
+    """Return whose claim is on the target, when it is one of another resource's open run.
+
+    Any other is one of long ago: `kubectl rollout undo` brings it back with an older ReplicaSet.
+    """
+    fence = found.view.fleet.fence
+    if found.plan is None or not is_foreign(resource.uid, fence):
+        return None
+    if not await ports.store.is_open(resource.namespace, fence):
+        return None
+    text = f"the open run of another resource claims the target ({fence}); wait for its end, or delete one"
+    return Outcome(Reason.CLAIMED_BY_ANOTHER, text)
+
+
+async def gate(policy: Policy, record: Record, found: Survey, ports: Ports, now: datetime) -> Blocked | None:
+    """Return what speaks against opening a run for the plan that was made."""
+    if found.plan is None:
+        return None
+    blocked = forward_gate(policy, await ports.stop.read())
+    return blocked or opening_gate(policy.limits, record.history, found.view.fleet.ready, now)

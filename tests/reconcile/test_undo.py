@@ -1,0 +1,166 @@
+"""A person undoes a rollout at the worst moments: the run ends, and the person's will stays.
+
+`kubectl rollout undo` puts the template of an older ReplicaSet back, and with it all annotations that
+the Deployment had when that ReplicaSet was its newest: a claim may go, or one of long ago comes back.
+kubectl refuses on a paused Deployment, so the moments are those between two assignments.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from lab.scripted.proxy import Fate, Write
+from reconcile.phases import PATIENCE_SECONDS, Phase, reach
+from reconcile.test_people import NEW, OLD, cap, untouched
+from reconcile.world import World
+
+STRANGER = "99999999-0000-0000-0000-000000000000/20250101-000000/9"
+"""The claim of a resource that is long gone."""
+DEEDS_SECONDS = 10
+
+
+@dataclass(slots=True)
+class Undo:
+    """Undoes the rollout once, when a move was written down (`before`) or committed (`after`)."""
+
+    moment: str
+    move: str
+    state: str
+    world: World | None = None
+    done: list[str] = field(default_factory=list)
+
+    def decide(self, write: Write) -> Fate:
+        if self.moment == "before":
+            self._look(write)
+        return Fate.PASS
+
+    def committed(self, write: Write) -> None:
+        if self.moment == "after":
+            self._look(write)
+
+    def _look(self, write: Write) -> None:
+        fits = write.object == "deployments" and self.move in write.step and self.state in write.step
+        if self.done or not fits or self.world is None:
+            return
+        world, deadline = self.world, time.monotonic() + DEEDS_SECONDS
+        while not has_newest_set(world):
+            assert time.monotonic() < deadline, "the controller made no ReplicaSet for the newest template"
+            time.sleep(0.02)
+        self.done.append(cap(world))
+        world.kubectl("rollout", "undo", "deployment/llm")
+        self.done.append(cap(world))
+
+
+def has_newest_set(world: World) -> bool:
+    """Return whether the controller has acted on the newest template, so that there is one to go back to."""
+    deployment = world.deployment()
+    return deployment["status"].get("observedGeneration") == deployment["metadata"]["generation"]
+
+
+def remember(world: World, claim: str, *, on_deployment: bool) -> None:
+    """Leave a claim of long ago in the ReplicaSet of the present template, and perhaps on the Deployment."""
+    notes = {"kvmedic.io/run": claim, "kvmedic.io/recorded": "{}"}
+    patch_annotations(world, notes)
+    world.wait(lambda: set_remembers(world, claim), DEEDS_SECONDS, "the controller copies the annotations")
+    if not on_deployment:
+        patch_annotations(world, dict.fromkeys(notes))
+
+
+def patch_annotations(world: World, notes: dict[str, Any]) -> None:
+    world.kubectl("patch", "deployment", "llm", "-p", json.dumps({"metadata": {"annotations": notes}}))
+
+
+def set_remembers(world: World, claim: str) -> bool:
+    sets = world.cluster.api.list("ReplicaSet", world.namespace)
+    return [each["metadata"]["annotations"].get("kvmedic.io/run") for each in sets] == [claim]
+
+
+def own_claim(world: World) -> str:
+    return f"{world.resource()['metadata']['uid']}/20250101-000000/9"
+
+
+PASTS: dict[str, Callable[[World], str]] = {
+    "no past": lambda _: "",
+    "an earlier run": own_claim,
+    "a resource that is gone": lambda _: STRANGER,
+}
+MOMENTS = {
+    "between freeze and pause": ("after", "Freeze", "RollingOut"),
+    "as the pause is sent": ("before", "#2 Pause", "RollingOut"),
+    "inside a pulse": ("after", "Pulse", "RollingOut"),
+    "after the restore": ("after", "Restore", "RollingOut"),
+    "between freeze and pause of the way back": ("after", "Freeze", "RollingBack"),
+    "inside a pulse of the way back": ("after", "Pulse", "RollingBack"),
+    "after the way back": ("after", "Re", "RollingBack"),
+}
+CASES = [
+    pytest.param(moment, past, id=f"{moment}, {past}")
+    for moment in MOMENTS
+    for past in (PASTS if moment.startswith(("between freeze and pause", "as the")) else ["no past"])
+]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("moment", "past"), CASES)
+def test_an_undo_ends_the_run_and_stays(a_world: Callable[..., World], moment: str, past: str) -> None:
+    undo = Undo(*MOMENTS[moment])
+    world = a_world(2, decide=undo.decide)
+    before = world.deployment()["spec"]
+    if claim := PASTS[past](world):
+        remember(world, claim, on_deployment=False)
+    undo.world, world.proxy.committed = world, undo.committed
+
+    world.rewrite(new="worse" if "way back" in moment else "recovered")
+    world.start()
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+    world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+    assert len(undo.done) == 2, "nobody undid anything"
+    assert {*undo.done} == {OLD, NEW}
+    assert cap(world) == undo.done[1], "what the person wanted stays"
+    assert world.outcomes() == ["FlagDrifted"]
+    assert untouched(world.deployment()["spec"]) == untouched(before)
+    assert world.traces() == []
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("past", [past for past in PASTS if past != "no past"])
+def test_a_claim_of_long_ago_does_not_keep_the_next_run_away(
+    a_world: Callable[..., World], past: str
+) -> None:
+    world = a_world(2)
+    remember(world, PASTS[past](world), on_deployment=True)
+
+    world.start()
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+    assert world.traces() == []
+
+
+@pytest.mark.timeout(240)
+def test_a_claim_ahead_of_the_record_is_left_with_everything_it_explains(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2)
+    reach(world, Phase.DRAIN)
+    claim = world.deployment()["metadata"]["annotations"]["kvmedic.io/run"]
+    begun, _, number = claim.rpartition("/")
+    patch_annotations(world, {"kvmedic.io/run": f"{begun}/{int(number) + 5}"})
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+    marks = world.deployment()["metadata"]["annotations"]
+
+    assert world.outcomes() == ["FenceLost"]
+    assert marks["kvmedic.io/run"] == f"{begun}/{int(number) + 5}"
+    assert "--max-num-seqs=64" in marks["kvmedic.io/recorded"]
+    world.wait(
+        lambda: world.condition("ActionRequired") == ("True", "ClaimedByAnother"),
+        PATIENCE_SECONDS,
+        "a person is told who holds the rollout frozen",
+    )

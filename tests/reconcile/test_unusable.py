@@ -1,0 +1,263 @@
+"""A resource that cannot be followed any more, as after a downgrade, while its run is open.
+
+An operator of another version may have written a spec or a record that this one does not read. The
+fleet stands still with every replica in rotation, and the resource can always be deleted, or says what
+to type.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import yaml
+
+from lab.cluster.api import ApiError
+from reconcile.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
+from reconcile.test_people import NEW, OLD, abandon_resource, cap, delete_resource, is_gone, stands_still
+from reconcile.world import CRD, Eye, World
+
+UNUSABLE = {
+    "a value that is not known": ({"verify": {"for": "soon"}}, "SpecInvalid"),
+    "a feature that is not there": ({"mode": "Approve"}, "SpecNotImplemented"),
+}
+
+
+def permissive() -> dict[str, Any]:
+    """Return a definition that takes any spec and any status, as that of another version may."""
+    made: dict[str, Any] = yaml.safe_load(CRD.read_text())
+    for version in made["spec"]["versions"]:
+        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        version["schema"] = {"openAPIV3Schema": schema}
+    return made
+
+
+def as_another_version(world: World, write: Callable[[], None], took: Callable[[], bool]) -> None:
+    """Write something that only another version's definition allows; then this version's is back."""
+    ours = yaml.safe_load(CRD.read_text())
+
+    def written() -> bool:
+        with suppress(ApiError):
+            write()
+        return took()
+
+    try:
+        world.cluster.apply(permissive())
+        world.wait(written, 20, "another version's definition takes what this one does not")
+    finally:
+        world.cluster.apply(ours)
+        world.wait(
+            lambda: is_readable(world), 20, "the API server reads the resource by the definition again"
+        )
+
+
+def holds(now: Any, wanted: Any) -> bool:
+    """Return whether a field has a value, or at least all that a mapping wants."""
+    return now.items() >= wanted.items() if isinstance(wanted, dict) else now == wanted
+
+
+def is_readable(world: World) -> bool:
+    """Return whether the API server has taken a changed definition in; until then it answers 429."""
+    try:
+        return bool(world.resource())
+    except ApiError:
+        return False
+
+
+def is_away(world: World) -> bool:
+    """Return whether the resource is gone; an API server that takes a definition in does not say."""
+    try:
+        return is_gone(world)
+    except ApiError:
+        return False
+
+
+def downgrade(world: World, spec: dict[str, Any]) -> None:
+    patch = {"spec": spec}
+
+    def took() -> bool:
+        now = world.resource()["spec"]
+        return all(holds(now.get(field), value) for field, value in spec.items())
+
+    write = lambda: world.cluster.api.patch("KVRemediation", "llm", patch, world.namespace)  # noqa: E731
+    as_another_version(world, write, took)
+
+
+def spoil(world: World, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the stored status into one that this version does not read."""
+    wanted: list[dict[str, Any]] = []
+
+    def write() -> None:
+        body = world.resource()
+        change(body["status"])
+        wanted[:] = [copy.deepcopy(body["status"])]
+        path = f"/apis/kvmedic.io/v1alpha1/namespaces/{world.namespace}/kvremediations/llm/status"
+        world.cluster.api.request("PUT", path, json=body)
+
+    as_another_version(world, write, lambda: world.condition("Ready")[1] == "RunUnreadable")
+
+
+def strange_run(status: dict[str, Any]) -> None:
+    status["run"]["steps"][0]["state"] = "Teleporting"
+
+
+def strange_history(status: dict[str, Any]) -> None:
+    status["history"] = [{"id": "1", "outcome": "Transcended"}]
+
+
+def events(world: World, reason: str) -> list[str]:
+    """Return the notes of the Events on the resource with a reason."""
+    found = json.loads(world.kubectl("get", "events", "-o", "json"))["items"]
+    return [
+        each["message"]
+        for each in found
+        if each["reason"] == reason and each["involvedObject"]["kind"] == "KVRemediation"
+    ]
+
+
+def told(world: World, name: str) -> str:
+    """Return a condition's message."""
+    return next(c["message"] for c in world.status()["conditions"] if c["type"] == name)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("what", UNUSABLE)
+@pytest.mark.parametrize("phase", [Phase.CANARY, Phase.DRAIN, Phase.VERIFY, Phase.WAY_BACK])
+def test_a_resource_with_an_unusable_spec_can_be_deleted(
+    a_world: Callable[..., World], what: str, phase: Phase
+) -> None:
+    spec, reason = UNUSABLE[what]
+    world = a_world(2, **conditions(phase))
+    before = world.deployment()["spec"]
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach(world, phase)
+        downgrade(world, spec)
+        delete_resource(world)
+        let_go(world)
+        world.wait(lambda: is_away(world), PATIENCE_SECONDS, "the finalizer goes")
+        world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+    assert world.log.count(f"problem={reason}") >= 1
+    assert len(events(world, reason)) == 1
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+
+
+@pytest.mark.timeout(240)
+def test_a_run_whose_spec_becomes_unusable_waits_and_goes_on_when_it_is_mended(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2)
+    spec, reason = UNUSABLE["a value that is not known"]
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach(world, Phase.DRAIN)
+        downgrade(world, spec)
+        let_go(world)
+        for name, status in (("Ready", "False"), ("Stalled", "True"), ("ActionRequired", "True")):
+            world.wait(
+                lambda name=name, status=status: world.condition(name) == (status, reason),
+                20,
+                f"{name} is told",
+            )
+        world.wait(lambda: drained(world) == [], PATIENCE_SECONDS, "every replica is in rotation again")
+        stands_still(world)
+        assert "spec.verify.for" in told(world, "Ready")
+        world.cluster.api.patch("KVRemediation", "llm", {"spec": {"verify": {"for": "1m"}}}, world.namespace)
+        world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+    assert world.condition("Ready") == ("True", "TargetFound")
+    assert world.condition("Stalled") == ("False", "NothingToDo")
+    assert world.traces() == []
+    assert eye.lost == []
+
+
+@pytest.mark.timeout(240)
+def test_abandoning_with_an_unusable_spec_leaves_the_template(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+
+    reach(world, Phase.DRAIN)
+    downgrade(world, {"mode": "Approve"})
+    abandon_resource(world)
+    world.wait(lambda: is_away(world), PATIENCE_SECONDS, "the finalizer goes")
+    world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+    assert cap(world) == NEW
+    assert world.traces() == []
+
+
+@pytest.mark.timeout(240)
+def test_another_rotation_label_in_the_middle_strands_nobody(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+
+    reach(world, Phase.DRAIN)
+    rollout = {"rotationLabel": {"key": "traffic", "draining": "off"}}
+    world.cluster.api.patch("KVRemediation", "llm", {"spec": {"rollout": rollout}}, world.namespace)
+    let_go(world)
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+    assert world.traces() == []
+
+
+@pytest.mark.timeout(240)
+def test_a_deleted_resource_with_an_unreadable_run_says_what_to_type(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+
+    reach(world, Phase.DRAIN)
+    spoil(world, strange_run)
+    advice = told(world, "Ready")
+    delete_resource(world)
+    world.wait(lambda: "is being deleted" in told(world, "Ready"), 20, "it is told what to type")
+    stands = world.deployment()["metadata"]["generation"]
+    command = told(world, "Ready").rpartition("let it go: kubectl ")[2]
+
+    assert "--subresource=status" in advice
+    assert not is_away(world)
+    world.cluster.kubectl(*command.split())
+    world.wait(lambda: is_away(world), PATIENCE_SECONDS, "the finalizer goes")
+    assert world.deployment()["metadata"]["generation"] == stands
+    assert len(events(world, "RunUnreadable")) == 1
+    assert world.log.count("problem=RunUnreadable") == 2, (
+        "told before and after the deletion, not on every look"
+    )
+
+
+@pytest.mark.timeout(240)
+def test_an_unreadable_run_does_not_keep_a_resource_whose_target_is_gone(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2)
+
+    reach(world, Phase.DRAIN)
+    spoil(world, strange_run)
+    world.kubectl("delete", "deployment", "llm", "--wait=false")
+    delete_resource(world)
+
+    world.wait(lambda: is_away(world), PATIENCE_SECONDS, "the finalizer goes")
+
+
+@pytest.mark.timeout(240)
+def test_an_unreadable_history_does_not_keep_a_run_from_being_taken_back(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2)
+    before = world.deployment()["spec"]
+
+    reach(world, Phase.DRAIN)
+    spoil(world, strange_history)
+    delete_resource(world)
+    let_go(world)
+    world.wait(lambda: is_away(world), PATIENCE_SECONDS, "the finalizer goes")
+
+    assert cap(world) == OLD
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []

@@ -1,0 +1,17 @@
+"""What the operator exports of itself."""
+
+from __future__ import annotations
+
+from prometheus_client import generate_latest
+
+from kvmedic.record.telemetry import Telemetry
+
+
+def test_no_series_says_when_another_was_created() -> None:
+    telemetry = Telemetry()
+    telemetry.failures.labels(kind="Conflict").inc()
+
+    page = generate_latest(telemetry.registry).decode()
+
+    assert "kvmedic_tick_failures_total" in page
+    assert "_created" not in page
