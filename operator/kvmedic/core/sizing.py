@@ -203,8 +203,7 @@ def best_cap(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int]
     lowest = max(1, cap_at(pool_tokens[0], sequence, SAFEST_FIT))
     highest = max(lowest, cap_at(pool_tokens[0], sequence, BOLDEST_FIT))
     expected = {
-        cap: effect_of(strain, sequence, pool_tokens, cap).goodput_ratio
-        for cap in range(lowest, highest + 1)
+        cap: effect_of(strain, sequence, pool_tokens, cap).goodput_ratio for cap in range(lowest, highest + 1)
     }
     return min(cap for cap, goodput in expected.items() if goodput >= AS_GOOD * max(expected.values()))
 
