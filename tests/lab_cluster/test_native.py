@@ -137,7 +137,24 @@ def test_the_bridge_of_another_clone_is_left_alone(before):
     assert differences(before, footprint()) == {}
 
 
-def test_what_another_clones_dead_cluster_left_is_removed(before):
+def test_what_another_clones_dead_cluster_left_is_removed(before, tmp_path):
+    lab("up")
+    there = NativeCluster()
+    elsewhere = tmp_path / "native"
+    traces.end_processes(there.running)
+    traces.unmount(there.directory)
+    there.directory.rename(elsewhere)
+    subprocess.run([program("ip"), "link", "set", BRIDGE, "alias", str(elsewhere)], check=True)
+
+    lab("up")
+
+    assert there.is_up()
+    assert not elsewhere.exists()
+    lab("down")
+    assert differences(before, footprint()) == {}
+
+
+def test_a_dead_clone_whose_files_are_gone_leaves_a_bridge_that_is_removed(before):
     ip = program("ip")
     subprocess.run([ip, "link", "add", BRIDGE, "type", "bridge"], check=True)
     subprocess.run([ip, "link", "set", BRIDGE, "alias", "/elsewhere"], check=True)

@@ -214,14 +214,15 @@ def _launch(component: Component) -> Component:
 
 
 def clear_abandoned() -> None:
-    """Remove what another clone's cluster left when it died; one that is alive is left alone."""
+    """Remove what another clone's cluster left when it died; one that is alive is left alone.
+
+    The caller holds the lock.
+    """
     owner = network.bridge_owner()
     if owner is None or traces.processes(owner):
         return
     with step("removing what another clone's dead cluster left"):
-        other = NativeCluster(owner)
-        if (owner / "before.json").exists():
-            other.down()
+        NativeCluster(owner)._remove()
         network.remove_bridge()
         traces.clean_iptables()
 
