@@ -137,8 +137,8 @@ enough; a real fleet keeps the defaults (5m, 30m, 10m)."""
 THRASH = Scenario(
     name="thrash",
     title="three replicas thrash on KV cache and are healed",
-    fleet=Fleet(3, ARGS, {"LAB_STARTUP_SECONDS": "4"}),
-    load=Load(clients=144, lengths="spread"),
+    fleet=Fleet(3, ARGS, {"LAB_STARTUP_SECONDS": "3", "LAB_TIME_SCALE": "1.4"}),
+    load=Load(clients=132, lengths="spread"),
     expected="Recovered",
     spec=SPEC,
 )
