@@ -10,6 +10,7 @@ from typing import Any
 
 from lab.cluster.access import Access
 from lab.cluster.api import until
+from lab.cluster.progress import step
 
 from .figures import Figures, Window, figures, lost
 from .footprint import Footprint
@@ -23,6 +24,9 @@ from .witness import OWNERS, Replica, Said, Witness
 TICK_SECONDS = 0.5
 POD_NAME = re.compile(rf"{FLEET}-[0-9a-z]+-([0-9a-z]{{5}})\b")
 """A pod of the fleet; on the screen its last five letters do."""
+ROUTED_SECONDS = 3.0
+"""From the readiness of the last replica until the Service surely leads to it: kube-proxy writes its rules once a
+second. Clients that start before all meet at one replica, and stay there."""
 RAMP_SECONDS = 10.0
 """From the first request until the pools are full: 4 to 10 s were seen."""
 THRASHING = 0.5
@@ -81,21 +85,22 @@ class Play:
 
     def _await_fleet(self) -> None:
         wanted, ready = self.scenario.fleet.replicas, self.scenario.limits.ready
-        until(
-            lambda: len(self.witness.facts.in_rotation) == wanted,
-            ready,
-            f"{wanted} replicas in rotation",
-        )
-        until(self._is_calm, ready, "the operator's first diagnosis")
+        with step("waiting for the fleet and the operator"):
+            until(
+                lambda: len(self.witness.facts.in_rotation) == wanted,
+                ready,
+                f"{wanted} replicas in rotation",
+            )
+            until(self._is_watched, ready, "the operator's first diagnosis")
+            time.sleep(ROUTED_SECONDS)
         self.witness.hear()
         self.witness.arm()
         self._template = _touchable(self.witness.deployment())
         self._footprint.start()
 
-    def _is_calm(self) -> bool:
-        """Return whether the operator sees the fleet, and that nothing is wrong with it yet."""
-        diagnosis = self.witness.resource().get("status", {}).get("diagnosis") or {}
-        return bool(diagnosis.get("reason") == "Healthy")
+    def _is_watched(self) -> bool:
+        """Return whether the operator has looked at the fleet; so young a one gives no evidence yet."""
+        return bool(self.witness.resource().get("status", {}).get("diagnosis"))
 
     def _act(self, traffic: Traffic) -> None:
         scenario, limits = self.scenario, self.scenario.limits

@@ -134,11 +134,16 @@ SPEC: Mapping[str, Any] = MappingProxyType(
 """What the fleet's owner wrote. The windows are the shortest there are, so that a minute of trouble is
 enough; a real fleet keeps the defaults (5m, 30m, 10m)."""
 
+CROWD = 192
+"""Clients of three replicas. kube-proxy picks a replica at random for each request, so that the numbers of
+requests at the replicas drift apart, and a replica with few of them is calm. In simulated time every replica
+thrashed through the whole first minute in 59 of 60 runs with 192 clients, in 9 of 10 with 132."""
+
 THRASH = Scenario(
     name="thrash",
     title="three replicas thrash on KV cache and are healed",
-    fleet=Fleet(3, ARGS, {"LAB_STARTUP_SECONDS": "3", "LAB_TIME_SCALE": "1.4"}),
-    load=Load(clients=132, lengths="spread"),
+    fleet=Fleet(3, ARGS, {"LAB_STARTUP_SECONDS": "3"}),
+    load=Load(clients=CROWD, lengths="spread"),
     expected="Recovered",
     spec=SPEC,
 )
