@@ -384,6 +384,7 @@ class TestUnclaiming:
         fleet = await live.fleet()
 
         await unclaim(live.client, fleet)
+        await live.until(lambda fleet: fleet.observed, "its controller has written what it saw")
         version = live.deployment()["metadata"]["resourceVersion"]
         await unclaim(live.client, fleet)
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from kvmedic.api.pending import not_implemented
+from kvmedic.api.spec import KVRemediationSpec
 from lab.demo.figures import Figures
 from lab.demo.goals import Result, misses
-from lab.demo.manifests import deployment
-from lab.demo.scenario import BAD_CANARY, HEALTHY, THRASH, scenario
+from lab.demo.manifests import deployment, remediation
+from lab.demo.scenario import BAD_CANARY, HEALTHY, REAL, THRASH, Scenario, scenario
 from lab.demo.table import table
 
 BEFORE = Figures(
@@ -142,6 +144,13 @@ def test_the_summary_has_the_promised_fields_and_no_nan() -> None:
 def test_what_there_is_not_is_refused_by_name(name: str, engine: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         scenario(name, engine)
+
+
+@pytest.mark.parametrize("played", [THRASH, HEALTHY, BAD_CANARY, REAL], ids=lambda each: each.title)
+def test_the_resource_of_every_play_is_one_that_the_operator_takes(played: Scenario) -> None:
+    spec = KVRemediationSpec.model_validate(remediation(played)["spec"])
+
+    assert not_implemented(spec) == ()
 
 
 def test_real_vllm_gets_what_it_needs_and_nothing_else_changes() -> None:

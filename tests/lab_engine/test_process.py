@@ -46,6 +46,8 @@ def is_refused(url):
         httpx.get(f"{url}/health", **PLAIN)
     except httpx.ConnectError:
         return True
+    except httpx.TransportError:
+        return False  # accepted just before the end, and cut
     return False
 
 

@@ -25,8 +25,8 @@ TICK_SECONDS = 0.5
 POD_NAME = re.compile(rf"{FLEET}-[0-9a-z]+-([0-9a-z]{{5}})\b")
 """A pod of the fleet; on the screen its last five letters do."""
 ROUTED_SECONDS = 3.0
-"""From the readiness of the last replica until the Service surely leads to it: kube-proxy writes its rules once a
-second. Clients that start before all meet at one replica, and stay there."""
+"""From the readiness of the last replica until the Service surely leads to it: kube-proxy writes its rules
+once a second. Clients that start before all meet at one replica, and stay there."""
 RAMP_SECONDS = 10.0
 """From the first request until the pools are full: 4 to 10 s were seen."""
 THRASHING = 0.5

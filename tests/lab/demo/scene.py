@@ -80,7 +80,7 @@ def state_of(replica: Replica) -> str:
         return replica.trouble
     if replica.in_rotation:
         return "in rotation"
-    return "draining" if replica.ready else "starting"
+    return "draining" if replica.cordoned else "starting"
 
 
 def _line(replica: Replica, kept: list[Sample], now: float) -> ReplicaLine:

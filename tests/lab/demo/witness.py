@@ -12,7 +12,7 @@ from lab.cluster.access import Access
 
 from .engines import Scraper
 from .mirror import Mirror
-from .scenario import FLEET, NAMESPACE, PORT
+from .scenario import FLEET, NAMESPACE, PORT, ROTATION_LABEL
 
 Object = dict[str, Any]
 SERVICE_NAME = "kubernetes.io/service-name"
@@ -40,6 +40,8 @@ class Replica:
     cap: int | None
     """Its --max-num-seqs."""
     ready: bool
+    cordoned: bool
+    """It carries the value of the rotation label that no Service selects."""
     in_rotation: bool
     terminating: bool
     trouble: str
@@ -226,6 +228,7 @@ def _replica(pod: Object, serving: frozenset[str]) -> Replica:
         address=str(status.get("podIP", "")),
         cap=cap_of(pod["spec"]["containers"][0].get("args") or []),
         ready=conditions.get("Ready") == "True",
+        cordoned=_labels(pod).get(ROTATION_LABEL["key"]) == ROTATION_LABEL["draining"],
         in_rotation=pod["metadata"]["uid"] in serving,
         terminating="deletionTimestamp" in pod["metadata"],
         trouble=next((reason for reason in waiting if reason != "ContainerCreating"), ""),
