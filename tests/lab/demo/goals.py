@@ -69,8 +69,10 @@ def misses(result: Result) -> list[str]:
     """Return what was missed; empty for a good end."""
     scenario = result.scenario
     found = list(_always(result))
-    if result.verdict != scenario.expected:
-        found.append(f"the verdict is {result.verdict or 'missing'}, expected {scenario.expected}")
+    wanted = scenario.goals.verdicts if scenario.expected == "Recovered" else {scenario.expected}
+    if result.verdict not in wanted:
+        told = " or ".join(sorted(wanted, reverse=True))
+        found.append(f"the verdict is {result.verdict or 'missing'}, expected {told}")
     elif scenario.expected == "Recovered":
         found += _healed(result)
     elif scenario.expected == "Healthy":
