@@ -55,7 +55,7 @@ crd: setup ## Write the CustomResourceDefinition, its copies and its reference p
 	$(PY) -m chart.generated
 
 .PHONY: manifests
-manifests: setup ## Write the files that follow from others (chart's CRD, RBAC)
+manifests: setup ## Write the files that follow from others (chart's CRD, RBAC, tables in docs)
 	$(PY) -m chart.generated
 
 ARCH := $(shell uname -m)

@@ -60,6 +60,8 @@ class Engine:
     born: float = -math.inf
     last: float = 0.0
     blocks: int = 150
+    answers: tuple[str, ...] = ("stop", "length", "abort")
+    """How requests ended so far; engines of old export no other."""
     index: str | None = "0"
     """Value of the label `engine`; None: an engine of old without that label."""
 
@@ -75,9 +77,10 @@ class Engine:
             ("vllm:num_requests_waiting", {}, self.waiting),
             (self.usage_name, {}, self.usage),
             ("vllm:num_preemptions_total", {}, self.preemptions),
-            ("vllm:request_success_total", {"finished_reason": "stop"}, self.finished),
-            ("vllm:request_success_total", {"finished_reason": "length"}, self._since(self.ended_by_length)),
-            ("vllm:request_success_total", {"finished_reason": "abort"}, self._since(0.1)),
+            *(
+                ("vllm:request_success_total", {"finished_reason": reason}, self._ended(reason))
+                for reason in self.answers
+            ),
             *((name, {}, self._since(rate)) for name, rate in _STEADY.items()),
         ]
         for name in (*_HISTOGRAMS, self.inter_token):
@@ -88,6 +91,10 @@ class Engine:
     def alive(self, curve: Curve) -> Curve:
         """Return a curve over the engine's life alone."""
         return until(lambda t: None if t < self.born else curve(t), self.last)
+
+    def _ended(self, reason: str) -> Curve:
+        rates = {"length": self.ended_by_length, "abort": 0.1}
+        return self.finished if reason == "stop" else self._since(rates[reason])
 
     def _since(self, rate: float) -> Curve:
         return rising(rate, born=self.born)
@@ -103,6 +110,9 @@ SINGLES = {
     "silent-long": Engine(last=-1500.0),
     "young": Engine(preemptions=rising(0.5, born=-90), finished=rising(1.0, born=-90), born=-90.0),
     "burst": Engine(preemptions=lambda t: 1000 + max(0.0, t + 60.0) * 40),
+    "unserved": Engine(preemptions=constant(0.0), answers=()),
+    "given-up": Engine(answers=("abort",)),
+    "unfinished": Engine(answers=()),
     "draining": Engine(waiting=lambda t: 11.0 if t < -120 else 2.0),
     "swinging": Engine(
         usage=lambda t: 0.5 if round(t / 15) % 2 else 0.9,

@@ -12,7 +12,8 @@ from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome, is_foreign
 from kvmedic.ports import Ports, View
-from kvmedic.survey import Survey
+from kvmedic.runbooks.planning import Fault
+from kvmedic.survey import Survey, engine_of
 
 
 def unfit(resource: Resource, policy: Policy, view: View | None, ports: Ports) -> Outcome | None:
@@ -31,6 +32,14 @@ def unfit(resource: Resource, policy: Policy, view: View | None, ports: Ports) -
         )
     frozen = view.fleet.fields.is_frozen
     return Outcome(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet)) if frozen else None
+
+
+def unrecognised(policy: Policy, view: View) -> Outcome | None:
+    """Return that no engine can be told in the target; to be known before the fleet is in trouble."""
+    engine = engine_of(view, policy)
+    if isinstance(engine, Fault) and engine.reason in (Reason.ENGINE_UNRECOGNISED, Reason.TARGET_NOT_FOUND):
+        return Outcome(engine.reason, engine.message)
+    return None
 
 
 async def claimed(resource: Resource, found: Survey, ports: Ports) -> Outcome | None:

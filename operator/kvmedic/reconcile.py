@@ -19,7 +19,7 @@ from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome, Run, StepRecord, Terms
 from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
-from kvmedic.obstacles import claimed, gate, unfit
+from kvmedic.obstacles import claimed, gate, unfit, unrecognised
 from kvmedic.ports import Ports
 from kvmedic.pursue import Tick, pursue
 from kvmedic.record.runs import reported
@@ -107,7 +107,7 @@ async def _survey(
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
     if good := healthy_revision(found, policy, now):
         seen = with_last_good(seen, good)
-    held = found.obstacle or await claimed(resource, found, ports)
+    held = found.obstacle or unrecognised(policy, view) or await claimed(resource, found, ports)
     why = held or await gate(policy, record, found, ports, now)
     baseline = found.baseline()
     if found.plan is not None and why is None and isinstance(baseline, Inconclusive):

@@ -59,23 +59,37 @@ TABLE = [
     ("tokens found", "thrashing", Signal.PREFIX_CACHE_HITS, 7_500.0),
     ("start of the process", "thrashing", Signal.STARTED_SECONDS, 1_700_000_000.0),
     ("nothing finishes: one is assumed", "stuck", Signal.PREEMPTIONS_PER_REQUEST_HELD, 30.0),
+    ("nothing ever finished and nothing preempted", "unserved", Signal.PREEMPTIONS_PER_REQUEST_HELD, 0.0),
+    ("nothing ever finished but aborted", "given-up", Signal.PREEMPTIONS_PER_REQUEST_HELD, 150.0),
+    ("no answers beside aborted requests", "given-up", Signal.REQUESTS_FINISHED, 0.0),
+    (
+        "preemptions without a word of what finished",
+        "unfinished",
+        Signal.PREEMPTIONS_PER_REQUEST_HELD,
+        Missing(Absence.NOTHING_FOUND),
+    ),
     ("preemptions per finished request", "thrashing", Signal.PREEMPTIONS_PER_REQUEST_HELD, 0.4),
     ("the ratio of all engines together", "parallel", Signal.PREEMPTIONS_PER_REQUEST_HELD, 0.75 / 2.5),
     ("contradicting jobs", "contradicted", Signal.PREEMPTIONS, Missing(Absence.AMBIGUOUS)),
     ("contradicting jobs agree on the rest", "contradicted", Signal.PROMPT_TOKENS, 30_000.0),
     ("no series at all", "nobody", Signal.PREEMPTIONS, Missing(Absence.NO_SERIES)),
     ("a pod of another namespace", "elsewhere", Signal.PREEMPTIONS, Missing(Absence.NO_SERIES)),
-    ("one series of a replica missing", "lacking", Signal.PREEMPTIONS, Missing(Absence.NO_SERIES)),
+    ("one series of a replica missing", "lacking", Signal.PREEMPTIONS, Missing(Absence.NOTHING_FOUND)),
     (
         "a ratio without its numerator",
         "lacking",
         Signal.PREEMPTIONS_PER_REQUEST_HELD,
-        Missing(Absence.NO_SERIES),
+        Missing(Absence.NOTHING_FOUND),
     ),
     ("the rest of that replica", "lacking", Signal.GENERATED_TOKENS, 60_000.0),
     ("not a number", "nan-usage", Signal.KV_CACHE_USAGE_MEAN, Missing(Absence.NOT_A_NUMBER)),
     ("numbers beside one that is none", "nan-usage", Signal.PREEMPTIONS, 150.0),
-    ("one of two engines says nothing of it", "half-said", Signal.PREEMPTIONS, Missing(Absence.NO_SERIES)),
+    (
+        "one of two engines says nothing of it",
+        "half-said",
+        Signal.PREEMPTIONS,
+        Missing(Absence.NOTHING_FOUND),
+    ),
 ]
 
 
@@ -132,7 +146,7 @@ POOLS = [
     ("as recorded", "recorded", Measured(Pool(149, 32, "auto"), END)),
     ("several API servers", "two-servers", Measured(Pool(149, 32, "auto"), END)),
     ("duplicates count once", "twice", Measured(Pool(149, 32, "auto"), END)),
-    ("an engine without a word", "half-said", Missing(Absence.NO_SERIES)),
+    ("an engine without a word", "half-said", Missing(Absence.NOTHING_FOUND)),
     ("nobody there", "nobody", Missing(Absence.NO_SERIES)),
 ]
 
@@ -185,7 +199,7 @@ HOLDS = [
     ("a trouble that lasts", "thrashing", TWO, 0.4),
     ("a burst of one minute is not held for two", "burst", TWO, 0.0),
     ("a burst of one minute is there now", "burst", timedelta(0), 2400 / 375),
-    ("a replica younger than the hold", "young", TWO, Missing(Absence.NO_SERIES)),
+    ("a replica younger than the hold", "young", TWO, Missing(Absence.NOTHING_FOUND)),
     ("a replica older than the hold", "young", timedelta(seconds=30), 0.4),
     ("nothing to tell of a silent one", "silent", TWO, Stale(END - timedelta(seconds=180))),
 ]
@@ -210,7 +224,7 @@ async def test_recorded_pages_are_read(history: PrometheusServer) -> None:
     assert prompts.value.count == pytest.approx(183, rel=0.01)
     assert value_of(thrash.number(Signal.PREEMPTIONS)) == pytest.approx(338, rel=0.01)
     assert value_of(thrash.number(Signal.KV_CACHE_USAGE_MAX)) == 1.0
-    assert seen["two-servers"].number(Signal.STARTED_SECONDS) == Missing(Absence.NO_SERIES)
+    assert seen["two-servers"].number(Signal.STARTED_SECONDS) == Missing(Absence.NOTHING_FOUND)
     assert value_of(seen["two-servers"].number(Signal.RUNNING_MEAN)) == 0.0
 
 

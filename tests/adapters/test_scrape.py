@@ -245,7 +245,7 @@ def test_three_pages_have_a_deviation() -> None:
     ("text", "expected"),
     [
         ("up 1\n", Missing(Absence.NO_SERIES)),
-        (f"{RUNNING} 1\n", Missing(Absence.NO_SERIES)),
+        (f"{RUNNING} 1\n", Missing(Absence.NOTHING_FOUND)),
         (f"{RUNNING} 1\nvllm:num_preemptions_total NaN\n", Missing(Absence.NOT_A_NUMBER)),
     ],
 )
@@ -253,6 +253,46 @@ def test_a_page_without_a_usable_number_has_none(text: str, expected: object) ->
     pod = observe_pages({"a": [page(text, 0), page(text, 1)]}, VLLM_SIGNALS).pods["a"]
 
     assert pod.number(Signal.PREEMPTIONS) == expected
+
+
+def since(before: str, after: str, signal: Signal) -> object:
+    """Return a signal of two pages of an engine that serves."""
+    pages = [page(f"{RUNNING} 1\n{text}", i) for i, text in enumerate((before, after))]
+    return value_of(observe_pages({"a": pages}, VLLM_SIGNALS).pods["a"].number(signal))
+
+
+PREEMPTED, FINISHED = "vllm:num_preemptions_total", "vllm:request_success_total"
+HELD = Signal.PREEMPTIONS_PER_REQUEST_HELD
+NOTHING = Missing(Absence.NOTHING_FOUND)
+BEGINNINGS = [
+    ("a counter that the older page lacks is unknown", "", f"{PREEMPTED} 9\n", Signal.PREEMPTIONS, NOTHING),
+    ("and so is its ratio", "", f"{PREEMPTED} 9\n{FINISHED} 3\n", HELD, NOTHING),
+    (
+        "of finished requests an engine of old says nothing before the first",
+        "",
+        f"{FINISHED} 3\n",
+        Signal.REQUESTS_FINISHED,
+        3.0,
+    ),
+    (
+        "neither does it of a ratio's denominator",
+        f"{PREEMPTED} 4\n",
+        f"{PREEMPTED} 10\n{FINISHED} 3\n",
+        HELD,
+        2.0,
+    ),
+    ("nothing preempted, nothing ever finished", f"{PREEMPTED} 4\n", f"{PREEMPTED} 4\n", HELD, 0.0),
+    ("preempted, and not a word of what finished", f"{PREEMPTED} 4\n", f"{PREEMPTED} 5\n", HELD, NOTHING),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "signal", "expected"),
+    [row[1:] for row in BEGINNINGS],
+    ids=[row[0] for row in BEGINNINGS],
+)
+def test_a_counter_begins(before: str, after: str, signal: Signal, expected: object) -> None:
+    assert since(before, after, signal) == expected
 
 
 def test_pages_that_cannot_be_compared_are_refused() -> None:

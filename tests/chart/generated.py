@@ -1,7 +1,8 @@
 """Files that follow from others: run as `python -m chart.generated` (write) or with `--check` (compare).
 
 `charts/kvmedic/files/permissions.yaml` gives `deploy/rbac.yaml` and the table of `docs/reference/rbac.md`;
-`crds/` gives the chart's copy, because Helm cannot read outside a chart.
+`crds/` gives the chart's copy, because Helm cannot read outside a chart. `documentation.generated` gives
+the parts of the documentation that follow from the code.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+
+from documentation.generated import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvmedic"
@@ -121,7 +124,7 @@ def wanted() -> dict[Path, str]:
         CHART / "files" / "crds" / crd.name: crd.read_text()
         for crd in (ROOT / "crds").glob("kvmedic.io_*.yaml")
     }
-    return {KUSTOMIZE_RBAC: kustomize_rbac(), PAGE: page(), **copies}
+    return {KUSTOMIZE_RBAC: kustomize_rbac(), PAGE: page(), **copies, **pages()}
 
 
 def stale() -> list[Path]:

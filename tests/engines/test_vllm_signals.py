@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kvmedic.core.evidence import HISTOGRAMS, Absence, Histogram, Measured, Missing, Pool, Signal
+from kvmedic.core.evidence import HISTOGRAMS, Absence, Histogram, Measured, Missing, Pool, Signal, Unsupported
 from kvmedic.core.signals import (
     COUNTS_AGREE,
     Across,
@@ -22,8 +22,9 @@ from kvmedic.core.signals import (
 )
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.exposition import Page, parse_page
+from kvmedic.metrics.pools import pool
 from kvmedic.metrics.promql import Span, duration_text, expression, moments_of, presence
-from kvmedic.metrics.readings import Replica, histogram, histogram_of, number, pool
+from kvmedic.metrics.readings import Replica, histogram, histogram_of, number
 from kvmedic.metrics.series import Presence, Series
 from scripted_fleet import DATA
 
@@ -150,8 +151,8 @@ HISTOGRAM_CASES = [
         buckets(0, (1, 2.1), (10, 2.0), (INF, 3)),
         ((1.0, 10.0), (2.1, 0, pytest.approx(0.9))),
     ),
-    ("without a sum", [series(1, INF)], Missing(Absence.NO_SERIES)),
-    ("without the last bucket", buckets(0, (1, 2)), Missing(Absence.NO_SERIES)),
+    ("without a sum", [series(1, INF)], Missing(Absence.NOTHING_FOUND)),
+    ("without the last bucket", buckets(0, (1, 2)), Missing(Absence.NOTHING_FOUND)),
     ("a sum that is no number", buckets(0, (INF, 2), total=float("nan")), Missing(Absence.NOT_A_NUMBER)),
     ("a bound that is no number", buckets(0, (-INF, 2), (INF, 3)), Missing(Absence.NOT_A_NUMBER)),
 ]
@@ -183,7 +184,7 @@ def test_histograms_of_two_scrapers_agree_or_not(other: list[Series], *, agree: 
     seen = histogram(replica(scrapers=2), [*buckets(0, (1, 2), (INF, 3)), *other])
 
     assert isinstance(seen, Measured) is agree
-    assert agree or seen in {Missing(Absence.AMBIGUOUS), Missing(Absence.NO_SERIES)}
+    assert agree or seen in {Missing(Absence.AMBIGUOUS), Missing(Absence.NOTHING_FOUND)}
 
 
 def test_histograms_of_engines_with_other_bounds_do_not_add_up() -> None:
@@ -249,13 +250,14 @@ POOLS = [
     ),
     ("rounding to whole requests is no hybrid", [info(kv_cache_size_tokens="4700")], Pool(149, 32)),
     ("a hybrid's block holds more than its size", [info(kv_cache_size_tokens="217000")], Pool(149, 1447)),
-    ("blocks unknown", [info(num_gpu_blocks="None")], Missing(Absence.NOT_A_NUMBER)),
-    ("block size unknown", [info(block_size="None")], Missing(Absence.NOT_A_NUMBER)),
+    ("blocks left out", [info(num_gpu_blocks="None")], Unsupported()),
+    ("block size left out", [info(block_size="None")], Unsupported()),
+    ("blocks that are no number", [info(num_gpu_blocks="many")], Missing(Absence.NOT_A_NUMBER)),
     ("one block, which is the null block", [info(num_gpu_blocks="1")], Missing(Absence.NOT_A_NUMBER)),
     ("two scrapers agree", [info(), info(scraper=1)], Pool(149, 32)),
     ("two scrapers differ", [info(), info(scraper=1, num_gpu_blocks="151")], Missing(Absence.AMBIGUOUS)),
     ("one scraper says two things", [info(), info(num_gpu_blocks="151")], Missing(Absence.AMBIGUOUS)),
-    ("an unknown scraper", [info(scraper=7)], Missing(Absence.NO_SERIES)),
+    ("an unknown scraper", [info(scraper=7)], Missing(Absence.NOTHING_FOUND)),
 ]
 
 
@@ -278,7 +280,7 @@ PARALLEL = [
         [info(engine=i, num_gpu_blocks="300", kv_cache_size_tokens="4800") for i in "01"],
         Pool(298, 32),
     ),
-    ("only one engine says something", [info(engine="0")], Missing(Absence.NO_SERIES)),
+    ("only one engine says something", [info(engine="0")], Missing(Absence.NOTHING_FOUND)),
     (
         "engines of different kinds",
         [info(engine="0"), info(1, engine="1", cache_dtype="fp8")],

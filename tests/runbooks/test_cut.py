@@ -131,8 +131,8 @@ def test_without_the_lever_the_cap_is_only_told() -> None:
         (CAP, CAP, Reason.CAP_RIGHT_SIZED),
         (CAP + 1, CAP + 1, Reason.CAP_AT_BOUND),
         (31.0, None, Reason.GAIN_WITHIN_NOISE),
-        (32, None, Reason.CAP_WITHOUT_EFFECT),
-        (256, None, Reason.CAP_WITHOUT_EFFECT),
+        (32, None, Reason.LEVER_NOT_ALLOWED),
+        (256, None, Reason.LEVER_NOT_ALLOWED),
     ],
     ids=["below the cap", "at it", "above it", "hardly a cut", "no cut", "far from one"],
 )
@@ -143,7 +143,8 @@ def test_a_lower_bound_is_applied_if_it_is_still_a_cut(
 
     assert found.reason is reason
     assert (found.value if isinstance(found, Assignment) else None) == cap
-    assert ("by the lever's bounds" in found.message) is (minimum > CAP)
+    told = "lower min of maxNumSeqs" if reason is Reason.LEVER_NOT_ALLOWED else "by the lever's bounds"
+    assert (told in found.message) is (minimum > CAP)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -15,34 +14,17 @@ import typer
 from kvmedic.cli.live import Name, finished, load
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.record import Condition, ConditionType, Record, Truth
+from kvmedic.core.remedies import LOOK, REMEDIES, Remedy
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Run
 from kvmedic.settings import load as load_settings
 from kvmedic.wiring import connected
 
-_PATCH = "kubectl -n {namespace} patch kvr {name} --type=merge -p '{{\"spec\":{{{field}}}}}'"
-_NEXT = MappingProxyType(
-    {
-        Reason.OBSERVE_ONLY: ("to have the plan carried out", _PATCH.replace("{field}", '"mode":"Auto"')),
-        Reason.SUSPENDED: ("to go on", _PATCH.replace("{field}", '"suspend":false')),
-        Reason.STOPPED: ("to go on everywhere", "kubectl -n {operator} delete configmap {stop}"),
-        Reason.STOP_UNREADABLE: ("to see why", "kubectl -n {operator} logs deployment/kvmedic"),
-        Reason.LEVER_NOT_ALLOWED: ("to allow a lever", "kubectl -n {namespace} edit kvr {name}"),
-        Reason.SPEC_INVALID: ("to correct the spec", "kubectl -n {namespace} edit kvr {name}"),
-        Reason.SPEC_NOT_IMPLEMENTED: ("to correct the spec", "kubectl -n {namespace} edit kvr {name}"),
-        Reason.TARGET_PAUSED: (
-            "to resume its rollout",
-            "kubectl -n {namespace} rollout resume deployment/{target}",
-        ),
-    }
-)
-"""What to type, by why nothing is done. The names in braces are the resource's and the operator's."""
-_LOOK = ("to look again right now", "kvmedic diagnose {name} -n {namespace}")
-_BACK = (
+_BACK = Remedy(
     "to take the open change back",
-    "kubectl -n {namespace} annotate kvr {name} kvmedic.io/rollback={run}",
+    "kubectl -n $namespace annotate kvr $name kvmedic.io/rollback=$run",
 )
-_NOBODY = ("to see whether the operator runs", "kubectl -n {operator} logs deployment/kvmedic")
+_NOBODY = Remedy("to see whether the operator runs", "kubectl -n $operator logs deployment/kvmedic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +139,11 @@ def _next(resource: Resource, place: Place) -> Iterator[str]:
         "operator": place.namespace,
         "stop": place.stop,
     }
-    for purpose, words in _advice(resource, record):
-        yield f"{purpose[0].upper()}{purpose[1:]}:  {words.format(**names)}"
+    for remedy in dict.fromkeys(_advice(resource, record)):
+        yield f"{remedy.purpose[0].upper()}{remedy.purpose[1:]}:  {remedy.typed(names)}"
 
 
-def _advice(resource: Resource, record: Record | None) -> Iterator[tuple[str, str]]:
+def _advice(resource: Resource, record: Record | None) -> Iterator[Remedy]:
     if record is not None and record.run is not None:
         yield _BACK
     reasons = [resource.problem.reason] if resource.problem else []
@@ -169,7 +151,9 @@ def _advice(resource: Resource, record: Record | None) -> Iterator[tuple[str, st
         reasons += [why.reason] if (why := _why(record)) else []
         action = record.condition(ConditionType.ACTION_REQUIRED)
         reasons += [action.reason] if action and action.status is Truth.TRUE else []
+        diagnosed = record.condition(ConditionType.DIAGNOSED)
+        reasons += [diagnosed.reason] if diagnosed and diagnosed.status is Truth.UNKNOWN else []
         if not record.conditions:
             yield _NOBODY
-    yield from (_NEXT[reason] for reason in dict.fromkeys(reasons) if reason in _NEXT)
-    yield _LOOK
+    yield from (REMEDIES[reason] for reason in dict.fromkeys(reasons) if reason in REMEDIES)
+    yield LOOK

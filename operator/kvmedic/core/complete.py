@@ -32,9 +32,18 @@ NAMED_GAPS = 3
 _ABSENT = {
     Absence.NO_SERIES: (
         Reason.METRICS_MISSING,
-        "the source has no series for it; check that the replica is scraped",
+        "the source has no series for it; check that the replica is scraped, and that its engine exports "
+        "statistics",
     ),
-    Absence.NOT_A_NUMBER: (Reason.METRICS_MISSING, "the source answered NaN"),
+    Absence.NOTHING_FOUND: (
+        Reason.METRICS_MISSING,
+        "the replica is scraped, without this: its engine's version does not export it, the scrape drops "
+        "it, or the replica is younger than the look",
+    ),
+    Absence.NOT_A_NUMBER: (
+        Reason.METRICS_MISSING,
+        "the source answered NaN; see what the replica itself exports",
+    ),
     Absence.SOURCE_UNAVAILABLE: (
         Reason.SOURCE_UNAVAILABLE,
         "the source did not answer completely; check the metrics source",
@@ -61,7 +70,8 @@ def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[st
     """Return every replica's values by pod name, or what is missing on which replica."""
     if not observation.pods:
         return Inconclusive(
-            Reason.NO_REPLICAS, "no replica is expected to serve: there is nothing to look at"
+            Reason.NO_REPLICAS,
+            "no replica is expected to serve: scale the target out, or leave it; there is nothing to look at",
         )
     gaps = [gap for name in sorted(observation.pods) for gap in _gaps(observation, name, signals)]
     if gaps:

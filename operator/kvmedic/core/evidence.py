@@ -164,7 +164,9 @@ class Absence(StrEnum):
     """Why a reading is missing."""
 
     NO_SERIES = "NoSeries"
-    """The source answered, without a series for this replica."""
+    """The source answered, without any series of this replica."""
+    NOTHING_FOUND = "NothingFound"
+    """The replica is scraped, and the source has nothing of this signal for it."""
     NOT_A_NUMBER = "NotANumber"
     """The source answered NaN or an infinity."""
     SOURCE_UNAVAILABLE = "SourceUnavailable"

@@ -85,6 +85,8 @@ class CounterSource:
     names: tuple[str, ...]
     """The exposed names by generation, newest first; the first that a replica exports counts."""
     part: Part | None = None
+    begins_unseen: bool = False
+    """Engines of old export it only once it has counted something; before, it stood at 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class ChangeSource:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSource:
-    """The observations that a histogram counted over the window."""
+    """The observations that a histogram counted over the window; engines of old export it from the first."""
 
     names: tuple[str, ...]
     """The names by generation without `_bucket` and `_sum`, newest first."""
@@ -116,7 +118,10 @@ class HistogramSource:
 
 @dataclass(frozen=True, slots=True)
 class HeldRatioSource:
-    """The smallest ratio of two counters' increases that any moment of the hold duration saw."""
+    """The smallest ratio of two counters' increases that any moment of the hold duration saw.
+
+    It is 0 where the numerator did not rise, also where nothing is known of the denominator.
+    """
 
     numerator: CounterSource
     denominator: CounterSource
@@ -168,6 +173,8 @@ class SignalTable:
     """Steps of the engine, each of which gives every running sequence a token."""
     engine_label: str
     """Tells the data-parallel engines of one replica apart; absent on engines of old."""
+    process_label: str
+    """Tells apart what several API server processes of one replica export of the same engine: copies."""
     model_label: str
     own_labels: frozenset[str]
     """Every label that the engine itself sets on the series above, the pool's apart. What is left

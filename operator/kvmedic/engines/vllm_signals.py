@@ -35,7 +35,9 @@ _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
 _PREEMPTIONS = CounterSource(("vllm:num_preemptions_total",))
 _FINISHED = CounterSource(
-    ("vllm:request_success_total",), Part("finished_reason", _UNANSWERED, complement=True)
+    ("vllm:request_success_total",),
+    Part("finished_reason", _UNANSWERED, complement=True),
+    begins_unseen=True,
 )
 
 VLLM_SIGNALS = SignalTable(
@@ -45,7 +47,7 @@ VLLM_SIGNALS = SignalTable(
             Signal.PREEMPTIONS_PER_REQUEST_HELD: HeldRatioSource(_PREEMPTIONS, _FINISHED, floor=1),
             Signal.REQUESTS_FINISHED: _FINISHED,
             Signal.REQUESTS_ABORTED: CounterSource(
-                ("vllm:request_success_total",), Part("finished_reason", _UNANSWERED)
+                ("vllm:request_success_total",), Part("finished_reason", _UNANSWERED), begins_unseen=True
             ),
             Signal.REQUESTS_IN_FLIGHT_CHANGE: ChangeSource((_RUNNING, _WAITING)),
             Signal.RUNNING_MEAN: GaugeSource((_RUNNING,), Over.MEAN, Across.SUM, COUNTS_AGREE),
@@ -85,16 +87,26 @@ VLLM_SIGNALS = SignalTable(
         cache_dtype="cache_dtype",
         null_blocks=1,
     ),
-    steps=CounterSource(("vllm:iteration_tokens_total_count",)),
+    steps=CounterSource(("vllm:iteration_tokens_total_count",), begins_unseen=True),
     engine_label="engine",
+    process_label="pid",
     model_label="model_name",
-    own_labels=frozenset({"engine", "model_name", "finished_reason", "le"}),
+    own_labels=frozenset({"engine", "model_name", "finished_reason", "le", "pid"}),
 )
 """Every signal of vLLM. Notes on single ones:
 
-* `process_start_time_seconds` is absent with more than one API server process.
-* Prefix cache counters are in tokens; V0 (before 0.8) had hit-rate gauges only, which are not read.
+* `process_start_time_seconds` is absent with more than one API server process, and on V0, whose front
+  end is a process of its own by default (0.8, `engine/metrics.py`).
+* With several API server processes a gauge that is declared without a mode has a series for each of
+  them, by the label `pid` that prometheus_client adds: `kv_cache_usage_perc` in 0.10 and 0.11.0
+  (`v1/metrics/loggers.py`; "mostrecent", without the label, later). These are copies, some older than others.
+* V0 exports a series once there is something to count: the histograms and `request_success_total` come
+  with the first finished request, each `finished_reason` with the first of its kind (`engine/metrics.py`).
+* Prefix cache counters are in tokens, in V1 up to 0.8 in blocks; only their ratio is used. V0 had hit-rate
+  gauges only, which are not read.
 * `num_requests_swapped` existed in V0 alone (gone in 0.9.1).
+* V1 up to 0.8 writes `num_gpu_blocks="None"`: its front end does not learn the number of blocks before
+  0.9 (`log_engine_initialized`). Its pool is not known, so no cap is computed.
 * One null block per engine: V1 takes it out of the pool (`v1/core/block_pool.py`). V0 has none; its
   pools read one block smaller than they are, because the version is not always known and a pool
   that is read too small never lets a cap grow too large.

@@ -122,7 +122,10 @@ def option_of(flag: Flag, engine: Engine) -> Option | Refusal:
         return next(option for option in options_of(engine) if flag.name in option.names)
     if engine.version is None:
         message = f"not every {name} reads {flag.name}, and an unknown flag keeps it from starting"
-        return Refusal(RefusalReason.VERSION_UNKNOWN, f"{message}: name the engine's version")
+        return Refusal(
+            RefusalReason.VERSION_UNKNOWN,
+            f"{message}: name the engine's version, in its image's tag (IMAGE:vVERSION@DIGEST)",
+        )
     if presence is Presence.UNKNOWN:
         low, high = profile.neighbours(engine.version)
         message = (

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from statistics import fmean, pstdev
+from typing import TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -37,8 +38,12 @@ from kvmedic.core.signals import (
     SignalTable,
     StartSource,
 )
-from kvmedic.metrics.readings import Replica, absent, histogram, number, pool
+from kvmedic.metrics.pools import pool
+from kvmedic.metrics.readings import Replica, absent, histogram, number
 from kvmedic.metrics.series import Series, presence_of, series_of
+
+_Identity: TypeAlias = tuple[frozenset[tuple[str, str]], float | None]
+"""Labels of a series, and the bound of a bucket."""
 
 _LEAST_FOR_DEVIATION = 3
 """Two samples say nothing about how far samples lie from their mean."""
@@ -72,12 +77,12 @@ def parse_page(text: str, at: datetime) -> Page:
 def evaluated(source: SignalSource, pages: Sequence[Page]) -> tuple[Series, ...] | None:
     """Return a signal's series over all pages, oldest first; None where so few pages cannot tell it."""
     match source:
-        case CounterSource(names=names):
-            return _newest(names, pages, _increase)
+        case CounterSource():
+            return _risen(source, pages)
         case GaugeSource(names=names, over=over):
             if over is Over.DEVIATION and len(pages) < _LEAST_FOR_DEVIATION:
                 return None
-            return _newest(names, pages, _OVER[over])
+            return _newest(_over_pages(name, pages, _OVER[over]) for name in names)
         case ChangeSource(names=names):
             return _change(names, pages)
         case HistogramSource(names=names):
@@ -105,29 +110,51 @@ def _over_pages(
     name: str, pages: Sequence[Page], reduce: Callable[[Sequence[float]], float]
 ) -> tuple[Series, ...]:
     """Return one value per series that the newest page has; NaN anywhere makes it NaN."""
-    histories: dict[object, list[float]] = {}
+    histories = _histories(name, pages)
+    return tuple(_reduced(one, histories[_same(one)], reduce) for one in pages[-1].of(name))
+
+
+def _rises(name: str, pages: Sequence[Page], *, begins_unseen: bool) -> tuple[Series, ...]:
+    """Return how far each counter rose that the newest page has.
+
+    One that the first page lacks began at 0 where that is how engines of old do, and is else unknown: the
+    page may have been cut.
+    """
+    histories, before = _histories(name, pages), {_same(one) for one in pages[0].of(name)}
+    seen = [one for one in pages[-1].of(name) if begins_unseen or _same(one) in before]
+    born = {_same(one): [] if _same(one) in before else [0.0] for one in seen}
+    return tuple(_reduced(one, born[_same(one)] + histories[_same(one)], _increase) for one in seen)
+
+
+def _histories(name: str, pages: Sequence[Page]) -> Mapping[_Identity, list[float]]:
+    found: dict[_Identity, list[float]] = {}
     for page in pages:
         for one in page.of(name):
-            histories.setdefault(_same(one), []).append(one.value)
-    found = []
-    for one in pages[-1].of(name):
-        values = histories[_same(one)]
-        value = reduce(values) if all(map(math.isfinite, values)) else math.nan
-        found.append(Series(one.labels, value, one.bound))
-    return tuple(found)
+            found.setdefault(_same(one), []).append(one.value)
+    return found
 
 
-def _same(series: Series) -> tuple[frozenset[tuple[str, str]], float | None]:
+def _reduced(one: Series, values: Sequence[float], reduce: Callable[[Sequence[float]], float]) -> Series:
+    value = reduce(values) if all(map(math.isfinite, values)) else math.nan
+    return Series(one.labels, value, one.bound)
+
+
+def _same(series: Series) -> _Identity:
     """Return what a series of one name has in common over all pages."""
     return frozenset(series.labels.items()), series.bound
 
 
-def _newest(
-    names: Sequence[str], pages: Sequence[Page], reduce: Callable[[Sequence[float]], float]
-) -> tuple[Series, ...]:
-    """Return the series of the newest generation that the newest page has."""
-    name = next((name for name in names if pages[-1].of(name)), names[0])
-    return _over_pages(name, pages, reduce)
+def _newest(generations: Iterable[Iterable[Series]]) -> tuple[Series, ...]:
+    """Return the first generation's series, and of others those whose labels it does not have."""
+    found: dict[_Identity, Series] = {}
+    for series in generations:
+        for one in series:
+            found.setdefault(_same(one), one)
+    return tuple(found.values())
+
+
+def _risen(source: CounterSource, pages: Sequence[Page]) -> tuple[Series, ...]:
+    return _newest(_rises(name, pages, begins_unseen=source.begins_unseen) for name in source.names)
 
 
 def _change(names: Sequence[str], pages: Sequence[Page]) -> tuple[Series, ...]:
@@ -140,20 +167,22 @@ def _change(names: Sequence[str], pages: Sequence[Page]) -> tuple[Series, ...]:
 def _histogram_series(names: Sequence[str], pages: Sequence[Page]) -> tuple[Series, ...]:
     name = next((name for name in names if pages[-1].of(f"{name}_bucket")), names[0])
     return (
-        *_over_pages(f"{name}_bucket", pages, _increase),
-        *_over_pages(f"{name}_sum", pages, _increase),
+        *_rises(f"{name}_bucket", pages, begins_unseen=True),
+        *_rises(f"{name}_sum", pages, begins_unseen=True),
     )
 
 
 def _ratio(source: HeldRatioSource, pages: Sequence[Page]) -> tuple[Series, ...]:
     """Return the ratio over all pages, as it is for a hold of nothing."""
-    numerator = _newest(source.numerator.names, pages, _increase)
-    denominator = _newest(source.denominator.names, pages, _increase)
-    if not numerator or not denominator:
+    numerator, denominator = _risen(source.numerator, pages), _risen(source.denominator, pages)
+    if not numerator:
         return ()
+    risen = _total(numerator)
+    if not denominator:
+        return (Series({}, 0.0),) if risen == 0 else ()
     part = source.denominator.part
     counted = [one for one in denominator if part is None or part.holds(one.labels.get(part.label, ""))]
-    return (Series({}, _total(numerator) / max(_total(counted), source.floor)),)
+    return (Series({}, risen / max(_total(counted), source.floor)),)
 
 
 def _total(series: Iterable[Series]) -> float:

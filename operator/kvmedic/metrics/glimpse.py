@@ -116,7 +116,7 @@ def _sparse(readings: PodReadings, pages: Sequence[Page], table: SignalTable) ->
     loaded = _loaded(pages, table)
     gauges = {signal: _gauge(replica, signal, loaded or pages) for signal in _GAUGES}
     if not loaded and _value(readings.number(Signal.GENERATED_TOKENS)):
-        gauges = dict.fromkeys(_GAUGES, Missing(Absence.NO_SERIES))
+        gauges = dict.fromkeys(_GAUGES, Missing(Absence.NOTHING_FOUND))
     running = _running(gauges[Signal.RUNNING_MEAN], readings, pages, replica)
     numbers = {**timeless, **gauges, Signal.RUNNING_MEAN: running, Signal.RUNNING_MAX: Unsupported()}
     return replace(readings, numbers=numbers, gauge_samples=len(loaded))

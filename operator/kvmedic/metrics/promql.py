@@ -144,11 +144,14 @@ def _histogram(names: tuple[str, ...], window: str) -> str:
 
 
 def _held(source: HeldRatioSource, span: Span, table: SignalTable) -> str:
-    """Return the ratio at each moment of the hold, the smallest; nothing for a replica not seen at each."""
+    """Return the ratio at each moment of the hold, the smallest; nothing for a replica not seen at each.
+
+    Where the numerator did not rise the ratio is 0, also before an engine of old finished its first request.
+    """
     window = duration_text(span.window)
     numerator = _total(source.numerator, window, table)
     denominator = _total(source.denominator, window, table)
-    ratio = f"({numerator} / clamp_min({denominator}, {source.floor:g}))"
+    ratio = f"({numerator} / clamp_min({denominator}, {source.floor:g}) or {numerator} == 0)"
     if not span.hold:
         return ratio
     moments = moments_of(span)
@@ -157,14 +160,19 @@ def _held(source: HeldRatioSource, span: Span, table: SignalTable) -> str:
 
 
 def _total(source: CounterSource, window: str, table: SignalTable) -> str:
+    """Return the increase of a whole replica; a part of which there is no series counts 0 beside the rest."""
+    whole = _sum(source.names, "", window, table)
+    if source.part is None:
+        return whole
+    return f"({_sum(source.names, _matcher(source.part), window, table)} or 0 * {whole})"
+
+
+def _sum(names: tuple[str, ...], matcher: str, window: str, table: SignalTable) -> str:
     own = ", ".join(sorted(table.own_labels))
-    matcher = _matcher(source.part)
-    series = _newest(tuple(f"increase({name}{matcher}[{window}])" for name in source.names))
+    series = _newest(tuple(f"increase({name}{matcher}[{window}])" for name in names))
     return f"sum without ({own}) ({series})"
 
 
-def _matcher(part: Part | None) -> str:
-    if part is None:
-        return ""
+def _matcher(part: Part) -> str:
     operator = "!~" if part.complement else "=~"
     return f'{{{part.label}{operator}"{"|".join(sorted(part.values))}"}}'

@@ -1,8 +1,9 @@
-"""One replica's series become readings: numbers, histograms and the KV-cache pool.
+"""One replica's series become readings: numbers and histograms; its KV-cache pool is in `pools`.
 
 Three steps, always in this order: series of one engine and one scraper are added up (they differ in
-what the engine sets: model, finish reason); scrapers of one engine are duplicates and must agree;
-engines of one replica are combined as the signal says.
+what the engine sets: model, finish reason), copies that several processes of it export must agree;
+scrapers of one engine are duplicates and must agree; engines of one replica are combined as the signal
+says.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TypeAlias, TypeVar
 
 from kvmedic.core.evidence import (
@@ -19,7 +21,6 @@ from kvmedic.core.evidence import (
     Measured,
     Missing,
     PodReadings,
-    Pool,
     Reading,
     Signal,
     Stale,
@@ -28,7 +29,6 @@ from kvmedic.core.signals import (
     COUNTS_AGREE,
     Across,
     CounterSource,
-    PoolSource,
     SignalSource,
     SignalTable,
     across_of,
@@ -53,7 +53,8 @@ class Replica:
 def number(replica: Replica, source: SignalSource, series: Iterable[Series]) -> Reading[float]:
     """Return a signal that is a number."""
     agreement = agreement_of(source)
-    values = _per_engine(replica, series, lambda many: _number_of(source, many), agreement.holds)
+    process = replica.table.process_label
+    values = _per_engine(replica, series, lambda many: _number_of(source, many, process), agreement.holds)
     if isinstance(values, Missing):
         return values
     return Measured(_combined(across_of(source), values), replica.presence.at)
@@ -84,7 +85,7 @@ def histogram_of(series: Sequence[Series]) -> Histogram | Missing:
         if one.bound is not None:
             buckets[one.bound] = buckets.get(one.bound, 0.0) + one.value
     if math.inf not in buckets or not sums:
-        return Missing(Absence.NO_SERIES)
+        return Missing(Absence.NOTHING_FOUND)
     if not all(math.isfinite(value) for value in (*sums, *buckets.values())) or -math.inf in buckets:
         return Missing(Absence.NOT_A_NUMBER)
     return _uncumulated(buckets, math.fsum(sums))
@@ -100,8 +101,27 @@ def _uncumulated(buckets: Mapping[float, float], total: float) -> Histogram:
     return Histogram(tuple(bounds[:-1]), tuple(counts), total)
 
 
-def _number_of(source: SignalSource, series: Sequence[Series]) -> float | Missing:
-    """Return the value of one engine as one scraper saw it."""
+def _number_of(source: SignalSource, series: Sequence[Series], process_label: str) -> float | Missing:
+    """Return the value of one engine as one scraper saw it; what several processes tell of it must agree."""
+    told = [_folded(source, many) for many in _copies(series, process_label)]
+    values = [one for one in told if not isinstance(one, Missing)]
+    if len(values) < len(told):
+        return Missing(Absence.NOT_A_NUMBER)
+    if not all(agreement_of(source).holds(values[0], one) for one in values):
+        return Missing(Absence.AMBIGUOUS)
+    return fmean(values)
+
+
+def _copies(series: Sequence[Series], process_label: str) -> Sequence[Sequence[Series]]:
+    """Return the series by exporting process; only those of the engine as a whole where there are any."""
+    by_process: dict[str, list[Series]] = {"": []}
+    for one in series:
+        by_process.setdefault(one.labels.get(process_label, ""), []).append(one)
+    whole = by_process.pop("")
+    return [whole] if whole or not by_process else list(by_process.values())
+
+
+def _folded(source: SignalSource, series: Sequence[Series]) -> float | Missing:
     if isinstance(source, CounterSource) and source.part is not None:
         part = source.part
         series = [one for one in series if part.holds(one.labels.get(part.label, ""))]
@@ -121,7 +141,7 @@ def _per_engine(
     sightings = _sightings(replica, series)
     # Series without the engine's label are already of the whole replica.
     if not sightings or not (set(sightings) == {""} or set(sightings) == replica.presence.engines):
-        return Missing(Absence.NO_SERIES)
+        return Missing(Absence.NOTHING_FOUND)
     values = []
     for _, scraped in sorted(sightings.items()):
         value = _undoubled(replica.presence, {s: fold(many) for s, many in scraped.items()}, agree)
@@ -189,93 +209,6 @@ def _combined(across: Across, values: Sequence[float]) -> float:
             return max(values)
         case Across.ROOT_MEAN_SQUARE:
             return math.sqrt(math.fsum(value * value for value in values) / len(values))
-
-
-_HYBRID = 0.05
-"""Where the engine's own count of tokens differs from blocks times block size by more than this, a
-block does not hold its size in tokens (models that mix kinds of attention). Rounding to whole blocks
-per request stays under it for any request length over 20 blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Frontend:
-    """What one frontend says: the engines behind it, and their pool."""
-
-    engines: frozenset[str]
-    pool: Pool
-
-
-def pool(replica: Replica, series: Iterable[Series]) -> Reading[Pool]:
-    """Return the pool of all engines of a replica together.
-
-    Frontends with the same engines are duplicates and must say the same; frontends with different
-    engines are parts of one replica.
-    """
-    scraped = _by_scraper(replica, series)
-    if not scraped:
-        return Missing(Absence.NO_SERIES)
-    frontends = set()
-    for many in scraped.values():
-        frontend = _frontend(replica, many)
-        if isinstance(frontend, Missing):
-            return frontend
-        frontends.add(frontend)
-    return _joined(replica, sorted(frontends, key=lambda f: sorted(f.engines)))
-
-
-def _by_scraper(replica: Replica, series: Iterable[Series]) -> dict[Scraper, list[Series]]:
-    found: dict[Scraper, list[Series]] = {}
-    for one in series:
-        scraper = replica.presence.scraper_of(one)
-        if scraper is not None:
-            found.setdefault(scraper, []).append(one)
-    return found
-
-
-def _frontend(replica: Replica, series: Sequence[Series]) -> _Frontend | Missing:
-    """Return what one frontend says; each of its engines has a series with the same text."""
-    engines = frozenset(one.labels.get(replica.table.engine_label, "") for one in series)
-    pools = {_parsed(replica.table.pool, one, len(engines)) for one in series}
-    if None in pools:
-        return Missing(Absence.NOT_A_NUMBER)
-    if len(pools) > 1:
-        return Missing(Absence.AMBIGUOUS)
-    only = pools.pop()
-    return _Frontend(engines, only) if only is not None else Missing(Absence.NOT_A_NUMBER)
-
-
-def _joined(replica: Replica, frontends: Sequence[_Frontend]) -> Reading[Pool]:
-    engines = [engine for frontend in frontends for engine in frontend.engines]
-    kinds = {(frontend.pool.block_tokens, frontend.pool.cache_dtype) for frontend in frontends}
-    if len(engines) > len(set(engines)) or len(kinds) > 1:
-        return Missing(Absence.AMBIGUOUS)
-    if set(engines) < replica.presence.engines:
-        return Missing(Absence.NO_SERIES)
-    tokens, dtype = kinds.pop()
-    blocks = sum(frontend.pool.blocks for frontend in frontends)
-    return Measured(Pool(blocks, tokens, dtype), replica.presence.at)
-
-
-def _parsed(source: PoolSource, series: Series, engines: int) -> Pool | None:
-    """Return the pool that one series describes, or None where its labels are no usable numbers.
-
-    Labels are the text of Python values, so a number may read `None`.
-    """
-    total = _whole(series.labels.get(source.blocks, ""))
-    declared = next(filter(None, (_whole(series.labels.get(name, "")) for name in source.block_tokens)), 0)
-    usable = total - engines * source.null_blocks
-    if usable < 1 or not declared:
-        return None
-    per_engine = total / engines
-    held = _whole(series.labels.get(source.engine_tokens, ""))
-    is_hybrid = held > 0 and abs(held - per_engine * declared) > _HYBRID * per_engine * declared
-    block_tokens = max(1, round(held / per_engine)) if is_hybrid else declared
-    return Pool(usable, block_tokens, series.labels.get(source.cache_dtype, "auto"))
-
-
-def _whole(text: str) -> int:
-    """Return a label as a number; 0 for `None`, an empty text and anything else that is none."""
-    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def unavailable(signals: Iterable[Signal]) -> PodReadings:

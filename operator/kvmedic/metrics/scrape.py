@@ -19,7 +19,7 @@ from kvmedic.core.evidence import Absence, Missing, Pool, Reading, measured
 from kvmedic.core.signals import SignalTable
 from kvmedic.metrics.exposition import Page, parse_page, replica_of
 from kvmedic.metrics.options import ScrapeOptions
-from kvmedic.metrics.readings import pool as pool_of
+from kvmedic.metrics.pools import pool as pool_of
 from kvmedic.metrics.series import PodKey
 
 _CONNECTIONS = 64

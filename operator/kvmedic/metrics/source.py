@@ -24,9 +24,9 @@ from kvmedic.core.evidence import (
 )
 from kvmedic.core.signals import SignalTable
 from kvmedic.metrics.options import SourceOptions
+from kvmedic.metrics.pools import pool as pool_of
 from kvmedic.metrics.promql import Span, expression, pool, presence
 from kvmedic.metrics.readings import Replica, absent, histogram, number, unavailable
-from kvmedic.metrics.readings import pool as pool_of
 from kvmedic.metrics.series import Answer, PodKey, Reply, Series, Unanswered, presence_of
 
 _LOG = logging.getLogger(__name__)

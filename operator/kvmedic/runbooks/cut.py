@@ -60,7 +60,7 @@ def _within_lever(case: Case, setting: Setting, wanted: int) -> Advice:
     cap = wanted if lever is None else _bounded(wanted, lever)
     ceiling = min(case.running_max, inf if setting.max_num_seqs is None else setting.max_num_seqs)
     if cap >= ceiling:
-        return NoChange(
+        return _forbidden(case, wanted, cap, ceiling) or NoChange(
             Reason.CAP_WITHOUT_EFFECT,
             f"{_sized(case, wanted, cap)}, and at most {ceiling:.0f} were running or allowed",
         )
@@ -79,6 +79,20 @@ def _within_lever(case: Case, setting: Setting, wanted: int) -> Advice:
     reason = Reason.CAP_RIGHT_SIZED if cap == wanted else Reason.CAP_AT_BOUND
     message = f"{_sized(case, wanted, cap)}; expected: {_outlook(case, effect)}{_warning(case, cap)}"
     return Assignment(Knob.MAX_NUM_SEQS, cap, reason, message)
+
+
+def _forbidden(case: Case, wanted: int, bound: int, ceiling: float) -> NoChange | None:
+    """Return that a cut which would help is under the lever's bound, or None where the bound is not why."""
+    if wanted >= ceiling:
+        return None
+    effect = effect_of(case.strain, case.sequence, (case.blocks, case.block_tokens), wanted)
+    if effect.goodput_ratio < 1 + LEAST_GAIN:
+        return None
+    return NoChange(
+        Reason.LEVER_NOT_ALLOWED,
+        f"a cap of {wanted} would help ({_outlook(case, effect)}), and at most {ceiling:.0f} were running or "
+        f"allowed: lower min of {Knob.MAX_NUM_SEQS} in spec.levers, which is {bound}",
+    )
 
 
 def _bounded(cap: int, lever: LeverBound) -> int:

@@ -125,10 +125,17 @@ def _too_short(seen: Seen) -> Inconclusive | None:
     residence, window = residence_seconds(seen), seen.sizing.window_seconds
     if residence <= window:
         return None
-    shown = f"{residence:.0f} s" if residence < inf else "longer than the top bucket"
+    if residence == inf:
+        top = max(seen.counted(Signal.E2E_SECONDS).bounds, default=0.0)
+        return Inconclusive(
+            Reason.WINDOW_TOO_SHORT,
+            f"requests stay longer (p99) than the {top:.0f} s up to which this engine counts, so nobody "
+            "knows whether the window holds them; shorten requests, or run a version that counts further",
+        )
     return Inconclusive(
         Reason.WINDOW_TOO_SHORT,
-        f"requests stay {shown} (p99) and the window looks back {window:.0f} s; raise spec.sizing.window",
+        f"requests stay {residence:.0f} s (p99) and the window looks back {window:.0f} s; "
+        "raise spec.sizing.window",
     )
 
 

@@ -96,7 +96,7 @@ def _not_one(found: list[Workload], doubts: list[Refusal], container: str | None
         names = ", ".join(str(workload.container.get("name")) for workload in found)
         return Fault(
             Reason.ENGINE_UNRECOGNISED,
-            f"containers {names} run an engine: name one in spec.targetRef.container",
+            f"containers {names} run an engine: make a resource that names one in spec.targetRef.container",
         )
     if not doubts:
         return Fault(
@@ -104,8 +104,16 @@ def _not_one(found: list[Workload], doubts: list[Refusal], container: str | None
             f"the target has no container {container}: "
             "correct its template, or make a resource that names another in spec.targetRef.container",
         )
-    telling = next((doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE), doubts[0])
-    return _fault(telling)
+    telling = next((doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE), None)
+    return _fault(telling) if telling else _unrecognised(doubts)
+
+
+def _unrecognised(doubts: Sequence[Refusal]) -> Fault:
+    said = "; ".join(dict.fromkeys(doubt.message for doubt in doubts))
+    return Fault(
+        Reason.ENGINE_UNRECOGNISED,
+        f"{said}: start the engine in command or args, or make a resource for the Deployment that runs one",
+    )
 
 
 def setting(workload: Workload, levers: tuple[LeverBound, ...], tried: Sequence[TriedLever]) -> Setting:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from inspect import getdoc
+
 from kvmedic.core.diagnosis import Branch
 from kvmedic.core.reasons import SENTENCES, Reason
+
+_RETURNS = "Return "
+"""How the summary of a function that returns something begins."""
 
 
 def decision_table(branches: tuple[Branch, ...]) -> str:
     """Return a runbook's branches as a Markdown table, in their order; each reason links to its anchor."""
-    head = ("| # | reason | when | from | signals |", "|---|---|---|---|---|")
+    head = ("| # | reason | when | move | from | signals |", "|---|---|---|---|---|---|")
     rows = (_row(number, branch) for number, branch in enumerate(branches, start=1))
     return "\n".join((*head, *rows))
 
@@ -18,7 +23,25 @@ def anchor(reason: Reason) -> str:
     return reason.lower()
 
 
+def move_of(branch: Branch) -> str:
+    """Return what a branch leads to, in the words of the function that says so.
+
+    Raises:
+        ValueError: the function says nothing.
+    """
+    if branch.then is None:
+        return "nothing is changed"
+    said = getdoc(getattr(branch.then, "func", branch.then))
+    if not said:
+        raise ValueError(
+            f"{branch.reason}: give the function behind `then` a docstring; it is the table's move"
+        )
+    summary = " ".join(said.partition("\n\n")[0].split()).rstrip(".")
+    return summary.removeprefix(_RETURNS)
+
+
 def _row(number: int, branch: Branch) -> str:
     signals = ", ".join(f"`{signal}`" for signal in sorted(branch.signals))
     link = f"[`{branch.reason}`](#{anchor(branch.reason)})"
-    return f"| {number} | {link} | {SENTENCES[branch.reason]} | {branch.section} | {signals} |"
+    cells = (str(number), link, SENTENCES[branch.reason], move_of(branch), branch.section, signals)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

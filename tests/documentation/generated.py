@@ -1,0 +1,113 @@
+"""The parts of the documentation that follow from the code, between markers; `chart.generated` writes them.
+
+* each runbook's decision table, from its branches;
+* docs/howto/when-it-refuses.md: every reason for which nothing is done, and what to type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.remedies import REMEDIES, remedy_of
+from kvmedic.record.runs import NEEDS_A_PERSON
+from kvmedic.record.surveys import BLIND
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.tables import decision_table
+from reconcile.complaints import COMPLAINTS, Complaint
+
+ROOT = Path(__file__).resolve().parents[2]
+REFUSALS = ROOT / "docs" / "howto" / "when-it-refuses.md"
+NAMES = {
+    "namespace": "NS",
+    "name": "NAME",
+    "target": "TARGET",
+    "operator": "kvmedic-system",
+    "stop": "kvmedic-stop",
+}
+"""What stands for the names in a command that is for everybody."""
+GROUPS = {
+    "needs a person": NEEDS_A_PERSON,
+    "the metrics": BLIND,
+    "the rest": frozenset(REMEDIES) - NEEDS_A_PERSON - BLIND,
+}
+"""The tables of reasons by what they are called in their markers."""
+
+
+def runbook_page(runbook: str) -> Path:
+    """Return where a runbook's page is: `PreemptionThrash` has preemption-thrash.md."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "-", runbook).lower()
+    return ROOT / "docs" / "runbooks" / f"{name}.md"
+
+
+def pages() -> dict[Path, str]:
+    """Return every page with its generated parts anew."""
+    found = {
+        runbook_page(name): with_part(_text(runbook_page(name)), "decision table", decision_table(branches))
+        for name, branches in RUNBOOKS.items()
+    }
+    refusals = with_part(_text(REFUSALS), "bad input", _complaints(COMPLAINTS.items()))
+    for name, reasons in GROUPS.items():
+        refusals = with_part(refusals, name, _reasons(one for one in Reason if one in reasons))
+    return {**found, REFUSALS: refusals}
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def with_part(text: str, name: str, part: str) -> str:
+    """Return a page's text with one generated part anew.
+
+    Raises:
+        ValueError: the page has no place for it.
+    """
+    begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"the page has no lines {begin} and {end} around its generated part: add them")
+    return f"{before}{begin}\n\n{part}\n\n{end}{after}"
+
+
+def _reasons(reasons: Iterable[Reason]) -> str:
+    return _table(
+        ("reason", "what it means", "what to type"),
+        ((f"`{one}`", SENTENCES[one], _typed(one)) for one in reasons),
+    )
+
+
+def _typed(reason: Reason) -> str:
+    remedy = remedy_of(reason)
+    return f"{remedy.purpose}: `{remedy.typed(NAMES)}`"
+
+
+def _complaints(complaints: Iterable[tuple[str, Complaint]]) -> str:
+    return _table(
+        ("what is wrong", "condition", "reason", "what it says", "what to type"),
+        (
+            (
+                name,
+                f"`{one.condition}` {one.status}",
+                f"`{one.reason}`",
+                f"… {one.advice} …",
+                _typed(Reason(one.reason)),
+            )
+            for name, one in complaints
+        ),
+    )
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    def lines() -> Iterator[str]:
+        yield _line(head)
+        yield _line(("---",) * len(head))
+        yield from map(_line, rows)
+
+    return "\n".join(lines())
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -1,0 +1,73 @@
+"""The generated parts of the documentation hold what the code says, and all of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from documentation.generated import GROUPS, NAMES, REFUSALS, pages, runbook_page, with_part
+from kvmedic.core.reasons import Reason
+from kvmedic.core.remedies import REMEDIES
+from kvmedic.record.runs import NEEDS_A_PERSON
+from kvmedic.record.surveys import BLIND
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.tables import move_of
+from reconcile.complaints import COMPLAINTS
+
+
+def rows(text: str, name: str) -> list[str]:
+    """Return the rows of a generated table, its head left out."""
+    part = text.partition(f"<!-- generated: {name} -->")[2].partition(f"<!-- end: {name} -->")[0]
+    return part.strip().splitlines()[2:]
+
+
+def test_no_page_is_stale() -> None:
+    assert {path: path.read_text() for path in pages()} == pages(), "run `make manifests`"
+
+
+@pytest.mark.parametrize("runbook", RUNBOOKS)
+def test_each_branch_has_one_row_with_its_move(runbook: str) -> None:
+    table = rows(pages()[runbook_page(runbook)], "decision table")
+
+    assert len(table) == len(RUNBOOKS[runbook])
+    for row, branch in zip(table, RUNBOOKS[runbook], strict=True):
+        assert f"[`{branch.reason}`]" in row
+        assert f"| {move_of(branch)} |" in row
+        assert all(f"`{signal}`" in row for signal in branch.signals)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_each_reason_of_a_group_has_one_row_with_what_to_type(group: str) -> None:
+    table = rows(REFUSALS.read_text(), group)
+
+    assert [row.split("`")[1] for row in table] == [one for one in Reason if one in GROUPS[group]]
+    assert all(re.search(r": `(kubectl|kvmedic) [^`]+` \|$", row) for row in table)
+
+
+def test_no_reason_is_in_two_groups_and_none_that_stops_a_fleet_is_left_out() -> None:
+    listed = [reason for group in GROUPS.values() for reason in group]
+
+    assert len(listed) == len(set(listed))
+    assert set(listed) == NEEDS_A_PERSON | BLIND | set(REMEDIES)
+
+
+def test_each_complaint_is_listed_with_a_reason_that_has_a_remedy() -> None:
+    table = rows(REFUSALS.read_text(), "bad input")
+
+    assert [row.split(" | ")[0].removeprefix("| ") for row in table] == list(COMPLAINTS)
+    assert {one.reason for one in COMPLAINTS.values()} <= set(REMEDIES)
+
+
+@pytest.mark.parametrize("reason", REMEDIES)
+def test_a_remedy_uses_no_name_that_is_not_given(reason: Reason) -> None:
+    typed = REMEDIES[reason].typed(NAMES)
+
+    assert "$" not in typed
+    assert typed.startswith(("kubectl ", "kvmedic "))
+    assert REMEDIES[reason].purpose.startswith("to ")
+
+
+def test_a_page_without_a_place_for_its_part_is_refused_with_what_to_add() -> None:
+    with pytest.raises(ValueError, match="<!-- generated: decision table -->"):
+        with_part("# A page\n", "decision table", "| a |")
