@@ -19,6 +19,7 @@ def anchor(reason: Reason) -> str:
 
 
 def _row(number: int, branch: Branch) -> str:
-    signals = ", ".join(f"`{signal}`" for signal in sorted(branch.signals))
+    needed = sorted(str(each) for each in branch.signals | branch.vitals)
+    signals = ", ".join(f"`{signal}`" for signal in needed)
     link = f"[`{branch.reason}`](#{anchor(branch.reason)})"
     return f"| {number} | {link} | {SENTENCES[branch.reason]} | {branch.section} | {signals} |"
