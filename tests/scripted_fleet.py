@@ -17,6 +17,7 @@ from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource
 from metric_tape import Curve, Tape, constant, restarted, rising, until
 from prometheus_server import PrometheusServer
+from scripted_devices import record_devices
 
 END = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=5)
 """When the tape ends; tests look at that moment."""
@@ -139,6 +140,7 @@ def fleet_tape() -> Tape:
     _several_engines(tape)
     _recorded_pages(tape)
     _record(tape, "elsewhere", STEADY, namespace="other")
+    record_devices(tape)
     return tape
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from kvmedic.core.evidence import Look, Observation, Pool, Reading
@@ -15,6 +15,7 @@ from kvmedic.core.policy import Policy
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
+from kvmedic.core.vitals import Device, EngineEnd
 
 
 class View(Protocol):
@@ -60,8 +61,18 @@ class Target(Protocol):
     async def apply(self, fleet: Fleet, effect: Effect, claim: str) -> None:
         """Carry out one effect on the fleet as it was viewed. Raises Conflict when it moved."""
 
+    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> Mapping[str, EngineEnd]:
+        """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
+
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
+
+
+class Ends(Protocol):
+    """How engines ended."""
+
+    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> Mapping[str, EngineEnd]:
+        """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
 
 
 class Metrics(Protocol):
@@ -75,11 +86,24 @@ class Metrics(Protocol):
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         """Return the same of some signals alone: a source computes no others for it."""
 
+    async def devices(
+        self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
+    ) -> Mapping[str, Reading[tuple[Device, ...]]]:
+        """Return the devices of the named replicas; one without a series has a reading that says so."""
+
     async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
         """Return running plus waiting requests, asked of the replica itself."""
 
     async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
         """Return the KV-cache pool, asked of the replica itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Senses:
+    """What a look at a fleet without an open run is made with."""
+
+    metrics: Metrics
+    ends: Ends
 
 
 class Reporter(Protocol):

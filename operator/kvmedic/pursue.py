@@ -26,6 +26,7 @@ from kvmedic.core.decide import (
     decide,
     outcome_of,
 )
+from kvmedic.core.diagnosis import Goal
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gates import Blocked, forward_gate
@@ -61,6 +62,7 @@ from kvmedic.core.run import (
     is_foreign,
     standing,
 )
+from kvmedic.core.steadiness import steadiness
 from kvmedic.core.verdict import Judged, judge
 from kvmedic.ports import Ports, View
 from kvmedic.record.runs import closed, reported
@@ -183,6 +185,7 @@ def _order(tick: Tick, direction: Direction, drain: Drain) -> Order:
         spare_limit=tick.ports.pace.spare_limit,
         pulsed_at=run.intent.at if run.intent else None,
         repairs=direction is Direction.BACK,
+        mends=run.goal is Goal.STEADINESS,
     )
 
 
@@ -236,7 +239,7 @@ async def _checked_canary(tick: Tick, fleet: Fleet, order: Order, move: Cordon) 
     pools = [await tick.ports.metrics.pool(tick.resource.namespace, pod) for pod in canaries]
     for pod, pool in zip(canaries, pools, strict=True):
         if isinstance(pool, Measured):
-            if tick.run.blocks and pool.value.blocks < CANARY_BLOCKS_RATIO * tick.run.blocks:
+            if pool.value.blocks < CANARY_BLOCKS_RATIO * _least_blocks(tick.run):
                 text = f"{pod.name} has {pool.value.blocks} KV-cache blocks, the others {tick.run.blocks}"
                 return Failed(Reason.CANARY_FAILED, text)
         elif isinstance(pool, Missing) and tick.now - pod.created_at > order.start_limit:
@@ -244,6 +247,14 @@ async def _checked_canary(tick: Tick, fleet: Fleet, order: Order, move: Cordon) 
         else:
             return Wait(Reason.AWAITING_CANARY, f"{pod.name} is Ready; its metrics are not there yet")
     return move
+
+
+def _least_blocks(run: Run) -> int:
+    """Return the KV-cache blocks that the canary is compared with; 0: none.
+
+    A change for steadiness gives memory away on purpose: the pool is smaller then.
+    """
+    return run.blocks or 0 if run.goal is Goal.RELIEF else 0
 
 
 async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> timedelta:
@@ -332,7 +343,10 @@ async def _judged(tick: Tick, view: View | None, stands: Standing) -> Judged | N
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )
     restarts = sum(pod.restarts for pod in pods)
-    return judge(tick.run.baseline, looked, tick.policy.objectives, tick.policy.trigger, restarts)
+    baseline = tick.run.baseline
+    if baseline is None or tick.run.goal is Goal.STEADINESS:
+        return steadiness(looked, restarts)
+    return judge(baseline, looked, tick.policy.objectives, tick.policy.trigger, restarts)
 
 
 async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:

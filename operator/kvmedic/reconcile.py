@@ -20,7 +20,7 @@ from kvmedic.core.run import Outcome, Run, StepRecord, Terms
 from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
 from kvmedic.obstacles import claimed, gate, unfit, unrecognised
-from kvmedic.ports import Ports
+from kvmedic.ports import Ports, Senses
 from kvmedic.pursue import Tick, pursue
 from kvmedic.record.runs import reported
 from kvmedic.record.surveys import complaint, planned, surveyed, with_last_good
@@ -103,7 +103,7 @@ async def _survey(
     problem = unfit(resource, policy, view, ports)
     if view is None or problem is not None:
         return await _complain(replace(resource, problem=problem), record, ports, now)
-    found = await survey(resource, policy, view, ports.metrics)
+    found = await survey(resource, policy, view, Senses(ports.metrics, ports.target))
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
     if good := healthy_revision(found, policy, now):
         seen = with_last_good(seen, good)
@@ -121,7 +121,7 @@ async def _survey(
     return await _open(resource, seen, replace(run, terms=terms), ports, now)
 
 
-def _run(found: Survey, plan: Plan, baseline: Baseline, now: datetime) -> Run:
+def _run(found: Survey, plan: Plan, baseline: Baseline | None, now: datetime) -> Run:
     fleet = found.view.fleet
     return Run(
         id=now.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
@@ -137,6 +137,7 @@ def _run(found: Survey, plan: Plan, baseline: Baseline, now: datetime) -> Run:
         in_rotation=fleet.in_rotation,
         blocks=found.blocks(),
         baseline=baseline,
+        goal=found.goal,
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Inconclusive, NoChange, diagnose
-from kvmedic.core.evidence import Look, Measured, Observation, Signal
+from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Goal, Inconclusive, NoChange, diagnose
+from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal, Unsupported
 from kvmedic.core.fleet import Pod
 from kvmedic.core.plan import ObjectRef, Plan
 from kvmedic.core.policy import Policy
@@ -17,8 +18,9 @@ from kvmedic.core.record import LastGood
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
+from kvmedic.core.vitals import Device, Vitals
 from kvmedic.engines import ENGINES
-from kvmedic.ports import Metrics, View
+from kvmedic.ports import Ends, Senses, View
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.planning import Fault, Workload, plan_of, setting, workload_of
 
@@ -40,9 +42,18 @@ class Survey:
         """Return the look over the trigger's window."""
         return self.evidence.burn
 
-    def baseline(self) -> Baseline | Inconclusive:
-        """Return the fleet as it is now, to be compared with later."""
-        return baseline_of(self.evidence.burn, sum(pod.restarts for pod in expected(self.view)))
+    @property
+    def goal(self) -> Goal:
+        """Return by what a change would be judged."""
+        return self.diagnosis.branch.goal if isinstance(self.diagnosis, Diagnosed) else Goal.RELIEF
+
+    def baseline(self) -> Baseline | Inconclusive | None:
+        """Return the fleet as it is now, to be compared with later; None where that is not needed.
+
+        Replicas that just restarted have no figures, and a change for them is not judged by figures.
+        """
+        found = baseline_of(self.evidence.burn, sum(pod.restarts for pod in expected(self.view)))
+        return None if isinstance(found, Inconclusive) and self.goal is Goal.STEADINESS else found
 
     def blocks(self) -> int | None:
         """Return the smallest pool of the replicas (usable blocks), or None when one is not known."""
@@ -56,30 +67,47 @@ def expected(view: View) -> tuple[Pod, ...]:
     return tuple(sorted((p for p in view.fleet.pods if not p.terminating), key=lambda p: p.name))
 
 
-async def gather(policy: Policy, namespace: str, view: View, metrics: Metrics) -> Evidence:
-    """Return the evidence for one target: two looks at the same replicas."""
-    pods = expected(view)
+async def gather(policy: Policy, namespace: str, view: View, senses: Senses) -> Evidence:
+    """Return the evidence for one target: two looks at the same replicas, and how they fare."""
+    pods, metrics = expected(view), senses.metrics
     windows = policy.windows
-    burn, sizing = await asyncio.gather(
+    burn, sizing, devices = await asyncio.gather(
         metrics.observe(policy.source, pods, namespace, windows.trigger, windows.hold),
         metrics.observe(policy.source, pods, namespace, windows.sizing, timedelta(0)),
+        metrics.devices(policy.source, pods, namespace, windows.trigger),
     )
-    return Evidence(burn, sizing, policy.trigger)
+    vitals = await _vitals(burn, namespace, view, senses.ends, devices)
+    return Evidence(burn, sizing, policy.trigger, vitals, policy.node_health)
 
 
-async def survey(resource: Resource, policy: Policy, view: View, metrics: Metrics) -> Survey:
+async def _vitals(
+    burn: Observation,
+    namespace: str,
+    view: View,
+    ends: Ends,
+    devices: Mapping[str, Reading[tuple[Device, ...]]],
+) -> dict[str, Vitals]:
+    """Return how each replica fares: its devices, and its engine's last end inside the look's window."""
+    pods = expected(view)
+    ended = await ends.ends(namespace, pods, burn.at - timedelta(seconds=burn.window_seconds))
+    return {
+        pod.name: Vitals(pod.node, devices.get(pod.name, Unsupported()), ended.get(pod.name)) for pod in pods
+    }
+
+
+async def survey(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
     """Return what a look at the target finds; the plan is made, never carried out.
 
     A glance at the triggers comes first: most of what a source computes for a whole look is
     histograms, and a calm fleet needs none of them.
     """
-    glanced = await _glance(resource, policy, view, metrics)
-    return glanced or await examine(resource, policy, view, metrics)
+    glanced = await _glance(resource, policy, view, senses)
+    return glanced or await examine(resource, policy, view, senses)
 
 
-async def examine(resource: Resource, policy: Policy, view: View, metrics: Metrics) -> Survey:
+async def examine(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
     """Return what a whole look at the target finds, however calm it is."""
-    evidence = await gather(policy, resource.namespace, view, metrics)
+    evidence = await gather(policy, resource.namespace, view, senses)
     runbook, diagnosis = judged(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
     return _planned(found, resource, policy)
@@ -94,7 +122,7 @@ def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
     return str(runbook), diagnosis
 
 
-async def _glance(resource: Resource, policy: Policy, view: View, metrics: Metrics) -> Survey | None:
+async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey | None:
     """Return the survey where the first branch of each runbook decides, or None where more is needed.
 
     A runbook's first branch tells a calm fleet from any other, or says what it cannot see; either way
@@ -103,8 +131,9 @@ async def _glance(resource: Resource, policy: Policy, view: View, metrics: Metri
     firsts = [(runbook, RUNBOOKS[runbook][0]) for runbook in policy.runbooks]
     signals = frozenset[Signal]().union(*(branch.signals for _, branch in firsts), _proof(resource, view))
     asked = Look(policy.windows.trigger, policy.windows.hold, signals)
-    seen = await metrics.look(policy.source, expected(view), resource.namespace, asked)
-    evidence = Evidence(seen, seen, policy.trigger)
+    seen = await senses.metrics.look(policy.source, expected(view), resource.namespace, asked)
+    vitals = await _vitals(seen, resource.namespace, view, senses.ends, {})
+    evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health)
     for runbook, branch in firsts:
         match branch.when(evidence):
             case None:
@@ -138,7 +167,7 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
     plan = plan_of(workload, advice, resource.generation)
     if isinstance(plan, Fault):
         return _hindered(found, plan.reason, plan.message)
-    refused = refusal(fleet)
+    refused = refusal(fleet, whole=found.goal is Goal.RELIEF)
     obstacle = Outcome(refused.reason, refused.message) if refused else None
     return Survey(found.view, found.evidence, diagnosis, found.runbook, plan, obstacle)
 

@@ -220,13 +220,6 @@ PENDING = [
         "CompressionWithoutSavings is not implemented yet: remove it",
         is_pending=True,
     ),
-    Row(
-        "proof of node health",
-        {"nodeHealth": "Required"},
-        "spec.nodeHealth",
-        "not implemented yet, as no node health is read: use IfAvailable",
-        is_pending=True,
-    ),
     *(
         Row(
             f"lever {name}",
@@ -239,7 +232,6 @@ PENDING = [
             "watermark",
             "maxModelLen",
             "maxNumBatchedTokens",
-            "gpuMemoryUtilization",
             "prefixCaching",
             "chunkedPrefill",
             "cpuOffload",

@@ -15,6 +15,7 @@ LOW: dict[str, Any] = {
     "rollout": {"drainTimeout": "10s", "rotationLabel": {"key": "a", "draining": "b"}},
     "verify": {"for": "1m"},
     "limits": {"cooldown": "0s", "maxRunsPerDay": 1, "minHealthyReplicas": 1},
+    "nodeHealth": "Required",
 }
 
 HIGH: dict[str, Any] = {
@@ -24,7 +25,11 @@ HIGH: dict[str, Any] = {
     "objectives": {"interTokenP95": "1m", "e2eP95": "24h", "ttftP95": "1440m"},
     "trigger": {"preemptionsPerRequest": 100, "kvCacheUsage": 1, "window": "1h", "for": "10m"},
     "sizing": {"window": "1h"},
-    "levers": [{"name": "maxNumSeqs", "min": 65536}],
+    "levers": [
+        {"name": "maxNumSeqs", "min": 65536},
+        {"name": "gpuMemoryUtilization", "min": 1, "max": 1, "step": 0.1},
+    ],
+    "nodeHealth": "IfAvailable",
     "rollout": {
         "drainTimeout": "23h59m59s1000ms",
         "rotationLabel": {"key": f"{'e' * 253}/{'x' * 63}", "draining": "x" * 63},

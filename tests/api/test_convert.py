@@ -16,7 +16,6 @@ from kvmedic.core.engine import Knob
 from kvmedic.core.policy import (
     Limits,
     Mode,
-    NodeHealth,
     OnInconclusive,
     Policy,
     RolloutPolicy,
@@ -27,6 +26,7 @@ from kvmedic.core.policy import (
     Windows,
 )
 from kvmedic.core.verdict import Objectives
+from kvmedic.core.vitals import NodeHealth
 
 FULL = {
     "targetRef": {"name": "llm", "container": "vllm"},
@@ -40,6 +40,7 @@ FULL = {
     "rollout": {"drainTimeout": "90s", "rotationLabel": {"key": "a/b", "draining": "out"}},
     "verify": {"for": "5m", "onInconclusive": "RollBack"},
     "limits": {"cooldown": "1h", "maxRunsPerDay": 2, "minHealthyReplicas": 3},
+    "nodeHealth": "IfAvailable",
 }
 
 
@@ -73,6 +74,7 @@ def test_the_defaults_are_those_of_the_reference() -> None:
 
     assert policy.target == TargetRef("Deployment", "inference-llm", None)
     assert policy.objectives == Objectives()
+    assert policy.node_health is NodeHealth.REQUIRED
     assert policy.windows == Windows(
         trigger=timedelta(minutes=5),
         hold=timedelta(minutes=2),

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from chart.generated import CHART
+from kvmedic.record.runs import DIVERTS
 from kvmedic.record.telemetry import Telemetry
 
 RULES = CHART / "files" / "alerts.yaml"
@@ -103,6 +104,26 @@ def test_resources_in_trouble(
     inputs = series("kvmedic_leading", LEADING) + series(gauge, counts)
 
     assert firing(alert, "45m", inputs, tmp_path) is fires
+
+
+@pytest.mark.parametrize(
+    ("alert", "reason"),
+    [
+        ("KvmedicGpuFault", "GpuFault"),
+        ("KvmedicThermalEmergency", "ThermalEmergency"),
+        ("KvmedicHostOutOfMemory", "HostOutOfMemory"),
+    ],
+)
+def test_trouble_that_another_runbook_is_for_is_told_under_its_name(
+    alert: str, reason: str, tmp_path: Path
+) -> None:
+    others = {each.value for each in DIVERTS} - {reason}
+    leading = series("kvmedic_leading", LEADING)
+    own = series("kvmedic_diverted", {"a": "1+0x60", "b": "0+0x60"}, reason=reason)
+    foreign = [s for other in others for s in series("kvmedic_diverted", {"a": "1+0x60"}, reason=other)]
+
+    assert firing(alert, "45m", leading + own, tmp_path)
+    assert not firing(alert, "45m", leading + foreign, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,6 @@ NEVER = (
     ("create", "", "pods", ""),
     ("create", "", "pods/exec", ""),
     ("create", "", "pods/eviction", ""),
-    ("get", "", "pods/log", ""),
     ("get", "", "pods/proxy", ""),
     ("get", "", "nodes", ""),
     ("patch", "", "services", ""),

@@ -14,7 +14,6 @@ from kvmedic.core.maintenance import MaintenanceWindow
 from kvmedic.core.policy import (
     Limits,
     Mode,
-    NodeHealth,
     OnInconclusive,
     Policy,
     RolloutPolicy,
@@ -27,6 +26,7 @@ from kvmedic.core.policy import (
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ClosedRun
 from kvmedic.core.verdict import Objectives
+from kvmedic.core.vitals import NodeHealth
 from run_builder import NOW
 
 MINUTE = timedelta(minutes=1)

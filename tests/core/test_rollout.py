@@ -38,8 +38,8 @@ LIMIT = timedelta(seconds=600)
 class Walker:
     """The operator's side of a walk: what it remembers between ticks, which may be lost by a crash."""
 
-    def __init__(self, model: Model, toward: str) -> None:
-        self.model, self.toward = model, toward
+    def __init__(self, model: Model, toward: str, *, mends: bool = False) -> None:
+        self.model, self.toward, self.mends = model, toward, mends
         self.victim: Victim | None = None
         self.pulsed_at = None
         self.ended: object = None
@@ -47,9 +47,10 @@ class Walker:
     def order(self) -> Order:
         edit = EDIT if self.toward == "new" else EDIT.inverse()
         away = "old" if self.toward == "new" else "new"
-        return Order(
+        order = Order(
             away, self.toward, edit, OWN_FIELDS, self.victim, self.drain(), LIMIT, LIMIT, self.pulsed_at
         )
+        return replace(order, mends=self.mends)
 
     def drain(self) -> Drain:
         pods = {p.name: p for p in self.model.pods}
@@ -118,6 +119,26 @@ def test_a_walk_reaches_every_replica_and_loses_nobody_who_takes_requests(replic
     assert model.fields == OWN_FIELDS
     assert model.lost_in_rotation == []
     assert model.fewest >= replicas
+
+
+@given(replicas=st.integers(1, 5), ill=st.sets(st.integers(0, 4), min_size=1), events=EVENTS)
+@MANY
+def test_a_walk_that_mends_reaches_a_fleet_whose_replicas_cannot_stay_up(replicas, ill, events):
+    model = Model.healthy(replicas)
+    down = [pod for index, pod in enumerate(model.pods) if index in ill]
+    for pod in down:
+        pod.broken, pod.ready, pod.in_rotation, pod.busy = True, False, False, False
+    refused, walker = Walker(model, "new"), Walker(model, "new", mends=True)
+    refused.tick()
+
+    run_to_end(walker, events)
+
+    assert isinstance(refused.ended, Refused) or not down
+    assert isinstance(walker.ended, Settled)
+    assert [p.revision for p in model.pods] == ["new"] * replicas
+    assert model.fields == OWN_FIELDS
+    assert model.lost_in_rotation == []
+    assert model.fewest >= replicas - len(down)
 
 
 @given(replicas=st.integers(1, 5), events=EVENTS, turn=st.integers(0, 80), after=EVENTS)

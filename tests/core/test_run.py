@@ -6,11 +6,21 @@ from dataclasses import replace
 
 import pytest
 
+from kvmedic.core.diagnosis import Goal
 from kvmedic.core.fleet import frozen
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome, Standing, StepState, standing
 from kvmedic.core.verdict import Judged, Verdict
 from run_builder import NEW, NOW, OLD, UID, a_fleet, a_run, an_intent
+
+
+def test_a_run_without_a_baseline_is_judged_by_steadiness_alone() -> None:
+    steady = replace(a_run(), baseline=None, goal=Goal.STEADINESS)
+
+    assert steady.baseline is None
+    with pytest.raises(ValueError, match="baseline"):
+        replace(steady, goal=Goal.RELIEF)
+
 
 FROZEN = frozen(max_unavailable=0, paused=True)
 RUN = a_run(StepState.ROLLING_OUT, an_intent(3))

@@ -9,6 +9,7 @@ import time
 import httpx
 import pytest
 
+from kvmedic.cluster.ends import bears_device_memory
 from lab.engine.server import TEARDOWN_SECONDS
 from lab_engine.engine_process import PLAIN, TESTS, a_process, until_healthy
 
@@ -98,6 +99,41 @@ def test_told_to_die_of_memory_it_says_so_last():
         out, _ = process.communicate(timeout=60)
 
     assert "torch.OutOfMemoryError: CUDA" in out
+
+
+@pytest.mark.parametrize(("share", "lives"), [("0.92", False), ("0.9", True)], ids=["above", "at"])
+def test_it_dies_of_memory_at_start_above_a_share_only(share, lives):
+    with a_process(f"--gpu-memory-utilization={share}", LAB_FAULT_OOM_ABOVE_UTILIZATION="0.9") as (
+        process,
+        url,
+    ):
+        if lives:
+            until_healthy(url)
+        else:
+            out, _ = process.communicate(timeout=60)
+            assert process.returncode == 1
+            assert "EngineCore failed to start" in out
+            assert bears_device_memory(out.splitlines())
+
+
+def test_it_dies_of_memory_while_serving_once_enough_runs():
+    faults = {"LAB_FAULT_OOM_ABOVE_UTILIZATION": "0.9", "LAB_FAULT_OOM_RUNNING": "3"}
+    with a_process("--gpu-memory-utilization=0.92", LAB_STEP_MS="50", **faults) as (process, url):
+        until_healthy(url)
+        results = []
+        threads = [threading.Thread(target=ask, args=(url, results)) for _ in range(3)]
+        threads[0].start()
+        time.sleep(0.3)
+        assert process.poll() is None
+        for thread in threads[1:]:
+            thread.start()
+        out, _ = process.communicate(timeout=60)
+        for thread in threads:
+            thread.join()
+
+    assert process.returncode == 1
+    assert "EngineCore encountered a fatal error" in out
+    assert bears_device_memory(out.splitlines())
 
 
 def test_told_never_to_be_ready_it_never_listens_and_can_be_stopped():

@@ -19,8 +19,8 @@ Right = tuple[str, str, str]
 """API group, resource with its subresource, verb."""
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-RARE = {("", "pods", "delete")}
-"""Asked for only while a peer of the drained replica is not Ready."""
+RARE = {("", "pods", "delete"), ("", "pods/log", "get")}
+"""Asked for only while a peer of the drained replica is not Ready; after a restart."""
 
 
 @dataclass(slots=True)

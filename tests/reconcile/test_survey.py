@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.evidence import EVERY_SIGNAL, Look, Observation, Signal
+from kvmedic.core.diagnosis import Goal, Inconclusive
+from kvmedic.core.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Reading, Signal
 from kvmedic.core.fleet import Pod
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import LastGood, Record
 from kvmedic.core.resource import Resource
+from kvmedic.core.vitals import Cause, Device, EngineEnd
+from kvmedic.ports import Senses
 from kvmedic.record.store import resource_of
 from kvmedic.runbooks.preemption_thrash import TRIGGER
 from kvmedic.survey import Survey, examine, healthy_revision, survey
 from lab.scripted.readings import State, only, readings
 from reconcile.world import deployment, remediation
 from run_builder import NOW, OLD, UID, a_fleet
+from vitals_builder import a_device, an_end
 
 
 @dataclass
@@ -29,11 +33,24 @@ class Asked:
 
     state: State
     looks: list[Look] = field(default_factory=list)
+    gpus: Reading[tuple[Device, ...]] = field(default_factory=lambda: Missing(Absence.NO_SERIES))
+    ended: EngineEnd | None = None
+    """Of the first replica."""
+    asked_for_devices: int = 0
 
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         self.looks.append(look)
         seen = {pod.name: only(readings(self.state, NOW), look.signals) for pod in pods}
         return Observation(NOW, look.window.total_seconds(), look.hold.total_seconds(), seen)
+
+    async def devices(
+        self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
+    ) -> dict[str, Reading[tuple[Device, ...]]]:
+        self.asked_for_devices += 1
+        return dict.fromkeys((pod.name for pod in pods), self.gpus)
+
+    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> dict[str, EngineEnd]:
+        return {pod.name: self.ended for pod in pods[:1] if self.ended}
 
     async def observe(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta
@@ -55,7 +72,7 @@ def view() -> Any:
 async def looked(state: State, good: str = "") -> tuple[Survey, Asked]:
     metrics, resource = Asked(state), a_resource(good)
     assert resource.policy is not None
-    return await survey(resource, resource.policy, view(), metrics), metrics
+    return await survey(resource, resource.policy, view(), Senses(metrics, metrics)), metrics
 
 
 async def test_a_calm_fleet_on_record_is_asked_for_the_trigger_alone() -> None:
@@ -99,7 +116,85 @@ async def test_the_diagnosis_is_that_of_a_whole_look(state: State) -> None:
     resource = a_resource()
     assert resource.policy is not None
 
-    whole = await examine(resource, resource.policy, view(), Asked(state))
+    asked = Asked(state)
+    whole = await examine(resource, resource.policy, view(), Senses(asked, asked))
 
     assert found.diagnosis == whole.diagnosis
     assert (found.runbook, found.plan, found.obstacle) == (whole.runbook, whole.plan, whole.obstacle)
+
+
+async def test_gpus_and_ends_are_asked_for_as_the_look_needs_them() -> None:
+    _, calm = await looked(State.RECOVERED, good=OLD)
+    _, pressed = await looked(State.THRASH, good=OLD)
+
+    assert (calm.asked_for_devices, pressed.asked_for_devices) == (0, 1)
+
+
+def spec(**more: Any) -> Resource:
+    resource = a_resource(good=OLD)
+    body = remediation(**more)
+    body["metadata"] |= {"namespace": "serving", "uid": UID, "resourceVersion": "1"}
+    return replace(resource_of(body), record=resource.record)
+
+
+async def surveyed(metrics: Asked, **more: Any) -> Survey:
+    resource = spec(**more)
+    assert resource.policy is not None
+    return await survey(resource, resource.policy, view(), Senses(metrics, metrics))
+
+
+async def test_required_node_health_that_nobody_tells_holds_and_says_how_to_provide_it() -> None:
+    found = await surveyed(Asked(State.THRASH), nodeHealth="Required")
+
+    assert found.diagnosis.reason is Reason.NODE_HEALTH_UNKNOWN
+    assert found.plan is None
+    assert "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL" in found.diagnosis.line()
+
+
+async def test_required_node_health_that_is_known_stands_in_no_way() -> None:
+    found = await surveyed(Asked(State.THRASH, gpus=Measured((a_device(),), NOW)), nodeHealth="Required")
+
+    assert found.plan is not None
+
+
+@pytest.mark.parametrize("health", ["Required", "IfAvailable"])
+async def test_a_broken_gpu_diverts_whatever_unknown_health_means(health: str) -> None:
+    gpus = Measured((a_device(last_xid=79),), NOW)
+
+    found = await surveyed(Asked(State.THRASH, gpus=gpus), nodeHealth=health)
+
+    assert (found.diagnosis.reason, found.plan) == (Reason.GPU_FAULT, None)
+    assert found.obstacle is not None
+    assert found.obstacle.reason is Reason.GPU_FAULT
+
+
+LEVERS = [{"name": "gpuMemoryUtilization", "min": 0.8, "max": 0.95, "step": 0.02}]
+
+
+@pytest.mark.parametrize("state", [State.RECOVERED, State.THRASH, State.MISSING])
+async def test_a_gpu_that_ran_out_of_memory_is_met_whatever_the_metrics_say(state: State) -> None:
+    found = await surveyed(Asked(state, ended=an_end(Cause.DEVICE_MEMORY, NOW)), levers=LEVERS)
+
+    assert found.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
+    assert found.plan is not None
+    assert found.goal is Goal.STEADINESS
+    assert (found.plan.steps[0].before, found.plan.steps[0].after) == (None, "0.9")
+    assert not isinstance(found.baseline(), Inconclusive)
+
+
+async def test_a_replica_that_cannot_stay_up_does_not_stand_in_its_own_way() -> None:
+    pods = (replace(a_fleet().pods[0], ready_at=None, in_rotation=False), *a_fleet().pods[1:])
+    broken = SimpleNamespace(fleet=a_fleet(pods=pods), template=deployment(3)["spec"]["template"])
+    metrics, resource = Asked(State.MISSING, ended=an_end(Cause.DEVICE_MEMORY, NOW)), spec(levers=LEVERS)
+    assert resource.policy is not None
+
+    found = await survey(resource, resource.policy, broken, Senses(metrics, metrics))
+
+    assert found.plan is not None
+    assert found.obstacle is None
+
+
+async def test_an_end_for_another_reason_does_not_change_the_diagnosis() -> None:
+    found = await surveyed(Asked(State.RECOVERED, ended=an_end(Cause.ANOTHER, NOW)))
+
+    assert found.diagnosis.reason is Reason.HEALTHY

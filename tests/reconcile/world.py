@@ -74,6 +74,7 @@ def remediation(**spec: Any) -> dict[str, Any]:
             "trigger": {"window": "1m", "for": "0s"},
             "sizing": {"window": "1m"},
             "verify": {"for": "1m"},
+            "nodeHealth": "IfAvailable",
             "limits": {"cooldown": "24h"},
             "rollout": {"drainTimeout": "10m", "rotationLabel": {"key": "serving", "draining": DRAINING}},
             **spec,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from kvmedic.core.decide import Wish
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Condition, ConditionType, Record, Truth
+from kvmedic.core.record import Condition, ConditionType, Record, ShownDiagnosis, Truth
 from kvmedic.core.resource import Resource
 from kvmedic.record.reporter import Reporter
+from kvmedic.record.runs import DIVERTS
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.record.transitions import Note
+from run_builder import a_run
 
 GAUGES = ("kvmedic_open_runs", "kvmedic_action_required", "kvmedic_stalled", "kvmedic_metrics_unavailable")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -56,6 +59,22 @@ def test_a_resource_counts_as_it_was_loaded(record: Record | None, counted: tupl
     reporter.seen(a_resource(record))
 
     assert gauges(reporter) == counted
+
+
+@pytest.mark.parametrize("reason", sorted(DIVERTS))
+def test_a_diagnosis_for_another_runbook_counts_under_its_reason(reason: Reason) -> None:
+    reporter = Reporter(Discarded(), Telemetry())
+    shown = ShownDiagnosis(reason, "who", "PreemptionThrash", NOW)
+    reporter.seen(a_resource(Record(diagnosis=shown), "1"))
+    reporter.seen(a_resource(Record(diagnosis=shown, run=a_run()), "2"))
+    reporter.seen(a_resource(Record(diagnosis=replace(shown, reason=Reason.FLEET_WIDE_DEMAND)), "3"))
+
+    counts = {
+        each: reporter.telemetry.registry.get_sample_value("kvmedic_diverted", {"reason": each})
+        for each in DIVERTS
+    }
+
+    assert counts == {each: float(each is reason) for each in DIVERTS}
 
 
 async def test_a_save_moves_a_resource_and_a_forgotten_one_counts_nowhere() -> None:

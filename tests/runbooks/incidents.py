@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from builders import CALM, IDLE, THRASHING, Replica, an_evidence
 from kvmedic.core.diagnosis import Evidence
 from kvmedic.core.reasons import Reason
+from kvmedic.core.vitals import Cause, NodeHealth
+from vitals_builder import a_device, an_end, ill, required, restarted, without_metrics
 
 AT_THE_TRIGGER = replace(THRASHING, preemptions=0.5 * THRASHING.finished)
 OVER_THE_TRIGGER = replace(THRASHING, preemptions=0.5 * THRASHING.finished + 1)
@@ -19,6 +21,8 @@ BUSY_AND_WELL_CAPPED = Replica(
     usage_mean=0.97,
     stalls=10,
 )
+THRASH = an_evidence(*[THRASHING] * 3)
+QUIET = an_evidence(*[CALM] * 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,77 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         Incident("full, capped right, requests wait", an_evidence(*[BUSY_AND_WELL_CAPPED] * 3), fires=True),
         Incident("at the trigger", an_evidence(*[AT_THE_TRIGGER] * 3), fires=True),
         Incident(
+            "calm, and a restart for another reason", restarted(QUIET, an_end(Cause.ANOTHER)), fires=True
+        ),
+        Incident("calm, and nobody knows why it ended", restarted(QUIET, an_end(Cause.UNKNOWN)), fires=False),
+        Incident(
             "one of a hundred over the trigger", an_evidence(*[CALM] * 99, OVER_THE_TRIGGER), fires=False
         ),
         Incident("the fleet thrashes", an_evidence(*[THRASHING] * 3), fires=False),
+    ),
+    Reason.GPU_FAULT: (
+        Incident("a GPU fell off the bus", ill(THRASH, a_device(last_xid=79)), fires=True),
+        Incident("a GPU has broken memory", ill(THRASH, a_device(uncorrectable_errors=1)), fires=True),
+        Incident("a GPU has no rows left", ill(THRASH, a_device(row_remap_failed=1)), fires=True),
+        Incident(
+            "the second of its GPUs", ill(THRASH, a_device(), a_device("GPU 1", last_xid=48)), fires=True
+        ),
+        Incident("a GPU is hot as well", ill(THRASH, a_device(last_xid=79, clock_reasons=0x40)), fires=True),
+        Incident("the program's own fault", ill(THRASH, a_device(last_xid=13)), fires=False),
+        Incident("a page fault of the program", ill(THRASH, a_device(last_xid=31)), fires=False),
+        Incident("all is well with the GPUs", ill(THRASH, a_device()), fires=False),
+        Incident(
+            "a GPU fell off a calm fleet", ill(an_evidence(*[CALM] * 3), a_device(last_xid=79)), fires=False
+        ),
+        Incident("nobody tells of the GPUs", THRASH, fires=False),
+    ),
+    Reason.THERMAL_EMERGENCY: (
+        Incident("hardware slowdown", ill(THRASH, a_device(clock_reasons=0x08)), fires=True),
+        Incident("too hot, by the driver", ill(THRASH, a_device(clock_reasons=0x20)), fires=True),
+        Incident("too hot, by the hardware", ill(THRASH, a_device(clock_reasons=0x40)), fires=True),
+        Incident("power brake", ill(THRASH, a_device(clock_reasons=0x80)), fires=True),
+        Incident("hot at the power cap", ill(THRASH, a_device(clock_reasons=0x44)), fires=True),
+        Incident("idle", ill(THRASH, a_device(clock_reasons=0x1)), fires=False),
+        Incident("at the power cap under full load", ill(THRASH, a_device(clock_reasons=0x4)), fires=False),
+        Incident("set clocks, boost, displays", ill(THRASH, a_device(clock_reasons=0x112)), fires=False),
+        Incident("broken as well", ill(THRASH, a_device(last_xid=79, clock_reasons=0x40)), fires=False),
+        Incident("hot and calm", ill(an_evidence(*[CALM] * 3), a_device(clock_reasons=0x40)), fires=False),
+    ),
+    Reason.HOST_OUT_OF_MEMORY: (
+        Incident("killed at its limit, calm", restarted(QUIET, an_end(Cause.HOST_MEMORY)), fires=True),
+        Incident("killed at its limit, thrashing", restarted(THRASH, an_end(Cause.HOST_MEMORY)), fires=True),
+        Incident("its GPU's memory ran out", restarted(QUIET, an_end(Cause.DEVICE_MEMORY)), fires=False),
+        Incident("ended for another reason", restarted(QUIET, an_end(Cause.ANOTHER)), fires=False),
+        Incident("nobody knows why it ended", restarted(QUIET, an_end(Cause.UNKNOWN)), fires=False),
+    ),
+    Reason.CUDA_OUT_OF_MEMORY: (
+        Incident("a calm replica", restarted(QUIET, an_end(Cause.DEVICE_MEMORY)), fires=True),
+        Incident(
+            "a replica of a thrashing fleet", restarted(THRASH, an_end(Cause.DEVICE_MEMORY)), fires=True
+        ),
+        Incident(
+            "at start, so without metrics",
+            restarted(an_evidence(without_metrics(), CALM, CALM), an_end(Cause.DEVICE_MEMORY)),
+            fires=True,
+        ),
+        Incident(
+            "node health unknown, and not required",
+            replace(restarted(QUIET, an_end(Cause.DEVICE_MEMORY)), node_health=NodeHealth.IF_AVAILABLE),
+            fires=True,
+        ),
+        Incident(
+            "node health unknown, and required",
+            replace(restarted(QUIET, an_end(Cause.DEVICE_MEMORY)), node_health=NodeHealth.REQUIRED),
+            fires=False,
+        ),
+        Incident("killed at its limit", restarted(QUIET, an_end(Cause.HOST_MEMORY)), fires=False),
+        Incident("exit code 1 without the mark", restarted(QUIET, an_end(Cause.ANOTHER)), fires=False),
+        Incident("nobody knows why it ended", restarted(QUIET, an_end(Cause.UNKNOWN)), fires=False),
+        Incident(
+            "on a broken GPU",
+            ill(restarted(THRASH, an_end(Cause.DEVICE_MEMORY)), a_device(last_xid=79)),
+            fires=False,
+        ),
     ),
     Reason.FLEET_WIDE_DEMAND: (
         Incident("the fleet thrashes", an_evidence(*[THRASHING] * 3), fires=True),
@@ -50,6 +122,12 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         Incident("one preemption over the trigger", an_evidence(*[OVER_THE_TRIGGER] * 3), fires=True),
         Incident("at the trigger", an_evidence(*[AT_THE_TRIGGER] * 3), fires=False),
         Incident("one of two", an_evidence(THRASHING, CALM), fires=False),
+        Incident("the program's own fault on a GPU", ill(THRASH, a_device(last_xid=43)), fires=True),
+        Incident("node health unknown, and not required", THRASH, fires=True),
+        Incident(
+            "node health unknown, and required", replace(THRASH, node_health=NodeHealth.REQUIRED), fires=False
+        ),
+        Incident("node health known, and required", required(THRASH), fires=True),
         Incident("one of three", an_evidence(THRASHING, CALM, CALM), fires=False),
         Incident("half of four", an_evidence(THRASHING, THRASHING, CALM, CALM), fires=False),
         Incident("full, capped right, requests wait", an_evidence(*[BUSY_AND_WELL_CAPPED] * 3), fires=False),

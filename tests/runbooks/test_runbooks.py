@@ -60,7 +60,7 @@ def test_every_branch_has_a_section_on_its_page(runbook: str, branch: Branch) ->
 
 @pytest.mark.parametrize(("runbook", "branch"), BRANCHES)
 def test_every_branch_says_what_it_means_and_what_it_needs(runbook: str, branch: Branch) -> None:
-    assert branch.signals
+    assert branch.signals | branch.vitals
     assert branch.section
     assert SENTENCES[branch.reason].endswith(".")
 

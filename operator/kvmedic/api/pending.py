@@ -12,11 +12,11 @@ from typing import TypeVar
 from kvmedic.api.levers import LeverName, LeverSpec
 from kvmedic.api.rules import Rule
 from kvmedic.api.spec import KVRemediationSpec
-from kvmedic.core.policy import Mode, NodeHealth, Runbook, Spare
+from kvmedic.core.policy import Mode, Runbook, Spare
 
 T = TypeVar("T")
 
-IMPLEMENTED_LEVERS = frozenset({LeverName.MAX_NUM_SEQS})
+IMPLEMENTED_LEVERS = frozenset({LeverName.MAX_NUM_SEQS, LeverName.GPU_MEMORY_UTILIZATION})
 """The levers that this version turns."""
 
 PENDING: tuple[Rule[KVRemediationSpec], ...] = (
@@ -32,13 +32,6 @@ PENDING: tuple[Rule[KVRemediationSpec], ...] = (
         message="runbook CompressionWithoutSavings is not implemented yet: remove it",
         holds=lambda s: Runbook.COMPRESSION_WITHOUT_SAVINGS not in s.runbooks,
         path=".runbooks",
-        forbids=True,
-    ),
-    Rule(
-        cel="self.nodeHealth != 'Required'",
-        message="nodeHealth Required is not implemented yet, as no node health is read: use IfAvailable",
-        holds=lambda s: s.node_health is not NodeHealth.REQUIRED,
-        path=".nodeHealth",
         forbids=True,
     ),
     Rule(

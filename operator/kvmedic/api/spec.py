@@ -17,8 +17,9 @@ from kvmedic.api.compression import CompressionSpec
 from kvmedic.api.levers import LEVERS, LeverName, LeverSpec
 from kvmedic.api.quantities import DURATION_LENGTH, parse_duration
 from kvmedic.api.rules import Rule, Wire, duration, in_order, number, pattern, unique, whole
-from kvmedic.core.policy import Mode, NodeHealth, OnInconclusive, Runbook, Spare
+from kvmedic.core.policy import Mode, OnInconclusive, Runbook, Spare
 from kvmedic.core.record import HISTORY_LENGTH
+from kvmedic.core.vitals import NodeHealth
 
 Window: TypeAlias = Literal["1m", "2m", "5m", "10m", "30m", "1h"]
 """How far a query looks back. An enumeration, so that one query serves all resources of a source."""
@@ -280,17 +281,17 @@ class KVRemediationSpec(Wire):
     objectives: Objectives | None = None
     trigger: Trigger = Trigger()
     sizing: Sizing = Sizing()
-    node_health: NodeHealth = NodeHealth.IF_AVAILABLE
-    """What is done where the health of a node is unknown. Required: nothing is changed. IfAvailable:
-    unknown health does not stop a change. IfAvailable, because this version reads no node health, and
-    Required would never let it act."""
+    node_health: NodeHealth = NodeHealth.REQUIRED
+    """What is done where the health of a replica's GPUs is unknown. Required: nothing is changed, and the
+    diagnosis says which series of the DCGM exporter are missing. IfAvailable: unknown health does not stop
+    a change; a fault that is seen always does. Required, because a slow GPU looks like demand."""
     levers: Annotated[list[LeverSpec], Field(max_length=len(LEVERS)), unique(_lever_name)] = Field(
         default=[LeverSpec(name=LeverName.MAX_NUM_SEQS)],
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     """What may be turned, in the order of trying; a lever that is not in the list is not allowed, and an
-    empty list allows none. By default the one lever that this version turns; a later version adds none
-    to a resource that exists."""
+    empty list allows none. By default maxNumSeqs alone; a later version adds none to a resource that
+    exists. gpuMemoryUtilization is lowered where a device runs out of memory, and needs `min` and `step`."""
     rollout: Rollout = Rollout()
     verify: Verify = Verify()
     limits: Limits = Limits()

@@ -16,6 +16,8 @@ from kvmedic.cli.live import REFUSED, USAGE, Name, ended, finished, load, survey
 from kvmedic.cli.past import Past, PastError, moment_of, observed
 from kvmedic.cli.report import Form, Report, report_of_consultation, report_of_survey
 from kvmedic.cli.scrapes import ScrapeError, doubt_of, evidence_of, pages_of
+from kvmedic.core.policy import Policy
+from kvmedic.core.vitals import NodeHealth
 from kvmedic.offline import Consultation, consult
 from kvmedic.settings import SettingsError
 from kvmedic.settings import load as load_settings
@@ -24,6 +26,11 @@ from kvmedic.wiring import connected
 _WAYS = (
     "say what to look at: NAME (a KVRemediation of a cluster), two saved pages (--scrape T0.txt --scrape "
     "T1.txt), or a moment of the past (--prometheus URL --at TIME)"
+)
+
+_NO_HOLD = (
+    "unknown node health stops nothing here; on a cluster spec.nodeHealth: Required holds until the DCGM "
+    "exporter tells of every GPU"
 )
 
 
@@ -117,7 +124,8 @@ def _offline(scrapes: Sequence[str], interval: timedelta | None, files: Files) -
         if doubt is None
         else Consultation(evidence, str(policy.runbooks[0]), doubt, None, None, None)
     )
-    return report_of_consultation(found, {"scrapes": ", ".join(pages)}, notes if doubt is None else ())
+    shown = (*notes, *_remarks(policy)) if doubt is None else ()
+    return report_of_consultation(found, {"scrapes": ", ".join(pages)}, shown)
 
 
 def _past(past: Past, prometheus: str, files: Files) -> Report:
@@ -126,7 +134,12 @@ def _past(past: Past, prometheus: str, files: Files) -> Report:
     settings = with_source(load_settings(), prometheus)
     evidence, notes = asyncio.run(observed(past, settings, policy))
     target = {"namespace": past.namespace, "pods": past.pods, "at": f"{past.at:%Y-%m-%dT%H:%M:%SZ}"}
-    return report_of_consultation(consult(evidence, policy, workload), target, notes)
+    return report_of_consultation(consult(evidence, policy, workload), target, (*notes, *_remarks(policy)))
+
+
+def _remarks(policy: Policy) -> tuple[str, ...]:
+    """Return what a reader must know of the spec."""
+    return (_NO_HOLD,) if policy.node_health is NodeHealth.REQUIRED else ()
 
 
 def _interval(text: str) -> timedelta | None:

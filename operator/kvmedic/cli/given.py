@@ -15,6 +15,7 @@ from kvmedic.api.spec import KVRemediationSpec, TargetRef
 from kvmedic.core.plan import ObjectRef
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
+from kvmedic.core.vitals import NodeHealth
 from kvmedic.engines import ENGINES
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.refusal import Refusal, RefusalReason
@@ -23,6 +24,8 @@ from kvmedic.runbooks.planning import Fault, Workload, workload_of
 
 _ANY = "any"
 """Name of the workload where no spec names one."""
+_UNTOLD = KVRemediationSpec(target_ref=TargetRef(name=_ANY), node_health=NodeHealth.IF_AVAILABLE)
+"""What counts where no spec is given: nothing is changed by looking at files, so nothing need be known."""
 
 
 class GivenError(Exception):
@@ -30,12 +33,13 @@ class GivenError(Exception):
 
 
 def policy_in(file: str) -> Policy:
-    """Return what a KVRemediation in a file asks for; without a file what its defaults ask for.
+    """Return what a KVRemediation in a file asks for; without a file what its defaults ask for,
+    except that unknown node health stops nothing.
 
     Raises:
         GivenError: the file cannot be used.
     """
-    spec = _spec(file) if file else KVRemediationSpec(target_ref=TargetRef(name=_ANY))
+    spec = _spec(file) if file else _UNTOLD
     if pending := not_implemented(spec):
         raise GivenError(f"{file}: {'; '.join(pending)}")
     return policy_of(spec)

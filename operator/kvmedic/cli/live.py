@@ -15,6 +15,7 @@ from kvmedic.core.resource import Resource
 from kvmedic.kube.errors import ApiError, NoCluster
 from kvmedic.kube.objects import Ref
 from kvmedic.metrics.options import SourceOptions
+from kvmedic.ports import Senses
 from kvmedic.record.store import RESOURCES, resource_of
 from kvmedic.settings import Settings, SettingsError
 from kvmedic.survey import Survey, examine
@@ -73,11 +74,12 @@ async def surveyed(world: Connected, resource: Resource) -> Survey:
         NotThere: the target does not exist, or the spec cannot be followed.
     """
     policy = _policy(resource)
-    view = await target_of(world).look(resource.namespace, policy)
+    target = target_of(world)
+    view = await target.look(resource.namespace, policy)
     if view is None:
         place = f"namespace {resource.namespace}"
         raise NotThere(f"Deployment {policy.target.name} does not exist in {place}")
-    return await examine(resource, policy, view, world.metrics)
+    return await examine(resource, policy, view, Senses(world.metrics, target))
 
 
 def with_source(settings: Settings, prometheus: str) -> Settings:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from kvmedic.core.diagnosis import Evidence
 from kvmedic.core.evidence import Look
 from kvmedic.core.policy import Policy
+from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.client import PrometheusClient
 from kvmedic.metrics.series import PodKey
@@ -72,13 +73,16 @@ async def observed(past: Past, settings: Settings, policy: Policy) -> tuple[Evid
     try:
         known = await source.present(windows.trigger)
         pods = [pod for pod in known if pod.namespace == past.namespace and meant.fullmatch(pod.name)]
-        burn, sizing = await asyncio.gather(
+        burn, sizing, devices = await asyncio.gather(
             source.observe(pods, Look(windows.trigger, windows.hold)),
             source.observe(pods, Look(windows.sizing)),
+            source.devices(pods, windows.trigger),
         )
     finally:
         source.close()
-    return Evidence(burn, sizing, policy.trigger), _notes(past, source.trouble, known, pods)
+    vitals = {name: Vitals(devices=found) for name, found in devices.items()}
+    evidence = Evidence(burn, sizing, policy.trigger, vitals)
+    return evidence, _notes(past, source.trouble, known, pods)
 
 
 def _pattern(pods: str) -> re.Pattern[str]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from kvmedic.cluster.marks import CORDON_COST, DELETION_COST
-from kvmedic.core.fleet import Pod, Rotation
+from kvmedic.core.fleet import ContainerEnd, Pod, Rotation
 from kvmedic.kube.objects import annotations_of, items, labels_of, moment, section, uid_of
 
 FINISHED = frozenset({"Succeeded", "Failed"})
@@ -52,6 +52,7 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         restarts=sum(int(each.get("restartCount", 0)) for each in _containers(status, frame.container)),
         waiting_reason=_waiting_reason(status, frame.container),
         node=str(section(body, "spec").get("nodeName", "")),
+        last_end=_last_end(status, frame.container),
         unready_at=_since(status, "False"),
     )
 
@@ -78,6 +79,19 @@ def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 def _containers(status: Mapping[str, Any], name: str | None) -> list[dict[str, Any]]:
     found = items(status, "containerStatuses")
     return [each for each in found if name is None or each.get("name") == name]
+
+
+def _last_end(status: Mapping[str, Any], name: str | None) -> ContainerEnd | None:
+    found = _containers(status, name)
+    ended = section(found[0], "lastState", "terminated") if len(found) == 1 else {}
+    if not ended.get("finishedAt"):
+        return None
+    return ContainerEnd(
+        container=str(found[0].get("name", "")),
+        exit_code=int(ended.get("exitCode", 0)),
+        reason=str(ended.get("reason", "")),
+        ended_at=moment(ended["finishedAt"]),
+    )
 
 
 def _waiting_reason(status: Mapping[str, Any], name: str | None) -> str:

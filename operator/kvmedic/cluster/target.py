@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import assert_never
 
+from kvmedic.cluster.ends import ends_of
 from kvmedic.cluster.rotation import move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
 from kvmedic.cluster.workloads import assign, notes_on, unclaim
-from kvmedic.core.fleet import Fleet
+from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import (
     Cordon,
     DeletePod,
@@ -23,6 +26,7 @@ from kvmedic.core.moves import (
     Uncordon,
 )
 from kvmedic.core.policy import Policy
+from kvmedic.core.vitals import EngineEnd
 from kvmedic.kube.client import Client
 
 
@@ -49,6 +53,10 @@ class DeploymentTarget:
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
             case _:
                 assert_never(effect)
+
+    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> Mapping[str, EngineEnd]:
+        """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
+        return await ends_of(self.client, namespace, pods, since)
 
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""

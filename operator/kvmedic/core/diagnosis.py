@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TypeAlias
 
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Observation, Signal
 from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.vitals import NodeHealth, Vital, Vitals
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class Evidence:
     sizing: Observation
     """Over `spec.sizing.window`."""
     trigger: Trigger
+    vitals: Mapping[str, Vitals] = field(default_factory=dict)
+    """By pod name; a pod is absent where nobody looked."""
+    node_health: NodeHealth = NodeHealth.IF_AVAILABLE
+    """What unknown node health means (spec.nodeHealth)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,7 @@ class Finding:
 
     subject: str
     """A pod's name, or "fleet"."""
-    signal: Signal
+    signal: Signal | Vital
     observed: float
     limit: float | None
     text: str
@@ -79,6 +85,20 @@ class LeverBound:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """The share of its devices' memory that an engine takes, as its command line has it."""
+
+    ratio: float | None
+    """As given, else the engine's default for its version; None where neither is known."""
+    is_given: bool
+    """It stands on the command line."""
+    fixed_by: str = ""
+    """The flag that sizes the KV cache whatever the share is; empty where none does."""
+    unread: str = ""
+    """The configuration file that may give the share too; empty without one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """What is known of the engine's present setting when advice is sought."""
 
@@ -88,10 +108,21 @@ class Setting:
     """Allowed levers in the order of trying."""
     exhausted: frozenset[Knob] = frozenset()
     """Levers that were tried on this evidence and did not help."""
+    memory: MemoryShare | None = None
+    """What the engine takes of its devices' memory; None: nobody looked at its command line."""
 
 
 Judge: TypeAlias = Callable[[Evidence], "tuple[Finding, ...] | Inconclusive | None"]
 Adviser: TypeAlias = Callable[[Evidence, Setting], Advice]
+
+
+class Goal(StrEnum):
+    """By what a change is judged."""
+
+    RELIEF = "Relief"
+    """Fewer preemptions and smoother answers than before, at like load."""
+    STEADINESS = "Steadiness"
+    """No replica that runs it restarts while requests are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +140,9 @@ class Branch:
     when: Judge
     then: Adviser | None
     """None: nothing is to be changed."""
+    vitals: frozenset[Vital] = frozenset()
+    """What it looks at beside the engine's signals."""
+    goal: Goal = Goal.RELIEF
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,9 @@ class Flag:
     bounds: Bounds = Bounds()
     default: str = ""
     """What an engine without the flag does, in words, and where that is from."""
+    defaults: tuple[tuple[Version, float], ...] = ()
+    """The default as a number, each with the first release that has it, oldest first; empty where it
+    depends on the device or the model."""
 
     @property
     def dest(self) -> str:
@@ -279,6 +282,13 @@ class Engine:
         if len(forms) > 1:
             return Presence.UNKNOWN
         return Presence.ABSENT if forms == {None} else Presence.PRESENT
+
+    def default_of(self, flag: Flag) -> float | None:
+        """Return the value of a flag that is not given; None where version or value is not known."""
+        if self.version is None:
+            return None
+        held = [value for since, value in flag.defaults if since <= self.version]
+        return held[-1] if held else None
 
     def _around(self) -> tuple[Version, ...]:
         """Return the releases that this engine may be like."""

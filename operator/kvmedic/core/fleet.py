@@ -47,6 +47,17 @@ def frozen(*, max_unavailable: int, paused: bool) -> RolloutFields:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerEnd:
+    """The end of a container that was started again."""
+
+    container: str
+    exit_code: int
+    reason: str
+    """In the kubelet's words: `Error`, `OOMKilled`, `Completed`."""
+    ended_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """One pod of the target, terminating ones included."""
 
@@ -71,6 +82,9 @@ class Pod:
     waiting_reason: str
     """Why the engine's container does not run, in the kubelet's words; empty when it runs."""
     node: str = ""
+    last_end: ContainerEnd | None = None
+    """How the engine's container ended before it was started again; None where it never was, or the
+    container is not known."""
     unready_at: datetime | None = None
     """Since when it is not Ready; None while it is, and before anybody said."""
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from kvmedic.core.diagnosis import LeverBound, Trigger
 from kvmedic.core.maintenance import MaintenanceWindow
 from kvmedic.core.verdict import Objectives
+from kvmedic.core.vitals import NodeHealth
 
 
 class Mode(StrEnum):
@@ -33,15 +34,6 @@ class Runbook(StrEnum):
     """More sequences run at once than the KV cache holds."""
     COMPRESSION_WITHOUT_SAVINGS = "CompressionWithoutSavings"
     """KV compression is on, and no memory is saved."""
-
-
-class NodeHealth(StrEnum):
-    """What is done where the health of a replica's node is unknown."""
-
-    REQUIRED = "Required"
-    """Nothing is changed."""
-    IF_AVAILABLE = "IfAvailable"
-    """Unknown health does not stop a change; known bad health does."""
 
 
 class Spare(StrEnum):

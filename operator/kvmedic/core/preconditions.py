@@ -11,7 +11,8 @@ def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
     """Return why a frozen rollout cannot begin on this fleet, or None.
 
     Each row was seen to break the rollout on a real controller when ignored. `whole`: every replica
-    must be Ready; on the way back that would keep a broken setting in place.
+    must be Ready; on the way back, and where the change is for replicas that cannot stay up, that would
+    keep a broken setting in place. Replicas that are not Ready are the first to be replaced then.
     """
     unsettled = _unsettled(fleet, whole)
     for applies, reason, message in (

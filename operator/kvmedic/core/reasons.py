@@ -20,6 +20,10 @@ class Reason(StrEnum):
     NOTHING_TO_DO = "NothingToDo"
     # What was found (branches of a diagnosis).
     HEALTHY = "Healthy"
+    GPU_FAULT = "GpuFault"
+    THERMAL_EMERGENCY = "ThermalEmergency"
+    HOST_OUT_OF_MEMORY = "HostOutOfMemory"
+    CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
     FLEET_WIDE_DEMAND = "FleetWideDemand"
     # Why nothing can be said.
     METRICS_MISSING = "MetricsMissing"
@@ -34,6 +38,8 @@ class Reason(StrEnum):
     SEVERAL_MODELS = "SeveralModels"
     LENGTHS_MISFIT = "LengthsMisfit"
     LOAD_DIFFERS = "LoadDiffers"
+    NODE_HEALTH_UNKNOWN = "NodeHealthUnknown"
+    PREVIOUS_LOG_UNREADABLE = "PreviousLogUnreadable"
     # Why a found trouble is not met with a change.
     PREEMPTIONS_CHEAP = "PreemptionsCheap"
     CAP_WITHOUT_EFFECT = "CapWithoutEffect"
@@ -41,12 +47,16 @@ class Reason(StrEnum):
     POOL_TOO_SMALL = "PoolTooSmall"
     LEVER_NOT_ALLOWED = "LeverNotAllowed"
     LEVER_EXHAUSTED = "LeverExhausted"
+    LEVER_AT_BOUND = "LeverAtBound"
+    LEVER_INERT = "LeverInert"
+    SETTING_UNKNOWN = "SettingUnknown"
     FLAG_NOT_EDITABLE = "FlagNotEditable"
     FLAG_UNKNOWN_TO_ENGINE = "FlagUnknownToEngine"
     ENGINE_UNRECOGNISED = "EngineUnrecognised"
     # What a plan does.
     CAP_RIGHT_SIZED = "CapRightSized"
     CAP_AT_BOUND = "CapAtBound"
+    MEMORY_STEPPED_DOWN = "MemorySteppedDown"
     # Why a fleet cannot be changed safely.
     TARGET_NOT_FOUND = "TargetNotFound"
     SPEC_INVALID = "SpecInvalid"
@@ -108,6 +118,10 @@ SENTENCES = MappingProxyType(
         Reason.NO_RUN: "No run is open.",
         Reason.NOTHING_TO_DO: "Nobody needs to do anything.",
         Reason.HEALTHY: "No replica preempts beyond the trigger.",
+        Reason.GPU_FAULT: "A GPU of a replica is broken; no setting mends that.",
+        Reason.THERMAL_EMERGENCY: "A GPU of a replica is slowed down by heat or its hardware's protection.",
+        Reason.HOST_OUT_OF_MEMORY: "A replica was ended at its container's memory limit.",
+        Reason.CUDA_OUT_OF_MEMORY: "A replica ended because its GPU's memory ran out.",
         Reason.FLEET_WIDE_DEMAND: (
             "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."
         ),
@@ -123,6 +137,8 @@ SENTENCES = MappingProxyType(
         Reason.SEVERAL_MODELS: "The replicas serve more than one model.",
         Reason.LENGTHS_MISFIT: "What runs takes far more or less of the KV cache than its lengths say.",
         Reason.LOAD_DIFFERS: "Load or lengths differ too much from before for a comparison.",
+        Reason.NODE_HEALTH_UNKNOWN: "The health of a replica's GPUs is not known, and the spec requires it.",
+        Reason.PREVIOUS_LOG_UNREADABLE: "A replica ended, and the log that says why could not be read.",
         Reason.PREEMPTIONS_CHEAP: (
             "Prompts dominate the cache, so preemptions are cheap and a cut would cost goodput."
         ),
@@ -137,6 +153,9 @@ SENTENCES = MappingProxyType(
         ),
         Reason.LEVER_NOT_ALLOWED: "The spec's levers do not allow the change that would help.",
         Reason.LEVER_EXHAUSTED: "The lever was tried on this evidence and did not help.",
+        Reason.LEVER_AT_BOUND: "The lever stands at the bound that the spec sets.",
+        Reason.LEVER_INERT: "Another flag decides, so that the lever would change nothing.",
+        Reason.SETTING_UNKNOWN: "The present value of the setting is not known, so no step from it is.",
         Reason.FLAG_NOT_EDITABLE: "The flag stands where it cannot be edited safely.",
         Reason.FLAG_UNKNOWN_TO_ENGINE: "The engine's version is not known to have the flag.",
         Reason.ENGINE_UNRECOGNISED: "The target container does not run a known engine.",
@@ -144,6 +163,7 @@ SENTENCES = MappingProxyType(
         Reason.CAP_AT_BOUND: (
             "The computed cap lies under the lever's bound; the bound is applied, as it is still a cut."
         ),
+        Reason.MEMORY_STEPPED_DOWN: "The engine is to take one step less of its GPUs' memory.",
         Reason.TARGET_NOT_FOUND: "The target Deployment or its container does not exist.",
         Reason.SPEC_INVALID: "The spec cannot be followed as it is written.",
         Reason.SPEC_NOT_IMPLEMENTED: "The spec asks for something that this version does not do yet.",

@@ -121,6 +121,8 @@ class Order:
     """When the last pulse was intended."""
     repairs: bool = False
     """The way back: also for a fleet whose replicas are not all Ready, or that was scaled to zero."""
+    mends: bool = False
+    """The change is for replicas that cannot stay up, so not every one must be Ready before it."""
 
 
 def next_move(fleet: Fleet, order: Order, now: datetime) -> Move:
@@ -135,7 +137,7 @@ def next_move(fleet: Fleet, order: Order, now: datetime) -> Move:
         return _turn_around(fleet, order, now)
     if fleet.replicas == 0 and order.repairs:
         return Revert(order.edit, fleet.fields)
-    refused = refusal(fleet, whole=not order.repairs)
+    refused = refusal(fleet, whole=not (order.repairs or order.mends))
     return refused or Freeze(order.edit, frozen(max_unavailable=0, paused=False))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from kvmedic.core.diagnosis import Goal
 from kvmedic.core.fleet import Fleet, RolloutFields
 from kvmedic.core.plan import Step
 from kvmedic.core.policy import RotationLabel
@@ -109,13 +110,25 @@ class Run:
     """Replicas that took requests before the first effect."""
     blocks: int | None
     """Usable KV-cache blocks of a replica before the first effect; None when unknown."""
-    baseline: Baseline
+    baseline: Baseline | None
+    """The fleet before the change; None where it could not be measured and the goal does not need it."""
     intent: Intent | None = None
     victim: Victim | None = None
     ending: Outcome | None = None
     """Set as soon as it is known how the run ends; what remains only puts things back."""
     terms: Terms | None = None
     """None: written by a version that did not say; the spec's own count then."""
+    goal: Goal = Goal.RELIEF
+    """By what the change is judged."""
+
+    def __post_init__(self) -> None:
+        """Refuse a run that could never be judged.
+
+        Raises:
+            ValueError: it is to be compared with figures that it does not have.
+        """
+        if self.baseline is None and self.goal is Goal.RELIEF:
+            raise ValueError("a run whose goal is Relief needs the baseline that it is compared with")
 
     @property
     def index(self) -> int:

@@ -14,7 +14,6 @@ from kvmedic.core.diagnosis import Trigger
 from kvmedic.core.policy import (
     Limits,
     Mode,
-    NodeHealth,
     OnInconclusive,
     Policy,
     RolloutPolicy,
@@ -24,6 +23,7 @@ from kvmedic.core.policy import (
 )
 from kvmedic.core.run import Run, Terms
 from kvmedic.core.verdict import Objectives
+from kvmedic.core.vitals import NodeHealth
 
 NEVER = timedelta(0)
 

@@ -49,6 +49,7 @@ FLAGS = (
         Bounds(minimum=0, maximum=1, minimum_open=True),
         "0.92 from 0.20, 0.9 before; without effect where kv_cache_memory_bytes or "
         "num_gpu_blocks_override is given",
+        ((Version.parse("0.5.5"), 0.9), (Version.parse("0.20.0"), 0.92)),
     ),
     Flag(Knob.PREFIX_CACHING, "--enable-prefix-caching", default="on where the model supports it"),
     Flag(Knob.CHUNKED_PREFILL, "--enable-chunked-prefill", default="on where the model supports it"),

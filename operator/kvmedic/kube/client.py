@@ -35,6 +35,7 @@ NOT_FOUND = 404
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON = "application/json"
+ANYTHING = "*/*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class _Request:
     query: tuple[tuple[str, str], ...] = ()
     body: object = None
     content_type: str = JSON
+    accept: str = JSON
 
 
 class Client:
@@ -109,6 +111,20 @@ class Client:
         if status == NOT_FOUND:
             return None
         return _checked(request, status, body)
+
+    async def text(self, ref: Ref, subresource: str, query: Sequence[tuple[str, str]]) -> str:
+        """Return what a subresource answers as text, such as a pod's log.
+
+        Raises:
+            Refused: there is no such object, or nothing of the kind about it.
+        """
+        await self._pace.turn()
+        path = f"{ref.path}/{subresource}"
+        request = _Request("GET", Call("get", path), path, tuple(query), accept=ANYTHING)
+        status, body = await self._read(request)
+        if not 200 <= status < 300:
+            raise error_for(request.call, status, _parsed(body))
+        return body.decode(errors="replace")
 
     async def list(self, resource: Resource, namespace: str, label_selector: str = "") -> list[JsonObject]:
         """Return all objects of a kind in a namespace at one moment; an empty namespace means all.
@@ -201,7 +217,11 @@ class Client:
         return _checked(request, status, body)
 
     async def _send(self, request: _Request) -> tuple[int, JsonObject]:
-        """Return the answer's code and body; whatever keeps an answer away is Unavailable."""
+        status, body = await self._read(request)
+        return status, _parsed(body)
+
+    async def _read(self, request: _Request) -> tuple[int, bytes]:
+        """Return the answer's code and text; whatever keeps an answer away is Unavailable."""
         try:
             response = await self._exchange(request)
             text = await response.read()  # type: ignore[no-untyped-call]
@@ -210,11 +230,11 @@ class Client:
             raise Unavailable(request.call, None, f"no answer within {limit:g} s") from error
         except (aiohttp.ClientError, OSError, ConfigException) as error:
             raise Unavailable(request.call, None, f"no answer: {type(error).__name__}") from error
-        return response.status, _parsed(text)
+        return response.status, text
 
     async def _exchange(self, request: _Request) -> RESTResponse:
         query = [(key, value) for key, value in request.query if value]
-        headers = {"Accept": JSON, "Content-Type": request.content_type}
+        headers = {"Accept": request.accept, "Content-Type": request.content_type}
         method, url, sent, _, _ = await self._api.param_serialize(
             request.method,
             request.path,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from kvmedic.core.evidence import Look, Observation, Pool, Reading
+from kvmedic.core.evidence import Absence, Look, Missing, Observation, Pool, Reading
 from kvmedic.core.fleet import Pod
 from kvmedic.core.signals import SignalTable
+from kvmedic.core.vitals import Device
 from kvmedic.metrics.client import PrometheusClient
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from kvmedic.metrics.readings import unavailable
@@ -60,6 +61,15 @@ class FleetMetrics:
         readings = {pod.name: unavailable(look.signals) for pod in pods}
         window, hold = look.window.total_seconds(), look.hold.total_seconds()
         return Observation(datetime.now(UTC), window, hold, readings)
+
+    async def devices(
+        self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
+    ) -> Mapping[str, Reading[tuple[Device, ...]]]:
+        """Return the devices of the named replicas; one without a series has a reading that says so."""
+        found = self._sources.get(source)
+        if found is not None:
+            return await found.devices([PodKey(namespace, pod.name) for pod in pods], window)
+        return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
 
     async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
         """Return running plus waiting requests, asked of the replica itself."""

@@ -23,6 +23,8 @@ from kvmedic.core.evidence import (
     Stale,
 )
 from kvmedic.core.signals import SignalTable
+from kvmedic.core.vitals import Device
+from kvmedic.metrics.devices import device_queries, devices_of
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.pools import pool as pool_of
 from kvmedic.metrics.promql import Span, expression, pool, presence
@@ -155,6 +157,19 @@ class PrometheusSource:
         else:
             readings = _readings_by_pod(pods, answers)
         return Observation(moment.at, look.window.total_seconds(), look.hold.total_seconds(), readings)
+
+    async def devices(
+        self, pods: Sequence[PodKey], window: timedelta
+    ) -> dict[str, Reading[tuple[Device, ...]]]:
+        """Return the devices of some replicas by pod name; one without a series has a reading that says so.
+
+        One query per vital, for all replicas of the source and of the same moment as its other looks.
+        """
+        moment = self._current()
+        span = Span(window, timedelta(0), self._options.resolution, self._options.freshness)
+        queries = device_queries(span, self._options.labels)
+        replies = await asyncio.gather(*(self._reply(moment, text) for text in queries.values()))
+        return devices_of(pods, dict(zip(queries, replies, strict=True)), moment.at)
 
     async def present(self, window: timedelta) -> tuple[PodKey, ...]:
         """Return every pod with a fresh sample of an engine, sorted; none where the source is down.

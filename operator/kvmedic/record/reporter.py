@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ConditionType, Record, Truth
 from kvmedic.core.resource import Resource
+from kvmedic.record.runs import DIVERTS
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.record.transitions import Note, notes
 
@@ -31,6 +33,8 @@ class Standing:
     action_required: bool
     stalled: bool
     metrics_unavailable: bool
+    diverted: Reason | None = None
+    """The diagnosis that another runbook is for; None where it is another, or a run is open."""
 
 
 def standing_of(record: Record | None) -> Standing:
@@ -47,7 +51,13 @@ def standing_of(record: Record | None) -> Standing:
         action_required=says(ConditionType.ACTION_REQUIRED, Truth.TRUE),
         stalled=says(ConditionType.STALLED, Truth.TRUE),
         metrics_unavailable=says(ConditionType.METRICS_AVAILABLE, Truth.FALSE),
+        diverted=_diverted(record),
     )
+
+
+def _diverted(record: Record) -> Reason | None:
+    shown = record.diagnosis
+    return shown.reason if shown is not None and record.run is None and shown.reason in DIVERTS else None
 
 
 @dataclass(slots=True)
@@ -67,6 +77,13 @@ class Reporter:
         telemetry.metrics_unavailable.set_function(
             lambda: self._how_many(lambda each: each.metrics_unavailable)
         )
+        for reason in DIVERTS:
+            telemetry.diverted.labels(reason=reason.value).set_function(
+                partial(self._how_many_diverted, reason)
+            )
+
+    def _how_many_diverted(self, reason: Reason) -> float:
+        return self._how_many(lambda each: each.diverted is reason)
 
     def _how_many(self, counts: Callable[[Standing], bool]) -> float:
         # A copy: the metrics are served by a thread of their own.

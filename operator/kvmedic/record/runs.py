@@ -38,9 +38,15 @@ NEEDS_A_PERSON = frozenset(
         Reason.ROTATION_LABEL_WITHOUT_EFFECT,
         Reason.CLAIMED_BY_ANOTHER,
         Reason.TARGET_SHARED,
+        Reason.GPU_FAULT,
+        Reason.THERMAL_EMERGENCY,
+        Reason.HOST_OUT_OF_MEMORY,
         Reason.POOL_TOO_SMALL,
         Reason.LEVER_NOT_ALLOWED,
         Reason.LEVER_EXHAUSTED,
+        Reason.LEVER_AT_BOUND,
+        Reason.LEVER_INERT,
+        Reason.SETTING_UNKNOWN,
         Reason.FLAG_NOT_EDITABLE,
         Reason.FLAG_UNKNOWN_TO_ENGINE,
         Reason.ENGINE_UNRECOGNISED,
@@ -51,6 +57,9 @@ NEEDS_A_PERSON = frozenset(
     }
 )
 """Reasons that do not pass without somebody doing something."""
+
+DIVERTS = frozenset({Reason.GPU_FAULT, Reason.THERMAL_EMERGENCY, Reason.HOST_OUT_OF_MEMORY})
+"""Diagnoses that another runbook, and a person, is for: nothing is changed on the workload."""
 
 
 def action(reason: Reason, message: str) -> Claim:

@@ -25,6 +25,7 @@ BLIND = frozenset(
         Reason.METRICS_AMBIGUOUS,
         Reason.SOURCE_UNAVAILABLE,
         Reason.SIGNAL_UNSUPPORTED,
+        Reason.NODE_HEALTH_UNKNOWN,
     }
 )
 """Reasons for which the metrics themselves are to blame."""

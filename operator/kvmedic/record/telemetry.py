@@ -40,6 +40,12 @@ class Telemetry:
             "Resources whose replicas' metrics are missing, stale or out of reach",
             registry=registry,
         )
+        self.diverted = Gauge(
+            "kvmedic_diverted",
+            "Resources whose trouble is for another runbook: GPU fault, thermal emergency, host memory",
+            ["reason"],
+            registry=registry,
+        )
         self.leading = Gauge(
             "kvmedic_leading", "1 while this process is the one that acts", registry=registry
         )

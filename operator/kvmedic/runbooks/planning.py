@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvmedic.core.diagnosis import Assignment, LeverBound, Setting
+from kvmedic.core.diagnosis import Assignment, LeverBound, MemoryShare, Setting
 from kvmedic.core.edit import TokenEdit, container_at
 from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
 from kvmedic.core.plan import FlagStep, ObjectRef, Plan
@@ -18,6 +18,8 @@ from kvmedic.manifests.refusal import Refusal, RefusalReason
 
 UNKNOWN_ENGINE = frozenset({RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES})
 NOT_IN_ENGINE = frozenset({RefusalReason.NOT_IN_VERSION, RefusalReason.VERSION_UNKNOWN})
+POOL_FIXING = (Knob.NUM_GPU_BLOCKS_OVERRIDE, Knob.KV_CACHE_MEMORY_BYTES)
+"""Knobs that size the KV cache whatever share of the memory the engine may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,21 @@ def setting(workload: Workload, levers: tuple[LeverBound, ...], tried: Sequence[
         max_num_seqs=cap if isinstance(cap, int) else None,
         levers=levers,
         exhausted=frozenset(lever.knob for lever in tried if lever.revision == revision),
+        memory=memory_share(workload),
+    )
+
+
+def memory_share(workload: Workload) -> MemoryShare:
+    """Return the share of its devices' memory that the engine takes, as far as its command line tells."""
+    flag = workload.engine.profile.flag(Knob.GPU_MEMORY_UTILIZATION)
+    given = workload.given(Knob.GPU_MEMORY_UTILIZATION)
+    default = None if flag is None else workload.engine.default_of(flag)
+    fixing = (workload.engine.profile.flag(knob) for knob in POOL_FIXING if workload.given(knob) is not None)
+    return MemoryShare(
+        ratio=float(given) if isinstance(given, int | float) else default,
+        is_given=given is not None,
+        fixed_by=next((flag.name for flag in fixing if flag is not None), ""),
+        unread=workload.flags.config or "",
     )
 
 

@@ -10,13 +10,38 @@ from __future__ import annotations
 from math import ceil
 
 from kvmedic.core.complete import complete, number
-from kvmedic.core.diagnosis import Advice, Branch, Evidence, Finding, Inconclusive, NoChange, Setting
+from kvmedic.core.diagnosis import (
+    Advice,
+    Branch,
+    Evidence,
+    Finding,
+    Goal,
+    Inconclusive,
+    NoChange,
+    Setting,
+)
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.runbooks.case import HELPFUL, NOW, REQUESTS, Case, case_of, seen_of
 from kvmedic.runbooks.cut import cut
 from kvmedic.runbooks.doubts import doubt_of, misfit_of
+from kvmedic.runbooks.node_health import (
+    GPU_SIGNS,
+    THERMAL_SIGNS,
+    divert_to_gpu_fault,
+    divert_to_thermal_emergency,
+    gpu_fault,
+    thermal_emergency,
+)
+from kvmedic.runbooks.out_of_memory import (
+    ENDS,
+    device_memory,
+    divert_to_host_memory,
+    host_memory,
+    is_of_interest,
+    lower_share,
+)
 
 TRIGGER = frozenset({Signal.PREEMPTIONS_PER_REQUEST_HELD})
 """Needed of every replica to tell a calm fleet from a pressured one."""
@@ -27,10 +52,12 @@ last one is near the trigger too, and where a third or more are calm the cause i
 
 
 def healthy(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
-    """No replica preempts beyond the trigger.
+    """No replica preempts beyond the trigger, and none ran out of memory inside its window.
 
     A replica that cannot be read is never taken for a calm one. A fleet without traffic is healthy.
     """
+    if is_of_interest(evidence):
+        return None
     held = _held(evidence)
     if isinstance(held, Inconclusive):
         return held
@@ -130,6 +157,40 @@ BRANCHES = (
         signals=TRIGGER,
         when=healthy,
         then=None,
+        vitals=ENDS,
+    ),
+    Branch(
+        Reason.GPU_FAULT,
+        section="Runbook 1, step 1: node health",
+        signals=frozenset(),
+        when=gpu_fault,
+        then=divert_to_gpu_fault,
+        vitals=GPU_SIGNS,
+    ),
+    Branch(
+        Reason.THERMAL_EMERGENCY,
+        section="Runbook 1, step 1: node health",
+        signals=frozenset(),
+        when=thermal_emergency,
+        then=divert_to_thermal_emergency,
+        vitals=THERMAL_SIGNS | GPU_SIGNS,
+    ),
+    Branch(
+        Reason.HOST_OUT_OF_MEMORY,
+        section="Runbook 1, step 2: out of memory",
+        signals=frozenset(),
+        when=host_memory,
+        then=divert_to_host_memory,
+        vitals=ENDS,
+    ),
+    Branch(
+        Reason.CUDA_OUT_OF_MEMORY,
+        section="Runbook 1, step 2: out of memory",
+        signals=frozenset(),
+        when=device_memory,
+        then=lower_share,
+        vitals=ENDS,
+        goal=Goal.STEADINESS,
     ),
     Branch(
         Reason.FLEET_WIDE_DEMAND,

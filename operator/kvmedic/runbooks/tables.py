@@ -41,7 +41,8 @@ def move_of(branch: Branch) -> str:
 
 
 def _row(number: int, branch: Branch) -> str:
-    signals = ", ".join(f"`{signal}`" for signal in sorted(branch.signals))
+    needed = sorted(str(each) for each in branch.signals | branch.vitals)
+    signals = ", ".join(f"`{signal}`" for signal in needed)
     link = f"[`{branch.reason}`](#{anchor(branch.reason)})"
     cells = (str(number), link, SENTENCES[branch.reason], move_of(branch), branch.section, signals)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

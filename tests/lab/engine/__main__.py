@@ -18,6 +18,9 @@ from lab.engine.settings import LabSettings
 LOAD_SHARE = 0.8
 """Share of the start-up time before the pool is sized; a crash at start comes there, as it does on vLLM."""
 
+POLL_SECONDS = 0.01
+"""Between two looks at the running sequences, where their number ends the engine."""
+
 
 def serve(arguments: Sequence[str]) -> int:
     """Run `vllm …` until it is told to stop; return the exit code."""
@@ -53,10 +56,22 @@ async def _run(config: EngineConfig, settings: LabSettings, faults: Faults) -> i
     server = ApiServer(config, engine, metrics)
     logs.log_serving(config, await server.listen())
     statistics = asyncio.create_task(logs.log_stats(engine.scheduler, metrics.prompted, metrics.generated))
-    await stop.wait()
+    died = await _served(engine, faults.runs_out_at(config.utilization), stop)
     statistics.cancel()
+    if died:
+        logs.log_death(logs.OUT_OF_MEMORY)
+        server.close()
+        return 1
     await server.shut_down()
     return 0
+
+
+async def _served(engine: LiveEngine, limit: int | None, stop: asyncio.Event) -> bool:
+    """Wait for the end; return whether the engine died of memory, which it does at `limit` sequences."""
+    while limit is None or len(engine.scheduler.running) < limit:
+        if await _interrupted(stop, POLL_SECONDS if limit else None):
+            return False
+    return True
 
 
 async def _load(
@@ -68,6 +83,8 @@ async def _load(
     if await _interrupted(stop, seconds * LOAD_SHARE):
         return 1
     message = faults.crash_message(config.limits.max_num_seqs)
+    if faults.runs_out_at_start(config.utilization):
+        message = logs.OUT_OF_MEMORY
     if message is not None:
         logs.log_failed_start(message)
         return 1
@@ -78,8 +95,8 @@ async def _load(
     return 1 if await _interrupted(stop, seconds * (1 - LOAD_SHARE)) else None
 
 
-async def _interrupted(stop: asyncio.Event, seconds: float) -> bool:
-    """Wait; return whether the process was told to stop meanwhile."""
+async def _interrupted(stop: asyncio.Event, seconds: float | None) -> bool:
+    """Wait, for ever without a limit; return whether the process was told to stop meanwhile."""
     try:
         await asyncio.wait_for(stop.wait(), seconds)
     except TimeoutError:

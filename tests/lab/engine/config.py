@@ -54,6 +54,11 @@ class EngineConfig:
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
 
+    @property
+    def utilization(self) -> float:
+        """The share of the device's memory that the engine takes (`gpu_memory_utilization`)."""
+        return float(self.labels["gpu_memory_utilization"])
+
 
 def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> EngineConfig:
     """Return the configuration that vLLM 0.32 (CPU build) would make of the arguments.

@@ -14,6 +14,9 @@ class Faults:
     LAB_FAULT_CRASH_BELOW_SEQS, LAB_FAULT_CRASH_ABOVE_SEQS: exit 1 at start where `max_num_seqs` is below or
     above this.
     LAB_FAULT_CRASH_MESSAGE: the last log line of such a crash, e.g. a torch.OutOfMemoryError.
+    LAB_FAULT_OOM_ABOVE_UTILIZATION: the GPU's memory runs out where `gpu_memory_utilization` is above this:
+    exit 1 at start with torch's message, as vLLM does.
+    LAB_FAULT_OOM_RUNNING: not at start then but while serving, once that many sequences run.
     LAB_FAULT_NEVER_READY=1: loads for ever and never listens.
     LAB_FAULT_SLOW_START_SECONDS: added to the start-up time, not scaled.
     LAB_FAULT_MISSING_BLOCKS: that many blocks fewer than configured.
@@ -26,6 +29,8 @@ class Faults:
     crash_below_seqs: int = 0
     crash_above_seqs: int | None = None
     crash_text: str = ""
+    oom_above_utilization: float = float("inf")
+    oom_running: int = 0
     never_ready: bool = False
     slow_start_seconds: float = 0.0
     missing_blocks: int = 0
@@ -46,6 +51,8 @@ class Faults:
             crash_below_seqs=int(number(environ, "LAB_FAULT_CRASH_BELOW_SEQS", 0)),
             crash_above_seqs=None if above is None else int(above),
             crash_text=environ.get("LAB_FAULT_CRASH_MESSAGE", ""),
+            oom_above_utilization=number(environ, "LAB_FAULT_OOM_ABOVE_UTILIZATION", float("inf")),
+            oom_running=int(number(environ, "LAB_FAULT_OOM_RUNNING", 0)),
             never_ready=environ.get("LAB_FAULT_NEVER_READY") == "1",
             slow_start_seconds=number(environ, "LAB_FAULT_SLOW_START_SECONDS", 0.0),
             missing_blocks=int(number(environ, "LAB_FAULT_MISSING_BLOCKS", 0)),
@@ -61,6 +68,14 @@ class Faults:
         elif self.crash_above_seqs is not None and max_num_seqs > self.crash_above_seqs:
             reason = f"[lab fault] max_num_seqs {max_num_seqs} is above {self.crash_above_seqs}"
         return reason and (self.crash_text or reason)
+
+    def runs_out_at_start(self, utilization: float) -> bool:
+        """Return whether an engine that takes this share of its GPU dies of memory at start."""
+        return utilization > self.oom_above_utilization and not self.oom_running
+
+    def runs_out_at(self, utilization: float) -> int | None:
+        """Return at how many running sequences it dies of memory while serving, None if it does not."""
+        return self.oom_running if self.oom_running and utilization > self.oom_above_utilization else None
 
 
 def _names(environ: Mapping[str, str], variable: str) -> frozenset[str]:

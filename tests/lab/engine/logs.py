@@ -12,6 +12,12 @@ from lab.engine.scheduler import Scheduler
 STATS_SECONDS = 10.0
 """Interval of the statistics line (VLLM_LOG_STATS_INTERVAL's default in vLLM 0.32)."""
 
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of "
+    "79.11 GiB of which 0.98 GiB is free."
+)
+"""How torch says that a GPU's memory ran out."""
+
 
 def log(process: str, place: str, message: str, level: str = "INFO") -> None:
     """Print one line as vLLM's logger does: no year in the time."""
@@ -61,6 +67,16 @@ def log_failed_start(message: str) -> None:
     log("EngineCore", "core.py:1213", "EngineCore failed to start.", "ERROR")
     log("EngineCore", "core.py:1213", message, "ERROR")
     print("RuntimeError: Engine core initialization failed. See root cause above.", flush=True)
+
+
+def log_death(message: str) -> None:
+    """Print what vLLM prints when the engine core dies while it serves."""
+    log("EngineCore", "core.py:1190", "EngineCore encountered a fatal error.", "ERROR")
+    log("EngineCore", "core.py:1190", message, "ERROR")
+    dead = (
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace above."
+    )
+    log("APIServer", "async_llm.py:720", dead, "ERROR")
 
 
 async def log_stats(scheduler: Scheduler, prompted: Number, generated: Number) -> None:

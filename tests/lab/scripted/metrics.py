@@ -2,12 +2,14 @@
 
 The script is a JSON file: `{"old": "thrash", "new": "recovered", "pods": {"NAME": "missing"},
 "inFlight": 0}`. `old` and `new` tell replicas by their engine's cap: the old value stands in `cap`.
+`"devices": {"NAME": {"lastXid": 79}}` gives a replica one GPU, `*` every other replica; without it no
+exporter tells of any GPU.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading
 from kvmedic.core.fleet import Pod
+from kvmedic.core.vitals import Device, Vital
 from lab.scripted.readings import POOL, State, only, readings
 
 
@@ -48,6 +51,13 @@ class ScriptedMetrics:
             {name: only(readings(state, at), look.signals) for name, state in states.items()},
         )
 
+    async def devices(
+        self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
+    ) -> Mapping[str, Reading[tuple[Device, ...]]]:
+        script, at = self._script(), datetime.now(UTC)
+        told = script.get("devices", {})
+        return {pod.name: _device(told.get(pod.name, told.get("*")), at) for pod in pods}
+
     async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
         count = self._script().get("inFlight", 0)
         return (
@@ -58,3 +68,11 @@ class ScriptedMetrics:
 
     async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
         return Measured(POOL, datetime.now(UTC))
+
+
+def _device(told: Mapping[str, float] | None, at: datetime) -> Reading[tuple[Device, ...]]:
+    """Return one GPU that is well but for what is told; None: no exporter tells of it."""
+    if told is None:
+        return Missing(Absence.NO_SERIES)
+    vitals = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS, Vital.ROW_REMAP_FAILED)
+    return Measured((Device("GPU 0", {v: Measured(float(told.get(v, 0)), at) for v in vitals}),), at)

@@ -67,6 +67,8 @@ class Proxy:
     """Watches stay open and tell nothing."""
     muted: int = 0
     """Chunks of watches that were dropped."""
+    log: str | None = None
+    """Log of every container, since simulated pods have none; None: the API server answers for itself."""
     claims: list[tuple[float, str, int]] = field(default_factory=list)
     """When which claim on a Deployment was sent on, and the API server's answer."""
     _step: str = "no run"
@@ -116,7 +118,7 @@ class Proxy:
         if self.broken():
             return _answer(500)
         if request.method not in WRITES:
-            return await self._forward(request, body, up)
+            return await self._told(request, body, up)
         write = self._seen(request, body)
         fate = self.decide(write)
         if fate is Fate.KILL_BEFORE:
@@ -134,6 +136,11 @@ class Proxy:
         if request.transport is not None:
             request.transport.close()
         return web.Response(status=500)
+
+    async def _told(self, request: web.Request, body: bytes, up: ClientSession) -> web.StreamResponse:
+        if self.log is not None and request.path.endswith("/log"):
+            return web.Response(text=self.log)
+        return await self._forward(request, body, up)
 
     def _killed(self, request: web.Request) -> web.Response:
         self.kill()

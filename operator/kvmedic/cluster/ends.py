@@ -1,0 +1,76 @@
+"""How engines ended: what the kubelet says, and the mark that a log bears.
+
+Logs may hold prompts. A log is searched here and nowhere else, and nothing of it leaves this module but
+which of a few known marks it bears.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from kvmedic.core.fleet import ContainerEnd, Pod
+from kvmedic.core.vitals import Cause, EngineEnd
+from kvmedic.kube.client import Client
+from kvmedic.kube.errors import ApiError
+from kvmedic.kube.logs import Tail, previous_log
+from kvmedic.kube.objects import PODS, Ref
+
+OOM_KILLED = "OOMKilled"
+"""The kubelet's word for a container that the kernel ended at its memory limit."""
+TAIL = Tail(lines=500, limit_bytes=256 << 10)
+"""What is read of a log: a failed start of vLLM 0.32 ends with two tracebacks of about 60 lines each and,
+with several ranks, one more of each rank."""
+CRASH_LOOP = "CrashLoopBackOff"
+"""The kubelet waits up to five minutes before it starts a container again that keeps ending; the end that
+it waits for is then the present state, however long ago it was."""
+
+DEVICE_MEMORY = re.compile(
+    r"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory"
+    r"|Cuda failure(?: \d+)? '?out of memory"
+    r"|Free memory on device .* is less than desired GPU memory utilization"
+)
+"""How vLLM, torch and NCCL say that a GPU's memory ran out: at start-up also that other processes hold
+what the engine was told to take (vLLM 0.32). `No available memory for the cache
+blocks` is not among them: that engine needs a larger share, not a smaller one."""
+CHATTER = re.compile(r"\b(?:INFO|DEBUG)\b")
+"""A line of ordinary logging: with request logging on it quotes prompts, which may say anything."""
+
+
+async def ends_of(
+    client: Client, namespace: str, pods: Sequence[Pod], since: datetime
+) -> dict[str, EngineEnd]:
+    """Return the last end of each engine that ended since a moment, by pod.
+
+    A log is asked for only where the kubelet does not say enough; one that cannot be read makes the
+    cause unknown, never another.
+    """
+    recent = [(pod, pod.last_end) for pod in pods if pod.last_end and _is_recent(pod, pod.last_end, since)]
+    found = await asyncio.gather(*(_end_of(client, namespace, pod, end) for pod, end in recent))
+    return {pod.name: end for (pod, _), end in zip(recent, found, strict=True)}
+
+
+def _is_recent(pod: Pod, end: ContainerEnd, since: datetime) -> bool:
+    return end.ended_at >= since or pod.waiting_reason == CRASH_LOOP
+
+
+def bears_device_memory(lines: Iterable[str]) -> bool:
+    """Return whether a log says that a device's memory ran out; ordinary log lines do not count."""
+    return any(DEVICE_MEMORY.search(line) and not CHATTER.search(line) for line in lines)
+
+
+async def _end_of(client: Client, namespace: str, pod: Pod, end: ContainerEnd) -> EngineEnd:
+    cause, trouble = Cause.HOST_MEMORY, ""
+    if end.reason != OOM_KILLED:
+        cause, trouble = await _cause(client, Ref(PODS, namespace, pod.name), end.container)
+    return EngineEnd(cause, end.exit_code, end.ended_at, pod.restarts, trouble)
+
+
+async def _cause(client: Client, pod: Ref, container: str) -> tuple[Cause, str]:
+    try:
+        log = await previous_log(client, pod, container, TAIL)
+    except ApiError as error:
+        return Cause.UNKNOWN, str(error)
+    return (Cause.DEVICE_MEMORY if bears_device_memory(log.splitlines()) else Cause.ANOTHER), ""

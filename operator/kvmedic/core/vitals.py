@@ -1,0 +1,155 @@
+"""How a replica fares beside its engine's own metrics: its devices, and how its engine last ended.
+
+A device's series come from NVIDIA's DCGM exporter, the end of an engine from Kubernetes. Absent is
+unknown, never healthy. Nothing here fetches anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+
+from kvmedic.core.evidence import Absence, Measured, Missing, Reading, Unsupported
+
+
+class NodeHealth(StrEnum):
+    """What is done where the health of a replica's node is unknown."""
+
+    REQUIRED = "Required"
+    """Nothing is changed."""
+    IF_AVAILABLE = "IfAvailable"
+    """Unknown health does not stop a change; known bad health does."""
+
+
+class Vital(StrEnum):
+    """A sign of one replica's health that its engine does not export."""
+
+    CLOCK_REASONS = "clockReasons"
+    """Why a device's clocks were held down at any moment of the window: those bits that are faults."""
+    LAST_XID = "lastXid"
+    """The last error that the driver reported of a device (XID); 0: none. It stays until the next one."""
+    UNCORRECTABLE_ERRORS = "uncorrectableErrors"
+    """Uncorrectable memory errors of a device since its driver was loaded (count)."""
+    ROW_REMAP_FAILED = "rowRemapFailed"
+    """1 where a device has no spare memory rows left to replace a broken one."""
+    ENGINE_END = "engineEnd"
+    """How the engine's container last ended: exit code, reason, the mark in its previous log."""
+
+
+SERIES: Mapping[Vital, tuple[str, ...]] = MappingProxyType(
+    {
+        Vital.CLOCK_REASONS: ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"),
+        Vital.LAST_XID: ("DCGM_FI_DEV_XID_ERROR", "DCGM_FI_DEV_XID_ERRORS"),
+        Vital.UNCORRECTABLE_ERRORS: ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",),
+        Vital.ROW_REMAP_FAILED: ("DCGM_FI_DEV_ROW_REMAP_FAILED", "DCGM_FI_DEV_ROW_REMAP_FAILURE"),
+    }
+)
+"""Names of the series by generation, newest first. DCGM 3.3 renamed the clock reasons; dcgm-exporter
+4.9.0 exports XID and row remapping under the names of DCGM 4.7 (dcgm_fields.h)."""
+
+NEEDED = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS)
+"""Known of every device before a node counts as healthy. Row remapping exists from Ampere on only."""
+
+CLOCK_FAULTS: Mapping[int, str] = MappingProxyType(
+    {
+        0x08: "hardware slowdown",
+        0x20: "software thermal slowdown",
+        0x40: "hardware thermal slowdown",
+        0x80: "hardware power brake",
+    }
+)
+"""Clock event reasons that are faults (NVML, nvmlClocksEventReasons). All others are ordinary: 0x1 idle,
+0x2 application clocks, 0x4 power cap at full load, 0x10 sync boost, 0x100 display clocks."""
+
+APPLICATION_XIDS: Mapping[int, str] = MappingProxyType(
+    {
+        13: "graphics engine exception",
+        31: "memory page fault",
+        43: "stopped processing",
+        45: "preemptive clean-up",
+        68: "video processor exception",
+        109: "context switch time-out",
+    }
+)
+"""Errors of what ran on a device, after which the device is as good as before. Every other one is the
+device's or its node's. Source: NVIDIA's k8s-device-plugin, whose health check keeps a device in service
+after these six alone (its list of application errors)."""
+
+XIDS: Mapping[int, str] = MappingProxyType(
+    {
+        48: "double-bit memory error",
+        62: "internal micro-controller halt",
+        63: "memory row remapped, reset pending",
+        64: "row remapping failed",
+        74: "NVLink error",
+        79: "fallen off the bus",
+        92: "many single-bit memory errors",
+        94: "contained memory error",
+        95: "uncontained memory error",
+        119: "GSP time-out",
+        120: "GSP error",
+    }
+)
+"""What the usual ones mean, for messages (NVIDIA, XID errors)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of a replica."""
+
+    name: str
+    """As the exporter numbers the devices of its node: `GPU 3`."""
+    readings: Mapping[Vital, Reading[float]]
+
+    def reading(self, vital: Vital) -> Reading[float]:
+        """Return one reading; a vital that no series told of is missing."""
+        return self.readings.get(vital, Missing(Absence.NO_SERIES))
+
+    def value(self, vital: Vital) -> int | None:
+        """Return a reading's whole number, or None where it is not measured."""
+        reading = self.reading(vital)
+        return int(reading.value) if isinstance(reading, Measured) else None
+
+    def unknown(self) -> tuple[Vital, ...]:
+        """Return what would have to be known of it before it counts as healthy."""
+        return tuple(vital for vital in NEEDED if self.value(vital) is None)
+
+
+class Cause(StrEnum):
+    """Why an engine's container ended, as far as it matters here."""
+
+    HOST_MEMORY = "HostMemory"
+    """The kernel ended it at the container's memory limit (`OOMKilled`)."""
+    DEVICE_MEMORY = "DeviceMemory"
+    """Its log says that the device's memory ran out."""
+    ANOTHER = "Another"
+    """Its log says no such thing."""
+    UNKNOWN = "Unknown"
+    """Its log could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnd:
+    """The last end of an engine's container, inside the trigger's window."""
+
+    cause: Cause
+    exit_code: int
+    ended_at: datetime
+    restarts: int
+    """Of this container so far."""
+    trouble: str = ""
+    """Why its log could not be read; empty where it was. Never a part of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """One replica."""
+
+    node: str = ""
+    devices: Reading[tuple[Device, ...]] = field(default_factory=Unsupported)
+    """Unsupported: nobody asked."""
+    end: EngineEnd | None = None
+    """None: it did not end inside the window."""

@@ -1,0 +1,106 @@
+"""The devices of each replica, as NVIDIA's DCGM exporter shows them: one query per vital for all replicas.
+
+The exporter is a pod of its own, so whose device a series is about stands in labels that it sets:
+`pod` and `namespace`, which Prometheus renames to `exported_pod` and `exported_namespace` where they
+clash with the exporter's own; `pod_name` and `pod_namespace` on exporters of old. The queries settle
+that, and that a source may know a replica's pod under yet another label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from kvmedic.core.evidence import Absence, Measured, Missing, Reading, measured
+from kvmedic.core.vitals import CLOCK_FAULTS, SERIES, Device, Vital
+from kvmedic.metrics.options import Labels
+from kvmedic.metrics.promql import Span, duration_text
+from kvmedic.metrics.series import PodKey, Reply, Series, Unanswered
+
+_OWN_POD = ("pod", "pod_name", "exported_pod")
+_OWN_NAMESPACE = ("namespace", "pod_namespace", "exported_namespace")
+"""Labels that may name the pod that uses a device; a later one wins, as it exists only where the earlier
+one is the exporter's own."""
+_IDENTITY = ("UUID", "uuid", "gpu")
+"""Labels that tell the devices of one pod apart. Parts of one device (MIG) share its health."""
+_POD, _NAMESPACE = "kvmedic_pod", "kvmedic_namespace"
+
+
+def device_queries(span: Span, labels: Labels) -> dict[Vital, str]:
+    """Return the query of each vital of devices; every one answers with one series per device and pod.
+
+    Several exporters of one device, or several pods of one exporter one after the other, count as one:
+    the largest value does.
+    """
+    return {vital: _by_user(_expression(vital, span), labels) for vital in SERIES}
+
+
+def devices_of(
+    pods: Iterable[PodKey], replies: Mapping[Vital, Reply], at: datetime
+) -> dict[str, Reading[tuple[Device, ...]]]:
+    """Return the devices of each pod that was asked for, by its name; without a series it says so."""
+    return {pod.name: _devices(pod, replies, at) for pod in pods}
+
+
+def _expression(vital: Vital, span: Span) -> str:
+    names = SERIES[vital]
+    recent = duration_text(span.freshness)
+    if vital is Vital.CLOCK_REASONS:
+        grid = f"[{duration_text(span.window)}:{duration_text(span.resolution)}]"
+        return " or ".join(f"({_faults(name, grid)} and last_over_time({name}[{recent}]))" for name in names)
+    return " or ".join(f"last_over_time({name}[{recent}])" for name in names)
+
+
+def _faults(name: str, grid: str) -> str:
+    """Return the bits that are faults and were set at any moment of the grid, as one number.
+
+    Ordinary bits come and go beside them, so the largest mask of the window would say nothing.
+    """
+    bits = (f"{bit} * max_over_time((floor({name} / {bit}) % 2){grid})" for bit in CLOCK_FAULTS)
+    return f"({' + '.join(bits)})"
+
+
+def _by_user(expression: str, labels: Labels) -> str:
+    """Return the series of an expression under the labels of the pod that uses the device."""
+    named = _copied(expression, _POD, _by_weight(labels.pod, _OWN_POD))
+    named = _copied(named, _NAMESPACE, _by_weight(labels.namespace, _OWN_NAMESPACE))
+    kept = f"max by ({', '.join((_NAMESPACE, _POD, *_IDENTITY))}) ({named})"
+    return _copied(_copied(kept, labels.pod, (_POD,)), labels.namespace, (_NAMESPACE,))
+
+
+def _by_weight(configured: str, own: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the labels that may name the pod, the weightiest last; a source's own names the scraped pod."""
+    return own if configured in own else (configured, *own)
+
+
+def _copied(expression: str, target: str, sources: tuple[str, ...]) -> str:
+    """Return an expression with a label set to the last of some others that is not empty."""
+    for source in sources:
+        expression = f'label_replace({expression}, "{target}", "$1", "{source}", "(.+)")'
+    return expression
+
+
+def _devices(pod: PodKey, replies: Mapping[Vital, Reply], at: datetime) -> Reading[tuple[Device, ...]]:
+    found: dict[str, dict[Vital, Reading[float]]] = {}
+    for vital, reply in replies.items():
+        for one in () if isinstance(reply, Unanswered) else reply.of(pod):
+            readings = found.setdefault(_name(one), {})
+            readings[vital] = _worse(readings.get(vital), measured(one.value, at))
+    unanswered = [vital for vital, reply in replies.items() if isinstance(reply, Unanswered)]
+    if not found:
+        return Missing(Absence.SOURCE_UNAVAILABLE if unanswered else Absence.NO_SERIES)
+    down = dict.fromkeys(unanswered, Missing(Absence.SOURCE_UNAVAILABLE))
+    return Measured(tuple(Device(name, {**down, **found[name]}) for name in sorted(found)), at)
+
+
+def _name(series: Series) -> str:
+    """Return what a device is called by people: its number on the node, else its identity."""
+    number = series.labels.get("gpu", "")
+    return f"GPU {number}" if number else series.labels.get("UUID") or series.labels.get("uuid") or "GPU"
+
+
+def _worse(known: Reading[float] | None, other: Reading[float]) -> Reading[float]:
+    """Return the larger of two numbers that were told of one device."""
+    if isinstance(known, Measured) and (not isinstance(other, Measured) or known.value >= other.value):
+        return known
+    return other

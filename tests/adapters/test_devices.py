@@ -1,0 +1,151 @@
+"""Readings of GPUs from a real Prometheus over scripted history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from http_double import Reply, Request, Server, forwarded
+from kvmedic.core.evidence import Absence, Measured, Missing, Reading
+from kvmedic.core.fleet import Pod
+from kvmedic.core.vitals import Device, Vital
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics.fleet import FleetMetrics
+from kvmedic.metrics.options import ScrapeOptions
+from kvmedic.metrics.series import PodKey
+from prometheus_server import PrometheusServer
+from run_builder import a_pod
+from scripted_fleet import END, FIVE, NAMESPACE, source
+
+Devices = Mapping[str, Reading[tuple[Device, ...]]]
+
+
+async def devices(url: str, *pods: str, namespace: str = NAMESPACE, **options: Any) -> Devices:
+    looked = source(url, **options)
+    try:
+        return await looked.devices([PodKey(namespace, pod) for pod in pods], FIVE)
+    finally:
+        looked.close()
+
+
+async def only_device(history: PrometheusServer, pod: str, **options: Any) -> Device:
+    found = (await devices(history.url, pod, **options))[pod]
+    assert isinstance(found, Measured)
+    (device,) = found.value
+    return device
+
+
+CASES = [
+    ("nothing is wrong", "gpu-well", {}),
+    ("new names", "gpu-renamed", {Vital.CLOCK_REASONS: 0x40, Vital.LAST_XID: 79, Vital.ROW_REMAP_FAILED: 1}),
+    ("labels as the exporter set them", "gpu-honoured", {Vital.LAST_XID: 48}),
+    ("labels of an exporter of old", "gpu-of-old", {Vital.UNCORRECTABLE_ERRORS: 2}),
+    ("hot for a minute of the window", "gpu-was-hot", {Vital.CLOCK_REASONS: 0x40}),
+    ("hot before the window", "gpu-was-hot-long-ago", {}),
+    ("two reasons one after the other", "gpu-two-reasons", {Vital.CLOCK_REASONS: 0x28}),
+    ("ordinary reasons alone", "gpu-capped", {}),
+    ("the exporter's pod was replaced", "gpu-moved", {}),
+    ("of two scrapers one saw it", "gpu-twice", {Vital.LAST_XID: 79}),
+]
+
+
+@pytest.mark.parametrize(("pod", "ill"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+async def test_a_gpu_is_seen_with(history: PrometheusServer, pod: str, ill: dict[Vital, int]) -> None:
+    device = await only_device(history, pod)
+
+    well = dict.fromkeys(
+        (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS, Vital.ROW_REMAP_FAILED), 0
+    )
+    assert {vital: device.value(vital) for vital in well} == well | ill
+    assert device.unknown() == ()
+    assert device.name == "GPU 0"
+    assert device.reading(Vital.LAST_XID) == Measured(float(ill.get(Vital.LAST_XID, 0)), END)
+
+
+async def test_each_gpu_of_a_replica_is_one_of_its_own(history: PrometheusServer) -> None:
+    found = (await devices(history.url, "gpu-pair"))["gpu-pair"]
+
+    assert isinstance(found, Measured)
+    assert {device.name: device.value(Vital.LAST_XID) for device in found.value} == {"GPU 0": 31, "GPU 1": 79}
+
+
+async def test_what_the_exporter_leaves_out_by_default_is_missing(history: PrometheusServer) -> None:
+    device = await only_device(history, "gpu-default-set")
+
+    assert device.unknown() == (Vital.CLOCK_REASONS, Vital.UNCORRECTABLE_ERRORS)
+    assert device.reading(Vital.CLOCK_REASONS) == Missing(Absence.NO_SERIES)
+
+
+@pytest.mark.parametrize("pod", ["gpu-silent", "nobody", "thrashing"])
+async def test_a_replica_without_a_fresh_series_is_missing(history: PrometheusServer, pod: str) -> None:
+    found = await devices(history.url, pod)
+
+    assert found == {pod: Missing(Absence.NO_SERIES)}
+
+
+async def test_a_pod_of_the_same_name_elsewhere_is_another(history: PrometheusServer) -> None:
+    found = await devices(history.url, "gpu-well", namespace="other")
+
+    assert found == {"gpu-well": Missing(Absence.NO_SERIES)}
+
+
+async def test_a_source_whose_replicas_have_labels_of_their_own(history: PrometheusServer) -> None:
+    labels = {"namespace": "exported_namespace", "pod": "exported_pod"}
+
+    device = await only_device(history, "gpu-renamed", labels=labels)
+
+    assert device.value(Vital.LAST_XID) == 79
+
+
+async def test_queries_do_not_grow_with_replicas(history: PrometheusServer) -> None:
+    with Server(lambda request: forwarded(request, history.url)) as proxy:
+        looked = source(proxy.url)
+        for pods in (1, 200):
+            await looked.devices([PodKey(NAMESPACE, f"pod-{number}") for number in range(pods)], FIVE)
+        looked.close()
+
+    assert len(proxy.requests) == 4
+
+
+async def test_a_source_that_does_not_answer_one_query_leaves_its_vital_unknown(
+    history: PrometheusServer,
+) -> None:
+    def refuse(request: Request) -> Reply:
+        heavy = "EVENT_REASONS" in request.path
+        return (
+            Reply(422, b'{"status":"error","error":"too heavy"}')
+            if heavy
+            else forwarded(request, history.url)
+        )
+
+    with Server(refuse) as proxy:
+        found = (await devices(proxy.url, "gpu-well", "nobody"))["gpu-well"]
+
+    assert isinstance(found, Measured)
+    assert found.value[0].reading(Vital.CLOCK_REASONS) == Missing(Absence.SOURCE_UNAVAILABLE)
+    assert found.value[0].value(Vital.LAST_XID) == 0
+
+
+async def test_a_source_that_is_down_tells_of_no_gpu() -> None:
+    found = await devices("http://127.0.0.1:9", "gpu-well")
+
+    assert found == {"gpu-well": Missing(Absence.SOURCE_UNAVAILABLE)}
+
+
+async def test_a_source_is_found_by_name(history: PrometheusServer) -> None:
+    metrics = FleetMetrics({"default": source(history.url)}, _no_scrapes())
+    pods: list[Pod] = [a_pod("gpu-honoured")]
+
+    known = await metrics.devices("default", pods, NAMESPACE, timedelta(minutes=5))
+    unknown = await metrics.devices("another", pods, NAMESPACE, timedelta(minutes=5))
+    await metrics.close()
+
+    assert isinstance(known["gpu-honoured"], Measured)
+    assert unknown == {"gpu-honoured": Missing(Absence.SOURCE_UNAVAILABLE)}
+
+
+def _no_scrapes() -> Any:
+    return FleetMetrics.of({}, ScrapeOptions(), VLLM_SIGNALS)._scraper

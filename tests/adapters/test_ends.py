@@ -1,0 +1,225 @@
+"""How engines ended: read from pods and from their previous logs, of which nothing but a mark is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from kubernetes.aio.client import Configuration
+
+from http_double import Reply, Request, Server
+from kvmedic.cluster.ends import TAIL, bears_device_memory, ends_of
+from kvmedic.cluster.pods import Frame, pod_of
+from kvmedic.core.fleet import ContainerEnd, Pod, Rotation
+from kvmedic.core.vitals import Cause, EngineEnd
+from kvmedic.kube.client import Client, Limits
+from run_builder import NOW, a_pod
+
+SINCE = NOW - timedelta(minutes=5)
+LATELY = NOW - timedelta(minutes=2)
+TORCH = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of "
+    "79.11 GiB of which 0.98 GiB is free."
+)
+SECRET = "my prompt: how do I bake bread"
+
+
+def ended(reason: str = "Error", code: int = 1, ago: timedelta = timedelta(minutes=2), **pod: Any) -> Pod:
+    end = ContainerEnd("vllm", code, reason, NOW - ago)
+    return replace(a_pod("llm-0"), last_end=end, restarts=3, **pod)
+
+
+async def looked(
+    answer: Callable[[Request], Reply], *pods: Pod
+) -> tuple[dict[str, EngineEnd], list[Request]]:
+    with Server(answer) as server:
+        configuration = Configuration()
+        configuration.host = server.url
+        async with Client(configuration, Limits(total_seconds=2)) as client:
+            found = await ends_of(client, "serving", pods, SINCE)
+    return found, server.requests
+
+
+def log(text: str) -> Callable[[Request], Reply]:
+    return lambda _: Reply(200, text.encode(), {"Content-Type": "text/plain"})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        TORCH,
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
+        f"(EngineCore pid=77) ERROR 11-21 04:50:01 [core.py:1213] {TORCH}",
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.",
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.",
+        "RuntimeError: CUDA error: out of memory",
+        "torch.distributed.DistBackendError: NCCL error ... Cuda failure 2 'out of memory'",
+        "ValueError: Free memory on device cuda:0 (60.1/79.1 GiB) on startup is less than desired GPU memory "
+        "utilization (0.92, 72.8 GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
+        "processes.",
+    ],
+    ids=["torch", "torch of old", "in the engine's log", "sampler", "HIP", "CUDA", "NCCL", "taken by others"],
+)
+def test_a_log_bears_the_mark(line: str) -> None:
+    assert bears_device_memory(["starting", line, "RuntimeError: Engine core initialization failed."])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
+        "initializing the engine.",
+        "MemoryError",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "(APIServer pid=1) INFO 11-21 04:50:01 [logger.py:43] Received request cmpl-1: prompt: 'why does "
+        "torch say CUDA out of memory?'",
+        "DEBUG 11-21 04:50:01 [x.py:1] torch.OutOfMemoryError",
+    ],
+    ids=[
+        "empty",
+        "no cause",
+        "needs a larger share",
+        "host",
+        "host too",
+        "a prompt that speaks of it",
+        "debug",
+    ],
+)
+def test_a_log_does_not_bear_the_mark(line: str) -> None:
+    assert not bears_device_memory(["starting", line])
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [(f"{SECRET}\n{TORCH}\n", Cause.DEVICE_MEMORY), (f"{SECRET}\nKeyError\n", Cause.ANOTHER)],
+    ids=["marked", "not marked"],
+)
+async def test_a_previous_log_tells_the_cause_and_nothing_of_it_is_kept(text: str, cause: Cause) -> None:
+    found, requests = await looked(log(text), ended())
+
+    assert found == {"llm-0": EngineEnd(cause, 1, LATELY, 3)}
+    assert SECRET not in repr(found)
+    (request,) = requests
+    asked = urlsplit(request.path)
+    assert asked.path == "/api/v1/namespaces/serving/pods/llm-0/log"
+    assert parse_qs(asked.query) == {
+        "container": ["vllm"],
+        "previous": ["true"],
+        "tailLines": [str(TAIL.lines)],
+        "limitBytes": [str(TAIL.limit_bytes)],
+    }
+
+
+async def test_a_container_killed_at_its_limit_needs_no_log() -> None:
+    found, requests = await looked(log(TORCH), ended("OOMKilled", 137))
+
+    assert found == {"llm-0": EngineEnd(Cause.HOST_MEMORY, 137, LATELY, 3)}
+    assert requests == []
+
+
+@pytest.mark.parametrize(
+    ("pod", "counts"),
+    [
+        (ended(ago=timedelta(minutes=5)), True),
+        (ended(ago=timedelta(minutes=5, seconds=1)), False),
+        (ended(ago=timedelta(hours=2)), False),
+        (ended(ago=timedelta(minutes=9), waiting_reason="CrashLoopBackOff"), True),
+        (ended(ago=timedelta(minutes=9), waiting_reason="ImagePullBackOff"), False),
+        (a_pod("llm-0"), False),
+    ],
+    ids=[
+        "as old as the window",
+        "a second older",
+        "long ago",
+        "it still waits",
+        "it waits otherwise",
+        "never",
+    ],
+)
+async def test_only_an_end_inside_the_window_counts_and_only_its_log_is_read(pod: Pod, counts: bool) -> None:
+    found, requests = await looked(log(TORCH), pod)
+
+    assert bool(found) is counts
+    assert len(requests) == (1 if counts else 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Reply(403, json.dumps({"reason": "Forbidden", "message": "no pods/log"}).encode()), "403 Forbidden"),
+        (Reply(400, json.dumps({"reason": "BadRequest", "message": SECRET}).encode()), "400 BadRequest"),
+        (Reply(404, b"{}"), "404"),
+        (Reply(500, SECRET.encode()), "500"),
+    ],
+    ids=["forbidden", "gone", "no such pod", "no kubelet"],
+)
+async def test_a_log_that_cannot_be_read_makes_the_cause_unknown(answer: Reply, words: str) -> None:
+    found, _ = await looked(lambda _: answer, ended())
+
+    assert found["llm-0"].cause is Cause.UNKNOWN
+    assert words in found["llm-0"].trouble
+    assert SECRET not in found["llm-0"].trouble
+
+
+async def test_a_kubelet_that_hangs_is_left_after_the_time_out() -> None:
+    def hang(_: Request) -> Reply:
+        server_released.wait(10)
+        return Reply()
+
+    with Server(hang) as server:
+        server_released = server.released
+        configuration = Configuration()
+        configuration.host = server.url
+        async with Client(configuration, Limits(total_seconds=0.3)) as client:
+            found = await ends_of(client, "serving", [ended()], SINCE)
+
+    assert found["llm-0"].cause is Cause.UNKNOWN
+    assert "no answer within 0.3 s" in found["llm-0"].trouble
+
+
+def status(*containers: tuple[str, dict[str, Any]]) -> Pod:
+    """A pod whose containers ended as told before they were started again."""
+    states = [{"name": name, "restartCount": 2, "lastState": {"terminated": end}} for name, end in containers]
+    body = {
+        "metadata": {
+            "name": "llm-0",
+            "uid": "u",
+            "resourceVersion": "1",
+            "creationTimestamp": "2026-03-01T02:00:00Z",
+        },
+        "spec": {"nodeName": "gpu-7"},
+        "status": {"containerStatuses": states},
+    }
+    rotation = Rotation("serving", "draining", (), effective=True, in_selector=False)
+    return pod_of(body, Frame("r", "vllm" if len(states) < 3 else None, rotation, frozenset()))
+
+
+END = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-03-01T02:58:00Z"}
+
+
+def test_the_end_of_the_engines_container_is_read_off_its_status() -> None:
+    pod = status(("proxy", {"exitCode": 0, "finishedAt": "2026-03-01T02:59:00Z"}), ("vllm", END))
+
+    assert pod.last_end == ContainerEnd("vllm", 1, "Error", LATELY)
+
+
+@pytest.mark.parametrize(
+    "containers",
+    [
+        (),
+        (("proxy", END),),
+        (("vllm", {}),),
+        (("vllm", {"exitCode": 1}),),
+        (("vllm", END), ("proxy", END), ("other", END)),
+    ],
+    ids=["no status yet", "another container", "never ended", "no time", "the engine's is not known"],
+)
+def test_no_end_is_read_where_there_is_none(containers: tuple[tuple[str, dict[str, Any]], ...]) -> None:
+    assert status(*containers).last_end is None

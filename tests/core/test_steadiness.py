@@ -1,0 +1,57 @@
+"""The verdict on a change that is to end restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import NO_SERIES, STALE, THRASHING, Nothing, Replica, an_observation, without
+from kvmedic.core.baseline import FEWEST_FINISHED
+from kvmedic.core.evidence import Signal
+from kvmedic.core.reasons import Reason
+from kvmedic.core.steadiness import steadiness
+from kvmedic.core.verdict import Verdict
+
+
+def busy(finished: float) -> Replica:
+    return Replica(finished=finished, preemptions=0, stalls=0)
+
+
+@pytest.mark.parametrize(
+    ("finished", "restarts", "verdict"),
+    [
+        (FEWEST_FINISHED, 0, Verdict.RECOVERED),
+        (FEWEST_FINISHED - 1, 0, Verdict.INCONCLUSIVE),
+        (0, 0, Verdict.INCONCLUSIVE),
+        (0, 1, Verdict.NOT_RECOVERED),
+        (1000, 1, Verdict.NOT_RECOVERED),
+    ],
+    ids=["enough traffic", "one request too few", "no traffic", "a restart without traffic", "a restart"],
+)
+def test_staying_up_under_load_is_what_counts(finished: float, restarts: int, verdict: Verdict) -> None:
+    found = steadiness(an_observation(busy(finished)), restarts)
+
+    assert found.verdict is verdict
+
+
+def test_the_traffic_is_that_of_the_whole_fleet() -> None:
+    share = FEWEST_FINISHED / 2
+
+    found = steadiness(an_observation(busy(share), busy(share), window_seconds=600), 0)
+
+    assert (found.verdict, found.reason) == (Verdict.RECOVERED, Reason.RECOVERED)
+    assert found.message == "none of 2 replicas restarted; 50 requests finished in 600 s"
+
+
+def test_preemptions_do_not_decide_it() -> None:
+    assert steadiness(an_observation(THRASHING), 0).verdict is Verdict.RECOVERED
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"), [(NO_SERIES, Reason.METRICS_MISSING), (STALE, Reason.METRICS_STALE)]
+)
+def test_a_replica_that_cannot_be_read_proves_nothing(why: Nothing, reason: Reason) -> None:
+    silent = without(busy(500).readings(), Signal.REQUESTS_FINISHED, why)
+
+    found = steadiness(an_observation(busy(500), silent), 0)
+
+    assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, reason)

@@ -1,0 +1,66 @@
+"""Scripted GPUs for a real Prometheus, labelled as DCGM exporters of several kinds label them."""
+
+from __future__ import annotations
+
+from metric_tape import Curve, Tape, constant, until
+
+NAMESPACE = "fleet"
+CLOCKS, THROTTLE = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"
+XID, XIDS = "DCGM_FI_DEV_XID_ERROR", "DCGM_FI_DEV_XID_ERRORS"
+ECC = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"
+REMAP_FAILED, REMAP_FAILURE = "DCGM_FI_DEV_ROW_REMAP_FAILED", "DCGM_FI_DEV_ROW_REMAP_FAILURE"
+TODAY = {"clocks": THROTTLE, "xid": XIDS, "ecc": ECC, "remap": REMAP_FAILURE}
+RENAMED = {"clocks": CLOCKS, "xid": XID, "ecc": ECC, "remap": REMAP_FAILED}
+WELL = {"clocks": constant(0x4), "xid": constant(0), "ecc": constant(0), "remap": constant(0)}
+
+
+def record_devices(tape: Tape) -> None:
+    """Write one GPU, or more, for each case; the replica's name is the case."""
+    _gpu(tape, _clashing("gpu-well"), TODAY)
+    _gpu(tape, _clashing("gpu-renamed"), RENAMED, clocks=constant(0x40), xid=constant(79), remap=constant(1))
+    _gpu(tape, _honoured("gpu-honoured"), TODAY, xid=constant(48))
+    _gpu(tape, _of_old("gpu-of-old"), TODAY, ecc=constant(2))
+    _gpu(tape, _clashing("gpu-was-hot"), TODAY, clocks=lambda t: 0x44 if -200 < t < -140 else 0x1)
+    _gpu(tape, _clashing("gpu-was-hot-long-ago"), TODAY, clocks=lambda t: 0x40 if t < -400 else 0x104)
+    _gpu(tape, _clashing("gpu-two-reasons"), TODAY, clocks=lambda t: 0x8 if t < -60 else 0x20)
+    _gpu(tape, _clashing("gpu-capped"), TODAY, clocks=constant(0x116))
+    _gpu(tape, _clashing("gpu-silent"), TODAY, **{name: until(each, -180) for name, each in WELL.items()})
+    _gpu(tape, _clashing("gpu-default-set"), {"xid": XIDS, "remap": REMAP_FAILURE})
+    for number in ("0", "1"):
+        _gpu(tape, _clashing("gpu-pair", gpu=number), TODAY, xid=constant(79 if number == "1" else 31))
+    for exporter, alive in (("dcgm-before", lambda t: t < -60), ("dcgm-after", lambda t: t >= -60)):
+        _gpu(tape, _clashing("gpu-moved") | {"pod": exporter}, TODAY, **_while(alive))
+    for replica in ("a", "b"):
+        told = constant(79 if replica == "b" else 0)
+        _gpu(tape, _clashing("gpu-twice") | {"prometheus_replica": replica}, TODAY, xid=told)
+    _gpu(tape, {"pod": "dcgm-unused", "namespace": "monitoring", "gpu": "0"}, TODAY, xid=constant(79))
+
+
+def _gpu(tape: Tape, labels: dict[str, str], names: dict[str, str], **curves: Curve) -> None:
+    for key, name in names.items():
+        tape.add(name, labels, (WELL | curves)[key])
+
+
+def _while(alive: Curve) -> dict[str, Curve]:
+    return {name: (lambda t, each=each: each(t) if alive(t) else None) for name, each in WELL.items()}
+
+
+def _clashing(pod: str, gpu: str = "0") -> dict[str, str]:
+    """Scraped as prometheus-operator does: the exporter's own labels stand in the way."""
+    own = {"pod": "dcgm-x7", "namespace": "monitoring", "instance": "10.2.0.1:9400", "job": "dcgm"}
+    return own | {"exported_pod": pod, "exported_namespace": NAMESPACE} | _device(pod, gpu)
+
+
+def _honoured(pod: str) -> dict[str, str]:
+    """Scraped with `honorLabels`."""
+    return {"pod": pod, "namespace": NAMESPACE, "job": "dcgm"} | _device(pod, "0")
+
+
+def _of_old(pod: str) -> dict[str, str]:
+    """By an exporter that uses the labels of its first versions."""
+    own = {"pod": "dcgm-x7", "namespace": "monitoring", "job": "dcgm"}
+    return own | {"pod_name": pod, "pod_namespace": NAMESPACE} | _device(pod, "0")
+
+
+def _device(pod: str, gpu: str) -> dict[str, str]:
+    return {"gpu": gpu, "UUID": f"GPU-{pod}-{gpu}", "Hostname": "gpu-7", "modelName": "NVIDIA H100"}
