@@ -39,7 +39,7 @@ def an_elder(world: World) -> None:
 
 
 def an_unusable_spec(world: World) -> None:
-    downgrade(world, {"mode": "Approve"})
+    downgrade(world, {"runbooks": ["CompressionWithoutSavings"]})
 
 
 def no_service(world: World) -> None:

@@ -21,9 +21,13 @@ from kvmedic.settings import load as load_settings
 from kvmedic.wiring import connected
 
 _PATCH = "kubectl -n {namespace} patch kvr {name} --type=merge -p '{{\"spec\":{{{field}}}}}'"
+_APPROVE = ("to approve the plan", "kvmedic approve {name} -n {namespace} --digest {digest}")
 _NEXT = MappingProxyType(
     {
         Reason.OBSERVE_ONLY: ("to have the plan carried out", _PATCH.replace("{field}", '"mode":"Auto"')),
+        Reason.AWAITING_APPROVAL: _APPROVE,
+        Reason.APPROVAL_EXPIRED: _APPROVE,
+        Reason.APPROVALS_UNREADABLE: ("to install what is missing", "kvmedic crd | kubectl apply -f -"),
         Reason.SUSPENDED: ("to go on", _PATCH.replace("{field}", '"suspend":false')),
         Reason.STOPPED: ("to go on everywhere", "kubectl -n {operator} delete configmap {stop}"),
         Reason.STOP_UNREADABLE: ("to see why", "kubectl -n {operator} logs deployment/kvmedic"),
@@ -153,6 +157,7 @@ def _next(resource: Resource, place: Place) -> Iterator[str]:
         "namespace": resource.namespace,
         "name": resource.name,
         "run": run.id if run else "",
+        "digest": record.plan.digest if record and record.plan else "",
         "target": resource.policy.target.name if resource.policy else "",
         "operator": place.namespace,
         "stop": place.stop,

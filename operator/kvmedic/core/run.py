@@ -87,6 +87,14 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class Approved:
+    """The approval that a run was opened on; it counts for no other run, though it still exists."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One open run."""
 
@@ -116,6 +124,8 @@ class Run:
     """Set as soon as it is known how the run ends; what remains only puts things back."""
     terms: Terms | None = None
     """None: written by a version that did not say; the spec's own count then."""
+    approval: Approved | None = None
+    """None: the mode asked for none."""
 
     @property
     def index(self) -> int:
