@@ -32,8 +32,10 @@ check: setup ## Format, lint, types, import contracts, generated files
 	build/venv/bin/ruff check operator tests
 	build/venv/bin/mypy
 	build/venv/bin/lint-imports
-	$(PY) -m kvmedic crd | diff -q - $(CRD) >/dev/null || { echo "$(CRD) is stale: run make crd"; exit 1; }
-	$(PY) -m kvmedic crd -o markdown | diff -q - $(CRD_PAGE) >/dev/null || { echo "$(CRD_PAGE) is stale: run make crd"; exit 1; }
+	@for kind in $(KINDS); do \
+	  $(PY) -m kvmedic crd $$kind | diff -q - crds/kvmedic.io_$$kind.yaml >/dev/null || { echo "crds/kvmedic.io_$$kind.yaml is stale: run make crd"; exit 1; }; \
+	  $(PY) -m kvmedic crd $$kind -o markdown | diff -q - docs/reference/$${kind%s}.md >/dev/null || { echo "docs/reference/$${kind%s}.md is stale: run make crd"; exit 1; }; \
+	done
 	$(PY) -m chart.generated --check
 
 .PHONY: test
@@ -45,13 +47,14 @@ test: setup ## Run every test; installs and builds what they need (PYTEST=… fo
 test-core: setup ## Run the tests that need no cluster, in seconds
 	$(PY) -m pytest -q tests/core tests/runbooks tests/manifests tests/engines tests/cli tests/record tests/test_layout.py $(PYTEST)
 
-CRD := crds/kvmedic.io_kvremediations.yaml
-CRD_PAGE := docs/reference/kvremediation.md
+KINDS := kvremediations kvapprovals
 .PHONY: crd
-crd: setup ## Write the CustomResourceDefinition, its copies and its reference page from the models
+crd: setup ## Write the CustomResourceDefinitions, their copies and their reference pages from the models
 	@mkdir -p build
-	$(PY) -m kvmedic crd >build/crd.yaml && mv build/crd.yaml $(CRD)
-	$(PY) -m kvmedic crd -o markdown >build/crd.md && mv build/crd.md $(CRD_PAGE)
+	@for kind in $(KINDS); do \
+	  $(PY) -m kvmedic crd $$kind >build/crd.yaml && mv build/crd.yaml crds/kvmedic.io_$$kind.yaml || exit 1; \
+	  $(PY) -m kvmedic crd $$kind -o markdown >build/crd.md && mv build/crd.md docs/reference/$${kind%s}.md || exit 1; \
+	done
 	$(PY) -m chart.generated
 
 .PHONY: manifests

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from kvmedic.core.approval import Request, approved
 from kvmedic.core.gates import Blocked, forward_gate, opening_gate
-from kvmedic.core.policy import Policy
+from kvmedic.core.plan import Plan
+from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import frozen_message
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
-from kvmedic.core.run import Outcome, is_foreign
+from kvmedic.core.run import Approved, Outcome, is_foreign
 from kvmedic.ports import Ports, View
 from kvmedic.runbooks.planning import Fault
 from kvmedic.survey import Survey, engine_of
@@ -62,3 +64,23 @@ async def gate(policy: Policy, record: Record, found: Survey, ports: Ports, now:
         return None
     blocked = forward_gate(policy, await ports.stop.read())
     return blocked or opening_gate(policy.limits, record.history, found.view.fleet.ready, now)
+
+
+async def consent(
+    resource: Resource, policy: Policy, plan: Plan, ports: Ports, now: datetime
+) -> Approved | Outcome | None:
+    """Return the approval that the mode asks for; None where it asks for none; or why there is none."""
+    if policy.mode is not Mode.APPROVE:
+        return None
+    record = resource.record or Record()
+    shown = record.plan
+    request = Request(
+        namespace=resource.namespace,
+        name=resource.name,
+        uid=resource.uid,
+        digest=plan.digest,
+        shown_at=shown.at if shown and shown.digest == plan.digest else None,
+        used=frozenset(run.approval.uid for run in record.history if run.approval),
+        max_age=policy.limits.approval_max_age,
+    )
+    return approved(request, await ports.approvals.of(resource.namespace, resource.name), now)

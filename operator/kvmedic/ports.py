@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from kvmedic.core.approval import Approval, Unreadable
 from kvmedic.core.evidence import Look, Observation, Pool, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gates import Stop
@@ -150,6 +151,13 @@ class StopSwitch(Protocol):
         """Return the stop as it is now; unreadable is a value."""
 
 
+class Approvals(Protocol):
+    """What people approved."""
+
+    async def of(self, namespace: str, name: str) -> Sequence[Approval] | Unreadable:
+        """Return the approvals for a resource as they are now; that they cannot be read is a value."""
+
+
 class Leader(Protocol):
     """Whether this process is the one that acts."""
 
@@ -166,6 +174,7 @@ class Ports:
     metrics: Metrics
     reporter: Reporter
     stop: StopSwitch
+    approvals: Approvals
     leader: Leader
     roster: Roster
     pace: Pace

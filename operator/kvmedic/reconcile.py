@@ -16,10 +16,10 @@ from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
-from kvmedic.core.run import Outcome, Run, StepRecord, Terms
+from kvmedic.core.run import Approved, Outcome, Run, StepRecord, Terms
 from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
-from kvmedic.obstacles import claimed, gate, unfit, unrecognised
+from kvmedic.obstacles import claimed, consent, gate, unfit, unrecognised
 from kvmedic.ports import Ports, Senses
 from kvmedic.pursue import Tick, pursue
 from kvmedic.record.runs import reported
@@ -112,13 +112,17 @@ async def _survey(
     baseline = found.baseline()
     if found.plan is not None and why is None and isinstance(baseline, Inconclusive):
         why = Outcome(baseline.reason, baseline.message)
+    granted = None if found.plan is None or why else await consent(resource, policy, found.plan, ports, now)
+    if isinstance(granted, Outcome):
+        why = granted
     if found.plan is None or why is not None or isinstance(baseline, Inconclusive):
         await _write(resource, ports, planned(seen, found.plan, why, resource.generation, now))
         await _unfinalized(resource, ports)
         return ports.pace.idle
     run = _run(found, found.plan, baseline, now)
     terms = Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
-    return await _open(resource, seen, replace(run, terms=terms), ports, now)
+    approval = granted if isinstance(granted, Approved) else None
+    return await _open(resource, seen, replace(run, terms=terms, approval=approval), ports, now)
 
 
 def _run(found: Survey, plan: Plan, baseline: Baseline | None, now: datetime) -> Run:

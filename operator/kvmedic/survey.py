@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from kvmedic.core.approval import stands
 from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Goal, Inconclusive, NoChange, diagnose
 from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal, Unsupported
 from kvmedic.core.fleet import Pod
 from kvmedic.core.plan import ObjectRef, Plan
-from kvmedic.core.policy import Policy
+from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import LastGood
@@ -102,7 +103,9 @@ async def survey(resource: Resource, policy: Policy, view: View, senses: Senses)
     histograms, and a calm fleet needs none of them.
     """
     glanced = await _glance(resource, policy, view, senses)
-    return glanced or await examine(resource, policy, view, senses)
+    if glanced is not None:
+        return _with_shown_plan(glanced, resource, policy)
+    return await examine(resource, policy, view, senses)
 
 
 async def examine(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
@@ -110,7 +113,7 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     evidence = await gather(policy, resource.namespace, view, senses)
     runbook, diagnosis = judged(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
-    return _planned(found, resource, policy)
+    return _with_shown_plan(_planned(found, resource, policy), resource, policy)
 
 
 def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
@@ -170,6 +173,28 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
     refused = refusal(fleet, whole=found.goal is Goal.RELIEF)
     obstacle = Outcome(refused.reason, refused.message) if refused else None
     return Survey(found.view, found.evidence, diagnosis, found.runbook, plan, obstacle)
+
+
+def _with_shown_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey with the plan that a person may be about to approve, while it stands.
+
+    Evidence that says nothing for a moment does not take it away; it is not carried out then either.
+    """
+    shown = resource.record.plan if resource.record else None
+    plan = shown.bound if shown else None
+    if policy.mode is not Mode.APPROVE or plan is None:
+        return found
+    if found.plan is not None:
+        return replace(found, plan=plan) if stands(plan, found.plan) else found
+    if not isinstance(found.diagnosis, Inconclusive) or not _is_bound(plan, found.view, resource):
+        return found
+    return replace(found, plan=plan, obstacle=Outcome(found.diagnosis.reason, found.diagnosis.message))
+
+
+def _is_bound(plan: Plan, view: View, resource: Resource) -> bool:
+    """Return whether a plan was made for the target, its template and the spec as they are now."""
+    made_for = (plan.target_uid, plan.template, plan.spec_generation)
+    return made_for == (view.fleet.uid, view.fleet.revision, resource.generation)
 
 
 def engine_of(view: View, policy: Policy) -> Workload | Fault:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from kvmedic.cluster.approvals import StoredApprovals
 from kvmedic.cluster.stop import read_stop
 from kvmedic.cluster.target import DeploymentTarget
 from kvmedic.core.gates import Stop
@@ -86,6 +87,7 @@ def ports_of(
         metrics=world.metrics,
         reporter=reporter,
         stop=ConfigMapStop(world.client, process.namespace, process.stop),
+        approvals=StoredApprovals(world.client),
         leader=leader,
         roster=roster,
         pace=pace_of(settings.pace),

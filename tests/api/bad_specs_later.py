@@ -45,6 +45,12 @@ LIMITS = [
         "spec.limits.minHealthyReplicas",
         "use a whole number from 1 to 10000",
     ),
+    Row(
+        "an approval for a moment",
+        {"limits": {"approvalMaxAge": "59s"}},
+        "spec.limits.approvalMaxAge",
+        "use a duration from 1m to 24h",
+    ),
     Row("an hour that is none", window(start="24:00"), "spec.limits.windows[0].start", "use HH:MM"),
     Row("an end without a colon", window(end="0500"), "spec.limits.windows[0].end", "use HH:MM"),
     Row("no such day", window(days=["Monday"]), "spec.limits.windows[0].days[0]", f'{SUPPORTED}"Mon"', ENUM),
@@ -206,13 +212,6 @@ COMPRESSION = [
 ]
 
 PENDING = [
-    Row(
-        "approval",
-        {"mode": "Approve"},
-        "spec.mode",
-        "not implemented yet: use Observe or Auto",
-        is_pending=True,
-    ),
     Row(
         "the other runbook",
         {"runbooks": ["PreemptionThrash", "CompressionWithoutSavings"]},

@@ -14,7 +14,7 @@ LOW: dict[str, Any] = {
     "levers": [{"name": "maxNumSeqs", "min": 1}],
     "rollout": {"drainTimeout": "10s", "rotationLabel": {"key": "a", "draining": "b"}},
     "verify": {"for": "1m"},
-    "limits": {"cooldown": "0s", "maxRunsPerDay": 1, "minHealthyReplicas": 1},
+    "limits": {"cooldown": "0s", "maxRunsPerDay": 1, "minHealthyReplicas": 1, "approvalMaxAge": "1m"},
     "nodeHealth": "Required",
 }
 
@@ -35,7 +35,13 @@ HIGH: dict[str, Any] = {
         "rotationLabel": {"key": f"{'e' * 253}/{'x' * 63}", "draining": "x" * 63},
     },
     "verify": {"for": "1h", "onInconclusive": "RollBack"},
-    "limits": {"cooldown": "168h", "maxRunsPerDay": 10, "minHealthyReplicas": 10000, "windows": [NIGHT]},
+    "limits": {
+        "cooldown": "168h",
+        "maxRunsPerDay": 10,
+        "minHealthyReplicas": 10000,
+        "windows": [NIGHT],
+        "approvalMaxAge": "24h",
+    },
 }
 
 WITHOUT_WINDOWS: dict[str, Any] = {"targetRef": {"name": "a"}, "limits": {"windows": []}}
@@ -44,10 +50,13 @@ NO_LEVER: dict[str, Any] = {"targetRef": {"name": "a"}, "levers": []}
 
 FRACTIONS: dict[str, Any] = {"targetRef": {"name": "a"}, "rollout": {"drainTimeout": "1.5h0.25s"}}
 
+APPROVED: dict[str, Any] = {"targetRef": {"name": "a"}, "mode": "Approve"}
+
 GOOD = {
     "every lower bound": LOW,
     "every upper bound": HIGH,
     "an empty list of windows": WITHOUT_WINDOWS,
     "observing without a lever": NO_LEVER,
     "durations with fractions": FRACTIONS,
+    "approval by a person": APPROVED,
 }

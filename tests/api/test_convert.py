@@ -39,7 +39,12 @@ FULL = {
     "levers": [{"name": "maxNumSeqs", "min": 16}],
     "rollout": {"drainTimeout": "90s", "rotationLabel": {"key": "a/b", "draining": "out"}},
     "verify": {"for": "5m", "onInconclusive": "RollBack"},
-    "limits": {"cooldown": "1h", "maxRunsPerDay": 2, "minHealthyReplicas": 3},
+    "limits": {
+        "cooldown": "1h",
+        "maxRunsPerDay": 2,
+        "minHealthyReplicas": 3,
+        "approvalMaxAge": "90m",
+    },
     "nodeHealth": "IfAvailable",
 }
 
@@ -65,7 +70,12 @@ def test_every_field_reaches_the_core() -> None:
         levers=(LeverBound(Knob.MAX_NUM_SEQS, minimum=16),),
         rollout=RolloutPolicy(Spare.REQUIRED, timedelta(seconds=90), RotationLabel("a/b", "out")),
         on_inconclusive=OnInconclusive.ROLL_BACK,
-        limits=Limits(cooldown=timedelta(hours=1), max_runs_per_day=2, min_healthy_replicas=3),
+        limits=Limits(
+            cooldown=timedelta(hours=1),
+            max_runs_per_day=2,
+            min_healthy_replicas=3,
+            approval_max_age=timedelta(minutes=90),
+        ),
     )
 
 

@@ -95,7 +95,8 @@ def test_watched_namespaces_get_a_role_each_and_there_is_no_cluster_wide_one() -
 
 
 @pytest.mark.light
-def test_the_crd_is_rendered_as_it_is_in_crds() -> None:
-    made = render({"crds": {"keep": False}})["CustomResourceDefinition", "kvremediations.kvmedic.io"]
+@pytest.mark.parametrize("kind", ["kvremediations", "kvapprovals"])
+def test_a_crd_is_rendered_as_it_is_in_crds(kind: str) -> None:
+    made = render({"crds": {"keep": False}})["CustomResourceDefinition", f"{kind}.kvmedic.io"]
 
-    assert made == yaml.safe_load((ROOT / "crds" / "kvmedic.io_kvremediations.yaml").read_text())
+    assert made == yaml.safe_load((ROOT / "crds" / f"kvmedic.io_{kind}.yaml").read_text())

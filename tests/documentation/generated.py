@@ -24,6 +24,7 @@ NAMES = {
     "namespace": "NS",
     "name": "NAME",
     "target": "TARGET",
+    "digest": "DIGEST",
     "operator": "kvmedic-system",
     "stop": "kvmedic-stop",
 }

@@ -37,7 +37,7 @@ def an_elder(world: World) -> None:
 
 
 def an_unusable_spec(world: World) -> None:
-    downgrade(world, {"mode": "Approve"})
+    downgrade(world, {"runbooks": ["CompressionWithoutSavings"]})
 
 
 def no_service(world: World) -> None:
@@ -135,9 +135,7 @@ COMPLAINTS = {
     "two resources for one target": Complaint(
         an_elder, "Ready", "False", "TargetShared", "elder looks after Deployment llm already: delete one"
     ),
-    "an unusable spec": Complaint(
-        an_unusable_spec, "Ready", "False", "SpecNotImplemented", "use Observe or Auto"
-    ),
+    "an unusable spec": Complaint(an_unusable_spec, "Ready", "False", "SpecNotImplemented", "remove it"),
     "no such container": Complaint(
         another_container, "ActionRequired", "True", "TargetNotFound", "spec.targetRef.container"
     ),

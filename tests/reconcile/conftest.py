@@ -10,13 +10,15 @@ import pytest
 
 from lab.cluster.light import LightCluster
 from lab.scripted.proxy import Fate, Proxy, Write
-from reconcile.world import CRD, SERVICE, World, deployment, no_harm, remediation
+from reconcile.world import APPROVALS_CRD, CRD, SERVICE, World, deployment, no_harm, remediation
 
 
 @pytest.fixture(scope="session")
 def crd(light: LightCluster) -> None:
     light.apply(CRD.read_text())
-    light.kubectl("wait", "--for=condition=Established", "crd/kvremediations.kvmedic.io", "--timeout=10s")
+    light.apply(APPROVALS_CRD.read_text())
+    kinds = ("crd/kvremediations.kvmedic.io", "crd/kvapprovals.kvmedic.io")
+    light.kubectl("wait", "--for=condition=Established", *kinds, "--timeout=10s")
 
 
 @pytest.fixture

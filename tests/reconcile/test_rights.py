@@ -13,14 +13,19 @@ from chart.generated import permissions
 from chart.rendering import render
 from lab.cluster.light import LightCluster
 from lab.scripted.proxy import Proxy
+from reconcile.approving import APPROVE, approve, waits_as
 from reconcile.world import World, no_harm
 
 Right = tuple[str, str, str]
 """API group, resource with its subresource, verb."""
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-RARE = {("", "pods", "delete"), ("", "pods/log", "get")}
-"""Asked for only while a peer of the drained replica is not Ready; after a restart."""
+RARE = {
+    ("", "pods", "delete"),
+    ("", "pods/log", "get"),
+    ("kvmedic.io", "kvapprovals", "list"),
+}
+"""Asked for only while a peer of the drained replica is not Ready; after a restart; in mode Approve."""
 
 
 @dataclass(slots=True)
@@ -99,3 +104,22 @@ def test_the_charts_rights_suffice_and_none_is_idle(
     assert world.outcomes() == ["Recovered"]
     assert proxy.used - given == set()
     assert given - proxy.used == RARE
+
+
+def test_the_charts_rights_suffice_for_a_plan_that_a_person_approves(
+    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger]
+) -> None:
+    world = a_world(spec=APPROVE)
+    proxy = with_rights_of_the_chart(world)
+    world.speed = 1.0
+
+    world.start(proxy=proxy)
+    world.wait(lambda: waits_as(world, "AwaitingApproval"), 60, "a plan waits")
+    approve(world)
+    world.wait(lambda: world.args()[2] == "--max-num-seqs=14", 60, "the change is on its way")
+
+    assert proxy.forbidden == []
+    assert ("kvmedic.io", "kvapprovals", "list") in proxy.used
+    assert {right for right in proxy.used if right[1] == "kvapprovals"} == {
+        ("kvmedic.io", "kvapprovals", "list")
+    }

@@ -10,17 +10,22 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.diagnosis import Goal, Inconclusive
+from kvmedic.core.diagnosis import Assignment, Goal, Inconclusive
+from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Reading, Signal
 from kvmedic.core.fleet import Pod
+from kvmedic.core.plan import Plan
+from kvmedic.core.policy import Mode
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import LastGood, Record
+from kvmedic.core.record import LastGood, Record, ShownPlan
 from kvmedic.core.resource import Resource
+from kvmedic.core.template import template_hash
 from kvmedic.core.vitals import Cause, Device, EngineEnd
 from kvmedic.ports import Senses
 from kvmedic.record.store import resource_of
+from kvmedic.runbooks.planning import Workload, plan_of
 from kvmedic.runbooks.preemption_thrash import TRIGGER
-from kvmedic.survey import Survey, examine, healthy_revision, survey
+from kvmedic.survey import Survey, engine_of, examine, healthy_revision, survey
 from lab.scripted.readings import State, only, readings
 from reconcile.world import deployment, remediation
 from run_builder import NOW, OLD, UID, a_fleet
@@ -67,6 +72,12 @@ def a_resource(good: str = "") -> Resource:
 
 def view() -> Any:
     return SimpleNamespace(fleet=a_fleet(), template=deployment(3)["spec"]["template"])
+
+
+def settled_view() -> Any:
+    """A view whose fleet runs the very template."""
+    template = deployment(3)["spec"]["template"]
+    return SimpleNamespace(fleet=a_fleet(revision=template_hash(template)), template=template)
 
 
 async def looked(state: State, good: str = "") -> tuple[Survey, Asked]:
@@ -198,3 +209,104 @@ async def test_an_end_for_another_reason_does_not_change_the_diagnosis() -> None
     found = await surveyed(Asked(State.RECOVERED, ended=an_end(Cause.ANOTHER, NOW)))
 
     assert found.diagnosis.reason is Reason.HEALTHY
+
+
+def senses(state: State) -> Senses:
+    metrics = Asked(state)
+    return Senses(metrics, metrics)
+
+
+def shown_for_approval(cap: int, **changes: Any) -> Resource:
+    """A resource in mode Approve that shows a plan with a cap."""
+    resource = a_resource(OLD)
+    assert resource.policy is not None
+    plan = plan_to(cap, resource)
+    record = resource.record or Record()
+    shown = ShownPlan(plan.digest, plan.reason, plan.message, (), NOW, replace(plan, **changes))
+    approving = replace(resource.policy, mode=Mode.APPROVE)
+    return replace(resource, policy=approving, record=replace(record, plan=shown))
+
+
+def plan_to(cap: int, resource: Resource) -> Plan:
+    assert resource.policy is not None
+    workload = engine_of(view(), resource.policy)
+    assert isinstance(workload, Workload)
+    advice = Assignment(Knob.MAX_NUM_SEQS, cap, Reason.CAP_RIGHT_SIZED, f"{cap} fit")
+    plan = plan_of(workload, advice, resource.generation)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def caps(found: Survey) -> list[str | None]:
+    return [step.after for step in found.plan.steps] if found.plan else []
+
+
+FRESH = "14"
+
+
+@pytest.mark.parametrize(
+    ("cap", "expected"),
+    [(14, "14"), (15, "15"), (13, "13"), (16, FRESH), (12, FRESH)],
+    ids=["the same", "one more", "one less", "over a tenth more", "over a tenth less"],
+)
+async def test_a_plan_that_somebody_may_be_approving_stands_within_the_noise(cap: int, expected: str) -> None:
+    resource = shown_for_approval(cap)
+    assert resource.policy is not None
+
+    found = await survey(resource, resource.policy, view(), senses(State.THRASH))
+
+    assert caps(found) == [expected]
+    assert found.obstacle is None
+
+
+async def test_in_other_modes_the_newest_plan_counts() -> None:
+    resource = shown_for_approval(15)
+    assert resource.policy is not None
+
+    found = await survey(
+        resource,
+        replace(resource.policy, mode=Mode.AUTO),
+        view(),
+        Senses(Asked(State.THRASH), Asked(State.THRASH)),
+    )
+
+    assert caps(found) == [FRESH]
+
+
+async def test_a_shown_plan_that_is_not_the_one_of_its_digest_is_forgotten() -> None:
+    resource = shown_for_approval(15, target_uid="another")
+    assert resource.policy is not None
+
+    found = await survey(resource, resource.policy, view(), senses(State.THRASH))
+
+    assert caps(found) == [FRESH]
+
+
+@pytest.mark.parametrize("state", [State.MISSING, State.STALE, State.DOWN])
+async def test_silence_keeps_the_shown_plan_and_stands_in_its_way(state: State) -> None:
+    resource = shown_for_approval(15)
+    assert resource.policy is not None
+
+    found = await survey(resource, resource.policy, settled_view(), senses(state))
+
+    assert caps(found) == ["15"]
+    assert found.obstacle is not None
+    assert found.obstacle.reason is found.diagnosis.reason
+
+
+async def test_silence_keeps_no_plan_for_another_spec() -> None:
+    resource = replace(shown_for_approval(15), generation=2)
+    assert resource.policy is not None
+
+    found = await survey(resource, resource.policy, settled_view(), senses(State.MISSING))
+
+    assert found.plan is None
+
+
+async def test_calm_takes_the_shown_plan_away() -> None:
+    resource = shown_for_approval(15)
+    assert resource.policy is not None
+
+    found = await survey(resource, resource.policy, view(), senses(State.RECOVERED))
+
+    assert found.plan is None

@@ -23,7 +23,7 @@ from reconcile.world import CRD, Eye, World
 
 UNUSABLE = {
     "a value that is not known": ({"verify": {"for": "soon"}}, "SpecInvalid"),
-    "a feature that is not there": ({"mode": "Approve"}, "SpecNotImplemented"),
+    "a feature that is not there": ({"runbooks": ["CompressionWithoutSavings"]}, "SpecNotImplemented"),
 }
 
 
@@ -185,7 +185,7 @@ def test_abandoning_with_an_unusable_spec_leaves_the_template(a_world: Callable[
     world = a_world(2)
 
     reach(world, Phase.DRAIN)
-    downgrade(world, {"mode": "Approve"})
+    downgrade(world, {"runbooks": ["CompressionWithoutSavings"]})
     abandon_resource(world)
     world.wait(lambda: is_away(world), PATIENCE_SECONDS, "the finalizer goes")
     world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")

@@ -22,6 +22,7 @@ from lab.scripted.proxy import Fate, Proxy, Write
 
 ROOT = Path(__file__).parent.parent.parent
 CRD = ROOT / "crds" / "kvmedic.io_kvremediations.yaml"
+APPROVALS_CRD = ROOT / "crds" / "kvmedic.io_kvapprovals.yaml"
 SPEED = 20.0
 """The operator's clock runs this much faster, so that a window of a minute is three seconds."""
 START_LIMIT_SECONDS = 7200
@@ -148,6 +149,8 @@ class World:
     began: float = field(default_factory=time.time)
     operators: list[Operator] = field(default_factory=list)
     starts: int = 0
+    speed: float = SPEED
+    """Of the operator's clock. 1 where it is compared with the API server's."""
 
     @property
     def script(self) -> Path:
@@ -191,7 +194,7 @@ class World:
             },
         }
         log = self.directory / "operator.log"
-        operator = Operator(Arrangement(settings, kubeconfig, self.script, log, self.began, SPEED))
+        operator = Operator(Arrangement(settings, kubeconfig, self.script, log, self.began, self.speed))
         self.operators.append(operator)
         self.starts += 1
         operator.start()

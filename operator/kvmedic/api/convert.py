@@ -55,6 +55,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
             max_runs_per_day=spec.limits.max_runs_per_day,
             min_healthy_replicas=spec.limits.min_healthy_replicas,
             windows=tuple(_maintenance(window) for window in spec.limits.windows or ()),
+            approval_max_age=parse_duration(spec.limits.approval_max_age),
         ),
     )
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from kvmedic.api.levers import LeverName, LeverSpec
 from kvmedic.api.rules import Rule
 from kvmedic.api.spec import KVRemediationSpec
-from kvmedic.core.policy import Mode, Runbook, Spare
+from kvmedic.core.policy import Runbook, Spare
 
 T = TypeVar("T")
 
@@ -20,13 +20,6 @@ IMPLEMENTED_LEVERS = frozenset({LeverName.MAX_NUM_SEQS, LeverName.GPU_MEMORY_UTI
 """The levers that this version turns."""
 
 PENDING: tuple[Rule[KVRemediationSpec], ...] = (
-    Rule(
-        cel="self.mode != 'Approve'",
-        message="mode Approve is not implemented yet: use Observe or Auto",
-        holds=lambda s: s.mode is not Mode.APPROVE,
-        path=".mode",
-        forbids=True,
-    ),
     Rule(
         cel="!('CompressionWithoutSavings' in self.runbooks)",
         message="runbook CompressionWithoutSavings is not implemented yet: remove it",

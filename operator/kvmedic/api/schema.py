@@ -9,6 +9,8 @@ lengths. There a CustomResourceDefinition that is older than the operator must n
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
@@ -26,7 +28,7 @@ from kvmedic.api.resource import (
 )
 from kvmedic.api.rules import VALIDATIONS
 from kvmedic.api.spec import KVRemediationSpec
-from kvmedic.api.status import RECORDS, KVRemediationStatus
+from kvmedic.api.status import OPEN, KVRemediationStatus
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -51,7 +53,10 @@ KEPT = (
 LOOSE = frozenset({"enum", "default", "maxLength", "minItems", "maxItems", "required"})
 """Keywords that the status does without."""
 
-COLUMNS = (
+Column: TypeAlias = tuple[str, str, str, int, str]
+"""A printer column: name, type, path, priority (1: only with `-o wide`), description."""
+
+COLUMNS: tuple[Column, ...] = (
     ("Target", "string", ".spec.targetRef.name", 0, "The Deployment that is looked after."),
     ("Mode", "string", ".spec.mode", 0, "How far kvmedic may go."),
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0, "Spec valid and target found."),
@@ -76,7 +81,21 @@ COLUMNS = (
     ),
     ("Why", "string", ".status.diagnosis.message", 1, "The diagnosis with its numbers."),
 )
-"""Printer columns: name, type, path, priority (1: only with `-o wide`), description."""
+"""What `kubectl get kvr` shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How a kind is called."""
+
+    kind: str
+    plural: str
+    singular: str
+    short: tuple[str, ...]
+    categories: tuple[str, ...]
+
+
+NAMES = Names(KIND, PLURAL, SINGULAR, SHORT_NAMES, CATEGORIES)
 
 
 def structural(schema: Schema, definitions: Schema) -> Schema:
@@ -204,59 +223,69 @@ def status_schema() -> Schema:
     """Return the structural schema of `status`: types only; the records keep what it does not name."""
     written = KVRemediationStatus.model_json_schema(by_alias=True)
     schema = _loosened(structural(written, written["$defs"]))
-    records = {name: _open(schema["properties"][name]) for name in sorted(RECORDS)}
+    records = {name: _open(schema["properties"][name]) for name in sorted(OPEN)}
     return {**schema, "properties": {**schema["properties"], **records}}
 
 
 def open_api_schema() -> Schema:
     """Return the structural schema of the whole resource."""
+    return whole_schema(KVRemediation.__doc__ or "", {"spec": spec_schema(), "status": status_schema()})
+
+
+def whole_schema(description: str, parts: Schema) -> Schema:
+    """Return the structural schema of a kind: what every object has, and its own parts."""
     return {
-        "description": _paragraphs(KVRemediation.__doc__ or ""),
+        "description": _paragraphs(description),
         "type": "object",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": spec_schema(),
-            "status": status_schema(),
+            **parts,
         },
     }
 
 
 def custom_resource_definition() -> Schema:
     """Return the CustomResourceDefinition."""
+    return definition(NAMES, COLUMNS, open_api_schema())
+
+
+def definition(names: Names, columns: Sequence[Column], schema: Schema) -> Schema:
+    """Return the CustomResourceDefinition of a kind; a status is a subresource where the schema has one."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}", "labels": {"app.kubernetes.io/name": "kvmedic"}},
+        "metadata": {"name": f"{names.plural}.{GROUP}", "labels": {"app.kubernetes.io/name": "kvmedic"}},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": SINGULAR,
-                "shortNames": list(SHORT_NAMES),
-                "categories": list(CATEGORIES),
+                "kind": names.kind,
+                "listKind": f"{names.kind}List",
+                "plural": names.plural,
+                "singular": names.singular,
+                "shortNames": list(names.short),
+                "categories": list(names.categories),
             },
-            "versions": [_version()],
+            "versions": [_version(columns, schema)],
         },
     }
 
 
-def _version() -> Schema:
+def _version(columns: Sequence[Column], schema: Schema) -> Schema:
+    subresources: Schema = {"subresources": {"status": {}}} if "status" in schema["properties"] else {}
     return {
         "name": VERSION,
         "served": True,
         "storage": True,
-        "subresources": {"status": {}},
+        **subresources,
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path, "priority": priority, "description": text}
-            for name, kind, path, priority, text in COLUMNS
+            for name, kind, path, priority, text in columns
         ],
-        "schema": {"openAPIV3Schema": open_api_schema()},
+        "schema": {"openAPIV3Schema": schema},
     }
 
 

@@ -215,6 +215,10 @@ class Limits(Wire):
         default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """When runs may be opened; absent: always."""
+    approval_max_age: Annotated[Text, duration("1m", "24h")] = "1h"
+    """How long an approval counts in mode Approve. From 1m to 24h, because the history is sure to name an
+    approval that was used for that long. 1h is two default sizing windows: after it nothing that the
+    approver saw is in what a plan is computed from. Longer where plans are approved ahead of a window."""
 
 
 def _in_order(first: str | None, second: str | None) -> bool:

@@ -35,6 +35,10 @@ FINDINGS_LENGTH = 20
 RECORDS = frozenset({"run", "levers", "history", "lastGood"})
 """The fields that the operator relies upon after a restart."""
 
+OPEN = RECORDS | {"plan"}
+"""The fields that keep what an older CustomResourceDefinition does not name: a plan without a part of it
+would be another one each time that it is read."""
+
 RENAMED = {"changed_at": "lastTransitionTime"}
 """Names that Kubernetes gives (`metav1.Condition`)."""
 

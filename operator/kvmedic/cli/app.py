@@ -21,8 +21,9 @@ SUBCOMMANDS = {
     ),
     "plan": ("kvmedic.cli.plan", "Show the open run, or what would be planned: before, after, digest."),
     "explain": ("kvmedic.cli.explain", "Explain a resource: what is seen, why it acts or not, what to type."),
+    "approve": ("kvmedic.cli.approve", "Approve the plan that a resource in mode Approve waits with."),
     "run": ("kvmedic.cli.run", "Run the operator."),
-    "crd": ("kvmedic.cli.crd", "Print the CustomResourceDefinition, or its reference page."),
+    "crd": ("kvmedic.cli.crd", "Print the CustomResourceDefinitions, or their reference pages."),
     "flags": ("kvmedic.cli.flags", "Show and change engine flags in manifest files, without a cluster."),
 }
 """Each subcommand's module and what help says of it."""

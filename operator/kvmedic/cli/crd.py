@@ -1,4 +1,4 @@
-"""`kvmedic crd`: the CustomResourceDefinition of this version, or its reference page."""
+"""`kvmedic crd`: the CustomResourceDefinitions of this version, or their reference pages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvmedic.api.approval_schema import approval_page, approval_text
 from kvmedic.api.reference import reference_page
 from kvmedic.api.schema import crd_text
 
@@ -19,7 +20,23 @@ class Form(StrEnum):
     MARKDOWN = "markdown"
 
 
+class Which(StrEnum):
+    """Of which kind."""
+
+    ALL = "all"
+    REMEDIATIONS = "kvremediations"
+    APPROVALS = "kvapprovals"
+
+
+MADE = {
+    Which.REMEDIATIONS: {Form.YAML: crd_text, Form.MARKDOWN: reference_page},
+    Which.APPROVALS: {Form.YAML: approval_text, Form.MARKDOWN: approval_page},
+}
+BETWEEN = {Form.YAML: "---\n", Form.MARKDOWN: "\n"}
+
+
 def command(
+    which: Annotated[Which, typer.Argument(help="The kind; all: both, one after the other.")] = Which.ALL,
     output: Annotated[
         Form,
         typer.Option(
@@ -27,9 +44,6 @@ def command(
         ),
     ] = Form.YAML,
 ) -> None:
-    """Print the CustomResourceDefinition that this version works with."""
-    match output:
-        case Form.YAML:
-            sys.stdout.write(crd_text())
-        case Form.MARKDOWN:
-            sys.stdout.write(reference_page())
+    """Print the CustomResourceDefinitions that this version works with."""
+    kinds = MADE if which is Which.ALL else (which,)
+    sys.stdout.write(BETWEEN[output].join(MADE[kind][output]() for kind in kinds))

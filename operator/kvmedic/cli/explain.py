@@ -135,6 +135,7 @@ def _next(resource: Resource, place: Place) -> Iterator[str]:
         "namespace": resource.namespace,
         "name": resource.name,
         "run": run.id if run else "",
+        "digest": record.plan.digest if record and record.plan else "",
         "target": resource.policy.target.name if resource.policy else "",
         "operator": place.namespace,
         "stop": place.stop,

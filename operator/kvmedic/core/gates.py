@@ -41,7 +41,8 @@ def forward_gate(policy: Policy, stop: Stop) -> Blocked | None:
         return Blocked(Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
     if policy.mode is Mode.OBSERVE:
         return Blocked(
-            Reason.OBSERVE_ONLY, "spec.mode is Observe; set it to Auto to have the plan carried out"
+            Reason.OBSERVE_ONLY,
+            "spec.mode is Observe; set it to Approve or Auto to have the plan carried out",
         )
     return None
 

@@ -113,6 +113,8 @@ class Limits:
     """Ready replicas below which nothing is begun."""
     windows: tuple[MaintenanceWindow, ...] = ()
     """When runs may be opened; none: always."""
+    approval_max_age: timedelta = timedelta(hours=1)
+    """How long an approval counts."""
 
 
 @dataclass(frozen=True, slots=True)

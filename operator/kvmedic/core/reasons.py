@@ -81,6 +81,9 @@ class Reason(StrEnum):
     BUDGET_EXHAUSTED = "BudgetExhausted"
     OUTSIDE_WINDOWS = "OutsideWindows"
     TOO_FEW_HEALTHY = "TooFewHealthy"
+    AWAITING_APPROVAL = "AwaitingApproval"
+    APPROVAL_EXPIRED = "ApprovalExpired"
+    APPROVALS_UNREADABLE = "ApprovalsUnreadable"
     # Where a run stands.
     PLANNED = "Planned"
     ROLLING_OUT = "RollingOut"
@@ -188,6 +191,9 @@ SENTENCES = MappingProxyType(
         Reason.BUDGET_EXHAUSTED: "The day's runs are used up.",
         Reason.OUTSIDE_WINDOWS: "No run is opened outside of the spec's windows.",
         Reason.TOO_FEW_HEALTHY: "Fewer replicas are healthy than the spec demands.",
+        Reason.AWAITING_APPROVAL: "The mode is Approve: the plan waits until a person approves it.",
+        Reason.APPROVAL_EXPIRED: "There is an approval, and it does not count for the plan as it is now.",
+        Reason.APPROVALS_UNREADABLE: "Approvals could not be read, so none counts.",
         Reason.PLANNED: "The plan is recorded and its first effect is next.",
         Reason.ROLLING_OUT: "The change is being rolled out, one replica at a time.",
         Reason.AWAITING_CANARY: "The first new replica is starting beside all old ones.",

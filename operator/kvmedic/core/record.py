@@ -12,8 +12,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from kvmedic.core.engine import Knob
+from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Run
+from kvmedic.core.run import Approved, Run
 from kvmedic.core.verdict import Verdict
 
 HISTORY_LENGTH = 10
@@ -94,6 +95,14 @@ class ShownPlan:
     message: str
     steps: tuple[str, ...]
     at: datetime
+    """Since when it is shown."""
+    exact: Plan | None = None
+    """The plan itself, as an approval binds to it. None: written by a version that did not keep it."""
+
+    @property
+    def bound(self) -> Plan | None:
+        """Return the plan itself; None where there is none, or it is not the one that the digest names."""
+        return self.exact if self.exact is not None and self.exact.digest == self.digest else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,8 @@ class ClosedRun:
     steps: tuple[str, ...]
     started_at: datetime
     ended_at: datetime
+    approval: Approved | None = None
+    """The approval that it was opened on; None: the mode asked for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ class Remedy:
     purpose: str
     """What it is for, to be read after "type this"."""
     command: str
-    """With `$namespace`, `$name` (the resource), `$target` (its Deployment), `$operator` (the operator's own
-    namespace) and `$stop` (the ConfigMap that stops it). Words in capitals are for the reader to fill in."""
+    """With `$namespace`, `$name` (the resource), `$target` (its Deployment), `$digest` (of the plan that is
+    shown), `$operator` (the operator's own namespace) and `$stop` (the ConfigMap that stops it). Words in
+    capitals are for the reader to fill in."""
 
     def typed(self, names: Mapping[str, str]) -> str:
         """Return the command with the names in place.
@@ -50,6 +51,7 @@ _FLAGS = (
     "kubectl -n $namespace get deployment $target -o yaml >target.yaml; kvmedic flags show -f target.yaml"
 )
 _LONGER = Remedy("to look back further", _patch('"sizing":{"window":"1h"}'))
+_APPROVE = Remedy("to approve the plan", "kvmedic approve $name -n $namespace --digest $digest")
 _PROPOSAL = Remedy("to see the exact change, to be made there", "kvmedic plan $name -n $namespace")
 
 REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
@@ -108,6 +110,9 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         Reason.STOPPED: Remedy("to go on everywhere", "kubectl -n $operator delete configmap $stop"),
         Reason.STOP_UNREADABLE: Remedy("to see why", _LOGS),
         Reason.OBSERVE_ONLY: Remedy("to have the plan carried out", _patch('"mode":"Auto"')),
+        Reason.AWAITING_APPROVAL: _APPROVE,
+        Reason.APPROVAL_EXPIRED: _APPROVE,
+        Reason.APPROVALS_UNREADABLE: Remedy("to install what is missing", "kvmedic crd | kubectl apply -f -"),
         Reason.IN_COOLDOWN: Remedy("to wait less", _patch('"limits":{"cooldown":"10m"}')),
         Reason.BUDGET_EXHAUSTED: Remedy("to allow more", _patch('"limits":{"maxRunsPerDay":10}')),
         Reason.OUTSIDE_WINDOWS: Remedy("to change the windows", _EDIT),

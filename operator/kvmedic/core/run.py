@@ -88,6 +88,14 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class Approved:
+    """The approval that a run was opened on; it counts for no other run, though it still exists."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One open run."""
 
@@ -120,6 +128,8 @@ class Run:
     """None: written by a version that did not say; the spec's own count then."""
     goal: Goal = Goal.RELIEF
     """By what the change is judged."""
+    approval: Approved | None = None
+    """None: the mode asked for none."""
 
     def __post_init__(self) -> None:
         """Refuse a run that could never be judged.

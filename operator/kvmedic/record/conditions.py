@@ -15,6 +15,9 @@ from kvmedic.core.record import Condition, ConditionType, Record, Truth
 ORDER = tuple(ConditionType)
 """The order in which conditions are listed."""
 
+WORD_FOR_WORD = frozenset({Reason.AWAITING_APPROVAL, Reason.APPROVAL_EXPIRED})
+"""Reasons whose message is what a person types: another text is worth a write."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -37,6 +40,8 @@ def with_conditions(record: Record, claims: tuple[Claim, ...], generation: int, 
 def _condition(old: Condition | None, claim: Claim, generation: int, now: datetime) -> Condition:
     message = claim.message or SENTENCES[claim.reason]
     same = old is not None and old.status is claim.status and old.reason is claim.reason
+    if old is not None and claim.reason in WORD_FOR_WORD:
+        same = same and old.message == message
     if old is not None and same and old.observed_generation == generation:
         return old
     changed_at = old.changed_at if old is not None and old.status is claim.status else now
@@ -52,6 +57,7 @@ def phase(record: Record) -> str:
         (stalled is not None and stalled.status is Truth.TRUE, "Stalled"),
         (ready is not None and ready.status is not Truth.TRUE, "NotReady"),
         (record.run is not None, _run_phase(record)),
+        (action is not None and action.reason in WORD_FOR_WORD, "AwaitingApproval"),
         (action is not None and action.status is Truth.TRUE, "ActionRequired"),
         (record.plan is not None, "Planned"),
     ):

@@ -54,6 +54,9 @@ NEEDS_A_PERSON = frozenset(
         Reason.SPEC_INVALID,
         Reason.SPEC_NOT_IMPLEMENTED,
         Reason.RUN_UNREADABLE,
+        Reason.AWAITING_APPROVAL,
+        Reason.APPROVAL_EXPIRED,
+        Reason.APPROVALS_UNREADABLE,
     }
 )
 """Reasons that do not pass without somebody doing something."""
@@ -113,6 +116,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         steps=tuple(f"{step.step.line()}: {step.state}" for step in run.steps),
         started_at=run.started_at,
         ended_at=now,
+        approval=run.approval,
     )
     truth = Truth.TRUE if outcome.reason in HEALED else Truth.FALSE
     claims = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from kvmedic.core.approval import stands
 from kvmedic.core.diagnosis import Diagnosis, Inconclusive
 from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import Plan
@@ -109,7 +110,9 @@ def _shown_plan(old: ShownPlan | None, plan: Plan | None, now: datetime) -> Show
     if plan is None:
         return None
     steps = tuple(step.line() for step in plan.steps)
-    fresh = ShownPlan(plan.digest, plan.reason, plan.message, steps, now)
-    if old is None or old.digest == plan.digest:
-        return old or fresh
-    return fresh if now - old.at >= REFRESH else old
+    fresh = ShownPlan(plan.digest, plan.reason, plan.message, steps, now, plan)
+    bound = old.bound if old else None
+    if old is None or bound is None:
+        return fresh
+    is_old = old.digest == plan.digest or (stands(bound, plan) and now - old.at < REFRESH)
+    return old if is_old else fresh

@@ -60,6 +60,8 @@ class Proxy:
     committed: Callable[[Write], None] = lambda write: None
     """Called for each write that the API server has answered, before the operator learns it."""
     writes: list[Write] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+    """Paths of what was read, watches included."""
     url: str = ""
     broken: Callable[[], bool] = lambda: False
     """While true everything is answered with 500, reads included, and watches end."""
@@ -118,6 +120,7 @@ class Proxy:
         if self.broken():
             return _answer(500)
         if request.method not in WRITES:
+            self.reads.append(request.path)
             return await self._told(request, body, up)
         write = self._seen(request, body)
         fate = self.decide(write)

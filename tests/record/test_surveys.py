@@ -1,0 +1,107 @@
+"""What a look at a fleet leaves in the record about its plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from kvmedic.core.plan import Plan
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import ConditionType, Record
+from kvmedic.core.run import Outcome
+from kvmedic.record.conditions import phase
+from kvmedic.record.surveys import REFRESH, planned
+from run_builder import NOW, OLD, STEP
+
+SECOND = timedelta(seconds=1)
+PLAN = Plan((STEP,), "uid-1", OLD, 3, Reason.CAP_RIGHT_SIZED, "16 fit")
+ASK = Outcome(Reason.AWAITING_APPROVAL, f"plan {PLAN.digest} waits for approval: kvmedic approve …")
+
+
+def to(cap: int) -> Plan:
+    return replace(PLAN, steps=(replace(STEP, after=str(cap)),))
+
+
+def first(plan: Plan = PLAN) -> Record:
+    return planned(Record(), plan, ASK, 3, NOW)
+
+
+def test_the_plan_is_kept_whole_so_that_an_approval_can_bind_to_it() -> None:
+    shown = first().plan
+
+    assert shown is not None
+    assert (shown.digest, shown.at, shown.bound) == (PLAN.digest, NOW, PLAN)
+
+
+def test_a_plan_that_is_not_the_one_of_its_digest_binds_nothing() -> None:
+    shown = first().plan
+
+    assert shown is not None
+    assert replace(shown, exact=to(15)).bound is None
+    assert replace(shown, exact=None).bound is None
+
+
+def test_the_same_plan_is_shown_since_it_was_first_shown() -> None:
+    again = planned(first(), PLAN, ASK, 3, NOW + timedelta(days=1))
+
+    assert again == first()
+
+
+@pytest.mark.parametrize(
+    ("cap", "after", "is_new"),
+    [
+        (17, REFRESH - SECOND, False),
+        (17, REFRESH, True),
+        (20, SECOND, True),
+    ],
+    ids=["noise is not worth a write", "noise of long ago is", "another plan is at once"],
+)
+def test_another_plan_takes_its_place(cap: int, after: timedelta, is_new: bool) -> None:
+    then = planned(first(), to(cap), ASK, 3, NOW + after).plan
+
+    assert then is not None
+    assert then.digest == (to(cap) if is_new else PLAN).digest
+    assert then.at == (NOW + after if is_new else NOW)
+
+
+def test_a_record_of_a_version_that_kept_no_plan_gets_one() -> None:
+    old = first()
+    assert old.plan is not None
+
+    then = planned(replace(old, plan=replace(old.plan, exact=None)), PLAN, ASK, 3, NOW + SECOND).plan
+
+    assert then is not None
+    assert (then.bound, then.at) == (PLAN, NOW + SECOND)
+
+
+def test_what_a_person_has_to_type_is_written_anew_when_it_changes() -> None:
+    told = Outcome(Reason.AWAITING_APPROVAL, "plan ffff waits for approval")
+
+    record = planned(first(), to(20), told, 3, NOW + SECOND)
+
+    for kind in (ConditionType.PROGRESSING, ConditionType.ACTION_REQUIRED):
+        condition = record.condition(kind)
+        assert condition is not None
+        assert condition.message == told.message
+        assert condition.changed_at == NOW, "it waits for as long as before"
+
+
+def test_numbers_that_changed_are_not() -> None:
+    blocked = planned(Record(), PLAN, Outcome(Reason.IN_COOLDOWN, "until 03:10"), 3, NOW)
+
+    assert planned(blocked, PLAN, Outcome(Reason.IN_COOLDOWN, "until 03:11"), 3, NOW + SECOND) == blocked
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (Reason.AWAITING_APPROVAL, "AwaitingApproval"),
+        (Reason.APPROVAL_EXPIRED, "AwaitingApproval"),
+        (Reason.APPROVALS_UNREADABLE, "ActionRequired"),
+        (Reason.IN_COOLDOWN, "Planned"),
+    ],
+)
+def test_one_word_says_that_a_person_is_waited_for(reason: Reason, expected: str) -> None:
+    assert phase(planned(Record(), PLAN, Outcome(reason, "why"), 3, NOW)) == expected
