@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvmedic.core.fleet import Fleet
@@ -141,7 +141,12 @@ def test_a_walk_that_mends_reaches_a_fleet_whose_replicas_cannot_stay_up(replica
     assert model.fewest >= replicas - len(down)
 
 
+BETWEEN_THE_CONTROLLERS = [(0, 0)] * 3 + [(3, 0), (4, 2), (5, 0), (5, 0), (6, 0), (0, 0), (0, 0)]
+"""The Deployment's controller has acted on a pulse, the ReplicaSet's has not yet."""
+
+
 @given(replicas=st.integers(1, 5), events=EVENTS, turn=st.integers(0, 80), after=EVENTS)
+@example(replicas=2, events=BETWEEN_THE_CONTROLLERS, turn=10, after=[(0, 0), (5, 0)])
 @MANY
 def test_a_walk_turned_round_anywhere_brings_the_old_setting_back_and_loses_nobody(
     replicas, events, turn, after
