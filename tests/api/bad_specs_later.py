@@ -236,9 +236,6 @@ PENDING = [
             is_pending=True,
         )
         for name in (
-            "watermark",
-            "maxModelLen",
-            "maxNumBatchedTokens",
             "gpuMemoryUtilization",
             "prefixCaching",
             "chunkedPrefill",

@@ -16,7 +16,14 @@ from kvmedic.core.policy import Mode, NodeHealth, Runbook, Spare
 
 T = TypeVar("T")
 
-IMPLEMENTED_LEVERS = frozenset({LeverName.MAX_NUM_SEQS})
+IMPLEMENTED_LEVERS = frozenset(
+    {
+        LeverName.MAX_NUM_SEQS,
+        LeverName.WATERMARK,
+        LeverName.MAX_MODEL_LEN,
+        LeverName.MAX_NUM_BATCHED_TOKENS,
+    }
+)
 """The levers that this version turns."""
 
 PENDING: tuple[Rule[KVRemediationSpec], ...] = (

@@ -289,8 +289,8 @@ class KVRemediationSpec(Wire):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     """What may be turned, in the order of trying; a lever that is not in the list is not allowed, and an
-    empty list allows none. By default the one lever that this version turns; a later version adds none
-    to a resource that exists."""
+    empty list allows none. By default the cap on running sequences alone: it is the lever that helps most
+    often, and each try of another one restarts the fleet."""
     rollout: Rollout = Rollout()
     verify: Verify = Verify()
     limits: Limits = Limits()

@@ -157,6 +157,11 @@ class Flag:
     bounds: Bounds = Bounds()
     default: str = ""
     """What an engine without the flag does, in words, and where that is from."""
+    most: int | None = None
+    """The largest value that an engine takes by itself where the flag is not given; None: not known."""
+    on_since: Version | None = None
+    """For a switch: the first release in which every engine has it on where the flag is not given.
+    None: no such release is known."""
 
     @property
     def dest(self) -> str:
@@ -279,6 +284,19 @@ class Engine:
         if len(forms) > 1:
             return Presence.UNKNOWN
         return Presence.ABSENT if forms == {None} else Presence.PRESENT
+
+    def has_on(self, flag: Flag, given: Scalar) -> bool | None:
+        """Return whether a switch is on, or None where that is not known.
+
+        Args:
+            flag: the switch.
+            given: what the command line says of it; None where it says nothing.
+        """
+        if isinstance(given, bool):
+            return given
+        if self.version is None or flag.on_since is None:
+            return None
+        return True if self.version >= flag.on_since else None
 
     def _around(self) -> tuple[Version, ...]:
         """Return the releases that this engine may be like."""
