@@ -16,8 +16,8 @@ from kvmedic.runbooks.case import Case
 from kvmedic.runbooks.cut import MOSTLY_GROWTH, cut
 
 WANTED_LEFT = 0.1
-"""Share of the preemptions that the watermark is made to leave: with it nearly all simulated watermarks were
-judged Recovered, which takes a quarter, and none lost more than 1 % of goodput."""
+"""Share of the preemptions that the watermark is made to leave. Every watermark that was simulated with it
+was judged Recovered, which takes a quarter at most; goodput was 0.988 to 1.015 times that of before."""
 MOST_LEFT = 0.5
 """Share of the preemptions up to which a smaller watermark is worth a rollout: more is no improvement."""
 MOST_KEPT = 0.1
@@ -82,8 +82,8 @@ def _out_of_reach(case: Case) -> NoChange | None:
     if growth > MOSTLY_GROWTH:
         return NoChange(
             Reason.LEVER_WITHOUT_EFFECT,
-            f"{growth:.0%} of a running sequence is its own output ({MOSTLY_GROWTH:.0%} at most): it grows out "
-            "of whatever is kept free when it is admitted",
+            f"{growth:.0%} of a running sequence is its own output ({MOSTLY_GROWTH:.0%} at most): it "
+            "outgrows whatever is kept free when it is admitted",
         )
     if case.spread < 1:
         return NoChange(

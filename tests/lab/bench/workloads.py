@@ -147,7 +147,7 @@ LONG_PROMPTS = (
         tokens=72_000,
     ),
     Workload("extraction, fixed 1024 + 128", fixed(1024), fixed(128), 1500, 16, 64, GPU, tokens=72_000),
-    Workload("Azure, small pool", table(AZURE_PROMPT), table(AZURE_OUTPUT), 800, 16, 32, MID, tokens=72_000),
+    Workload("Azure, small pool", table(AZURE_PROMPT), table(AZURE_OUTPUT), 1000, 16, 40, MID, tokens=72_000),
     Workload("Azure, middling", table(AZURE_PROMPT), table(AZURE_OUTPUT), 1500, 16, 64, MID, tokens=72_000),
 )
 """Requests of which the prompt is nearly all: little of a running sequence is its own output."""
