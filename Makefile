@@ -99,6 +99,10 @@ demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=t
 bench-sizing: setup ## Compare the operator's caps and verdicts with a sweep (WORKLOADS="chat drawn=0-9")
 	$(PY) -m lab.bench.sizing $(WORKLOADS)
 
+.PHONY: bench-levers
+bench-levers: setup ## Compare the operator's watermarks and step budgets with what they really do (WORKLOADS="Azure drawn=0-9")
+	$(PY) -m lab.bench.levers $(WORKLOADS)
+
 .PHONY: bench-lab
 bench-lab: setup ## Replay the table measured on real vLLM on the lab engine and compare
 	$(PY) -m lab.engine.bench

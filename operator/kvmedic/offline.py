@@ -5,13 +5,13 @@ What a cluster would add is missing on purpose: whether the fleet can be changed
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvmedic.core.diagnosis import Assignment, Diagnosis, Evidence, Inconclusive, NoChange, Setting
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
-from kvmedic.runbooks.planning import Fault, Workload, plan_of, setting
+from kvmedic.runbooks.planning import Fault, Workload, proposal, setting
 from kvmedic.survey import judged
 
 _FIRST_GENERATION = 1
@@ -26,7 +26,7 @@ class Consultation:
     runbook: str
     diagnosis: Diagnosis
     advice: Assignment | None
-    """The setting that the branch asks for; None where it asks for none."""
+    """The setting that the branch asks for, where no plan says so; None where it asks for none."""
     plan: Plan | None
     """The advice on the workload's own command line; None without a workload."""
     obstacle: Outcome | None
@@ -45,18 +45,18 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
     found = Consultation(evidence, runbook, diagnosis, None, None, None)
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
-    known = setting(workload, policy.levers, ()) if isinstance(workload, Workload) else None
-    advice = diagnosis.branch.then(evidence, known or Setting(None, policy.levers))
+    if isinstance(workload, Workload):
+        known = setting(workload, policy.levers, (), evidence)
+        plan = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
+        return _hindered(found, plan) if isinstance(plan, NoChange) else replace(found, plan=plan)
+    advice = diagnosis.branch.then(evidence, Setting(None, policy.levers))
     if isinstance(advice, NoChange):
-        why = Outcome(advice.reason, advice.message)
-        return Consultation(evidence, runbook, diagnosis, None, None, why)
-    return _planned(found, advice, workload)
+        return _hindered(found, advice)
+    if workload is None:
+        return replace(found, advice=advice)
+    why = f"{advice.knob} {advice.value} cannot be set: {workload.message}"
+    return replace(_hindered(found, NoChange(workload.reason, why)), advice=advice)
 
 
-def _planned(found: Consultation, advice: Assignment, workload: Workload | Fault | None) -> Consultation:
-    plan = plan_of(workload, advice, _FIRST_GENERATION) if isinstance(workload, Workload) else workload
-    evidence, runbook, diagnosis = found.evidence, found.runbook, found.diagnosis
-    if isinstance(plan, Fault):
-        why = Outcome(plan.reason, f"{advice.knob} {advice.value} cannot be set: {plan.message}")
-        return Consultation(evidence, runbook, diagnosis, advice, None, why)
-    return Consultation(evidence, runbook, diagnosis, advice, plan, None)
+def _hindered(found: Consultation, why: NoChange) -> Consultation:
+    return replace(found, obstacle=Outcome(why.reason, why.message))

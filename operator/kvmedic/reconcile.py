@@ -24,7 +24,7 @@ from kvmedic.ports import Ports, Senses
 from kvmedic.pursue import Tick, pursue
 from kvmedic.record.runs import reported
 from kvmedic.record.surveys import complaint, planned, surveyed, with_last_good
-from kvmedic.survey import Survey, healthy_revision, survey
+from kvmedic.survey import Survey, proved_good, survey
 
 AT_ONCE = timedelta(0)
 
@@ -105,7 +105,7 @@ async def _survey(
         return await _complain(replace(resource, problem=problem), record, ports, now)
     found = await survey(resource, policy, view, Senses(ports.metrics, ports.target))
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
-    if good := healthy_revision(found, policy, now):
+    if good := await proved_good(found, resource, policy, ports.metrics, now):
         seen = with_last_good(seen, good)
     held = found.obstacle or unrecognised(policy, view) or await claimed(resource, found, ports)
     why = held or await gate(policy, record, found, ports, now)

@@ -8,9 +8,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from kvmedic.core.approval import stands
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Goal, Inconclusive, NoChange, diagnose
+from kvmedic.core.diagnosis import (
+    Diagnosed,
+    Diagnosis,
+    Evidence,
+    Finding,
+    Goal,
+    Inconclusive,
+    NoChange,
+    diagnose,
+)
 from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal, Unsupported
 from kvmedic.core.fleet import Pod
+from kvmedic.core.moved import TRAFFIC, moves, traffic_of
 from kvmedic.core.plan import ObjectRef, Plan
 from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import refusal
@@ -21,9 +31,9 @@ from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.core.vitals import Device, Vitals
 from kvmedic.engines import ENGINES
-from kvmedic.ports import Ends, Senses, View
+from kvmedic.ports import Ends, Metrics, Senses, View
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.planning import Fault, Workload, plan_of, setting, workload_of
+from kvmedic.runbooks.planning import Fault, Workload, proposal, setting, workload_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,7 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     """Return what a whole look at the target finds, however calm it is."""
     evidence = await gather(policy, resource.namespace, view, senses)
     runbook, diagnosis = judged(policy, evidence)
+    diagnosis = _with_moves(diagnosis, resource, view, evidence.burn)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
     return _with_shown_plan(_planned(found, resource, policy), resource, policy)
 
@@ -164,11 +175,9 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if isinstance(workload, Fault):
         return _hindered(found, workload.reason, workload.message)
     tried = resource.record.levers if resource.record else ()
-    advice = diagnosis.branch.then(found.evidence, setting(workload, policy.levers, tried))
-    if isinstance(advice, NoChange):
-        return _hindered(found, advice.reason, advice.message)
-    plan = plan_of(workload, advice, resource.generation)
-    if isinstance(plan, Fault):
+    known = setting(workload, policy.levers, tried, found.evidence)
+    plan = proposal(workload, diagnosis.branch.then, found.evidence, known, resource.generation)
+    if isinstance(plan, NoChange):
         return _hindered(found, plan.reason, plan.message)
     refused = refusal(fleet, whole=found.goal is Goal.RELIEF)
     obstacle = Outcome(refused.reason, refused.message) if refused else None
@@ -220,3 +229,34 @@ def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood |
     workload = engine_of(found.view, policy)
     flags = {} if isinstance(workload, Fault) else workload.given_flags()
     return LastGood(fleet.revision, flags, fleet.replicas, found.blocks(), now)
+
+
+async def proved_good(
+    found: Survey, resource: Resource, policy: Policy, metrics: Metrics, now: datetime
+) -> LastGood | None:
+    """Return the fleet's revision as a good one, with its traffic where it is not on record yet.
+
+    That is one more look for each new revision, when it proves healthy.
+    """
+    good = healthy_revision(found, policy, now)
+    known = resource.record.last_good if resource.record else None
+    if good is None or (known is not None and known.revision == good.revision):
+        return good
+    asked = Look(policy.windows.trigger, signals=TRAFFIC)
+    seen = await metrics.look(policy.source, expected(found.view), resource.namespace, asked)
+    return replace(good, traffic=traffic_of(seen))
+
+
+def _with_moves(diagnosis: Diagnosis, resource: Resource, view: View, burn: Observation) -> Diagnosis:
+    """Return the diagnosis of a trouble with what is not as it was when the fleet was last healthy."""
+    good = resource.record.last_good if resource.record else None
+    if good is None or isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
+        return diagnosis
+    told = list(moves(good.traffic, traffic_of(burn)) if good.traffic else ())
+    if good.revision != view.fleet.revision:
+        told.append(f"pod template {good.revision} -> {view.fleet.revision}")
+    if good.traffic is None and not told:
+        return diagnosis
+    moved = ", ".join(told) or "nothing that is recorded"
+    text = f"moved since it was healthy ({good.recorded_at:%Y-%m-%dT%H:%M:%SZ}): {moved}"
+    return Diagnosed(diagnosis.branch, (Finding("fleet", None, None, None, text), *diagnosis.findings))

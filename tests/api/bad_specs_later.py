@@ -228,9 +228,6 @@ PENDING = [
             is_pending=True,
         )
         for name in (
-            "watermark",
-            "maxModelLen",
-            "maxNumBatchedTokens",
             "prefixCaching",
             "chunkedPrefill",
             "cpuOffload",

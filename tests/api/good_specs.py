@@ -11,7 +11,12 @@ LOW: dict[str, Any] = {
     "objectives": {"interTokenP95": "1ms", "e2eP95": "10ms", "ttftP95": "1ms"},
     "trigger": {"preemptionsPerRequest": 0.01, "kvCacheUsage": 0, "window": "1m", "for": "0s"},
     "sizing": {"window": "1m"},
-    "levers": [{"name": "maxNumSeqs", "min": 1}],
+    "levers": [
+        {"name": "maxNumSeqs", "min": 1},
+        {"name": "watermark", "max": 0.001},
+        {"name": "maxModelLen", "min": 1},
+        {"name": "maxNumBatchedTokens", "min": 1},
+    ],
     "rollout": {"drainTimeout": "10s", "rotationLabel": {"key": "a", "draining": "b"}},
     "verify": {"for": "1m"},
     "limits": {"cooldown": "0s", "maxRunsPerDay": 1, "minHealthyReplicas": 1, "approvalMaxAge": "1m"},
@@ -26,6 +31,9 @@ HIGH: dict[str, Any] = {
     "trigger": {"preemptionsPerRequest": 100, "kvCacheUsage": 1, "window": "1h", "for": "10m"},
     "sizing": {"window": "1h"},
     "levers": [
+        {"name": "maxNumBatchedTokens", "min": 16777216},
+        {"name": "maxModelLen", "min": 16777216},
+        {"name": "watermark", "max": 0.5},
         {"name": "maxNumSeqs", "min": 65536},
         {"name": "gpuMemoryUtilization", "min": 1, "max": 1, "step": 0.1},
     ],

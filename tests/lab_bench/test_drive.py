@@ -6,7 +6,18 @@ import pytest
 from kvmedic.core.evidence import Measured, Observation, Signal
 from lab.bench.drive import UNCAPPED, Drive, Outcome, prompt_of
 from lab.bench.judging import chosen_cap, glimpsed_cap, observed
-from lab.bench.workloads import AZURE_OUTPUT, WORKLOADS, Lengths, Workload, either, even, fixed, table, varied
+from lab.bench.workloads import (
+    AZURE_OUTPUT,
+    LONG_PROMPTS,
+    WORKLOADS,
+    Lengths,
+    Workload,
+    either,
+    even,
+    fixed,
+    table,
+    varied,
+)
 
 CHAT = Workload("chat", varied(60, 0.6, 8, 400), varied(240, 0.7, 10, 900), 80, 32, 24)
 
@@ -89,7 +100,7 @@ def test_draws_have_the_shape_that_their_name_says() -> None:
     assert outputs[3600] == pytest.approx(424, rel=0.1)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+@pytest.mark.parametrize("workload", [*WORKLOADS, *LONG_PROMPTS], ids=lambda workload: workload.name)
 def test_every_request_fits_the_model_and_the_pool(workload: Workload) -> None:
     for lengths in islice(workload.lengths(), 3000):
         assert lengths.prompt >= 1

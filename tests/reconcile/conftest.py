@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -31,13 +31,16 @@ def a_world(light: LightCluster, crd: None, namespace: str, tmp_path: Any) -> It
             decide: Callable[[Write], Fate] = no_harm,
             spec: dict[str, Any] | None = None,
             annotations: dict[str, str] | None = None,
+            arguments: Sequence[str] = (),
         ) -> World:
             proxy = stack.enter_context(Proxy(light.url, light.token, decide))
             world = World(light, namespace, tmp_path, proxy)
             proxy.kill = world.kill
             stack.callback(world.kill)
             # Created, not applied: a field manager that applies the template would own it.
-            for manifest in (deployment(replicas, **(annotations or {})), SERVICE):
+            fleet = deployment(replicas, **(annotations or {}))
+            fleet["spec"]["template"]["spec"]["containers"][0]["args"] += arguments
+            for manifest in (fleet, SERVICE):
                 light.api.create(manifest, namespace)
             light.kubectl("-n", namespace, "rollout", "status", "deployment/llm", "--timeout=30s")
             world.write_script(old="thrash", new="recovered", revision=world.revision())

@@ -14,6 +14,7 @@ from kvmedic.core.diagnosis import Assignment, Goal, Inconclusive
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Reading, Signal
 from kvmedic.core.fleet import Pod
+from kvmedic.core.moved import TRAFFIC, Traffic
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Mode
 from kvmedic.core.reasons import Reason
@@ -25,7 +26,7 @@ from kvmedic.ports import Senses
 from kvmedic.record.store import resource_of
 from kvmedic.runbooks.planning import Workload, plan_of
 from kvmedic.runbooks.preemption_thrash import TRIGGER
-from kvmedic.survey import Survey, engine_of, examine, healthy_revision, survey
+from kvmedic.survey import Survey, engine_of, examine, healthy_revision, proved_good, survey
 from lab.scripted.readings import State, only, readings
 from reconcile.world import deployment, remediation
 from run_builder import NOW, OLD, UID, a_fleet
@@ -63,10 +64,10 @@ class Asked:
         return await self.look(source, pods, namespace, Look(window, hold))
 
 
-def a_resource(good: str = "") -> Resource:
+def a_resource(good: str = "", traffic: Traffic | None = None) -> Resource:
     body = remediation()
     body["metadata"] |= {"namespace": "serving", "uid": UID, "resourceVersion": "1"}
-    record = Record(last_good=LastGood(good, {}, 3, 149, NOW) if good else None)
+    record = Record(last_good=LastGood(good, {}, 3, 149, NOW, traffic) if good else None)
     return replace(resource_of(body), record=record)
 
 
@@ -310,3 +311,62 @@ async def test_calm_takes_the_shown_plan_away() -> None:
     found = await survey(resource, resource.policy, view(), senses(State.RECOVERED))
 
     assert found.plan is None
+
+
+@pytest.mark.parametrize("good", ["", "another"])
+async def test_a_revision_that_proves_good_is_recorded_with_its_traffic(good: str) -> None:
+    found, metrics = await looked(State.RECOVERED, good)
+    resource = a_resource(good)
+    assert resource.policy is not None
+
+    proved = await proved_good(found, resource, resource.policy, metrics, NOW)
+
+    assert metrics.looks[-1].signals == TRAFFIC
+    assert proved is not None
+    assert proved.traffic is not None
+    assert proved.traffic.output_tokens == pytest.approx(190)
+    assert proved.traffic.requests_per_second == pytest.approx(3 * 400 / 60)
+
+
+async def test_a_revision_on_record_is_not_looked_at_again() -> None:
+    found, metrics = await looked(State.RECOVERED, good=OLD)
+    resource = a_resource(OLD)
+    assert resource.policy is not None
+    looks = len(metrics.looks)
+
+    await proved_good(found, resource, resource.policy, metrics, NOW)
+
+    assert len(metrics.looks) == looks
+
+
+THEN = Traffic(requests_per_second=10, prompt_tokens=64, output_tokens=90, limit_tokens=190)
+
+
+@pytest.mark.parametrize(
+    ("good", "says"),
+    [
+        (LastGood(OLD, {}, 3, 149, NOW, THEN), "arrivals 10 -> 20/s, outputs 90 -> 190 tokens"),
+        (LastGood("before", {}, 3, 149, NOW, None), f"pod template before -> {OLD}"),
+        (LastGood(OLD, {}, 3, 149, NOW, Traffic()), "nothing that is recorded"),
+    ],
+    ids=["traffic", "the template", "nothing"],
+)
+async def test_the_diagnosis_of_a_trouble_says_what_moved_since_it_was_healthy(
+    good: LastGood, says: str
+) -> None:
+    resource = replace(a_resource(), record=Record(last_good=good))
+    assert resource.policy is not None
+
+    found = await survey(resource, resource.policy, view(), senses(State.THRASH))
+
+    assert f"moved since it was healthy (2026-03-01T03:00:00Z): {says}" in found.diagnosis.line()
+    assert found.plan is not None
+
+
+async def test_a_calm_fleet_is_not_compared() -> None:
+    resource = replace(a_resource(), record=Record(last_good=LastGood("before", {}, 3, 149, NOW, THEN)))
+    assert resource.policy is not None
+
+    found = await survey(resource, resource.policy, view(), senses(State.RECOVERED))
+
+    assert "moved" not in found.diagnosis.line()

@@ -5,29 +5,11 @@ import pytest
 from kvmedic.core.diagnosis import Advice, Assignment, LeverBound, NoChange, Setting
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
-from kvmedic.core.sizing import Occupancy, Strain
+from kvmedic.core.sizing import Occupancy
 from kvmedic.runbooks.case import Case
 from kvmedic.runbooks.cut import LEAST_GAIN, LEAST_GROWTH, cap_of, cut
+from runbooks.cases import CASE
 
-CASE = Case(
-    sequence=Occupancy(mean_blocks=7.2, deviation_blocks=5.0, growth_share=0.7),
-    strain=Strain(
-        running_mean=22.8,
-        preemptions_per_request=1.75,
-        stalls_per_request=0.3,
-        step_seconds=0.028,
-        prefill_extra_seconds=0.12,
-        prefill_tokens=60,
-        output_tokens=190,
-    ),
-    blocks=149,
-    block_tokens=32,
-    prompt_tokens=60,
-    output_tokens=190,
-    spread=1.0,
-    running_max=32,
-    requests=2880,
-)
 CAP = 20
 
 

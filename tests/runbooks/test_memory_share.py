@@ -71,7 +71,7 @@ def test_it_goes_down_by_one_step_and_never_under_the_bound(
 @pytest.mark.parametrize(
     ("share", "levers", "reason", "words"),
     [
-        (None, (LEVER,), Reason.SETTING_UNKNOWN, "manifest"),
+        (None, (LEVER,), Reason.PRESENT_VALUE_UNKNOWN, "manifest"),
         (MemoryShare(0.9, True), (), Reason.LEVER_NOT_ALLOWED, "add {name: gpuMemoryUtilization"),
         (
             MemoryShare(0.9, True),
@@ -87,12 +87,12 @@ def test_it_goes_down_by_one_step_and_never_under_the_bound(
         ),
         (MemoryShare(0.8, True), (LEVER,), Reason.LEVER_AT_BOUND, "no less than 0.8"),
         (MemoryShare(0.7, True), (LEVER,), Reason.LEVER_AT_BOUND, "is 0.7"),
-        (MemoryShare(None, False), (LEVER,), Reason.SETTING_UNKNOWN, "version"),
-        (MemoryShare(0.9, True, unread="/etc/c.yaml"), (LEVER,), Reason.SETTING_UNKNOWN, "/etc/c.yaml"),
+        (MemoryShare(None, False), (LEVER,), Reason.PRESENT_VALUE_UNKNOWN, "version"),
+        (MemoryShare(0.9, True, unread="/etc/c.yaml"), (LEVER,), Reason.PRESENT_VALUE_UNKNOWN, "/etc/c.yaml"),
         (
             MemoryShare(0.9, True, fixed_by="--num-gpu-blocks-override"),
             (LEVER,),
-            Reason.LEVER_INERT,
+            Reason.LEVER_WITHOUT_EFFECT,
             "--num-gpu-blocks-override fixes the size of the KV cache",
         ),
     ],
@@ -191,7 +191,7 @@ def test_a_gpu_that_ran_out_of_memory_is_answered_with_one_token(
     assert isinstance(found, Diagnosed)
     assert found.branch.then is not None
 
-    advice = found.branch.then(evidence, setting(engine, (LEVER,), ()))
+    advice = found.branch.then(evidence, setting(engine, (LEVER,), (), evidence))
 
     assert found.branch.goal is Goal.STEADINESS
     assert isinstance(advice, Assignment)

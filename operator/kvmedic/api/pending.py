@@ -16,7 +16,15 @@ from kvmedic.core.policy import Runbook, Spare
 
 T = TypeVar("T")
 
-IMPLEMENTED_LEVERS = frozenset({LeverName.MAX_NUM_SEQS, LeverName.GPU_MEMORY_UTILIZATION})
+IMPLEMENTED_LEVERS = frozenset(
+    {
+        LeverName.MAX_NUM_SEQS,
+        LeverName.WATERMARK,
+        LeverName.MAX_MODEL_LEN,
+        LeverName.MAX_NUM_BATCHED_TOKENS,
+        LeverName.GPU_MEMORY_UTILIZATION,
+    }
+)
 """The levers that this version turns."""
 
 PENDING: tuple[Rule[KVRemediationSpec], ...] = (

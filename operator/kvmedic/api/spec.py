@@ -294,8 +294,9 @@ class KVRemediationSpec(Wire):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     """What may be turned, in the order of trying; a lever that is not in the list is not allowed, and an
-    empty list allows none. By default maxNumSeqs alone; a later version adds none to a resource that
-    exists. gpuMemoryUtilization is lowered where a device runs out of memory, and needs `min` and `step`."""
+    empty list allows none. By default the cap on running sequences alone: it is the lever that helps most
+    often, and each try of another one restarts the fleet. gpuMemoryUtilization is lowered where a device
+    runs out of memory, and needs `min` and `step`."""
     rollout: Rollout = Rollout()
     verify: Verify = Verify()
     limits: Limits = Limits()

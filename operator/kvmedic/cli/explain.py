@@ -119,7 +119,10 @@ def _why(record: Record) -> Condition | None:
 
 def _memory(record: Record) -> Iterator[str]:
     for tried in record.levers:
-        yield f"{tried.knob} was tried ({tried.at:%Y-%m-%dT%H:%M:%SZ}): {tried.verdict}; not tried again."
+        yield (
+            f"{tried.knob} was tried ({tried.at:%Y-%m-%dT%H:%M:%SZ}): {tried.verdict}; "
+            "not tried again on this template, these lengths and this pool."
+        )
     if record.history:
         last = record.history[0]
         steps = "; ".join(last.steps)

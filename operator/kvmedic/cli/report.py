@@ -146,11 +146,16 @@ def report_of_consultation(
         observation=found.evidence.burn,
         diagnosis=found.diagnosis,
         changes=changes,
-        because=found.advice.message if found.advice else "",
+        because=_because(found),
         obstacle=found.obstacle,
         notes=notes,
         unknown=unknown,
     )
+
+
+def _because(found: Consultation) -> str:
+    numbers = found.plan or found.advice
+    return numbers.message if numbers else ""
 
 
 def change_of(step: FlagStep) -> Change:
@@ -164,7 +169,7 @@ def flag_name(knob: str) -> str | None:
 
 
 def _advised(advice: Assignment) -> Change:
-    return Change(str(advice.knob), None, f"{advice.value:g}", "")
+    return Change(str(advice.knob), None, str(advice.value), "")
 
 
 def numbers_of(readings: PodReadings) -> dict[str, float | str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from kvmedic.core.engine import Knob
+from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Signal
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.vitals import NodeHealth, Vital, Vitals
@@ -45,8 +45,9 @@ class Finding:
 
     subject: str
     """A pod's name, or "fleet"."""
-    signal: Signal | Vital
-    observed: float
+    signal: Signal | Vital | None
+    """None: the fact is no single reading."""
+    observed: float | None
     limit: float | None
     text: str
     """The fact in one clause, with its numbers."""
@@ -110,6 +111,23 @@ class Setting:
     """Levers that were tried on this evidence and did not help."""
     memory: MemoryShare | None = None
     """What the engine takes of its devices' memory; None: nobody looked at its command line."""
+    given: Mapping[Knob, Scalar] | None = None
+    """Every knob that the command line gives; None where nobody knows all that it gives."""
+    most_sequences: int | None = None
+    """The cap as given, else the largest that an engine takes by itself; None: not known."""
+    chunks_prefill: bool | None = None
+    """Whether a long prompt is spread over several steps; None: not known."""
+    refused: Mapping[Knob, NoChange] = field(default_factory=dict)
+    """Levers that this engine's command line does not let be set, with the reason."""
+
+    def bound(self, knob: Knob) -> LeverBound | None:
+        """Return the bounds of a lever, or None where it is not allowed."""
+        return next((one for one in self.levers if one.knob is knob), None)
+
+    def whole(self, knob: Knob) -> int | None:
+        """Return the whole number that the command line gives a knob, or None where it gives none."""
+        value = self.given.get(knob) if self.given else None
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 Judge: TypeAlias = Callable[[Evidence], "tuple[Finding, ...] | Inconclusive | None"]

@@ -74,6 +74,18 @@ def above(histogram: Histogram, limit: float) -> float:
     return total
 
 
+def longest(histogram: Histogram) -> float:
+    """Return the bound that no observation exceeded; infinite where one lies above the top bound.
+
+    Raises:
+        ValueError: the histogram is empty.
+    """
+    if histogram.count <= 0:
+        raise ValueError("an empty histogram has no longest observation")
+    used = [upper for upper, count in zip(histogram.bounds, histogram.counts, strict=False) if count > 0]
+    return inf if histogram.counts[-1] > 0 else used[-1]
+
+
 def mean_below(histogram: Histogram, bound: float) -> float:
     """Return the mean of the observations in the buckets up to a bound; 0 when there is none.
 

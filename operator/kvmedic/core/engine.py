@@ -160,6 +160,11 @@ class Flag:
     defaults: tuple[tuple[Version, float], ...] = ()
     """The default as a number, each with the first release that has it, oldest first; empty where it
     depends on the device or the model."""
+    most: int | None = None
+    """The largest value that an engine takes by itself where the flag is not given; None: not known."""
+    on_since: Version | None = None
+    """For a switch: the first release in which every engine has it on where the flag is not given.
+    None: no such release is known."""
 
     @property
     def dest(self) -> str:
@@ -289,6 +294,19 @@ class Engine:
             return None
         held = [value for since, value in flag.defaults if since <= self.version]
         return held[-1] if held else None
+
+    def has_on(self, flag: Flag, given: Scalar) -> bool | None:
+        """Return whether a switch is on, or None where that is not known.
+
+        Args:
+            flag: the switch.
+            given: what the command line says of it; None where it says nothing.
+        """
+        if isinstance(given, bool):
+            return given
+        if self.version is None or flag.on_since is None:
+            return None
+        return True if self.version >= flag.on_since else None
 
     def _around(self) -> tuple[Version, ...]:
         """Return the releases that this engine may be like."""

@@ -48,8 +48,11 @@ class Reason(StrEnum):
     LEVER_NOT_ALLOWED = "LeverNotAllowed"
     LEVER_EXHAUSTED = "LeverExhausted"
     LEVER_AT_BOUND = "LeverAtBound"
-    LEVER_INERT = "LeverInert"
-    SETTING_UNKNOWN = "SettingUnknown"
+    LEVER_WITHOUT_EFFECT = "LeverWithoutEffect"
+    BETTER_LEVER = "BetterLever"
+    LENGTH_IN_USE = "LengthInUse"
+    PRESENT_VALUE_UNKNOWN = "PresentValueUnknown"
+    NO_LEVER_LEFT = "NoLeverLeft"
     FLAG_NOT_EDITABLE = "FlagNotEditable"
     FLAG_UNKNOWN_TO_ENGINE = "FlagUnknownToEngine"
     ENGINE_UNRECOGNISED = "EngineUnrecognised"
@@ -57,6 +60,9 @@ class Reason(StrEnum):
     CAP_RIGHT_SIZED = "CapRightSized"
     CAP_AT_BOUND = "CapAtBound"
     MEMORY_STEPPED_DOWN = "MemorySteppedDown"
+    WATERMARK_RAISED = "WatermarkRaised"
+    LENGTH_LIMIT_LOWERED = "LengthLimitLowered"
+    STEP_BUDGET_LOWERED = "StepBudgetLowered"
     # Why a fleet cannot be changed safely.
     TARGET_NOT_FOUND = "TargetNotFound"
     SPEC_INVALID = "SpecInvalid"
@@ -148,17 +154,20 @@ SENTENCES = MappingProxyType(
         Reason.CAP_WITHOUT_EFFECT: (
             "The computed cap is not below what was seen running, so it would change nothing."
         ),
-        Reason.GAIN_WITHIN_NOISE: (
-            "The computed cap is so near to what runs now that its gain cannot be told from noise."
-        ),
+        Reason.GAIN_WITHIN_NOISE: "The expected gain is so small that it cannot be told from noise.",
         Reason.POOL_TOO_SMALL: (
             "The KV cache is too small for requests of these lengths; a cap cannot mend that."
         ),
         Reason.LEVER_NOT_ALLOWED: "The spec's levers do not allow the change that would help.",
         Reason.LEVER_EXHAUSTED: "The lever was tried on this evidence and did not help.",
         Reason.LEVER_AT_BOUND: "The lever stands at the bound that the spec sets.",
-        Reason.LEVER_INERT: "Another flag decides, so that the lever would change nothing.",
-        Reason.SETTING_UNKNOWN: "The present value of the setting is not known, so no step from it is.",
+        Reason.LEVER_WITHOUT_EFFECT: "The lever would change nothing on this engine as it is set.",
+        Reason.BETTER_LEVER: "Another allowed lever is expected to help more.",
+        Reason.LENGTH_IN_USE: "Requests use, or ask for, nearly the whole length that the engine takes.",
+        Reason.PRESENT_VALUE_UNKNOWN: (
+            "The engine's present value is not known, so no value is known to be a change for the better."
+        ),
+        Reason.NO_LEVER_LEFT: "No allowed lever would help now; the message says why for each.",
         Reason.FLAG_NOT_EDITABLE: "The flag stands where it cannot be edited safely.",
         Reason.FLAG_UNKNOWN_TO_ENGINE: "The engine's version is not known to have the flag.",
         Reason.ENGINE_UNRECOGNISED: "The target container does not run a known engine.",
@@ -167,6 +176,9 @@ SENTENCES = MappingProxyType(
             "The computed cap lies under the lever's bound; the bound is applied, as it is still a cut."
         ),
         Reason.MEMORY_STEPPED_DOWN: "The engine is to take one step less of its GPUs' memory.",
+        Reason.WATERMARK_RAISED: "A share of the KV cache is kept free when a sequence is admitted.",
+        Reason.LENGTH_LIMIT_LOWERED: "No request of the window needs the length that the engine takes.",
+        Reason.STEP_BUDGET_LOWERED: "A step may have far more tokens than the traffic needs.",
         Reason.TARGET_NOT_FOUND: "The target Deployment or its container does not exist.",
         Reason.SPEC_INVALID: "The spec cannot be followed as it is written.",
         Reason.SPEC_NOT_IMPLEMENTED: "The spec asks for something that this version does not do yet.",

@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from kvmedic.core.engine import Knob
+from kvmedic.core.moved import Traffic
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Approved, Run
@@ -73,6 +74,8 @@ class LastGood:
     blocks: int | None
     """Usable KV-cache blocks of a replica."""
     recorded_at: datetime
+    traffic: Traffic | None = None
+    """What clients sent then. None: written by a version that did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,10 @@ class TriedLever:
     blocks: int | None
     verdict: Verdict
     at: datetime
+    prompt_tokens: float | None = None
+    """Mean prompt of the finished requests before the change. None: written by a version that did not say."""
+    output_tokens: float | None = None
+    """The same of outputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,10 +169,10 @@ def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int
     """
     blocks, block_tokens = pool_tokens
     unfit = erfc(fit_of(blocks, sequence, cap) / sqrt(2)) / 2
-    again = strain.preemptions_per_request * LOST_SHARE * sequence.mean_blocks * block_tokens
+    again = tokens_again(strain, sequence, block_tokens)
     left = again * unfit * max(LEAST_LEFT, unfit)
     running = min(float(cap), strain.running_mean)
-    before = strain.running_mean * (1 + (strain.prefill_tokens + again) / strain.output_tokens)
+    before = tokens_per_step(strain, sequence, block_tokens)
     after = running * (1 + (strain.prefill_tokens + left) / strain.output_tokens)
     step = strain.step_seconds - _token_seconds(strain, again, before) * (before - after)
     throughput = running / strain.running_mean * strain.step_seconds / step
@@ -180,6 +180,17 @@ def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int
     share = STALLS_LEFT + (1 - STALLS_LEFT) * unfit**STALLS_CROWDED
     stalls_left = stalls * share * unfit**STALLS_FALL
     return Effect(throughput, throughput * exp(stalls - stalls_left), stalls_left)
+
+
+def tokens_again(strain: Strain, sequence: Occupancy, block_tokens: int) -> float:
+    """Return the tokens that preemptions have computed again, per request."""
+    return strain.preemptions_per_request * LOST_SHARE * sequence.mean_blocks * block_tokens
+
+
+def tokens_per_step(strain: Strain, sequence: Occupancy, block_tokens: int) -> float:
+    """Return the tokens of a step as it is now, on average: generated, prefilled and computed again."""
+    prefilled = strain.prefill_tokens + tokens_again(strain, sequence, block_tokens)
+    return strain.running_mean * (1 + prefilled / strain.output_tokens)
 
 
 def _token_seconds(strain: Strain, again: float, tokens: float) -> float:

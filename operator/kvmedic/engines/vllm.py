@@ -16,7 +16,8 @@ FLAGS = (
         "--max-num-seqs",
         Bounds(minimum=1),
         "1024 on a GPU of at least 70 GiB other than the A100, 256 on other GPUs, 128 per rank on CPU; "
-        "never above max_num_batched_tokens",
+        "twice as many with --performance-mode throughput; never above max_num_batched_tokens",
+        most=2048,
     ),
     Flag(
         Knob.MAX_NUM_ACTIVE_SEQS,
@@ -52,7 +53,12 @@ FLAGS = (
         ((Version.parse("0.5.5"), 0.9), (Version.parse("0.20.0"), 0.92)),
     ),
     Flag(Knob.PREFIX_CACHING, "--enable-prefix-caching", default="on where the model supports it"),
-    Flag(Knob.CHUNKED_PREFILL, "--enable-chunked-prefill", default="on where the model supports it"),
+    Flag(
+        Knob.CHUNKED_PREFILL,
+        "--enable-chunked-prefill",
+        default="on where the model supports it; before 0.11.0 off on V0, which that release removed",
+        on_since=Version.parse("0.11.0"),
+    ),
     Flag(Knob.KV_OFFLOADING_SIZE, "--kv-offloading-size", Bounds(minimum=0), "no offloading"),
     Flag(
         Knob.SWAP_SPACE,

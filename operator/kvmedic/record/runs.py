@@ -45,8 +45,9 @@ NEEDS_A_PERSON = frozenset(
         Reason.LEVER_NOT_ALLOWED,
         Reason.LEVER_EXHAUSTED,
         Reason.LEVER_AT_BOUND,
-        Reason.LEVER_INERT,
-        Reason.SETTING_UNKNOWN,
+        Reason.LEVER_WITHOUT_EFFECT,
+        Reason.PRESENT_VALUE_UNKNOWN,
+        Reason.NO_LEVER_LEFT,
         Reason.FLAG_NOT_EDITABLE,
         Reason.FLAG_UNKNOWN_TO_ENGINE,
         Reason.ENGINE_UNRECOGNISED,
@@ -136,7 +137,15 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
 def _remembered(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[TriedLever, ...]:
     """Return the levers that did not help, with this run's added."""
     failed = tuple(
-        TriedLever(step.step.knob, step.step.before_template, run.blocks, step.verdict, now)
+        TriedLever(
+            step.step.knob,
+            step.step.before_template,
+            run.blocks,
+            step.verdict,
+            now,
+            run.baseline.prompt_tokens_mean if run.baseline else None,
+            run.baseline.output_tokens_mean if run.baseline else None,
+        )
         for step in run.steps
         if step.state is StepState.REVERTED and step.verdict is Verdict.NOT_RECOVERED
     )

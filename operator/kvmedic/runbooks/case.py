@@ -13,7 +13,7 @@ from math import inf
 
 from kvmedic.core.complete import Complete, complete, histogram, number, pools
 from kvmedic.core.diagnosis import Evidence, Inconclusive
-from kvmedic.core.distribution import above, mean_below, merged, moments, quantile
+from kvmedic.core.distribution import above, longest, mean_below, merged, moments, quantile
 from kvmedic.core.evidence import Histogram, Observation, Pool, Signal
 from kvmedic.core.sizing import (
     STALL_SECONDS,
@@ -53,11 +53,34 @@ HELPFUL = frozenset(
         Signal.PREFIX_CACHE_QUERIES,
         Signal.PREFIX_CACHE_HITS,
         Signal.STARTED_SECONDS,
+        Signal.OUTPUT_LIMIT,
     }
 )
 """Used where an engine exports them. Without them recomputation counts as free (fewer cuts), prefixes as
-not shared (the pool's gauge then contradicts the lengths: no cut), replicas as old enough, and any
-number of sequences as possible."""
+not shared (the pool's gauge then contradicts the lengths: no cut), replicas as old enough, any number of
+sequences as possible, and nobody knows how long answers were allowed to become (no limit is lowered)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How long the requests of the sizing window were at most, by the upper bounds of their buckets (tokens).
+
+    Infinite where one lies above the top bound.
+    """
+
+    prompt_tokens: float
+    output_tokens: float
+    limit_tokens: float | None
+    """What they asked for at most (`max_tokens`); None where a replica does not tell."""
+    counted_tokens: float
+    """The top bound: the engine takes requests of at least this length, as it counts up to its own limit."""
+
+    @property
+    def request_tokens(self) -> float | None:
+        """Return what a request of the window may have needed at most; None where nobody knows."""
+        if self.limit_tokens is None:
+            return None
+        return self.prompt_tokens + max(self.output_tokens, self.limit_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +101,8 @@ class Case:
     """Most sequences that any engine ran at once; infinite where nobody knows."""
     requests: float
     """Finished requests that the lengths come from."""
+    reach: Reach
+    """The longest of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +169,7 @@ def case_of(seen: Seen) -> Case:
         spread=spread_weight(_groups(seen)),
         running_max=_running_max(seen) / engines,
         requests=output.count,
+        reach=_reach(seen, prompt, output),
     )
 
 
@@ -158,6 +184,18 @@ def measured_blocks(seen: Seen) -> float:
         seen.pools[name].blocks * one.numbers[Signal.KV_CACHE_USAGE_MEAN] for name, one in seen.now.items()
     )
     return used / max(1.0, seen.total(Signal.RUNNING_MEAN))
+
+
+def _reach(seen: Seen, prompt: Histogram, output: Histogram) -> Reach:
+    """Return the longest requests; the prompts' top bound stands for the engine's own limit."""
+    found = [histogram(readings, Signal.OUTPUT_LIMIT) for readings in seen.sizing.pods.values()]
+    told = [longest(one) for one in found if one is not None and one.count > 0]
+    return Reach(
+        prompt_tokens=longest(prompt),
+        output_tokens=longest(output),
+        limit_tokens=max(told) if len(told) == len(found) else None,
+        counted_tokens=prompt.bounds[-1],
+    )
 
 
 def _running_max(seen: Seen) -> float:

@@ -56,7 +56,7 @@ def cap_of(case: Case) -> int:
 
 
 def _within_lever(case: Case, setting: Setting, wanted: int) -> Advice:
-    lever = next((one for one in setting.levers if one.knob is Knob.MAX_NUM_SEQS), None)
+    lever = setting.bound(Knob.MAX_NUM_SEQS)
     cap = wanted if lever is None else _bounded(wanted, lever)
     ceiling = min(case.running_max, inf if setting.max_num_seqs is None else setting.max_num_seqs)
     if cap >= ceiling:

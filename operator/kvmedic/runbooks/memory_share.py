@@ -26,10 +26,10 @@ def step_down(setting: Setting) -> Advice:
     """Return the share one step of `spec.levers` lower, never under its `min`, or why it is not lowered."""
     share = setting.memory
     if share is None:
-        return NoChange(Reason.SETTING_UNKNOWN, f"lower {KNOB}: give the manifest for the value")
+        return NoChange(Reason.PRESENT_VALUE_UNKNOWN, f"lower {KNOB}: give the manifest for the value")
     if share.fixed_by:
         return NoChange(
-            Reason.LEVER_INERT,
+            Reason.LEVER_WITHOUT_EFFECT,
             f"{share.fixed_by} fixes the size of the KV cache, so {KNOB} would change nothing: lower "
             f"{share.fixed_by}, or remove it",
         )
@@ -68,7 +68,7 @@ def _unknown(share: MemoryShare) -> NoChange:
         else "it is not on the command line and the engine's version, which has its default, is not known"
     )
     return NoChange(
-        Reason.SETTING_UNKNOWN, f"the present {KNOB} is not known: {why}; write it on the command line"
+        Reason.PRESENT_VALUE_UNKNOWN, f"the present {KNOB} is not known: {why}; write it on the command line"
     )
 
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvmedic.core.diagnosis import Assignment, LeverBound, MemoryShare, Setting
+from kvmedic.core.diagnosis import (
+    Adviser,
+    Assignment,
+    Evidence,
+    LeverBound,
+    MemoryShare,
+    NoChange,
+    Setting,
+)
 from kvmedic.core.edit import TokenEdit, container_at
 from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
 from kvmedic.core.plan import FlagStep, ObjectRef, Plan
@@ -15,6 +23,7 @@ from kvmedic.core.template import template_hash
 from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, read_flags, setting_of
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.runbooks.memory import exhausted
 
 UNKNOWN_ENGINE = frozenset({RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES})
 NOT_IN_ENGINE = frozenset({RefusalReason.NOT_IN_VERSION, RefusalReason.VERSION_UNKNOWN})
@@ -53,6 +62,17 @@ class Workload:
         """Return the value that the command line gives a knob; None where it gives none."""
         flag = self.engine.profile.flag(knob)
         return None if flag is None else self.flags.values().get(flag.dest)
+
+    def has_on(self, knob: Knob) -> bool | None:
+        """Return whether a switch is on, or None where that is not known."""
+        flag = self.engine.profile.flag(knob)
+        return None if flag is None else self.engine.has_on(flag, self.given(knob))
+
+    def knobs(self) -> dict[Knob, Scalar] | None:
+        """Return every knob that is given; None where a file that was not read may give more."""
+        if self.flags.config is not None:
+            return None
+        return {given.flag.knob: given.value for given in self.flags.flags}
 
     def given_flags(self) -> dict[str, str]:
         """Return every knob that the command line gives, by knob: never another flag, never a secret."""
@@ -118,14 +138,20 @@ def _unrecognised(doubts: Sequence[Refusal]) -> Fault:
     )
 
 
-def setting(workload: Workload, levers: tuple[LeverBound, ...], tried: Sequence[TriedLever]) -> Setting:
+def setting(
+    workload: Workload, levers: tuple[LeverBound, ...], tried: Sequence[TriedLever], evidence: Evidence
+) -> Setting:
     """Return what advice needs to know of the present setting."""
     cap = workload.given(Knob.MAX_NUM_SEQS)
-    revision = template_hash(workload.template)
+    cap = cap if isinstance(cap, int) else None
+    default = workload.engine.profile.flag(Knob.MAX_NUM_SEQS)
     return Setting(
-        max_num_seqs=cap if isinstance(cap, int) else None,
+        max_num_seqs=cap,
         levers=levers,
-        exhausted=frozenset(lever.knob for lever in tried if lever.revision == revision),
+        exhausted=exhausted(tried, template_hash(workload.template), evidence),
+        given=workload.knobs(),
+        most_sequences=cap if cap is not None or default is None else default.most,
+        chunks_prefill=workload.has_on(Knob.CHUNKED_PREFILL),
         memory=memory_share(workload),
     )
 
@@ -142,6 +168,26 @@ def memory_share(workload: Workload) -> MemoryShare:
         fixed_by=next((flag.name for flag in fixing if flag is not None), ""),
         unread=workload.flags.config or "",
     )
+
+
+def proposal(
+    workload: Workload, advise: Adviser, evidence: Evidence, known: Setting, generation: int
+) -> Plan | NoChange:
+    """Return the plan that advice leads to, or why there is none.
+
+    A lever that this engine or its command line does not let be set is told to the adviser, which may
+    know another one.
+    """
+    for _ in range(len(known.levers) + 1):
+        advice = advise(evidence, known)
+        if isinstance(advice, NoChange):
+            return advice
+        plan = plan_of(workload, advice, generation)
+        if isinstance(plan, Plan):
+            return plan
+        why = NoChange(plan.reason, f"{advice.knob} {advice.value} cannot be set: {plan.message}")
+        known = replace(known, refused={**known.refused, advice.knob: why})
+    return why
 
 
 def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | Fault:

@@ -20,12 +20,11 @@ from kvmedic.core.diagnosis import (
     NoChange,
     Setting,
 )
-from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.runbooks.case import HELPFUL, NOW, REQUESTS, Case, case_of, seen_of
-from kvmedic.runbooks.cut import cut
 from kvmedic.runbooks.doubts import doubt_of, misfit_of
+from kvmedic.runbooks.levers import first_that_applies
 from kvmedic.runbooks.node_health import (
     GPU_SIGNS,
     THERMAL_SIGNS,
@@ -79,17 +78,12 @@ def demand(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 
 
 def right_size(evidence: Evidence, setting: Setting) -> Advice:
-    """Return the cap on running sequences that the lengths and the pool ask for, or why there is none."""
+    """Return what the first allowed lever that applies would be set to, or why none applies."""
     held = _held(evidence)
     case = held if isinstance(held, Inconclusive) else _case(evidence, _pressured(held, evidence))
     if isinstance(case, Inconclusive):
         return NoChange(case.reason, case.message)
-    if Knob.MAX_NUM_SEQS in setting.exhausted:
-        return NoChange(
-            Reason.LEVER_EXHAUSTED,
-            f"{Knob.MAX_NUM_SEQS} was tried on this revision and did not help; more KV cache or replicas may",
-        )
-    return cut(case, setting)
+    return first_that_applies(case, setting)
 
 
 def _held(evidence: Evidence) -> dict[str, float] | Inconclusive:

@@ -1,4 +1,4 @@
-"""Runbooks as text for people: the decision table of a page, generated from the branches."""
+"""Runbooks as text for people: the tables of a page, generated from the branches and the levers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from inspect import getdoc
 
 from kvmedic.core.diagnosis import Branch
 from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.runbooks.levers import Lever
 
 _RETURNS = "Return "
 """How the summary of a function that returns something begins."""
@@ -46,3 +47,9 @@ def _row(number: int, branch: Branch) -> str:
     link = f"[`{branch.reason}`](#{anchor(branch.reason)})"
     cells = (str(number), link, SENTENCES[branch.reason], move_of(branch), branch.section, signals)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def lever_table(levers: tuple[Lever, ...]) -> str:
+    """Return a runbook's levers as a Markdown table, in the runbook's order."""
+    rows = (f"| `{lever.knob}` | {lever.expects} |" for lever in levers)
+    return "\n".join(("| lever | expected |", "|---|---|", *rows))

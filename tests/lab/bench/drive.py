@@ -49,11 +49,19 @@ class Client:
 
 
 class Drive:
-    """One run of a workload at one cap."""
+    """One run of a workload at one setting."""
 
-    def __init__(self, workload: Workload, cap: int, lengths: Iterator[Lengths] | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        cap: int,
+        lengths: Iterator[Lengths] | None = None,
+        *,
+        watermark: float = 0.0,
+        batched_tokens: int = BATCHED_TOKENS,
+    ) -> None:
         self.workload = workload
-        limits = Limits(cap, BATCHED_TOKENS, workload.max_model_len)
+        limits = Limits(cap, batched_tokens, workload.max_model_len, watermark=watermark)
         pool = BlockPool(workload.blocks + 1)
         self.scheduler = Scheduler(limits, pool, workload.block_tokens)
         labels = {

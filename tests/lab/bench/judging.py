@@ -1,6 +1,16 @@
 """The operator's judgement of a run, from its scrapes alone."""
 
-from kvmedic.core.diagnosis import Assignment, Evidence, Inconclusive, LeverBound, Setting, Trigger, diagnose
+from kvmedic.core.diagnosis import (
+    Advice,
+    Assignment,
+    Evidence,
+    Inconclusive,
+    LeverBound,
+    NoChange,
+    Setting,
+    Trigger,
+    diagnose,
+)
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Observation
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
@@ -19,25 +29,37 @@ def observed(outcome: Outcome, pages: int) -> Observation:
     return observe_pages({"bench-0": parsed}, VLLM_SIGNALS)
 
 
+def seen(outcome: Outcome) -> Evidence:
+    """Return what the operator sees at the end of a run: its second half, and all of it."""
+    pages = len(outcome.pages)
+    return Evidence(observed(outcome, pages // 2), observed(outcome, pages), TRIGGER)
+
+
+def advice_on(evidence: Evidence, setting: Setting) -> Advice:
+    """Return what the operator would set, or why nothing."""
+    found = diagnose(RUNBOOKS["PreemptionThrash"], evidence)
+    if isinstance(found, Inconclusive):
+        return NoChange(found.reason, found.message)
+    if found.branch.then is None:
+        return NoChange(found.reason, "")
+    return found.branch.then(evidence, setting)
+
+
 def chosen_cap(outcome: Outcome, present: int | None = None) -> tuple[int | None, str]:
     """Return the cap that the operator reads off the scrapes, or None, with its reason."""
-    pages = len(outcome.pages)
-    return _advised(Evidence(observed(outcome, pages // 2), observed(outcome, pages), TRIGGER), present)
+    return _advised(seen(outcome), present)
 
 
 def glimpsed_cap(outcome: Outcome) -> tuple[int | None, str]:
     """Return the cap that two pages tell: the first and the last, without a clock."""
     first, last = outcome.pages[0][1], outcome.pages[-1][1]
     pages = [parse_page(text, moment(place)) for place, text in enumerate((first, last))]
-    seen = glimpse({"bench-0": pages}, VLLM_SIGNALS, None).observation
-    return _advised(Evidence(seen, seen, TRIGGER), None)
+    glanced = glimpse({"bench-0": pages}, VLLM_SIGNALS, None).observation
+    return _advised(Evidence(glanced, glanced, TRIGGER), None)
 
 
 def _advised(evidence: Evidence, present: int | None) -> tuple[int | None, str]:
-    found = diagnose(RUNBOOKS["PreemptionThrash"], evidence)
-    if isinstance(found, Inconclusive) or found.branch.then is None:
-        return None, str(found.reason)
-    advice = found.branch.then(evidence, Setting(present, (LeverBound(Knob.MAX_NUM_SEQS),)))
+    advice = advice_on(evidence, Setting(present, (LeverBound(Knob.MAX_NUM_SEQS),)))
     return (
         (int(advice.value), str(advice.reason))
         if isinstance(advice, Assignment)

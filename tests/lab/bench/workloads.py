@@ -126,3 +126,28 @@ WORKLOADS = (
     Workload("light load", SHARE_PROMPT, SHARE_OUTPUT, 1000, 16, 24),
 )
 """Every workload of the benchmark."""
+
+MID = StepCost(step_seconds=0.015, token_seconds=0.000_15)
+"""A small accelerator: 6,700 prefilled tokens a second."""
+SUMMARY_PROMPT, RETRIEVED_PROMPT = varied(2000, 0.6, 200, 8000), varied(3000, 0.4, 500, 8000)
+AGENT_PROMPT, CODE_PROMPT = varied(1200, 0.5, 100, 6000), varied(2000, 0.95, 30, 7500)
+LONG_PROMPTS = (
+    Workload("summaries, small pool", SUMMARY_PROMPT, varied(100, 0.6, 20, 400), 1500, 16, 32, tokens=72_000),
+    Workload("code", CODE_PROMPT, varied(60, 1.5, 5, 800), 2000, 16, 48, GPU, tokens=30_000),
+    Workload("retrieval", RETRIEVED_PROMPT, varied(300, 0.6, 20, 900), 3000, 16, 48, MID, tokens=60_000),
+    Workload("agents", AGENT_PROMPT, varied(150, 0.8, 10, 800), 1200, 16, 64, GPU, tokens=72_000),
+    Workload(
+        "agents, slow engine",
+        AGENT_PROMPT,
+        varied(250, 0.8, 10, 1200),
+        1500,
+        16,
+        40,
+        CPU.scaled(0.5),
+        tokens=72_000,
+    ),
+    Workload("extraction, fixed 1024 + 128", fixed(1024), fixed(128), 1500, 16, 64, GPU, tokens=72_000),
+    Workload("Azure, small pool", table(AZURE_PROMPT), table(AZURE_OUTPUT), 1000, 16, 40, MID, tokens=72_000),
+    Workload("Azure, middling", table(AZURE_PROMPT), table(AZURE_OUTPUT), 1500, 16, 64, MID, tokens=72_000),
+)
+"""Requests of which the prompt is nearly all: little of a running sequence is its own output."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -26,6 +26,10 @@ class State(StrEnum):
     THRASH = "thrash"
     RECOVERED = "recovered"
     WORSE = "worse"
+    PROMPTS = "prompts"
+    """Thrash of long prompts with short answers."""
+    PROMPTS_RECOVERED = "prompts recovered"
+    PROMPTS_WORSE = "prompts worse"
     IDLE = "idle"
     MISSING = "missing"
     STALE = "stale"
@@ -87,17 +91,49 @@ WORSE_NUMBERS = {**THRASH_NUMBERS, Signal.PREEMPTIONS: 3.0 * REQUESTS, Signal.GE
 ZERO = dict.fromkeys(THRASH_NUMBERS, 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What clients send, and how it fares."""
+
+    numbers: Mapping[Signal, float]
+    gaps: Histogram
+    prompts: Histogram = PROMPTS
+    outputs: Histogram = OUTPUTS
+
+
+LONG_PROMPTS = _histogram(LENGTHS, {200.0: 0.2, 500.0: 0.7, 1000.0: 0.1}, 310.0, REQUESTS)
+SHORT_OUTPUTS = _histogram(LENGTHS, {20.0: 0.2, 50.0: 0.6, 100.0: 0.2}, 40.0, REQUESTS)
+FEW_TOKENS = 40.0 * REQUESTS
+
+
+def _of_long_prompts(numbers: Mapping[Signal, float], gaps: Histogram) -> Traffic:
+    """Return the same trouble or calm for long prompts with short answers."""
+    share = FEW_TOKENS / TOKENS
+    fewer = replace(gaps, counts=tuple(count * share for count in gaps.counts), total=gaps.total * share)
+    told = {
+        **numbers,
+        Signal.GENERATED_TOKENS: numbers[Signal.GENERATED_TOKENS] * share,
+        Signal.PROMPT_TOKENS: 310.0 * REQUESTS,
+        Signal.PREFIX_CACHE_QUERIES: 310.0 * REQUESTS,
+        Signal.RUNNING_MEAN: 13.0,
+    }
+    return Traffic(told, fewer, LONG_PROMPTS, SHORT_OUTPUTS)
+
+
 MEASURED = {
-    State.THRASH: (THRASH_NUMBERS, STALLED_GAPS),
-    State.RECOVERED: (CALM_NUMBERS, CALM_GAPS),
-    State.WORSE: (WORSE_NUMBERS, STALLED_GAPS),
+    State.THRASH: Traffic(THRASH_NUMBERS, STALLED_GAPS),
+    State.RECOVERED: Traffic(CALM_NUMBERS, CALM_GAPS),
+    State.WORSE: Traffic(WORSE_NUMBERS, STALLED_GAPS),
+    State.PROMPTS: _of_long_prompts(THRASH_NUMBERS, STALLED_GAPS),
+    State.PROMPTS_RECOVERED: _of_long_prompts(CALM_NUMBERS, CALM_GAPS),
+    State.PROMPTS_WORSE: _of_long_prompts(WORSE_NUMBERS, STALLED_GAPS),
 }
 
 
 def readings(state: State, at: datetime) -> PodReadings:
     """Return all readings of a replica in a state."""
     if state in MEASURED:
-        return _measured(*MEASURED[state], at)
+        return _measured(MEASURED[state], at)
     absent = {
         State.STALE: Stale(at - timedelta(minutes=10)),
         State.NAN: Missing(Absence.NOT_A_NUMBER),
@@ -116,14 +152,14 @@ def only(found: PodReadings, signals: frozenset[Signal]) -> PodReadings:
     )
 
 
-def _measured(numbers: Mapping[Signal, float], gaps: Histogram, at: datetime) -> PodReadings:
+def _measured(traffic: Traffic, at: datetime) -> PodReadings:
     started = (at - timedelta(hours=2)).timestamp()
-    values = {**numbers, Signal.STARTED_SECONDS: started}
+    values = {**traffic.numbers, Signal.STARTED_SECONDS: started}
     histograms = {
-        Signal.PROMPT_LENGTH: PROMPTS,
-        Signal.OUTPUT_LENGTH: OUTPUTS,
-        Signal.OUTPUT_LIMIT: OUTPUTS,
-        Signal.INTER_TOKEN_SECONDS: gaps,
+        Signal.PROMPT_LENGTH: traffic.prompts,
+        Signal.OUTPUT_LENGTH: traffic.outputs,
+        Signal.OUTPUT_LIMIT: traffic.outputs,
+        Signal.INTER_TOKEN_SECONDS: traffic.gaps,
         Signal.TIME_TO_FIRST_TOKEN_SECONDS: FIRST,
         Signal.E2E_SECONDS: WHOLE,
     }
@@ -136,7 +172,7 @@ def _measured(numbers: Mapping[Signal, float], gaps: Histogram, at: datetime) ->
 
 
 def _idle(at: datetime) -> PodReadings:
-    measured = _measured(ZERO, CALM_GAPS, at)
+    measured = _measured(Traffic(ZERO, CALM_GAPS), at)
     empty = {
         signal: Measured(
             replace(reading.value, counts=tuple(0.0 for _ in reading.value.counts), total=0.0), at

@@ -1,0 +1,120 @@
+"""The levers of a thrashing fleet, and which of them is turned next.
+
+Each lever is one pure function from what was seen to a proposal, or to the reason why it does not apply. They
+are asked in the order of `spec.levers`; the first that applies gives the plan, so that a run changes one
+setting. A new lever is a module with such a function and one row in `LEVERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kvmedic.core.diagnosis import Advice, Assignment, NoChange, Setting
+from kvmedic.core.engine import Knob
+from kvmedic.core.reasons import Reason
+from kvmedic.runbooks.case import Case
+from kvmedic.runbooks.cut import cut
+from kvmedic.runbooks.model_len import shorten_requests
+from kvmedic.runbooks.step_tokens import shorten_steps
+from kvmedic.runbooks.watermark import keep_free
+
+Turn: TypeAlias = Callable[[Case, Setting], Advice]
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """One thing that may be turned against thrash."""
+
+    knob: Knob
+    turn: Turn
+    expects: str
+    """What it should bring and what it costs, for people, in one sentence."""
+
+
+LEVERS = (
+    Lever(
+        Knob.MAX_NUM_SEQS,
+        cut,
+        "Fewer sequences run at once, so that they fit: hardly a stall, longer waits before the first token.",
+    ),
+    Lever(
+        Knob.WATERMARK,
+        keep_free,
+        "Whoever is admitted leaves room for the others to grow: fewer preemptions where prompts fill the "
+        "cache, somewhat longer waits before the first token.",
+    ),
+    Lever(
+        Knob.MAX_MODEL_LEN,
+        shorten_requests,
+        "Where prompts are prefilled in one go, memory for a shorter one is enough and the rest goes to the "
+        "cache; longer requests are refused.",
+    ),
+    Lever(
+        Knob.MAX_NUM_BATCHED_TOKENS,
+        shorten_steps,
+        "A step computes fewer tokens at once, so it takes less memory, which goes to the cache, and holds "
+        "others up for a shorter time; a long prompt takes more steps to its first token.",
+    ),
+)
+"""By the runbook's order; the order of trying is that of `spec.levers`."""
+
+HARMLESS = frozenset(
+    {
+        Reason.PREEMPTIONS_CHEAP,
+        Reason.GAIN_WITHIN_NOISE,
+        Reason.CAP_WITHOUT_EFFECT,
+        Reason.LEVER_WITHOUT_EFFECT,
+        Reason.LENGTH_IN_USE,
+    }
+)
+"""Reasons after which nobody has to do anything: the lever is free, and nothing would be gained."""
+
+
+def first_that_applies(case: Case, setting: Setting, levers: Sequence[Lever] = LEVERS) -> Advice:
+    """Return the proposal of the first allowed lever that applies, or why none does."""
+    by_knob = {lever.knob: lever for lever in levers}
+    refusals: list[tuple[Knob, NoChange]] = []
+    for bound in setting.levers:
+        if bound.knob not in by_knob:
+            continue
+        advice = _asked(by_knob[bound.knob], case, setting)
+        if isinstance(advice, Assignment):
+            return advice
+        refusals.append((bound.knob, advice))
+    return _none_left([*refusals, *_missed(case, setting, refusals)])
+
+
+def _asked(lever: Lever, case: Case, setting: Setting) -> Advice:
+    if lever.knob in setting.exhausted:
+        return NoChange(
+            Reason.LEVER_EXHAUSTED,
+            f"{lever.knob} was tried on this revision, these lengths and this pool and did not help; "
+            "more KV cache or replicas may",
+        )
+    return setting.refused.get(lever.knob) or lever.turn(case, setting)
+
+
+def _missed(
+    case: Case, setting: Setting, refusals: Sequence[tuple[Knob, NoChange]]
+) -> list[tuple[Knob, NoChange]]:
+    """Return the cap that would help where it is not allowed, or why there is none where nothing is."""
+    if setting.bound(Knob.MAX_NUM_SEQS) is not None:
+        return []
+    advice = cut(case, setting)
+    told = isinstance(advice, NoChange) and (not refusals or advice.reason is Reason.LEVER_NOT_ALLOWED)
+    return [(Knob.MAX_NUM_SEQS, advice)] if isinstance(advice, NoChange) and told else []
+
+
+def _none_left(refusals: Sequence[tuple[Knob, NoChange]]) -> NoChange:
+    if len(refusals) == 1:
+        return refusals[0][1]
+    harmless = all(refusal.reason in HARMLESS for _, refusal in refusals)
+    told = "; ".join(f"({place}) {_named(*each)}" for place, each in enumerate(refusals, start=1))
+    reason = refusals[0][1].reason if harmless else Reason.NO_LEVER_LEFT
+    return NoChange(reason, f"none of the allowed levers would help now: {told}")
+
+
+def _named(knob: Knob, refusal: NoChange) -> str:
+    return refusal.message if refusal.message.startswith(knob) else f"{knob}: {refusal.message}"

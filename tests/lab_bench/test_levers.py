@@ -1,0 +1,66 @@
+"""The levers' benchmark: when it fails, and that a chosen watermark helps and does no harm."""
+
+from dataclasses import replace
+
+import pytest
+
+from lab.bench.levers import Row, StepRow, _judged, row_of, step_row_of
+from lab.bench.workloads import GPU, Workload, varied
+
+GOOD = Row(
+    name="good",
+    growth=0.1,
+    stalls=0.02,
+    gains=(1.0, 1.01, 0.99),
+    choice="watermark 0.02",
+    is_watermark=True,
+    ratio=1.01,
+    regret=0.0,
+    verdict="Recovered",
+)
+STEP = StepRow("good", "512", 0.995)
+AGENTS = Workload(
+    "agents", varied(600, 0.5, 60, 3000), varied(140, 0.8, 10, 700), 700, 16, 48, GPU, tokens=36_000
+)
+CHAT = Workload("chat", varied(60, 0.6, 8, 400), varied(240, 0.7, 10, 900), 80, 32, 24, tokens=24_000)
+
+
+@pytest.mark.parametrize(
+    ("row", "step", "code"),
+    [
+        pytest.param(GOOD, STEP, 0, id="all within"),
+        pytest.param(replace(GOOD, ratio=0.97), STEP, 1, id="harm"),
+        pytest.param(replace(GOOD, regret=0.06), STEP, 1, id="too large a regret"),
+        pytest.param(replace(GOOD, verdict="NotRecovered"), STEP, 1, id="taken back"),
+        pytest.param(
+            replace(GOOD, ratio=0.9, regret=0.1, is_watermark=False), STEP, 0, id="a cap is not judged here"
+        ),
+        pytest.param(GOOD, replace(STEP, ratio=0.97), 1, id="a step that throttles"),
+    ],
+)
+def test_it_fails_where_a_bound_is_broken(row: Row, step: StepRow, code: int) -> None:
+    assert _judged([row], [step]) == code
+
+
+def test_where_prompts_fill_the_cache_a_watermark_is_chosen_helps_and_does_no_harm() -> None:
+    row = row_of(AGENTS)
+
+    assert row.growth < 0.2
+    assert row.choice.startswith("watermark 0.0")
+    assert row.verdict == "Recovered"
+    assert row.ratio > 0.98
+    assert row.regret < 0.03
+
+
+def test_where_outputs_fill_the_cache_a_cap_is_chosen_instead() -> None:
+    row = row_of(CHAT)
+
+    assert row.choice.startswith("maxNumSeqs ")
+    assert row.ratio > 1.1
+
+
+def test_a_step_that_the_traffic_fits_costs_hardly_anything() -> None:
+    row = step_row_of(AGENTS)
+
+    assert int(row.choice) < 8192
+    assert row.ratio > 0.97

@@ -1,0 +1,101 @@
+"""Lever after lever on real controllers: what did not help is taken back, remembered, and passed over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from reconcile.world import Eye, World
+
+PATIENCE_SECONDS = 90
+LOOKS_SECONDS = 3.0
+"""A minute of the fast clock: several looks with every gate open."""
+BUDGET = "--max-num-batched-tokens=8192"
+OFTEN = {"cooldown": "30s", "maxRunsPerDay": 10}
+
+
+def levers(*names: str) -> dict[str, Any]:
+    return {"levers": [{"name": name} for name in names], "limits": OFTEN}
+
+
+def turned(world: World) -> list[str]:
+    """Return the knobs of the closed runs, oldest first."""
+    lines = [run["steps"][0] for run in reversed(world.status().get("history", []))]
+    return [line.partition(": ")[2].partition(" ")[0] for line in lines]
+
+
+def close(world: World, runs: int) -> None:
+    """Wait until as many runs are closed and nothing of theirs is left."""
+    world.wait(
+        lambda: len(world.outcomes()) >= runs and world.is_closed(), PATIENCE_SECONDS, f"{runs} runs close"
+    )
+
+
+@pytest.mark.timeout(300)
+def test_after_a_cap_that_did_not_help_the_next_lever_is_taken(a_world: Callable[..., World]) -> None:
+    world = a_world(spec=levers("maxNumSeqs", "maxNumBatchedTokens"), arguments=[BUDGET])
+    before = world.deployment()["spec"]["template"]
+    world.rewrite(new="worse")
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        world.wait(lambda: world.outcomes() == ["NotRecovered"], PATIENCE_SECONDS, "the cap is taken back")
+        assert world.deployment()["spec"]["template"] == before
+        world.kill()
+        world.rewrite(new="recovered")
+        close(world, 2)
+
+    assert world.outcomes() == ["Recovered", "NotRecovered"]
+    assert turned(world) == ["maxNumSeqs", "maxNumBatchedTokens"]
+    assert "--max-num-seqs=64" in world.args(), "the first lever's change is gone"
+    assert [arg for arg in world.args() if "batched" in arg] == ["--max-num-batched-tokens=256"]
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+@pytest.mark.timeout(300)
+def test_where_prompts_fill_the_cache_a_watermark_is_set_instead_of_a_cap(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(spec=levers("maxNumSeqs", "watermark"))
+    world.rewrite(old="prompts", new="prompts recovered")
+
+    world.start()
+    close(world, 1)
+
+    assert world.outcomes() == ["Recovered"]
+    assert turned(world) == ["watermark"]
+    assert world.args()[-1].startswith("--watermark=0.")
+    assert "--max-num-seqs=64" in world.args()
+
+
+@pytest.mark.timeout(300)
+def test_a_lever_that_did_not_help_is_remembered_over_a_restart_and_not_tried_again(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(spec=levers("watermark"))
+    before = world.deployment()["spec"]["template"]
+    world.rewrite(old="prompts", new="prompts worse")
+
+    world.start()
+    close(world, 1)
+    world.kill()
+    world.wait(
+        lambda: world.condition("Progressing") == ("False", "LeverExhausted"),
+        PATIENCE_SECONDS,
+        "the next operator knows",
+    )
+    time.sleep(LOOKS_SECONDS)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"]["template"] == before
+    assert world.condition("ActionRequired") == ("True", "LeverExhausted")
+    [tried] = world.status()["levers"]
+    assert (tried["knob"], tried["verdict"], tried["revision"]) == (
+        "watermark",
+        "NotRecovered",
+        world.revision(),
+    )
+    assert (tried["promptTokens"], tried["outputTokens"]) == (pytest.approx(310), pytest.approx(40))

@@ -1,0 +1,27 @@
+"""A thrashing engine as the sizing sees it; tests change single figures."""
+
+from __future__ import annotations
+
+from kvmedic.core.sizing import Occupancy, Strain
+from kvmedic.runbooks.case import Case, Reach
+
+CASE = Case(
+    sequence=Occupancy(mean_blocks=7.2, deviation_blocks=5.0, growth_share=0.7),
+    strain=Strain(
+        running_mean=22.8,
+        preemptions_per_request=1.75,
+        stalls_per_request=0.3,
+        step_seconds=0.028,
+        prefill_extra_seconds=0.12,
+        prefill_tokens=60,
+        output_tokens=190,
+    ),
+    blocks=149,
+    block_tokens=32,
+    prompt_tokens=60,
+    output_tokens=190,
+    spread=1.0,
+    running_max=32,
+    requests=2880,
+    reach=Reach(prompt_tokens=200, output_tokens=1000, limit_tokens=2000, counted_tokens=20_000),
+)
