@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from kvmedic.core.engine import Knob
+from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     ClosedRun,
@@ -18,9 +19,22 @@ from kvmedic.core.record import (
     TriedLever,
     Truth,
 )
-from kvmedic.core.run import Outcome, StepState
+from kvmedic.core.run import Approved, Outcome, StepState
 from kvmedic.core.verdict import Verdict
 from run_builder import NOW, OLD, STEP, a_run, an_intent
+
+
+def approved_record() -> Record:
+    """Return a record of mode Approve: a plan as approvals bind to it, and runs that were opened on one."""
+    record, used = full_record(), Approved("chat-x7", "11111111-2222-3333-4444-555555555555")
+    plan = Plan((STEP,), "uid-1", OLD, 3, Reason.CAP_RIGHT_SIZED, "16 fit")
+    assert record.run is not None
+    return replace(
+        record,
+        plan=ShownPlan(plan.digest, plan.reason, plan.message, (STEP.line(),), NOW, plan),
+        run=replace(record.run, approval=used),
+        history=tuple(replace(run, approval=used) for run in record.history),
+    )
 
 
 def full_record() -> Record:

@@ -13,10 +13,11 @@ from api.bad_specs import MINIMAL, Row
 from api.bad_specs_later import ROWS
 from api.conftest import Resources
 from api.good_specs import GOOD
-from api.records import full_record
+from api.records import approved_record, full_record
 from kvmedic.api.resource import spec_from_wire
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.api.status import record_from_wire, record_to_wire
+from kvmedic.core.record import Record
 
 pytestmark = pytest.mark.light
 
@@ -165,14 +166,15 @@ def test_a_status_is_written_only_on_the_version_that_was_read(resources: Resour
     assert late.status_code == httpx.codes.CONFLICT
 
 
-def test_a_record_survives_the_api_server(resources: Resources) -> None:
+@pytest.mark.parametrize("record", [full_record(), approved_record()], ids=["full", "approved"])
+def test_a_record_survives_the_api_server(record: Record, resources: Resources) -> None:
     resource = resources.created(MINIMAL)
-    resource["status"] = record_to_wire(full_record(), "RollingOut")
+    resource["status"] = record_to_wire(record, "RollingOut")
 
     stored = resources.put(resource, "/status").json()["status"]
 
     assert stored == resource["status"]
-    assert record_from_wire(stored) == full_record()
+    assert record_from_wire(stored) == record
 
 
 def test_what_an_older_definition_does_not_know_of_a_run_is_kept(resources: Resources) -> None:
@@ -180,10 +182,12 @@ def test_what_an_older_definition_does_not_know_of_a_run_is_kept(resources: Reso
     resource["status"] = record_to_wire(full_record(), "RollingOut")
     resource["status"]["run"] |= {"mood": "good"}
     resource["status"]["run"]["reason"] = "FutureReason"
+    resource["status"]["plan"]["exact"] = {"steps": [{"kind": "FutureStep", "by": 2}]}
 
     stored = resources.put(resource, "/status").json()["status"]
 
     assert stored["run"] == resource["status"]["run"]
+    assert stored["plan"] == resource["status"]["plan"]
 
 
 def test_one_line_says_what_was_done_and_why(resources: Resources) -> None:

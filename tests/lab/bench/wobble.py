@@ -19,7 +19,7 @@ from lab.bench.drive import UNCAPPED, Drive
 from lab.bench.judging import chosen_cap
 from lab.bench.workloads import WORKLOADS, Workload
 
-NAMES = ("chat", "shared chats", "reasoning, small pool", "even 201 to 500", "bimodal", "shared prefixes")
+NAMES = ("chat", "shared chats", "reasoning, small pool", "even 201 to 500", "bimodal")
 """Workloads that the operator cuts, with pools small enough for many runs."""
 WINDOWS = 8
 REQUESTS = 400
