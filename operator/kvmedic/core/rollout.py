@@ -1,18 +1,16 @@
 """The frozen rollout as a pure state machine: an observed fleet in, the next assignment out.
 
-A Deployment has one pod template, so one setting reaches its replicas one by one like this: the
-template is changed together with a `minReadySeconds` so large that no new pod is ever Available,
-which makes the controller wait for ever with one pod more than before. Between steps the Deployment
-is paused with `maxUnavailable: 0`; a step is one pulse that lets exactly one drained pod go. Whoever
-dies whenever, the fleet stands still with every replica serving.
+A Deployment has one pod template, so one setting reaches its replicas one by one like this: the template is
+changed together with a `minReadySeconds` so large that no new pod is ever Available, which makes the
+controller wait for ever with one pod more than before. Between steps the Deployment is paused with
+`maxUnavailable: 0`; a step is one pulse that lets exactly one drained pod go. Whoever dies whenever, the
+fleet stands still with every replica serving.
 
-Nothing here is remembered from tick to tick except the pod being drained: every move follows from
-what is observed, so the same observation always gives the same move.
+Nothing here is remembered from tick to tick except the pod being drained: every move follows from what is
+observed, so the same observation always gives the same move.
 
-Source: Kubernetes 1.36 deployment controller, rolling.go. One more pod may go while
-`pods - (replicas - maxUnavailable) - unavailable pods of the target ReplicaSet > 0`, pods being
-counted by the ReplicaSets' specs.
-"""
+Source: Kubernetes 1.36 deployment controller, rolling.go. One more pod may go while `pods - (replicas -
+maxUnavailable) - unavailable pods of the target ReplicaSet > 0`, counted by the ReplicaSets' specs."""
 
 from __future__ import annotations
 
