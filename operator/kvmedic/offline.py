@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvmedic.core.diagnosis import Assignment, Diagnosis, Evidence, Inconclusive, NoChange, Setting
+from kvmedic.core.diagnosis import Assignment, Diagnosis, Evidence, Inconclusive, NoChange, Relief, Setting
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
@@ -25,8 +25,8 @@ class Consultation:
     evidence: Evidence
     runbook: str
     diagnosis: Diagnosis
-    advice: Assignment | None
-    """The setting that the branch asks for; None where it asks for none."""
+    advice: Assignment | Relief | None
+    """What the branch asks for; None where it asks for nothing."""
     plan: Plan | None
     """The advice on the workload's own command line; None without a workload."""
     obstacle: Outcome | None
@@ -50,6 +50,8 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
     if isinstance(advice, NoChange):
         why = Outcome(advice.reason, advice.message)
         return Consultation(evidence, runbook, diagnosis, None, None, why)
+    if isinstance(advice, Relief):
+        return Consultation(evidence, runbook, diagnosis, advice, None, None)
     return _planned(found, advice, workload)
 
 

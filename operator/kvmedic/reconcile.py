@@ -21,10 +21,11 @@ from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
 from kvmedic.obstacles import claimed, gate, unfit
 from kvmedic.ports import Ports
-from kvmedic.pursue import Tick, pursue
+from kvmedic.pursue import pursue
 from kvmedic.record.runs import reported
 from kvmedic.record.surveys import complaint, planned, surveyed, with_last_good
 from kvmedic.survey import Survey, healthy_revision, survey
+from kvmedic.walks import Tick
 
 AT_ONCE = timedelta(0)
 

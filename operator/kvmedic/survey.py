@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Inconclusive, NoChange, diagnose
+from kvmedic.core.diagnosis import (
+    Advice,
+    Diagnosed,
+    Diagnosis,
+    Evidence,
+    Inconclusive,
+    LeverBound,
+    NoChange,
+    Relief,
+    Setting,
+    diagnose,
+)
 from kvmedic.core.evidence import Look, Measured, Observation, Signal
-from kvmedic.core.fleet import Pod
-from kvmedic.core.plan import ObjectRef, Plan
+from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep
 from kvmedic.core.policy import Policy
-from kvmedic.core.preconditions import refusal
+from kvmedic.core.preconditions import refusal, replacement_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import LastGood
+from kvmedic.core.record import LastGood, Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.engines import ENGINES
 from kvmedic.ports import Metrics, View
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.planning import Fault, Workload, plan_of, setting, workload_of
+from kvmedic.runbooks.planning import (
+    Fault,
+    Workload,
+    plan_of,
+    replaced_in_vain,
+    replacement_of,
+    setting,
+    workload_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +60,14 @@ class Survey:
         return self.evidence.burn
 
     def baseline(self) -> Baseline | Inconclusive:
-        """Return the fleet as it is now, to be compared with later."""
-        return baseline_of(self.evidence.burn, sum(pod.restarts for pod in expected(self.view)))
+        """Return the fleet as it is now, to be compared with later.
+
+        Restarts are those of the replicas that are still to be there then.
+        """
+        steps = self.plan.steps if self.plan else ()
+        going = {step.uid for step in steps if isinstance(step, ReplaceStep)}
+        staying = [pod for pod in expected(self.view) if pod.uid not in going]
+        return baseline_of(self.evidence.burn, sum(pod.restarts for pod in staying))
 
     def blocks(self) -> int | None:
         """Return the smallest pool of the replicas (usable blocks), or None when one is not known."""
@@ -129,18 +154,36 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
     workload = engine_of(found.view, policy)
-    if isinstance(workload, Fault):
-        return _hindered(found, workload.reason, workload.message)
-    tried = resource.record.levers if resource.record else ()
-    advice = diagnosis.branch.then(found.evidence, setting(workload, policy.levers, tried))
-    if isinstance(advice, NoChange):
-        return _hindered(found, advice.reason, advice.message)
-    plan = plan_of(workload, advice, resource.generation)
-    if isinstance(plan, Fault):
+    known = _setting(workload, fleet, policy.levers, resource.record or Record())
+    advice = diagnosis.branch.then(found.evidence, known)
+    plan = _plan(found, workload, advice, resource, policy)
+    if not isinstance(plan, Plan):
         return _hindered(found, plan.reason, plan.message)
-    refused = refusal(fleet)
+    refused = replacement_refusal(fleet) if isinstance(advice, Relief) else refusal(fleet)
     obstacle = Outcome(refused.reason, refused.message) if refused else None
-    return Survey(found.view, found.evidence, diagnosis, found.runbook, plan, obstacle)
+    return replace(found, plan=plan, obstacle=obstacle)
+
+
+def _setting(
+    workload: Workload | Fault, fleet: Fleet, levers: tuple[LeverBound, ...], record: Record
+) -> Setting:
+    """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
+    known = setting(workload, levers, record.levers) if isinstance(workload, Workload) else None
+    failed = replaced_in_vain(record.replacements, fleet)
+    return replace(known or Setting(None, levers), replacing_failed=failed)
+
+
+def _plan(
+    found: Survey, workload: Workload | Fault, advice: Advice, resource: Resource, policy: Policy
+) -> Plan | Fault | NoChange:
+    """Return the plan that carries out a piece of advice, or why there is none."""
+    if isinstance(advice, Relief):
+        return replacement_of(policy.target, found.view.fleet, advice, resource.generation)
+    if isinstance(workload, Fault):
+        return workload
+    if isinstance(advice, NoChange):
+        return advice
+    return plan_of(workload, advice, resource.generation)
 
 
 def engine_of(view: View, policy: Policy) -> Workload | Fault:

@@ -1,6 +1,6 @@
 """One look at a fleet: the Deployment, its ReplicaSets and pods, and what leads requests to them.
 
-Five reads, each consistent in itself, one after the other in the order of cause and effect:
+Six reads, each consistent in itself, one after the other in the order of cause and effect: autoscalers,
 Deployment, ReplicaSets, pods, Services, EndpointSlices. So what a later read shows is never older
 than what an earlier one claims: a Deployment that says "observed" is followed by ReplicaSets at least
 as new, and a pod that was cordoned is followed by EndpointSlices that may already know it. What
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvmedic.cluster.autoscalers import scaler_of
 from kvmedic.cluster.exposure import in_rotation, rotation_of, selector_text
 from kvmedic.cluster.marks import PREFIX, RUN
 from kvmedic.cluster.ownership import owner_of
@@ -22,6 +23,7 @@ from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.template import template_hash
 from kvmedic.kube.client import Client
 from kvmedic.kube.objects import (
+    AUTOSCALERS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     PODS,
@@ -63,6 +65,7 @@ class Snapshot:
 class _Parts:
     """What was read, in the order of reading."""
 
+    autoscalers: list[JsonObject]
     deployment: JsonObject
     replica_sets: list[JsonObject]
     pods: list[JsonObject]
@@ -78,10 +81,11 @@ async def snapshot(
     Raises:
         ApiError: a read failed.
     """
+    autoscalers = await client.list(AUTOSCALERS, namespace)
     deployment = await client.get(Ref(DEPLOYMENTS, namespace, target.name))
     if deployment is None:
         return None
-    parts = await _parts(client, namespace, deployment)
+    parts = await _parts(client, namespace, deployment, autoscalers)
     template = section(deployment, "spec", "template")
     index = container_index(template, target.container)
     uids = frozenset(uid_of(pod) for pod in parts.pods)
@@ -97,14 +101,18 @@ def container_index(template: Mapping[str, Any], name: str | None) -> int | None
     return names.index(name) if name in names else None
 
 
-async def _parts(client: Client, namespace: str, deployment: JsonObject) -> _Parts:
+async def _parts(
+    client: Client, namespace: str, deployment: JsonObject, autoscalers: list[JsonObject]
+) -> _Parts:
     """Read what belongs to a Deployment: by owner, since labels alone may be shared."""
     selector = selector_text(section(deployment, "spec", "selector"))
     sets = _owned(await client.list(REPLICA_SETS, namespace, selector), {uid_of(deployment)})
     pods = _owned(await client.list(PODS, namespace, selector), {uid_of(each) for each in sets})
     services = await client.list(SERVICES, namespace)
     slices = await client.list(ENDPOINT_SLICES, namespace)
-    return _Parts(deployment, sets, [pod for pod in pods if not is_finished(pod)], services, slices)
+    return _Parts(
+        autoscalers, deployment, sets, [pod for pod in pods if not is_finished(pod)], services, slices
+    )
 
 
 def _owned(objects: Iterable[JsonObject], owners: set[str]) -> list[JsonObject]:
@@ -134,6 +142,7 @@ def _fleet(parts: _Parts, rotation: Rotation, container: str | None) -> Fleet:
         rotation=rotation,
         owner=owner_of(body),
         recorded=marks,
+        scaler=scaler_of(body, parts.autoscalers),
     )
 
 

@@ -65,7 +65,17 @@ class NoChange:
     message: str
 
 
-Advice: TypeAlias = Assignment | NoChange
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """One replica should make room for a new one with the same setting."""
+
+    pod: str
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind it."""
+
+
+Advice: TypeAlias = Assignment | Relief | NoChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,8 @@ class Setting:
     """Allowed levers in the order of trying."""
     exhausted: frozenset[Knob] = frozenset()
     """Levers that were tried on this evidence and did not help."""
+    replacing_failed: bool = False
+    """A replica was replaced on this evidence, and it did not help."""
 
 
 Judge: TypeAlias = Callable[[Evidence], "tuple[Finding, ...] | Inconclusive | None"]

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     NOTHING_TO_DO = "NothingToDo"
     # What was found (branches of a diagnosis).
     HEALTHY = "Healthy"
+    ONE_REPLICA_PRESSURED = "OneReplicaPressured"
     FLEET_WIDE_DEMAND = "FleetWideDemand"
     # Why nothing can be said.
     METRICS_MISSING = "MetricsMissing"
@@ -60,6 +61,7 @@ class Reason(StrEnum):
     ROTATION_LABEL_IN_SELECTOR = "RotationLabelInSelector"
     ROTATION_LABEL_WITHOUT_EFFECT = "RotationLabelWithoutEffect"
     CLAIMED_BY_ANOTHER = "ClaimedByAnother"
+    REPLICAS_AUTOSCALED = "ReplicasAutoscaled"
     TARGET_SHARED = "TargetShared"
     SPARE_UNSCHEDULABLE = "SpareUnschedulable"
     # Gates.
@@ -88,6 +90,8 @@ class Reason(StrEnum):
     NOT_RECOVERED = "NotRecovered"
     INCONCLUSIVE = "Inconclusive"
     CANARY_FAILED = "CanaryFailed"
+    REPLACEMENT_CALLED_OFF = "ReplacementCalledOff"
+    REPLICAS_CHANGED = "ReplicasChanged"
     FLAG_DRIFTED = "FlagDrifted"
     SCALED_TO_ZERO = "ScaledToZero"
     FENCE_LOST = "FenceLost"
@@ -108,6 +112,9 @@ SENTENCES = MappingProxyType(
         Reason.NO_RUN: "No run is open.",
         Reason.NOTHING_TO_DO: "Nobody needs to do anything.",
         Reason.HEALTHY: "No replica preempts beyond the trigger.",
+        Reason.ONE_REPLICA_PRESSURED: (
+            "One replica preempts beyond the trigger while its peers serve and are calm."
+        ),
         Reason.FLEET_WIDE_DEMAND: (
             "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."
         ),
@@ -158,6 +165,9 @@ SENTENCES = MappingProxyType(
             "No Service selects by the rotation label, so it takes no replica out of rotation."
         ),
         Reason.CLAIMED_BY_ANOTHER: "Another resource or an earlier run holds the claim on the target.",
+        Reason.REPLICAS_AUTOSCALED: (
+            "An autoscaler decides the number of replicas and would take the spare away."
+        ),
         Reason.TARGET_SHARED: "An older resource looks after the same target.",
         Reason.SPARE_UNSCHEDULABLE: "The spare replica could not be scheduled.",
         Reason.SUSPENDED: "The resource is suspended.",
@@ -183,6 +193,12 @@ SENTENCES = MappingProxyType(
         Reason.NOT_RECOVERED: "No better, or worse, at like load.",
         Reason.INCONCLUSIVE: "The evidence does not allow a verdict.",
         Reason.CANARY_FAILED: "The first new replica did not come up; every old one was left alone.",
+        Reason.REPLACEMENT_CALLED_OFF: (
+            "The replica could not be replaced safely; it was left in rotation and the spare was removed."
+        ),
+        Reason.REPLICAS_CHANGED: (
+            "Someone else changed the number of replicas; it was left alone and the run ended."
+        ),
         Reason.FLAG_DRIFTED: "Someone else changed the pod template; it was left alone and the run ended.",
         Reason.SCALED_TO_ZERO: "The Deployment was scaled to zero during the run.",
         Reason.FENCE_LOST: (

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 
+from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.fleet import (
     FROZEN_MIN_READY_SECONDS,
@@ -30,7 +30,6 @@ from kvmedic.core.fleet import (
     frozen,
 )
 from kvmedic.core.moves import (
-    Cordon,
     DeletePod,
     Failed,
     Freeze,
@@ -47,6 +46,7 @@ from kvmedic.core.moves import (
 )
 from kvmedic.core.preconditions import refusal
 from kvmedic.core.reasons import Reason
+from kvmedic.core.starting import PEER_GRACE, StartLimits, start_failure, unready_since
 
 SURGE = 1
 """One spare: it needs one free device, and capacity in rotation never falls below what it was."""
@@ -54,49 +54,6 @@ SURGE = 1
 PULSE_LIMIT = timedelta(seconds=10)
 """A pulse that the controller has not spent by then is taken back: a permit left standing is spent
 by the next edit. Measured: the controller needs 0.2-0.4 s."""
-
-PEER_GRACE = timedelta(seconds=20)
-"""How long a peer may be NotReady before the drained pod is deleted by name instead of by order: two
-periods of a usual readiness probe (10 s, the API's default)."""
-
-FATAL_WAITING = frozenset(
-    {
-        "CrashLoopBackOff",
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-    }
-)
-"""Reasons of a waiting container that do not pass by themselves (kubelet 1.36)."""
-
-FATAL_RESTARTS = 2
-"""A new pod that restarted twice has failed: one restart may be a device not yet released."""
-
-
-@dataclass(frozen=True, slots=True)
-class Victim:
-    """The pod that is being taken out of rotation and drained."""
-
-    name: str
-    uid: str
-    cordoned_at: datetime
-    out_at: datetime | None = None
-    """When the EndpointSlices were first seen without it."""
-
-
-class Drain(StrEnum):
-    """What is known of the requests on the victim."""
-
-    BUSY = "Busy"
-    IDLE = "Idle"
-    """Two readings of zero, at least five seconds after it left rotation."""
-    UNKNOWN = "Unknown"
-    """The engine did not say."""
-    TIMED_OUT = "TimedOut"
-    """`drainTimeout` passed; the engine's own graceful shutdown has to do the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +100,8 @@ def resting_move(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Mov
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     if fleet.fields.is_frozen and not fleet.fields.paused:
         return _await_controller(fleet, now, pulsed_at)
-    for pod in fleet.pods:
-        if pod.cordoned and not pod.terminating:
-            return Uncordon(pod)
+    if back := stray_move(fleet.pods):
+        return back
     return Wait(Reason.HOLDING, "the fleet stands still with every replica in rotation")
 
 
@@ -155,9 +111,8 @@ def releasing_move(fleet: Fleet, recorded: RolloutFields) -> Move:
     Cordoned pods go back into rotation before the rollout is let go, so that whatever the
     controller does then, it does to a whole fleet.
     """
-    for pod in fleet.pods:
-        if pod.cordoned and not pod.terminating:
-            return Uncordon(pod)
+    if back := stray_move(fleet.pods):
+        return back
     ours = released(fleet.fields, recorded)
     return Settled() if ours == fleet.fields else Release(ours)
 
@@ -223,31 +178,9 @@ def _failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     if order.repairs:
         return None
     leaving = any(pod.terminating for pod in fleet.pods)
-    failures = (_failure_of(pod, leaving, order, now) for pod in fleet.serving(order.toward))
+    limits = StartLimits(order.start_limit, order.spare_limit)
+    failures = (start_failure(pod, leaving, limits, now) for pod in fleet.serving(order.toward))
     return next((failure for failure in failures if failure is not None), None)
-
-
-def _failure_of(pod: Pod, leaving: bool, order: Order, now: datetime) -> Failed | None:  # noqa: FBT001
-    """Return why one replica will not come up; `leaving`: another one's device may yet become free."""
-    if pod.waiting_reason in FATAL_WAITING or pod.restarts >= FATAL_RESTARTS:
-        why = pod.waiting_reason or f"{pod.restarts} restarts"
-        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} does not start: {why}")
-    waited = now - _unready_since(pod)
-    if pod.unschedulable and not leaving and waited > order.spare_limit:
-        limit = int(order.spare_limit.total_seconds())
-        return Failed(
-            Reason.SPARE_UNSCHEDULABLE,
-            f"no node took {pod.name} within {limit} s: free one device or raise the quota",
-        )
-    if not pod.ready and waited > order.start_limit:
-        limit = int(order.start_limit.total_seconds())
-        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} was not Ready within {limit} s")
-    return None
-
-
-def _unready_since(pod: Pod) -> datetime:
-    """Return since when a pod that is not Ready has not been, as far as anybody said."""
-    return pod.unready_at or pod.created_at
 
 
 def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order) -> Wait | None:
@@ -296,7 +229,7 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
     victim = chosen(old, order.victim)
     if stray := next((p for p in old if p.cordoned and p.uid != victim.uid), None):
         return Uncordon(stray)
-    if waiting := _drain(fleet, victim, order):
+    if waiting := draining_move(fleet, victim, order.drain, fleet.replicas):
         return waiting
     return _let_go(fleet, victim, old, now)
 
@@ -309,29 +242,12 @@ def chosen(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
     return min(pods, key=lambda p: (p.ready, not p.cordoned, p.in_rotation, p.name))
 
 
-def _drain(fleet: Fleet, victim: Pod, order: Order) -> Move | None:
-    """Return the next move until the victim is out of rotation and idle; None when it may go."""
-    if not victim.cordoned:
-        others = fleet.in_rotation - victim.in_rotation
-        if victim.in_rotation and others < fleet.replicas:
-            text = f"{others} of {fleet.replicas} replicas beside {victim.name} are in rotation"
-            return Wait(Reason.AWAITING_REPLICA, text)
-        return Cordon(victim)
-    if victim.in_rotation:
-        return Wait(Reason.DRAINING, f"{victim.name} is still in the Service's EndpointSlices")
-    if not victim.ready and order.drain is Drain.UNKNOWN:
-        return None
-    if order.drain in (Drain.BUSY, Drain.UNKNOWN):
-        return Wait(Reason.DRAINING, f"{victim.name} is out of rotation and finishes its requests")
-    return None
-
-
 def _let_go(fleet: Fleet, victim: Pod, old: tuple[Pod, ...], now: datetime) -> Move:
     """Return the pulse, or the deletion by name where the controller would take a NotReady peer."""
     peers = [pod for pod in old if pod.uid != victim.uid and not pod.ready]
     if victim.ready and peers:
         names = ", ".join(pod.name for pod in peers)
-        since = max((_unready_since(pod) for pod in peers), default=now)
+        since = max((unready_since(pod) for pod in peers), default=now)
         if now - since <= PEER_GRACE:
             return Wait(Reason.AWAITING_REPLICA, f"{names} must be Ready before {victim.name} may go")
         return DeletePod(victim)
@@ -368,7 +284,7 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     if _lacks_spare(fleet, order):
         return Retarget(order.edit, frozen(max_unavailable=0, paused=True))
     victim = chosen(leaving, order.victim)
-    if waiting := _drain(fleet, victim, order):
+    if waiting := draining_move(fleet, victim, order.drain, fleet.replicas):
         return waiting
     if len(leaving) == 1 and fleet.desired(order.toward) >= fleet.replicas:
         return Revert(order.edit, order.recorded)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvmedic.core.diagnosis import Assignment, LeverBound, Setting
+from kvmedic.core.diagnosis import Assignment, LeverBound, Relief, Setting
 from kvmedic.core.edit import TokenEdit, container_at
 from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
-from kvmedic.core.plan import FlagStep, ObjectRef, Plan
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.plan import FlagStep, ObjectRef, Plan, ReplaceStep
+from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import TriedLever
+from kvmedic.core.record import TriedLever, TriedReplacement
 from kvmedic.core.template import template_hash
 from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, read_flags, setting_of
 from kvmedic.manifests.invocation import version_of
@@ -116,6 +118,35 @@ def setting(workload: Workload, levers: tuple[LeverBound, ...], tried: Sequence[
         max_num_seqs=cap if isinstance(cap, int) else None,
         levers=levers,
         exhausted=frozenset(lever.knob for lever in tried if lever.revision == revision),
+    )
+
+
+def replaced_in_vain(tried: Sequence[TriedReplacement], fleet: Fleet) -> bool:
+    """Return whether replacing a replica of this very fleet is on record as no help."""
+    return any((one.revision, one.replicas) == (fleet.revision, fleet.replicas) for one in tried)
+
+
+def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: int) -> Plan | Fault:
+    """Return the plan that replaces one replica of a fleet, or why it cannot be carried out."""
+    pod = next((pod for pod in fleet.live if pod.name == advice.pod), None)
+    if pod is None:
+        return Fault(Reason.TARGET_NOT_SETTLED, f"{advice.pod} is gone: there is nothing to replace")
+    step = ReplaceStep(
+        target=ObjectRef(target.kind, target.name),
+        container=target.container,
+        pod=pod.name,
+        uid=pod.uid,
+        replicas=fleet.replicas,
+        template=fleet.revision,
+        reason=advice.reason,
+    )
+    return Plan(
+        steps=(step,),
+        target_uid=fleet.uid,
+        template=fleet.revision,
+        spec_generation=generation,
+        reason=advice.reason,
+        message=advice.message,
     )
 
 
