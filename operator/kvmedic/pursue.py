@@ -253,7 +253,8 @@ async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
     move = await leaving_move(tick, view.fleet)
     if isinstance(move, Settled):
         return await _close(tick, view, outcome)
-    return await _act(tick, view, move, Blocked(outcome.reason, outcome.message))
+    told = None if isinstance(move, Wait) else Blocked(outcome.reason, outcome.message)
+    return await _act(tick, view, move, told)
 
 
 async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
