@@ -98,12 +98,12 @@ class TestRealServer:
         await snapshot(client, live.namespace, TARGET, LABEL)  # type: ignore[arg-type]
 
         assert client.asked == [
-            "horizontalpodautoscalers",
             "deployments",
             "replicasets",
             "pods",
             "services",
             "endpointslices",
+            "horizontalpodautoscalers",
         ]
 
     async def test_an_edited_template_hashes_as_computed_before_the_edit(self, live: LiveFleet) -> None:

@@ -1,10 +1,11 @@
 """One look at a fleet: the Deployment, its ReplicaSets and pods, and what leads requests to them.
 
-Six reads, each consistent in itself, one after the other in the order of cause and effect: autoscalers,
-Deployment, ReplicaSets, pods, Services, EndpointSlices. So what a later read shows is never older
-than what an earlier one claims: a Deployment that says "observed" is followed by ReplicaSets at least
-as new, and a pod that was cordoned is followed by EndpointSlices that may already know it. What
-changes in between shows up no later than in the effect: each one tests what it was decided on.
+Six reads, each consistent in itself, one after the other in the order of cause and effect:
+Deployment, ReplicaSets, pods, Services, EndpointSlices; autoscalers come last. So what a later read
+shows is never older than what an earlier one claims: a Deployment that says "observed" is followed by
+ReplicaSets at least as new, and a pod that was cordoned is followed by EndpointSlices that may already
+know it. What changes in between shows up no later than in the effect: each one tests what it was
+decided on.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class Snapshot:
 class _Parts:
     """What was read, in the order of reading."""
 
-    autoscalers: list[JsonObject]
     deployment: JsonObject
     replica_sets: list[JsonObject]
     pods: list[JsonObject]
     services: list[JsonObject]
     slices: list[JsonObject]
+    autoscalers: list[JsonObject]
 
 
 async def snapshot(
@@ -81,11 +82,10 @@ async def snapshot(
     Raises:
         ApiError: a read failed.
     """
-    autoscalers = await client.list(AUTOSCALERS, namespace)
     deployment = await client.get(Ref(DEPLOYMENTS, namespace, target.name))
     if deployment is None:
         return None
-    parts = await _parts(client, namespace, deployment, autoscalers)
+    parts = await _parts(client, namespace, deployment)
     template = section(deployment, "spec", "template")
     index = container_index(template, target.container)
     uids = frozenset(uid_of(pod) for pod in parts.pods)
@@ -101,18 +101,16 @@ def container_index(template: Mapping[str, Any], name: str | None) -> int | None
     return names.index(name) if name in names else None
 
 
-async def _parts(
-    client: Client, namespace: str, deployment: JsonObject, autoscalers: list[JsonObject]
-) -> _Parts:
+async def _parts(client: Client, namespace: str, deployment: JsonObject) -> _Parts:
     """Read what belongs to a Deployment: by owner, since labels alone may be shared."""
     selector = selector_text(section(deployment, "spec", "selector"))
     sets = _owned(await client.list(REPLICA_SETS, namespace, selector), {uid_of(deployment)})
     pods = _owned(await client.list(PODS, namespace, selector), {uid_of(each) for each in sets})
     services = await client.list(SERVICES, namespace)
     slices = await client.list(ENDPOINT_SLICES, namespace)
-    return _Parts(
-        autoscalers, deployment, sets, [pod for pod in pods if not is_finished(pod)], services, slices
-    )
+    autoscalers = await client.list(AUTOSCALERS, namespace)
+    active = [pod for pod in pods if not is_finished(pod)]
+    return _Parts(deployment, sets, active, services, slices, autoscalers)
 
 
 def _owned(objects: Iterable[JsonObject], owners: set[str]) -> list[JsonObject]:
