@@ -19,11 +19,12 @@ import httpx
 from kvmedic.cluster.rotation import move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
 from kvmedic.cluster.workloads import assign, notes_on
+from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.moves import Cordon, DeletePod, Failed, Move, Refused, Settled, Uncordon, Wait
 from kvmedic.core.policy import RotationLabel, TargetRef
-from kvmedic.core.rollout import Drain, Order, Victim, next_move
+from kvmedic.core.rollout import Order, next_move
 from kvmedic.core.template import template_hash
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict

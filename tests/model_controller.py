@@ -24,12 +24,18 @@ from kvmedic.core.moves import (
     Restore,
     Retarget,
     Revert,
+    ScaleIn,
+    ScaleOut,
     Uncordon,
 )
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 EDIT = TokenEdit("vllm", 0, Field.ARGS, 1, "--max-num-seqs=64", "--max-num-seqs=16")
 OWN_FIELDS = RolloutFields(False, "25%", "25%", 0, 600)
+
+
+class StaleError(Exception):
+    """A patch whose tests do not hold."""
 
 
 @dataclass
@@ -53,6 +59,8 @@ class ModelPod:
     in_rotation: bool = False
     busy: bool = False
     broken: bool = False
+    number: int = 0
+    """Pods are made in this order, one a second."""
 
 
 @dataclass
@@ -70,6 +78,8 @@ class Model:
     lost_in_rotation: list[str] = field(default_factory=list)
     """Pods that went while they took requests: by our own moves this must stay empty."""
     fewest: int = 10**9
+    committed: int = 0
+    """Assignments to the number of replicas that were committed."""
     _names: int = 0
 
     @classmethod
@@ -84,7 +94,8 @@ class Model:
 
     def _pod(self, revision: str) -> ModelPod:
         self._names += 1
-        pod = ModelPod(f"p{self._names:02d}", revision, broken=revision in self.broken_revisions)
+        broken = revision in self.broken_revisions
+        pod = ModelPod(f"p{self._names:02d}", revision, broken=broken, number=self._names)
         self.pods.append(pod)
         return pod
 
@@ -103,6 +114,16 @@ class Model:
                 self._find(pod.name).cordoned = False
             case DeletePod(pod):
                 self._remove(self._find(pod.name))
+            case ScaleOut(before, replicas) | ScaleIn(before, replicas):
+                self._scale(effect, before, replicas)
+
+    def _scale(self, move: ScaleOut | ScaleIn, before: int, replicas: int) -> None:
+        """The API server's side of it: the tests of the patch hold, or nothing changes."""
+        ready = sum(pod.ready for pod in self.pods)
+        if self.replicas != before or (isinstance(move, ScaleIn) and move.ready not in (None, ready)):
+            raise StaleError
+        self.replicas, self.observed = replicas, False
+        self.committed += 1
 
     def _assign(self, fields: RolloutFields) -> None:
         self.fields = fields
@@ -125,9 +146,17 @@ class Model:
             target.min_ready = self.fields.min_ready_seconds
             target.seen = False
             return
-        if self.fields.paused or self._scaled_up(target):
+        if self._scaled_in(target) or self.fields.paused or self._scaled_up(target):
             return
         self._scale_down(target)
+
+    def _scaled_in(self, target: ModelSet) -> bool:
+        """A Deployment with one revision follows its number at once (sync.go, scale)."""
+        alone = not any(s.desired for s in self.sets.values() if s is not target)
+        if not alone or target.desired <= self.replicas:
+            return False
+        target.desired = self.replicas
+        return True
 
     def _scaled_up(self, target: ModelSet) -> bool:
         surge = 1 if self.fields.max_surge == 1 else -(-self.replicas // 4)
@@ -241,7 +270,7 @@ class Model:
             resource_version="1",
             revision=pod.revision,
             address="10.0.0.1",
-            created_at=START,
+            created_at=START + timedelta(seconds=pod.number),
             ready_at=START if pod.ready else None,
             terminating=False,
             unschedulable=False,
@@ -249,6 +278,7 @@ class Model:
             cordoned=pod.cordoned,
             restarts=0,
             waiting_reason="CrashLoopBackOff" if pod.broken else "",
+            node="node-1",
         )
 
 

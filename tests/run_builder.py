@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.engine import Knob
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.core.plan import FlagStep, ObjectRef
+from kvmedic.core.plan import FlagStep, ObjectRef, ReplaceStep, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Intent, Outcome, Run, StepRecord, StepState
 from kvmedic.core.verdict import Baseline
@@ -27,6 +27,15 @@ STEP = FlagStep(
     before_template=OLD,
     after_template=NEW,
     reason=Reason.CAP_RIGHT_SIZED,
+)
+REPLACE = ReplaceStep(
+    target=ObjectRef("Deployment", "llm"),
+    container="vllm",
+    pod="a",
+    uid="uid-a",
+    replicas=3,
+    template=OLD,
+    reason=Reason.ONE_REPLICA_PRESSURED,
 )
 BASELINE = Baseline(
     window_seconds=300,
@@ -53,8 +62,18 @@ def an_intent(
     return Intent(sequence, move, before, after, frozen, NOW)
 
 
+def a_scaling(sequence: int, before: int, after: int) -> Intent:
+    move = "ScaleOut" if after > before else "ScaleIn"
+    return Intent(
+        sequence, move, OLD, OLD, False, NOW, was_frozen=False, replicas_before=before, replicas_after=after
+    )
+
+
 def a_run(
-    state: StepState = StepState.PENDING, intent: Intent | None = None, ending: Outcome | None = None
+    state: StepState = StepState.PENDING,
+    intent: Intent | None = None,
+    ending: Outcome | None = None,
+    step: Step = STEP,
 ) -> Run:
     """Return a run with one step in a state.
 
@@ -72,7 +91,7 @@ def a_run(
         message="64 run at most, 16 fit",
         spec_generation=1,
         started_at=NOW - timedelta(minutes=10),
-        steps=(StepRecord(STEP, state, settled),),
+        steps=(StepRecord(step, state, settled),),
         recorded=OWN_FIELDS,
         replicas=3,
         in_rotation=3,

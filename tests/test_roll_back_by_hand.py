@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from kvmedic.cluster.target import DeploymentTarget
+from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.moves import Cordon, ScaleOut
 from kvmedic.kube.client import Limits, connect
+from kvmedic.kube.errors import Conflict
 from lab.cluster.light import LightCluster
-from live_fleet import NAME, LiveFleet, is_whole, walker
+from live_fleet import NAME, POLL_SECONDS, LiveFleet, is_whole, walker
 
 pytestmark = pytest.mark.light
 
@@ -71,3 +76,37 @@ async def test_a_run_that_nobody_goes_on_with_is_taken_back_by_the_commands_of_t
     assert live.deployment()["spec"] == before
     assert not any(pod.cordoned for pod in fleet.pods)
     assert [name for name in marks if name.startswith("kvmedic.io/")] == []
+
+
+async def test_a_replacement_that_nobody_goes_on_with_is_ended_by_the_commands_of_the_page(
+    live: LiveFleet,
+) -> None:
+    first = (await live.serving(3)).pods[0]
+    before = live.deployment()["spec"]
+    target = DeploymentTarget(live.client)
+    await repeated(live, lambda fleet: target.apply(fleet, ScaleOut(3, 4, first.name), "r/1/1"))
+    await live.until(is_whole, "a spare")
+    await repeated(live, lambda fleet: target.apply(fleet, Cordon(pod_of(fleet, first.uid)), "r/1/1"))
+    await live.until(lambda fleet: fleet.in_rotation == 3, "one replica out of rotation")
+
+    type_in(live, "scale")
+    fleet = await live.until(lambda seen: len(seen.pods) == 3 and is_whole(seen), "the number of before")
+    type_in(live, "unclaim")
+
+    assert first.uid not in {pod.uid for pod in fleet.pods}
+    assert live.deployment()["spec"] == before
+    assert not any(key.startswith("kvmedic.io/") for key in live.deployment()["metadata"]["annotations"])
+
+
+def pod_of(fleet: Fleet, uid: str) -> Pod:
+    return next(pod for pod in fleet.pods if pod.uid == uid)
+
+
+async def repeated(live: LiveFleet, effect: Callable[[Fleet], Awaitable[None]]) -> None:
+    """Carry out an effect on a fresh look, again where the world moved in between."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await effect(await live.fleet())
+            except Conflict:
+                await asyncio.sleep(POLL_SECONDS)

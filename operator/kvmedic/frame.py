@@ -44,7 +44,7 @@ class KubernetesOptions(Section):
     connect_timeout: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=5)
     total_timeout: Annotated[timedelta, within("1s", "2m")] = timedelta(seconds=20)
     requests_per_second: Annotated[float, Field(gt=0, le=10000)] = 50.0
-    """In the long run. One look at a fleet is five reads."""
+    """In the long run. One look at a fleet is six reads."""
     burst: Annotated[int, Field(ge=1, le=10000)] = 100
 
 

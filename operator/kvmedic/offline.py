@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvmedic.core.diagnosis import Assignment, Diagnosis, Evidence, Inconclusive, NoChange, Setting
+from kvmedic.core.diagnosis import Assignment, Diagnosis, Evidence, Inconclusive, NoChange, Relief, Setting
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
@@ -25,8 +25,8 @@ class Consultation:
     evidence: Evidence
     runbook: str
     diagnosis: Diagnosis
-    advice: Assignment | None
-    """The setting that the branch asks for, where no plan says so; None where it asks for none."""
+    advice: Assignment | Relief | None
+    """What the branch asks for; None where it asks for nothing."""
     plan: Plan | None
     """The advice on the workload's own command line; None without a workload."""
     obstacle: Outcome | None
@@ -48,11 +48,13 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
     if isinstance(workload, Workload):
         known = setting(workload, policy.levers, (), evidence)
         plan = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
-        return _hindered(found, plan) if isinstance(plan, NoChange) else replace(found, plan=plan)
+        if isinstance(plan, NoChange):
+            return _hindered(found, plan)
+        return replace(found, advice=plan) if isinstance(plan, Relief) else replace(found, plan=plan)
     advice = diagnosis.branch.then(evidence, Setting(None, policy.levers))
     if isinstance(advice, NoChange):
         return _hindered(found, advice)
-    if workload is None:
+    if workload is None or isinstance(advice, Relief):
         return replace(found, advice=advice)
     why = f"{advice.knob} {advice.value} cannot be set: {workload.message}"
     return replace(_hindered(found, NoChange(workload.reason, why)), advice=advice)

@@ -7,9 +7,8 @@ recomputed from what is observed, so repeating them changes nothing.
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from typing import assert_never
 
 from kvmedic.core.decide import (
@@ -27,8 +26,9 @@ from kvmedic.core.decide import (
     outcome_of,
 )
 from kvmedic.core.diagnosis import Goal
-from kvmedic.core.evidence import Measured, Missing, Reading
-from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.draining import Victim
+from kvmedic.core.evidence import Observation
+from kvmedic.core.fleet import Fleet
 from kvmedic.core.gates import Blocked, forward_gate
 from kvmedic.core.moves import (
     Cordon,
@@ -43,15 +43,16 @@ from kvmedic.core.moves import (
     Refused,
     Retarget,
     Revert,
+    ScaleIn,
+    ScaleOut,
     Settled,
     Uncordon,
     Wait,
 )
-from kvmedic.core.policy import OnInconclusive, Policy
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
+from kvmedic.core.plan import FlagStep, ReplaceStep
+from kvmedic.core.policy import OnInconclusive
+from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.resource import Resource
-from kvmedic.core.rollout import Drain, Order, Victim, next_move, releasing_move, resting_move
 from kvmedic.core.run import (
     Intent,
     Outcome,
@@ -63,31 +64,10 @@ from kvmedic.core.run import (
     standing,
 )
 from kvmedic.core.steadiness import steadiness
-from kvmedic.core.verdict import Judged, judge
-from kvmedic.ports import Ports, View
+from kvmedic.core.verdict import Judged, judge, judge_replacement
+from kvmedic.ports import View
 from kvmedic.record.runs import closed, reported
-
-DEFAULT_START_LIMIT = timedelta(seconds=600)
-"""How long a replica may take to become Ready where the Deployment does not say
-(`progressDeadlineSeconds`, the API's default)."""
-
-CANARY_BLOCKS_RATIO = 0.9
-"""Share of the recorded KV-cache blocks that a replica with a lower cap must still have: fewer
-sequences never need more device memory, so a smaller pool means that something else went wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Everything that one look at an open run needs."""
-
-    resource: Resource
-    policy: Policy
-    record: Record
-    run: Run
-    ports: Ports
-    now: datetime
-    problem: Outcome | None = None
-    """Why the spec cannot be followed; no forward move is made then, and nothing is judged."""
+from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, walking_move
 
 
 async def pursue(tick: Tick) -> timedelta:
@@ -127,10 +107,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Walk(direction):
             return await _walk(tick, view, direction)
         case Rest(reason, message):
-            pulsed = run.intent.at if run.intent else None
-            return await _act(
-                tick, view, resting_move(view.fleet, tick.now, pulsed), Blocked(reason, message)
-            )
+            return await _act(tick, view, resting_move(tick, view.fleet), Blocked(reason, message))
         case Watch(reason, message):
             await _save(tick, run, reason, message)
             return pace.verifying
@@ -148,16 +125,12 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
 
 
 async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
-    """Make the rollout's next move, forward or back."""
-    run = await _observed_victim(tick, view.fleet)
-    tick = replace(tick, run=run)
-    order = _order(tick, direction, await _drain(tick, view.fleet))
-    move = next_move(view.fleet, order, tick.now)
-    if direction is Direction.FORWARD and isinstance(move, Cordon):
-        move = await _checked_canary(tick, view.fleet, order, move)
+    """Make the step's next move, forward or back."""
+    tick = observed_victim(tick, view.fleet)
+    run, move = tick.run, await walking_move(tick, view.fleet, direction)
     match move:
         case Settled() if direction is Direction.FORWARD:
-            await _save(tick, run.settled(tick.now), Reason.VERIFYING, "every replica runs the change")
+            await _save(tick, run.settled(tick.now), Reason.VERIFYING, SENTENCES[Reason.VERIFYING])
         case Settled():
             ending = run.ending or outcome_of(Reason.NOT_RECOVERED)
             await _save(tick, run.reverted(), ending.reason, ending.message)
@@ -168,93 +141,6 @@ async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
         case _:
             return await _act(tick, view, move, None)
     return timedelta(0)
-
-
-def _order(tick: Tick, direction: Direction, drain: Drain) -> Order:
-    run, step = tick.run, tick.run.current.step
-    step = step if direction is Direction.FORWARD else step.inverse()
-    limit = run.recorded.progress_deadline_seconds
-    return Order(
-        away=step.before_template,
-        toward=step.after_template,
-        edit=step.edit,
-        recorded=run.recorded,
-        victim=run.victim,
-        drain=drain,
-        start_limit=timedelta(seconds=limit) if limit else DEFAULT_START_LIMIT,
-        spare_limit=tick.ports.pace.spare_limit,
-        pulsed_at=run.intent.at if run.intent else None,
-        repairs=direction is Direction.BACK,
-        mends=run.goal is Goal.STEADINESS,
-    )
-
-
-async def _observed_victim(tick: Tick, fleet: Fleet) -> Run:
-    """Return the run with the moment at which the victim was first seen out of rotation."""
-    victim = tick.run.victim
-    if victim is None or victim.out_at is not None:
-        return tick.run
-    pod = _pod(fleet, victim)
-    if pod is None or pod.in_rotation or not pod.cordoned:
-        return tick.run
-    return replace(tick.run, victim=replace(victim, out_at=tick.now))
-
-
-async def _drain(tick: Tick, fleet: Fleet) -> Drain:
-    """Return what is known of the requests on the victim.
-
-    Two counts of zero are needed, both some seconds after it left rotation: clients with an open
-    connection may send once more.
-    """
-    victim, pace = tick.run.victim, tick.ports.pace
-    pod = _pod(fleet, victim) if victim else None
-    if victim is None or pod is None or victim.out_at is None:
-        return Drain.UNKNOWN
-    late = tick.now - victim.cordoned_at > tick.policy.rollout.drain_timeout
-    if tick.now - victim.out_at < pace.drain_quiet:
-        return Drain.TIMED_OUT if late else Drain.BUSY
-    first = await tick.ports.metrics.in_flight(tick.resource.namespace, pod)
-    if _is_zero(first):
-        await asyncio.sleep(pace.drain_interval.total_seconds())
-        if _is_zero(await tick.ports.metrics.in_flight(tick.resource.namespace, pod)):
-            return Drain.IDLE
-    if late:
-        return Drain.TIMED_OUT
-    return Drain.BUSY if isinstance(first, Measured) else Drain.UNKNOWN
-
-
-def _is_zero(reading: Reading[float]) -> bool:
-    return isinstance(reading, Measured) and reading.value == 0
-
-
-def _pod(fleet: Fleet, victim: Victim) -> Pod | None:
-    return next((p for p in fleet.pods if p.uid == victim.uid and not p.terminating), None)
-
-
-async def _checked_canary(tick: Tick, fleet: Fleet, order: Order, move: Cordon) -> Move:
-    """Return the move, or what speaks against it, before the first old replica is touched."""
-    if fleet.desired(order.away) < fleet.replicas:
-        return move
-    canaries = [pod for pod in fleet.serving(order.toward) if pod.ready]
-    pools = [await tick.ports.metrics.pool(tick.resource.namespace, pod) for pod in canaries]
-    for pod, pool in zip(canaries, pools, strict=True):
-        if isinstance(pool, Measured):
-            if pool.value.blocks < CANARY_BLOCKS_RATIO * _least_blocks(tick.run):
-                text = f"{pod.name} has {pool.value.blocks} KV-cache blocks, the others {tick.run.blocks}"
-                return Failed(Reason.CANARY_FAILED, text)
-        elif isinstance(pool, Missing) and tick.now - pod.created_at > order.start_limit:
-            return Failed(Reason.CANARY_FAILED, f"{pod.name} is Ready and does not answer on /metrics")
-        else:
-            return Wait(Reason.AWAITING_CANARY, f"{pod.name} is Ready; its metrics are not there yet")
-    return move
-
-
-def _least_blocks(run: Run) -> int:
-    """Return the KV-cache blocks that the canary is compared with; 0: none.
-
-    A change for steadiness gives memory away on purpose: the pool is smaller then.
-    """
-    return run.blocks or 0 if run.goal is Goal.RELIEF else 0
 
 
 async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> timedelta:
@@ -319,6 +205,8 @@ def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
         is_frozen=isinstance(effect, Freeze | Retarget | Pause | Pulse),
         at=tick.now,
         was_frozen=fleet.fields.is_frozen,
+        replicas_before=effect.before if isinstance(effect, ScaleOut | ScaleIn) else None,
+        replicas_after=effect.replicas if isinstance(effect, ScaleOut | ScaleIn) else None,
     )
     return replace(run, intent=intent)
 
@@ -342,11 +230,22 @@ async def _judged(tick: Tick, view: View | None, stands: Standing) -> Judged | N
     looked = await tick.ports.metrics.observe(
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )
-    restarts = sum(pod.restarts for pod in pods)
-    baseline = tick.run.baseline
-    if baseline is None or tick.run.goal is Goal.STEADINESS:
+    return _judgement(tick, looked, sum(pod.restarts for pod in pods))
+
+
+def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
+    """Return the verdict on the step that is being verified; `restarts`: of all its replicas so far."""
+    before, policy, step = tick.run.baseline, tick.policy, tick.run.current.step
+    if before is None or tick.run.goal is Goal.STEADINESS:
         return steadiness(looked, restarts)
-    return judge(baseline, looked, tick.policy.objectives, tick.policy.trigger, restarts)
+    match step:
+        case FlagStep():
+            return judge(before, looked, policy.objectives, policy.trigger, restarts)
+        case ReplaceStep():
+            fresh = max(0, restarts - before.restarts)
+            return judge_replacement(before, looked, policy.objectives, policy.trigger, fresh)
+        case _:
+            assert_never(step)
 
 
 async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
@@ -354,10 +253,12 @@ async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
     if tick.run.current.state is not StepState.LEFT:
         await _save(tick, tick.run.left(outcome), outcome.reason, outcome.message)
         return timedelta(0)
-    move = releasing_move(view.fleet, tick.run.recorded)
+    tick = observed_victim(tick, view.fleet)
+    move = await leaving_move(tick, view.fleet)
     if isinstance(move, Settled):
         return await _close(tick, view, outcome)
-    return await _act(tick, view, move, Blocked(outcome.reason, outcome.message))
+    told = None if isinstance(move, Wait) else Blocked(outcome.reason, outcome.message)
+    return await _act(tick, view, move, told)
 
 
 async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:

@@ -21,10 +21,11 @@ from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
 from kvmedic.obstacles import claimed, consent, gate, unfit, unrecognised
 from kvmedic.ports import Ports, Senses
-from kvmedic.pursue import Tick, pursue
+from kvmedic.pursue import pursue
 from kvmedic.record.runs import reported
 from kvmedic.record.surveys import complaint, planned, surveyed, with_last_good
 from kvmedic.survey import Survey, proved_good, survey
+from kvmedic.walks import Tick
 
 AT_ONCE = timedelta(0)
 

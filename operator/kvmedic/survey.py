@@ -15,17 +15,20 @@ from kvmedic.core.diagnosis import (
     Finding,
     Goal,
     Inconclusive,
+    LeverBound,
     NoChange,
+    Relief,
+    Setting,
     diagnose,
 )
 from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal, Unsupported
 from kvmedic.core.fleet import Pod
 from kvmedic.core.moved import TRAFFIC, moves, traffic_of
-from kvmedic.core.plan import ObjectRef, Plan
+from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep
 from kvmedic.core.policy import Mode, Policy
-from kvmedic.core.preconditions import refusal
+from kvmedic.core.preconditions import refusal, replacement_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import LastGood
+from kvmedic.core.record import LastGood, Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
@@ -33,7 +36,15 @@ from kvmedic.core.vitals import Device, Vitals
 from kvmedic.engines import ENGINES
 from kvmedic.ports import Ends, Metrics, Senses, View
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.planning import Fault, Workload, proposal, setting, workload_of
+from kvmedic.runbooks.planning import (
+    Fault,
+    Workload,
+    proposal,
+    replaced_in_vain,
+    replacement_of,
+    setting,
+    workload_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +72,13 @@ class Survey:
     def baseline(self) -> Baseline | Inconclusive | None:
         """Return the fleet as it is now, to be compared with later; None where that is not needed.
 
-        Replicas that just restarted have no figures, and a change for them is not judged by figures.
+        Restarts are those of the replicas that are still to be there then. Replicas that just restarted have
+        no figures, and a change for them is not judged by figures.
         """
-        found = baseline_of(self.evidence.burn, sum(pod.restarts for pod in expected(self.view)))
+        steps = self.plan.steps if self.plan else ()
+        going = {step.uid for step in steps if isinstance(step, ReplaceStep)}
+        staying = [pod for pod in expected(self.view) if pod.uid not in going]
+        found = baseline_of(self.evidence.burn, sum(pod.restarts for pod in staying))
         return None if isinstance(found, Inconclusive) and self.goal is Goal.STEADINESS else found
 
     def blocks(self) -> int | None:
@@ -172,16 +187,45 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
     workload = engine_of(found.view, policy)
-    if isinstance(workload, Fault):
-        return _hindered(found, workload.reason, workload.message)
-    tried = resource.record.levers if resource.record else ()
-    known = setting(workload, policy.levers, tried, found.evidence)
-    plan = proposal(workload, diagnosis.branch.then, found.evidence, known, resource.generation)
-    if isinstance(plan, NoChange):
+    known = _setting(workload, found, policy.levers, resource.record or Record())
+    plan = _plan(found, workload, known, resource, policy)
+    if not isinstance(plan, Plan):
         return _hindered(found, plan.reason, plan.message)
-    refused = refusal(fleet, whole=found.goal is Goal.RELIEF)
+    replaces = any(isinstance(step, ReplaceStep) for step in plan.steps)
+    refused = replacement_refusal(fleet) if replaces else refusal(fleet, whole=found.goal is Goal.RELIEF)
     obstacle = Outcome(refused.reason, refused.message) if refused else None
-    return Survey(found.view, found.evidence, diagnosis, found.runbook, plan, obstacle)
+    return replace(found, plan=plan, obstacle=obstacle)
+
+
+def _setting(
+    workload: Workload | Fault, found: Survey, levers: tuple[LeverBound, ...], record: Record
+) -> Setting:
+    """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
+    known = (
+        setting(workload, levers, record.levers, found.evidence) if isinstance(workload, Workload) else None
+    )
+    failed = replaced_in_vain(record.replacements, found.view.fleet)
+    return replace(known or Setting(None, levers), replacing_failed=failed)
+
+
+def _plan(
+    found: Survey, workload: Workload | Fault, known: Setting, resource: Resource, policy: Policy
+) -> Plan | Fault | NoChange:
+    """Return the plan that the diagnosis leads to, or why there is none.
+
+    A replica can be replaced whatever runs in it; a setting needs an engine that is known.
+    """
+    if isinstance(found.diagnosis, Inconclusive) or found.diagnosis.branch.then is None:
+        return NoChange(found.diagnosis.reason, "")
+    advise = found.diagnosis.branch.then
+    if isinstance(workload, Workload):
+        advice = proposal(workload, advise, found.evidence, known, resource.generation)
+    else:
+        told = advise(found.evidence, known)
+        advice = told if isinstance(told, Relief) else NoChange(workload.reason, workload.message)
+    if isinstance(advice, Relief):
+        return replacement_of(policy.target, found.view.fleet, advice, resource.generation)
+    return advice
 
 
 def _with_shown_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:

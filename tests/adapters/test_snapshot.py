@@ -91,13 +91,20 @@ class TestRealServer:
         assert seen.template == body["spec"]["template"]
         assert (seen.container_index, seen.image) == (0, "vllm/vllm-openai:v0.32.0")
 
-    async def test_a_look_costs_five_calls_in_the_order_of_cause_and_effect(self, live: LiveFleet) -> None:
+    async def test_a_look_costs_six_calls_in_the_order_of_cause_and_effect(self, live: LiveFleet) -> None:
         await live.serving(1)
         client = Counted(live.client)
 
         await snapshot(client, live.namespace, TARGET, LABEL)  # type: ignore[arg-type]
 
-        assert client.asked == ["deployments", "replicasets", "pods", "services", "endpointslices"]
+        assert client.asked == [
+            "deployments",
+            "replicasets",
+            "pods",
+            "services",
+            "endpointslices",
+            "horizontalpodautoscalers",
+        ]
 
     async def test_an_edited_template_hashes_as_computed_before_the_edit(self, live: LiveFleet) -> None:
         await live.serving(1)

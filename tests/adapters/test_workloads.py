@@ -14,7 +14,18 @@ from kvmedic.cluster.marks import RECORDED, RUN
 from kvmedic.cluster.workloads import assign, field_operations, guards, notes_on, unclaim
 from kvmedic.core.edit import Field, PatchOperation, TokenEdit
 from kvmedic.core.fleet import Fleet, RolloutFields, frozen
-from kvmedic.core.moves import DeploymentMove, Freeze, Pause, Pulse, Release, Restore, Retarget, Revert
+from kvmedic.core.moves import (
+    DeploymentMove,
+    Freeze,
+    Pause,
+    Pulse,
+    Release,
+    Restore,
+    Retarget,
+    Revert,
+    ScaleIn,
+    ScaleOut,
+)
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref
@@ -74,6 +85,37 @@ def written(live: LiveFleet) -> tuple[Any, Any]:
     """What people and operators write, without what the controllers report."""
     body = live.deployment()
     return body["spec"], body["metadata"].get("annotations")
+
+
+@pytest.mark.light
+class TestNumbers:
+    async def test_one_more_and_the_number_before_change_nothing_else(self, live: LiveFleet) -> None:
+        fleet = await live.serving(2)
+        before = live.deployment()["spec"]
+
+        await claim(live, ScaleOut(2, 3, fleet.pods[0].name), "r/1/1")
+        more = await live.until(lambda seen: seen.in_rotation == 3, "three replicas in rotation")
+        surged = live.deployment()["spec"]
+        await claim(live, ScaleIn(3, 2, more.pods[0].name, 3), "r/1/2")
+
+        assert surged == {**before, "replicas": 3}
+        assert live.deployment()["spec"] == before
+
+    @pytest.mark.parametrize(
+        "move",
+        [ScaleOut(1, 2, "x"), ScaleIn(3, 2, "x", None), ScaleIn(2, 1, "x", 3)],
+        ids=["another number", "a number that is not there", "fewer are Ready than told"],
+    )
+    async def test_what_is_not_as_told_is_a_conflict_that_changes_nothing(
+        self, live: LiveFleet, move: ScaleOut | ScaleIn
+    ) -> None:
+        fleet = await quiet(live)
+        before = written(live)
+
+        with pytest.raises(Conflict):
+            await assign(live.client, fleet, move, "r/1/1", {})
+
+        assert written(live) == before
 
 
 @pytest.mark.light
@@ -439,6 +481,22 @@ class TestOperations:
         assert part["at"] == 7
         assert notes_on(replace(a_fleet, fields=HELD), Freeze(EDIT, FROZEN)) == {}
         assert notes_on(a_fleet, Pause(HELD)) == {}
+
+    def test_a_spare_leaves_a_note_of_the_number_and_of_who_is_to_go(self, a_fleet: Fleet) -> None:
+        note = notes_on(a_fleet, ScaleOut(2, 3, "p01"))
+
+        assert json.loads(note[RECORDED]) == {"replicas": 2, "pod": "p01"}
+        assert notes_on(a_fleet, ScaleIn(3, 2, "p01", 3)) == {}
+
+    def test_a_number_is_tested_and_where_it_matters_how_many_are_ready(self, a_fleet: Fleet) -> None:
+        before = PatchOperation("test", "/spec/replicas", 3)
+
+        assert guards(a_fleet, ScaleOut(3, 4, "p01"))[-1] == before
+        assert guards(a_fleet, ScaleIn(3, 2, "", None))[-1] == before
+        assert guards(a_fleet, ScaleIn(3, 2, "p01", 3))[-2:] == (
+            before,
+            PatchOperation("test", "/status/readyReplicas", 3),
+        )
 
 
 @pytest.fixture

@@ -161,14 +161,23 @@ def test_several_replicas_are_told_apart_by_name(write: Write) -> None:
     assert len(found["plan"]) == 1
 
 
-def test_one_calm_replica_of_two_makes_no_fleet_wide_trouble(write: Write) -> None:
+def test_one_pressured_replica_of_two_is_one_to_be_replaced(write: Write) -> None:
     calm = re.sub(r"(?m)^(vllm:num_preemptions_total\S*) .*", r"\1 2.0", started_later(THRASH))
     pages = [("a", IDLE), ("a", THRASH), ("b", started_later(IDLE)), ("b", calm)]
     scrapes = [f"--scrape={name}={write(f'{name}{i}', page)}" for i, (name, page) in enumerate(pages)]
 
     result = diagnose(*scrapes, "-o", "json")
 
-    assert (result.exit_code, answer(result)["reason"]) == (3, "PartialPressure")
+    found = answer(result)
+    assert (result.exit_code, found["reason"]) == (0, "OneReplicaPressured")
+    (change,) = found["plan"]
+    assert (change["knob"], change["flag"], change["before"], change["after"]) == (
+        "replica",
+        None,
+        "a",
+        "a new one",
+    )
+    assert "the other one serves and has" in found["because"]
 
 
 HEADERS = "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n"

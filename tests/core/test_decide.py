@@ -23,7 +23,7 @@ from kvmedic.core.gates import Blocked
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome, Standing, StepState
 from kvmedic.core.verdict import Judged, Verdict
-from run_builder import NOW, a_run, an_intent
+from run_builder import NOW, REPLACE, a_run, a_scaling, an_intent
 
 SUSPENDED = Blocked(Reason.SUSPENDED, "suspended")
 ENDING = Outcome(Reason.RECOVERED, "better")
@@ -40,6 +40,8 @@ def seen(
     return Situation(standing, wish, blocked, judged(verdict) if verdict else None, roll_back)
 
 
+REPLACING = a_run(S.ROLLING_OUT, a_scaling(1, 3, 4), step=REPLACE)
+REPLACED = a_run(S.VERIFYING, a_scaling(2, 4, 3), step=REPLACE)
 ROWS = [
     ("a recorded plan begins", a_run(), seen(), Walk(Direction.FORWARD)),
     ("a walk goes on", a_run(S.ROLLING_OUT, an_intent()), seen(), Walk(Direction.FORWARD)),
@@ -132,6 +134,35 @@ ROWS = [
         a_run(S.VERIFYING, an_intent()),
         seen(Standing.SCALED_TO_ZERO),
         "TurnBack",
+    ),
+    ("a replacement begins", a_run(step=REPLACE), seen(), Walk(Direction.FORWARD)),
+    ("somebody scaled: leave it", REPLACING, seen(Standing.RESCALED), "Leave"),
+    ("somebody scaled to zero: leave it", REPLACING, seen(Standing.SCALED_TO_ZERO), "Leave"),
+    ("a replacement is deleted in the middle: walk back", REPLACING, seen(wish=Wish.DELETE), "TurnBack"),
+    (
+        "deleted while a replacement is verified: nothing to take back",
+        REPLACED,
+        seen(wish=Wish.DELETE),
+        Close(Outcome(Reason.RESOURCE_DELETED, "it was done already; nothing is left to take back")),
+    ),
+    ("a replacement helped: keep", REPLACED, seen(verdict=V.RECOVERED), Keep(judged(V.RECOVERED))),
+    (
+        "a replacement did not help: it stays, as nothing brings the replica back",
+        REPLACED,
+        seen(verdict=V.NOT_RECOVERED),
+        Keep(judged(V.NOT_RECOVERED)),
+    ),
+    (
+        "nothing can be said about a replacement: hold",
+        REPLACED,
+        seen(verdict=V.INCONCLUSIVE),
+        Watch(Reason.INCONCLUSIVE, "numbers"),
+    ),
+    (
+        "nothing can be said about a replacement, and told to roll back: it ends",
+        REPLACED,
+        seen(verdict=V.INCONCLUSIVE, roll_back=True),
+        Keep(judged(V.INCONCLUSIVE)),
     ),
 ]
 

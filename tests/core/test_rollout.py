@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.moves import (
     Cordon,
@@ -27,7 +28,7 @@ from kvmedic.core.moves import (
     Wait,
 )
 from kvmedic.core.reasons import Reason
-from kvmedic.core.rollout import Drain, Order, Victim, next_move, releasing_move, resting_move
+from kvmedic.core.rollout import Order, next_move, releasing_move, resting_move
 from model_controller import EDIT, OWN_FIELDS, START, Model
 
 EFFECTS = (Freeze, Pause, Retarget, Pulse, Restore, Revert, Release, Cordon, Uncordon, DeletePod)

@@ -11,7 +11,7 @@ from kvmedic.core.fleet import frozen
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome, Standing, StepState, standing
 from kvmedic.core.verdict import Judged, Verdict
-from run_builder import NEW, NOW, OLD, UID, a_fleet, a_run, an_intent
+from run_builder import NEW, NOW, OLD, REPLACE, UID, a_fleet, a_run, a_scaling, an_intent
 
 
 def test_a_run_without_a_baseline_is_judged_by_steadiness_alone() -> None:
@@ -26,6 +26,7 @@ FROZEN = frozen(max_unavailable=0, paused=True)
 RUN = a_run(StepState.ROLLING_OUT, an_intent(3))
 MINE = f"{UID}/{RUN.id}/"
 FIRST = replace(an_intent(1), was_frozen=False)
+REPLACING = a_run(StepState.ROLLING_OUT, a_scaling(1, 3, 4), step=REPLACE)
 
 ROWS = [
     ("before the first effect", a_run(), a_fleet(), Standing.AS_RECORDED),
@@ -121,6 +122,53 @@ ROWS = [
         Standing.DRIFTED,
     ),
     ("the claim is not a number", RUN, a_fleet(fence=MINE + "x"), Standing.DRIFTED),
+    ("a replacement before its first effect", a_run(step=REPLACE), a_fleet(), Standing.AS_RECORDED),
+    (
+        "somebody scaled before a replacement's first effect",
+        a_run(step=REPLACE),
+        a_fleet(replicas=5),
+        Standing.RESCALED,
+    ),
+    ("the spare was asked for", REPLACING, a_fleet(fence=MINE + "1", replicas=4), Standing.AS_RECORDED),
+    ("the spare was intended and not asked for", REPLACING, a_fleet(), Standing.AS_RECORDED),
+    ("somebody took the spare away", REPLACING, a_fleet(fence=MINE + "1"), Standing.RESCALED),
+    ("somebody scaled up meanwhile", REPLACING, a_fleet(fence=MINE + "1", replicas=6), Standing.RESCALED),
+    (
+        "somebody scaled to zero in a replacement",
+        REPLACING,
+        a_fleet(fence=MINE + "1", replicas=0),
+        Standing.SCALED_TO_ZERO,
+    ),
+    (
+        "somebody edited the template in a replacement",
+        REPLACING,
+        a_fleet(fence=MINE + "1", replicas=4, revision=NEW),
+        Standing.DRIFTED,
+    ),
+    (
+        "an undo took the claim of a replacement",
+        REPLACING,
+        a_fleet(replicas=4, revision=NEW),
+        Standing.DRIFTED,
+    ),
+    (
+        "the number was put back",
+        replace(REPLACING, intent=a_scaling(2, 4, 3)),
+        a_fleet(fence=MINE + "2"),
+        Standing.AS_RECORDED,
+    ),
+    (
+        "the number was meant to be put back and was not",
+        replace(REPLACING, intent=a_scaling(2, 4, 3)),
+        a_fleet(fence=MINE + "1", replicas=4),
+        Standing.AS_RECORDED,
+    ),
+    (
+        "somebody scaled while a replacement is verified: it does not count on the number any more",
+        a_run(StepState.VERIFYING, a_scaling(2, 4, 3), step=REPLACE),
+        a_fleet(fence=MINE + "2", replicas=6),
+        Standing.AS_RECORDED,
+    ),
     (
         "scaled to zero",
         RUN,

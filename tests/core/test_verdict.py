@@ -29,7 +29,16 @@ from kvmedic.core.baseline import FEWEST_FINISHED, NEEDED
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.evidence import Histogram, Signal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.verdict import Baseline, Judged, Objectives, Verdict, baseline_of, compare, judge
+from kvmedic.core.verdict import (
+    Baseline,
+    Judged,
+    Objectives,
+    Verdict,
+    baseline_of,
+    compare,
+    judge,
+    judge_replacement,
+)
 
 NONE = Objectives()
 CAPPED = Replica(
@@ -424,3 +433,79 @@ def test_a_number_that_is_replaced_changes_the_figures() -> None:
 
     assert not isinstance(found, Inconclusive)
     assert found.preemptions_per_request == 0.0
+
+
+# One replica was replaced.
+
+SERVING = replace(CALM, finished=960)
+NEAR = replace(SERVING, preemptions=0.5 * 960)
+OVER = replace(SERVING, preemptions=0.5 * 960 + 1)
+
+
+def relieved(*replicas: Replica, restarts: int = 0, objectives: Objectives = NONE) -> Judged:
+    before = baseline(THRASHING, SERVING, SERVING)
+    return judge_replacement(before, an_observation(*replicas), objectives, TRIGGER, restarts)
+
+
+def test_a_fleet_without_a_pressured_replica_has_recovered() -> None:
+    found = relieved(SERVING, SERVING, SERVING)
+
+    assert (found.verdict, found.reason) == (Verdict.RECOVERED, Reason.RECOVERED)
+    assert "no replica is beyond the trigger" in found.message
+
+
+def test_at_the_trigger_is_calm_and_over_it_the_trouble_has_moved() -> None:
+    assert relieved(SERVING, NEAR, SERVING).verdict is Verdict.RECOVERED
+    found = relieved(SERVING, OVER, SERVING)
+    assert found.verdict is Verdict.NOT_RECOVERED
+    assert "beyond the trigger: llm-1 (0.50 per request)" in found.message
+
+
+def test_one_pressured_among_a_hundred_is_seen_although_the_fleets_figures_hardly_move() -> None:
+    before = baseline(THRASHING, *[SERVING] * 99)
+
+    found = judge_replacement(before, an_observation(*[SERVING] * 99, THRASHING), NONE, TRIGGER, 0)
+
+    assert compare(before, before, NONE, TRIGGER).verdict is not Verdict.NOT_RECOVERED
+    assert found.verdict is Verdict.NOT_RECOVERED
+
+
+def test_a_replacement_that_costs_throughput_did_not_help() -> None:
+    slow = replace(SERVING, outputs=spread(160), waiting_mean=5)
+
+    assert relieved(slow, slow, slow).verdict is Verdict.NOT_RECOVERED
+
+
+def test_restarts_since_the_replacement_speak_against_it() -> None:
+    assert relieved(SERVING, SERVING, SERVING, restarts=1).verdict is Verdict.NOT_RECOVERED
+
+
+def test_a_breached_objective_speaks_against_a_replacement() -> None:
+    late = replace(SERVING, e2e_seconds=30)
+
+    found = relieved(late, late, late, objectives=Objectives(e2e_p95_seconds=20))
+
+    assert found.verdict is Verdict.NOT_RECOVERED
+
+
+@pytest.mark.parametrize(
+    ("replica", "reason"),
+    [
+        pytest.param(
+            replace(SERVING, finished=600, outputs=spread(190)), Reason.LOAD_DIFFERS, id="less to do"
+        ),
+        pytest.param(
+            replace(THRASHING, finished=1400, preemptions=1400), Reason.LOAD_DIFFERS, id="more to do and hot"
+        ),
+        pytest.param(replace(SERVING, prompts=spread(200)), Reason.LOAD_DIFFERS, id="longer prompts"),
+        pytest.param(
+            replace(SERVING, finished=10, in_flight_change=950),
+            Reason.TOO_FEW_REQUESTS,
+            id="too few finished",
+        ),
+    ],
+)
+def test_unlike_load_gives_no_verdict_on_a_replacement(replica: Replica, reason: Reason) -> None:
+    found = relieved(replica, replica, replica)
+
+    assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, reason)

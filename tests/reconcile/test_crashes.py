@@ -13,6 +13,8 @@ import pytest
 
 from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Fate, Write
+from reconcile.phases import drained, let_go
+from reconcile.replacing import names, press_one
 from reconcile.world import Eye
 
 UNBOUNDED = frozenset({"leases"})
@@ -94,3 +96,62 @@ def test_killed_at_every_write_a_crashing_canary_is_undone(a_world, killer):
     assert [run["outcome"] for run in world.status()["history"]] == ["CanaryFailed"]
     assert world.deployment()["spec"] == before
     world.wait(lambda: {p["metadata"]["name"] for p in world.pods()} == pods, 10, "the canary is gone")
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_one_replica_is_replaced_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide)
+    before, spec = names(world), world.deployment()["spec"]
+    pressured = press_one(world)
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    assert world.deployment()["spec"] == spec
+    assert before - names(world) == {pressured}
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 3, "one spare came, and one replica went"
+    assert {"ScaleOut", "ScaleIn"} <= {word for write in killer.kills for word in write.step.split()}
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_replacement_is_taken_back(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide)
+    before, spec = names(world), world.deployment()["spec"]
+    press_one(world)
+    world.rewrite(inFlight=1)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        world.wait(lambda: bool(drained(world)), SECONDS, "the replica is drained")
+        ask = f"kvmedic.io/rollback={world.status()['run']['id']}"
+        world.kubectl("annotate", "kvr", "llm", ask)
+        let_go(world)
+        world.wait(world.is_closed, SECONDS, "the run closes")
+    print(f"{world.starts} processes; {killer.report()}")
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["RolledBackByHand"]
+    assert world.deployment()["spec"] == spec
+    world.wait(lambda: names(world) == before, 10, "the spare is gone")
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_spare_without_room_is_given_up(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
+    world.cluster.api.create({**quota, "spec": {"hard": {"pods": "2"}}}, world.namespace)
+    before, spec = names(world), world.deployment()["spec"]
+    press_one(world)
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["SpareUnschedulable"]
+    assert (names(world), world.deployment()["spec"]) == (before, spec)
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2

@@ -14,6 +14,7 @@ import pytest
 
 from lab.scripted.proxy import Fate, Write
 from reconcile.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
+from reconcile.replacing import press_one
 from reconcile.world import Eye, World
 
 TARGETS = frozenset({"deployments", "pods", "deployments/scale"})
@@ -169,6 +170,23 @@ def test_each_kind_of_write_spoiled_once_changes_nothing_about_the_end(
     assert {"deployments", "pods", "kvremediations", "kvremediations/status"} <= {
         write.object for write in spoiler.sights
     }
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("spoiler", [make() for make in SPOILERS.values()], ids=SPOILERS)
+def test_each_kind_of_write_of_a_replacement_spoiled_once_changes_nothing_about_the_end(
+    a_world: Callable[..., World], spoiler: Spoiler
+) -> None:
+    world = a_world(2, decide=spoiler.decide)
+    before, names = world.deployment()["spec"], {pod["metadata"]["name"] for pod in world.pods()}
+    pressured = press_one(world)
+
+    eye = healed(world, spoiler, "recovered")
+
+    assert world.outcomes() == ["Recovered"]
+    assert world.deployment()["spec"] == before
+    assert names - {pod["metadata"]["name"] for pod in world.pods()} == {pressured}
+    assert len(eye.seen) == 3, "one spare came, and one replica went"
 
 
 @pytest.mark.timeout(240)

@@ -113,6 +113,17 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             fires=False,
         ),
     ),
+    Reason.ONE_REPLICA_PRESSURED: (
+        Incident("one of two", an_evidence(THRASHING, CALM), fires=True),
+        Incident("one of three", an_evidence(CALM, CALM, THRASHING), fires=True),
+        Incident("one of a hundred", an_evidence(*[CALM] * 99, THRASHING), fires=True),
+        Incident("two of three", an_evidence(THRASHING, THRASHING, CALM), fires=False),
+        Incident("half of four", an_evidence(THRASHING, THRASHING, CALM, CALM), fires=False),
+        Incident("the fleet thrashes", an_evidence(*[THRASHING] * 3), fires=False),
+        Incident("a single replica thrashes", an_evidence(THRASHING), fires=False),
+        Incident("its peers get no requests", an_evidence(THRASHING, IDLE, IDLE), fires=False),
+        Incident("its peers are just under the trigger", an_evidence(THRASHING, AT_THE_TRIGGER), fires=False),
+    ),
     Reason.FLEET_WIDE_DEMAND: (
         Incident("the fleet thrashes", an_evidence(*[THRASHING] * 3), fires=True),
         Incident("a single replica thrashes", an_evidence(THRASHING), fires=True),

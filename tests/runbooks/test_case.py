@@ -9,12 +9,14 @@ from builders import (
     LENGTH_BOUNDS,
     THRASHING,
     TRIGGER,
+    UNSUPPORTED,
     Replica,
     a_histogram,
     an_evidence,
     spread,
     with_histogram,
     with_number,
+    without,
 )
 from kvmedic.core.diagnosis import (
     Assignment,
@@ -288,3 +290,23 @@ def test_the_recorded_idle_engine_is_healthy() -> None:
 
 def test_long_outputs_of_many_lengths_are_no_wave() -> None:
     assert case(an_evidence(replace(THRASHING, outputs=spread(300)))).spread == 1.0
+
+
+# How long requests were at most.
+
+
+def test_the_longest_requests_of_the_whole_fleet_count() -> None:
+    longer = replace(THRASHING, outputs={**THRASHING.outputs, 3000: 1})
+
+    found = case(an_evidence(THRASHING, longer)).reach
+
+    assert (found.prompt_tokens, found.output_tokens, found.limit_tokens) == (500, 5000, 2000)
+    assert found.counted_tokens == LENGTH_BOUNDS[-1]
+
+
+def test_a_replica_that_does_not_tell_what_was_asked_for_leaves_it_unknown() -> None:
+    silent = without(THRASHING.readings(), Signal.OUTPUT_LIMIT, UNSUPPORTED)
+    empty = with_histogram(THRASHING.readings(), Signal.OUTPUT_LIMIT, a_histogram(LENGTH_BOUNDS, {}))
+
+    assert case(an_evidence(THRASHING, silent)).reach.limit_tokens is None
+    assert case(an_evidence(THRASHING, empty)).reach.limit_tokens is None

@@ -75,6 +75,12 @@ def test_a_lever_that_cannot_be_set_is_passed_over() -> None:
     assert turned(first_that_applies(CASE, known)) is STEP
 
 
+def test_a_lever_of_another_branch_is_none_of_this_ones() -> None:
+    found = first_that_applies(CASE, setting(Knob.PREFIX_CACHING, STEP))
+
+    assert turned(found) is STEP
+
+
 def test_one_reason_is_told_as_it_is() -> None:
     found = first_that_applies(CASE, setting(CAP), (never(CAP),))
 

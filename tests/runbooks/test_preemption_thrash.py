@@ -29,6 +29,7 @@ from kvmedic.core.diagnosis import (
     Inconclusive,
     LeverBound,
     NoChange,
+    Relief,
     Setting,
     diagnose,
 )
@@ -37,7 +38,7 @@ from kvmedic.core.evidence import PodReadings, Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.case import HELPFUL, NOW, REQUESTS
-from kvmedic.runbooks.preemption_thrash import demand, right_size
+from kvmedic.runbooks.preemption_thrash import CONTRAST, demand, replace_replica, right_size
 
 BRANCHES = RUNBOOKS["PreemptionThrash"]
 FREE = Setting(max_num_seqs=None, levers=(LeverBound(Knob.MAX_NUM_SEQS),))
@@ -143,9 +144,7 @@ def test_a_fleet_without_replicas_is_not_healthy() -> None:
     ("pressured", "calm", "fleet_wide"),
     [
         (1, 0, True),
-        (1, 1, False),
         (2, 0, True),
-        (1, 2, False),
         (2, 1, True),
         (2, 2, False),
         (3, 1, True),
@@ -162,10 +161,90 @@ def test_two_thirds_of_the_replicas_make_it_the_fleets_trouble(
 
 
 def test_partial_pressure_names_the_replicas() -> None:
-    found = diagnosis(CALM, THRASHING, CALM)
+    found = diagnosis(CALM, THRASHING, CALM, THRASHING)
 
     assert isinstance(found, Inconclusive)
-    assert "1 of 3 replicas preempt beyond 0.5 per request: llm-1 (1.75 per request)" in found.message
+    assert "2 of 4 replicas preempt beyond 0.5 per request: llm-1 (1.75 per request), llm-3" in found.message
+
+
+# One among calm ones.
+
+
+@pytest.mark.parametrize("peers", [1, 2, 99])
+def test_one_pressured_replica_among_calm_ones_is_named_with_its_contrast(peers: int) -> None:
+    found = diagnosis(THRASHING, *[CALM] * peers)
+
+    assert isinstance(found, Diagnosed)
+    assert found.reason is Reason.ONE_REPLICA_PRESSURED
+    assert [finding.subject for finding in found.findings] == ["llm-0", "fleet", "fleet"]
+    whole = f"the {peers} peers serve and have" if peers > 1 else "the other one serves and has"
+    assert f"{whole} 0.05 at most" in found.line()
+
+
+@pytest.mark.parametrize(
+    ("preemptions", "calm"),
+    [(0.24, True), (0.25, True), (0.26, False), (0.5, False)],
+    ids=["below half the trigger", "at half", "above half", "at the trigger"],
+)
+def test_a_peer_near_the_trigger_is_no_contrast(preemptions: float, *, calm: bool) -> None:
+    peer = replace(CALM, finished=1000, preemptions=1000 * preemptions)
+
+    found = diagnosis(THRASHING, CALM, peer)
+
+    assert found.reason is (Reason.ONE_REPLICA_PRESSURED if calm else Reason.PARTIAL_PRESSURE)
+    assert calm or "llm-2 came near it too (over 0.25)" in found.line()
+
+
+def test_a_peer_that_was_calm_at_one_moment_only_is_not_calm() -> None:
+    restless = with_number(replace(CALM, preemptions=900).readings(), TRIGGERING, 0.0)
+
+    assert diagnosis(THRASHING, restless, CALM).reason is Reason.PARTIAL_PRESSURE
+
+
+def test_a_peer_that_serves_nothing_says_nothing() -> None:
+    found = diagnosis(THRASHING, CALM, IDLE)
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is Reason.PARTIAL_PRESSURE
+    assert "llm-2 finished no request" in found.message
+
+
+@pytest.mark.parametrize("signal", sorted(CONTRAST - {TRIGGERING}))
+@pytest.mark.parametrize(("why", "reason"), GAPS)
+def test_a_gap_in_the_contrast_is_named(signal: Signal, why: Nothing, reason: Reason) -> None:
+    found = diagnosis(THRASHING, without(CALM.readings(), signal, why), CALM)
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is reason
+    assert found.message.startswith(f"llm-1: {signal}: ")
+
+
+def test_one_pressured_replica_is_replaced_once_on_the_same_evidence() -> None:
+    evidence = an_evidence(CALM, THRASHING, CALM)
+
+    fresh, again = advice(evidence), advice(evidence, replace(FREE, replacing_failed=True))
+
+    assert isinstance(fresh, Relief)
+    assert fresh.pod == "llm-1"
+    assert "1.75 preemptions per request, limit 0.5; the 2 peers serve" in fresh.message
+    assert isinstance(again, NoChange)
+    assert again.reason is Reason.LEVER_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("evidence", "reason"),
+    [
+        (an_evidence(CALM, CALM), Reason.PARTIAL_PRESSURE),
+        (an_evidence(THRASHING, IDLE), Reason.PARTIAL_PRESSURE),
+        (an_evidence(), Reason.NO_REPLICAS),
+    ],
+    ids=["calm by now", "peers idle", "no replicas"],
+)
+def test_advice_to_replace_rests_on_the_evidence_alone(evidence: Evidence, reason: Reason) -> None:
+    found = replace_replica(evidence, FREE)
+
+    assert isinstance(found, NoChange)
+    assert found.reason is reason
 
 
 def test_the_findings_name_each_pressured_replica_with_its_numbers() -> None:

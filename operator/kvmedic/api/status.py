@@ -4,11 +4,11 @@ The JSON follows from the core's own types: fields in camelCase, times in RFC 33
 value, what is None or empty left out. So a new kind of step needs nothing here; a renamed field does,
 because records that are stored must stay readable (`tests/api/data`).
 
-Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `lastGood`) are what the
-operator itself relies on after a restart: one that cannot be read raises `RunUnreadable`, because
-starting from empty would forget a change under way or hand out a used-up budget. All other fields are
-for people, are computed anew, and are dropped when they cannot be read. Unknown fields are ignored
-everywhere, so that an older operator can read what a newer one wrote.
+Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`,
+`lastGood`) are what the operator itself relies on after a restart: one that cannot be read raises
+`RunUnreadable`, because starting from empty would forget a change under way or hand out a used-up
+budget. All other fields are for people, are computed anew, and are dropped when they cannot be read.
+Unknown fields are ignored everywhere, so that an older operator can read what a newer one wrote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import SchemaValidator, core_schema
 
 from kvmedic.api.problems import RunUnreadable, problems_of
-from kvmedic.core.record import ClosedRun, Condition, LastGood, Record, ShownDiagnosis, ShownPlan, TriedLever
+from kvmedic.core.record import (
+    ClosedRun,
+    Condition,
+    LastGood,
+    Record,
+    ShownDiagnosis,
+    ShownPlan,
+    TriedLever,
+    TriedReplacement,
+)
 from kvmedic.core.run import Run
 
 MESSAGE_LENGTH = 1024
@@ -32,7 +41,7 @@ closed runs stay far below the 1 MiB that an object may have."""
 FINDINGS_LENGTH = 20
 """Findings of a diagnosis that are kept: enough to see the pattern, also in a fleet of hundreds."""
 
-RECORDS = frozenset({"run", "levers", "history", "lastGood"})
+RECORDS = frozenset({"run", "levers", "replacements", "history", "lastGood"})
 """The fields that the operator relies upon after a restart."""
 
 OPEN = RECORDS | {"plan"}
@@ -81,6 +90,10 @@ class KVRemediationStatus(BaseModel):
     """The one open run, written before each effect. A record: do not edit it."""
     levers: tuple[TriedLever, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """What was tried and did not help. A record: do not edit it."""
+    replacements: tuple[TriedReplacement, ...] = Field(
+        default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Replicas that were replaced, which did not help. A record: do not edit it."""
     history: tuple[ClosedRun, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """The last 10 closed runs, newest first. A record: do not edit it."""
 

@@ -123,6 +123,11 @@ def _memory(record: Record) -> Iterator[str]:
             f"{tried.knob} was tried ({tried.at:%Y-%m-%dT%H:%M:%SZ}): {tried.verdict}; "
             "not tried again on this template, these lengths and this pool."
         )
+    for one in record.replacements:
+        yield (
+            f"Replica {one.pod} was replaced ({one.at:%Y-%m-%dT%H:%M:%SZ}): {one.verdict}; no other of "
+            f"{one.replicas} replicas with this template is."
+        )
     if record.history:
         last = record.history[0]
         steps = "; ".join(last.steps)

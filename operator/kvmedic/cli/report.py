@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
-from typing import Any
+from typing import Any, assert_never
 
-from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive
+from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Missing, Observation, PodReadings, Pool, Stale
-from kvmedic.core.plan import FlagStep
+from kvmedic.core.plan import FlagStep, ReplaceStep, Step
 from kvmedic.core.run import Outcome
 from kvmedic.engines.vllm import VLLM
 from kvmedic.offline import Consultation
@@ -25,11 +25,16 @@ class Form(StrEnum):
     JSON = "json"
 
 
+REPLICA = "replica"
+A_NEW_ONE = "a new one"
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting that would be changed."""
+    """One thing that would be changed: a setting of the engine, or which pod a replica is."""
 
     knob: str
+    """`REPLICA` where a replica is replaced."""
     before: str | None
     """None: not given on the command line, so the engine's default, or not known."""
     after: str | None
@@ -158,9 +163,16 @@ def _because(found: Consultation) -> str:
     return numbers.message if numbers else ""
 
 
-def change_of(step: FlagStep) -> Change:
+def change_of(step: Step) -> Change:
     """Return a step as people see it."""
-    return Change(str(step.knob), step.before, step.after, f"{step.target.kind}/{step.target.name}")
+    target = f"{step.target.kind}/{step.target.name}"
+    match step:
+        case FlagStep():
+            return Change(str(step.knob), step.before, step.after, target)
+        case ReplaceStep():
+            return Change(REPLICA, step.pod, A_NEW_ONE, target)
+        case _:
+            assert_never(step)
 
 
 def flag_name(knob: str) -> str | None:
@@ -168,7 +180,9 @@ def flag_name(knob: str) -> str | None:
     return next((flag.name for flag in VLLM.flags if flag.knob == knob), None)
 
 
-def _advised(advice: Assignment) -> Change:
+def _advised(advice: Assignment | Relief) -> Change:
+    if isinstance(advice, Relief):
+        return Change(REPLICA, advice.pod, A_NEW_ONE, "")
     return Change(str(advice.knob), None, str(advice.value), "")
 
 

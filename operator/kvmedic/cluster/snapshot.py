@@ -1,10 +1,11 @@
 """One look at a fleet: the Deployment, its ReplicaSets and pods, and what leads requests to them.
 
-Five reads, each consistent in itself, one after the other in the order of cause and effect:
-Deployment, ReplicaSets, pods, Services, EndpointSlices. So what a later read shows is never older
-than what an earlier one claims: a Deployment that says "observed" is followed by ReplicaSets at least
-as new, and a pod that was cordoned is followed by EndpointSlices that may already know it. What
-changes in between shows up no later than in the effect: each one tests what it was decided on.
+Six reads, each consistent in itself, one after the other in the order of cause and effect:
+Deployment, ReplicaSets, pods, Services, EndpointSlices; autoscalers come last. So what a later read
+shows is never older than what an earlier one claims: a Deployment that says "observed" is followed by
+ReplicaSets at least as new, and a pod that was cordoned is followed by EndpointSlices that may already
+know it. What changes in between shows up no later than in the effect: each one tests what it was
+decided on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvmedic.cluster.autoscalers import scaler_of
 from kvmedic.cluster.exposure import in_rotation, rotation_of, selector_text
 from kvmedic.cluster.marks import PREFIX, RUN
 from kvmedic.cluster.ownership import owner_of
@@ -22,6 +24,7 @@ from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.template import template_hash
 from kvmedic.kube.client import Client
 from kvmedic.kube.objects import (
+    AUTOSCALERS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     PODS,
@@ -68,6 +71,7 @@ class _Parts:
     pods: list[JsonObject]
     services: list[JsonObject]
     slices: list[JsonObject]
+    autoscalers: list[JsonObject]
 
 
 async def snapshot(
@@ -104,7 +108,9 @@ async def _parts(client: Client, namespace: str, deployment: JsonObject) -> _Par
     pods = _owned(await client.list(PODS, namespace, selector), {uid_of(each) for each in sets})
     services = await client.list(SERVICES, namespace)
     slices = await client.list(ENDPOINT_SLICES, namespace)
-    return _Parts(deployment, sets, [pod for pod in pods if not is_finished(pod)], services, slices)
+    autoscalers = await client.list(AUTOSCALERS, namespace)
+    active = [pod for pod in pods if not is_finished(pod)]
+    return _Parts(deployment, sets, active, services, slices, autoscalers)
 
 
 def _owned(objects: Iterable[JsonObject], owners: set[str]) -> list[JsonObject]:
@@ -134,6 +140,7 @@ def _fleet(parts: _Parts, rotation: Rotation, container: str | None) -> Fleet:
         rotation=rotation,
         owner=owner_of(body),
         recorded=marks,
+        scaler=scaler_of(body, parts.autoscalers),
     )
 
 

@@ -23,6 +23,8 @@ from kvmedic.core.moves import (
     Restore,
     Retarget,
     Revert,
+    ScaleIn,
+    ScaleOut,
     Uncordon,
 )
 from kvmedic.core.policy import Policy
@@ -50,6 +52,8 @@ class DeploymentTarget:
             case Cordon() | Uncordon() | DeletePod():
                 await move_pod(self.client, fleet, effect)
             case Freeze() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():
+                await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
+            case ScaleOut() | ScaleIn():
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
             case _:
                 assert_never(effect)

@@ -24,6 +24,8 @@ from kvmedic.core.moves import (
     Restore,
     Retarget,
     Revert,
+    ScaleIn,
+    ScaleOut,
 )
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Call, Conflict
@@ -80,8 +82,11 @@ async def unclaim(client: Client, fleet: Fleet) -> None:
 def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
     """Return the annotations that let a person undo a run by hand: the values from before.
 
-    Only the move that freezes an untouched rollout has any; the note stays until the claim goes.
+    Only the first move has any: the one that freezes an untouched rollout, or makes room for a spare.
+    The note stays until the claim goes.
     """
+    if isinstance(move, ScaleOut):
+        return {RECORDED: json.dumps({"replicas": move.before, "pod": move.pod})}
     if not isinstance(move, Freeze) or fleet.fields.is_frozen:
         return {}
     return {RECORDED: json.dumps({**_note_of_fields(fleet.fields), **_note_of_edit(move.edit)})}
@@ -99,6 +104,10 @@ def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
         expected = move.replicas or None
         tests.append(PatchOperation("test", "/status/replicas", expected))
         tests.append(PatchOperation("test", "/status/updatedReplicas", expected))
+    if isinstance(move, ScaleOut | ScaleIn):
+        tests.append(PatchOperation("test", "/spec/replicas", move.before))
+    if isinstance(move, ScaleIn) and move.ready is not None:
+        tests.append(PatchOperation("test", "/status/readyReplicas", move.ready))
     return tuple(tests)
 
 
@@ -132,6 +141,8 @@ def _changes(live: JsonObject, move: DeploymentMove) -> tuple[PatchOperation, ..
             return (*edit.patch(section(spec, "template")), *field_operations(spec, fields))
         case Pause(fields) | Release(fields) | Restore(fields, _) | Pulse(_, fields):
             return field_operations(spec, fields)
+        case ScaleOut(_, replicas) | ScaleIn(_, replicas):
+            return (PatchOperation("replace", "/spec/replicas", replicas),)
         case _:
             assert_never(move)
 

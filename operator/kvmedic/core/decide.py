@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from kvmedic.core.gates import Blocked
+from kvmedic.core.plan import is_revocable
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.run import Outcome, Run, Standing, StepState
 from kvmedic.core.verdict import Judged, Verdict
@@ -67,7 +68,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The change helped and stays."""
+    """The change stays: it helped, or nothing of it can be taken back."""
 
     judged: Judged
 
@@ -109,7 +110,7 @@ def decide(run: Run, seen: Situation) -> Decision:
     if turned := _wished_back(run, seen):
         return turned
     if run.current.state is StepState.VERIFYING:
-        return _judgement(seen)
+        return _judgement(run, seen)
     if seen.blocked is None:
         return Walk(Direction.FORWARD)
     if run.intent is None:
@@ -128,9 +129,22 @@ def _ended(run: Run, seen: Situation) -> Decision | None:
         return Leave(ending)
     if seen.standing is Standing.FENCE_LOST:
         return Close(outcome_of(Reason.FENCE_LOST))
-    if seen.standing is Standing.DRIFTED:
-        return Leave(outcome_of(Reason.FLAG_DRIFTED))
+    if reason := _left_as(run, seen.standing):
+        return Leave(outcome_of(reason))
     return Leave(outcome_of(Reason.ABANDONED)) if seen.wish is Wish.ABANDON else None
+
+
+def _left_as(run: Run, standing: Standing) -> Reason | None:
+    """Return why a target that somebody else changed is left to them, or None."""
+    match standing:
+        case Standing.DRIFTED:
+            return Reason.FLAG_DRIFTED
+        case Standing.RESCALED:
+            return Reason.REPLICAS_CHANGED
+        case Standing.SCALED_TO_ZERO if not is_revocable(run.current.step):
+            return Reason.SCALED_TO_ZERO
+        case _:
+            return None
 
 
 def outcome_of(reason: Reason) -> Outcome:
@@ -147,15 +161,21 @@ def _wished_back(run: Run, seen: Situation) -> Decision | None:
         reason = Reason.SCALED_TO_ZERO
     if reason is None:
         return None
-    outcome = outcome_of(reason)
-    return Close(outcome) if run.intent is None else TurnBack(outcome)
+    if run.intent is None:
+        return Close(outcome_of(reason))
+    if run.current.state is StepState.VERIFYING and not is_revocable(run.current.step):
+        return Close(Outcome(reason, "it was done already; nothing is left to take back"))
+    return TurnBack(outcome_of(reason))
 
 
-def _judgement(seen: Situation) -> Decision:
+def _judgement(run: Run, seen: Situation) -> Decision:
     judged = seen.judged
     if judged is None:
         return Watch(Reason.VERIFYING, SENTENCES[Reason.VERIFYING])
     outcome = Outcome(judged.reason, judged.message)
+    final = judged.verdict is not Verdict.INCONCLUSIVE or seen.roll_back_inconclusive
+    if final and not is_revocable(run.current.step):
+        return Keep(judged)
     match judged.verdict:
         case Verdict.RECOVERED | Verdict.IMPROVED:
             return Keep(judged)

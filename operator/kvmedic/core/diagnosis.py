@@ -72,7 +72,20 @@ class NoChange:
     message: str
 
 
-Advice: TypeAlias = Assignment | NoChange
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """One replica should make room for a new one with the same setting."""
+
+    pod: str
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind it."""
+
+
+SettingAdvice: TypeAlias = Assignment | NoChange
+"""What a lever says."""
+
+Advice: TypeAlias = SettingAdvice | Relief
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +132,8 @@ class Setting:
     """Whether a long prompt is spread over several steps; None: not known."""
     refused: Mapping[Knob, NoChange] = field(default_factory=dict)
     """Levers that this engine's command line does not let be set, with the reason."""
+    replacing_failed: bool = False
+    """A replica was replaced on this evidence, and it did not help."""
 
     def bound(self, knob: Knob) -> LeverBound | None:
         """Return the bounds of a lever, or None where it is not allowed."""

@@ -163,6 +163,8 @@ class Fleet:
     owner: Owner | None
     recorded: Mapping[str, str]
     """Other annotations of ours on the Deployment, by name."""
+    scaler: Owner | None = None
+    """Somebody else who decides the number of replicas; None where nobody is known to."""
 
     def serving(self, revision: str) -> tuple[Pod, ...]:
         """Return the pods of a revision that are not terminating, by name."""
@@ -176,6 +178,11 @@ class Fleet:
     def desired(self, revision: str) -> int:
         """Return how many pods the ReplicaSets of a revision are told to have."""
         return sum(rs.desired for rs in self.replica_sets if rs.revision == revision)
+
+    @property
+    def live(self) -> tuple[Pod, ...]:
+        """Return the pods that are not terminating, by name."""
+        return tuple(sorted((pod for pod in self.pods if not pod.terminating), key=lambda p: p.name))
 
     @property
     def in_rotation(self) -> int:

@@ -1,4 +1,4 @@
-"""The moves of a frozen rollout: each an absolute assignment to one object, or why there is none."""
+"""The moves of a rollout or a replacement: each an absolute assignment to one object, or why none is."""
 
 from __future__ import annotations
 
@@ -70,6 +70,28 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleOut:
+    """One replica more: the spare. The template and the rollout's fields stay as they are."""
+
+    before: int
+    replicas: int
+    pod: str
+    """The replica that is to go once the spare serves; for the note that a person can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleIn:
+    """The recorded number of replicas again: the controller removes the cordoned one first."""
+
+    before: int
+    replicas: int
+    pod: str
+    """The replica that is to go."""
+    ready: int | None
+    """Expected of `/status/readyReplicas`, so that no other replica goes first; None: any number."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cordon:
     """Take one pod out of rotation: label and deletion cost in one patch."""
 
@@ -119,7 +141,9 @@ class Refused:
     message: str
 
 
-DeploymentMove: TypeAlias = Freeze | Pause | Retarget | Pulse | Restore | Revert | Release
+RolloutMove: TypeAlias = Freeze | Pause | Retarget | Pulse | Restore | Revert | Release
+ScaleMove: TypeAlias = ScaleOut | ScaleIn
+DeploymentMove: TypeAlias = RolloutMove | ScaleMove
 PodMove: TypeAlias = Cordon | Uncordon | DeletePod
 Effect: TypeAlias = DeploymentMove | PodMove
 Move: TypeAlias = Effect | Wait | Settled | Failed | Refused

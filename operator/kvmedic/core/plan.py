@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, TypeAlias
+from enum import StrEnum
+from typing import Literal, TypeAlias, assert_never
 
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.engine import Knob
@@ -62,8 +63,72 @@ class FlagStep:
         return f"{self.target.kind}/{self.target.name}: {self.knob} {before} -> {after}"
 
 
-Step: TypeAlias = FlagStep
+class Goer(StrEnum):
+    """Which replica goes when the spare has come and the recorded number is put back."""
+
+    NAMED = "Named"
+    """The one that the step names."""
+    SPARE = "Spare"
+    """The one that came last, so that the named one stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceStep:
+    """One replica of the target makes room for a new one of the same pod template.
+
+    Absolute: afterwards there are `replicas` replicas again, and one of those that were there for a
+    while is gone: `goes` says which. The template is not touched. Once the named replica is gone
+    nothing brings it back, so the inverse counts only until then.
+    """
+
+    target: ObjectRef
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+    pod: str
+    uid: str
+    """Of the pod: another of the same name is another replica."""
+    replicas: int
+    """As they were, and as they are to be afterwards."""
+    template: str
+    """Hash of the pod template, before and after."""
+    reason: Reason
+    goes: Goer = Goer.NAMED
+    kind: Literal["ReplaceStep"] = "ReplaceStep"
+
+    @property
+    def before_template(self) -> str:
+        """Return the hash of the pod template that the step begins with."""
+        return self.template
+
+    @property
+    def after_template(self) -> str:
+        """Return the hash of the pod template that the step ends with: the same."""
+        return self.template
+
+    def inverse(self) -> ReplaceStep:
+        """Return the step after which the other one of the two replicas is there."""
+        goes = Goer.SPARE if self.goes is Goer.NAMED else Goer.NAMED
+        return replace(self, goes=goes, reason=Reason.ROLLING_BACK)
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        end = "-> a new one" if self.goes is Goer.NAMED else "stays"
+        return f"{self.target.kind}/{self.target.name}: replica {self.pod} {end}"
+
+
+Step: TypeAlias = FlagStep | ReplaceStep
 """Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
+
+
+def is_revocable(step: Step) -> bool:
+    """Return whether a step that settled can still be taken back."""
+    match step:
+        case FlagStep():
+            return True
+        case ReplaceStep():
+            return False
+        case _:
+            assert_never(step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
-"""When a frozen rollout may begin: each row was seen to break it on a real controller when ignored."""
+"""When a change may begin: each row was seen to break it on a real controller when ignored."""
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 from kvmedic.core.fleet import Fleet, Owner
 from kvmedic.core.moves import Refused
 from kvmedic.core.reasons import Reason
+
+Row: TypeAlias = tuple[bool, Reason, str]
+"""Whether it applies, and what is said then."""
 
 
 def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
@@ -14,14 +19,46 @@ def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
     must be Ready; on the way back, and where the change is for replicas that cannot stay up, that would
     keep a broken setting in place. Replicas that are not Ready are the first to be replaced then.
     """
+    strategy = (
+        f"strategy is {fleet.strategy}: it stops every replica at once; set strategy.type: RollingUpdate"
+    )
+    return _first(
+        _frozen(fleet),
+        (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
+        *_rows(fleet, whole),
+    )
+
+
+def replacement_refusal(fleet: Fleet) -> Refused | None:
+    """Return why no replica of this fleet can be replaced, or None.
+
+    The strategy does not matter, since nothing is rolled out. Somebody who decides the number of
+    replicas does: the spare would be taken away again, and not by the order that was prepared.
+    """
+    who = fleet.scaler.name if fleet.scaler else "nobody"
+    scaled = (
+        f"{who} decides the number of replicas and would undo the spare: replace the replica by hand, or "
+        "have the autoscaler leave the number alone for a while"
+    )
+    return _first(
+        _frozen(fleet),
+        (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
+        *_rows(fleet, whole=True),
+    )
+
+
+def _first(*rows: Row) -> Refused | None:
+    return next((Refused(reason, message) for applies, reason, message in rows if applies), None)
+
+
+def _frozen(fleet: Fleet) -> Row:
+    return fleet.fields.is_frozen, Reason.CLAIMED_BY_ANOTHER, frozen_message(fleet)
+
+
+def _rows(fleet: Fleet, whole: bool) -> tuple[Row, ...]:  # noqa: FBT001 - what is asked, not how
+    """Return what keeps any change from a fleet, in the order of telling."""
     unsettled = _unsettled(fleet, whole)
-    for applies, reason, message in (
-        (fleet.fields.is_frozen, Reason.CLAIMED_BY_ANOTHER, frozen_message(fleet)),
-        (
-            fleet.strategy != "RollingUpdate",
-            Reason.STRATEGY_UNSUPPORTED,
-            f"strategy is {fleet.strategy}: it stops every replica at once; set strategy.type: RollingUpdate",
-        ),
+    return (
         (
             fleet.owner is not None,
             fleet.owner.reason if fleet.owner else Reason.OWNED_BY_CONTROLLER,
@@ -45,10 +82,7 @@ def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
             f"somebody paused it: kubectl rollout resume deployment/{fleet.name}",
         ),
         (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
-    ):
-        if applies:
-            return Refused(reason, message)
-    return None
+    )
 
 
 def _unsettled(fleet: Fleet, whole: bool) -> str:  # noqa: FBT001 - what is asked, not how

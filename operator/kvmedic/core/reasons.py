@@ -24,6 +24,7 @@ class Reason(StrEnum):
     THERMAL_EMERGENCY = "ThermalEmergency"
     HOST_OUT_OF_MEMORY = "HostOutOfMemory"
     CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
+    ONE_REPLICA_PRESSURED = "OneReplicaPressured"
     FLEET_WIDE_DEMAND = "FleetWideDemand"
     # Why nothing can be said.
     METRICS_MISSING = "MetricsMissing"
@@ -76,6 +77,7 @@ class Reason(StrEnum):
     ROTATION_LABEL_IN_SELECTOR = "RotationLabelInSelector"
     ROTATION_LABEL_WITHOUT_EFFECT = "RotationLabelWithoutEffect"
     CLAIMED_BY_ANOTHER = "ClaimedByAnother"
+    REPLICAS_AUTOSCALED = "ReplicasAutoscaled"
     TARGET_SHARED = "TargetShared"
     SPARE_UNSCHEDULABLE = "SpareUnschedulable"
     # Gates.
@@ -107,6 +109,8 @@ class Reason(StrEnum):
     NOT_RECOVERED = "NotRecovered"
     INCONCLUSIVE = "Inconclusive"
     CANARY_FAILED = "CanaryFailed"
+    REPLACEMENT_CALLED_OFF = "ReplacementCalledOff"
+    REPLICAS_CHANGED = "ReplicasChanged"
     FLAG_DRIFTED = "FlagDrifted"
     SCALED_TO_ZERO = "ScaledToZero"
     FENCE_LOST = "FenceLost"
@@ -131,6 +135,9 @@ SENTENCES = MappingProxyType(
         Reason.THERMAL_EMERGENCY: "A GPU of a replica is slowed down by heat or its hardware's protection.",
         Reason.HOST_OUT_OF_MEMORY: "A replica was ended at its container's memory limit.",
         Reason.CUDA_OUT_OF_MEMORY: "A replica ended because its GPU's memory ran out.",
+        Reason.ONE_REPLICA_PRESSURED: (
+            "One replica preempts beyond the trigger while its peers serve and are calm."
+        ),
         Reason.FLEET_WIDE_DEMAND: (
             "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."
         ),
@@ -193,6 +200,9 @@ SENTENCES = MappingProxyType(
             "No Service selects by the rotation label, so it takes no replica out of rotation."
         ),
         Reason.CLAIMED_BY_ANOTHER: "Another resource or an earlier run holds the claim on the target.",
+        Reason.REPLICAS_AUTOSCALED: (
+            "An autoscaler decides the number of replicas and would take the spare away."
+        ),
         Reason.TARGET_SHARED: "An older resource looks after the same target.",
         Reason.SPARE_UNSCHEDULABLE: "The spare replica could not be scheduled.",
         Reason.SUSPENDED: "The resource is suspended.",
@@ -221,6 +231,12 @@ SENTENCES = MappingProxyType(
         Reason.NOT_RECOVERED: "No better, or worse, at like load.",
         Reason.INCONCLUSIVE: "The evidence does not allow a verdict.",
         Reason.CANARY_FAILED: "The first new replica did not come up; every old one was left alone.",
+        Reason.REPLACEMENT_CALLED_OFF: (
+            "The replica could not be replaced safely; it was left in rotation and the spare was removed."
+        ),
+        Reason.REPLICAS_CHANGED: (
+            "Someone else changed the number of replicas; it was left alone and the run ended."
+        ),
         Reason.FLAG_DRIFTED: "Someone else changed the pod template; it was left alone and the run ended.",
         Reason.SCALED_TO_ZERO: "The Deployment was scaled to zero during the run.",
         Reason.FENCE_LOST: (

@@ -125,6 +125,19 @@ class TriedLever:
 
 
 @dataclass(frozen=True, slots=True)
+class TriedReplacement:
+    """A replica that was replaced on some evidence, which did not help."""
+
+    pod: str
+    revision: str
+    """Hash of the pod template; another template is other evidence."""
+    replicas: int
+    """Of the fleet; another number is other evidence, as the same load falls on it otherwise."""
+    verdict: Verdict
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ClosedRun:
     """A run that ended."""
 
@@ -151,6 +164,7 @@ class Record:
     last_good: LastGood | None = None
     run: Run | None = None
     levers: tuple[TriedLever, ...] = ()
+    replacements: tuple[TriedReplacement, ...] = ()
     history: tuple[ClosedRun, ...] = field(default=())
     """Newest first, at most `HISTORY_LENGTH`."""
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 
+from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.fleet import (
     FROZEN_MIN_READY_SECONDS,
@@ -29,7 +29,6 @@ from kvmedic.core.fleet import (
     frozen,
 )
 from kvmedic.core.moves import (
-    Cordon,
     DeletePod,
     Failed,
     Freeze,
@@ -41,11 +40,11 @@ from kvmedic.core.moves import (
     Retarget,
     Revert,
     Settled,
-    Uncordon,
     Wait,
 )
 from kvmedic.core.preconditions import refusal
 from kvmedic.core.reasons import Reason
+from kvmedic.core.starting import PEER_GRACE, StartLimits, start_failure, unready_since
 
 SURGE = 1
 """One spare: it needs one free device, and capacity in rotation never falls below what it was."""
@@ -53,49 +52,6 @@ SURGE = 1
 PULSE_LIMIT = timedelta(seconds=10)
 """A pulse that the controller has not spent by then is taken back: a permit left standing is spent
 by the next edit. Measured: the controller needs 0.2-0.4 s."""
-
-PEER_GRACE = timedelta(seconds=20)
-"""How long a peer may be NotReady before the drained pod is deleted by name instead of by order: two
-periods of a usual readiness probe (10 s, the API's default)."""
-
-FATAL_WAITING = frozenset(
-    {
-        "CrashLoopBackOff",
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-    }
-)
-"""Reasons of a waiting container that do not pass by themselves (kubelet 1.36)."""
-
-FATAL_RESTARTS = 2
-"""A new pod that restarted twice has failed: one restart may be a device not yet released."""
-
-
-@dataclass(frozen=True, slots=True)
-class Victim:
-    """The pod that is being taken out of rotation and drained."""
-
-    name: str
-    uid: str
-    cordoned_at: datetime
-    out_at: datetime | None = None
-    """When the EndpointSlices were first seen without it."""
-
-
-class Drain(StrEnum):
-    """What is known of the requests on the victim."""
-
-    BUSY = "Busy"
-    IDLE = "Idle"
-    """Two readings of zero, at least five seconds after it left rotation."""
-    UNKNOWN = "Unknown"
-    """The engine did not say."""
-    TIMED_OUT = "TimedOut"
-    """`drainTimeout` passed; the engine's own graceful shutdown has to do the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +122,10 @@ def _back_in(fleet: Fleet, pods: Iterable[Pod]) -> Move | None:
 
     A ReplicaSet with a pod more than it is told ends one, the cordoned one first, with what it serves then.
     """
-    pod = next((pod for pod in pods if pod.cordoned and not pod.terminating), None)
-    if pod is None:
-        return None
-    if len(fleet.serving(pod.revision)) > fleet.desired(pod.revision):
-        return Wait(Reason.AWAITING_CONTROLLER, f"a ReplicaSet has yet to end a pod, maybe {pod.name}")
-    return Uncordon(pod)
+    back = stray_move(tuple(pods))
+    if back is None or len(fleet.serving(back.pod.revision)) <= fleet.desired(back.pod.revision):
+        return back
+    return Wait(Reason.AWAITING_CONTROLLER, f"a ReplicaSet has yet to end a pod, maybe {back.pod.name}")
 
 
 def released(seen: RolloutFields, recorded: RolloutFields) -> RolloutFields:
@@ -234,28 +188,9 @@ def _failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     if order.repairs:
         return None
     leaving = any(pod.terminating for pod in fleet.pods)
-    failures = (_failure_of(pod, leaving, order, now) for pod in fleet.serving(order.toward))
+    limits = StartLimits(order.start_limit, order.spare_limit)
+    failures = (start_failure(pod, leaving, limits, now) for pod in fleet.serving(order.toward))
     return next((failure for failure in failures if failure is not None), None)
-
-
-def _failure_of(pod: Pod, leaving: bool, order: Order, now: datetime) -> Failed | None:  # noqa: FBT001
-    """Return why one replica will not come up; `leaving`: another one's device may yet become free."""
-    if pod.waiting_reason in FATAL_WAITING or pod.restarts >= FATAL_RESTARTS:
-        why = pod.waiting_reason or f"{pod.restarts} restarts"
-        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} does not start: {why}")
-    waited = now - _unready_since(pod)
-    spare, start = (int(each.total_seconds()) for each in (order.spare_limit, order.start_limit))
-    if pod.unschedulable and not leaving and waited > order.spare_limit:
-        text = f"no node took {pod.name} within {spare} s: free one device or raise the quota"
-        return Failed(Reason.SPARE_UNSCHEDULABLE, text)
-    if not pod.ready and waited > order.start_limit:
-        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} was not Ready within {start} s")
-    return None
-
-
-def _unready_since(pod: Pod) -> datetime:
-    """Return since when a pod that is not Ready has not been, as far as anybody said."""
-    return pod.unready_at or pod.created_at
 
 
 def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order) -> Wait | None:
@@ -303,7 +238,7 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
     victim = chosen(old, order.victim)
     if back := _back_in(fleet, (pod for pod in old if pod.uid != victim.uid)):
         return back
-    if waiting := _drain(fleet, victim, order):
+    if waiting := draining_move(fleet, victim, order.drain, fleet.replicas):
         return waiting
     return _let_go(fleet, victim, old, now)
 
@@ -316,29 +251,12 @@ def chosen(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
     return min(pods, key=lambda p: (p.ready, not p.cordoned, p.in_rotation, p.name))
 
 
-def _drain(fleet: Fleet, victim: Pod, order: Order) -> Move | None:
-    """Return the next move until the victim is out of rotation and idle; None when it may go."""
-    if not victim.cordoned:
-        others = fleet.in_rotation - victim.in_rotation
-        if victim.in_rotation and others < fleet.replicas:
-            text = f"{others} of {fleet.replicas} replicas beside {victim.name} are in rotation"
-            return Wait(Reason.AWAITING_REPLICA, text)
-        return Cordon(victim)
-    if victim.in_rotation:
-        return Wait(Reason.DRAINING, f"{victim.name} is still in the Service's EndpointSlices")
-    if not victim.ready and order.drain is Drain.UNKNOWN:
-        return None
-    if order.drain in (Drain.BUSY, Drain.UNKNOWN):
-        return Wait(Reason.DRAINING, f"{victim.name} is out of rotation and finishes its requests")
-    return None
-
-
 def _let_go(fleet: Fleet, victim: Pod, old: tuple[Pod, ...], now: datetime) -> Move:
     """Return the pulse, or the deletion by name where the controller would take a NotReady peer."""
     peers = [pod for pod in old if pod.uid != victim.uid and not pod.ready]
     if victim.ready and peers:
         names = ", ".join(pod.name for pod in peers)
-        since = max((_unready_since(pod) for pod in peers), default=now)
+        since = max((unready_since(pod) for pod in peers), default=now)
         if now - since <= PEER_GRACE:
             return Wait(Reason.AWAITING_REPLICA, f"{names} must be Ready before {victim.name} may go")
         return DeletePod(victim)
@@ -375,7 +293,7 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     if _lacks_spare(fleet, order):
         return Retarget(order.edit, frozen(max_unavailable=0, paused=True))
     victim = chosen(leaving, order.victim)
-    if waiting := _drain(fleet, victim, order):
+    if waiting := draining_move(fleet, victim, order.drain, fleet.replicas):
         return waiting
     if len(leaving) == 1 and fleet.desired(order.toward) >= fleet.replicas:
         return Revert(order.edit, order.recorded)

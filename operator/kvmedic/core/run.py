@@ -11,11 +11,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from kvmedic.core.diagnosis import Goal
+from kvmedic.core.draining import Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
-from kvmedic.core.plan import Step
+from kvmedic.core.plan import ReplaceStep, Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
-from kvmedic.core.rollout import Victim
 from kvmedic.core.verdict import Baseline, Judged, Verdict
 
 
@@ -36,6 +36,10 @@ class StepState(StrEnum):
     """The recorded value is back everywhere."""
     LEFT = "Left"
     """Ended where it stood, because the template is somebody else's now."""
+
+
+WALKING = frozenset({StepState.PENDING, StepState.ROLLING_OUT, StepState.ROLLING_BACK})
+"""States of a step that is not settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,9 @@ class Intent:
     at: datetime
     was_frozen: bool | None = None
     """The rollout was frozen before the assignment. None: written by a version that did not say."""
+    replicas_before: int | None = None
+    replicas_after: int | None = None
+    """The number of replicas before and after the assignment; None where it sets none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +219,8 @@ class Standing(StrEnum):
     """The claim annotation is another run's that is open, or was advanced past the record."""
     SCALED_TO_ZERO = "ScaledToZero"
     """Nobody serves; the next scale-out would bring back an unjudged setting."""
+    RESCALED = "Rescaled"
+    """Somebody else changed the number of replicas while a step counts on it."""
 
 
 def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool = False) -> Standing:
@@ -230,7 +239,9 @@ def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool
     committed = committed_sequence(run, resource_uid, fleet.fence)
     if committed is None or _is_drifted(run, fleet, committed):
         return Standing.DRIFTED
-    return Standing.SCALED_TO_ZERO if fleet.replicas == 0 else Standing.AS_RECORDED
+    if fleet.replicas == 0:
+        return Standing.SCALED_TO_ZERO
+    return Standing.RESCALED if _is_rescaled(run, fleet, committed) else Standing.AS_RECORDED
 
 
 def is_foreign(resource_uid: str, fence: str) -> bool:
@@ -259,6 +270,20 @@ def _sequence_in(fence: str, claims: str) -> int | None:
     """Return the sequence in a claim that begins as given; None for any other text."""
     number = fence.removeprefix(claims)
     return int(number) if number != fence and number.isdecimal() else None
+
+
+def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
+    """Return whether the number of replicas is not the one that the record explains.
+
+    Only a replacement that is under way counts on it: a rollout counts its replicas anew.
+    """
+    step, intent = run.current.step, run.intent
+    if not isinstance(step, ReplaceStep) or run.current.state not in WALKING:
+        return False
+    if intent is None:
+        return fleet.replicas != step.replicas
+    told = intent.replicas_after if committed == intent.sequence else intent.replicas_before
+    return told is not None and fleet.replicas != told
 
 
 def _is_drifted(run: Run, fleet: Fleet, committed: int) -> bool:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from math import inf
+from typing import assert_never
 
 from kvmedic.core.diagnosis import Trigger
+from kvmedic.core.plan import FlagStep, ReplaceStep, Step
 from kvmedic.core.policy import (
     Limits,
     Mode,
@@ -44,7 +46,7 @@ def _from_record(run: Run, terms: Terms) -> Policy:
     """Return a policy with which a run can be taken back, and nothing else can be done."""
     step = run.current.step
     return Policy(
-        target=TargetRef(step.target.kind, step.target.name, step.edit.container),
+        target=TargetRef(step.target.kind, step.target.name, _container(step)),
         mode=Mode.OBSERVE,
         suspended=True,
         runbooks=(),
@@ -58,3 +60,13 @@ def _from_record(run: Run, terms: Terms) -> Policy:
         on_inconclusive=OnInconclusive.HOLD,
         limits=Limits(NEVER, 0, 0),
     )
+
+
+def _container(step: Step) -> str | None:
+    match step:
+        case FlagStep():
+            return step.edit.container
+        case ReplaceStep():
+            return step.container
+        case _:
+            assert_never(step)

@@ -13,12 +13,22 @@ from enum import StrEnum
 from math import exp, inf
 
 from kvmedic.core.baseline import Baseline, baseline_of
+from kvmedic.core.complete import number
 from kvmedic.core.diagnosis import Inconclusive, Trigger
-from kvmedic.core.evidence import Observation
+from kvmedic.core.evidence import Observation, Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import MOST_STALLS, STALL_SECONDS
 
-__all__ = ["Baseline", "Judged", "Objectives", "Verdict", "baseline_of", "compare", "judge"]
+__all__ = [
+    "Baseline",
+    "Judged",
+    "Objectives",
+    "Verdict",
+    "baseline_of",
+    "compare",
+    "judge",
+    "judge_replacement",
+]
 
 CALM = 0.25
 """Preemptions per request after the change over those before, at most, for the trouble to be gone. Right
@@ -100,6 +110,55 @@ def judge(
     if isinstance(after, Inconclusive):
         return Judged(Verdict.INCONCLUSIVE, after.reason, after.message)
     return compare(before, after, objectives, trigger)
+
+
+def judge_replacement(
+    before: Baseline, observation: Observation, objectives: Objectives, trigger: Trigger, restarts: int
+) -> Judged:
+    """Return whether the fleet is rid of the trouble that one of its replicas had.
+
+    The fleet's figures alone would not do: one replica in ten hardly shows in them, before as after.
+    So no replica may be beyond the trigger any more, whichever it is, at like load; and what the fleet
+    as a whole had must be there still.
+
+    Args:
+        before: the fleet before the replacement.
+        observation: the look over the sustained window, at every replica.
+        objectives: service levels.
+        trigger: when a replica counts as pressured.
+        restarts: restarts since then.
+    """
+    if restarts > 0:
+        return Judged(
+            Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, f"{restarts} restarts since the replacement"
+        )
+    after = baseline_of(observation, restarts)
+    if isinstance(after, Inconclusive):
+        return Judged(Verdict.INCONCLUSIVE, after.reason, after.message)
+    change = _Change(before, after)
+    text = change.line(objectives)
+    unlike = change.unlike()
+    if unlike is not None:
+        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{unlike}; {text}")
+    hot = _pressured(observation, trigger)
+    if not hot and change.is_worth_it() and not change.breaches(objectives):
+        return Judged(Verdict.RECOVERED, Reason.RECOVERED, f"no replica is beyond the trigger; {text}")
+    why = f"beyond the trigger: {hot}; {text}" if hot else text
+    if change.arrivals > HEAVIER:
+        heavier = f"{change.arrivals:.2f} times the arrivals of before (limit {HEAVIER})"
+        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{heavier}; {why}")
+    return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, why)
+
+
+def _pressured(observation: Observation, trigger: Trigger) -> str:
+    """Return the replicas that preempt beyond the trigger over the whole window; empty: none does."""
+    rates = {
+        name: (number(pod, Signal.PREEMPTIONS) or 0.0)
+        / max(1.0, number(pod, Signal.REQUESTS_FINISHED) or 0.0)
+        for name, pod in sorted(observation.pods.items())
+    }
+    over = {name: rate for name, rate in rates.items() if rate > trigger.preemptions_per_request}
+    return ", ".join(f"{name} ({rate:.2f} per request)" for name, rate in over.items())
 
 
 def compare(before: Baseline, after: Baseline, objectives: Objectives, trigger: Trigger) -> Judged:

@@ -43,6 +43,7 @@ class Ref:
         return f"{self.resource.path(self.namespace)}/{quote(self.name, safe='')}"
 
 
+AUTOSCALERS = Resource("autoscaling/v2", "horizontalpodautoscalers")
 CONFIG_MAPS = Resource("v1", "configmaps")
 DEPLOYMENTS = Resource("apps/v1", "deployments")
 ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "endpointslices")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
+from kvmedic.core.plan import FlagStep, ReplaceStep
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
@@ -12,6 +13,7 @@ from kvmedic.core.record import (
     ConditionType,
     Record,
     TriedLever,
+    TriedReplacement,
     Truth,
 )
 from kvmedic.core.run import Outcome, Run, StepState
@@ -36,6 +38,8 @@ NEEDS_A_PERSON = frozenset(
         Reason.TARGET_PAUSED,
         Reason.ROTATION_LABEL_IN_SELECTOR,
         Reason.ROTATION_LABEL_WITHOUT_EFFECT,
+        Reason.REPLICAS_AUTOSCALED,
+        Reason.REPLACEMENT_CALLED_OFF,
         Reason.CLAIMED_BY_ANOTHER,
         Reason.TARGET_SHARED,
         Reason.GPU_FAULT,
@@ -108,7 +112,7 @@ def _usability(run: Run | None, told: Outcome, problem: Outcome | None) -> tuple
 
 
 def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: datetime) -> Record:
-    """Return the record with the run closed: in the history, and its lever remembered if it failed."""
+    """Return the record with the run closed: in the history, and what did not help remembered."""
     entry = ClosedRun(
         id=run.id,
         reason=run.reason,
@@ -128,26 +132,42 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
     done = replace(
         record,
         run=None,
-        levers=_remembered(record.levers, run, now),
+        levers=_levers(record.levers, run, now),
+        replacements=_replacements(record.replacements, run, now),
         history=(entry, *record.history)[:HISTORY_LENGTH],
     )
     return with_conditions(done, claims, generation, now)
 
 
-def _remembered(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[TriedLever, ...]:
+def _levers(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[TriedLever, ...]:
     """Return the levers that did not help, with this run's added."""
     failed = tuple(
         TriedLever(
-            step.step.knob,
-            step.step.before_template,
+            record.step.knob,
+            record.step.before_template,
             run.blocks,
-            step.verdict,
+            record.verdict,
             now,
             run.baseline.prompt_tokens_mean if run.baseline else None,
             run.baseline.output_tokens_mean if run.baseline else None,
         )
-        for step in run.steps
-        if step.state is StepState.REVERTED and step.verdict is Verdict.NOT_RECOVERED
+        for record in run.steps
+        if isinstance(record.step, FlagStep)
+        and record.state is StepState.REVERTED
+        and record.verdict is Verdict.NOT_RECOVERED
     )
     known = {(lever.knob, lever.revision) for lever in failed}
     return (*failed, *(old for old in levers if (old.knob, old.revision) not in known))[:HISTORY_LENGTH]
+
+
+def _replacements(
+    tried: tuple[TriedReplacement, ...], run: Run, now: datetime
+) -> tuple[TriedReplacement, ...]:
+    """Return the replacements that did not help, with this run's added."""
+    failed = tuple(
+        TriedReplacement(record.step.pod, record.step.template, record.step.replicas, record.verdict, now)
+        for record in run.steps
+        if isinstance(record.step, ReplaceStep) and record.verdict is Verdict.NOT_RECOVERED
+    )
+    known = {(one.revision, one.replicas) for one in failed}
+    return (*failed, *(old for old in tried if (old.revision, old.replicas) not in known))[:HISTORY_LENGTH]

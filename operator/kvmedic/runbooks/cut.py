@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import erfc, floor, inf, sqrt
 
-from kvmedic.core.diagnosis import Advice, Assignment, LeverBound, NoChange, Setting
+from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting, SettingAdvice
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import STALL_SECONDS, Effect, best_cap, effect_of, fit_of, wave_cap
@@ -30,7 +30,7 @@ MOSTLY_GROWTH = 0.5
 """Growth share from which what a sequence generates, not its prompt, fills the pool."""
 
 
-def cut(case: Case, setting: Setting) -> Advice:
+def cut(case: Case, setting: Setting) -> SettingAdvice:
     """Return the cap for a case, within the lever's bounds, or why none is set."""
     growth = case.sequence.growth_share
     if growth < LEAST_GROWTH:
@@ -55,7 +55,7 @@ def cap_of(case: Case) -> int:
     return floor(waves + case.spread * (cap - waves)) if waves < cap else cap
 
 
-def _within_lever(case: Case, setting: Setting, wanted: int) -> Advice:
+def _within_lever(case: Case, setting: Setting, wanted: int) -> SettingAdvice:
     lever = setting.bound(Knob.MAX_NUM_SEQS)
     cap = wanted if lever is None else _bounded(wanted, lever)
     ceiling = min(case.running_max, inf if setting.max_num_seqs is None else setting.max_num_seqs)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvmedic.core.diagnosis import Advice, Assignment, NoChange, Setting
+from kvmedic.core.diagnosis import Assignment, NoChange, Setting, SettingAdvice
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
 from kvmedic.runbooks.case import Case
@@ -20,7 +20,7 @@ from kvmedic.runbooks.model_len import shorten_requests
 from kvmedic.runbooks.step_tokens import shorten_steps
 from kvmedic.runbooks.watermark import keep_free
 
-Turn: TypeAlias = Callable[[Case, Setting], Advice]
+Turn: TypeAlias = Callable[[Case, Setting], SettingAdvice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ HARMLESS = frozenset(
 """Reasons after which nobody has to do anything: the lever is free, and nothing would be gained."""
 
 
-def first_that_applies(case: Case, setting: Setting, levers: Sequence[Lever] = LEVERS) -> Advice:
+def first_that_applies(case: Case, setting: Setting, levers: Sequence[Lever] = LEVERS) -> SettingAdvice:
     """Return the proposal of the first allowed lever that applies, or why none does."""
     by_knob = {lever.knob: lever for lever in levers}
     refusals: list[tuple[Knob, NoChange]] = []
@@ -86,7 +86,7 @@ def first_that_applies(case: Case, setting: Setting, levers: Sequence[Lever] = L
     return _none_left([*refusals, *_missed(case, setting, refusals)])
 
 
-def _asked(lever: Lever, case: Case, setting: Setting) -> Advice:
+def _asked(lever: Lever, case: Case, setting: Setting) -> SettingAdvice:
     if lever.knob in setting.exhausted:
         return NoChange(
             Reason.LEVER_EXHAUSTED,

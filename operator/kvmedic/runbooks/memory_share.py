@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvmedic.core.diagnosis import Advice, Assignment, MemoryShare, NoChange, Setting
+from kvmedic.core.diagnosis import Assignment, MemoryShare, NoChange, Setting, SettingAdvice
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
 
@@ -22,7 +22,7 @@ class _Bounds:
     step: float
 
 
-def step_down(setting: Setting) -> Advice:
+def step_down(setting: Setting) -> SettingAdvice:
     """Return the share one step of `spec.levers` lower, never under its `min`, or why it is not lowered."""
     share = setting.memory
     if share is None:
@@ -72,7 +72,7 @@ def _unknown(share: MemoryShare) -> NoChange:
     )
 
 
-def _stepped(ratio: float, share: MemoryShare, bounds: _Bounds) -> Advice:
+def _stepped(ratio: float, share: MemoryShare, bounds: _Bounds) -> SettingAdvice:
     lower = round(max(bounds.lowest, ratio - bounds.step), DIGITS)
     if lower >= ratio:
         return NoChange(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from math import inf
 
-from kvmedic.core.diagnosis import Advice, Assignment, LeverBound, NoChange, Setting
+from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting, SettingAdvice
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
 from kvmedic.runbooks.case import Case, Reach
 from kvmedic.runbooks.step_memory import LEAST_CUT, without_effect
 
 
-def shorten_requests(case: Case, setting: Setting) -> Advice:
+def shorten_requests(case: Case, setting: Setting) -> SettingAdvice:
     """Return the lowest limit that refuses no request like those of the window, or why none is set."""
     doubt = _inert(setting) or _in_use(case.reach)
     if doubt is not None:

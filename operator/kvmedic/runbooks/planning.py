@@ -12,13 +12,16 @@ from kvmedic.core.diagnosis import (
     LeverBound,
     MemoryShare,
     NoChange,
+    Relief,
     Setting,
 )
 from kvmedic.core.edit import TokenEdit, container_at
 from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
-from kvmedic.core.plan import FlagStep, ObjectRef, Plan
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.plan import FlagStep, ObjectRef, Plan, ReplaceStep
+from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import TriedLever
+from kvmedic.core.record import TriedLever, TriedReplacement
 from kvmedic.core.template import template_hash
 from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, read_flags, setting_of
 from kvmedic.manifests.invocation import version_of
@@ -172,15 +175,15 @@ def memory_share(workload: Workload) -> MemoryShare:
 
 def proposal(
     workload: Workload, advise: Adviser, evidence: Evidence, known: Setting, generation: int
-) -> Plan | NoChange:
-    """Return the plan that advice leads to, or why there is none.
+) -> Plan | Relief | NoChange:
+    """Return the plan that advice leads to, or why there is none; a relief is no matter of settings.
 
     A lever that this engine or its command line does not let be set is told to the adviser, which may
     know another one.
     """
     for _ in range(len(known.levers) + 1):
         advice = advise(evidence, known)
-        if isinstance(advice, NoChange):
+        if isinstance(advice, NoChange | Relief):
             return advice
         plan = plan_of(workload, advice, generation)
         if isinstance(plan, Plan):
@@ -188,6 +191,35 @@ def proposal(
         why = NoChange(plan.reason, f"{advice.knob} {advice.value} cannot be set: {plan.message}")
         known = replace(known, refused={**known.refused, advice.knob: why})
     return why
+
+
+def replaced_in_vain(tried: Sequence[TriedReplacement], fleet: Fleet) -> bool:
+    """Return whether replacing a replica of this very fleet is on record as no help."""
+    return any((one.revision, one.replicas) == (fleet.revision, fleet.replicas) for one in tried)
+
+
+def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: int) -> Plan | Fault:
+    """Return the plan that replaces one replica of a fleet, or why it cannot be carried out."""
+    pod = next((pod for pod in fleet.live if pod.name == advice.pod), None)
+    if pod is None:
+        return Fault(Reason.TARGET_NOT_SETTLED, f"{advice.pod} is gone: there is nothing to replace")
+    step = ReplaceStep(
+        target=ObjectRef(target.kind, target.name),
+        container=target.container,
+        pod=pod.name,
+        uid=pod.uid,
+        replicas=fleet.replicas,
+        template=fleet.revision,
+        reason=advice.reason,
+    )
+    return Plan(
+        steps=(step,),
+        target_uid=fleet.uid,
+        template=fleet.revision,
+        spec_generation=generation,
+        reason=advice.reason,
+        message=advice.message,
+    )
 
 
 def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | Fault:

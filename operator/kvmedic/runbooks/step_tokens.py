@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kvmedic.core.diagnosis import Advice, Assignment, LeverBound, NoChange, Setting
+from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting, SettingAdvice
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import tokens_per_step
@@ -17,7 +17,7 @@ GRAIN = 256
 """Budgets are multiples of this."""
 
 
-def shorten_steps(case: Case, setting: Setting) -> Advice:
+def shorten_steps(case: Case, setting: Setting) -> SettingAdvice:
     """Return the least budget of a step that the engine accepts and the traffic fits, or why none is set."""
     doubt = without_effect(setting) or _unknown(setting)
     if doubt is not None:

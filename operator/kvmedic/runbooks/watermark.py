@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import ceil, exp, log
 
-from kvmedic.core.diagnosis import Advice, Assignment, NoChange, Setting
+from kvmedic.core.diagnosis import Assignment, NoChange, Setting, SettingAdvice
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
 from kvmedic.runbooks.case import Case
@@ -26,7 +26,7 @@ GRAIN = 0.001
 """Watermarks are multiples of this, as the lever's bound is."""
 
 
-def keep_free(case: Case, setting: Setting) -> Advice:
+def keep_free(case: Case, setting: Setting) -> SettingAdvice:
     """Return the watermark that takes up the growth between two ends of requests, or why none is set."""
     doubt = _better_lever(case, setting) or _out_of_reach(case)
     if doubt is not None:

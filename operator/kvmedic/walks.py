@@ -1,0 +1,204 @@
+"""Which move comes next for the step of an open run, and what has to be asked of replicas for it.
+
+The moves themselves are pure (`core/rollout.py`, `core/replacement.py`); here the kind of step decides
+which of them is asked, and what they need to know beside the fleet is gathered: whether the replica
+that is being drained is idle, and whether a new one answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import assert_never
+
+from kvmedic.core import replacement, rollout
+from kvmedic.core.decide import Direction
+from kvmedic.core.diagnosis import Goal
+from kvmedic.core.draining import Drain, Victim
+from kvmedic.core.evidence import Measured, Missing, Reading
+from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.moves import Cordon, Failed, Move, Wait
+from kvmedic.core.plan import FlagStep, ReplaceStep
+from kvmedic.core.policy import Policy
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record
+from kvmedic.core.replacement import Replacement, scaled_by, spare_of
+from kvmedic.core.resource import Resource
+from kvmedic.core.rollout import Order
+from kvmedic.core.run import Outcome, Run
+from kvmedic.core.starting import StartLimits
+from kvmedic.ports import Ports
+
+DEFAULT_START_LIMIT = timedelta(seconds=600)
+"""How long a replica may take to become Ready where the Deployment does not say
+(`progressDeadlineSeconds`, the API's default)."""
+
+CANARY_BLOCKS_RATIO = 0.9
+"""Share of the recorded KV-cache blocks that a new replica must have: fewer sequences never need more
+device memory, so a smaller pool means that something else went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Everything that one look at an open run needs."""
+
+    resource: Resource
+    policy: Policy
+    record: Record
+    run: Run
+    ports: Ports
+    now: datetime
+    problem: Outcome | None = None
+    """Why the spec cannot be followed; no forward move is made then, and nothing is judged."""
+
+
+async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
+    """Return the next move of the step under way, forward or back."""
+    step, drain = tick.run.current.step, await _drain(tick, fleet)
+    match step:
+        case FlagStep():
+            order = _order(tick, step if direction is Direction.FORWARD else step.inverse(), drain)
+            move = rollout.next_move(fleet, order, tick.now)
+            swapped = fleet.desired(order.away) < fleet.replicas
+            canaries = () if swapped else fleet.serving(order.toward)
+        case ReplaceStep():
+            way = step if direction is Direction.FORWARD else step.inverse()
+            move = replacement.replacing_move(fleet, _replacement(tick, fleet, way, drain), tick.now)
+            spare = spare_of(fleet, step)
+            canaries = (spare,) if spare else ()
+        case _:
+            assert_never(step)
+    if direction is Direction.FORWARD and isinstance(move, Cordon):
+        return await _refused_canary(tick, canaries) or move
+    return move
+
+
+async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
+    """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
+    step = tick.run.current.step
+    match step:
+        case FlagStep():
+            return rollout.releasing_move(fleet, tick.run.recorded)
+        case ReplaceStep():
+            order = _replacement(tick, fleet, step, await _drain(tick, fleet))
+            return replacement.leaving_move(fleet, order, tick.now)
+        case _:
+            assert_never(step)
+
+
+def resting_move(tick: Tick, fleet: Fleet) -> Move:
+    """Return the next move toward a fleet that stands still with every replica in rotation."""
+    step = tick.run.current.step
+    match step:
+        case FlagStep():
+            return rollout.resting_move(fleet, tick.now, _assigned_at(tick.run))
+        case ReplaceStep():
+            return replacement.resting_move(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
+        case _:
+            assert_never(step)
+
+
+def observed_victim(tick: Tick, fleet: Fleet) -> Tick:
+    """Return the tick with the moment at which the victim was first seen out of rotation."""
+    victim = tick.run.victim
+    if victim is None or victim.out_at is not None:
+        return tick
+    pod = _pod(fleet, victim)
+    if pod is None or pod.in_rotation or not pod.cordoned:
+        return tick
+    return replace(tick, run=replace(tick.run, victim=replace(victim, out_at=tick.now)))
+
+
+def _order(tick: Tick, step: FlagStep, drain: Drain) -> Order:
+    run, limits = tick.run, _limits(tick)
+    return Order(
+        away=step.before_template,
+        toward=step.after_template,
+        edit=step.edit,
+        recorded=run.recorded,
+        victim=run.victim,
+        drain=drain,
+        start_limit=limits.start,
+        spare_limit=limits.spare,
+        pulsed_at=_assigned_at(run),
+        repairs=step is not run.current.step,
+        mends=run.goal is Goal.STEADINESS,
+    )
+
+
+def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> Replacement:
+    return Replacement(
+        step=step,
+        scaled=scaled_by(tick.run, step, tick.resource.uid, fleet),
+        victim=tick.run.victim,
+        drain=drain,
+        limits=_limits(tick),
+        drain_limit=tick.policy.rollout.drain_timeout,
+        assigned_at=_assigned_at(tick.run),
+    )
+
+
+def _limits(tick: Tick) -> StartLimits:
+    seconds = tick.run.recorded.progress_deadline_seconds
+    start = timedelta(seconds=seconds) if seconds else DEFAULT_START_LIMIT
+    return StartLimits(start, tick.ports.pace.spare_limit)
+
+
+def _assigned_at(run: Run) -> datetime | None:
+    return run.intent.at if run.intent else None
+
+
+async def _drain(tick: Tick, fleet: Fleet) -> Drain:
+    """Return what is known of the requests on the victim.
+
+    Two counts of zero are needed, both some seconds after it left rotation: clients with an open
+    connection may send once more.
+    """
+    victim, pace = tick.run.victim, tick.ports.pace
+    pod = _pod(fleet, victim) if victim else None
+    if victim is None or pod is None or victim.out_at is None:
+        return Drain.UNKNOWN
+    late = tick.now - victim.cordoned_at > tick.policy.rollout.drain_timeout
+    if tick.now - victim.out_at < pace.drain_quiet:
+        return Drain.TIMED_OUT if late else Drain.BUSY
+    first = await tick.ports.metrics.in_flight(tick.resource.namespace, pod)
+    if _is_zero(first):
+        await asyncio.sleep(pace.drain_interval.total_seconds())
+        if _is_zero(await tick.ports.metrics.in_flight(tick.resource.namespace, pod)):
+            return Drain.IDLE
+    if late:
+        return Drain.TIMED_OUT
+    return Drain.BUSY if isinstance(first, Measured) else Drain.UNKNOWN
+
+
+def _is_zero(reading: Reading[float]) -> bool:
+    return isinstance(reading, Measured) and reading.value == 0
+
+
+def _pod(fleet: Fleet, victim: Victim) -> Pod | None:
+    return next((p for p in fleet.pods if p.uid == victim.uid and not p.terminating), None)
+
+
+async def _refused_canary(tick: Tick, canaries: tuple[Pod, ...]) -> Move | None:
+    """Return what speaks against the new replicas before the first old one is touched, or None."""
+    ready = [pod for pod in canaries if pod.ready]
+    pools = [await tick.ports.metrics.pool(tick.resource.namespace, pod) for pod in ready]
+    for pod, pool in zip(ready, pools, strict=True):
+        if isinstance(pool, Measured):
+            if pool.value.blocks < CANARY_BLOCKS_RATIO * _least_blocks(tick.run):
+                text = f"{pod.name} has {pool.value.blocks} KV-cache blocks, the others {tick.run.blocks}"
+                return Failed(Reason.CANARY_FAILED, text)
+        elif isinstance(pool, Missing) and tick.now - pod.created_at > _limits(tick).start:
+            return Failed(Reason.CANARY_FAILED, f"{pod.name} is Ready and does not answer on /metrics")
+        else:
+            return Wait(Reason.AWAITING_CANARY, f"{pod.name} is Ready; its metrics are not there yet")
+    return None
+
+
+def _least_blocks(run: Run) -> int:
+    """Return the KV-cache blocks that the canary is compared with; 0: none.
+
+    A change for steadiness gives memory away on purpose: the pool is smaller then.
+    """
+    return run.blocks or 0 if run.goal is Goal.RELIEF else 0

@@ -1,0 +1,564 @@
+"""Replacing one replica against a model of the controllers, in every order of events that luck finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvmedic.core.draining import Drain, Victim
+from kvmedic.core.fleet import Fleet, Owner
+from kvmedic.core.moves import (
+    Cordon,
+    Effect,
+    Failed,
+    Move,
+    Refused,
+    ScaleIn,
+    ScaleOut,
+    Settled,
+    Uncordon,
+    Wait,
+)
+from kvmedic.core.plan import Goer, ObjectRef, ReplaceStep
+from kvmedic.core.reasons import Reason
+from kvmedic.core.replacement import (
+    Replacement,
+    Scaled,
+    leaving_move,
+    replacing_move,
+    resting_move,
+    scaled_by,
+    spare_of,
+)
+from kvmedic.core.run import Intent, StepRecord, StepState
+from kvmedic.core.starting import PEER_GRACE, StartLimits
+from model_controller import Model, StaleError
+from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling
+
+NAMED = "p01"
+LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))
+DRAIN_LIMIT = timedelta(seconds=300)
+ACTS = 6
+A_MOMENT = timedelta(seconds=1)
+
+
+def a_step(replicas: int, pod: str = NAMED, template: str = "old") -> ReplaceStep:
+    return ReplaceStep(
+        target=ObjectRef("Deployment", "llm"),
+        container="vllm",
+        pod=pod,
+        uid=pod,
+        replicas=replicas,
+        template=template,
+        reason=Reason.ONE_REPLICA_PRESSURED,
+    )
+
+
+class Walker:
+    """The operator's side: what a run's record holds, which survives every crash."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.step = a_step(model.replicas)
+        self.victim: Victim | None = None
+        self.assigned_at = None
+        self.ended: Move | None = None
+
+    def order(self) -> Replacement:
+        scaled = (Scaled.NOT_YET, Scaled.OUT, Scaled.BACK)[self.model.committed]
+        return Replacement(
+            self.step, scaled, self.victim, self.drain(), LIMITS, DRAIN_LIMIT, self.assigned_at
+        )
+
+    def drain(self) -> Drain:
+        pods = {p.name: p for p in self.model.pods}
+        if self.victim is None or self.victim.uid not in pods:
+            return Drain.UNKNOWN
+        return Drain.BUSY if pods[self.victim.uid].busy else Drain.IDLE
+
+    def tick(self) -> None:
+        move = replacing_move(self.model.fleet(), self.order(), self.model.now)
+        self.ended = move if isinstance(move, Settled | Failed | Refused) else None
+        if not isinstance(move, Settled | Failed | Refused | Wait):
+            self.apply(move)
+
+    def apply(self, effect: Effect) -> None:
+        if isinstance(effect, Cordon):
+            self.victim = Victim(effect.pod.name, effect.pod.uid, self.model.now)
+        if isinstance(effect, ScaleOut | ScaleIn):
+            self.assigned_at = self.model.now
+        try:
+            self.model.apply(effect)
+        except StaleError:
+            return
+
+    def turn_back(self) -> None:
+        self.step, self.victim, self.ended = self.step.inverse(), None, None
+
+
+def happen(model: Model, act: int, which: int) -> None:
+    match act:
+        case 0:
+            model.deployment_controller()
+        case 1:
+            model.replica_set_controller("old")
+        case 2:
+            model.kubelet(which)
+        case 3:
+            model.endpoints()
+        case 4:
+            model.requests_end()
+        case _:
+            # Controllers act within a second.
+            model.deployment_controller()
+            model.replica_set_controller("old")
+            model.pass_time(1)
+
+
+def run_to_end(walker: Walker, events: list[tuple[int, int]]) -> None:
+    """Interleave the given events with ticks, then let everything happen in turn until the walk ends."""
+    for act, which in events:
+        happen(walker.model, act, which)
+        walker.tick()
+        if walker.ended:
+            return
+    for round_ in range(400):
+        for act in range(ACTS):
+            happen(walker.model, act, round_)
+        walker.tick()
+        if walker.ended:
+            return
+    raise AssertionError("the walk does not end")
+
+
+EVENTS = st.lists(st.tuples(st.integers(0, ACTS), st.integers(0, 7)), max_size=100)
+MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def names(model: Model) -> set[str]:
+    return {pod.name for pod in model.pods}
+
+
+@given(replicas=st.integers(2, 5), events=EVENTS)
+@MANY
+def test_exactly_the_named_replica_goes_and_nobody_who_takes_requests(replicas, events):
+    model = Model.healthy(replicas)
+    before = names(model)
+    walker = Walker(model)
+
+    run_to_end(walker, events)
+
+    assert isinstance(walker.ended, Settled)
+    assert before - names(model) == {NAMED}
+    assert (model.replicas, len(model.pods)) == (replicas, replicas)
+    assert not any(pod.cordoned for pod in model.pods)
+    assert model.lost_in_rotation == []
+    assert model.fewest >= replicas
+
+
+@given(replicas=st.integers(2, 5), events=EVENTS, turn=st.integers(0, 100), after=EVENTS)
+@MANY
+def test_turned_back_anywhere_the_number_and_the_rotation_are_as_before(replicas, events, turn, after):
+    model = Model.healthy(replicas)
+    walker = Walker(model)
+    for act, which in events[:turn]:
+        happen(model, act, which)
+        walker.tick()
+        if walker.ended:
+            break
+    went = model.committed == 2
+
+    walker.turn_back()
+    run_to_end(walker, after)
+    for _ in range(3):
+        for act in range(ACTS):
+            happen(model, act, 0)
+
+    assert isinstance(walker.ended, Settled)
+    assert (model.replicas, len(model.pods)) == (replicas, replicas)
+    assert not any(pod.cordoned for pod in model.pods)
+    assert went or NAMED in names(model)
+    assert model.lost_in_rotation == []
+    assert model.fewest >= replicas
+
+
+@given(replicas=st.integers(2, 4), events=EVENTS, after=EVENTS)
+@MANY
+def test_a_spare_that_does_not_start_goes_and_everybody_else_stays(replicas, events, after):
+    model = Model.healthy(replicas)
+    before = names(model)
+    model.broken_revisions.add("old")
+    walker = Walker(model)
+
+    run_to_end(walker, events)
+    failed = walker.ended
+    walker.turn_back()
+    run_to_end(walker, after)
+
+    assert isinstance(failed, Failed)
+    assert failed.reason is Reason.CANARY_FAILED
+    assert isinstance(walker.ended, Settled)
+    assert names(model) == before
+    assert not any(pod.cordoned for pod in model.pods)
+    assert model.fewest >= replicas
+
+
+@given(
+    replicas=st.integers(2, 4), events=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=80)
+)
+@MANY
+def test_whatever_pods_turn_unready_nobody_in_rotation_goes_undrained(replicas, events):
+    model = Model.healthy(replicas)
+    walker = Walker(model)
+
+    for act, which in events:
+        if act >= ACTS:
+            pod = model.pods[which % len(model.pods)]
+            pod.ready = pod.in_rotation = pod.busy = False
+        else:
+            happen(model, act, which)
+        walker.tick()
+        if walker.ended:
+            break
+    if not isinstance(walker.ended, Settled):
+        walker.turn_back()
+        run_to_end(walker, [])
+
+    assert model.lost_in_rotation == []
+    assert (model.replicas, len(model.pods)) == (replicas, replicas)
+
+
+# One look at a time.
+
+
+def a_surged_fleet(**named: object) -> Fleet:
+    """Three replicas and a spare; the named one is `a`."""
+    pods = (
+        a_pod("a", **named),
+        a_pod("b"),
+        a_pod("c"),
+        a_pod("z", created_at=NOW - timedelta(minutes=1)),
+    )
+    sets = a_fleet().replica_sets
+    return a_fleet(replicas=4, pods=pods, replica_sets=(replace(sets[0], desired=4, available=4),))
+
+
+def an_order(scaled: Scaled = Scaled.OUT, **changes: object) -> Replacement:
+    step = a_step(3, "uid-a", OLD)
+    order = Replacement(
+        replace(step, pod="a"), scaled, None, Drain.UNKNOWN, LIMITS, DRAIN_LIMIT, NOW - timedelta(minutes=2)
+    )
+    return replace(order, **changes)
+
+
+def with_pod(fleet: Fleet, name: str, **changes: object) -> Fleet:
+    pods = tuple(replace(pod, **changes) if pod.name == name else pod for pod in fleet.pods)
+    return replace(fleet, pods=pods)
+
+
+def without_pod(fleet: Fleet, name: str) -> Fleet:
+    return replace(fleet, pods=tuple(pod for pod in fleet.pods if pod.name != name))
+
+
+OUT_OF_ROTATION = {"cordoned": True, "in_rotation": False}
+UNREADY = {"ready_at": None, "in_rotation": False, "unready_at": NOW - A_MOMENT}
+LONG_UNREADY = {**UNREADY, "unready_at": NOW - PEER_GRACE - A_MOMENT}
+IDLE = {"drain": Drain.IDLE}
+CORDONED = a_surged_fleet(**OUT_OF_ROTATION)
+
+MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
+    ("nothing done: the spare comes first", a_fleet(), an_order(Scaled.NOT_YET), ScaleOut, ""),
+    ("spare in rotation: the named one is cordoned", a_surged_fleet(), an_order(), Cordon, "a"),
+    ("no spare yet", without_pod(a_surged_fleet(), "z"), an_order(assigned_at=NOW), Wait, "AwaitingCanary"),
+    ("the spare starts", with_pod(a_surged_fleet(), "z", **UNREADY), an_order(), Wait, "AwaitingCanary"),
+    (
+        "the spare is Ready and in no EndpointSlice yet",
+        with_pod(a_surged_fleet(), "z", in_rotation=False),
+        an_order(),
+        Wait,
+        "AwaitingCanary",
+    ),
+    ("a peer is NotReady", with_pod(a_surged_fleet(), "b", **UNREADY), an_order(), Wait, "AwaitingReplica"),
+    (
+        "a peer is NotReady for a moment while the named one drains",
+        with_pod(CORDONED, "b", **UNREADY),
+        an_order(**IDLE),
+        Wait,
+        "AwaitingReplica",
+    ),
+    (
+        "a peer is NotReady for long: the named one serves again",
+        with_pod(CORDONED, "b", **LONG_UNREADY),
+        an_order(**IDLE),
+        Uncordon,
+        "a",
+    ),
+    ("a stray cordon", with_pod(a_surged_fleet(), "b", cordoned=True), an_order(), Uncordon, "b"),
+    ("busy", CORDONED, an_order(drain=Drain.BUSY), Wait, "Draining"),
+    ("nobody says whether it is busy", CORDONED, an_order(), Wait, "Draining"),
+    ("idle: the recorded number", CORDONED, an_order(**IDLE), ScaleIn, "a"),
+    ("drain timed out", CORDONED, an_order(drain=Drain.TIMED_OUT), ScaleIn, "a"),
+    (
+        "the named one is dead: it goes first anyway",
+        with_pod(CORDONED, "a", ready_at=None),
+        an_order(),
+        ScaleIn,
+        "a",
+    ),
+    (
+        "somebody deleted the named one: the newest goes in its place",
+        without_pod(with_pod(a_surged_fleet(), "z", **UNREADY), "a"),
+        an_order(),
+        ScaleIn,
+        "",
+    ),
+    (
+        "not removed yet",
+        replace(CORDONED, replicas=3),
+        an_order(Scaled.BACK),
+        Wait,
+        "AwaitingController",
+    ),
+    (
+        "a spare that finds no node",
+        with_pod(
+            a_surged_fleet(),
+            "z",
+            **UNREADY | {"unready_at": NOW - LIMITS.spare - A_MOMENT},
+            unschedulable=True,
+        ),
+        an_order(),
+        Failed,
+        "SpareUnschedulable",
+    ),
+    (
+        "no spare is made: a quota",
+        without_pod(a_surged_fleet(), "z"),
+        an_order(assigned_at=NOW - LIMITS.spare - A_MOMENT),
+        Failed,
+        "SpareUnschedulable",
+    ),
+    (
+        "a spare that crashes",
+        with_pod(a_surged_fleet(), "z", **UNREADY, restarts=2),
+        an_order(),
+        Failed,
+        "CanaryFailed",
+    ),
+    (
+        "at the limit it goes on",
+        a_surged_fleet(),
+        an_order(assigned_at=NOW - 2 * LIMITS.start - DRAIN_LIMIT),
+        Cordon,
+        "a",
+    ),
+    (
+        "over the limit it is called off",
+        a_surged_fleet(),
+        an_order(assigned_at=NOW - 2 * LIMITS.start - DRAIN_LIMIT - A_MOMENT),
+        Failed,
+        "ReplacementCalledOff",
+    ),
+]
+
+
+def said(move: Move) -> str:
+    match move:
+        case Cordon(pod) | Uncordon(pod):
+            return pod.name
+        case ScaleIn(_, _, pod, _):
+            return pod
+        case Wait(reason, _) | Failed(reason, _) | Refused(reason, _):
+            return str(reason)
+        case _:
+            return ""
+
+
+@pytest.mark.parametrize(
+    ("fleet", "order", "kind", "text"), [row[1:] for row in MOVES], ids=[row[0] for row in MOVES]
+)
+def test_the_next_move(fleet: Fleet, order: Replacement, kind: type[Move], text: str) -> None:
+    move = replacing_move(fleet, order, NOW)
+
+    assert isinstance(move, kind), move
+    if kind is not ScaleIn or text:
+        assert said(move) == text
+
+
+def test_the_numbers_are_absolute_and_the_patch_is_told_how_many_are_ready() -> None:
+    assert replacing_move(a_fleet(), an_order(Scaled.NOT_YET), NOW) == ScaleOut(3, 4, "a")
+    assert replacing_move(CORDONED, an_order(**IDLE), NOW) == ScaleIn(4, 3, "a", 4)
+    dead = with_pod(CORDONED, "a", ready_at=None)
+    assert replacing_move(dead, an_order(), NOW) == ScaleIn(4, 3, "a", 3)
+
+
+def test_a_finished_replacement_is_settled_and_one_that_took_another_is_not() -> None:
+    told = replace(a_fleet().replica_sets[0], desired=3)
+    done = replace(without_pod(CORDONED, "a"), replicas=3, replica_sets=(told,))
+    other = replace(without_pod(a_surged_fleet(), "b"), replicas=3, replica_sets=(told,))
+    order = an_order(Scaled.BACK)
+
+    assert isinstance(replacing_move(done, order, NOW), Settled)
+    assert said(replacing_move(with_pod(done, "z", **UNREADY), order, NOW)) == "AwaitingReplica"
+    assert said(replacing_move(other, order, NOW)) == "ReplacementCalledOff"
+
+
+HPA = Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")
+GONE = without_pod(a_fleet(), "a")
+REFUSALS: list[tuple[str, Fleet, Reason]] = [
+    ("an autoscaler", a_fleet(scaler=HPA), Reason.REPLICAS_AUTOSCALED),
+    ("a replica is not Ready", with_pod(a_fleet(), "b", **UNREADY), Reason.TARGET_NOT_SETTLED),
+    (
+        "the replica is gone, another came",
+        replace(GONE, pods=(*GONE.pods, a_pod("d"))),
+        Reason.TARGET_NOT_SETTLED,
+    ),
+]
+
+
+@pytest.mark.parametrize(("fleet", "reason"), [row[1:] for row in REFUSALS], ids=[row[0] for row in REFUSALS])
+def test_what_keeps_a_replacement_from_beginning(fleet: Fleet, reason: Reason) -> None:
+    fresh = replacing_move(fleet, an_order(Scaled.NOT_YET, assigned_at=None), NOW)
+    begun = replacing_move(fleet, an_order(Scaled.NOT_YET), NOW)
+
+    assert isinstance(fresh, Refused)
+    assert isinstance(begun, Failed), "a run whose intent was written down is ended as one that had begun"
+    assert (fresh.reason, begun.reason) == (reason, reason)
+
+
+def test_recreate_is_no_obstacle_as_nothing_is_rolled_out() -> None:
+    fleet = a_fleet(strategy="Recreate")
+
+    assert isinstance(replacing_move(fleet, an_order(Scaled.NOT_YET), NOW), ScaleOut)
+
+
+BACKWARD = {"step": replace(an_order().step, goes=Goer.SPARE)}
+BACK_MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
+    ("nothing was done", a_fleet(), an_order(Scaled.NOT_YET, **BACKWARD), Settled, ""),
+    ("the named one serves again first", CORDONED, an_order(**BACKWARD), Uncordon, "a"),
+    ("then the spare is drained", a_surged_fleet(), an_order(**BACKWARD), Cordon, "z"),
+    (
+        "a spare that does not start goes at once",
+        with_pod(a_surged_fleet(), "z", **UNREADY, cordoned=True),
+        an_order(**BACKWARD),
+        ScaleIn,
+        "z",
+    ),
+    (
+        "a dead peer goes before a spare that serves",
+        with_pod(a_surged_fleet(), "b", **UNREADY),
+        an_order(**BACKWARD),
+        Cordon,
+        "b",
+    ),
+    ("no spare was made", without_pod(a_surged_fleet(), "z"), an_order(**BACKWARD), ScaleIn, ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("fleet", "order", "kind", "text"), [row[1:] for row in BACK_MOVES], ids=[row[0] for row in BACK_MOVES]
+)
+def test_the_next_move_back(fleet: Fleet, order: Replacement, kind: type[Move], text: str) -> None:
+    move = replacing_move(fleet, order, NOW)
+
+    assert isinstance(move, kind), move
+    assert said(move) == text
+
+
+def test_a_fleet_at_rest_has_everybody_in_rotation_and_keeps_the_spare() -> None:
+    assert said(resting_move(CORDONED, an_order())) == "a"
+    assert said(resting_move(a_surged_fleet(), an_order())) == "Holding"
+
+
+def test_marks_stay_while_the_controller_has_its_victim_still_to_take() -> None:
+    shrinking = replace(CORDONED, replicas=3)
+
+    assert said(resting_move(shrinking, an_order(Scaled.BACK))) == "AwaitingController"
+    assert said(leaving_move(shrinking, an_order(Scaled.BACK), NOW)) == "AwaitingController"
+
+
+THEIRS = "c" * 16
+EDITED = replace(CORDONED, revision=THEIRS)
+ROLLED = replace(
+    EDITED,
+    pods=tuple(replace(pod, revision=THEIRS, cordoned=False, in_rotation=True) for pod in EDITED.pods),
+    replica_sets=(replace(EDITED.replica_sets[0], revision=THEIRS),),
+)
+LEAVING: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
+    ("nothing done", a_fleet(), an_order(Scaled.NOT_YET), Settled, ""),
+    ("done", a_fleet(), an_order(Scaled.BACK), Settled, ""),
+    ("their number: our cordon goes", replace(CORDONED, replicas=6), an_order(), Uncordon, "a"),
+    ("their number stays", replace(a_surged_fleet(), replicas=6), an_order(), Settled, ""),
+    ("their template: our cordon goes first", EDITED, an_order(), Uncordon, "a"),
+    (
+        "their rollout is waited for",
+        replace(EDITED, pods=a_surged_fleet().pods),
+        an_order(),
+        Wait,
+        "TargetNotSettled",
+    ),
+    ("their rollout is complete: our number goes back, drained", ROLLED, an_order(), Cordon, "z"),
+    ("abandoned: the spare is drained", a_surged_fleet(), an_order(), Cordon, "z"),
+    ("scaled to zero", a_fleet(replicas=0, pods=()), an_order(), Settled, ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("fleet", "order", "kind", "text"), [row[1:] for row in LEAVING], ids=[row[0] for row in LEAVING]
+)
+def test_what_is_left_to_somebody_else(fleet: Fleet, order: Replacement, kind: type[Move], text: str) -> None:
+    move = leaving_move(fleet, order, NOW)
+
+    assert isinstance(move, kind), move
+    assert said(move) == text
+
+
+# Which of our numbers was committed.
+
+
+def claimed(number: int) -> str:
+    return a_run().claim(UID, number)
+
+
+OUTWARD, INWARD = a_scaling(1, 3, 4), a_scaling(2, 4, 3)
+COMMITTED: list[tuple[str, Intent | None, Fleet, Scaled]] = [
+    ("no intent", None, a_fleet(), Scaled.NOT_YET),
+    ("out, not committed", OUTWARD, a_fleet(), Scaled.NOT_YET),
+    ("out, committed", OUTWARD, a_fleet(replicas=4, fence=claimed(1)), Scaled.OUT),
+    ("in, not committed", INWARD, a_fleet(replicas=4, fence=claimed(1)), Scaled.OUT),
+    ("in, committed", INWARD, a_fleet(fence=claimed(2)), Scaled.BACK),
+    ("out, and an undo took the claim", OUTWARD, a_fleet(replicas=4, revision=THEIRS), Scaled.OUT),
+    ("out, and an edit before it was committed", OUTWARD, a_fleet(revision=THEIRS), Scaled.NOT_YET),
+    ("in, and an undo took the claim", INWARD, a_fleet(revision=THEIRS), Scaled.BACK),
+]
+
+
+@pytest.mark.parametrize(
+    ("intent", "fleet", "scaled"), [row[1:] for row in COMMITTED], ids=[row[0] for row in COMMITTED]
+)
+def test_the_claim_says_which_number_is_ours(intent: Intent | None, fleet: Fleet, scaled: Scaled) -> None:
+    step = an_order().step
+    run = replace(a_run(), steps=(StepRecord(step, StepState.ROLLING_OUT),), intent=intent)
+
+    assert scaled_by(run, step, UID, fleet) is scaled
+
+
+def test_the_spare_is_the_newest_of_one_too_many() -> None:
+    spare = spare_of(a_surged_fleet(), an_order().step)
+
+    assert spare is not None
+    assert spare.name == "z"
+    assert spare_of(a_fleet(), an_order().step) is None
+
+
+def test_a_step_says_what_it_does_and_its_inverse_who_stays() -> None:
+    step = an_order().step
+
+    assert step.line() == "Deployment/llm: replica a -> a new one"
+    assert step.inverse().line() == "Deployment/llm: replica a stays"
+    assert step.inverse().inverse() == replace(step, reason=Reason.ROLLING_BACK)
+    assert (step.before_template, step.after_template) == (OLD, OLD)

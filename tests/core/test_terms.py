@@ -1,0 +1,34 @@
+"""What an open run goes by when its spec cannot be followed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from kvmedic.core.plan import Step
+from kvmedic.core.policy import RotationLabel
+from kvmedic.core.run import Terms
+from kvmedic.core.terms import policy_during
+from run_builder import REPLACE, STEP, a_run
+
+TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=5))
+
+
+@pytest.mark.parametrize(
+    ("step", "container"),
+    [(STEP, "vllm"), (REPLACE, "vllm"), (replace(REPLACE, container=None), None)],
+    ids=["a flag", "a replica", "a replica, container not named"],
+)
+def test_the_record_alone_says_enough_to_end_a_run(step: Step, container: str | None) -> None:
+    policy = policy_during(replace(a_run(step=step), terms=TERMS), None)
+
+    assert policy is not None
+    assert policy.suspended
+    assert (policy.target.kind, policy.target.name, policy.target.container) == (
+        "Deployment",
+        "llm",
+        container,
+    )
+    assert policy.rollout.rotation_label == TERMS.rotation_label
