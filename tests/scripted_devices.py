@@ -26,6 +26,7 @@ def record_devices(tape: Tape) -> None:
     _gpu(tape, _clashing("gpu-capped"), TODAY, clocks=constant(0x116))
     _gpu(tape, _clashing("gpu-silent"), TODAY, **{name: until(each, -180) for name, each in WELL.items()})
     _gpu(tape, _clashing("gpu-default-set"), {"xid": XIDS, "remap": REMAP_FAILURE})
+    _gpu(tape, _clashing("gpu-blank"), TODAY, clocks=constant(2.0**63), ecc=constant(float(0x7FFFFFF0)))
     for number in ("0", "1"):
         _gpu(tape, _clashing("gpu-pair", gpu=number), TODAY, xid=constant(79 if number == "1" else 31))
     for exporter, alive in (("dcgm-before", lambda t: t < -60), ("dcgm-after", lambda t: t >= -60)):

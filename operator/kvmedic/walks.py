@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from kvmedic.core import replacement, rollout
+from kvmedic.core import release, replacement, rollout
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Drain, Victim
@@ -79,7 +79,7 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
     step = tick.run.current.step
     match step:
         case FlagStep():
-            return rollout.releasing_move(fleet, tick.run.recorded)
+            return release.releasing_move(fleet, tick.run.recorded)
         case ReplaceStep():
             order = _replacement(tick, fleet, step, await _drain(tick, fleet))
             return replacement.leaving_move(fleet, order, tick.now)

@@ -79,6 +79,13 @@ async def test_what_the_exporter_leaves_out_by_default_is_missing(history: Prome
     assert device.reading(Vital.CLOCK_REASONS) == Missing(Absence.NO_SERIES)
 
 
+async def test_a_number_that_stands_for_none_is_missing(history: PrometheusServer) -> None:
+    device = await only_device(history, "gpu-blank")
+
+    assert device.unknown() == (Vital.CLOCK_REASONS, Vital.UNCORRECTABLE_ERRORS)
+    assert device.value(Vital.LAST_XID) == 0
+
+
 @pytest.mark.parametrize("pod", ["gpu-silent", "nobody", "thrashing"])
 async def test_a_replica_without_a_fresh_series_is_missing(history: PrometheusServer, pod: str) -> None:
     found = await devices(history.url, pod)

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes.aio.client import Configuration
 
-from http_double import Reply, Request, Server
+from http_double import HangUpError, Reply, Request, Server
 from kvmedic.cluster.ends import TAIL, bears_device_memory, ends_of
 from kvmedic.cluster.pods import Frame, pod_of
 from kvmedic.core.fleet import ContainerEnd, Pod, Rotation
@@ -171,7 +171,7 @@ async def test_a_log_that_cannot_be_read_makes_the_cause_unknown(answer: Reply, 
 async def test_a_kubelet_that_hangs_is_left_after_the_time_out() -> None:
     def hang(_: Request) -> Reply:
         server_released.wait(10)
-        return Reply()
+        raise HangUpError
 
     with Server(hang) as server:
         server_released = server.released

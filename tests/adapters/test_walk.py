@@ -16,7 +16,8 @@ from kvmedic.cluster.workloads import unclaim
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.moves import Cordon, Failed, Move, Settled, Wait
 from kvmedic.core.reasons import Reason
-from kvmedic.core.rollout import releasing_move, resting_move
+from kvmedic.core.release import releasing_move
+from kvmedic.core.rollout import resting_move
 from kvmedic.kube.client import Limits, connect
 from kvmedic.kube.errors import Conflict
 from lab.cluster.light import LightCluster, gpus

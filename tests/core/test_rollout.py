@@ -28,7 +28,8 @@ from kvmedic.core.moves import (
     Wait,
 )
 from kvmedic.core.reasons import Reason
-from kvmedic.core.rollout import Order, next_move, releasing_move, resting_move
+from kvmedic.core.release import releasing_move
+from kvmedic.core.rollout import Order, next_move, resting_move
 from model_controller import EDIT, OWN_FIELDS, START, Model
 
 EFFECTS = (Freeze, Pause, Retarget, Pulse, Restore, Revert, Release, Cordon, Uncordon, DeletePod)
@@ -39,8 +40,8 @@ LIMIT = timedelta(seconds=600)
 class Walker:
     """The operator's side of a walk: what it remembers between ticks, which may be lost by a crash."""
 
-    def __init__(self, model: Model, toward: str, *, mends: bool = False) -> None:
-        self.model, self.toward, self.mends = model, toward, mends
+    def __init__(self, model: Model, toward: str, *, mends: bool = False, repairs: bool = False) -> None:
+        self.model, self.toward, self.mends, self.repairs = model, toward, mends, repairs
         self.victim: Victim | None = None
         self.pulsed_at = None
         self.ended: object = None
@@ -51,7 +52,7 @@ class Walker:
         order = Order(
             away, self.toward, edit, OWN_FIELDS, self.victim, self.drain(), LIMIT, LIMIT, self.pulsed_at
         )
-        return replace(order, mends=self.mends)
+        return replace(order, mends=self.mends, repairs=self.repairs)
 
     def drain(self) -> Drain:
         pods = {p.name: p for p in self.model.pods}
@@ -137,6 +138,29 @@ def test_a_walk_that_mends_reaches_a_fleet_whose_replicas_cannot_stay_up(replica
     assert isinstance(refused.ended, Refused) or not down
     assert isinstance(walker.ended, Settled)
     assert [p.revision for p in model.pods] == ["new"] * replicas
+    assert model.fields == OWN_FIELDS
+    assert model.lost_in_rotation == []
+    assert model.fewest >= replicas - len(down)
+
+
+@given(replicas=st.integers(1, 5), ill=st.sets(st.integers(0, 4), min_size=1), events=EVENTS, after=EVENTS)
+@MANY
+def test_a_walk_that_does_not_mend_is_taken_back_though_replicas_are_still_down(replicas, ill, events, after):
+    model = Model.healthy(replicas)
+    model.broken_revisions = {"new"}
+    down = [pod for index, pod in enumerate(model.pods) if index in ill]
+    for pod in down:
+        pod.broken, pod.ready, pod.in_rotation, pod.busy = True, False, False, False
+    forth = Walker(model, "new", mends=True)
+    run_to_end(forth, events)
+    back = Walker(model, "old", mends=True, repairs=True)
+    back.pulsed_at = forth.pulsed_at
+
+    run_to_end(back, after)
+
+    assert isinstance(forth.ended, Failed)
+    assert isinstance(back.ended, Settled)
+    assert [p.revision for p in model.pods] == ["old"] * replicas
     assert model.fields == OWN_FIELDS
     assert model.lost_in_rotation == []
     assert model.fewest >= replicas - len(down)
@@ -331,3 +355,14 @@ def test_on_the_way_back_an_old_replica_with_many_restarts_stops_nothing() -> No
 
     assert not isinstance(next_move(retargeted, order, LATER), Failed)
     assert isinstance(next_move(retargeted, replace(order, repairs=False), LATER), Failed)
+
+
+def test_a_mending_change_that_was_taken_back_does_not_wait_for_those_that_could_not_stay_up() -> None:
+    model = Model.healthy(2)
+    model.pods[0].broken, model.pods[0].ready = True, False
+    back = replace(Walker(model, "old").order(), repairs=True)
+
+    assert isinstance(next_move(model.fleet(), back, LATER), Wait)
+    assert isinstance(next_move(model.fleet(), replace(back, mends=True), LATER), Settled)
+    forth = replace(Walker(model, "old", mends=True).order(), repairs=False)
+    assert isinstance(next_move(model.fleet(), forth, LATER), Wait)

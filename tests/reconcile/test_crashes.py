@@ -15,6 +15,7 @@ from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Fate, Write
 from reconcile.phases import drained, let_go
 from reconcile.replacing import names, press_one
+from reconcile.test_ill_replicas import LEVERS, TORCH, crash
 from reconcile.world import Eye
 
 UNBOUNDED = frozenset({"leases"})
@@ -155,3 +156,19 @@ def test_killed_at_every_write_a_spare_without_room_is_given_up(a_world, killer)
     assert world.traces() == []
     assert eye.lost == []
     assert eye.fewest >= 2
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_replica_out_of_memory_is_met_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec={"levers": LEVERS})
+    world.proxy.log = TORCH
+    world.rewrite(old="recovered", pods={crash(world): "missing"})
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 1
+    assert killer.kills

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lab.cluster.simulation import ANNOTATION
+from lab.cluster.simulation import ANNOTATION, behaviour
 from reconcile.test_unusable import events
 from reconcile.world import Eye, World
 
@@ -52,6 +52,24 @@ def test_a_gpu_that_ran_out_of_memory_is_given_one_step_less(a_world: Callable[.
     assert PROMPT not in world.log
     assert PROMPT not in str(world.status())
     assert "Tried to allocate" not in world.log + str(world.status())
+
+
+def test_a_step_that_does_not_even_start_is_taken_back(a_world: Callable[..., World]) -> None:
+    """The replica that cannot stay up is still down on the way back, and stands in no way there either."""
+    annotations = behaviour(mode="crash", mode_when="--gpu-memory-utilization=0.9")
+    world = a_world(spec={"levers": LEVERS}, annotations=annotations)
+    before = world.deployment()["spec"]
+    world.proxy.log = TORCH
+    world.rewrite(old="recovered", pods={crash(world, **{"mode-when": ".*"}): "missing"})
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        world.wait(world.is_closed, 120, "the run closes")
+
+    assert world.outcomes() == ["CanaryFailed"]
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []
+    assert eye.lost == []
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class TargetRef(Wire):
     """Name of the workload, in the resource's own namespace."""
     container: Annotated[str, Field(max_length=63), DNS_LABEL] | None = None
     """Name of the engine's container in the pod template. May be left out where exactly one of the
-    template's containers runs a known engine; otherwise `Ready` asks for it."""
+    template's containers runs a known engine; otherwise `ActionRequired` asks for it."""
 
 
 class Metrics(Wire):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 from typing import Any, assert_never
 
+from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
 from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief
-from kvmedic.core.evidence import HISTOGRAMS, Measured, Missing, Observation, PodReadings, Pool, Stale
+from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
 from kvmedic.core.plan import FlagStep, ReplaceStep, Step
 from kvmedic.core.run import Outcome
+from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm import VLLM
 from kvmedic.offline import Consultation
 from kvmedic.survey import Survey
@@ -73,6 +75,7 @@ class Report:
     """What a reader must know about the evidence."""
     unknown: str = "(engine default)"
     """What a value that is not there stands for."""
+    vitals: Mapping[str, Vitals] = field(default_factory=dict)
 
     @property
     def is_inconclusive(self) -> bool:
@@ -89,6 +92,7 @@ class Report:
         for pod, readings in sorted(self.observation.pods.items()):
             values = ", ".join(f"{name}={value}" for name, value in numbers_of(readings).items())
             lines.append(f"evidence   {pod}: {values}")
+        lines += [f"vitals     {line}" for line in vitals_as_text(self.vitals)]
         lines += [f"note       {note}" for note in self.notes]
         lines.append(f"diagnosis  {self.diagnosis.line()}")
         lines += [f"plan       {change.line(self.unknown)}" for change in self.changes]
@@ -117,6 +121,7 @@ class Report:
             "notes": list(self.notes),
             "windowSeconds": round(window, 1) if isfinite(window) else None,
             "evidence": {pod: numbers_of(readings) for pod, readings in pods},
+            "vitals": vitals_as_json(self.vitals),
         }
 
 
@@ -131,6 +136,7 @@ def report_of_survey(found: Survey) -> Report:
         changes=tuple(change_of(step) for step in plan.steps) if plan else (),
         because=plan.message if plan else "",
         obstacle=found.obstacle,
+        vitals=found.evidence.vitals,
     )
 
 
@@ -155,6 +161,7 @@ def report_of_consultation(
         obstacle=found.obstacle,
         notes=notes,
         unknown=unknown,
+        vitals=found.evidence.vitals,
     )
 
 
@@ -190,7 +197,7 @@ def numbers_of(readings: PodReadings) -> dict[str, float | str]:
     """Return what is known of each number and of each histogram's mean; what is not known says so."""
     found: dict[str, float | str] = {}
     for signal, reading in readings.numbers.items():
-        found[str(signal)] = round(reading.value, 4) if isinstance(reading, Measured) else _absence(reading)
+        found[str(signal)] = round(reading.value, 4) if isinstance(reading, Measured) else absence(reading)
     for signal in sorted(HISTOGRAMS):
         histogram = readings.histogram(signal)
         if isinstance(histogram, Measured) and histogram.value.count:
@@ -202,13 +209,3 @@ def numbers_of(readings: PodReadings) -> dict[str, float | str]:
 
 def _pool(pool: Pool) -> dict[str, float | str]:
     return {"poolBlocks": pool.blocks, "blockTokens": pool.block_tokens}
-
-
-def _absence(reading: object) -> str:
-    match reading:
-        case Missing(reason):
-            return f"missing ({reason})"
-        case Stale(at):
-            return f"stale since {at:%H:%M:%SZ}"
-        case _:
-            return "not known"

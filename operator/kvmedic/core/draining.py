@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -58,8 +59,16 @@ def draining_move(fleet: Fleet, victim: Pod, drain: Drain, needed: int) -> Cordo
     return None
 
 
-def stray_move(pods: tuple[Pod, ...], victim: Pod | None = None) -> Uncordon | None:
-    """Return the way back into rotation of a pod that carries our marks and is not the victim."""
+def stray_move(fleet: Fleet, pods: Iterable[Pod], victim: Pod | None = None) -> Uncordon | Wait | None:
+    """Return the move that puts a cordoned pod which is not the victim back into rotation.
+
+    Only once it is sure that it stays: a ReplicaSet with a pod more than it is told ends one, the
+    cordoned one first, with what it serves then.
+    """
     uid = victim.uid if victim else None
     stray = next((pod for pod in pods if pod.cordoned and not pod.terminating and pod.uid != uid), None)
-    return Uncordon(stray) if stray else None
+    if stray is None:
+        return None
+    if len(fleet.serving(stray.revision)) > fleet.desired(stray.revision):
+        return Wait(Reason.AWAITING_CONTROLLER, f"a ReplicaSet has yet to end a pod, maybe {stray.name}")
+    return Uncordon(stray)

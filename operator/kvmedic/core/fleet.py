@@ -15,6 +15,9 @@ must be larger (Kubernetes apps/v1 validation)."""
 FROZEN_PROGRESS_DEADLINE_SECONDS = 2147483647
 """No progress deadline: the deployment controller reads this value as "none" (apps/v1, 1.36)."""
 
+SURGE = 1
+"""One spare: it needs one free device, and capacity in rotation never falls below what it was."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutFields:
@@ -39,7 +42,7 @@ def frozen(*, max_unavailable: int, paused: bool) -> RolloutFields:
     """Return the fields of a frozen rollout with a surge of one."""
     return RolloutFields(
         paused=paused,
-        max_surge=1,
+        max_surge=SURGE,
         max_unavailable=max_unavailable,
         min_ready_seconds=FROZEN_MIN_READY_SECONDS,
         progress_deadline_seconds=FROZEN_PROGRESS_DEADLINE_SECONDS,

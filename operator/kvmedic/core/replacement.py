@@ -128,7 +128,7 @@ def resting_move(fleet: Fleet, order: Replacement) -> Move:
     """
     if order.scaled is Scaled.BACK and not _is_scaled_in(fleet, order):
         return _AWAIT_REMOVAL
-    if back := stray_move(fleet.pods):
+    if back := stray_move(fleet, fleet.pods):
         return back
     return Wait(Reason.HOLDING, "the fleet stands still with every replica in rotation")
 
@@ -146,7 +146,7 @@ def leaving_move(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     mixed = any(pod.revision != fleet.revision for pod in fleet.live)
     if len(fleet.live) > fleet.replicas and not mixed and not surplus:
         return _AWAIT_REMOVAL
-    if back := stray_move(fleet.pods):
+    if back := stray_move(fleet, fleet.pods):
         return back
     if not surplus:
         return Settled()
@@ -163,7 +163,7 @@ _AWAIT_REMOVAL = Wait(Reason.AWAITING_CONTROLLER, "the replica that is to go has
 def _begin(fleet: Fleet, order: Replacement) -> Move:
     """Return the spare's order, or why there is none; on the way back there is nothing to do."""
     if order.step.goes is Goer.SPARE:
-        return stray_move(fleet.pods) or Settled()
+        return stray_move(fleet, fleet.pods) or Settled()
     refused = replacement_refusal(fleet)
     if refused is None and _named(fleet, order) is None:
         refused = Refused(Reason.TARGET_NOT_SETTLED, f"{order.step.pod} is gone: there is nothing to replace")
@@ -177,7 +177,7 @@ def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Mo
     """Return the next move while the named replica is there and a spare was asked for."""
     if failed := _failure(fleet, order, now):
         return failed
-    if back := stray_move(fleet.pods, named):
+    if back := stray_move(fleet, fleet.pods, named):
         return back
     if short := _short(fleet, order, now):
         since, missing = short
@@ -234,12 +234,12 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     """
     if len(fleet.live) <= order.wanted:
         return (
-            stray_move(fleet.pods)
+            stray_move(fleet, fleet.pods)
             or _await_spare(order, now)
             or ScaleIn(order.surged, order.wanted, "", None)
         )
     goer = _goer(fleet.live, order)
-    if back := stray_move(fleet.pods, goer):
+    if back := stray_move(fleet, fleet.pods, goer):
         return back
     if waiting := draining_move(fleet, goer, order.drain, order.wanted):
         return waiting
@@ -268,7 +268,7 @@ def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     """Return whether the replacement is complete, or what it waits for."""
     if not _is_scaled_in(fleet, order):
         return _AWAIT_REMOVAL
-    if back := stray_move(fleet.pods):
+    if back := stray_move(fleet, fleet.pods):
         return back
     if order.step.goes is Goer.SPARE:
         return Settled()

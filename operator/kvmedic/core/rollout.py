@@ -14,20 +14,12 @@ maxUnavailable) - unavailable pods of the target ReplicaSet > 0`, counted by the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
 from kvmedic.core.edit import TokenEdit
-from kvmedic.core.fleet import (
-    FROZEN_MIN_READY_SECONDS,
-    FROZEN_PROGRESS_DEADLINE_SECONDS,
-    Fleet,
-    Pod,
-    RolloutFields,
-    frozen,
-)
+from kvmedic.core.fleet import SURGE, Fleet, Pod, RolloutFields, frozen
 from kvmedic.core.moves import (
     DeletePod,
     Failed,
@@ -35,7 +27,6 @@ from kvmedic.core.moves import (
     Move,
     Pause,
     Pulse,
-    Release,
     Restore,
     Retarget,
     Revert,
@@ -45,9 +36,6 @@ from kvmedic.core.moves import (
 from kvmedic.core.preconditions import refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.starting import PEER_GRACE, StartLimits, start_failure, unready_since
-
-SURGE = 1
-"""One spare: it needs one free device, and capacity in rotation never falls below what it was."""
 
 PULSE_LIMIT = timedelta(seconds=10)
 """A pulse that the controller has not spent by then is taken back: a permit left standing is spent
@@ -100,53 +88,9 @@ def resting_move(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Mov
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     if fleet.fields.is_frozen and not fleet.fields.paused:
         return _await_controller(fleet, now, pulsed_at)
-    if back := _back_in(fleet, fleet.pods):
+    if back := stray_move(fleet, fleet.pods):
         return back
     return Wait(Reason.HOLDING, "the fleet stands still with every replica in rotation")
-
-
-def releasing_move(fleet: Fleet, recorded: RolloutFields) -> Move:
-    """Return the next move toward a fleet without anything of ours but its template.
-
-    Cordoned pods go back into rotation before the rollout is let go, so that whatever the
-    controller does then, it does to a whole fleet.
-    """
-    if back := _back_in(fleet, fleet.pods):
-        return back
-    ours = released(fleet.fields, recorded)
-    return Settled() if ours == fleet.fields else Release(ours)
-
-
-def _back_in(fleet: Fleet, pods: Iterable[Pod]) -> Move | None:
-    """Return the move that puts the first cordoned pod back into rotation, once it is sure that it stays.
-
-    A ReplicaSet with a pod more than it is told ends one, the cordoned one first, with what it serves then.
-    """
-    back = stray_move(tuple(pods))
-    if back is None or len(fleet.serving(back.pod.revision)) <= fleet.desired(back.pod.revision):
-        return back
-    return Wait(Reason.AWAITING_CONTROLLER, f"a ReplicaSet has yet to end a pod, maybe {back.pod.name}")
-
-
-def released(seen: RolloutFields, recorded: RolloutFields) -> RolloutFields:
-    """Return the fields with each one that still holds a frozen rollout's value put back.
-
-    A field that somebody else set meanwhile is theirs and stays.
-    """
-    held = seen.min_ready_seconds == FROZEN_MIN_READY_SECONDS
-    dated = seen.progress_deadline_seconds == FROZEN_PROGRESS_DEADLINE_SECONDS
-    if not held and not dated:
-        return seen
-    ours = isinstance(seen.max_unavailable, int) and seen.max_surge == SURGE
-    return RolloutFields(
-        paused=recorded.paused,
-        max_surge=recorded.max_surge if ours else seen.max_surge,
-        max_unavailable=recorded.max_unavailable if ours else seen.max_unavailable,
-        min_ready_seconds=recorded.min_ready_seconds if held else seen.min_ready_seconds,
-        progress_deadline_seconds=(
-            recorded.progress_deadline_seconds if dated else seen.progress_deadline_seconds
-        ),
-    )
 
 
 def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
@@ -160,7 +104,8 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
         return failure
     if fleet.desired(order.toward) == 0:
         return Pulse("", frozen(max_unavailable=0, paused=False))
-    if waiting := _not_ready(fleet, new, order):
+    waiting = None if _leaves_failed_behind(fleet, order) else _not_ready(fleet, new, order)
+    if waiting:
         return waiting
     if not old and fleet.desired(order.away) == 0:
         return _finish(fleet, order)
@@ -193,6 +138,18 @@ def _failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     return next((failure for failure in failures if failure is not None), None)
 
 
+def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
+    """Return whether a mending change is taken back to replicas that are all there, and not all Ready.
+
+    What is left of the change does not serve either. The controller, let go, would keep it for as long as
+    a wanted replica is not Ready; a pulse removes it.
+    """
+    wanted = fleet.serving(order.toward)
+    down = len(wanted) >= fleet.replicas and not all(pod.ready for pod in wanted)
+    failed = not any(pod.ready for pod in fleet.serving(order.away))
+    return order.mends and order.repairs and down and failed
+
+
 def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order) -> Wait | None:
     """Return what is waited for while new replicas are fewer than told, or not all Ready."""
     ready = sum(pod.ready for pod in new)
@@ -215,12 +172,16 @@ def _finish(fleet: Fleet, order: Order) -> Move:
 
 
 def _after_restore(fleet: Fleet, order: Order) -> Move:
-    """Return whether the rollout is complete, or what it waits for."""
-    if back := _back_in(fleet, fleet.serving(order.toward)):
+    """Return whether the rollout is complete, or what it waits for.
+
+    A change that was to mend is taken back to replicas that cannot stay up: nobody waits for them.
+    """
+    if back := stray_move(fleet, fleet.serving(order.toward)):
         return back
     others = [pod for pod in fleet.pods if pod.revision != order.toward and not pod.terminating]
     ready = sum(pod.ready for pod in fleet.serving(order.toward))
-    if fleet.observed and not others and ready >= fleet.replicas:
+    wanted = 0 if order.mends and order.repairs else fleet.replicas
+    if fleet.observed and not others and ready >= wanted:
         return Settled()
     return Wait(
         Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the wanted setting"
@@ -236,7 +197,7 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
             Reason.AWAITING_CONTROLLER, "the wanted ReplicaSet has not taken over the frozen fields yet"
         )
     victim = chosen(old, order.victim)
-    if back := _back_in(fleet, (pod for pod in old if pod.uid != victim.uid)):
+    if back := stray_move(fleet, old, victim):
         return back
     if waiting := draining_move(fleet, victim, order.drain, fleet.replicas):
         return waiting
@@ -284,7 +245,7 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     if not fleet.fields.paused:
         return _await_controller(fleet, now, order.pulsed_at)
     leaving, wanted = fleet.serving(order.away), fleet.serving(order.toward)
-    if back := _back_in(fleet, wanted):
+    if back := stray_move(fleet, wanted):
         return back
     if fleet.replicas == 0:
         return Revert(order.edit, order.recorded)
@@ -295,7 +256,8 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     victim = chosen(leaving, order.victim)
     if waiting := draining_move(fleet, victim, order.drain, fleet.replicas):
         return waiting
-    if len(leaving) == 1 and fleet.desired(order.toward) >= fleet.replicas:
+    whole = fleet.desired(order.toward) >= fleet.replicas
+    if len(leaving) == 1 and whole and not _leaves_failed_behind(fleet, order):
         return Revert(order.edit, order.recorded)
     return Retarget(order.edit, frozen(max_unavailable=0, paused=True))
 

@@ -23,6 +23,9 @@ _OWN_NAMESPACE = ("namespace", "pod_namespace", "exported_namespace")
 one is the exporter's own."""
 _IDENTITY = ("UUID", "uuid", "gpu")
 """Labels that tell the devices of one pod apart. Parts of one device (MIG) share its health."""
+_BLANK = 0x7FFFFFF0
+"""From here on a number of DCGM says that there is none (DCGM_INT32_BLANK, dcgm_structs.h); old exporters
+pass it on."""
 _POD, _NAMESPACE = "kvmedic_pod", "kvmedic_namespace"
 
 
@@ -48,7 +51,7 @@ def _expression(vital: Vital, span: Span) -> str:
     if vital is Vital.CLOCK_REASONS:
         grid = f"[{duration_text(span.window)}:{duration_text(span.resolution)}]"
         return " or ".join(f"({_faults(name, grid)} and last_over_time({name}[{recent}]))" for name in names)
-    return " or ".join(f"last_over_time({name}[{recent}])" for name in names)
+    return " or ".join(f"last_over_time({name}[{recent}]) < {_BLANK}" for name in names)
 
 
 def _faults(name: str, grid: str) -> str:
@@ -56,7 +59,8 @@ def _faults(name: str, grid: str) -> str:
 
     Ordinary bits come and go beside them, so the largest mask of the window would say nothing.
     """
-    bits = (f"{bit} * max_over_time((floor({name} / {bit}) % 2){grid})" for bit in CLOCK_FAULTS)
+    told = f"({name} < {_BLANK})"
+    bits = (f"{bit} * max_over_time((floor({told} / {bit}) % 2){grid})" for bit in CLOCK_FAULTS)
     return f"({' + '.join(bits)})"
 
 

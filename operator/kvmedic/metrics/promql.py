@@ -161,16 +161,13 @@ def _held(source: HeldRatioSource, span: Span, table: SignalTable) -> str:
 
 def _total(source: CounterSource, window: str, table: SignalTable) -> str:
     """Return the increase of a whole replica; a part of which there is no series counts 0 beside the rest."""
-    whole = _sum(source.names, "", window, table)
-    if source.part is None:
-        return whole
-    return f"({_sum(source.names, _matcher(source.part), window, table)} or 0 * {whole})"
+    matcher = "" if source.part is None else _matcher(source.part)
+    risen = _sum(tuple(f"increase({name}{matcher}[{window}])" for name in source.names), table)
+    return risen if source.part is None else f"({risen} or 0 * {_sum(source.names, table)})"
 
 
-def _sum(names: tuple[str, ...], matcher: str, window: str, table: SignalTable) -> str:
-    own = ", ".join(sorted(table.own_labels))
-    series = _newest(tuple(f"increase({name}{matcher}[{window}])" for name in names))
-    return f"sum without ({own}) ({series})"
+def _sum(generations: tuple[str, ...], table: SignalTable) -> str:
+    return f"sum without ({', '.join(sorted(table.own_labels))}) ({_newest(generations)})"
 
 
 def _matcher(part: Part) -> str:

@@ -1,0 +1,80 @@
+"""How replicas fare beside their engines' metrics, as a report shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvmedic.core.evidence import Measured, Missing, Reading, Stale, Unsupported
+from kvmedic.core.vitals import SERIES, Device, EngineEnd, Vitals
+
+
+def vitals_as_json(vitals: Mapping[str, Vitals]) -> dict[str, Any]:
+    """Return what was looked at, by replica; empty where nobody looked."""
+    return {name: _replica(one) for name, one in sorted(vitals.items()) if _was_looked_at(one)}
+
+
+def vitals_as_text(vitals: Mapping[str, Vitals]) -> Iterator[str]:
+    """Yield one line per replica that was looked at."""
+    for name, one in sorted(vitals.items()):
+        if _was_looked_at(one):
+            node = f" on {one.node}" if one.node else ""
+            yield f"{name}{node}: {'; '.join(_facts(one))}"
+
+
+def absence(reading: Reading[Any]) -> str:
+    """Return why a reading has no value."""
+    match reading:
+        case Missing(reason):
+            return f"missing ({reason})"
+        case Stale(at):
+            return f"stale since {at:%H:%M:%SZ}"
+        case _:
+            return "not known"
+
+
+def _was_looked_at(vitals: Vitals) -> bool:
+    return vitals.end is not None or not isinstance(vitals.devices, Unsupported)
+
+
+def _replica(vitals: Vitals) -> dict[str, Any]:
+    devices = vitals.devices
+    told = (
+        {device.name: _device(device) for device in devices.value}
+        if isinstance(devices, Measured)
+        else absence(devices)
+    )
+    return {"node": vitals.node or None, "devices": told, "ended": _end(vitals.end)}
+
+
+def _device(device: Device) -> dict[str, int | str]:
+    found: dict[str, int | str] = {}
+    for vital in SERIES:
+        value = device.value(vital)
+        found[str(vital)] = absence(device.reading(vital)) if value is None else value
+    return found
+
+
+def _end(end: EngineEnd | None) -> dict[str, Any] | None:
+    if end is None:
+        return None
+    return {
+        "cause": str(end.cause),
+        "exitCode": end.exit_code,
+        "at": f"{end.ended_at:%Y-%m-%dT%H:%M:%SZ}",
+        "restarts": end.restarts,
+    }
+
+
+def _facts(vitals: Vitals) -> Iterator[str]:
+    devices, end = vitals.devices, vitals.end
+    if isinstance(devices, Measured):
+        for device in devices.value:
+            yield f"{device.name} {' '.join(f'{key}={value}' for key, value in _device(device).items())}"
+    else:
+        yield f"GPUs {absence(devices)}"
+    if end is not None:
+        yield (
+            f"ended {end.ended_at:%H:%M:%SZ} with exit code {end.exit_code}, cause {end.cause}, "
+            f"{end.restarts} restarts so far"
+        )
