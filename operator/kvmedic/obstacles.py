@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from kvmedic.core.gates import Blocked, forward_gate, opening_gate
+from kvmedic.core.neighbours import hindrance, remarks
+from kvmedic.core.owner import OwnerKind, TemplateOwner
+from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.preconditions import frozen_message
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome, is_foreign
-from kvmedic.ports import Ports, View
-from kvmedic.survey import Survey
+from kvmedic.handover import advice, handed_over
+from kvmedic.ports import Ports, Target, View
+from kvmedic.runbooks.planning import Workload
+from kvmedic.survey import Survey, engine_of
 
 
 def unfit(resource: Resource, policy: Policy, view: View | None, ports: Ports) -> Outcome | None:
@@ -31,6 +37,62 @@ def unfit(resource: Resource, policy: Policy, view: View | None, ports: Ports) -
         )
     frozen = view.fleet.fields.is_frozen
     return Outcome(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet)) if frozen else None
+
+
+async def accompanied(found: Survey, resource: Resource, policy: Policy, target: Target) -> Survey:
+    """Return a survey that knows the target's other masters: who owns it, who scales it.
+
+    They are asked only where there is a plan. An obstacle that was found before stays.
+    """
+    if found.plan is None:
+        return found
+    owned = _proposed(found, resource, policy)
+    neighbours = await target.neighbours(found.view)
+    plan = replace(found.plan, message="; ".join((found.plan.message, *remarks(neighbours))))
+    obstacle = owned.obstacle or hindrance(neighbours, found.view.fleet)
+    return replace(owned, plan=plan, obstacle=obstacle)
+
+
+def _proposed(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return a survey with the exact change for the owner of the target, where somebody owns it."""
+    refused, fleet, plan = found.obstacle, found.view.fleet, found.plan
+    workload = engine_of(found.view, policy)
+    if plan is None or not isinstance(workload, Workload):
+        return found
+    if refused is None:
+        return _contested(found, resource, workload, plan)
+    if fleet.owner is None or fleet.owner.template is None or refused.reason is not fleet.owner.reason:
+        return found
+    proposal = handed_over(fleet.owner.template, fleet.namespace, workload, plan)
+    message = advice(refused.message, proposal, _shown(resource))
+    return replace(found, obstacle=Outcome(refused.reason, message), proposal=proposal)
+
+
+def _contested(found: Survey, resource: Resource, workload: Workload, plan: Plan) -> Survey:
+    """Return a survey that knows whether somebody put the setting back that a run had changed.
+
+    That counts until the template is another one, or a person names the run.
+    """
+    fleet, history = found.view.fleet, resource.record.history if resource.record else ()
+    reverted = (
+        run for run in history if run.outcome is Reason.CHANGE_REVERTED and run.template == fleet.revision
+    )
+    last = next(reverted, None)
+    if last is None or resource.retried == last.id:
+        return found
+    who = f"field manager {fleet.editor}" if fleet.editor else "somebody else"
+    proposal = handed_over(TemplateOwner(OwnerKind.APPLIER, who), fleet.namespace, workload, plan)
+    why = (
+        f"{who} put the old setting back in run {last.id}; nothing more is tried on this template. "
+        f"Try again: kubectl -n {resource.namespace} annotate --overwrite kvr {resource.name} "
+        f"kvmedic.io/try-again={last.id}. Or make the change there"
+    )
+    obstacle = Outcome(Reason.CHANGE_REVERTED, advice(why, proposal, _shown(resource)))
+    return replace(found, obstacle=obstacle, proposal=proposal)
+
+
+def _shown(resource: Resource) -> str:
+    return f"kvmedic plan {resource.name} -n {resource.namespace}"
 
 
 async def claimed(resource: Resource, found: Survey, ports: Ports) -> Outcome | None:
@@ -53,3 +115,8 @@ async def gate(policy: Policy, record: Record, found: Survey, ports: Ports, now:
         return None
     blocked = forward_gate(policy, await ports.stop.read())
     return blocked or opening_gate(policy.limits, record.history, found.view.fleet.ready, now)
+
+
+async def crowded(resource: Resource, found: Survey, ports: Ports, now: datetime) -> Blocked | None:
+    """Return what speaks against one more open run beside those of all other resources."""
+    return None if found.plan is None else await ports.crowd.hint(resource.uid, now)

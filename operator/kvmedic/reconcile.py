@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from kvmedic.core.decide import Wish, outcome_of
 from kvmedic.core.diagnosis import Inconclusive
+from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
@@ -19,7 +20,7 @@ from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome, Run, StepRecord, Terms
 from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
-from kvmedic.obstacles import claimed, gate, unfit
+from kvmedic.obstacles import accompanied, claimed, crowded, gate, unfit
 from kvmedic.ports import Ports
 from kvmedic.pursue import Tick, pursue
 from kvmedic.record.runs import reported
@@ -103,22 +104,27 @@ async def _survey(
     problem = unfit(resource, policy, view, ports)
     if view is None or problem is not None:
         return await _complain(replace(resource, problem=problem), record, ports, now)
+    await ports.crowd.heed(now)
     found = await survey(resource, policy, view, ports.metrics)
+    found = await accompanied(found, resource, policy, ports.target)
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
     if good := healthy_revision(found, policy, now):
         seen = with_last_good(seen, good)
     held = found.obstacle or await claimed(resource, found, ports)
     why = held or await gate(policy, record, found, ports, now)
+    why = why or await crowded(resource, found, ports, now)
     baseline = found.baseline()
     if found.plan is not None and why is None and isinstance(baseline, Inconclusive):
         why = Outcome(baseline.reason, baseline.message)
-    if found.plan is None or why is not None or isinstance(baseline, Inconclusive):
-        await _write(resource, ports, planned(seen, found.plan, why, resource.generation, now))
-        await _unfinalized(resource, ports)
-        return ports.pace.idle
-    run = _run(found, found.plan, baseline, now)
-    terms = Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
-    return await _open(resource, seen, replace(run, terms=terms), ports, now)
+    if found.plan is not None and why is None and not isinstance(baseline, Inconclusive):
+        run = _run(found, found.plan, baseline, now)
+        terms = Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
+        why = await _opened(resource, seen, replace(run, terms=terms), ports, now)
+        if why is None:
+            return AT_ONCE
+    await _write(resource, ports, planned(seen, found.plan, why, resource.generation, now))
+    await _unfinalized(resource, ports)
+    return ports.pace.idle
 
 
 def _run(found: Survey, plan: Plan, baseline: Baseline, now: datetime) -> Run:
@@ -140,15 +146,22 @@ def _run(found: Survey, plan: Plan, baseline: Baseline, now: datetime) -> Run:
     )
 
 
-async def _open(resource: Resource, record: Record, run: Run, ports: Ports, now: datetime) -> timedelta:
-    """Put the finalizer on first, then open the run on the next tick's fresh evidence."""
+async def _opened(
+    resource: Resource, record: Record, run: Run, ports: Ports, now: datetime
+) -> Blocked | None:
+    """Put the finalizer on first, then open the run on the next tick's fresh evidence.
+
+    One resource at a time has the turn to do so; returns what speaks against it after all.
+    """
     if not resource.finalized:
         await ports.store.finalize(resource, present=True)
-        return AT_ONCE
-    opened = replace(record, run=run)
-    opened = reported(opened, Outcome(Reason.PLANNED, run.message), resource.generation, now)
-    await _write(resource, ports, opened)
-    return AT_ONCE
+        return None
+    async with ports.crowd.place(resource.uid, now) as blocked:
+        if blocked is None:
+            opened = replace(record, run=run)
+            opened = reported(opened, Outcome(Reason.PLANNED, run.message), resource.generation, now)
+            await _write(resource, ports, opened)
+        return blocked
 
 
 async def _unfinalized(resource: Resource, ports: Ports) -> None:

@@ -18,6 +18,7 @@ from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.engines import ENGINES
+from kvmedic.manifests.proposals import Proposal
 from kvmedic.ports import Metrics, View
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.planning import Fault, Workload, plan_of, setting, workload_of
@@ -34,6 +35,8 @@ class Survey:
     plan: Plan | None
     obstacle: Outcome | None
     """Why there is no plan although a branch applies, or why the plan cannot be carried out."""
+    proposal: Proposal | None = None
+    """What to give to the owner of the target, who makes the change instead of us."""
 
     @property
     def burn(self) -> Observation:

@@ -147,6 +147,8 @@ class World:
     began: float = field(default_factory=time.time)
     operators: list[Operator] = field(default_factory=list)
     starts: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Sections of the operator's configuration beside the usual ones."""
 
     @property
     def script(self) -> Path:
@@ -189,6 +191,7 @@ class World:
                 "backoffMost": "500ms",
             },
         }
+        settings |= self.settings
         log = self.directory / "operator.log"
         operator = Operator(Arrangement(settings, kubeconfig, self.script, log, self.began, SPEED))
         self.operators.append(operator)

@@ -15,6 +15,7 @@ from kvmedic.core.resource import Resource
 from kvmedic.kube.errors import ApiError, NoCluster
 from kvmedic.kube.objects import Ref
 from kvmedic.metrics.options import SourceOptions
+from kvmedic.obstacles import accompanied
 from kvmedic.record.store import RESOURCES, resource_of
 from kvmedic.settings import Settings, SettingsError
 from kvmedic.survey import Survey, examine
@@ -77,7 +78,8 @@ async def surveyed(world: Connected, resource: Resource) -> Survey:
     if view is None:
         place = f"namespace {resource.namespace}"
         raise NotThere(f"Deployment {policy.target.name} does not exist in {place}")
-    return await examine(resource, policy, view, world.metrics)
+    found = await examine(resource, policy, view, world.metrics)
+    return await accompanied(found, resource, policy, target_of(world))
 
 
 def with_source(settings: Settings, prometheus: str) -> Settings:

@@ -130,6 +130,8 @@ def _ended(run: Run, seen: Situation) -> Decision | None:
         return Close(outcome_of(Reason.FENCE_LOST))
     if seen.standing is Standing.DRIFTED:
         return Leave(outcome_of(Reason.FLAG_DRIFTED))
+    if seen.standing is Standing.REVERTED:
+        return Leave(outcome_of(Reason.CHANGE_REVERTED))
     return Leave(outcome_of(Reason.ABANDONED)) if seen.wish is Wish.ABANDON else None
 
 

@@ -11,7 +11,8 @@ def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
     """Return why a frozen rollout cannot begin on this fleet, or None.
 
     Each row was seen to break the rollout on a real controller when ignored. `whole`: every replica
-    must be Ready; on the way back that would keep a broken setting in place.
+    must be Ready, and nobody else may own the template; on the way back that would keep a broken
+    setting in place, and an owner that came meanwhile would keep ours.
     """
     unsettled = _unsettled(fleet, whole)
     for applies, reason, message in (
@@ -22,7 +23,7 @@ def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
             f"strategy is {fleet.strategy}: it stops every replica at once; set strategy.type: RollingUpdate",
         ),
         (
-            fleet.owner is not None,
+            whole and fleet.owner is not None,
             fleet.owner.reason if fleet.owner else Reason.OWNED_BY_CONTROLLER,
             _owner_message(fleet.owner),
         ),

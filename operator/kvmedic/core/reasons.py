@@ -57,6 +57,9 @@ class Reason(StrEnum):
     TARGET_NOT_SETTLED = "TargetNotSettled"
     OWNED_BY_CONTROLLER = "OwnedByController"
     MANAGED_BY_GITOPS = "ManagedByGitOps"
+    MANAGED_BY_HELM = "ManagedByHelm"
+    MANAGED_BY_VPA = "ManagedByVerticalPodAutoscaler"
+    AUTOSCALER_ACTIVE = "AutoscalerActive"
     ROTATION_LABEL_IN_SELECTOR = "RotationLabelInSelector"
     ROTATION_LABEL_WITHOUT_EFFECT = "RotationLabelWithoutEffect"
     CLAIMED_BY_ANOTHER = "ClaimedByAnother"
@@ -71,6 +74,8 @@ class Reason(StrEnum):
     BUDGET_EXHAUSTED = "BudgetExhausted"
     OUTSIDE_WINDOWS = "OutsideWindows"
     TOO_FEW_HEALTHY = "TooFewHealthy"
+    RUNS_AT_LIMIT = "RunsAtLimit"
+    STORM_BREAKER_TRIPPED = "StormBreakerTripped"
     # Where a run stands.
     PLANNED = "Planned"
     ROLLING_OUT = "RollingOut"
@@ -89,6 +94,7 @@ class Reason(StrEnum):
     INCONCLUSIVE = "Inconclusive"
     CANARY_FAILED = "CanaryFailed"
     FLAG_DRIFTED = "FlagDrifted"
+    CHANGE_REVERTED = "ChangeReverted"
     SCALED_TO_ZERO = "ScaledToZero"
     FENCE_LOST = "FenceLost"
     ABANDONED = "Abandoned"
@@ -153,6 +159,9 @@ SENTENCES = MappingProxyType(
         Reason.TARGET_NOT_SETTLED: "The Deployment is in the middle of another change.",
         Reason.OWNED_BY_CONTROLLER: "Another controller owns the Deployment and would revert a change.",
         Reason.MANAGED_BY_GITOPS: "A GitOps tool applies the Deployment and would revert a change.",
+        Reason.MANAGED_BY_HELM: "A Helm release owns the Deployment; its next upgrade would revert a change.",
+        Reason.MANAGED_BY_VPA: "A VerticalPodAutoscaler evicts the target's pods and changes their size.",
+        Reason.AUTOSCALER_ACTIVE: "An autoscaler is changing the number of replicas.",
         Reason.ROTATION_LABEL_IN_SELECTOR: "The rotation label is part of the Deployment's own selector.",
         Reason.ROTATION_LABEL_WITHOUT_EFFECT: (
             "No Service selects by the rotation label, so it takes no replica out of rotation."
@@ -168,6 +177,10 @@ SENTENCES = MappingProxyType(
         Reason.BUDGET_EXHAUSTED: "The day's runs are used up.",
         Reason.OUTSIDE_WINDOWS: "No run is opened outside of the spec's windows.",
         Reason.TOO_FEW_HEALTHY: "Fewer replicas are healthy than the spec demands.",
+        Reason.RUNS_AT_LIMIT: "As many runs are open as the operator's configuration allows at once.",
+        Reason.STORM_BREAKER_TRIPPED: (
+            "Several runs ended badly within a short time; no run is opened anywhere for a while."
+        ),
         Reason.PLANNED: "The plan is recorded and its first effect is next.",
         Reason.ROLLING_OUT: "The change is being rolled out, one replica at a time.",
         Reason.AWAITING_CANARY: "The first new replica is starting beside all old ones.",
@@ -184,6 +197,9 @@ SENTENCES = MappingProxyType(
         Reason.INCONCLUSIVE: "The evidence does not allow a verdict.",
         Reason.CANARY_FAILED: "The first new replica did not come up; every old one was left alone.",
         Reason.FLAG_DRIFTED: "Someone else changed the pod template; it was left alone and the run ended.",
+        Reason.CHANGE_REVERTED: (
+            "Someone else put the old setting back; it was left so, and nothing more is tried on it."
+        ),
         Reason.SCALED_TO_ZERO: "The Deployment was scaled to zero during the run.",
         Reason.FENCE_LOST: (
             "Another operator or resource moved the target; this run ended without touching it."

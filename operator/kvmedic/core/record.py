@@ -120,6 +120,8 @@ class ClosedRun:
     steps: tuple[str, ...]
     started_at: datetime
     ended_at: datetime
+    template: str = ""
+    """Hash of the pod template from before it; empty: written by a version that did not say."""
 
 
 @dataclass(frozen=True, slots=True)

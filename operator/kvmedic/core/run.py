@@ -185,6 +185,8 @@ class Standing(StrEnum):
     """The Deployment was deleted, or another of the same name took its place."""
     DRIFTED = "Drifted"
     """Somebody else changed the pod template, the rollout's fields or the claim on them."""
+    REVERTED = "Reverted"
+    """Somebody else put the pod template from before the run back."""
     FENCE_LOST = "FenceLost"
     """The claim annotation is another run's that is open, or was advanced past the record."""
     SCALED_TO_ZERO = "ScaledToZero"
@@ -206,7 +208,7 @@ def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool
         return Standing.FENCE_LOST
     committed = committed_sequence(run, resource_uid, fleet.fence)
     if committed is None or _is_drifted(run, fleet, committed):
-        return Standing.DRIFTED
+        return Standing.REVERTED if _is_reverted(run, fleet) else Standing.DRIFTED
     return Standing.SCALED_TO_ZERO if fleet.replicas == 0 else Standing.AS_RECORDED
 
 
@@ -236,6 +238,16 @@ def _sequence_in(fence: str, claims: str) -> int | None:
     """Return the sequence in a claim that begins as given; None for any other text."""
     number = fence.removeprefix(claims)
     return int(number) if number != fence and number.isdecimal() else None
+
+
+def _is_reverted(run: Run, fleet: Fleet) -> bool:
+    """Return whether a target that drifted has the very template from before the change again."""
+    intent, current = run.intent, run.current
+    forward = current.state in (StepState.ROLLING_OUT, StepState.VERIFYING)
+    if intent is None or not forward:
+        return False
+    had = current.step.after_template in (intent.template_before, intent.template_after)
+    return had and fleet.revision == current.step.before_template
 
 
 def _is_drifted(run: Run, fleet: Fleet, committed: int) -> bool:

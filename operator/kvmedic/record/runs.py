@@ -26,12 +26,16 @@ NEEDS_A_PERSON = frozenset(
         Reason.CANARY_FAILED,
         Reason.SPARE_UNSCHEDULABLE,
         Reason.FLAG_DRIFTED,
+        Reason.CHANGE_REVERTED,
         Reason.FENCE_LOST,
         Reason.NOT_RECOVERED,
         Reason.INCONCLUSIVE,
         Reason.SCALED_TO_ZERO,
         Reason.OWNED_BY_CONTROLLER,
         Reason.MANAGED_BY_GITOPS,
+        Reason.MANAGED_BY_HELM,
+        Reason.MANAGED_BY_VPA,
+        Reason.STORM_BREAKER_TRIPPED,
         Reason.STRATEGY_UNSUPPORTED,
         Reason.TARGET_PAUSED,
         Reason.ROTATION_LABEL_IN_SELECTOR,
@@ -104,6 +108,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         steps=tuple(f"{step.step.line()}: {step.state}" for step in run.steps),
         started_at=run.started_at,
         ended_at=now,
+        template=run.steps[0].step.before_template,
     )
     truth = Truth.TRUE if outcome.reason in HEALED else Truth.FALSE
     claims = (
