@@ -87,7 +87,7 @@ def _contested(found: Survey, resource: Resource, workload: Workload, plan: Plan
         f"Try again: kubectl -n {resource.namespace} annotate --overwrite kvr {resource.name} "
         f"kvmedic.io/try-again={last.id}. Or make the change there"
     )
-    obstacle = Outcome(Reason.CHANGE_REVERTED, advice(why, proposal, _shown(resource)))
+    obstacle = Outcome(Reason.TEMPLATE_CONTESTED, advice(why, proposal, _shown(resource)))
     return replace(found, obstacle=obstacle, proposal=proposal)
 
 

@@ -167,8 +167,8 @@ def test_an_applier_that_leaves_a_mark_is_noticed_before_the_first_effect(
         assert untouched(world, generation)
 
 
-def reverted(world: World) -> bool:
-    return world.condition("ActionRequired") == ("True", "ChangeReverted") and not world.status().get("run")
+def contested(world: World) -> bool:
+    return world.condition("ActionRequired") == ("True", "TemplateContested")
 
 
 @pytest.mark.timeout(240)
@@ -180,23 +180,26 @@ def test_after_one_revert_nothing_more_is_tried_until_a_person_says_so_or_the_te
 
     with applied_every_second(world, "kubectl") as ended:
         world.start()
-        asks = lambda: reverted(world) and "patches:" in told(world, "ActionRequired")  # noqa: E731
-        world.wait(asks, PATIENCE_SECONDS, "the change is reverted, and a person is asked")
+        world.wait(
+            lambda: contested(world), PATIENCE_SECONDS, "the change is reverted, and a person is asked"
+        )
         sentence = told(world, "ActionRequired")
         world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
         time.sleep(TICKS_SECONDS)
         assert world.outcomes() == ["ChangeReverted"]
+        assert "patches:" in sentence
+        assert events(world, "TemplateContested") == [sentence]
         assert "field manager kubectl put the old setting back" in sentence
         assert cap(world) == OLD
         assert world.traces() == []
 
         shown = kvmedic(world, "explain", "llm")
-        assert "ChangeReverted" in shown.stdout
+        assert "TemplateContested" in shown.stdout
 
         command = sentence.partition("Try again: kubectl ")[2].partition(". Or")[0]
         world.cluster.kubectl(*command.split())
         world.wait(lambda: len(world.outcomes()) == 2, PATIENCE_SECONDS, "it is tried once more")
-        world.wait(lambda: reverted(world), PATIENCE_SECONDS, "and reverted again")
+        world.wait(lambda: contested(world), PATIENCE_SECONDS, "and reverted again")
         assert world.outcomes() == ["ChangeReverted", "ChangeReverted"]
         ended.set()
 

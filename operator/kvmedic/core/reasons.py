@@ -58,6 +58,7 @@ class Reason(StrEnum):
     OWNED_BY_CONTROLLER = "OwnedByController"
     MANAGED_BY_GITOPS = "ManagedByGitOps"
     MANAGED_BY_HELM = "ManagedByHelm"
+    TEMPLATE_CONTESTED = "TemplateContested"
     MANAGED_BY_VPA = "ManagedByVerticalPodAutoscaler"
     AUTOSCALER_ACTIVE = "AutoscalerActive"
     ROTATION_LABEL_IN_SELECTOR = "RotationLabelInSelector"
@@ -160,6 +161,7 @@ SENTENCES = MappingProxyType(
         Reason.OWNED_BY_CONTROLLER: "Another controller owns the Deployment and would revert a change.",
         Reason.MANAGED_BY_GITOPS: "A GitOps tool applies the Deployment and would revert a change.",
         Reason.MANAGED_BY_HELM: "A Helm release owns the Deployment; its next upgrade would revert a change.",
+        Reason.TEMPLATE_CONTESTED: "Someone else put a change of this template back; nothing more is tried.",
         Reason.MANAGED_BY_VPA: "A VerticalPodAutoscaler evicts the target's pods and changes their size.",
         Reason.AUTOSCALER_ACTIVE: "An autoscaler is changing the number of replicas.",
         Reason.ROTATION_LABEL_IN_SELECTOR: "The rotation label is part of the Deployment's own selector.",
@@ -198,7 +200,7 @@ SENTENCES = MappingProxyType(
         Reason.CANARY_FAILED: "The first new replica did not come up; every old one was left alone.",
         Reason.FLAG_DRIFTED: "Someone else changed the pod template; it was left alone and the run ended.",
         Reason.CHANGE_REVERTED: (
-            "Someone else put the old setting back; it was left so, and nothing more is tried on it."
+            "Someone else put the old setting back in the middle of the run; it was left so."
         ),
         Reason.SCALED_TO_ZERO: "The Deployment was scaled to zero during the run.",
         Reason.FENCE_LOST: (

@@ -35,6 +35,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.MANAGED_BY_GITOPS,
         Reason.MANAGED_BY_HELM,
         Reason.MANAGED_BY_VPA,
+        Reason.TEMPLATE_CONTESTED,
         Reason.STORM_BREAKER_TRIPPED,
         Reason.STRATEGY_UNSUPPORTED,
         Reason.TARGET_PAUSED,
