@@ -130,6 +130,20 @@ async def test_a_storm_ends_by_the_administrators_word_which_is_read_now_and_the
     assert not crowd.has_tripped(NOW + MINUTE)
 
 
+async def test_the_metrics_follow_the_administrators_word_also_where_nobody_wants_a_run() -> None:
+    crowd, stored, _ = a_crowd(peer("1", bad=2))
+
+    for seconds in range(0, 60, 10):
+        await crowd.heed(NOW + timedelta(seconds=seconds))
+    before = crowd.has_tripped(NOW)
+    stored.over_at = NOW
+    await crowd.heed(NOW + MINUTE)
+
+    assert before
+    assert not crowd.has_tripped(NOW + MINUTE)
+    assert stored.asked == 2
+
+
 async def test_a_storm_ends_by_itself() -> None:
     crowd, _, _ = a_crowd(peer("1", bad=2), peer("2"))
 

@@ -44,6 +44,7 @@ class Crowd:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _over_at: datetime | None = None
     _read_at: datetime | None = None
+    _heeded_at: datetime | None = None
 
     async def hint(self, uid: str, now: datetime) -> Blocked | None:
         """Return what speaks against opening a run, as far as the watch has told."""
@@ -68,8 +69,13 @@ class Crowd:
         return await self._judged(await self.census(), uid, now)
 
     async def heed(self, now: datetime) -> None:
-        """Read the administrator's word while the breaker has tripped, so that the metrics tell it."""
-        await self._trip(self.roster.peers(), now)
+        """Read the administrator's word while the breaker has tripped, so that the metrics tell it.
+
+        It is called on every look at any resource, and does something now and then.
+        """
+        if self._heeded_at is None or not timedelta(0) <= now - self._heeded_at < self.bounds.reread:
+            self._heeded_at = now
+            await self._trip(self.roster.peers(), now)
 
     def has_tripped(self, now: datetime) -> bool:
         """Return whether the breaker has tripped, by the administrator's word as it was last read."""

@@ -72,7 +72,7 @@ class BudgetOptions(Section):
     """Of this operator."""
     runs_per_namespace: Annotated[int, Field(ge=1, le=1000)] = 2
     """Of one namespace."""
-    fleet_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    fleet_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Of all targets that this operator looks after (ratio); rounded down, and one run may always be open."""
 
 

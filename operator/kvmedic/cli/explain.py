@@ -20,6 +20,7 @@ from kvmedic.core.run import Run
 from kvmedic.settings import load as load_settings
 from kvmedic.wiring import connected
 
+_SHOW = ("to see the exact change", "kvmedic plan {name} -n {namespace}")
 _PATCH = "kubectl -n {namespace} patch kvr {name} --type=merge -p '{{\"spec\":{{{field}}}}}'"
 _NEXT = MappingProxyType(
     {
@@ -30,6 +31,12 @@ _NEXT = MappingProxyType(
         Reason.LEVER_NOT_ALLOWED: ("to allow a lever", "kubectl -n {namespace} edit kvr {name}"),
         Reason.SPEC_INVALID: ("to correct the spec", "kubectl -n {namespace} edit kvr {name}"),
         Reason.SPEC_NOT_IMPLEMENTED: ("to correct the spec", "kubectl -n {namespace} edit kvr {name}"),
+        Reason.OWNED_BY_CONTROLLER: _SHOW,
+        Reason.MANAGED_BY_GITOPS: _SHOW,
+        Reason.MANAGED_BY_HELM: _SHOW,
+        Reason.TEMPLATE_CONTESTED: _SHOW,
+        Reason.RUNS_AT_LIMIT: ("to see the open runs", "kubectl get kvr -A"),
+        Reason.STORM_BREAKER_TRIPPED: ("to see how the last runs ended", "kubectl get kvr -A -o yaml"),
         Reason.TARGET_PAUSED: (
             "to resume its rollout",
             "kubectl -n {namespace} rollout resume deployment/{target}",
