@@ -46,14 +46,14 @@ async def accompanied(found: Survey, resource: Resource, policy: Policy, target:
     """
     if found.plan is None:
         return found
-    owned = _proposed(found, resource, policy)
+    owned = proposed(found, resource, policy)
     neighbours = await target.neighbours(found.view)
     plan = replace(found.plan, message="; ".join((found.plan.message, *remarks(neighbours))))
     obstacle = owned.obstacle or hindrance(neighbours, found.view.fleet)
     return replace(owned, plan=plan, obstacle=obstacle)
 
 
-def _proposed(found: Survey, resource: Resource, policy: Policy) -> Survey:
+def proposed(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return a survey with the exact change for the owner of the target, where somebody owns it."""
     refused, fleet, plan = found.obstacle, found.view.fleet, found.plan
     workload = engine_of(found.view, policy)

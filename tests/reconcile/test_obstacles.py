@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvmedic.cli import live
 from kvmedic.cli.plan import _of_survey
 from kvmedic.cli.report import Form
 from kvmedic.core.fleet import Fleet, Owner
@@ -20,6 +21,7 @@ from kvmedic.core.record import ClosedRun, ConditionType, Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.template import template_hash
+from kvmedic.kube.errors import Call, Refused
 from kvmedic.obstacles import accompanied
 from kvmedic.record.surveys import REFRESH, planned
 from kvmedic.survey import Survey, examine
@@ -166,6 +168,25 @@ async def test_the_command_prints_the_change_for_the_owner() -> None:
         "how": found.proposal.how,
         "change": found.proposal.text,
     }
+
+
+async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Closed:
+        async def look(self, namespace: str, policy: Any) -> Any:
+            return SimpleNamespace(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE)
+
+        async def neighbours(self, view: Any) -> Neighbours:
+            raise Refused(Call("list", "/apis/keda.sh/v1alpha1/scaledobjects"), 403, "Forbidden")
+
+    monkeypatch.setattr(live, "target_of", lambda world: Closed())
+
+    found = await live.surveyed(SimpleNamespace(metrics=Asked(State.THRASH)), a_resource())
+
+    assert found.plan is not None
+    assert found.proposal is not None
+    assert "left out: list /apis/keda.sh/v1alpha1/scaledobjects: 403 Forbidden" in capsys.readouterr().err
 
 
 async def test_a_patch_in_a_condition_follows_the_plan_that_is_shown() -> None:

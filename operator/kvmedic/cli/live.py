@@ -12,10 +12,10 @@ import typer
 
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
-from kvmedic.kube.errors import ApiError, NoCluster
+from kvmedic.kube.errors import ApiError, NoCluster, Refused
 from kvmedic.kube.objects import Ref
 from kvmedic.metrics.options import SourceOptions
-from kvmedic.obstacles import accompanied
+from kvmedic.obstacles import accompanied, proposed
 from kvmedic.record.store import RESOURCES, resource_of
 from kvmedic.settings import Settings, SettingsError
 from kvmedic.survey import Survey, examine
@@ -70,6 +70,8 @@ async def load(world: Connected, which: Name) -> Resource:
 async def surveyed(world: Connected, resource: Resource) -> Survey:
     """Return what a look at a resource's target finds; it is told to nobody else.
 
+    Who may not read autoscalers and disruption budgets is shown the rest all the same.
+
     Raises:
         NotThere: the target does not exist, or the spec cannot be followed.
     """
@@ -79,7 +81,11 @@ async def surveyed(world: Connected, resource: Resource) -> Survey:
         place = f"namespace {resource.namespace}"
         raise NotThere(f"Deployment {policy.target.name} does not exist in {place}")
     found = await examine(resource, policy, view, world.metrics)
-    return await accompanied(found, resource, policy, target_of(world))
+    try:
+        return await accompanied(found, resource, policy, target_of(world))
+    except Refused as error:
+        print(f"autoscalers and disruption budgets were left out: {error}", file=sys.stderr)
+        return proposed(found, resource, policy)
 
 
 def with_source(settings: Settings, prometheus: str) -> Settings:
