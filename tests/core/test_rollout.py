@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvmedic.core.fleet import Fleet
@@ -120,7 +120,12 @@ def test_a_walk_reaches_every_replica_and_loses_nobody_who_takes_requests(replic
     assert model.fewest >= replicas
 
 
+BETWEEN_THE_CONTROLLERS = [(0, 0)] * 3 + [(3, 0), (4, 2), (5, 0), (5, 0), (6, 0), (0, 0), (0, 0)]
+"""The Deployment's controller has acted on a pulse, the ReplicaSet's has not yet."""
+
+
 @given(replicas=st.integers(1, 5), events=EVENTS, turn=st.integers(0, 80), after=EVENTS)
+@example(replicas=2, events=BETWEEN_THE_CONTROLLERS, turn=10, after=[(0, 0), (5, 0)])
 @MANY
 def test_a_walk_turned_round_anywhere_brings_the_old_setting_back_and_loses_nobody(
     replicas, events, turn, after

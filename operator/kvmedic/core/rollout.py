@@ -16,6 +16,7 @@ counted by the ReplicaSets' specs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -143,9 +144,8 @@ def resting_move(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Mov
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     if fleet.fields.is_frozen and not fleet.fields.paused:
         return _await_controller(fleet, now, pulsed_at)
-    for pod in fleet.pods:
-        if pod.cordoned and not pod.terminating:
-            return Uncordon(pod)
+    if back := _back_in(fleet, fleet.pods):
+        return back
     return Wait(Reason.HOLDING, "the fleet stands still with every replica in rotation")
 
 
@@ -155,11 +155,23 @@ def releasing_move(fleet: Fleet, recorded: RolloutFields) -> Move:
     Cordoned pods go back into rotation before the rollout is let go, so that whatever the
     controller does then, it does to a whole fleet.
     """
-    for pod in fleet.pods:
-        if pod.cordoned and not pod.terminating:
-            return Uncordon(pod)
+    if back := _back_in(fleet, fleet.pods):
+        return back
     ours = released(fleet.fields, recorded)
     return Settled() if ours == fleet.fields else Release(ours)
+
+
+def _back_in(fleet: Fleet, pods: Iterable[Pod]) -> Move | None:
+    """Return the move that puts the first cordoned pod back into rotation, once it is sure that it stays.
+
+    A ReplicaSet with a pod more than it is told ends one, the cordoned one first, with what it serves then.
+    """
+    pod = next((pod for pod in pods if pod.cordoned and not pod.terminating), None)
+    if pod is None:
+        return None
+    if len(fleet.serving(pod.revision)) > fleet.desired(pod.revision):
+        return Wait(Reason.AWAITING_CONTROLLER, f"a ReplicaSet has yet to end a pod, maybe {pod.name}")
+    return Uncordon(pod)
 
 
 def released(seen: RolloutFields, recorded: RolloutFields) -> RolloutFields:
@@ -217,8 +229,7 @@ def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -
 def _failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     """Return why a new replica will not come up, if one will not.
 
-    On the way back nothing is given up: the replicas of the old setting may look back on many
-    restarts, and there is nowhere else to go.
+    On the way back nothing is given up: old replicas may have restarted often, and there is no other way.
     """
     if order.repairs:
         return None
@@ -233,15 +244,12 @@ def _failure_of(pod: Pod, leaving: bool, order: Order, now: datetime) -> Failed 
         why = pod.waiting_reason or f"{pod.restarts} restarts"
         return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} does not start: {why}")
     waited = now - _unready_since(pod)
+    spare, start = (int(each.total_seconds()) for each in (order.spare_limit, order.start_limit))
     if pod.unschedulable and not leaving and waited > order.spare_limit:
-        limit = int(order.spare_limit.total_seconds())
-        return Failed(
-            Reason.SPARE_UNSCHEDULABLE,
-            f"no node took {pod.name} within {limit} s: free one device or raise the quota",
-        )
+        text = f"no node took {pod.name} within {spare} s: free one device or raise the quota"
+        return Failed(Reason.SPARE_UNSCHEDULABLE, text)
     if not pod.ready and waited > order.start_limit:
-        limit = int(order.start_limit.total_seconds())
-        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} was not Ready within {limit} s")
+        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} was not Ready within {start} s")
     return None
 
 
@@ -273,9 +281,8 @@ def _finish(fleet: Fleet, order: Order) -> Move:
 
 def _after_restore(fleet: Fleet, order: Order) -> Move:
     """Return whether the rollout is complete, or what it waits for."""
-    for pod in fleet.serving(order.toward):
-        if pod.cordoned:
-            return Uncordon(pod)
+    if back := _back_in(fleet, fleet.serving(order.toward)):
+        return back
     others = [pod for pod in fleet.pods if pod.revision != order.toward and not pod.terminating]
     ready = sum(pod.ready for pod in fleet.serving(order.toward))
     if fleet.observed and not others and ready >= fleet.replicas:
@@ -294,8 +301,8 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
             Reason.AWAITING_CONTROLLER, "the wanted ReplicaSet has not taken over the frozen fields yet"
         )
     victim = chosen(old, order.victim)
-    if stray := next((p for p in old if p.cordoned and p.uid != victim.uid), None):
-        return Uncordon(stray)
+    if back := _back_in(fleet, (pod for pod in old if pod.uid != victim.uid)):
+        return back
     if waiting := _drain(fleet, victim, order):
         return waiting
     return _let_go(fleet, victim, old, now)
@@ -359,8 +366,8 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     if not fleet.fields.paused:
         return _await_controller(fleet, now, order.pulsed_at)
     leaving, wanted = fleet.serving(order.away), fleet.serving(order.toward)
-    if stray := next((p for p in wanted if p.cordoned), None):
-        return Uncordon(stray)
+    if back := _back_in(fleet, wanted):
+        return back
     if fleet.replicas == 0:
         return Revert(order.edit, order.recorded)
     if not leaving:
