@@ -6,11 +6,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
+
+from kvmedic.api.quantities import format_duration
+from kvmedic.frame import BudgetOptions, StormOptions
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -152,3 +156,20 @@ def test_every_page_is_reached_from_the_readme() -> None:
     orphans = set((ROOT / "docs").rglob("*.md")) - linked_from(README)
 
     assert sorted(map(shown, orphans)) == [], "link each page in docs/README.md"
+
+
+def test_the_operators_limits_are_told_with_their_defaults() -> None:
+    page = (ROOT / "docs" / "reference" / "operator-limits.md").read_text()
+    rows = re.findall(r"^\| `(\w+)\.(\w+)` \| (\S+) \|", page, re.MULTILINE)
+    sections = {"budgets": BudgetOptions(), "storm": StormOptions()}
+
+    wanted = {
+        (name, field): default
+        for name, options in sections.items()
+        for field, default in options.model_dump(by_alias=True).items()
+    }
+    told = {(name, field): default for name, field, default in rows}
+    assert told == {
+        key: format_duration(value) if isinstance(value, timedelta) else str(value)
+        for key, value in wanted.items()
+    }

@@ -63,6 +63,37 @@ class LeadershipOptions(Section):
     """How long one try may take."""
 
 
+class BudgetOptions(Section):
+    """How many runs may be open at once. The defaults are choices, not measurements: each open run takes a
+    spare replica's devices and holds a change that nobody has judged yet, so that a wrong one should meet
+    few fleets. Ways back are never counted."""
+
+    runs: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Of this operator."""
+    runs_per_namespace: Annotated[int, Field(ge=1, le=1000)] = 2
+    """Of one namespace."""
+    fleet_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Of all targets that this operator looks after (ratio); rounded down, and one run may always be open."""
+
+
+class StormOptions(Section):
+    """When so many runs end badly that no new one is opened anywhere. Open runs are ended, forward or back.
+
+    The bounds keep everything that counts within the 24 hours that a resource's ten closed runs cover."""
+
+    runs: Annotated[int, Field(ge=1, le=100)] = 3
+    """Bad ends that trip the breaker. A choice: one is chance, two may be one fleet, three are a pattern."""
+    window: Annotated[timedelta, within("1m", "12h")] = timedelta(hours=1)
+    """Time between the first and the last of them, at most. With the usual cooldown (30m) one fleet alone
+    hardly gets there."""
+    lasts: Annotated[timedelta, within("1m", "12h")] = timedelta(hours=1)
+    """How long after the last of them no run is opened: time for a person to look."""
+    over: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)] = (
+        "kvmedic-storm-over"
+    )
+    """Name of the ConfigMap in the operator's namespace by which an administrator says that it is over."""
+
+
 class ProcessOptions(Section):
     """The process itself."""
 

@@ -26,6 +26,7 @@ from kvmedic.kube.errors import Conflict, Refused, Unavailable
 from kvmedic.loop import Loop
 from kvmedic.ports import Ports
 from kvmedic.reconcile import reconcile
+from kvmedic.record.peers import peer_of
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.roster import Entry, Roster
 
@@ -174,9 +175,8 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
 
 def _entry(event: kopf.RawEvent) -> Entry:
     """Return what the roster keeps of a resource."""
-    body = event["object"]
-    target = (body.get("spec") or {}).get("targetRef") or {}
-    return Entry(str(target.get("name")), str(body["metadata"].get("creationTimestamp")))
+    body: dict[str, Any] = dict(event["object"])
+    return Entry(peer_of(body), str(body["metadata"].get("creationTimestamp")))
 
 
 def _credentials(**kwargs: Any) -> kopf.ConnectionInfo | None:

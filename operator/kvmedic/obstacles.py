@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from kvmedic.core.approval import Request, approved
 from kvmedic.core.gates import Blocked, forward_gate, opening_gate
+from kvmedic.core.neighbours import hindrance, remarks
+from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import frozen_message
@@ -13,8 +16,9 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome, is_foreign
-from kvmedic.ports import Ports, View
-from kvmedic.runbooks.planning import Fault
+from kvmedic.handover import advice, handed_over
+from kvmedic.ports import Ports, Target, View
+from kvmedic.runbooks.planning import Fault, Workload
 from kvmedic.survey import Survey, engine_of
 
 
@@ -42,6 +46,62 @@ def unrecognised(policy: Policy, view: View) -> Outcome | None:
     if isinstance(engine, Fault) and engine.reason in (Reason.ENGINE_UNRECOGNISED, Reason.TARGET_NOT_FOUND):
         return Outcome(engine.reason, engine.message)
     return None
+
+
+async def accompanied(found: Survey, resource: Resource, policy: Policy, target: Target) -> Survey:
+    """Return a survey that knows the target's other masters: who owns it, who scales it.
+
+    They are asked only where there is a plan. An obstacle that was found before stays.
+    """
+    if found.plan is None:
+        return found
+    owned = proposed(found, resource, policy)
+    neighbours = await target.neighbours(found.view)
+    plan = replace(found.plan, message="; ".join((found.plan.message, *remarks(neighbours))))
+    obstacle = owned.obstacle or hindrance(neighbours, found.view.fleet)
+    return replace(owned, plan=plan, obstacle=obstacle)
+
+
+def proposed(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return a survey with the exact change for the owner of the target, where somebody owns it."""
+    refused, fleet, plan = found.obstacle, found.view.fleet, found.plan
+    workload = engine_of(found.view, policy)
+    if plan is None or not isinstance(workload, Workload):
+        return found
+    if refused is None:
+        return _contested(found, resource, workload, plan)
+    if fleet.owner is None or fleet.owner.template is None or refused.reason is not fleet.owner.reason:
+        return found
+    proposal = handed_over(fleet.owner.template, fleet.namespace, workload, plan)
+    message = advice(refused.message, proposal, _shown(resource))
+    return replace(found, obstacle=Outcome(refused.reason, message), proposal=proposal)
+
+
+def _contested(found: Survey, resource: Resource, workload: Workload, plan: Plan) -> Survey:
+    """Return a survey that knows whether somebody put the setting back that a run had changed.
+
+    That counts until the template is another one, or a person names the run.
+    """
+    fleet, history = found.view.fleet, resource.record.history if resource.record else ()
+    reverted = (
+        run for run in history if run.outcome is Reason.CHANGE_REVERTED and run.template == fleet.revision
+    )
+    last = next(reverted, None)
+    if last is None or resource.retried == last.id:
+        return found
+    who = f"field manager {fleet.editor}" if fleet.editor else "somebody else"
+    proposal = handed_over(TemplateOwner(OwnerKind.APPLIER, who), fleet.namespace, workload, plan)
+    why = (
+        f"{who} put the old setting back in run {last.id}; nothing more is tried on this template. "
+        f"Try again: kubectl -n {resource.namespace} annotate --overwrite kvr {resource.name} "
+        f"kvmedic.io/try-again={last.id}. Or make the change there"
+    )
+    obstacle = Outcome(Reason.TEMPLATE_CONTESTED, advice(why, proposal, _shown(resource)))
+    return replace(found, obstacle=obstacle, proposal=proposal)
+
+
+def _shown(resource: Resource) -> str:
+    return f"kvmedic plan {resource.name} -n {resource.namespace}"
 
 
 async def claimed(resource: Resource, found: Survey, ports: Ports) -> Outcome | None:
@@ -84,3 +144,8 @@ async def consent(
         max_age=policy.limits.approval_max_age,
     )
     return approved(request, await ports.approvals.of(resource.namespace, resource.name), now)
+
+
+async def crowded(resource: Resource, found: Survey, ports: Ports, now: datetime) -> Blocked | None:
+    """Return what speaks against one more open run beside those of all other resources."""
+    return None if found.plan is None else await ports.crowd.hint(resource.uid, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -10,8 +11,9 @@ from typing import Protocol
 from kvmedic.core.approval import Approval, Unreadable
 from kvmedic.core.evidence import Look, Observation, Pool, Reading
 from kvmedic.core.fleet import Fleet, Pod
-from kvmedic.core.gates import Stop
+from kvmedic.core.gates import Blocked, Stop
 from kvmedic.core.moves import Effect
+from kvmedic.core.neighbours import Neighbours
 from kvmedic.core.policy import Policy
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
@@ -58,6 +60,9 @@ class Target(Protocol):
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
+
+    async def neighbours(self, view: View) -> Neighbours:
+        """Return who else has a say in the target's replicas and pods."""
 
     async def apply(self, fleet: Fleet, effect: Effect, claim: str) -> None:
         """Carry out one effect on the fleet as it was viewed. Raises Conflict when it moved."""
@@ -124,6 +129,25 @@ class Roster(Protocol):
         """Return the oldest resource of the same target, if that is another one."""
 
 
+class Crowd(Protocol):
+    """All resources together: how many runs may be open, and whether new ones may be."""
+
+    async def heed(self, now: datetime) -> None:
+        """Read the administrator's word while too many runs ended badly."""
+
+    def has_tripped(self, now: datetime) -> bool:
+        """Return whether that keeps new runs from being opened, by his word as it was last read."""
+
+    async def hint(self, uid: str, now: datetime) -> Blocked | None:
+        """Return what speaks against opening a run of a resource, as far as the watch has told."""
+
+    def place(self, uid: str, now: datetime) -> AbstractAsyncContextManager[Blocked | None]:
+        """Give the turn to open a run, with what speaks against it after all."""
+
+    async def confirmed(self, uid: str, now: datetime) -> Blocked | None:
+        """Return what speaks against beginning a run that was opened."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How soon the next look follows. All are settings, so that tests can shorten them."""
@@ -177,4 +201,5 @@ class Ports:
     approvals: Approvals
     leader: Leader
     roster: Roster
+    crowd: Crowd
     pace: Pace

@@ -98,7 +98,10 @@ async def _is_held(tick: Tick, fleet: Fleet) -> bool:
 async def _blocked(tick: Tick) -> Blocked | None:
     if tick.problem is not None:
         return Blocked(tick.problem.reason, tick.problem.message)
-    return forward_gate(tick.policy, await tick.ports.stop.read())
+    blocked = forward_gate(tick.policy, await tick.ports.stop.read())
+    if blocked is not None or tick.run.intent is not None:
+        return blocked
+    return await tick.ports.crowd.confirmed(tick.resource.uid, tick.now)
 
 
 async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:

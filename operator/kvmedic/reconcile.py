@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from kvmedic.core.decide import Wish, outcome_of
 from kvmedic.core.diagnosis import Inconclusive
+from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
@@ -19,7 +20,7 @@ from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome, Run, StepRecord, Terms
 from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
-from kvmedic.obstacles import claimed, consent, gate, unfit, unrecognised
+from kvmedic.obstacles import accompanied, claimed, consent, crowded, gate, unfit, unrecognised
 from kvmedic.ports import Ports, Senses
 from kvmedic.pursue import pursue
 from kvmedic.record.runs import reported
@@ -104,26 +105,31 @@ async def _survey(
     problem = unfit(resource, policy, view, ports)
     if view is None or problem is not None:
         return await _complain(replace(resource, problem=problem), record, ports, now)
+    await ports.crowd.heed(now)
     found = await survey(resource, policy, view, Senses(ports.metrics, ports.target))
+    found = await accompanied(found, resource, policy, ports.target)
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
     if good := await proved_good(found, resource, policy, ports.metrics, now):
         seen = with_last_good(seen, good)
     held = found.obstacle or unrecognised(policy, view) or await claimed(resource, found, ports)
     why = held or await gate(policy, record, found, ports, now)
+    why = why or await crowded(resource, found, ports, now)
     baseline = found.baseline()
     if found.plan is not None and why is None and isinstance(baseline, Inconclusive):
         why = Outcome(baseline.reason, baseline.message)
     granted = None if found.plan is None or why else await consent(resource, policy, found.plan, ports, now)
     if isinstance(granted, Outcome):
         why = granted
-    if found.plan is None or why is not None or isinstance(baseline, Inconclusive):
-        await _write(resource, ports, planned(seen, found.plan, why, resource.generation, now))
-        await _unfinalized(resource, ports)
-        return ports.pace.idle
-    run = _run(found, found.plan, baseline, now)
-    terms = Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
-    approval = granted if isinstance(granted, Approved) else None
-    return await _open(resource, seen, replace(run, terms=terms, approval=approval), ports, now)
+    if found.plan is not None and why is None and not isinstance(baseline, Inconclusive):
+        run = _run(found, found.plan, baseline, now)
+        terms = Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
+        approval = granted if isinstance(granted, Approved) else None
+        why = await _opened(resource, seen, replace(run, terms=terms, approval=approval), ports, now)
+        if why is None:
+            return AT_ONCE
+    await _write(resource, ports, planned(seen, found.plan, why, resource.generation, now))
+    await _unfinalized(resource, ports)
+    return ports.pace.idle
 
 
 def _run(found: Survey, plan: Plan, baseline: Baseline | None, now: datetime) -> Run:
@@ -146,15 +152,22 @@ def _run(found: Survey, plan: Plan, baseline: Baseline | None, now: datetime) ->
     )
 
 
-async def _open(resource: Resource, record: Record, run: Run, ports: Ports, now: datetime) -> timedelta:
-    """Put the finalizer on first, then open the run on the next tick's fresh evidence."""
+async def _opened(
+    resource: Resource, record: Record, run: Run, ports: Ports, now: datetime
+) -> Blocked | None:
+    """Put the finalizer on first, then open the run on the next tick's fresh evidence.
+
+    One resource at a time has the turn to do so; returns what speaks against it after all.
+    """
     if not resource.finalized:
         await ports.store.finalize(resource, present=True)
-        return AT_ONCE
-    opened = replace(record, run=run)
-    opened = reported(opened, Outcome(Reason.PLANNED, run.message), resource.generation, now)
-    await _write(resource, ports, opened)
-    return AT_ONCE
+        return None
+    async with ports.crowd.place(resource.uid, now) as blocked:
+        if blocked is None:
+            opened = replace(record, run=run)
+            opened = reported(opened, Outcome(Reason.PLANNED, run.message), resource.generation, now)
+            await _write(resource, ports, opened)
+        return blocked
 
 
 async def _unfinalized(resource: Resource, ports: Ports) -> None:

@@ -1,13 +1,15 @@
-"""Which resources look after which target, as the watch tells: a hint for people, never the lock.
+"""Which resources there are, as the watch tells: a hint, never the lock.
 
 Two resources on one target would take turns on it. The claim on the target keeps them from acting at
-once; this keeps the younger one from acting at all, and lets it say why.
+once; this keeps the younger one from acting at all, and lets it say why. It also tells how many runs
+are open, so that most of those that have to wait for one another need not ask the API server.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvmedic.core.crowd import Peer
 from kvmedic.core.resource import Key
 
 
@@ -15,10 +17,14 @@ from kvmedic.core.resource import Key
 class Entry:
     """One resource."""
 
-    target: str
-    """Name of its target, in its own namespace."""
+    peer: Peer
     created_at: str
     """`metadata.creationTimestamp`: RFC 3339 in UTC, so its text sorts by time."""
+
+    @property
+    def target(self) -> str:
+        """Return the name of its target, in its own namespace."""
+        return self.peer.target
 
 
 @dataclass(slots=True)
@@ -45,3 +51,8 @@ class Roster:
         ]
         eldest = min(peers, key=lambda k: (self._entries[k].created_at, k.uid))
         return None if eldest == key else eldest
+
+    def peers(self) -> tuple[Peer, ...]:
+        """Return every known resource as the others see it."""
+        # A copy: the operator's own metrics are served by a thread of their own.
+        return tuple(entry.peer for entry in list(self._entries.values()))

@@ -20,7 +20,14 @@ from pydantic_settings.exceptions import SettingsError as UnreadableVariable
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvmedic.frame import KubernetesOptions, LeadershipOptions, PaceOptions, ProcessOptions
+from kvmedic.frame import (
+    BudgetOptions,
+    KubernetesOptions,
+    LeadershipOptions,
+    PaceOptions,
+    ProcessOptions,
+    StormOptions,
+)
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 
 FILE_VARIABLE = "KVMEDIC_CONFIG"
@@ -56,6 +63,8 @@ class Settings(BaseSettings):
     pace: PaceOptions = PaceOptions()
     kubernetes: KubernetesOptions = KubernetesOptions()
     leadership: LeadershipOptions = LeadershipOptions()
+    budgets: BudgetOptions = BudgetOptions()
+    storm: StormOptions = StormOptions()
     process: ProcessOptions = Field(default_factory=lambda: ProcessOptions())  # noqa: PLW0108 - mypy cannot see the defaults of a class used as a factory
 
     @field_validator("sources")

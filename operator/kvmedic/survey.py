@@ -34,6 +34,7 @@ from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.core.vitals import Device, Vitals
 from kvmedic.engines import ENGINES
+from kvmedic.manifests.proposals import Proposal
 from kvmedic.ports import Ends, Metrics, Senses, View
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.planning import (
@@ -58,6 +59,8 @@ class Survey:
     plan: Plan | None
     obstacle: Outcome | None
     """Why there is no plan although a branch applies, or why the plan cannot be carried out."""
+    proposal: Proposal | None = None
+    """What to give to the owner of the target, who makes the change instead of us."""
 
     @property
     def burn(self) -> Observation:

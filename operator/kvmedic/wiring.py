@@ -11,8 +11,11 @@ from pathlib import Path
 
 from kvmedic.cluster.approvals import StoredApprovals
 from kvmedic.cluster.stop import read_stop
+from kvmedic.cluster.storm import storm_over_at
 from kvmedic.cluster.target import DeploymentTarget
+from kvmedic.core.crowd import Breaker, Budgets
 from kvmedic.core.gates import Stop
+from kvmedic.crowd import Bounds, Crowd
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.frame import KubernetesOptions, PaceOptions
 from kvmedic.handlers import Backoff, Frame, Operator, serve, utc_now
@@ -90,7 +93,26 @@ def ports_of(
         approvals=StoredApprovals(world.client),
         leader=leader,
         roster=roster,
+        crowd=crowd_of(settings, world, roster),
         pace=pace_of(settings.pace),
+    )
+
+
+def crowd_of(settings: Settings, world: Connected, roster: Roster) -> Crowd:
+    """Return the resources of one operator together, bound by its configuration."""
+    process, storm = settings.process, settings.storm
+    bounds = Bounds(
+        Budgets(**dict(settings.budgets)),
+        Breaker(storm.runs, storm.window, storm.lasts),
+        over=f"kubectl -n {process.namespace} create configmap {storm.over}",
+        reread=settings.pace.idle,
+    )
+    store = Store(world.client)
+    return Crowd(
+        bounds,
+        roster,
+        census=lambda: store.peers(process.watch),
+        storm_over_at=lambda: storm_over_at(world.client, process.namespace, storm.over),
     )
 
 
@@ -103,6 +125,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
         telemetry.leading.set_function(lambda: float(leadership.is_held()))
         roster = Roster()
         ports = ports_of(settings, world, reporter, leadership, roster)
+        telemetry.storm.set_function(lambda: float(ports.crowd.has_tripped(substitutes.clock())))
         operator = Operator(
             ports=replace(ports, metrics=substitutes.metrics or ports.metrics),
             telemetry=telemetry,

@@ -11,10 +11,10 @@ import pytest
 
 from kvmedic.cluster.exposure import in_rotation, rotation_of, selector_text
 from kvmedic.cluster.marks import CORDON_COST, DELETION_COST
-from kvmedic.cluster.ownership import owner_of
+from kvmedic.cluster.ownership import last_editor, owner_of
 from kvmedic.cluster.pods import Frame, pod_of
 from kvmedic.cluster.snapshot import container_index, rollout_fields, snapshot
-from kvmedic.core.fleet import Fleet, Owner, RolloutFields, Rotation
+from kvmedic.core.fleet import Fleet, RolloutFields, Rotation
 from kvmedic.core.reasons import Reason
 from kvmedic.core.template import template_hash
 from kvmedic.kube.client import Client, Limits, connect
@@ -286,10 +286,6 @@ NOBODY: list[tuple[str, dict[str, Any]]] = [
         "an owner that does not control",
         {"metadata": {"ownerReferences": [{"kind": "ConfigMap", "name": "a"}]}},
     ),
-    (
-        "a Helm release, which a person upgrades",
-        marked("annotations", **{"meta.helm.sh__release-name": "llm"}),
-    ),
     ("a label that every Helm chart sets", marked("labels", **{"app.kubernetes.io__instance": "llm"})),
     ("kubectl apply", managed("kubectl-client-side-apply", "Update", TEMPLATE)),
     ("kubectl apply --server-side", managed("kubectl", "Apply", TEMPLATE)),
@@ -325,7 +321,7 @@ SOMEBODY: list[tuple[str, dict[str, Any], Reason, str]] = [
         "its controller",
         {"metadata": {"ownerReferences": [{"kind": "ConfigMap", "name": "a"}, CONTROLLER]}},
         Reason.OWNED_BY_CONTROLLER,
-        "InferenceService llm",
+        "KServe InferenceService llm",
     ),
     (
         "KServe",
@@ -334,10 +330,39 @@ SOMEBODY: list[tuple[str, dict[str, Any], Reason, str]] = [
         "KServe InferenceService llm",
     ),
     (
+        "another controller",
+        {"metadata": {"ownerReferences": [{"kind": "Rollout", "name": "llm", "controller": True}]}},
+        Reason.OWNED_BY_CONTROLLER,
+        "Rollout llm",
+    ),
+    (
+        "a Helm release",
+        marked("annotations", **{"meta.helm.sh__release-name": "llm"}),
+        Reason.MANAGED_BY_HELM,
+        "Helm release llm",
+    ),
+    (
+        "a chart that Argo CD applies",
+        {
+            "metadata": {
+                "labels": {"app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/instance": "llm"},
+                "managedFields": managed("argocd-controller", "Apply", TEMPLATE)["metadata"]["managedFields"],
+            }
+        },
+        Reason.MANAGED_BY_GITOPS,
+        "Argo CD (field manager argocd-controller)",
+    ),
+    (
+        "Rancher Fleet by label",
+        marked("labels", **{"fleet.cattle.io__bundle-id": "apps"}),
+        Reason.MANAGED_BY_GITOPS,
+        "Rancher Fleet bundle apps",
+    ),
+    (
         "Argo CD by annotation",
         marked("annotations", **{"argocd.argoproj.io__tracking-id": "apps:apps/Deployment:ns/llm"}),
         Reason.MANAGED_BY_GITOPS,
-        "Argo CD application apps:apps/Deployment:ns/llm",
+        "Argo CD Application apps",
     ),
     (
         "Flux by label",
@@ -387,7 +412,25 @@ SOMEBODY: list[tuple[str, dict[str, Any], Reason, str]] = [
     ("body", "reason", "name"), [each[1:] for each in SOMEBODY], ids=[each[0] for each in SOMEBODY]
 )
 def test_somebody_else_decides(body: dict[str, Any], reason: Reason, name: str) -> None:
-    assert owner_of(body) == Owner(reason, name)
+    owner = owner_of(body)
+
+    assert owner is not None
+    assert (owner.reason, owner.name) == (reason, name)
+    assert str(owner.template) == name
+
+
+def test_the_last_editor_of_the_template_is_told_and_is_not_us() -> None:
+    entries = [
+        managed("kubectl-create", "Update", TEMPLATE, time="2026-03-01T03:00:00Z"),
+        managed("argocd", "Update", TEMPLATE, time="2026-03-01T03:00:02Z"),
+        managed("autoscaler", "Update", {"f:replicas": {}}, time="2026-03-01T03:00:08Z"),
+        managed("status", "Update", TEMPLATE, time="2026-03-01T03:00:08Z", subresource="status"),
+        managed("kvmedic", "Update", TEMPLATE, time="2026-03-01T03:00:09Z"),
+    ]
+    body = {"metadata": {"managedFields": [e["metadata"]["managedFields"][0] for e in entries]}}
+
+    assert last_editor(body) == "argocd"
+    assert last_editor({"metadata": {}}) == ""
 
 
 def exposed(*services: dict[str, Any], slices: tuple[dict[str, Any], ...] = (), **spec: Any) -> Rotation:

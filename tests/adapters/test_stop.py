@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from kubernetes.aio.client import Configuration
 
 from kvmedic.cluster.stop import read_stop
+from kvmedic.cluster.storm import storm_over_at
 from kvmedic.core.gates import Stop
 from kvmedic.kube.client import Client, Limits, connect
 from lab.cluster.light import LightCluster
@@ -43,6 +45,24 @@ async def test_without_permission_nobody_knows(light: LightCluster, namespace: s
     kubeconfig = light.impersonate("default", namespace).write_kubeconfig(tmp_path / "config")
     async with await connect(kubeconfig, Limits()) as nobody:
         assert await read_stop(nobody, namespace, "kvmedic-stop") is Stop.UNREADABLE
+
+
+@pytest.mark.light
+async def test_a_storm_is_over_since_somebody_said_so(
+    client: Client, light: LightCluster, namespace: str
+) -> None:
+    before = await storm_over_at(client, namespace, "kvmedic-storm-over")
+    light.kubectl("-n", namespace, "create", "configmap", "kvmedic-storm-over")
+    made = light.api.get("ConfigMap", "kvmedic-storm-over", namespace)["metadata"]["creationTimestamp"]
+    after = await storm_over_at(client, namespace, "kvmedic-storm-over")
+
+    assert before is None
+    assert after == datetime.fromisoformat(made)
+
+
+async def test_a_word_that_cannot_be_read_was_not_said() -> None:
+    async with Client(Configuration(host="http://127.0.0.1:1"), Limits()) as client:
+        assert await storm_over_at(client, "kvmedic-system", "kvmedic-storm-over") is None
 
 
 async def test_without_an_answer_nobody_knows() -> None:

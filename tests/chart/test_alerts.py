@@ -85,6 +85,7 @@ def test_nobody_leads(inputs: list[dict[str, str]], at: str, tmp_path: Path, *, 
         ("KvmedicActionRequired", "kvmedic_action_required"),
         ("KvmedicStalled", "kvmedic_stalled"),
         ("KvmedicMetricsUnavailable", "kvmedic_metrics_unavailable"),
+        ("KvmedicStormBreakerTripped", "kvmedic_storm_breaker_tripped"),
     ],
 )
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import yaml
 from chart.generated import ROOT, SCOPES, permissions, stale
 from chart.rendering import Object, Rendered, kustomize, render
 from kvmedic.core import plan
-from kvmedic.frame import LeadershipOptions, ProcessOptions
+from kvmedic.frame import LeadershipOptions, ProcessOptions, StormOptions
 
 PARTS = {"frame", "evidence", "gate", "record", "leadership"}
 
@@ -59,7 +59,10 @@ def test_every_permission_names_a_part_or_a_step_and_every_step_has_one() -> Non
 def test_the_named_objects_are_those_that_the_operator_asks_for() -> None:
     named = {row.resource: row.names for row in permissions() if row.names}
 
-    assert named == {"configmaps": (ProcessOptions().stop,), "leases": (LeadershipOptions().lease,)}
+    assert named == {
+        "configmaps": (ProcessOptions().stop, StormOptions().over),
+        "leases": (LeadershipOptions().lease,),
+    }
 
 
 def test_no_verb_is_given_twice_or_by_a_wildcard() -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from chart.generated import CHART
 from chart.rendering import Values, refusal, render
-from kvmedic.frame import KubernetesOptions, LeadershipOptions, PaceOptions
+from kvmedic.frame import BudgetOptions, KubernetesOptions, LeadershipOptions, PaceOptions, StormOptions
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from kvmedic.sections import Section
 
@@ -70,6 +70,9 @@ def source(**fields: Any) -> Values:
         ({"pace": {"idle": "soon"}}, "/pace/idle"),
         ({"leadership": {"lease": "mine"}}, "'lease'"),
         ({"kubernetes": {"burst": 0}}, "/kubernetes/burst"),
+        ({"budgets": {"fleetShare": 0}}, "/budgets/fleetShare"),
+        ({"budgets": {"run": 1}}, "'run'"),
+        ({"storm": {"window": "an hour"}}, "/storm/window"),
         ({"scrape": {"addressesFile": "/x"}}, "'addressesFile'"),
         ({"monitoring": {"prometheusRule": {"enabled": 1}}}, "/monitoring/prometheusRule/enabled"),
         ({"networkPolicy": {"egress": {}}}, "/networkPolicy/egress"),
@@ -120,8 +123,10 @@ def test_every_object_of_the_schema_is_closed() -> None:
         (PaceOptions, SCHEMA["properties"]["pace"], {}),
         (LeadershipOptions, SCHEMA["properties"]["leadership"], {"lease": None}),
         (KubernetesOptions, SCHEMA["properties"]["kubernetes"], {}),
+        (BudgetOptions, SCHEMA["properties"]["budgets"], {}),
+        (StormOptions, SCHEMA["properties"]["storm"], {"over": None}),
     ],
-    ids=["source", "scrape", "pace", "leadership", "kubernetes"],
+    ids=["source", "scrape", "pace", "leadership", "kubernetes", "budgets", "storm"],
 )
 def test_every_setting_of_the_operator_has_its_value(
     options: type[Section], schema: Values, elsewhere: dict[str, str | None]

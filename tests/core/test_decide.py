@@ -20,7 +20,7 @@ from kvmedic.core.decide import (
     decide,
 )
 from kvmedic.core.gates import Blocked
-from kvmedic.core.reasons import Reason
+from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.run import Outcome, Standing, StepState
 from kvmedic.core.verdict import Judged, Verdict
 from run_builder import NOW, REPLACE, a_run, a_scaling, an_intent
@@ -110,6 +110,12 @@ ROWS = [
         a_run(S.ROLLING_OUT, an_intent()),
         seen(Standing.DRIFTED),
         "Leave",
+    ),
+    (
+        "somebody put the old setting back: leave it, and remember",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(Standing.REVERTED),
+        Leave(Outcome(Reason.CHANGE_REVERTED, SENTENCES[Reason.CHANGE_REVERTED])),
     ),
     ("drift on the way back: leave it", a_run(S.ROLLING_BACK, an_intent()), seen(Standing.DRIFTED), "Leave"),
     ("the target is gone: close", a_run(S.ROLLING_OUT, an_intent()), seen(Standing.GONE), "Close"),

@@ -114,6 +114,10 @@ def test_on_the_way_back_the_fleet_need_not_be_whole(change: dict[str, object]) 
     assert refusal(with_pod(**change), whole=False) is None
 
 
+def test_on_the_way_back_an_owner_that_came_meanwhile_keeps_nobody() -> None:
+    assert refusal(replace(HEALTHY, owner=OWNER), whole=False) is None
+
+
 def test_the_way_back_waits_for_a_fleet_that_is_still_moving() -> None:
     assert refusal(with_pod(terminating=True), whole=False) is not None
 

@@ -67,7 +67,7 @@ ROWS = [
         "a person put the old template back in the middle",
         RUN,
         a_fleet(fence=MINE + "3", revision=OLD, fields=FROZEN),
-        Standing.DRIFTED,
+        Standing.REVERTED,
     ),
     (
         "a person took minReadySeconds away in the middle",
@@ -78,7 +78,12 @@ ROWS = [
     ("an old claim of another resource's", RUN, a_fleet(fence="other/run/3", revision=NEW), Standing.DRIFTED),
     ("the claim ran ahead of the record", RUN, a_fleet(fence=MINE + "4", revision=NEW), Standing.FENCE_LOST),
     ("the claim was removed in the middle", RUN, a_fleet(fence="", revision=NEW), Standing.DRIFTED),
-    ("the claim is another run's in the middle", RUN, a_fleet(fence=f"{UID}/x/1"), Standing.DRIFTED),
+    (
+        "the claim is another run's in the middle, and the template from before",
+        RUN,
+        a_fleet(fence=f"{UID}/x/1"),
+        Standing.REVERTED,
+    ),
     (
         "an early claim of the same run came back",
         replace(RUN, intent=an_intent(3, "Retarget", before=NEW, after=OLD)),
@@ -89,13 +94,13 @@ ROWS = [
         "the first effect was committed and then undone, claim and template",
         a_run(StepState.ROLLING_OUT, FIRST),
         a_fleet(fields=frozen(max_unavailable=0, paused=False)),
-        Standing.DRIFTED,
+        Standing.REVERTED,
     ),
     (
         "the same, and the claim of an earlier run came back",
         a_run(StepState.ROLLING_OUT, FIRST),
         a_fleet(fence=f"{UID}/20260101-000000/9", fields=frozen(max_unavailable=0, paused=False)),
-        Standing.DRIFTED,
+        Standing.REVERTED,
     ),
     (
         "the first effect was not committed and another resource's old claim is there",
@@ -121,7 +126,7 @@ ROWS = [
         a_fleet(fence="other/run/3", revision="theirs"),
         Standing.DRIFTED,
     ),
-    ("the claim is not a number", RUN, a_fleet(fence=MINE + "x"), Standing.DRIFTED),
+    ("the claim is not a number", RUN, a_fleet(fence=MINE + "x", revision=NEW), Standing.DRIFTED),
     ("a replacement before its first effect", a_run(step=REPLACE), a_fleet(), Standing.AS_RECORDED),
     (
         "somebody scaled before a replacement's first effect",
@@ -168,6 +173,18 @@ ROWS = [
         a_run(StepState.VERIFYING, a_scaling(2, 4, 3), step=REPLACE),
         a_fleet(fence=MINE + "2", replicas=6),
         Standing.AS_RECORDED,
+    ),
+    (
+        "a person put the old template back while it was verified",
+        a_run(StepState.VERIFYING, an_intent(3, "Restore", before=NEW, frozen=False)),
+        a_fleet(fence=MINE + "3", revision=OLD),
+        Standing.REVERTED,
+    ),
+    (
+        "a person ended the freeze on the way back",
+        a_run(StepState.ROLLING_BACK, an_intent(3, "Retarget", before=NEW, after=OLD)),
+        a_fleet(fence=MINE + "3", revision=OLD),
+        Standing.DRIFTED,
     ),
     (
         "scaled to zero",

@@ -12,10 +12,11 @@ import yaml
 
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.engine import Engine
+from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.flags import Setting, setting_of
-from kvmedic.manifests.owners import OwnerKind, TemplateOwner, owner_in
+from kvmedic.manifests.owners import owner_in
 from kvmedic.manifests.proposals import Wanted, proposal_for
 
 ENGINE = Engine(VLLM, Version.parse("0.32.0"))
@@ -151,7 +152,9 @@ def patch_in(command: str) -> tuple[list[str], list[dict[str, Any]]]:
         ),
     ],
 )
-@pytest.mark.parametrize("kind", [OwnerKind.ARGO_CD, OwnerKind.FLUX_KUSTOMIZATION, OwnerKind.FLUX_HELM])
+@pytest.mark.parametrize(
+    "kind", [OwnerKind.ARGO_CD, OwnerKind.FLUX_KUSTOMIZATION, OwnerKind.FLUX_HELM, OwnerKind.APPLIER]
+)
 def test_git_gets_a_patch_that_kustomize_can_apply(
     kind: OwnerKind, edit: TokenEdit, old: dict[str, Any], new: dict[str, Any]
 ) -> None:

@@ -130,7 +130,7 @@ ONLY_FROZEN = {
 }
 ONLY_DRAINING = {"deletes the drained pod": Deed(delete_pod(victim))}
 ONLY_VERIFYING = {
-    "undoes": Deed(rollout("undo"), "FlagDrifted", OLD, lost=THEIR_ROLLOUT),
+    "undoes": Deed(rollout("undo"), "ChangeReverted", OLD, lost=THEIR_ROLLOUT),
     "restarts": Deed(rollout("restart"), "FlagDrifted", NEW, lost=THEIR_ROLLOUT),
 }
 CASES: tuple[tuple[Phase, str, Deed], ...] = tuple(

@@ -124,7 +124,7 @@ def test_an_undo_ends_the_run_and_stays(a_world: Callable[..., World], moment: s
     assert len(undo.done) == 2, "nobody undid anything"
     assert {*undo.done} == {OLD, NEW}
     assert cap(world) == undo.done[1], "what the person wanted stays"
-    assert world.outcomes() == ["FlagDrifted"]
+    assert world.outcomes() == ["ChangeReverted" if undo.done[1] == OLD else "FlagDrifted"]
     assert untouched(world.deployment()["spec"]) == untouched(before)
     assert world.traces() == []
 

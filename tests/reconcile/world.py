@@ -151,6 +151,8 @@ class World:
     starts: int = 0
     speed: float = SPEED
     """Of the operator's clock. 1 where it is compared with the API server's."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Sections of the operator's configuration beside the usual ones."""
 
     @property
     def script(self) -> Path:
@@ -193,6 +195,7 @@ class World:
                 "backoffMost": "500ms",
             },
         }
+        settings |= self.settings
         log = self.directory / "operator.log"
         operator = Operator(Arrangement(settings, kubeconfig, self.script, log, self.began, self.speed))
         self.operators.append(operator)

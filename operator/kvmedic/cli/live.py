@@ -12,9 +12,10 @@ import typer
 
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
-from kvmedic.kube.errors import ApiError, NoCluster
+from kvmedic.kube.errors import ApiError, NoCluster, Refused
 from kvmedic.kube.objects import Ref
 from kvmedic.metrics.options import SourceOptions
+from kvmedic.obstacles import accompanied, proposed
 from kvmedic.ports import Senses
 from kvmedic.record.store import RESOURCES, resource_of
 from kvmedic.settings import Settings, SettingsError
@@ -70,6 +71,8 @@ async def load(world: Connected, which: Name) -> Resource:
 async def surveyed(world: Connected, resource: Resource) -> Survey:
     """Return what a look at a resource's target finds; it is told to nobody else.
 
+    Who may not read autoscalers and disruption budgets is shown the rest all the same.
+
     Raises:
         NotThere: the target does not exist, or the spec cannot be followed.
     """
@@ -79,7 +82,12 @@ async def surveyed(world: Connected, resource: Resource) -> Survey:
     if view is None:
         place = f"namespace {resource.namespace}"
         raise NotThere(f"Deployment {policy.target.name} does not exist in {place}")
-    return await examine(resource, policy, view, Senses(world.metrics, target))
+    found = await examine(resource, policy, view, Senses(world.metrics, target))
+    try:
+        return await accompanied(found, resource, policy, target)
+    except Refused as error:
+        print(f"autoscalers and disruption budgets were left out: {error}", file=sys.stderr)
+        return proposed(found, resource, policy)
 
 
 def with_source(settings: Settings, prometheus: str) -> Settings:

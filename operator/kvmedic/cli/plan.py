@@ -14,6 +14,7 @@ from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.record import ConditionType, Record, ShownPlan
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Run
+from kvmedic.manifests.proposals import Proposal
 from kvmedic.settings import load as load_settings
 from kvmedic.survey import Survey
 from kvmedic.wiring import connected
@@ -35,6 +36,8 @@ class Planned:
     shown: ShownPlan | None
     """The plan that the operator last wrote."""
     is_inconclusive: bool = False
+    proposal: Proposal | None = None
+    """What to give to the owner of the target, who makes the change instead of the operator."""
 
     def printed(self, form: Form) -> str:
         """Return the whole plan."""
@@ -48,6 +51,13 @@ class Planned:
             "message": self.message,
             "plan": [{**change.as_json(), "state": state or None} for change, state in self.changes],
             "waitsFor": self.waits_for or None,
+            "proposal": None
+            if self.proposal is None
+            else {
+                "owner": str(self.proposal.owner),
+                "how": self.proposal.how,
+                "change": self.proposal.text,
+            },
             "recorded": None
             if self.shown is None
             else {"digest": self.shown.digest, "steps": self.shown.steps},
@@ -62,6 +72,8 @@ class Planned:
         if not self.changes:
             lines.append("plan       nothing would be changed")
         lines.append(f"because    {self.reason}: {self.message}")
+        if self.proposal is not None:
+            lines.append(f"propose    {self.proposal}")
         if self.waits_for:
             lines.append(f"waits for  {self.waits_for}")
         if self.shown is not None and self.shown.digest != self.digest:
@@ -114,6 +126,7 @@ def _of_survey(resource: Resource, found: Survey) -> Planned:
         waits_for=_waits_for(record) if found.plan else "",
         shown=record.plan,
         is_inconclusive=isinstance(found.diagnosis, Inconclusive),
+        proposal=found.proposal,
     )
 
 

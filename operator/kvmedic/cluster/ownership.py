@@ -7,32 +7,27 @@ from types import MappingProxyType
 from typing import Any
 
 from kvmedic.core.fleet import Owner
+from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.core.reasons import Reason
+from kvmedic.kube.client import FIELD_MANAGER
 from kvmedic.kube.objects import annotations_of, items, labels_of, section
+from kvmedic.manifests.owners import owner_in
 
 SIGNS = MappingProxyType(
     {
-        "argocd.argoproj.io/tracking-id": "Argo CD application",
-        "argocd.argoproj.io/instance": "Argo CD application",
-        "kustomize.toolkit.fluxcd.io/name": "Flux Kustomization",
-        "helm.toolkit.fluxcd.io/name": "Flux HelmRelease",
         "fleet.cattle.io/bundle-id": "Rancher Fleet bundle",
         "objectset.rio.cattle.io/id": "Rancher Fleet bundle",
         "kapp.k14s.io/app": "kapp application",
         "configsync.gke.io/resource-id": "Config Sync object",
     }
 )
-"""Annotations and labels of tools that apply a manifest again and again, and what their value names.
+"""Annotations and labels of further tools that apply a manifest again and again, and what their value
+names. Those of Argo CD, Flux and Helm, and of controllers, are in `kvmedic.manifests.owners`.
 
-Source: Argo CD docs, "Resource Tracking"; Flux docs, "kustomize-controller" and "helm-controller";
-Rancher Fleet `internal/helmdeployer`; kapp `pkg/kapp/app`; Config Sync `pkg/metadata`. Argo CD's older
-tracking label `app.kubernetes.io/instance` is not among them, because every Helm chart sets it; there
-the field manager tells. `meta.helm.sh/release-name` is not either: Helm applies when a person runs it,
-like kubectl.
+Source: Rancher Fleet `internal/helmdeployer`; kapp `pkg/kapp/app`; Config Sync `pkg/metadata`. Argo
+CD's older tracking label `app.kubernetes.io/instance` is no sign, because every Helm chart sets it;
+there the field manager tells.
 """
-
-CONTROLLER_SIGNS = MappingProxyType({"serving.kserve.io/inferenceservice": "KServe InferenceService"})
-"""Labels of controllers that render the Deployment. Source: KServe `pkg/constants`."""
 
 APPLIERS = MappingProxyType(
     {
@@ -66,6 +61,13 @@ CONTESTED = ("f:strategy", "f:minReadySeconds", "f:progressDeadlineSeconds", "f:
 """Fields of a Deployment that a frozen rollout changes: setting one of them back in the middle rolls
 the rest of the fleet undrained (measured on Kubernetes 1.36)."""
 
+RELEASES = frozenset({OwnerKind.HELM, OwnerKind.PRODUCTION_STACK})
+"""Owners that apply when a person upgrades them. The next upgrade puts the old value back, weeks later
+and unseen: a chart's list of arguments replaces the live one (Helm 3 and 4, three-way merge)."""
+
+GITOPS = frozenset({OwnerKind.ARGO_CD, OwnerKind.FLUX_KUSTOMIZATION, OwnerKind.FLUX_HELM, OwnerKind.APPLIER})
+"""Owners that apply a manifest again and again."""
+
 FLUX_OFF = "kustomize.toolkit.fluxcd.io/reconcile"
 """With the value `disabled` on an object, Flux's kustomize-controller leaves it alone."""
 
@@ -73,38 +75,49 @@ FLUX_OFF = "kustomize.toolkit.fluxcd.io/reconcile"
 def owner_of(deployment: Mapping[str, Any]) -> Owner | None:
     """Return who else decides what a Deployment looks like, or None when nobody is known to.
 
-    Asked in this order: an owner reference with `controller: true`; a label of a controller that
+    Asked in this order: an owner reference with `controller: true` or a label of a controller that
     renders Deployments; an annotation or label of a GitOps tool; a field manager that applies again
-    and again and has a contested field. Of managers, those known by name count with either
-    operation. An unknown one counts only with the operation Apply: the API server notes whoever
-    created the object as manager of its whole template, so an Update says nothing about doing it
-    again. People at a terminal (`BY_HAND`) never count. A controller that none of this shows is
-    found out when it sets a field back; the run then ends without a fight.
+    and again and has a contested field; the marks of a Helm release, which a GitOps tool may have
+    rendered. Of managers, those known by name count with either operation. An unknown one counts only
+    with the operation Apply: the API server notes whoever created the object as manager of its whole
+    template, so an Update says nothing about doing it again. People at a terminal (`BY_HAND`) never
+    count. A controller that none of this shows is found out when it sets a field back; the run then
+    ends without a fight.
     """
-    return _controller(deployment) or _gitops(deployment) or _applier(deployment)
+    found = owner_in(section(deployment, "metadata"))
+    if found is not None and found.kind not in RELEASES:
+        return _owner(found)
+    again = _marked(deployment) or _applier(deployment) or found
+    return None if again is None else _owner(again)
 
 
-def _controller(deployment: Mapping[str, Any]) -> Owner | None:
-    for reference in items(section(deployment, "metadata"), "ownerReferences"):
-        if reference.get("controller"):
-            name = f"{reference.get('kind')} {reference.get('name')}"
-            return Owner(Reason.OWNED_BY_CONTROLLER, name)
-    marks = labels_of(deployment)
-    for sign, kind in CONTROLLER_SIGNS.items():
-        if sign in marks:
-            return Owner(Reason.OWNED_BY_CONTROLLER, f"{kind} {marks[sign]}")
-    return None
+def last_editor(deployment: Mapping[str, Any]) -> str:
+    """Return the field manager that wrote the pod template last, ourselves left out; empty: none noted."""
+    entries = [
+        (str(entry.get("time", "")), str(entry.get("manager", "")))
+        for entry in items(section(deployment, "metadata"), "managedFields")
+        if not entry.get("subresource") and "f:template" in section(entry, "fieldsV1", "f:spec")
+    ]
+    others = [entry for entry in entries if entry[1] != FIELD_MANAGER]
+    return max(others)[1] if others else ""
 
 
-def _gitops(deployment: Mapping[str, Any]) -> Owner | None:
+def _owner(found: TemplateOwner) -> Owner:
+    if found.kind in RELEASES:
+        return Owner(Reason.MANAGED_BY_HELM, str(found), found)
+    by_gitops = found.kind in GITOPS
+    return Owner(Reason.MANAGED_BY_GITOPS if by_gitops else Reason.OWNED_BY_CONTROLLER, str(found), found)
+
+
+def _marked(deployment: Mapping[str, Any]) -> TemplateOwner | None:
     marks = {**labels_of(deployment), **annotations_of(deployment)}
     for sign, kind in SIGNS.items():
-        if sign in marks and not (sign.startswith("kustomize.") and _is_flux_off(marks)):
-            return Owner(Reason.MANAGED_BY_GITOPS, f"{kind} {marks[sign]}".strip())
+        if sign in marks:
+            return TemplateOwner(OwnerKind.APPLIER, f"{kind} {marks[sign]}".strip())
     return None
 
 
-def _applier(deployment: Mapping[str, Any]) -> Owner | None:
+def _applier(deployment: Mapping[str, Any]) -> TemplateOwner | None:
     off = _is_flux_off({**labels_of(deployment), **annotations_of(deployment)})
     for entry in items(section(deployment, "metadata"), "managedFields"):
         manager = str(entry.get("manager", ""))
@@ -115,9 +128,9 @@ def _applier(deployment: Mapping[str, Any]) -> Owner | None:
         ):
             continue
         if manager in APPLIERS:
-            return Owner(Reason.MANAGED_BY_GITOPS, f"{APPLIERS[manager]} (field manager {manager})")
+            return TemplateOwner(OwnerKind.APPLIER, f"{APPLIERS[manager]} (field manager {manager})")
         if entry.get("operation") == "Apply" and not manager.startswith(BY_HAND):
-            return Owner(Reason.MANAGED_BY_GITOPS, f"field manager {manager}")
+            return TemplateOwner(OwnerKind.APPLIER, f"field manager {manager}")
     return None
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from kvmedic.cluster.ends import ends_of
+from kvmedic.cluster.neighbours import neighbours_of
 from kvmedic.cluster.rotation import move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
 from kvmedic.cluster.workloads import assign, notes_on, unclaim
@@ -27,9 +28,22 @@ from kvmedic.core.moves import (
     ScaleOut,
     Uncordon,
 )
+from kvmedic.core.neighbours import Neighbours
 from kvmedic.core.policy import Policy
 from kvmedic.core.vitals import EngineEnd
 from kvmedic.kube.client import Client
+
+
+class Seen(Protocol):
+    """A target as it was read."""
+
+    @property
+    def fleet(self) -> Fleet:
+        """Return what was observed."""
+
+    @property
+    def template(self) -> Mapping[str, object]:
+        """Return the Deployment's `spec.template`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,10 @@ class DeploymentTarget:
     async def look(self, namespace: str, policy: Policy) -> Snapshot | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
         return await snapshot(self.client, namespace, policy.target, policy.rollout.rotation_label)
+
+    async def neighbours(self, view: Seen) -> Neighbours:
+        """Return who else has a say in the target's replicas and pods."""
+        return await neighbours_of(self.client, view.fleet, view.template)
 
     async def apply(self, fleet: Fleet, effect: Effect, claim: str) -> None:
         """Carry out one effect on the fleet as it was viewed; repeating it changes nothing more.

@@ -139,6 +139,8 @@ def _left_as(run: Run, standing: Standing) -> Reason | None:
     match standing:
         case Standing.DRIFTED:
             return Reason.FLAG_DRIFTED
+        case Standing.REVERTED:
+            return Reason.CHANGE_REVERTED
         case Standing.RESCALED:
             return Reason.REPLICAS_CHANGED
         case Standing.SCALED_TO_ZERO if not is_revocable(run.current.step):

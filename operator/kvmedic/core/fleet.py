@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from kvmedic.core.owner import TemplateOwner
 from kvmedic.core.reasons import Reason
 
 FROZEN_MIN_READY_SECONDS = 2147483646
@@ -135,6 +136,8 @@ class Owner:
     reason: Reason
     name: str
     """Who, in words that a person can search for."""
+    template: TemplateOwner | None = None
+    """Who has to be given a change of the pod template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,8 @@ class Fleet:
     """Other annotations of ours on the Deployment, by name."""
     scaler: Owner | None = None
     """Somebody else who decides the number of replicas; None where nobody is known to."""
+    editor: str = ""
+    """Field manager that wrote the pod template last, ourselves left out; empty where none is noted."""
 
     def serving(self, revision: str) -> tuple[Pod, ...]:
         """Return the pods of a revision that are not terminating, by name."""

@@ -120,6 +120,17 @@ Step: TypeAlias = FlagStep | ReplaceStep
 """Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
 
 
+def template_before(step: Step) -> str:
+    """Return the hash of the pod template that a step was planned on."""
+    match step:
+        case FlagStep():
+            return step.before_template
+        case ReplaceStep():
+            return step.template
+        case _:
+            assert_never(step)
+
+
 def is_revocable(step: Step) -> bool:
     """Return whether a step that settled can still be taken back."""
     match step:

@@ -16,8 +16,9 @@ def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
     """Return why a frozen rollout cannot begin on this fleet, or None.
 
     Each row was seen to break the rollout on a real controller when ignored. `whole`: every replica
-    must be Ready; on the way back, and where the change is for replicas that cannot stay up, that would
-    keep a broken setting in place. Replicas that are not Ready are the first to be replaced then.
+    must be Ready, and nobody else may own the template; on the way back, and where the change is for
+    replicas that cannot stay up, that would keep a broken setting in place, and an owner that came meanwhile
+    would keep ours. Replicas that are not Ready are the first to be replaced then.
     """
     strategy = (
         f"strategy is {fleet.strategy}: it stops every replica at once; set strategy.type: RollingUpdate"
@@ -60,7 +61,7 @@ def _rows(fleet: Fleet, whole: bool) -> tuple[Row, ...]:  # noqa: FBT001 - what 
     unsettled = _unsettled(fleet, whole)
     return (
         (
-            fleet.owner is not None,
+            whole and fleet.owner is not None,
             fleet.owner.reason if fleet.owner else Reason.OWNED_BY_CONTROLLER,
             _owner_message(fleet.owner),
         ),

@@ -74,6 +74,10 @@ class Reason(StrEnum):
     TARGET_NOT_SETTLED = "TargetNotSettled"
     OWNED_BY_CONTROLLER = "OwnedByController"
     MANAGED_BY_GITOPS = "ManagedByGitOps"
+    MANAGED_BY_HELM = "ManagedByHelm"
+    TEMPLATE_CONTESTED = "TemplateContested"
+    MANAGED_BY_VPA = "ManagedByVerticalPodAutoscaler"
+    AUTOSCALER_ACTIVE = "AutoscalerActive"
     ROTATION_LABEL_IN_SELECTOR = "RotationLabelInSelector"
     ROTATION_LABEL_WITHOUT_EFFECT = "RotationLabelWithoutEffect"
     CLAIMED_BY_ANOTHER = "ClaimedByAnother"
@@ -92,6 +96,8 @@ class Reason(StrEnum):
     AWAITING_APPROVAL = "AwaitingApproval"
     APPROVAL_EXPIRED = "ApprovalExpired"
     APPROVALS_UNREADABLE = "ApprovalsUnreadable"
+    RUNS_AT_LIMIT = "RunsAtLimit"
+    STORM_BREAKER_TRIPPED = "StormBreakerTripped"
     # Where a run stands.
     PLANNED = "Planned"
     ROLLING_OUT = "RollingOut"
@@ -112,6 +118,7 @@ class Reason(StrEnum):
     REPLACEMENT_CALLED_OFF = "ReplacementCalledOff"
     REPLICAS_CHANGED = "ReplicasChanged"
     FLAG_DRIFTED = "FlagDrifted"
+    CHANGE_REVERTED = "ChangeReverted"
     SCALED_TO_ZERO = "ScaledToZero"
     FENCE_LOST = "FenceLost"
     ABANDONED = "Abandoned"
@@ -195,6 +202,10 @@ SENTENCES = MappingProxyType(
         Reason.TARGET_NOT_SETTLED: "The Deployment is in the middle of another change.",
         Reason.OWNED_BY_CONTROLLER: "Another controller owns the Deployment and would revert a change.",
         Reason.MANAGED_BY_GITOPS: "A GitOps tool applies the Deployment and would revert a change.",
+        Reason.MANAGED_BY_HELM: "A Helm release owns the Deployment; its next upgrade would revert a change.",
+        Reason.TEMPLATE_CONTESTED: "Someone else put a change of this template back; nothing more is tried.",
+        Reason.MANAGED_BY_VPA: "A VerticalPodAutoscaler evicts the target's pods and changes their size.",
+        Reason.AUTOSCALER_ACTIVE: "An autoscaler is changing the number of replicas.",
         Reason.ROTATION_LABEL_IN_SELECTOR: "The rotation label is part of the Deployment's own selector.",
         Reason.ROTATION_LABEL_WITHOUT_EFFECT: (
             "No Service selects by the rotation label, so it takes no replica out of rotation."
@@ -216,6 +227,10 @@ SENTENCES = MappingProxyType(
         Reason.AWAITING_APPROVAL: "The mode is Approve: the plan waits until a person approves it.",
         Reason.APPROVAL_EXPIRED: "There is an approval, and it does not count for the plan as it is now.",
         Reason.APPROVALS_UNREADABLE: "Approvals could not be read, so none counts.",
+        Reason.RUNS_AT_LIMIT: "As many runs are open as the operator's configuration allows at once.",
+        Reason.STORM_BREAKER_TRIPPED: (
+            "Several runs ended badly within a short time; no run is opened anywhere for a while."
+        ),
         Reason.PLANNED: "The plan is recorded and its first effect is next.",
         Reason.ROLLING_OUT: "The change is being rolled out, one replica at a time.",
         Reason.AWAITING_CANARY: "The first new replica is starting beside all old ones.",
@@ -238,6 +253,9 @@ SENTENCES = MappingProxyType(
             "Someone else changed the number of replicas; it was left alone and the run ended."
         ),
         Reason.FLAG_DRIFTED: "Someone else changed the pod template; it was left alone and the run ended.",
+        Reason.CHANGE_REVERTED: (
+            "Someone else put the old setting back in the middle of the run; it was left so."
+        ),
         Reason.SCALED_TO_ZERO: "The Deployment was scaled to zero during the run.",
         Reason.FENCE_LOST: (
             "Another operator or resource moved the target; this run ended without touching it."

@@ -151,6 +151,8 @@ class ClosedRun:
     ended_at: datetime
     approval: Approved | None = None
     """The approval that it was opened on; None: the mode asked for none."""
+    template: str = ""
+    """Hash of the pod template from before it; empty: written by a version that did not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,10 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         ),
         Reason.OWNED_BY_CONTROLLER: _PROPOSAL,
         Reason.MANAGED_BY_GITOPS: _PROPOSAL,
+        Reason.MANAGED_BY_HELM: _PROPOSAL,
+        Reason.TEMPLATE_CONTESTED: _PROPOSAL,
+        Reason.RUNS_AT_LIMIT: Remedy("to see the open runs", "kubectl get kvr -A"),
+        Reason.STORM_BREAKER_TRIPPED: Remedy("to see how the last runs ended", "kubectl get kvr -A -o yaml"),
         Reason.ROTATION_LABEL_IN_SELECTOR: Remedy("to name another label", _EDIT),
         Reason.ROTATION_LABEL_WITHOUT_EFFECT: Remedy(
             "to see what the Services select", "kubectl -n $namespace get services -o wide"

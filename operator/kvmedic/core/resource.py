@@ -37,3 +37,5 @@ class Resource:
     """Why the spec or the record cannot be used."""
     record: Record | None
     """None where the stored run cannot be read: nothing is done then, not even from the start."""
+    retried: str = ""
+    """A run that was reverted by somebody else, after which a person wants it tried again."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
-from kvmedic.core.plan import ReplaceStep, Step
+from kvmedic.core.plan import FlagStep, ReplaceStep, Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
 from kvmedic.core.verdict import Baseline, Judged, Verdict
@@ -215,6 +215,8 @@ class Standing(StrEnum):
     """The Deployment was deleted, or another of the same name took its place."""
     DRIFTED = "Drifted"
     """Somebody else changed the pod template, the rollout's fields or the claim on them."""
+    REVERTED = "Reverted"
+    """Somebody else put the pod template from before the run back."""
     FENCE_LOST = "FenceLost"
     """The claim annotation is another run's that is open, or was advanced past the record."""
     SCALED_TO_ZERO = "ScaledToZero"
@@ -238,7 +240,7 @@ def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool
         return Standing.FENCE_LOST
     committed = committed_sequence(run, resource_uid, fleet.fence)
     if committed is None or _is_drifted(run, fleet, committed):
-        return Standing.DRIFTED
+        return Standing.REVERTED if _is_reverted(run, fleet) else Standing.DRIFTED
     if fleet.replicas == 0:
         return Standing.SCALED_TO_ZERO
     return Standing.RESCALED if _is_rescaled(run, fleet, committed) else Standing.AS_RECORDED
@@ -284,6 +286,16 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
         return fleet.replicas != step.replicas
     told = intent.replicas_after if committed == intent.sequence else intent.replicas_before
     return told is not None and fleet.replicas != told
+
+
+def _is_reverted(run: Run, fleet: Fleet) -> bool:
+    """Return whether a target that drifted has the very template from before the change again."""
+    intent, current = run.intent, run.current
+    forward = current.state in (StepState.ROLLING_OUT, StepState.VERIFYING)
+    if intent is None or not forward or not isinstance(current.step, FlagStep):
+        return False
+    had = current.step.after_template in (intent.template_before, intent.template_after)
+    return had and fleet.revision == current.step.before_template
 
 
 def _is_drifted(run: Run, fleet: Fleet, committed: int) -> bool:

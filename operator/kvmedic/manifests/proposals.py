@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.engine import Knob
+from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.manifests.flags import Setting
-from kvmedic.manifests.owners import OwnerKind, TemplateOwner
 
 _CHART_VALUES = MappingProxyType(
     {
@@ -143,6 +143,10 @@ def _flux_helm(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
     return _in_git(how, wanted)
 
 
+def _applier(_owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+    return _in_git("commit this to what it applies", wanted)
+
+
 def _production_stack(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
     config = f"of the model {owner.part!r} in servingEngineSpec.modelSpec of its values"
     upgrade = f"helm upgrade {shlex.quote(owner.name)} vllm/vllm-stack -f VALUES"
@@ -171,6 +175,7 @@ _ROUTES: Mapping[OwnerKind, _Route] = MappingProxyType(
         OwnerKind.ARGO_CD: _argo_cd,
         OwnerKind.FLUX_KUSTOMIZATION: _flux_kustomization,
         OwnerKind.FLUX_HELM: _flux_helm,
+        OwnerKind.APPLIER: _applier,
         OwnerKind.PRODUCTION_STACK: _production_stack,
         OwnerKind.HELM: _helm,
     }

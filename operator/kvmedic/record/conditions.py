@@ -1,7 +1,8 @@
 """Conditions and phase, computed from what happened; pure.
 
 A condition changes only with its status or its reason: a message whose numbers differ is not worth
-a write, and a healthy fleet's status is never written at all.
+a write, and a healthy fleet's status is never written at all. Where the plan that is shown becomes
+another, its conditions say so too, since they may hold the very change for a person to make.
 """
 
 from __future__ import annotations
@@ -35,6 +36,13 @@ def with_conditions(record: Record, claims: tuple[Claim, ...], generation: int, 
     for claim in claims:
         kept[claim.type] = _condition(kept.get(claim.type), claim, generation, now)
     return replace(record, conditions=tuple(kept[t] for t in ORDER if t in kept))
+
+
+def retold(record: Record, claims: tuple[Claim, ...]) -> Record:
+    """Return the record with the messages of some conditions said anew, although nothing else changed."""
+    messages = {claim.type: claim.message or SENTENCES[claim.reason] for claim in claims}
+    told = (replace(each, message=messages.get(each.type, each.message)) for each in record.conditions)
+    return replace(record, conditions=tuple(told))
 
 
 def _condition(old: Condition | None, claim: Claim, generation: int, now: datetime) -> Condition:

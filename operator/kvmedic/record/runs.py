@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from kvmedic.core.plan import FlagStep, ReplaceStep
+from kvmedic.core.plan import FlagStep, ReplaceStep, template_before
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
@@ -28,12 +28,17 @@ NEEDS_A_PERSON = frozenset(
         Reason.CANARY_FAILED,
         Reason.SPARE_UNSCHEDULABLE,
         Reason.FLAG_DRIFTED,
+        Reason.CHANGE_REVERTED,
         Reason.FENCE_LOST,
         Reason.NOT_RECOVERED,
         Reason.INCONCLUSIVE,
         Reason.SCALED_TO_ZERO,
         Reason.OWNED_BY_CONTROLLER,
         Reason.MANAGED_BY_GITOPS,
+        Reason.MANAGED_BY_HELM,
+        Reason.MANAGED_BY_VPA,
+        Reason.TEMPLATE_CONTESTED,
+        Reason.STORM_BREAKER_TRIPPED,
         Reason.STRATEGY_UNSUPPORTED,
         Reason.TARGET_PAUSED,
         Reason.ROTATION_LABEL_IN_SELECTOR,
@@ -122,6 +127,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         started_at=run.started_at,
         ended_at=now,
         approval=run.approval,
+        template=template_before(run.steps[0].step),
     )
     truth = Truth.TRUE if outcome.reason in HEALED else Truth.FALSE
     claims = (

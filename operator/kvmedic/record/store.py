@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from kvmedic.api.pending import not_implemented
 from kvmedic.api.problems import RunUnreadable, SpecInvalid
 from kvmedic.api.resource import GROUP, PLURAL, VERSION, spec_from_wire
 from kvmedic.api.status import record_from_wire, record_to_wire
+from kvmedic.core.crowd import Peer
 from kvmedic.core.decide import Wish
 from kvmedic.core.edit import PatchOperation
 from kvmedic.core.policy import Policy
@@ -23,6 +25,7 @@ from kvmedic.kube.client import Client
 from kvmedic.kube.objects import JsonObject, Ref, annotations_of, section, uid_of
 from kvmedic.kube.objects import Resource as Kind
 from kvmedic.record.conditions import phase
+from kvmedic.record.peers import peer_of
 from kvmedic.record.surveys import complaint
 
 RESOURCES = Kind(f"{GROUP}/{VERSION}", PLURAL)
@@ -32,6 +35,8 @@ ABANDON = f"{GROUP}/abandon"
 """Annotation of a resource that is being deleted: leave the change in place."""
 ROLL_BACK = f"{GROUP}/rollback"
 """Annotation of a resource: take the run of this id back."""
+TRY_AGAIN = f"{GROUP}/try-again"
+"""Annotation of a resource: the run of this id was reverted by somebody else; try again all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,11 @@ class Store:
         runs = [section(body, "status").get("run") for body in bodies if uid_of(body) == uid]
         told = [run.get("id") if isinstance(run, dict) else None for run in runs if run]
         return any(each in (None, rest.rpartition("/")[0]) for each in told)
+
+    async def peers(self, namespaces: Sequence[str]) -> tuple[Peer, ...]:
+        """Return every resource as the others see it, as it is stored; without namespaces in all of them."""
+        found = [await self.client.list(RESOURCES, each) for each in namespaces or ("",)]
+        return tuple(peer_of(body) for bodies in found for body in bodies)
 
     async def complain(self, resource: Resource, problem: Outcome) -> tuple[Record, Record] | None:
         """Write conditions that tell a problem; every other part of the status stays as it is stored.
@@ -116,6 +126,7 @@ def resource_of(body: JsonObject) -> Resource:
         policy=policy,
         problem=unreadable or problem,
         record=record,
+        retried=annotations_of(body).get(TRY_AGAIN, ""),
     )
 
 

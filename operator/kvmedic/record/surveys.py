@@ -12,7 +12,7 @@ from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ConditionType, LastGood, Record, ShownDiagnosis, ShownPlan, Truth
 from kvmedic.core.run import Outcome
-from kvmedic.record.conditions import Claim, with_conditions
+from kvmedic.record.conditions import Claim, retold, with_conditions
 from kvmedic.record.runs import action
 
 REFRESH = timedelta(minutes=10)
@@ -54,7 +54,8 @@ def planned(
     act = action(reason, message) if why else action(Reason.NOTHING_TO_DO, "")
     claims = (Claim(ConditionType.PROGRESSING, Truth.FALSE, reason, message), act)
     shown = replace(record, plan=_shown_plan(record.plan, plan, now))
-    return with_conditions(shown, claims, generation, now)
+    told = with_conditions(shown, claims, generation, now)
+    return retold(told, claims) if _digest(shown.plan) != _digest(record.plan) else told
 
 
 def with_last_good(record: Record, good: LastGood) -> Record:
@@ -104,6 +105,10 @@ def _shown(old: ShownDiagnosis | None, diagnosis: Diagnosis, runbook: str, now: 
         return fresh
     lasting = fresh.reason is not Reason.HEALTHY and now - old.at >= REFRESH
     return fresh if lasting else old
+
+
+def _digest(shown: ShownPlan | None) -> str:
+    return shown.digest if shown else ""
 
 
 def _shown_plan(old: ShownPlan | None, plan: Plan | None, now: datetime) -> ShownPlan | None:

@@ -49,5 +49,10 @@ class Telemetry:
         self.leading = Gauge(
             "kvmedic_leading", "1 while this process is the one that acts", registry=registry
         )
+        self.storm = Gauge(
+            "kvmedic_storm_breaker_tripped",
+            "1 while so many runs ended badly that no new one is opened",
+            registry=registry,
+        )
         for reason in Reason:
             self.decisions.labels(reason=reason.value)

@@ -1,0 +1,144 @@
+"""Reads who else has a say in a target: HPA, ScaledObject, VPA, PodDisruptionBudget. Changes nothing.
+
+KEDA and the VerticalPodAutoscaler come with definitions of their own. Where a cluster has none of a
+kind, nobody of that kind is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.neighbours import Autoscaler, Neighbours, VerticalAutoscaler
+from kvmedic.kube.client import NOT_FOUND, Client
+from kvmedic.kube.errors import Refused
+from kvmedic.kube.objects import AUTOSCALERS, JsonObject, Resource, annotations_of, items, labels_of, section
+
+SCALED_OBJECTS = Resource("keda.sh/v1alpha1", "scaledobjects")
+VERTICAL_AUTOSCALERS = Resource("autoscaling.k8s.io/v1", "verticalpodautoscalers")
+DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
+
+HPA_MINIMUM = 1
+"""`minReplicas` of a HorizontalPodAutoscaler that does not say (autoscaling/v2)."""
+KEDA_MINIMUM, KEDA_MAXIMUM = 0, 100
+"""`minReplicaCount` and `maxReplicaCount` of a ScaledObject that does not say (KEDA 2.21)."""
+KEDA_PAUSES = ("autoscaling.keda.sh/paused", "autoscaling.keda.sh/paused-replicas")
+VPA_MODE = "Recreate"
+"""`updateMode` of a VerticalPodAutoscaler that does not say; older versions call the same `Auto`
+(autoscaling.k8s.io/v1)."""
+
+
+async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any]) -> Neighbours:
+    """Return who has a say in the replicas and pods of a target.
+
+    Args:
+        client: the API.
+        fleet: the target.
+        template: its pod template.
+    """
+    labels = labels_of(template)
+    hpas, scaled, vertical, budgets = await asyncio.gather(
+        *(
+            _listed(client, kind, fleet.namespace)
+            for kind in (AUTOSCALERS, SCALED_OBJECTS, VERTICAL_AUTOSCALERS, DISRUPTION_BUDGETS)
+        )
+    )
+    replicas = [*_of_keda(scaled, fleet), *_of_hpas(hpas, fleet)]
+    return Neighbours(
+        autoscalers=tuple(replicas),
+        vertical=tuple(_of_vpas(vertical, fleet)),
+        disruption_budgets=tuple(sorted(_name(each) for each in budgets if _selects(each, labels))),
+    )
+
+
+async def _listed(client: Client, kind: Resource, namespace: str) -> list[JsonObject]:
+    """Return all objects of a kind in the order of their names; none where the cluster lacks the kind."""
+    try:
+        found = await client.list(kind, namespace)
+    except Refused as error:
+        if error.code == NOT_FOUND:
+            return []
+        raise
+    return sorted(found, key=_name)
+
+
+def _of_keda(scaled: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
+    for body in scaled:
+        spec = section(body, "spec")
+        if _targets(section(spec, "scaleTargetRef"), fleet):
+            paused = annotations_of(body)
+            yield Autoscaler(
+                "ScaledObject",
+                _name(body),
+                int(spec.get("minReplicaCount", KEDA_MINIMUM)),
+                int(spec.get("maxReplicaCount", KEDA_MAXIMUM)),
+                paused=any(paused.get(name, "false") != "false" for name in KEDA_PAUSES),
+            )
+
+
+def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
+    """Yield the HorizontalPodAutoscalers of people; KEDA's own is told by its ScaledObject."""
+    for body in hpas:
+        spec = section(body, "spec")
+        owners = items(section(body, "metadata"), "ownerReferences")
+        of_keda = any(owner.get("kind") == "ScaledObject" for owner in owners)
+        if not of_keda and _targets(section(spec, "scaleTargetRef"), fleet):
+            yield Autoscaler(
+                "HorizontalPodAutoscaler",
+                _name(body),
+                int(spec.get("minReplicas", HPA_MINIMUM)),
+                int(spec.get("maxReplicas", HPA_MINIMUM)),
+                _wanted(section(body, "status")),
+            )
+
+
+def _wanted(status: Mapping[str, Any]) -> int | None:
+    """Return the replicas that a HorizontalPodAutoscaler wants; None while it cannot tell or may not act."""
+    said = {each.get("type"): each.get("status") for each in items(status, "conditions")}
+    if said.get("ScalingActive") != "True" or said.get("AbleToScale") != "True":
+        return None
+    return int(status.get("desiredReplicas", 0)) or None
+
+
+def _of_vpas(vertical: Iterable[JsonObject], fleet: Fleet) -> Iterator[VerticalAutoscaler]:
+    for body in vertical:
+        if _targets(section(body, "spec", "targetRef"), fleet):
+            mode = section(body, "spec", "updatePolicy").get("updateMode") or VPA_MODE
+            yield VerticalAutoscaler(_name(body), str(mode))
+
+
+def _targets(ref: Mapping[str, Any], fleet: Fleet) -> bool:
+    """Return whether a reference means the target; kind and version may be left out in KEDA's."""
+    group = str(ref.get("apiVersion", "apps/v1")).partition("/")[0]
+    return (group, ref.get("kind", "Deployment"), ref.get("name")) == ("apps", "Deployment", fleet.name)
+
+
+def _selects(body: JsonObject, labels: Mapping[str, str]) -> bool:
+    """Return whether a PodDisruptionBudget's selector takes pods with labels; an empty one takes all."""
+    selector = section(body, "spec").get("selector")
+    if not isinstance(selector, Mapping):
+        return False
+    wanted = section(selector, "matchLabels")
+    expressions = items(selector, "matchExpressions")
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        _holds(each, labels) for each in expressions
+    )
+
+
+def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    key, values = str(expression.get("key")), expression.get("values") or []
+    match expression.get("operator"):
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case _:
+            return key not in labels
+
+
+def _name(body: JsonObject) -> str:
+    return str(section(body, "metadata").get("name", ""))

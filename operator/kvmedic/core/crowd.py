@@ -1,0 +1,173 @@
+"""How much may change at once, over all resources: budgets, and the breaker that a storm of bad ends trips.
+
+All of it is decided from what the resources' own statuses say, so that it is the same after a restart
+and for whoever leads. Nothing here ever speaks against a way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kvmedic.core.gates import Blocked
+from kvmedic.core.reasons import Reason
+
+BAD_ENDS = frozenset(
+    {
+        Reason.NOT_RECOVERED,
+        Reason.CANARY_FAILED,
+        Reason.INCONCLUSIVE,
+        Reason.ROLLED_BACK_BY_HAND,
+        Reason.CHANGE_REVERTED,
+        Reason.FENCE_LOST,
+    }
+)
+"""Outcomes that speak against making the next change: it did not help, did not start, could not be judged
+and was taken back, was taken back by somebody else, or another operator moved the same target. A spare
+that finds no device, a target that is edited, scaled to zero or deleted says nothing about our changes."""
+
+NAMED = 3
+"""Runs that a message names; the rest is counted, so that it fits in a condition."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """How many runs may be open at once."""
+
+    runs: int
+    """Of this operator."""
+    runs_per_namespace: int
+    fleet_share: float
+    """Of all targets that this operator looks after (ratio 0-1); one run may always be open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """How many bad ends within which time keep new runs from being opened, and for how long."""
+
+    runs: int
+    window: timedelta
+    lasts: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class BadEnd:
+    """A run that ended badly."""
+
+    name: str
+    """Of its resource, with the namespace."""
+    reason: Reason
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One resource as all others see it."""
+
+    namespace: str
+    name: str
+    uid: str
+    target: str
+    """Name of its target, in its own namespace."""
+    opened_at: datetime | None = None
+    """Since when it has a run open; None: it has none."""
+    begun: bool = False
+    """An assignment of that run was written down, so its target may have been changed."""
+    bad_ends: tuple[BadEnd, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """The breaker has tripped."""
+
+    at: datetime
+    until: datetime
+    ends: tuple[BadEnd, ...]
+    """The bad ends that tripped it, in the order of time."""
+
+
+def crowding(budgets: Budgets, peers: Sequence[Peer], uid: str) -> Blocked | None:
+    """Return which budget has no place for a run of a resource, and who has it, or None.
+
+    Places go to runs that have begun, then by the time at which they were opened, then by uid. A
+    resource without a run asks for a place behind all of them; one whose run was opened and has not
+    begun may find that it has none after all.
+
+    Args:
+        budgets: the operator's.
+        peers: every resource that it looks after, this one included.
+        uid: of the resource that asks.
+    """
+    own = next((peer for peer in peers if peer.uid == uid), None)
+    if own is not None and own.begun:
+        return None
+    ahead = sorted((p for p in peers if p.uid != uid and _is_before(p, own)), key=_place)
+    near = [peer for peer in ahead if own is not None and peer.namespace == own.namespace]
+    targets = len({(peer.namespace, peer.target) for peer in peers})
+    share = max(1, int(budgets.fleet_share * targets + _ROUNDING))
+    for holders, places, budget in (
+        (near, budgets.runs_per_namespace, f"budgets.runsPerNamespace is {budgets.runs_per_namespace}"),
+        (ahead, budgets.runs, f"budgets.runs is {budgets.runs}"),
+        (ahead, share, f"budgets.fleetShare is {budgets.fleet_share:g}, {share} of {targets} targets"),
+    ):
+        if len(holders) >= places:
+            return Blocked(Reason.RUNS_AT_LIMIT, f"{_named(holders)}; the operator's {budget}")
+    return None
+
+
+def _is_before(peer: Peer, own: Peer | None) -> bool:
+    if peer.opened_at is None:
+        return False
+    return own is None or own.opened_at is None or _place(peer) < _place(own)
+
+
+def _place(peer: Peer) -> tuple[bool, float, str]:
+    since = peer.opened_at.timestamp() if peer.opened_at else 0.0
+    return not peer.begun, since, peer.uid
+
+
+def _named(holders: Sequence[Peer]) -> str:
+    names = ", ".join(str(peer) for peer in holders[:NAMED])
+    more = f" and {len(holders) - NAMED} more" if len(holders) > NAMED else ""
+    return f"{names}{more} {'has a run' if len(holders) == 1 else 'have runs'} open"
+
+
+def trip(breaker: Breaker, peers: Iterable[Peer], over_at: datetime | None, now: datetime) -> Trip | None:
+    """Return the trip that still keeps new runs from being opened, or None.
+
+    Args:
+        breaker: the operator's.
+        peers: every resource that it looks after.
+        over_at: when an administrator last said that it is over; bad ends up to then do not count.
+        now: the time of asking.
+    """
+    told = [end for peer in peers for end in peer.bad_ends if over_at is None or end.at > over_at]
+    ends = sorted(told, key=lambda end: (end.at, end.name))
+    for last in range(len(ends) - 1, breaker.runs - 2, -1):
+        group = ends[last - breaker.runs + 1 : last + 1]
+        until = ends[last].at + breaker.lasts
+        if group[-1].at - group[0].at <= breaker.window and now < until:
+            return Trip(ends[last].at, until, tuple(group))
+    return None
+
+
+def stormy(found: Trip, over: str) -> Blocked:
+    """Return why a trip keeps a run from being opened.
+
+    Args:
+        found: the trip.
+        over: what an administrator types when it is over.
+    """
+    shown = ", ".join(f"{end.name} {end.reason}" for end in found.ends[-NAMED:])
+    more = f" and {len(found.ends) - NAMED} before" if len(found.ends) > NAMED else ""
+    minutes = (found.ends[-1].at - found.ends[0].at).total_seconds() / 60
+    return Blocked(
+        Reason.STORM_BREAKER_TRIPPED,
+        f"{len(found.ends)} runs ended badly within {minutes:.0f} min ({shown}{more}): no run is opened "
+        f"before {found.until:%Y-%m-%d %H:%M:%SZ}; find out why, and go on earlier with: {over}",
+    )

@@ -1,0 +1,89 @@
+"""Who else has a say in a target's replicas and pods: autoscalers and disruption budgets. Never fought.
+
+An autoscaler of replicas in the middle of a rollout takes or adds its share, undrained as always, plus
+at most one replica (Kubernetes 1.36, tests/reconcile/test_people.py and test_neighbours.py). The spare
+hardly moves it: a HorizontalPodAutoscaler that averages over pods multiplies that average by the Ready
+pods, so that the spare cancels out; one with a Value target may add a replica while the spare is there
+(kube-controller-manager 1.36, podautoscaler/replica_calculator.go). So a run goes on beside one. A
+VerticalPodAutoscaler that evicts takes pods that nobody drained and makes others of another size than
+were judged: beside it none begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.reasons import Reason
+from kvmedic.core.run import Outcome
+
+HARMLESS_MODES = frozenset({"Off", "Initial"})
+"""Update modes in which a VerticalPodAutoscaler leaves pods alone that run (autoscaling.k8s.io/v1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaler:
+    """Sets the target's number of replicas."""
+
+    kind: str
+    name: str
+    minimum: int
+    maximum: int
+    wanted: int | None = None
+    """Replicas that it wants now; None: it did not say, or cannot tell."""
+    paused: bool = False
+    """Somebody told it to leave the number alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalAutoscaler:
+    """Changes the resources of the target's pods."""
+
+    name: str
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Everybody who has a say, each kind by name."""
+
+    autoscalers: tuple[Autoscaler, ...] = ()
+    vertical: tuple[VerticalAutoscaler, ...] = ()
+    disruption_budgets: tuple[str, ...] = ()
+    """Names of the PodDisruptionBudgets that select the target's pods."""
+
+
+def hindrance(neighbours: Neighbours, fleet: Fleet) -> Outcome | None:
+    """Return why no run may begin beside these neighbours, or None."""
+    for vertical in neighbours.vertical:
+        if vertical.mode not in HARMLESS_MODES:
+            return Outcome(
+                Reason.MANAGED_BY_VPA,
+                f"VerticalPodAutoscaler {vertical.name} evicts pods and changes their resources (updateMode "
+                f"{vertical.mode}), also in the middle of a run: set spec.updatePolicy.updateMode to "
+                '"Off" or "Initial"',
+            )
+    for scaler in neighbours.autoscalers:
+        if scaler.wanted is not None and scaler.wanted != fleet.replicas:
+            return Outcome(
+                Reason.AUTOSCALER_ACTIVE,
+                f"{scaler.kind} {scaler.name} wants {scaler.wanted} replicas and there are {fleet.replicas}; "
+                "a run begins when they agree",
+            )
+    return None
+
+
+def remarks(neighbours: Neighbours) -> Iterator[str]:
+    """Yield what a person should know who looks at a run beside these neighbours."""
+    for scaler in neighbours.autoscalers:
+        if scaler.paused or scaler.minimum == scaler.maximum:
+            continue
+        zero = "; at 0 a run ends" if scaler.minimum == 0 else ""
+        yield (
+            f"{scaler.kind} {scaler.name} goes on setting the replicas ({scaler.minimum} to "
+            f"{scaler.maximum}{zero})"
+        )
+    if neighbours.disruption_budgets:
+        names = ", ".join(neighbours.disruption_budgets)
+        yield f"PodDisruptionBudget {names} does not limit a rollout; kvmedic keeps the count itself"

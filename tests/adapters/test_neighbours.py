@@ -1,0 +1,201 @@
+"""Who has a say in a target's replicas and pods, on a real API server with and without the definitions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from kvmedic.cluster.neighbours import neighbours_of
+from kvmedic.core.neighbours import Autoscaler, Neighbours, VerticalAutoscaler
+from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.kube.errors import Refused
+from lab.cluster.light import LightCluster
+from run_builder import a_fleet
+
+pytestmark = pytest.mark.light
+TEMPLATE = {"metadata": {"labels": {"app": "llm", "tier": "gold"}}}
+
+
+def definition(group: str, version: str, kind: str, plural: str) -> dict[str, Any]:
+    """A definition with the names under which the real one is served; it takes any spec."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    served = {
+        "name": version,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": {"status": {}},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            # The API server lets only approved definitions into a group of Kubernetes' own.
+            "annotations": {"api-approved.kubernetes.io": "unapproved, a test"},
+        },
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
+            "versions": [served],
+        },
+    }
+
+
+DEFINITIONS = (
+    definition("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects"),
+    definition("autoscaling.k8s.io", "v1", "VerticalPodAutoscaler", "verticalpodautoscalers"),
+)
+REF = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llm"}
+
+
+def hpa(name: str, target: dict[str, str] = REF, **spec: Any) -> dict[str, Any]:
+    resource = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": name},
+        "spec": {
+            "scaleTargetRef": target,
+            "metrics": [{"type": "Resource", "resource": resource}],
+            "maxReplicas": 5,
+            **spec,
+        },
+    }
+
+
+def scaled(name: str, annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {"name": name, "annotations": annotations or {}},
+        "spec": {"scaleTargetRef": {"name": "llm"}, "triggers": [], **spec},
+    }
+
+
+def vpa(name: str, **policy: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "autoscaling.k8s.io/v1",
+        "kind": "VerticalPodAutoscaler",
+        "metadata": {"name": name},
+        "spec": {"targetRef": REF, **({"updatePolicy": policy} if policy else {})},
+    }
+
+
+def pdb(name: str, **labels: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
+    }
+
+
+@pytest.fixture
+async def bare(private_light: Callable[..., LightCluster]) -> AsyncIterator[tuple[LightCluster, Client]]:
+    """A cluster without any of the definitions, for this test alone."""
+    cluster = private_light()
+    async with await connect(cluster.kubeconfig, Limits(per_second=500)) as client:
+        yield cluster, client
+
+
+async def read(client: Client) -> Neighbours:
+    return await neighbours_of(client, a_fleet(namespace="default"), TEMPLATE)
+
+
+async def test_where_nobody_installed_them_nobody_is_there(bare: tuple[LightCluster, Client]) -> None:
+    assert await read(bare[1]) == Neighbours()
+
+
+async def test_everybody_who_has_a_say_is_found_and_nobody_else(bare: tuple[LightCluster, Client]) -> None:
+    cluster, client = bare
+    for each in DEFINITIONS:
+        cluster.apply(each)
+        cluster.kubectl(
+            "wait", "--for=condition=Established", f"crd/{each['metadata']['name']}", "--timeout=10s"
+        )
+    of_keda = hpa("keda-hpa-k")
+    of_keda["metadata"]["ownerReferences"] = [
+        {
+            "apiVersion": "keda.sh/v1alpha1",
+            "kind": "ScaledObject",
+            "name": "k",
+            "uid": "u",
+            "controller": True,
+        }
+    ]
+    not_in = pdb("expressions")
+    not_in["spec"]["selector"] = {
+        "matchExpressions": [
+            {"key": "tier", "operator": "In", "values": ["gold"]},
+            {"key": "app", "operator": "Exists"},
+            {"key": "tier", "operator": "NotIn", "values": ["lead"]},
+            {"key": "draining", "operator": "DoesNotExist"},
+        ]
+    }
+    wrong = pdb("wrong")
+    wrong["spec"]["selector"] = {"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}
+    for each in (
+        hpa("mine", minReplicas=2),
+        hpa("elsewhere", {**REF, "name": "other"}),
+        hpa("of-a-set", {**REF, "kind": "StatefulSet"}),
+        hpa("of-a-rollout", {**REF, "apiVersion": "argoproj.io/v1alpha1"}),
+        of_keda,
+        scaled("k"),
+        scaled("held", {"autoscaling.keda.sh/paused": "true"}, minReplicaCount=1, maxReplicaCount=3),
+        scaled("theirs", scaleTargetRef={"name": "other"}),
+        vpa("silent"),
+        vpa("off", updateMode="Off"),
+        pdb("chosen", app="llm"),
+        pdb("other", app="other"),
+        not_in,
+        wrong,
+    ):
+        cluster.api.create(each)
+
+    found = await read(client)
+
+    assert found == Neighbours(
+        autoscalers=(
+            Autoscaler("ScaledObject", "held", 1, 3, paused=True),
+            Autoscaler("ScaledObject", "k", 0, 100),
+            Autoscaler("HorizontalPodAutoscaler", "mine", 2, 5),
+        ),
+        vertical=(VerticalAutoscaler("off", "Off"), VerticalAutoscaler("silent", "Recreate")),
+        disruption_budgets=("chosen", "expressions"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("active", "able", "wanted"), [("True", "True", 4), ("False", "True", None), ("True", "False", None)]
+)
+async def test_what_an_autoscaler_wants_counts_while_it_can_tell(
+    bare: tuple[LightCluster, Client], active: str, able: str, wanted: int | None
+) -> None:
+    cluster, client = bare
+    made = cluster.api.create(hpa("mine"))
+    now = made["metadata"]["creationTimestamp"]
+    conditions = [
+        {"type": kind, "status": status, "lastTransitionTime": now, "reason": "Test", "message": ""}
+        for kind, status in (("ScalingActive", active), ("AbleToScale", able))
+    ]
+    status = {"currentReplicas": 3, "desiredReplicas": 4, "conditions": conditions, "currentMetrics": None}
+    cluster.api.patch("HorizontalPodAutoscaler", "mine", {"status": status}, subresource="status")
+
+    (found,) = (await read(client)).autoscalers
+
+    assert found.wanted == wanted
+
+
+async def test_without_the_right_to_look_it_is_an_error(
+    bare: tuple[LightCluster, Client], tmp_path: Any
+) -> None:
+    cluster, _ = bare
+    cluster.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "nobody"}})
+    kubeconfig = cluster.impersonate("nobody").write_kubeconfig(tmp_path / "config")
+    async with await connect(kubeconfig, Limits()) as nobody:
+        with pytest.raises(Refused):
+            await read(nobody)

@@ -1,0 +1,74 @@
+"""Beside whom a run begins, and what a person is told of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvmedic.core.neighbours import Autoscaler, Neighbours, VerticalAutoscaler, hindrance, remarks
+from kvmedic.core.reasons import Reason
+from run_builder import a_fleet
+
+HPA = "HorizontalPodAutoscaler"
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "reason"),
+    [
+        (Neighbours(), None),
+        (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8),)), None),
+        (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8, wanted=3),)), None),
+        (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8, wanted=4),)), Reason.AUTOSCALER_ACTIVE),
+        (Neighbours(vertical=(VerticalAutoscaler("llm", "Off"),)), None),
+        (Neighbours(vertical=(VerticalAutoscaler("llm", "Initial"),)), None),
+        (Neighbours(vertical=(VerticalAutoscaler("llm", "Recreate"),)), Reason.MANAGED_BY_VPA),
+        (Neighbours(vertical=(VerticalAutoscaler("llm", "Auto"),)), Reason.MANAGED_BY_VPA),
+        (Neighbours(vertical=(VerticalAutoscaler("llm", "InPlaceOrRecreate"),)), Reason.MANAGED_BY_VPA),
+        (Neighbours(vertical=(VerticalAutoscaler("llm", "Tomorrows"),)), Reason.MANAGED_BY_VPA),
+        (Neighbours(disruption_budgets=("llm",)), None),
+    ],
+    ids=[
+        "nobody",
+        "an autoscaler that cannot tell",
+        "an autoscaler at rest",
+        "an autoscaler that is scaling",
+        "a VPA that recommends",
+        "a VPA that sizes new pods",
+        "a VPA that recreates",
+        "a VPA of old",
+        "a VPA that resizes or evicts",
+        "a VPA in a mode of tomorrow",
+        "a disruption budget",
+    ],
+)
+def test_beside_whom_a_run_begins(neighbours: Neighbours, reason: Reason | None) -> None:
+    found = hindrance(neighbours, a_fleet())
+
+    assert (found.reason if found else None) is reason
+
+
+def test_what_to_do_about_a_vpa_is_said() -> None:
+    found = hindrance(Neighbours(vertical=(VerticalAutoscaler("chat", "Auto"),)), a_fleet())
+
+    assert found is not None
+    assert "VerticalPodAutoscaler chat" in found.message
+    assert 'spec.updatePolicy.updateMode to "Off"' in found.message
+
+
+def test_the_plan_tells_who_else_has_a_say() -> None:
+    told = remarks(
+        Neighbours(
+            autoscalers=(
+                Autoscaler("ScaledObject", "k", 0, 4),
+                Autoscaler(HPA, "h", 2, 8),
+                Autoscaler(HPA, "fixed", 2, 2),
+                Autoscaler("ScaledObject", "held", 1, 2, paused=True),
+            ),
+            disruption_budgets=("one", "two"),
+        )
+    )
+
+    assert list(told) == [
+        "ScaledObject k goes on setting the replicas (0 to 4; at 0 a run ends)",
+        "HorizontalPodAutoscaler h goes on setting the replicas (2 to 8)",
+        "PodDisruptionBudget one, two does not limit a rollout; kvmedic keeps the count itself",
+    ]

@@ -1,0 +1,206 @@
+"""What a plan meets beside the fleet itself: owners, neighbours, what somebody put back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvmedic.cli import live
+from kvmedic.cli.plan import _of_survey
+from kvmedic.cli.report import Form
+from kvmedic.core.fleet import Fleet, Owner
+from kvmedic.core.neighbours import Autoscaler, Neighbours, VerticalAutoscaler
+from kvmedic.core.owner import OwnerKind, TemplateOwner
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import ClosedRun, ConditionType, Record
+from kvmedic.core.resource import Resource
+from kvmedic.core.run import Outcome
+from kvmedic.core.template import template_hash
+from kvmedic.kube.errors import Call, Refused
+from kvmedic.obstacles import accompanied
+from kvmedic.record.surveys import REFRESH, planned
+from kvmedic.survey import Survey, examine
+from lab.scripted.readings import State
+from reconcile.test_survey import Asked, a_resource
+from reconcile.world import deployment
+from run_builder import NOW, a_fleet
+
+TEMPLATE = deployment(3)["spec"]["template"]
+REVISION = template_hash(TEMPLATE)
+HPA = Autoscaler("HorizontalPodAutoscaler", "llm", 1, 8)
+ARGO = Owner(Reason.MANAGED_BY_GITOPS, "Argo CD Application prod", TemplateOwner(OwnerKind.ARGO_CD, "prod"))
+
+
+@dataclass
+class Town:
+    """A target and its neighbours, and how often they were asked."""
+
+    neighbours_there: Neighbours
+    asked: int = 0
+
+    async def neighbours(self, view: Any) -> Neighbours:
+        self.asked += 1
+        return self.neighbours_there
+
+
+def a_settled_fleet(**changes: Any) -> Fleet:
+    fleet = a_fleet()
+    pods = tuple(replace(pod, revision=REVISION) for pod in fleet.pods)
+    sets = tuple(replace(each, revision=REVISION) for each in fleet.replica_sets)
+    return replace(fleet, revision=REVISION, pods=pods, replica_sets=sets, **changes)
+
+
+async def looked(
+    *, resource: Resource | None = None, town: Town | None = None, state: State = State.THRASH, **fleet: Any
+) -> Survey:
+    resource = resource or a_resource()
+    assert resource.policy is not None
+    view = SimpleNamespace(fleet=a_settled_fleet(**fleet), template=TEMPLATE)
+    found = await examine(resource, resource.policy, view, Asked(state))
+    return await accompanied(found, resource, resource.policy, town or Town(Neighbours()))
+
+
+async def test_alone_nothing_stands_in_the_way() -> None:
+    found = await looked()
+
+    assert found.plan is not None
+    assert (found.obstacle, found.proposal) == (None, None)
+
+
+async def test_a_calm_fleets_neighbours_are_not_asked() -> None:
+    town = Town(Neighbours())
+
+    found = await looked(town=town, state=State.RECOVERED)
+
+    assert (found.plan, town.asked) == (None, 0)
+
+
+async def test_neighbours_that_do_no_harm_are_named_in_the_plan_which_stays_the_same() -> None:
+    alone, beside = await looked(), await looked(town=Town(Neighbours(autoscalers=(HPA,))))
+
+    assert alone.plan is not None
+    assert beside.plan is not None
+    assert beside.obstacle is None
+    assert beside.plan.message.startswith(f"{alone.plan.message}; HorizontalPodAutoscaler llm")
+    assert beside.plan.digest == alone.plan.digest
+
+
+async def test_an_owner_comes_before_a_neighbour_and_has_its_patch() -> None:
+    town = Town(Neighbours(vertical=(VerticalAutoscaler("llm", "Auto"),)))
+
+    owned, free = await looked(owner=ARGO, town=town), await looked(town=town)
+
+    assert free.obstacle is not None
+    assert free.obstacle.reason is Reason.MANAGED_BY_VPA
+    assert owned.obstacle is not None
+    assert owned.obstacle.reason is Reason.MANAGED_BY_GITOPS
+    assert owned.proposal is not None
+    assert owned.obstacle.message.endswith(owned.proposal.text)
+
+
+async def test_another_obstacle_than_the_owner_brings_no_patch() -> None:
+    found = await looked(owner=ARGO, strategy="Recreate")
+
+    assert found.obstacle is not None
+    assert found.obstacle.reason is Reason.STRATEGY_UNSUPPORTED
+    assert found.proposal is None
+
+
+def reverted(id_: str, outcome: Reason = Reason.CHANGE_REVERTED, template: str = REVISION) -> ClosedRun:
+    return ClosedRun(id_, Reason.FLEET_WIDE_DEMAND, outcome, "", (), NOW, NOW, template)
+
+
+@pytest.mark.parametrize(
+    ("history", "retried", "contested"),
+    [
+        ((reverted("2"),), "", "2"),
+        ((reverted("2"),), "1", "2"),
+        ((reverted("2"),), "2", ""),
+        ((reverted("2"), reverted("1")), "2", ""),
+        ((reverted("2"), reverted("1")), "1", "2"),
+        ((reverted("3", Reason.RECOVERED), reverted("2")), "", "2"),
+        ((reverted("2", template="another"),), "", ""),
+        ((reverted("2", template=""),), "", ""),
+        ((reverted("2", Reason.FLAG_DRIFTED),), "", ""),
+    ],
+    ids=[
+        "reverted",
+        "another run may be tried again",
+        "a person wants it tried again",
+        "and that counts for what came before",
+        "a word about the run before does not count",
+        "what came after does not heal it",
+        "another template",
+        "written by a version that did not say",
+        "another edit",
+    ],
+)
+async def test_what_somebody_put_back_is_not_tried_again(
+    history: tuple[ClosedRun, ...], retried: str, contested: str
+) -> None:
+    resource = replace(a_resource(), record=Record(history=history), retried=retried)
+
+    found = await looked(resource=resource, editor="argocd-thing")
+
+    assert (found.obstacle is not None) is bool(contested)
+    if found.obstacle is not None:
+        assert found.obstacle.reason is Reason.TEMPLATE_CONTESTED
+        assert f"kvmedic.io/try-again={contested}." in found.obstacle.message
+        assert "field manager argocd-thing put the old setting back" in found.obstacle.message
+        assert found.proposal is not None
+
+
+async def test_the_command_prints_the_change_for_the_owner() -> None:
+    found = await looked(owner=ARGO)
+    assert found.proposal is not None
+
+    printed = _of_survey(a_resource(), found)
+
+    assert f"propose    {found.proposal}" in printed.printed(Form.TEXT)
+    told = json.loads(printed.printed(Form.JSON))["proposal"]
+    assert told == {
+        "owner": "Argo CD Application prod",
+        "how": found.proposal.how,
+        "change": found.proposal.text,
+    }
+
+
+async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Closed:
+        async def look(self, namespace: str, policy: Any) -> Any:
+            return SimpleNamespace(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE)
+
+        async def neighbours(self, view: Any) -> Neighbours:
+            raise Refused(Call("list", "/apis/keda.sh/v1alpha1/scaledobjects"), 403, "Forbidden")
+
+    monkeypatch.setattr(live, "target_of", lambda world: Closed())
+
+    found = await live.surveyed(SimpleNamespace(metrics=Asked(State.THRASH)), a_resource())
+
+    assert found.plan is not None
+    assert found.proposal is not None
+    assert "left out: list /apis/keda.sh/v1alpha1/scaledobjects: 403 Forbidden" in capsys.readouterr().err
+
+
+async def test_a_patch_in_a_condition_follows_the_plan_that_is_shown() -> None:
+    found = await looked()
+    assert found.plan is not None
+    other = replace(found.plan, spec_generation=99)
+    later = NOW + REFRESH
+    first = planned(Record(), found.plan, Outcome(Reason.MANAGED_BY_GITOPS, "set 16"), 1, NOW)
+
+    same = planned(first, found.plan, Outcome(Reason.MANAGED_BY_GITOPS, "set 16, in other words"), 1, later)
+    soon = planned(first, other, Outcome(Reason.MANAGED_BY_GITOPS, "set 14"), 1, later - timedelta(seconds=1))
+    fresh = planned(first, other, Outcome(Reason.MANAGED_BY_GITOPS, "set 14"), 1, later)
+
+    assert same == soon == first, "nothing is written for the sake of words, or too often"
+    told = fresh.condition(ConditionType.ACTION_REQUIRED)
+    assert told is not None
+    assert (told.message, told.changed_at) == ("set 14", NOW)

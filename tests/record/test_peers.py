@@ -1,0 +1,69 @@
+"""What one resource's stored status says to the others; what cannot be read counts on the safe side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from kvmedic.api.status import record_to_wire
+from kvmedic.core.crowd import BadEnd
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import ClosedRun, Record
+from kvmedic.core.run import StepState
+from kvmedic.record.peers import LONG_AGO, peer_of
+from run_builder import NOW, a_run, an_intent
+
+BODY = {
+    "metadata": {"namespace": "serving", "name": "chat", "uid": "u"},
+    "spec": {"targetRef": {"kind": "Deployment", "name": "llm"}},
+}
+
+
+def body(record: Record | None = None, **status: Any) -> dict[str, Any]:
+    wire = record_to_wire(record, "") if record else {}
+    return {**BODY, "status": {**wire, **status}}
+
+
+def closed(outcome: Reason, minutes_ago: float) -> ClosedRun:
+    end = NOW - timedelta(minutes=minutes_ago)
+    return ClosedRun("1", Reason.FLEET_WIDE_DEMAND, outcome, "", (), end, end)
+
+
+def test_a_resource_without_a_status_has_no_run() -> None:
+    found = peer_of(BODY)
+
+    assert (str(found), found.uid, found.target) == ("serving/chat", "u", "llm")
+    assert (found.opened_at, found.begun, found.bad_ends) == (None, False, ())
+
+
+@pytest.mark.parametrize(
+    ("run", "begun"), [(a_run(), False), (a_run(StepState.ROLLING_OUT, an_intent()), True)]
+)
+def test_an_open_run_has_begun_once_an_assignment_is_written_down(run: Any, begun: bool) -> None:
+    found = peer_of(body(Record(run=run)))
+
+    assert (found.opened_at, found.begun) == (run.started_at, begun)
+
+
+@pytest.mark.parametrize(
+    "run", [{"id": "1"}, {"startedAt": "soon"}, {"startedAt": "2026-03-01T03:00:00"}, "x"]
+)
+def test_a_run_that_cannot_be_read_keeps_its_place(run: Any) -> None:
+    found = peer_of(body(run=run))
+
+    assert (found.opened_at, found.begun) == (LONG_AGO, True)
+
+
+def test_only_bad_ends_are_told_and_unknown_ones_are_passed_over() -> None:
+    history = (closed(Reason.RECOVERED, 1), closed(Reason.NOT_RECOVERED, 2), closed(Reason.FLAG_DRIFTED, 3))
+    record = replace(Record(), history=history)
+    stored = body(record)
+    stored["status"]["history"] += [{"outcome": "Transcended", "endedAt": "2026-03-01T03:00:00Z"}]
+    stored["status"]["history"] += [{"outcome": "NotRecovered", "endedAt": None}]
+
+    found = peer_of(stored)
+
+    assert found.bad_ends == (BadEnd("serving/chat", Reason.NOT_RECOVERED, NOW - timedelta(minutes=2)),)
