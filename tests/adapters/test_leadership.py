@@ -299,7 +299,7 @@ async def main(kubeconfig, namespace):
         part = Leadership(client, Ref(LEASES, namespace, "kvmedic"), times, fresh_identity())
         asyncio.create_task(part.run())
         while True:
-            print(time.monotonic(), int(part.is_held()), flush=True)
+            print(f"{time.monotonic()} {int(part.is_held())}", flush=True)
             time.sleep(0.01)
             await asyncio.sleep(0.01)
 
@@ -347,7 +347,9 @@ async def test_a_process_that_was_stopped_and_goes_on_does_not_act(
 
 
 def lines(log: Path) -> list[tuple[float, str]]:
-    return [(float(line.split()[0]), line.split()[1]) for line in log.read_text().splitlines() if " " in line]
+    """What the process has said, without a last line that it is still writing."""
+    said = (line.partition(" ") for line in log.read_text().splitlines(keepends=True) if line.endswith("\n"))
+    return [(float(at), held.strip()) for at, _, held in said]
 
 
 async def seen(log: Path, held: str, seconds: float = 20) -> None:

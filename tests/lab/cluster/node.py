@@ -45,13 +45,15 @@ class Node:
     def kubelet(self, access: Access, ca_file: Path, serving: tuple[Path, Path]) -> Component:
         """kubelet on the bridge address only; requests are authenticated and authorised by the API server."""
         config = self._write("kubelet.yaml", self._kubelet_configuration(ca_file, serving))
+        root = self.directory / "kubelet"
+        _share(root)
         return self._component(
             "kubelet",
             str(self.kube),
             "kubelet",
             f"--config={config}",
             f"--kubeconfig={access.write_kubeconfig(self.directory / 'kubelet.kubeconfig')}",
-            f"--root-dir={self.directory / 'kubelet'}",
+            f"--root-dir={root}",
             f"--cert-dir={self.directory / 'pki'}",
             f"--hostname-override={NAME}",
             f"--node-ip={NODE_IP}",
@@ -116,6 +118,17 @@ class Node:
             "nodeStatusUpdateFrequency": "5s",
             "serializeImagePulls": False,
         }
+
+
+def _share(root: Path) -> None:
+    """Mount a folder on itself, shared, as the kubelet would do while it starts.
+
+    It would do so beside making sockets in there, and end when one of them is renamed at that very moment
+    (seen once: "invalid cross-device link"). A folder that is shared already is left as it is.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    for options in (("--bind", str(root), str(root)), ("--make-rshared", str(root))):
+        subprocess.run([program("mount"), *options], check=True, capture_output=True)
 
 
 def _proxy_configuration(kubeconfig: Path, masquerade_all: bool) -> dict[str, object]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from . import vllm
-from .scenario import CONTAINER, FLEET, NAMESPACE, PORT, Engine, Fleet, Scenario
+from .scenario import CONTAINER, FLEET, NAMESPACE, PORT, ROTATION_LABEL, Engine, Fleet, Scenario
 
 Object = dict[str, Any]
-ROTATION = {"serving": "active"}
+ROTATION = {ROTATION_LABEL["key"]: "active"}
 APP = {"app": FLEET}
 GRACE_SECONDS = 60
 """More than the engine's own --shutdown-timeout of 30 s, or the kubelet would cut it short."""
