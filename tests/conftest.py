@@ -61,9 +61,9 @@ def private_light() -> Iterator[Callable[..., LightCluster]]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the real cluster, and say what one worker takes as a whole.
 
-    Tests that take the cluster down come last, so that the others share one. On several workers each test of the
-    shared light cluster is dealt out singly, as those are the slow ones; other modules stay whole, so that what they
-    prepare is prepared once.
+    Tests that take the cluster down come last, so that the others share one. On several workers each test of
+    the shared light cluster is dealt out singly, as those are the slow ones; other modules stay whole, so
+    that what they prepare is prepared once.
     """
     for item in items:
         used = getattr(item, "fixturenames", ())
