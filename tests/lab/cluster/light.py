@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -119,9 +120,15 @@ class LightCluster:
         return Access(self.url, self.ca_file, self.api.token_for(service_account, namespace))
 
     def kubectl(self, *arguments: str) -> str:
-        """kubectl of the cluster's own version; the output, or CalledProcessError."""
-        argv = [str(binary(Tool.KUBE)), "kubectl", f"--kubeconfig={self.kubeconfig}", *arguments]
-        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+        """kubectl of the cluster's own version; the output, or CalledProcessError.
+
+        It remembers nothing of an earlier call: what it has cached of the API would hide a new definition
+        from `get all` for ten minutes.
+        """
+        with TemporaryDirectory(dir=self.directory) as cache:
+            options = [f"--kubeconfig={self.kubeconfig}", f"--cache-dir={cache}"]
+            argv = [str(binary(Tool.KUBE)), "kubectl", *options, *arguments]
+            return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
     def stop_component(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
         """End one of `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-scheduler`, `kwok`."""
