@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lab.cluster.api import until
 from lab.cluster.light import LightCluster
 from lab.scripted.proxy import Fate, Proxy, Write
 from reconcile.world import APPROVALS_CRD, CRD, SERVICE, World, deployment, no_harm, remediation
@@ -43,6 +44,7 @@ def a_world(light: LightCluster, crd: None, namespace: str, tmp_path: Any) -> It
             for manifest in (fleet, SERVICE):
                 light.api.create(manifest, namespace)
             light.kubectl("-n", namespace, "rollout", "status", "deployment/llm", "--timeout=30s")
+            until(lambda: world.endpoints() == replicas, 30, "endpoints of every replica")
             world.write_script(old="thrash", new="recovered", revision=world.revision())
             light.apply(remediation(**(spec or {})), namespace)
             return world

@@ -243,6 +243,12 @@ class World:
                 return condition["status"], condition["reason"]
         return "", ""
 
+    def endpoints(self) -> int:
+        """Return how many Ready endpoints the Service has."""
+        slices = self.cluster.api.list("EndpointSlice", self.namespace, "kubernetes.io/service-name=llm")
+        found = [endpoint for each in slices for endpoint in each.get("endpoints") or []]
+        return sum(bool(endpoint["conditions"].get("ready")) for endpoint in found)
+
     def kubectl(self, *arguments: str) -> str:
         return self.cluster.kubectl("-n", self.namespace, *arguments)
 
