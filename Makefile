@@ -40,10 +40,10 @@ check: setup ## Format, lint, types, import contracts, generated files
 
 # Two rounds: what needs no real cluster spends most of its time waiting and runs on several workers, each with a light
 # cluster of its own; what is shown on the real cluster has the machine to itself. 5 says that a round had no test.
-WORKERS ?= 3
+WORKERS ?= 4
 RUN_TESTS = $(PY) -m pytest -q --timeout=600 --durations=10
 .PHONY: test
-test: setup ## Run every test; installs and builds what they need (PYTEST=… for options, WORKERS=3)
+test: setup ## Run every test; installs and builds what they need (PYTEST=… for options, WORKERS=4)
 	$(PY) -m lab tools
 	@worst=5; \
 	note() { case $$1 in 0) [ $$worst != 5 ] || worst=0;; 2) exit 2;; 5) ;; *) worst=$$1;; esac; }; \
