@@ -9,9 +9,16 @@ CLOCKS, THROTTLE = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTT
 XID, XIDS = "DCGM_FI_DEV_XID_ERROR", "DCGM_FI_DEV_XID_ERRORS"
 ECC = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"
 REMAP_FAILED, REMAP_FAILURE = "DCGM_FI_DEV_ROW_REMAP_FAILED", "DCGM_FI_DEV_ROW_REMAP_FAILURE"
-TODAY = {"clocks": THROTTLE, "xid": XIDS, "ecc": ECC, "remap": REMAP_FAILURE}
-RENAMED = {"clocks": CLOCKS, "xid": XID, "ecc": ECC, "remap": REMAP_FAILED}
-WELL = {"clocks": constant(0x4), "xid": constant(0), "ecc": constant(0), "remap": constant(0)}
+FREE = "DCGM_FI_DEV_FB_FREE"
+TODAY = {"clocks": THROTTLE, "xid": XIDS, "ecc": ECC, "remap": REMAP_FAILURE, "free": FREE}
+RENAMED = {"clocks": CLOCKS, "xid": XID, "ecc": ECC, "remap": REMAP_FAILED, "free": FREE}
+WELL = {
+    "clocks": constant(0x4),
+    "xid": constant(0),
+    "ecc": constant(0),
+    "remap": constant(0),
+    "free": constant(4000),
+}
 
 
 def record_devices(tape: Tape) -> None:
@@ -34,6 +41,11 @@ def record_devices(tape: Tape) -> None:
     for replica in ("a", "b"):
         told = constant(79 if replica == "b" else 0)
         _gpu(tape, _clashing("gpu-twice") | {"prometheus_replica": replica}, TODAY, xid=told)
+    _gpu(tape, _clashing("gpu-was-full"), TODAY, free=lambda t: 90 if -200 < t < -140 else 4000)
+    _gpu(tape, _clashing("gpu-was-full-long-ago"), TODAY, free=lambda t: 90 if t < -400 else 4000)
+    for replica in ("a", "b"):
+        told = constant(80 if replica == "b" else 4000)
+        _gpu(tape, _clashing("gpu-full-twice") | {"prometheus_replica": replica}, TODAY, free=told)
     _gpu(tape, {"pod": "dcgm-unused", "namespace": "monitoring", "gpu": "0"}, TODAY, xid=constant(79))
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import assert_never
 
+from kvmedic.aftermath import in_view_of_the_rest
 from kvmedic.core.decide import (
     Close,
     Decision,
@@ -67,12 +68,15 @@ from kvmedic.core.steadiness import steadiness
 from kvmedic.core.verdict import Judged, judge, judge_replacement
 from kvmedic.ports import View
 from kvmedic.record.runs import closed, reported
+from kvmedic.urgency import graded
 from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, walking_move
 
 
 async def pursue(tick: Tick) -> timedelta:
     """Make the next move of the open run; return when to look again."""
     view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
+    if view is not None:
+        tick = replace(tick, spending=tick.run.spent(view.fleet, tick.now))
     stands = await _standing(tick, view)
     blocked = await _blocked(tick)
     judged = await _judged(tick, view, stands)
@@ -112,12 +116,12 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Rest(reason, message):
             return await _act(tick, view, resting_move(tick, view.fleet), Blocked(reason, message))
         case Watch(reason, message):
-            await _save(tick, run, reason, message)
+            await _save(await graded(tick, view.fleet), run, reason, message)
             return pace.verifying
         case Keep(judged):
             await _save(tick, run.kept(judged), judged.reason, judged.message)
-        case TurnBack(outcome, verdict):
-            await _save(tick, run.turned_back(outcome, verdict), outcome.reason, outcome.message)
+        case TurnBack(outcome, verdict, after):
+            await _save(tick, run.turned_back(outcome, verdict, after), outcome.reason, outcome.message)
         case Leave(outcome):
             return await _leave(tick, view, outcome)
         case Close(outcome):
@@ -152,7 +156,9 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
     match move:
         case Wait(reason, message) | Failed(reason, message) | Refused(reason, message):
             shown = blocked or Blocked(reason, message)
-            await _save(tick, tick.run, shown.reason, shown.message)
+            hurried = reason is Reason.AWAITING_CONTROLLER
+            told = tick if hurried else await graded(tick, view.fleet)
+            await _save(told, tick.run, shown.reason, shown.message)
             if blocked is not None:
                 return pace.idle
             return pace.controller if reason is Reason.AWAITING_CONTROLLER else pace.replica
@@ -233,7 +239,8 @@ async def _judged(tick: Tick, view: View | None, stands: Standing) -> Judged | N
     looked = await tick.ports.metrics.observe(
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )
-    return _judgement(tick, looked, sum(pod.restarts for pod in pods))
+    judged = _judgement(tick, looked, sum(pod.restarts for pod in pods))
+    return await in_view_of_the_rest(tick, pods, judged)
 
 
 def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
@@ -270,7 +277,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     Dying between the two is harmless: the run's end is already in its record, and a claim that is
     gone is not looked for again.
     """
-    run = tick.run
+    run = replace(tick.run, spending=tick.spending or tick.run.spending)
     if run.ending is None and run.intent is not None:
         run = replace(run, ending=outcome)
     if view is not None and outcome.reason is not Reason.FENCE_LOST and tick.ports.leader.is_held():
@@ -290,12 +297,24 @@ async def _unclaim(tick: Tick, fleet: Fleet) -> None:
         await tick.ports.target.unclaim(fleet)
 
 
+def _costs_otherwise(tick: Tick, reason: Reason) -> bool:
+    """Return whether another number of spares is there than was written down last.
+
+    Time that merely goes by is not worth a write; nor is anything while a controller acts.
+    """
+    if tick.spending is None or reason is Reason.AWAITING_CONTROLLER:
+        return False
+    return tick.spending.above != (tick.run.spending.above if tick.run.spending else 0)
+
+
 async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
     """Write the run down, if anything about it changed that is worth a write."""
-    record, told = replace(tick.record, run=run), Outcome(reason, message)
+    record = replace(tick.record, run=run, urgency=tick.urgency or tick.record.urgency)
+    told = Outcome(reason, message)
     after = reported(record, told, tick.resource.generation, tick.now, tick.problem)
-    if after == tick.record:
+    if after == tick.record and not _costs_otherwise(tick, reason):
         return tick.resource
+    after = replace(after, run=replace(run, spending=tick.spending or run.spending))
     saved = await tick.ports.store.save(tick.resource, after)
     await tick.ports.reporter.saved(tick.resource, tick.record, after)
     return saved

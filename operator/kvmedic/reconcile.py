@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from kvmedic.baselines import pressed_baseline
 from kvmedic.core.decide import Wish, outcome_of
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.gates import Blocked
@@ -18,6 +19,8 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome, Run, StepRecord, Terms
+from kvmedic.core.severity import urgency_of
+from kvmedic.core.spending import devices_of
 from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
 from kvmedic.obstacles import accompanied, claimed, consent, crowded, gate, unfit, unrecognised
@@ -109,13 +112,16 @@ async def _survey(
     found = await survey(resource, policy, view, Senses(ports.metrics, ports.target))
     found = await accompanied(found, resource, policy, ports.target)
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
+    urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, record.urgency)
+    seen = replace(seen, urgency=urgent)
     if good := await proved_good(found, resource, policy, ports.metrics, now):
         seen = with_last_good(seen, good)
     held = found.obstacle or unrecognised(policy, view) or await claimed(resource, found, ports)
     why = held or await gate(policy, record, found, ports, now)
     why = why or await crowded(resource, found, ports, now)
-    baseline = found.baseline()
-    if found.plan is not None and why is None and isinstance(baseline, Inconclusive):
+    opening = found.plan is not None and why is None
+    baseline = await pressed_baseline(found, policy, resource.namespace, ports.metrics) if opening else None
+    if isinstance(baseline, Inconclusive):
         why = Outcome(baseline.reason, baseline.message)
     granted = None if found.plan is None or why else await consent(resource, policy, found.plan, ports, now)
     if isinstance(granted, Outcome):
@@ -149,6 +155,7 @@ def _run(found: Survey, plan: Plan, baseline: Baseline | None, now: datetime) ->
         blocks=found.blocks(),
         baseline=baseline,
         goal=found.goal,
+        gpus=devices_of(found.view.template),
     )
 
 

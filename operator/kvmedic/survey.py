@@ -21,6 +21,7 @@ from kvmedic.core.diagnosis import (
     Setting,
     diagnose,
 )
+from kvmedic.core.edge import least_free_mib
 from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal, Unsupported
 from kvmedic.core.fleet import Pod
 from kvmedic.core.moved import TRAFFIC, moves, traffic_of
@@ -78,11 +79,20 @@ class Survey:
         Restarts are those of the replicas that are still to be there then. Replicas that just restarted have
         no figures, and a change for them is not judged by figures.
         """
+        return self.baseline_over(self.evidence.burn)
+
+    def baseline_over(self, seen: Observation) -> Baseline | Inconclusive | None:
+        """Return the same of another look at the same replicas."""
         steps = self.plan.steps if self.plan else ()
         going = {step.uid for step in steps if isinstance(step, ReplaceStep)}
         staying = [pod for pod in expected(self.view) if pod.uid not in going]
-        found = baseline_of(self.evidence.burn, sum(pod.restarts for pod in staying))
-        return None if isinstance(found, Inconclusive) and self.goal is Goal.STEADINESS else found
+        found = baseline_of(seen, sum(pod.restarts for pod in staying))
+        if isinstance(found, Inconclusive):
+            return None if self.goal is Goal.STEADINESS else found
+        return replace(found, memory_free_mib=least_free_mib(self._devices()))
+
+    def _devices(self) -> tuple[Reading[tuple[Device, ...]], ...]:
+        return tuple(vitals.devices for vitals in self.evidence.vitals.values())
 
     def blocks(self) -> int | None:
         """Return the smallest pool of the replicas (usable blocks), or None when one is not known."""

@@ -27,6 +27,8 @@ from kvmedic.core.replacement import Replacement, scaled_by, spare_of
 from kvmedic.core.resource import Resource
 from kvmedic.core.rollout import Order
 from kvmedic.core.run import Outcome, Run
+from kvmedic.core.severity import Urgency
+from kvmedic.core.spending import Spending
 from kvmedic.core.starting import StartLimits
 from kvmedic.ports import Ports
 
@@ -51,6 +53,10 @@ class Tick:
     now: datetime
     problem: Outcome | None = None
     """Why the spec cannot be followed; no forward move is made then, and nothing is judged."""
+    urgency: Urgency | None = None
+    """How urgent the trouble is as of this look; None: as it was."""
+    spending: Spending | None = None
+    """What the run has cost as of this look; None: as it was."""
 
 
 async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:

@@ -114,7 +114,7 @@ async def test_queries_do_not_grow_with_replicas(history: PrometheusServer) -> N
             await looked.devices([PodKey(NAMESPACE, f"pod-{number}") for number in range(pods)], FIVE)
         looked.close()
 
-    assert len(proxy.requests) == 4
+    assert len(proxy.requests) == 5
 
 
 async def test_a_source_that_does_not_answer_one_query_leaves_its_vital_unknown(
@@ -156,3 +156,20 @@ async def test_a_source_is_found_by_name(history: PrometheusServer) -> None:
 
 def _no_scrapes() -> Any:
     return FleetMetrics.of({}, ScrapeOptions(), VLLM_SIGNALS)._scraper
+
+
+@pytest.mark.parametrize(
+    ("pod", "free"),
+    [
+        ("gpu-well", 4000),
+        ("gpu-renamed", 4000),
+        ("gpu-was-full", 90),
+        ("gpu-was-full-long-ago", 4000),
+        ("gpu-full-twice", 80),
+        ("gpu-default-set", None),
+    ],
+)
+async def test_of_the_memory_the_least_of_the_window_counts(
+    history: PrometheusServer, pod: str, free: int | None
+) -> None:
+    assert (await only_device(history, pod)).value(Vital.MEMORY_FREE) == free

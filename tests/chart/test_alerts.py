@@ -34,6 +34,15 @@ def firing(alert: str, at: str, inputs: list[dict[str, str]], tmp_path: Path) ->
     return not _holds({"alertname": alert, "eval_time": at, "exp_alerts": []}, inputs, tmp_path)
 
 
+def labels(alert: str, at: str, inputs: list[dict[str, str]], tmp_path: Path, **expected: str) -> bool:
+    """Whether exactly one alert of a name fires at a time, with these labels and its own texts."""
+    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+    texts = next(rule["annotations"] for rule in rules if rule["alert"] == alert)
+    told = {name: text.replace("{{ $value }}", "2") for name, text in texts.items()}
+    fires = {"exp_labels": expected, "exp_annotations": told}
+    return _holds({"alertname": alert, "eval_time": at, "exp_alerts": [fires]}, inputs, tmp_path)
+
+
 def _holds(case: dict[str, Any], inputs: list[dict[str, str]], tmp_path: Path) -> bool:
     group = {"interval": "1m", "input_series": inputs, "alert_rule_test": [case]}
     file = tmp_path / "test.yaml"
@@ -62,6 +71,14 @@ def test_the_rules_are_valid_and_use_only_metrics_that_the_operator_has() -> Non
     used = {name for rule in rules for name in re.findall(r"kvmedic_\w+", rule["expr"])}
     assert used <= exported
     assert all(set(rule["annotations"]) == {"summary", "description"} for rule in rules)
+
+
+def test_every_alert_has_a_severity_and_none_is_always_a_page() -> None:
+    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+
+    for rule in rules:
+        fixed = rule.get("labels", {}).get("severity")
+        assert fixed == "ticket" or (fixed is None and "max by (severity)" in rule["expr"]), rule["alert"]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +119,57 @@ def test_nobody_leads(inputs: list[dict[str, str]], at: str, tmp_path: Path, *, 
 def test_resources_in_trouble(
     alert: str, gauge: str, counts: dict[str, str], tmp_path: Path, *, fires: bool
 ) -> None:
-    inputs = series("kvmedic_leading", LEADING) + series(gauge, counts)
+    inputs = series("kvmedic_leading", LEADING) + series(gauge, counts, severity="ticket")
 
     assert firing(alert, "45m", inputs, tmp_path) is fires
+
+
+@pytest.mark.parametrize("severity", ["page", "ticket"])
+@pytest.mark.parametrize(
+    ("alert", "gauge", "more"),
+    [
+        ("KvmedicActionRequired", "kvmedic_action_required", {}),
+        ("KvmedicStalled", "kvmedic_stalled", {}),
+        ("KvmedicMetricsUnavailable", "kvmedic_metrics_unavailable", {}),
+        ("KvmedicGpuFault", "kvmedic_diverted", {"reason": "GpuFault"}),
+        ("KvmedicThermalEmergency", "kvmedic_diverted", {"reason": "ThermalEmergency"}),
+        ("KvmedicHostOutOfMemory", "kvmedic_diverted", {"reason": "HostOutOfMemory"}),
+    ],
+)
+def test_an_alert_has_the_severity_of_the_trouble(
+    alert: str, gauge: str, more: dict[str, str], severity: str, tmp_path: Path
+) -> None:
+    """The leader counts two resources of one severity, and none of the other."""
+    other = "ticket" if severity == "page" else "page"
+    inputs = series("kvmedic_leading", LEADING)
+    inputs += series(gauge, {"a": "2+0x60", "b": "0+0x60"}, severity=severity, **more)
+    inputs += series(gauge, {"a": "0+0x60", "b": "2+0x60"}, severity=other, **more)
+    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+    own = next(rule for rule in rules if rule["alert"] == alert).get("labels", {})
+
+    assert labels(alert, "45m", inputs, tmp_path, severity=severity, **own)
+
+
+@pytest.mark.parametrize(
+    ("page", "ticket", "at", "fires"),
+    [
+        ("0+0x60", "2+0x60", "45m", False),
+        ("2+0x60", "0+0x60", "45m", True),
+        ("0+0x30 2+0x29", "2+0x30 0+0x29", "30m", False),
+        ("0+0x30 2+0x29", "2+0x30 0+0x29", "33m", True),
+        ("2+0x30 0+0x29", "0+0x30 2+0x29", "45m", False),
+    ],
+    ids=["tickets alone", "pages", "just begun", "for a while", "no more"],
+)
+def test_a_breached_objective_pages_while_it_is_breached(
+    page: str, ticket: str, at: str, tmp_path: Path, *, fires: bool
+) -> None:
+    inputs = series("kvmedic_leading", LEADING)
+    inputs += series("kvmedic_troubled", {"a": page, "b": "0+0x60"}, severity="page")
+    inputs += series("kvmedic_troubled", {"a": ticket, "b": "2+0x60"}, severity="ticket")
+
+    assert firing("KvmedicObjectiveBreached", at, inputs, tmp_path) is fires
+    assert not fires or labels("KvmedicObjectiveBreached", at, inputs, tmp_path, severity="page")
 
 
 @pytest.mark.parametrize(
@@ -120,8 +185,11 @@ def test_trouble_that_another_runbook_is_for_is_told_under_its_name(
 ) -> None:
     others = {each.value for each in DIVERTS} - {reason}
     leading = series("kvmedic_leading", LEADING)
-    own = series("kvmedic_diverted", {"a": "1+0x60", "b": "0+0x60"}, reason=reason)
-    foreign = [s for other in others for s in series("kvmedic_diverted", {"a": "1+0x60"}, reason=other)]
+    told = {"severity": "ticket"}
+    own = series("kvmedic_diverted", {"a": "1+0x60", "b": "0+0x60"}, reason=reason, **told)
+    foreign = [
+        s for other in others for s in series("kvmedic_diverted", {"a": "1+0x60"}, reason=other, **told)
+    ]
 
     assert firing(alert, "45m", leading + own, tmp_path)
     assert not firing(alert, "45m", leading + foreign, tmp_path)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from kvmedic.cli.explain import Place, explained
 from kvmedic.core.decide import Wish
 from kvmedic.core.engine import Knob
-from kvmedic.core.record import Record, TriedLever, TriedReplacement
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record, ShownDiagnosis, TriedLever, TriedReplacement
 from kvmedic.core.resource import Resource
+from kvmedic.core.severity import Severity, Urgency
+from kvmedic.core.summary import Cost, Summary
 from kvmedic.core.verdict import Verdict
 from run_builder import NOW, OLD, REPLACE, UID, a_run
 
@@ -44,3 +47,23 @@ def test_a_replacement_that_did_not_help_is_told_with_what_it_rests_on() -> None
 
 def test_an_open_replacement_names_the_replica() -> None:
     assert any("replica a -> a new one: Pending" in line for line in lines(Record(run=a_run(step=REPLACE))))
+
+
+def test_how_urgent_it_is_and_what_the_last_run_came_to_are_told() -> None:
+    late = Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",))
+    cost = Cost(3, 120.0, 480.0)
+    summary = Summary(
+        "20260301-025500", NOW, Reason.RECOVERED, "16 was better; cost: 480 GPU-seconds.", (), cost
+    )
+    seen = ShownDiagnosis(Reason.FLEET_WIDE_DEMAND, "all preempt", "PreemptionThrash", NOW)
+
+    said = lines(Record(diagnosis=seen, urgency=late, summary=summary))
+
+    assert "That is a page since 2026-03-01T03:00:00Z: whole request p95 40 s, objective 30 s." in said
+    assert "What run 20260301-025500 came to: 16 was better; cost: 480 GPU-seconds." in said
+
+
+def test_a_fleet_without_trouble_is_no_page_and_no_ticket() -> None:
+    calm = ShownDiagnosis(Reason.HEALTHY, "calm", "PreemptionThrash", NOW)
+
+    assert not [line for line in lines(Record(diagnosis=calm)) if "page" in line or "ticket" in line]

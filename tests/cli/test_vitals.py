@@ -9,7 +9,9 @@ from kvmedic.core.vitals import Cause, Vitals
 from vitals_builder import a_device, an_end
 
 SEEN = {
-    "llm-1": Vitals("gpu-7", Measured((a_device("GPU 3", last_xid=79, clock_reasons=NO_SERIES),), NOW)),
+    "llm-1": Vitals(
+        "gpu-7", Measured((a_device("GPU 3", last_xid=79, clock_reasons=NO_SERIES, memory_free=812),), NOW)
+    ),
     "llm-0": Vitals("", NO_SERIES, an_end(Cause.DEVICE_MEMORY)),
     "llm-2": Vitals("gpu-8"),
 }
@@ -20,7 +22,7 @@ def test_what_was_looked_at_is_shown_a_line_each() -> None:
         "llm-0: GPUs missing (NoSeries); ended 02:58:00Z with exit code 1, cause DeviceMemory, "
         "3 restarts so far",
         "llm-1 on gpu-7: GPU 3 clockReasons=missing (NoSeries) lastXid=79 uncorrectableErrors=0 "
-        "rowRemapFailed=0",
+        "rowRemapFailed=0 memoryFreeMiB=812",
     ]
 
 
@@ -31,6 +33,7 @@ def test_the_same_for_a_program() -> None:
         "lastXid": 79,
         "uncorrectableErrors": 0,
         "rowRemapFailed": 0,
+        "memoryFreeMiB": 812,
     }
 
     assert vitals_as_json(SEEN) == {

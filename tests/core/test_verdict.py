@@ -115,6 +115,27 @@ def test_a_baseline_is_the_whole_fleets_figures() -> None:
     assert found.kv_cache_usage_ratio == pytest.approx(0.99)
     assert found.waiting_mean == pytest.approx(3 * 9.2)
     assert found.restarts == 2
+    assert found.models == ("llm",)
+    assert found.aborted_share == 0
+
+
+def test_requests_that_were_given_up_have_arrived_too() -> None:
+    hasty = with_number(THRASHING.readings(), Signal.REQUESTS_ABORTED, 240)
+
+    found = baseline_of(an_observation(hasty), 0)
+
+    assert not isinstance(found, Inconclusive)
+    assert found.aborted_share == pytest.approx(240 / 1200)
+    assert found.requests_per_second == pytest.approx(1200 / 300)
+
+
+def test_a_replica_that_does_not_tell_of_given_up_requests_leaves_them_unknown() -> None:
+    silent = without(THRASHING.readings(), Signal.REQUESTS_ABORTED, UNSUPPORTED)
+
+    found = baseline_of(an_observation(THRASHING, silent), 0)
+
+    assert not isinstance(found, Inconclusive)
+    assert found.aborted_share is None
 
 
 def test_the_tail_sees_the_stall_of_one_request_in_twenty_whatever_the_output_length() -> None:
@@ -410,8 +431,69 @@ def test_an_objective_that_was_met_and_is_not_any_more_is_no_recovery(
     assert verdict_of(objectives) is Verdict.RECOVERED
 
 
-def test_an_objective_that_was_not_met_before_decides_nothing() -> None:
-    assert verdict_of(Objectives(e2e_p95_seconds=19.0), end_to_end_p95_seconds=30) is Verdict.RECOVERED
+@pytest.mark.parametrize(
+    ("objectives", "name"),
+    [
+        (Objectives(e2e_p95_seconds=19.0), "e2eP95 20 s, objective 19 s"),
+        (Objectives(inter_token_p95_seconds=0.04), "interTokenP95 0.05 s, objective 0.04 s"),
+    ],
+)
+def test_an_objective_that_is_still_not_met_is_no_recovery_yet_and_the_change_stays(
+    objectives: Objectives, name: str
+) -> None:
+    found = compare(BEFORE, AFTER, objectives, TRIGGER)
+
+    assert (found.verdict, found.reason) == (Verdict.IMPROVED, Reason.IMPROVED)
+    assert f"not met: {name}; preemptions" in found.message
+
+
+def test_an_objective_that_is_met_at_last_is_part_of_a_recovery() -> None:
+    before = replace(BEFORE, end_to_end_p95_seconds=25)
+
+    assert compare(before, AFTER, Objectives(e2e_p95_seconds=20), TRIGGER).verdict is Verdict.RECOVERED
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (0.01, 0.06, Verdict.RECOVERED),
+        (0.01, 0.061, Verdict.NOT_RECOVERED),
+        (0.5, 0.5, Verdict.RECOVERED),
+        (None, 0.5, Verdict.RECOVERED),
+        (0.0, None, Verdict.RECOVERED),
+    ],
+    ids=["at the bound", "above it", "as many as before", "not known before", "not known after"],
+)
+def test_clients_that_gave_up_are_no_recovery(
+    before: float | None, after: float | None, verdict: Verdict
+) -> None:
+    had, has = replace(BEFORE, aborted_share=before), replace(AFTER, aborted_share=after)
+
+    found = compare(had, has, NONE, TRIGGER)
+
+    assert found.verdict is verdict
+    assert ("requests without an answer +5.1%" in found.message) is (verdict is Verdict.NOT_RECOVERED)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "alike"),
+    [(("a",), ("a",), True), (("a",), ("b",), False), (("a",), ("a", "b"), False), ((), ("b",), True)],
+    ids=["the same", "another", "one more", "not known before"],
+)
+def test_another_model_is_no_like(before: tuple[str, ...], after: tuple[str, ...], *, alike: bool) -> None:
+    found = compare(replace(BEFORE, models=before), replace(AFTER, models=after), NONE, TRIGGER)
+
+    assert (found.reason is not Reason.LOAD_DIFFERS) is alike
+    assert alike or f"{', '.join(after)} is served, a before" in found.message
+
+
+def test_a_verdict_keeps_the_figures_it_rests_on() -> None:
+    assert compare(BEFORE, AFTER, NONE, TRIGGER).after == AFTER
+    unlike = replace(AFTER, prompt_tokens_mean=600)
+    assert compare(BEFORE, unlike, NONE, TRIGGER).after == unlike
+    assert judged(CAPPED, CAPPED, CAPPED).after == baseline(CAPPED, CAPPED, CAPPED)
+    assert relieved(SERVING, SERVING, SERVING).after == baseline(SERVING, SERVING, SERVING)
+    assert judged(IDLE).after is None
 
 
 @pytest.mark.parametrize(("objective", "told"), [(5.9, True), (6.0, False), (None, False)])
@@ -478,6 +560,13 @@ def test_a_replacement_that_costs_throughput_did_not_help() -> None:
 
 def test_restarts_since_the_replacement_speak_against_it() -> None:
     assert relieved(SERVING, SERVING, SERVING, restarts=1).verdict is Verdict.NOT_RECOVERED
+
+
+def test_an_objective_that_is_still_not_met_keeps_a_replacement_from_being_a_recovery() -> None:
+    found = relieved(SERVING, SERVING, SERVING, objectives=Objectives(e2e_p95_seconds=5))
+
+    assert found.verdict is Verdict.IMPROVED
+    assert "no replica is beyond the trigger; not met: e2eP95" in found.message
 
 
 def test_a_breached_objective_speaks_against_a_replacement() -> None:

@@ -11,13 +11,14 @@ from kvmedic.core.decide import Wish
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Condition, ConditionType, Record, ShownDiagnosis, Truth
 from kvmedic.core.resource import Resource
+from kvmedic.core.severity import Severity, Urgency
 from kvmedic.record.reporter import Reporter
 from kvmedic.record.runs import DIVERTS
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.record.transitions import Note
 from run_builder import a_run
 
-GAUGES = ("kvmedic_open_runs", "kvmedic_action_required", "kvmedic_stalled", "kvmedic_metrics_unavailable")
+BY_SEVERITY = ("kvmedic_action_required", "kvmedic_stalled", "kvmedic_metrics_unavailable")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -36,8 +37,13 @@ def saying(*claims: tuple[ConditionType, Truth]) -> Record:
     return Record(conditions=tuple(Condition(t, s, Reason.HEALTHY, "", NOW, 1) for t, s in claims))
 
 
-def gauges(reporter: Reporter) -> tuple[float | None, ...]:
-    return tuple(reporter.telemetry.registry.get_sample_value(name) for name in GAUGES)
+def gauge(reporter: Reporter, name: str, **labels: str) -> float | None:
+    return reporter.telemetry.registry.get_sample_value(name, labels)
+
+
+def gauges(reporter: Reporter, severity: str = "ticket") -> tuple[float | None, ...]:
+    counted = (gauge(reporter, name, severity=severity) for name in BY_SEVERITY)
+    return (gauge(reporter, "kvmedic_open_runs"), *counted)
 
 
 @pytest.mark.parametrize(
@@ -59,22 +65,45 @@ def test_a_resource_counts_as_it_was_loaded(record: Record | None, counted: tupl
     reporter.seen(a_resource(record))
 
     assert gauges(reporter) == counted
+    assert gauges(reporter, "page") == (counted[0], 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("urgency", "page", "ticket"),
+    [
+        (Urgency(Severity.PAGE, "late", NOW, ("e2eP95",)), 1, 0),
+        (Urgency(Severity.TICKET, "met", NOW), 0, 1),
+        (None, 0, 0),
+    ],
+    ids=["page", "ticket", "no trouble"],
+)
+def test_trouble_counts_under_its_severity(urgency: Urgency | None, page: float, ticket: float) -> None:
+    reporter = Reporter(Discarded(), Telemetry())
+    waits = saying((ConditionType.ACTION_REQUIRED, Truth.TRUE), (ConditionType.STALLED, Truth.TRUE))
+
+    reporter.seen(a_resource(replace(waits, urgency=urgency)))
+
+    assert gauge(reporter, "kvmedic_troubled", severity="page") == page
+    assert gauge(reporter, "kvmedic_troubled", severity="ticket") == ticket
+    assert gauges(reporter, "page")[1:] == (page, page, 0)
+    assert gauges(reporter, "ticket")[1:] == (1 - page, 1 - page, 0)
 
 
 @pytest.mark.parametrize("reason", sorted(DIVERTS))
 def test_a_diagnosis_for_another_runbook_counts_under_its_reason(reason: Reason) -> None:
     reporter = Reporter(Discarded(), Telemetry())
     shown = ShownDiagnosis(reason, "who", "PreemptionThrash", NOW)
-    reporter.seen(a_resource(Record(diagnosis=shown), "1"))
+    late = Urgency(Severity.PAGE, "late", NOW, ("e2eP95",))
+    reporter.seen(a_resource(Record(diagnosis=shown, urgency=late), "1"))
+    reporter.seen(a_resource(Record(diagnosis=shown), "4"))
     reporter.seen(a_resource(Record(diagnosis=shown, run=a_run()), "2"))
     reporter.seen(a_resource(Record(diagnosis=replace(shown, reason=Reason.FLEET_WIDE_DEMAND)), "3"))
 
-    counts = {
-        each: reporter.telemetry.registry.get_sample_value("kvmedic_diverted", {"reason": each})
-        for each in DIVERTS
-    }
-
-    assert counts == {each: float(each is reason) for each in DIVERTS}
+    for severity in Severity:
+        counts = {
+            each: gauge(reporter, "kvmedic_diverted", reason=each, severity=severity) for each in DIVERTS
+        }
+        assert counts == {each: float(each is reason) for each in DIVERTS}
 
 
 async def test_a_save_moves_a_resource_and_a_forgotten_one_counts_nowhere() -> None:

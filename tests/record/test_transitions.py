@@ -7,6 +7,7 @@ from dataclasses import replace
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record, ShownDiagnosis
 from kvmedic.core.run import StepState
+from kvmedic.core.severity import Severity, Urgency
 from kvmedic.record.transitions import notes
 from run_builder import NOW, a_run, an_intent
 
@@ -37,3 +38,40 @@ def test_a_run_tells_each_state_once() -> None:
 
     assert told(Record(diagnosis=DEMAND, run=a_run(StepState.PENDING)), rolling) == [Reason.ROLLING_OUT]
     assert told(rolling, rolling) == []
+
+
+LATE = Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",))
+CALMER = Urgency(Severity.TICKET, "every objective of the spec is met", NOW)
+
+
+def test_a_page_is_told_when_it_begins_and_when_it_ends_while_there_is_trouble() -> None:
+    rolling = Record(diagnosis=DEMAND, run=a_run(StepState.ROLLING_OUT, an_intent()), urgency=CALMER)
+    paged = replace(rolling, urgency=LATE)
+
+    assert told(rolling, paged) == [Reason.OBJECTIVE_BREACHED]
+    assert told(paged, paged) == []
+    assert told(paged, rolling) == [Reason.OBJECTIVES_MET]
+    assert told(paged, replace(paged, urgency=None)) == []
+    assert told(None, Record(diagnosis=DEMAND, urgency=LATE)) == [
+        Reason.FLEET_WIDE_DEMAND,
+        Reason.OBJECTIVE_BREACHED,
+    ]
+
+
+def test_a_page_that_begins_is_a_warning_with_its_numbers_and_one_that_ends_is_none() -> None:
+    begun, ended = (
+        notes(Record(urgency=one), Record(urgency=other))[0]
+        for one, other in ((CALMER, LATE), (LATE, CALMER))
+    )
+
+    assert (begun.warning, ended.warning) == (True, False)
+    assert LATE.message in begun.message
+    assert CALMER.message in ended.message
+
+
+def test_every_note_has_the_severity_of_the_trouble_that_it_is_about() -> None:
+    opened = Record(diagnosis=DEMAND, run=a_run(StepState.PENDING), urgency=LATE)
+    healed = Record(diagnosis=HEALTHY)
+
+    assert {note.severity for note in notes(Record(), opened)} == {Severity.PAGE}
+    assert [note.severity for note in notes(Record(diagnosis=DEMAND), healed)] == [None]

@@ -33,6 +33,8 @@ from kvmedic.core.record import (
     TriedReplacement,
 )
 from kvmedic.core.run import Run
+from kvmedic.core.severity import Urgency
+from kvmedic.core.summary import Summary
 
 MESSAGE_LENGTH = 1024
 """Characters of a text for people, at most: as many as Kubernetes allows in an Event's note. With it ten
@@ -96,6 +98,10 @@ class KVRemediationStatus(BaseModel):
     """Replicas that were replaced, which did not help. A record: do not edit it."""
     history: tuple[ClosedRun, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """The last 10 closed runs, newest first. A record: do not edit it."""
+    urgency: Urgency | None = None
+    """How urgent the trouble is: `page` while an objective of the spec is breached, else `ticket`."""
+    summary: Summary | None = None
+    """What the last run that touched anything changed, what that brought, and what it cost."""
 
 
 def record_to_wire(record: Record, phase: str) -> dict[str, Any]:

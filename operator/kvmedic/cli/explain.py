@@ -85,6 +85,9 @@ def _seen(record: Record) -> Iterator[str]:
         yield "Nobody has looked at the fleet yet."
         return
     yield f"It sees {shown.reason} ({shown.at:%Y-%m-%dT%H:%M:%SZ}, {shown.runbook}): {shown.message}"
+    if record.urgency is not None:
+        urgent = record.urgency
+        yield f"That is a {urgent.severity} since {urgent.since:%Y-%m-%dT%H:%M:%SZ}: {urgent.message}."
     metrics = record.condition(ConditionType.METRICS_AVAILABLE)
     if metrics is not None and metrics.status is not Truth.TRUE:
         yield f"Metrics are not complete: {metrics.reason}: {metrics.message}"
@@ -133,6 +136,8 @@ def _memory(record: Record) -> Iterator[str]:
         steps = "; ".join(last.steps)
         yield f"The last run {last.id} ended {last.ended_at:%Y-%m-%dT%H:%M:%SZ} as {last.outcome}: {steps}."
         yield f"  {SENTENCES[last.outcome]} {last.message}".rstrip()
+    if record.summary is not None:
+        yield f"What run {record.summary.run} came to: {record.summary.sentence}"
 
 
 def _next(resource: Resource, place: Place) -> Iterator[str]:

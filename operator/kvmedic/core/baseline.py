@@ -53,7 +53,7 @@ class Baseline:
     replicas: int
     preemptions_per_request: float
     requests_per_second: float
-    """Arrivals of the whole fleet: (finished + change of running and waiting) / window."""
+    """Arrivals of the whole fleet: (finished + aborted + change of running and waiting) / window."""
     prompt_tokens_mean: float
     output_tokens_mean: float
     generated_tokens_per_second: float
@@ -69,6 +69,12 @@ class Baseline:
     waiting_mean: float
     """Waiting requests of the whole fleet, on average."""
     restarts: int
+    models: tuple[str, ...] = ()
+    """Names under which the replicas serve, sorted; empty: written by a version that did not say."""
+    aborted_share: float | None = None
+    """Requests that ended without an answer, of all that ended (0-1). None: a replica does not tell."""
+    memory_free_mib: float | None = None
+    """The least that was free on a GPU. None: no exporter tells."""
 
 
 def baseline_of(observation: Observation, restarts: int) -> Baseline | Inconclusive:
@@ -110,7 +116,8 @@ def _doubt(found: Mapping[str, Complete], observation: Observation) -> Inconclus
 
 def _figures(found: Mapping[str, Complete], observation: Observation, restarts: int) -> Baseline:
     window, finished = observation.window_seconds, _total(found, Signal.REQUESTS_FINISHED)
-    arrived = finished + _total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE)
+    aborted = _aborted(observation)
+    arrived = finished + (aborted or 0.0) + _total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE)
     gaps = _counted(found, Signal.INTER_TOKEN_SECONDS)
     return Baseline(
         window_seconds=window,
@@ -128,7 +135,16 @@ def _figures(found: Mapping[str, Complete], observation: Observation, restarts: 
         kv_cache_usage_ratio=_total(found, Signal.KV_CACHE_USAGE_MEAN) / len(found),
         waiting_mean=_total(found, Signal.WAITING_MEAN),
         restarts=restarts,
+        models=tuple(sorted({name for pod in observation.pods.values() for name in pod.model_names})),
+        aborted_share=None if aborted is None else aborted / (aborted + finished),
     )
+
+
+def _aborted(observation: Observation) -> float | None:
+    """Return the requests that ended without an answer; None where a replica does not tell."""
+    told = [number(readings, Signal.REQUESTS_ABORTED) for readings in observation.pods.values()]
+    known = [count for count in told if count is not None]
+    return sum(known) if len(known) == len(told) else None
 
 
 def _total(found: Mapping[str, Complete], signal: Signal) -> float:

@@ -10,7 +10,7 @@ from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import is_revocable
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.run import Outcome, Run, Standing, StepState
-from kvmedic.core.verdict import Judged, Verdict
+from kvmedic.core.verdict import Baseline, Judged, Verdict
 
 
 class Direction(Enum):
@@ -79,6 +79,8 @@ class TurnBack:
 
     outcome: Outcome
     verdict: Verdict | None = None
+    after: Baseline | None = None
+    """The figures that speak against it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +184,8 @@ def _judgement(run: Run, seen: Situation) -> Decision:
         case Verdict.RECOVERED | Verdict.IMPROVED:
             return Keep(judged)
         case Verdict.NOT_RECOVERED:
-            return TurnBack(outcome, judged.verdict)
+            return TurnBack(outcome, judged.verdict, judged.after)
         case Verdict.INCONCLUSIVE:
             if seen.roll_back_inconclusive:
-                return TurnBack(outcome, judged.verdict)
+                return TurnBack(outcome, judged.verdict, judged.after)
             return Watch(judged.reason, judged.message)

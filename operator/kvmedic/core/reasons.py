@@ -125,6 +125,9 @@ class Reason(StrEnum):
     RESOURCE_DELETED = "ResourceDeleted"
     ROLLED_BACK_BY_HAND = "RolledBackByHand"
     TARGET_DELETED = "TargetDeleted"
+    # How urgent it is.
+    OBJECTIVE_BREACHED = "ObjectiveBreached"
+    OBJECTIVES_MET = "ObjectivesMet"
     # The operator's own trouble.
     RUN_UNREADABLE = "RunUnreadable"
     INTERNAL_ERROR = "InternalError"
@@ -242,7 +245,7 @@ SENTENCES = MappingProxyType(
         Reason.ROLLING_BACK: "The change is being taken back, one replica at a time.",
         Reason.HOLDING: "The run waits; the fleet serves with every replica.",
         Reason.RECOVERED: "The trouble is gone at like load, and throughput held.",
-        Reason.IMPROVED: "Clearly better at like load, still beyond the trigger.",
+        Reason.IMPROVED: "Clearly better at like load; the trigger or an objective is still not met.",
         Reason.NOT_RECOVERED: "No better, or worse, at like load.",
         Reason.INCONCLUSIVE: "The evidence does not allow a verdict.",
         Reason.CANARY_FAILED: "The first new replica did not come up; every old one was left alone.",
@@ -264,6 +267,8 @@ SENTENCES = MappingProxyType(
         Reason.RESOURCE_DELETED: "The resource was deleted, and the change was taken back.",
         Reason.ROLLED_BACK_BY_HAND: "A person asked for the change to be taken back, and it was.",
         Reason.TARGET_DELETED: "The target Deployment was deleted during the run.",
+        Reason.OBJECTIVE_BREACHED: "The fleet is in trouble and an objective of the spec is breached.",
+        Reason.OBJECTIVES_MET: "The fleet is in trouble and no objective of the spec is breached any more.",
         Reason.RUN_UNREADABLE: (
             "The run recorded in the status cannot be read; nothing is done until a person looks."
         ),

@@ -16,6 +16,8 @@ from kvmedic.core.moved import Traffic
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Approved, Run
+from kvmedic.core.severity import Urgency
+from kvmedic.core.summary import Summary
 from kvmedic.core.verdict import Verdict
 
 HISTORY_LENGTH = 10
@@ -169,6 +171,10 @@ class Record:
     replacements: tuple[TriedReplacement, ...] = ()
     history: tuple[ClosedRun, ...] = field(default=())
     """Newest first, at most `HISTORY_LENGTH`."""
+    urgency: Urgency | None = None
+    """None: no trouble."""
+    summary: Summary | None = None
+    """Of the last run that touched anything."""
 
     def condition(self, of: ConditionType) -> Condition | None:
         """Return the condition of a type, if it was ever written."""

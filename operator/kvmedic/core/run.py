@@ -16,6 +16,7 @@ from kvmedic.core.fleet import Fleet, RolloutFields
 from kvmedic.core.plan import FlagStep, ReplaceStep, Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
+from kvmedic.core.spending import Footing, Spending, spent
 from kvmedic.core.verdict import Baseline, Judged, Verdict
 
 
@@ -60,6 +61,8 @@ class StepRecord:
     """When the last replica with the change was Ready: the sustained window starts here."""
     verdict: Verdict | None = None
     message: str = ""
+    after: Baseline | None = None
+    """The figures that it was judged by; None where it was not, or not by figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,10 @@ class Run:
     """By what the change is judged."""
     approval: Approved | None = None
     """None: the mode asked for none."""
+    gpus: int | None = None
+    """GPUs of a replica; None where its pod template asks for none."""
+    spending: Spending | None = None
+    """None: nothing was counted yet."""
 
     def __post_init__(self) -> None:
         """Refuse a run that could never be judged.
@@ -159,6 +166,11 @@ class Run:
     def current(self) -> StepRecord:
         """Return the step that is under way, or the last one."""
         return self.steps[self.index]
+
+    def spent(self, fleet: Fleet, now: datetime) -> Spending:
+        """Return what the run has cost up to now."""
+        footing = Footing(self.current.step, self.replicas, self.started_at)
+        return spent(self.spending, footing, fleet, now)
 
     @property
     def sequence(self) -> int:
@@ -185,15 +197,27 @@ class Run:
 
     def kept(self, judged: Judged) -> Run:
         """Return the run with its step judged and kept."""
-        record = replace(self.current, state=StepState.KEPT, verdict=judged.verdict, message=judged.message)
+        record = replace(
+            self.current,
+            state=StepState.KEPT,
+            verdict=judged.verdict,
+            message=judged.message,
+            after=judged.after,
+        )
         done = self.with_step(record)
         last = self.index == len(self.steps) - 1
         ends = last or judged.verdict is Verdict.RECOVERED
         return replace(done, ending=Outcome(judged.reason, judged.message)) if ends else done
 
-    def turned_back(self, outcome: Outcome, verdict: Verdict | None) -> Run:
+    def turned_back(self, outcome: Outcome, verdict: Verdict | None, after: Baseline | None = None) -> Run:
         """Return the run as its step begins to be taken back."""
-        record = replace(self.current, state=StepState.ROLLING_BACK, verdict=verdict, message=outcome.message)
+        record = replace(
+            self.current,
+            state=StepState.ROLLING_BACK,
+            verdict=verdict,
+            message=outcome.message,
+            after=after,
+        )
         return replace(self.with_step(record), ending=outcome, victim=None)
 
     def reverted(self) -> Run:

@@ -64,6 +64,11 @@ LENGTHS_ALIKE = 0.8
 lets 25 % more run, as much as a right cap takes away."""
 
 
+GIVEN_UP = 1 - THROUGHPUT_HELD
+"""By how much more of the requests may end without an answer than before: as much as throughput may fall.
+A cap moves waiting in front of the first token; clients that do not wait so long are lost."""
+
+
 class Verdict(StrEnum):
     """The judgement of one step over its sustained window."""
 
@@ -89,6 +94,8 @@ class Judged:
     verdict: Verdict
     reason: Reason
     message: str
+    after: Baseline | None = None
+    """The figures that it rests on; None where there are none."""
 
 
 def judge(
@@ -139,15 +146,16 @@ def judge_replacement(
     text = change.line(objectives)
     unlike = change.unlike()
     if unlike is not None:
-        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{unlike}; {text}")
+        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{unlike}; {text}", after)
     hot = _pressured(observation, trigger)
-    if not hot and change.is_worth_it() and not change.breaches(objectives):
-        return Judged(Verdict.RECOVERED, Reason.RECOVERED, f"no replica is beyond the trigger; {text}")
+    if not hot and change.is_harmless(objectives):
+        verdict = Verdict.IMPROVED if change.missed(objectives) else Verdict.RECOVERED
+        return Judged(verdict, Reason(verdict.value), f"no replica is beyond the trigger; {text}", after)
     why = f"beyond the trigger: {hot}; {text}" if hot else text
     if change.arrivals > HEAVIER:
         heavier = f"{change.arrivals:.2f} times the arrivals of before (limit {HEAVIER})"
-        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{heavier}; {why}")
-    return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, why)
+        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{heavier}; {why}", after)
+    return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, why, after)
 
 
 def _pressured(observation: Observation, trigger: Trigger) -> str:
@@ -167,19 +175,19 @@ def compare(before: Baseline, after: Baseline, objectives: Objectives, trigger: 
     text = change.line(objectives)
     unlike = change.unlike()
     if unlike is not None:
-        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{unlike}; {text}")
+        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{unlike}; {text}", after)
     verdict = _verdict(change, objectives, trigger)
     if verdict is Verdict.NOT_RECOVERED and change.arrivals > HEAVIER:
         heavier = f"{change.arrivals:.2f} times the arrivals of before (limit {HEAVIER})"
-        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{heavier}; {text}")
-    return Judged(verdict, Reason(verdict.value), text)
+        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{heavier}; {text}", after)
+    return Judged(verdict, Reason(verdict.value), text, after)
 
 
 def _verdict(change: _Change, objectives: Objectives, trigger: Trigger) -> Verdict:
-    if not change.is_worth_it() or change.breaches(objectives):
+    if not change.is_harmless(objectives):
         return Verdict.NOT_RECOVERED
     if change.is_calm(trigger) and change.is_smooth(objectives):
-        return Verdict.RECOVERED
+        return Verdict.IMPROVED if change.missed(objectives) else Verdict.RECOVERED
     if change.is_better():
         return Verdict.IMPROVED
     return Verdict.NOT_RECOVERED
@@ -229,6 +237,8 @@ class _Change:
     def unlike(self) -> str | None:
         """Return how load or lengths differ so much that nothing can be said, or None."""
         before, after = self.before, self.after
+        if before.models and after.models and before.models != after.models:
+            return f"{', '.join(after.models)} is served, {', '.join(before.models)} before"
         if self.arrivals < LIGHTER and after.waiting_mean < QUEUED * after.replicas:
             return f"{self.arrivals:.2f} times the arrivals of before and nothing waits (limit {LIGHTER})"
         lengths = {
@@ -239,6 +249,15 @@ class _Change:
             if min(then, now) < LENGTHS_ALIKE * max(then, now):
                 return f"{name} of {now:.0f} tokens on average, {then:.0f} before"
         return None
+
+    def is_harmless(self, objectives: Objectives) -> bool:
+        """Return whether nobody is worse off: tokens, objectives that were met, answers at all."""
+        return self.is_worth_it() and not self.breaches(objectives) and self.given_up() <= GIVEN_UP
+
+    def given_up(self) -> float:
+        """Return by how much more of the requests ended without an answer; 0 where that is not known."""
+        before, after = self.before.aborted_share, self.after.aborted_share
+        return 0.0 if before is None or after is None else after - before
 
     def is_worth_it(self) -> bool:
         """Return whether throughput held, or what was lost of it bought goodput."""
@@ -255,6 +274,19 @@ class _Change:
             objectives.inter_token_p95_seconds, before.inter_token_p95_seconds, after.inter_token_p95_seconds
         ) or _newly_over(
             objectives.e2e_p95_seconds, before.end_to_end_p95_seconds, after.end_to_end_p95_seconds
+        )
+
+    def missed(self, objectives: Objectives) -> tuple[str, ...]:
+        """Return the objectives still not met, each with its figure; that of the first token aside."""
+        after = self.after
+        judged = (
+            ("interTokenP95", objectives.inter_token_p95_seconds, after.inter_token_p95_seconds),
+            ("e2eP95", objectives.e2e_p95_seconds, after.end_to_end_p95_seconds),
+        )
+        return tuple(
+            f"{name} {figure:.3g} s, objective {limit:g} s"
+            for name, limit, figure in judged
+            if limit is not None and figure > limit
         )
 
     def is_calm(self, trigger: Trigger) -> bool:
@@ -279,8 +311,10 @@ class _Change:
         late = _newly_over(
             first, before.time_to_first_token_p95_seconds, after.time_to_first_token_p95_seconds
         )
+        missed = "".join(f"not met: {each}; " for each in self.missed(objectives))
+        lost = f"requests without an answer {self.given_up():+.1%}; " if self.given_up() > GIVEN_UP else ""
         return (
-            f"preemptions per request {before.preemptions_per_request:.2f} -> "
+            f"{missed}{lost}preemptions per request {before.preemptions_per_request:.2f} -> "
             f"{after.preemptions_per_request:.2f}, longest gap of one request in twenty "
             f"{before.inter_token_tail_seconds:.2f} -> {after.inter_token_tail_seconds:.2f} s, "
             f"tokens/s x{self.throughput:.2f}, goodput x{self.goodput:.2f}, e2e p95 "

@@ -35,6 +35,8 @@ class Vital(StrEnum):
     """Uncorrectable memory errors of a device since its driver was loaded (count)."""
     ROW_REMAP_FAILED = "rowRemapFailed"
     """1 where a device has no spare memory rows left to replace a broken one."""
+    MEMORY_FREE = "memoryFreeMiB"
+    """The least memory of a device that was free at any moment of the window (MiB)."""
     ENGINE_END = "engineEnd"
     """How the engine's container last ended: exit code, reason, the mark in its previous log."""
 
@@ -45,6 +47,7 @@ SERIES: Mapping[Vital, tuple[str, ...]] = MappingProxyType(
         Vital.LAST_XID: ("DCGM_FI_DEV_XID_ERROR", "DCGM_FI_DEV_XID_ERRORS"),
         Vital.UNCORRECTABLE_ERRORS: ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",),
         Vital.ROW_REMAP_FAILED: ("DCGM_FI_DEV_ROW_REMAP_FAILED", "DCGM_FI_DEV_ROW_REMAP_FAILURE"),
+        Vital.MEMORY_FREE: ("DCGM_FI_DEV_FB_FREE",),
     }
 )
 """Names of the series by generation, newest first. DCGM 3.3 renamed the clock reasons; dcgm-exporter

@@ -26,6 +26,8 @@ _IDENTITY = ("UUID", "uuid", "gpu")
 _BLANK = 0x7FFFFFF0
 """From here on a number of DCGM says that there is none (DCGM_INT32_BLANK, dcgm_structs.h); old exporters
 pass it on."""
+_FOLD = {Vital.MEMORY_FREE: "min"}
+"""Which of several values is the worst: the largest, but for what there should be much of."""
 _POD, _NAMESPACE = "kvmedic_pod", "kvmedic_namespace"
 
 
@@ -33,9 +35,9 @@ def device_queries(span: Span, labels: Labels) -> dict[Vital, str]:
     """Return the query of each vital of devices; every one answers with one series per device and pod.
 
     Several exporters of one device, or several pods of one exporter one after the other, count as one:
-    the largest value does.
+    the worst value does.
     """
-    return {vital: _by_user(_expression(vital, span), labels) for vital in SERIES}
+    return {vital: _by_user(_expression(vital, span), labels, _FOLD.get(vital, "max")) for vital in SERIES}
 
 
 def devices_of(
@@ -51,6 +53,12 @@ def _expression(vital: Vital, span: Span) -> str:
     if vital is Vital.CLOCK_REASONS:
         grid = f"[{duration_text(span.window)}:{duration_text(span.resolution)}]"
         return " or ".join(f"({_faults(name, grid)} and last_over_time({name}[{recent}]))" for name in names)
+    if vital is Vital.MEMORY_FREE:
+        window = duration_text(span.window)
+        return " or ".join(
+            f"(min_over_time({name}[{window}]) < {_BLANK} and last_over_time({name}[{recent}]))"
+            for name in names
+        )
     return " or ".join(f"last_over_time({name}[{recent}]) < {_BLANK}" for name in names)
 
 
@@ -64,11 +72,11 @@ def _faults(name: str, grid: str) -> str:
     return f"({' + '.join(bits)})"
 
 
-def _by_user(expression: str, labels: Labels) -> str:
+def _by_user(expression: str, labels: Labels, fold: str) -> str:
     """Return the series of an expression under the labels of the pod that uses the device."""
     named = _copied(expression, _POD, _by_weight(labels.pod, _OWN_POD))
     named = _copied(named, _NAMESPACE, _by_weight(labels.namespace, _OWN_NAMESPACE))
-    kept = f"max by ({', '.join((_NAMESPACE, _POD, *_IDENTITY))}) ({named})"
+    kept = f"{fold} by ({', '.join((_NAMESPACE, _POD, *_IDENTITY))}) ({named})"
     return _copied(_copied(kept, labels.pod, (_POD,)), labels.namespace, (_NAMESPACE,))
 
 
@@ -89,7 +97,7 @@ def _devices(pod: PodKey, replies: Mapping[Vital, Reply], at: datetime) -> Readi
     for vital, reply in replies.items():
         for one in () if isinstance(reply, Unanswered) else reply.of(pod):
             readings = found.setdefault(_name(one), {})
-            readings[vital] = _worse(readings.get(vital), measured(one.value, at))
+            readings[vital] = _worse(vital, readings.get(vital), measured(one.value, at))
     unanswered = [vital for vital, reply in replies.items() if isinstance(reply, Unanswered)]
     if not found:
         return Missing(Absence.SOURCE_UNAVAILABLE if unanswered else Absence.NO_SERIES)
@@ -103,8 +111,9 @@ def _name(series: Series) -> str:
     return f"GPU {number}" if number else series.labels.get("UUID") or series.labels.get("uuid") or "GPU"
 
 
-def _worse(known: Reading[float] | None, other: Reading[float]) -> Reading[float]:
-    """Return the larger of two numbers that were told of one device."""
-    if isinstance(known, Measured) and (not isinstance(other, Measured) or known.value >= other.value):
-        return known
-    return other
+def _worse(vital: Vital, known: Reading[float] | None, other: Reading[float]) -> Reading[float]:
+    """Return the worse of two numbers that were told of one device."""
+    if not isinstance(known, Measured) or not isinstance(other, Measured):
+        return known if isinstance(known, Measured) else other
+    is_worse = known.value <= other.value if vital in _FOLD else known.value >= other.value
+    return known if is_worse else other

@@ -9,12 +9,15 @@ from datetime import UTC, datetime
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.core.resource import Resource
+from kvmedic.core.severity import Severity
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Conflict
 from kvmedic.kube.objects import EVENTS, JsonObject, Ref
 from kvmedic.record.transitions import Note
 
 LOG = logging.getLogger("kvmedic.events")
+SEVERITY = f"{GROUP}/severity"
+"""Label of an Event: `page` or `ticket`; absent where there is no trouble."""
 NOTE_LIMIT = 1024
 """Bytes of an Event's note, at most (events.k8s.io/v1)."""
 
@@ -48,16 +51,25 @@ class Events:
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"name": f"{resource.name[:200]}.{digest}", "namespace": resource.namespace},
+            "metadata": {
+                "name": f"{resource.name[:200]}.{digest}",
+                "namespace": resource.namespace,
+                "labels": {SEVERITY: str(note.severity)} if note.severity else {},
+            },
             "eventTime": now,
             "reportingController": "kvmedic.io/operator",
             "reportingInstance": self.instance,
             "action": "Remediate" if note.run else "Diagnose",
             "reason": str(note.reason),
             "type": "Warning" if note.warning else "Normal",
-            "note": note.message.encode()[:NOTE_LIMIT].decode(errors="ignore"),
+            "note": _text(note).encode()[:NOTE_LIMIT].decode(errors="ignore"),
             "regarding": regarding,
         }
+
+
+def _text(note: Note) -> str:
+    """Return what the Event says; a page says so first, because only the beginning is sure to be read."""
+    return f"[page] {note.message}" if note.severity is Severity.PAGE else note.message
 
 
 def _regarding(resource: Resource, note: Note) -> list[dict[str, str]]:

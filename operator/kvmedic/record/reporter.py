@@ -11,6 +11,7 @@ from typing import Protocol
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ConditionType, Record, Truth
 from kvmedic.core.resource import Resource
+from kvmedic.core.severity import Severity
 from kvmedic.record.runs import DIVERTS
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.record.transitions import Note, notes
@@ -35,6 +36,13 @@ class Standing:
     metrics_unavailable: bool
     diverted: Reason | None = None
     """The diagnosis that another runbook is for; None where it is another, or a run is open."""
+    urgency: Severity | None = None
+    """None: no trouble is known."""
+
+    @property
+    def severity(self) -> Severity:
+        """Return under which severity it counts: only what is known to be a page is one."""
+        return self.urgency or Severity.TICKET
 
 
 def standing_of(record: Record | None) -> Standing:
@@ -52,12 +60,17 @@ def standing_of(record: Record | None) -> Standing:
         stalled=says(ConditionType.STALLED, Truth.TRUE),
         metrics_unavailable=says(ConditionType.METRICS_AVAILABLE, Truth.FALSE),
         diverted=_diverted(record),
+        urgency=record.urgency.severity if record.urgency else None,
     )
 
 
 def _diverted(record: Record) -> Reason | None:
     shown = record.diagnosis
     return shown.reason if shown is not None and record.run is None and shown.reason in DIVERTS else None
+
+
+def _is_diverted(reason: Reason, standing: Standing) -> bool:
+    return standing.diverted is reason
 
 
 @dataclass(slots=True)
@@ -72,22 +85,23 @@ class Reporter:
         """Have the gauges summed up when they are scraped, not on every look."""
         telemetry = self.telemetry
         telemetry.open_runs.set_function(lambda: self._how_many(lambda each: each.open_run))
-        telemetry.action_required.set_function(lambda: self._how_many(lambda each: each.action_required))
-        telemetry.stalled.set_function(lambda: self._how_many(lambda each: each.stalled))
-        telemetry.metrics_unavailable.set_function(
-            lambda: self._how_many(lambda each: each.metrics_unavailable)
-        )
-        for reason in DIVERTS:
-            telemetry.diverted.labels(reason=reason.value).set_function(
-                partial(self._how_many_diverted, reason)
-            )
+        for severity in Severity:
+            for gauge, counts in (
+                (telemetry.troubled, lambda each: each.urgency is not None),
+                (telemetry.action_required, lambda each: each.action_required),
+                (telemetry.stalled, lambda each: each.stalled),
+                (telemetry.metrics_unavailable, lambda each: each.metrics_unavailable),
+            ):
+                counted = partial(self._how_many, counts, severity)
+                gauge.labels(severity=severity.value).set_function(counted)
+            for reason in DIVERTS:
+                counted = partial(self._how_many, partial(_is_diverted, reason), severity)
+                telemetry.diverted.labels(reason=reason.value, severity=severity.value).set_function(counted)
 
-    def _how_many_diverted(self, reason: Reason) -> float:
-        return self._how_many(lambda each: each.diverted is reason)
-
-    def _how_many(self, counts: Callable[[Standing], bool]) -> float:
+    def _how_many(self, counts: Callable[[Standing], bool], severity: Severity | None = None) -> float:
         # A copy: the metrics are served by a thread of their own.
-        return float(sum(map(counts, list(self._standings.values()))))
+        asked = (each for each in list(self._standings.values()) if severity in (None, each.severity))
+        return float(sum(map(counts, asked)))
 
     def seen(self, resource: Resource) -> None:
         """Count a resource as it was loaded: what an earlier process saved shows in the gauges too."""

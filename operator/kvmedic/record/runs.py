@@ -17,6 +17,7 @@ from kvmedic.core.record import (
     Truth,
 )
 from kvmedic.core.run import Outcome, Run, StepState
+from kvmedic.core.summary import summary_of
 from kvmedic.core.verdict import Verdict
 from kvmedic.record.conditions import Claim, with_conditions
 
@@ -141,6 +142,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         levers=_levers(record.levers, run, now),
         replacements=_replacements(record.replacements, run, now),
         history=(entry, *record.history)[:HISTORY_LENGTH],
+        summary=summary_of(run, outcome, now) or record.summary,
     )
     return with_conditions(done, claims, generation, now)
 

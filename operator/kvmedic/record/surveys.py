@@ -12,12 +12,15 @@ from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ConditionType, LastGood, Record, ShownDiagnosis, ShownPlan, Truth
 from kvmedic.core.run import Outcome
+from kvmedic.core.severity import unmeasured
 from kvmedic.record.conditions import Claim, retold, with_conditions
 from kvmedic.record.runs import action
 
 REFRESH = timedelta(minutes=10)
 """How old the shown numbers of a lasting trouble may get before they are written anew. Ten minutes
 are two of the default trigger windows: newer numbers would say the same at the price of a write."""
+
+UNREADY = "the resource is not Ready, so nobody looks at its objectives"
 
 BLIND = frozenset(
     {
@@ -79,7 +82,10 @@ def complaint(record: Record, problem: Outcome, generation: int, now: datetime) 
             problem.message if stalled else "",
         ),
     )
-    return with_conditions(replace(record, observed_generation=generation), claims, generation, now)
+    told = replace(record, observed_generation=generation)
+    if problem.reason is not Reason.INTERNAL_ERROR:
+        told = replace(told, urgency=unmeasured(UNREADY, now, record.urgency))
+    return with_conditions(told, claims, generation, now)
 
 
 def _metrics(diagnosis: Diagnosis) -> Claim:

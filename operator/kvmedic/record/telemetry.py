@@ -9,6 +9,9 @@ from kvmedic.core.reasons import Reason
 TICK_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Buckets from one cached look to the API time-outs."""
 
+SEVERITY = ("severity",)
+"""Label of the gauges of resources in trouble: `page` while an objective is breached, else `ticket`."""
+
 
 class Telemetry:
     """Counters and gauges of one operator process."""
@@ -29,21 +32,25 @@ class Telemetry:
         )
         self.resources = Gauge("kvmedic_resources", "Resources that are looked after", registry=registry)
         self.open_runs = Gauge("kvmedic_open_runs", "Runs that are open", registry=registry)
+        self.troubled = Gauge(
+            "kvmedic_troubled", "Resources whose fleets are in trouble", SEVERITY, registry=registry
+        )
         self.action_required = Gauge(
-            "kvmedic_action_required", "Resources that wait for a person", registry=registry
+            "kvmedic_action_required", "Resources that wait for a person", SEVERITY, registry=registry
         )
         self.stalled = Gauge(
-            "kvmedic_stalled", "Resources for which nothing goes on by itself", registry=registry
+            "kvmedic_stalled", "Resources for which nothing goes on by itself", SEVERITY, registry=registry
         )
         self.metrics_unavailable = Gauge(
             "kvmedic_metrics_unavailable",
             "Resources whose replicas' metrics are missing, stale or out of reach",
+            SEVERITY,
             registry=registry,
         )
         self.diverted = Gauge(
             "kvmedic_diverted",
             "Resources whose trouble is for another runbook: GPU fault, thermal emergency, host memory",
-            ["reason"],
+            ["reason", *SEVERITY],
             registry=registry,
         )
         self.leading = Gauge(

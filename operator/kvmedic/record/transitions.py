@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.record import ConditionType, Record, Truth
 from kvmedic.core.run import Run, StepState
+from kvmedic.core.severity import Severity
 from kvmedic.record.runs import HEALED, NEEDS_A_PERSON
 
 STATE_REASONS = {
@@ -29,11 +30,19 @@ class Note:
     """The run's id; empty outside a run."""
     on_target: bool
     """The target was or will be touched, so it belongs on the Deployment's Events as well."""
+    severity: Severity | None = None
+    """Of the trouble that it is about; None: there is none."""
 
 
 def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
     """Return what is new in the later of two records, in the order of reading."""
     old = before or Record()
+    told = (*_notes(old, after), *_urgency_notes(old, after))
+    severity = after.urgency.severity if after.urgency else None
+    return tuple(replace(note, severity=severity) for note in told)
+
+
+def _notes(old: Record, after: Record) -> tuple[Note, ...]:
     if after.run is not None:
         return (*_diagnosis_notes(old, after), *_run_notes(old.run, after.run), *_complaints(old, after))
     if old.run is not None and after.history:
@@ -55,6 +64,16 @@ def _run_notes(old: Run | None, new: Run) -> tuple[Note, ...]:
     why = new.ending.message if new.ending else new.message
     text = f"run {new.id}: {SENTENCES[reason]} {step}. {why}"
     return (Note(reason, text, state is StepState.ROLLING_BACK, new.id, on_target=True),)
+
+
+def _urgency_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return that a page begins, or that it ends while there is still trouble."""
+    paged = old.urgency is not None and old.urgency.severity is Severity.PAGE
+    if new.urgency is None or paged is (new.urgency.severity is Severity.PAGE):
+        return ()
+    reason = Reason.OBJECTIVES_MET if paged else Reason.OBJECTIVE_BREACHED
+    text = f"{SENTENCES[reason]} {new.urgency.message}"
+    return (Note(reason, text, warning=not paged, run="", on_target=False),)
 
 
 def _diagnosis_notes(old: Record, new: Record) -> tuple[Note, ...]:

@@ -1,0 +1,27 @@
+"""What a verdict rests on beside the engines' metrics: how engines ended, and what their GPUs have left."""
+
+from __future__ import annotations
+
+from kvmedic.core.edge import LATELY, in_view_of_ends, in_view_of_memory, least_free_mib
+from kvmedic.core.fleet import Pod
+from kvmedic.core.verdict import Judged, Verdict
+from kvmedic.walks import Tick
+
+
+async def in_view_of_the_rest(tick: Tick, pods: tuple[Pod, ...], judged: Judged) -> Judged:
+    """Return the verdict on some replicas in view of what their metrics do not tell.
+
+    Nothing that is not known makes it worse.
+    """
+    namespace, policy = tick.resource.namespace, tick.policy
+    match judged.verdict:
+        case Verdict.INCONCLUSIVE:
+            return judged
+        case Verdict.NOT_RECOVERED:
+            ended = [pod for pod in pods if pod.restarts > 0]
+            return in_view_of_ends(
+                judged, await tick.ports.target.ends(namespace, ended, tick.run.started_at)
+            )
+        case Verdict.RECOVERED | Verdict.IMPROVED:
+            found = await tick.ports.metrics.devices(policy.source, pods, namespace, LATELY)
+            return in_view_of_memory(judged, tick.run.baseline, least_free_mib(found.values()))

@@ -1,0 +1,65 @@
+"""What the sustained window says beside the engines' figures: engines that ended, memory at the edge.
+
+A fleet whose GPUs have hardly any memory left when the window ends is not recovered, whatever its
+figures are: the next long prompt may end it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from types import MappingProxyType
+
+from kvmedic.core.baseline import Baseline
+from kvmedic.core.evidence import Measured, Reading
+from kvmedic.core.reasons import Reason
+from kvmedic.core.verdict import Judged, Verdict
+from kvmedic.core.vitals import Cause, Device, EngineEnd, Vital
+
+EDGE_MIB = 150.0
+"""Free memory of a GPU under which it is at the edge. The engine's own profile of its memory may be off by
+as much, so that it advises to leave it free (vLLM v1/worker/gpu_worker.py, `redundancy_buffer_memory`)."""
+LATELY = timedelta(minutes=2)
+"""The end of the sustained window: as far back as a last value may lie at most (metrics, `freshness`)."""
+
+_WORDS: Mapping[Cause, str] = MappingProxyType(
+    {
+        Cause.HOST_MEMORY: "it was ended at its container's memory limit",
+        Cause.DEVICE_MEMORY: "its GPU's memory ran out",
+        Cause.ANOTHER: "its log says nothing of memory",
+        Cause.UNKNOWN: "its log could not be read",
+    }
+)
+
+
+def least_free_mib(replicas: Iterable[Reading[tuple[Device, ...]]]) -> float | None:
+    """Return the memory that was free on the fullest GPU of some replicas; None where none tells."""
+    devices = [device for one in replicas if isinstance(one, Measured) for device in one.value]
+    found = [device.value(Vital.MEMORY_FREE) for device in devices]
+    return min((float(free) for free in found if free is not None), default=None)
+
+
+def in_view_of_memory(judged: Judged, before: Baseline | None, free_mib: float | None) -> Judged:
+    """Return a verdict that is no recovery where a GPU's memory is at the edge.
+
+    Where it was not before, the change brought it there and is taken back. Where it was, or nobody knows,
+    the change stays, as taking it back would free nothing.
+    """
+    if free_mib is None or free_mib >= EDGE_MIB:
+        return judged
+    text = f"a GPU has {free_mib:.0f} MiB of memory left (limit {EDGE_MIB:g})"
+    known = before.memory_free_mib if before else None
+    if known is not None and known >= EDGE_MIB:
+        told = f"{text}, {known:.0f} before; {judged.message}"
+        return replace(judged, verdict=Verdict.NOT_RECOVERED, reason=Reason.NOT_RECOVERED, message=told)
+    told = f"{text}; {judged.message}"
+    return replace(judged, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED, message=told)
+
+
+def in_view_of_ends(judged: Judged, ends: Mapping[str, EngineEnd]) -> Judged:
+    """Return a verdict that names how engines ended."""
+    if not ends:
+        return judged
+    told = (f"{name} (exit code {end.exit_code}): {_WORDS[end.cause]}" for name, end in sorted(ends.items()))
+    return replace(judged, message=f"{judged.message}; {'; '.join(told)}")

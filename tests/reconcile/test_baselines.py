@@ -1,0 +1,131 @@
+"""What a change is judged against: figures of the fleet under pressure, not of the quiet before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from builders import THRASHING, an_evidence, an_observation
+from kvmedic.api.convert import policy_of
+from kvmedic.api.resource import spec_from_wire
+from kvmedic.baselines import pressed_baseline
+from kvmedic.core.baseline import Baseline
+from kvmedic.core.diagnosis import Goal, Inconclusive, diagnose
+from kvmedic.core.evidence import Look, Observation, Signal
+from kvmedic.core.fleet import Pod
+from kvmedic.core.policy import Policy
+from kvmedic.core.reasons import Reason
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.survey import Survey
+from run_builder import a_fleet, a_pod
+
+MINUTE = timedelta(minutes=1)
+RATE = THRASHING.finished / 300
+"""Requests that one replica finishes in a second under load."""
+
+
+@dataclass(frozen=True)
+class View:
+    fleet: Any
+    template: Any = None
+
+
+@dataclass
+class Since:
+    """Metrics of a fleet on which the load began some time ago; nothing ran before."""
+
+    ago: timedelta
+    looks: list[Look] = field(default_factory=list)
+
+    async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
+        self.looks.append(look)
+        return self.over(look.window, len(pods))
+
+    def over(self, window: timedelta, pods: int = 2) -> Observation:
+        loaded = min(window, self.ago).total_seconds()
+        share = loaded / 300
+        one = replace(
+            THRASHING,
+            finished=THRASHING.finished * share,
+            preemptions=THRASHING.preemptions * share,
+            stalls=THRASHING.stalls * share,
+        )
+        return an_observation(*[one] * pods, window_seconds=window.total_seconds())
+
+
+def a_policy(**trigger: str) -> Policy:
+    spec = {"targetRef": {"name": "llm"}, "trigger": trigger or {"window": "5m", "for": "2m"}}
+    return policy_of(spec_from_wire(spec))
+
+
+async def figures(metrics: Since, policy: Policy, goal: Goal = Goal.RELIEF) -> Baseline | Inconclusive | None:
+    burn = metrics.over(policy.windows.trigger)
+    evidence = replace(an_evidence(*[THRASHING] * 2), burn=burn)
+    diagnosis = diagnose(RUNBOOKS["PreemptionThrash"], an_evidence(*[THRASHING] * 2))
+    diagnosis = replace(diagnosis, branch=replace(diagnosis.branch, goal=goal))
+    fleet = a_fleet(pods=(a_pod("llm-0"), a_pod("llm-1")), replicas=2)
+    found = Survey(View(fleet), evidence, diagnosis, "PreemptionThrash", None, None)
+    return await pressed_baseline(found, policy, "serving", metrics)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "window"),
+    [(2.5, 120), (3, 120), (4, 180), (5, 240), (6, 300), (60, 300)],
+)
+async def test_the_figures_are_of_the_time_under_load_alone(minutes: float, window: float) -> None:
+    found = await figures(Since(minutes * MINUTE), a_policy())
+
+    assert isinstance(found, Baseline)
+    assert found.window_seconds == window
+    assert found.requests_per_second == pytest.approx(2 * RATE)
+
+
+async def test_the_whole_window_would_have_told_half_the_throughput() -> None:
+    """This is what makes a harmful change look harmless; the figures above do not have it."""
+    metrics = Since(2.5 * MINUTE)
+
+    whole = await figures(metrics, a_policy(window="5m", **{"for": "5m"}))
+
+    assert isinstance(whole, Baseline)
+    assert whole.requests_per_second == pytest.approx(RATE)
+    assert metrics.looks == [], "the trigger held for a whole window, so nobody asks since when"
+
+
+@pytest.mark.parametrize("minutes", [0.5, 1, 2])
+async def test_pressure_that_just_began_gives_no_figures_yet(minutes: float) -> None:
+    found = await figures(Since(minutes * MINUTE), a_policy())
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is Reason.WINDOW_TOO_SHORT
+    assert "began less than 120 s ago" in found.message
+
+
+async def test_a_window_as_short_as_the_shortest_is_taken_as_it_is() -> None:
+    metrics = Since(MINUTE)
+
+    found = await figures(metrics, a_policy(window="2m", **{"for": "0s"}))
+
+    assert isinstance(found, Baseline)
+    assert metrics.looks == []
+
+
+async def test_a_change_that_is_not_judged_by_figures_asks_for_none() -> None:
+    metrics = Since(MINUTE)
+
+    assert await figures(metrics, a_policy(), Goal.STEADINESS) is not None
+    assert metrics.looks == []
+
+
+async def test_finding_when_it_began_asks_for_one_signal_alone() -> None:
+    metrics = Since(60 * MINUTE)
+
+    await figures(metrics, a_policy())
+
+    assert [(look.window / MINUTE, look.signals) for look in metrics.looks] == [
+        (6, {Signal.PREEMPTIONS}),
+        (5, {Signal.PREEMPTIONS}),
+    ]
