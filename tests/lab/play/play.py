@@ -181,6 +181,7 @@ class Play:
             reasons=sorted(reasons - {""}),
             planned=told.planned,
             moves=told.moves,
+            ended=[step.partition(": ")[2] for run in told.closed for step in run.get("steps", ())],
             verdicts=[str(run["outcome"]) for run in told.closed],
             message=self._message(),
             unsaid=[text for text in self.scenario.expect.says if not told.says(text)],

@@ -37,6 +37,8 @@ class Result:
     """Steps of the plan that is shown at the end."""
     moves: list[Object] = field(default_factory=list)
     """Steps of all runs."""
+    ended: list[str] = field(default_factory=list)
+    """Steps of all closed runs as people read them, with what became of each."""
     verdicts: list[str] = field(default_factory=list)
     """How each run ended, oldest first."""
     message: str = ""
@@ -55,8 +57,8 @@ class Result:
 
     @property
     def plan(self) -> str:
-        """Return the moves, or the plan that is shown, in one line."""
-        return "; ".join(line(step) for step in self.moves or self.planned)
+        """Return what was done, or the plan that is shown, in one line."""
+        return "; ".join(self.ended or (line(step) for step in self.moves or self.planned))
 
     @property
     def verdict(self) -> str:

@@ -75,10 +75,11 @@ class Stage:
             yield Place(self.cluster.access, namespace, url, hands)
 
     def remove(self, namespace: str) -> None:
-        """Take a fleet away with its namespace; returns when its pods are gone."""
+        """Take a fleet away with its namespace; returns when both are gone."""
         with Api(self.cluster.access) as api:
             clear(api, namespace)
             api.delete("Namespace", namespace)
+            until(lambda: not _is_there(api, namespace), GONE_SECONDS, f"namespace {namespace} is gone")
 
 
 @contextmanager
@@ -140,6 +141,10 @@ def clear(api: Api, namespace: str) -> None:
     until(lambda: not api.list("Pod", namespace), GONE_SECONDS, f"the earlier fleet of {namespace} is gone")
     for kind in ("Event", "EndpointSlice"):
         api.request("DELETE", api.resource(kind).path(namespace))
+
+
+def _is_there(api: Api, namespace: str) -> bool:
+    return any(each["metadata"]["name"] == namespace for each in api.list("Namespace", None))
 
 
 def _remove(api: Api, kind: str, name: str, namespace: str) -> None:
