@@ -117,6 +117,8 @@ class Hands:
         return f"Deployment/{FLEET} is applied by {incident.manager}"
 
     def _approve(self, digest: str) -> str:
+        if not digest:
+            return "no plan is shown that could be approved"
         approval = {
             "apiVersion": "kvmedic.io/v1alpha1",
             "kind": "KVApproval",
