@@ -103,6 +103,10 @@ lab-down: setup ## Take that cluster down without a trace
 demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=thrash|healthy|bad-canary, ENGINE=lab|vllm)
 	@SCENARIO=$(SCENARIO) ENGINE=$(ENGINE) $(PY) -m lab.demo
 
+.PHONY: scenarios
+scenarios: setup ## Play every scenario and its near twin on a real cluster (SCENARIOS="thrash healthy", LANES=2, LIST=1)
+	@SCENARIOS="$(SCENARIOS)" LANES=$(LANES) LIST=$(LIST) $(PY) -m lab.play
+
 .PHONY: bench-sizing
 bench-sizing: setup ## Compare the operator's caps and verdicts with a sweep (WORKLOADS="chat drawn=0-9")
 	$(PY) -m lab.bench.sizing $(WORKLOADS)

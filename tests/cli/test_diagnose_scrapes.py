@@ -83,6 +83,14 @@ def test_two_recorded_pages_of_thrash_lead_to_a_cap(write: Write) -> None:
     assert found["evidence"]["replica"]["outputLengthMean"] == pytest.approx(433.66, abs=0.01)
 
 
+def test_a_manifest_may_hold_numbers_and_booleans_as_every_real_one_does(write: Write) -> None:
+    whole = f"{MANIFEST}        ports: [{{containerPort: 8000}}]\n        stdin: false\n"
+
+    found = answer(of(write, IDLE, THRASH, options=("--manifest", write("chat.yaml", whole))))
+
+    assert [step["before"] for step in found["plan"]] == ["64"]
+
+
 def test_the_manifest_tells_what_is_set_now(write: Write) -> None:
     result = of(write, IDLE, THRASH, options=("--manifest", write("chat.yaml", MANIFEST)))
 

@@ -1,4 +1,4 @@
-"""The operator as users install it heals a fleet on a real cluster: the demo, judged by its own goals."""
+"""The operator as users install it on a real cluster: scenarios, each judged by its own file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import pytest
 
 from lab.cluster.api import Api
 from lab.cluster.interface import GPU, Cluster, set_gpus
-from lab.demo.play import Play
-from lab.demo.scenario import THRASH
-from lab.demo.stage import clear, stage
 from lab.demo.view import PlainView
 from lab.installation import uninstall
+from lab.play.files import read
+from lab.play.lanes import most_gpus
+from lab.play.play import Play
+from lab.play.stage import clear, stage
+from lab.play.witness import Witness
 
+NAMESPACE = "serving"
+REPRESENTATIVE = ("thrash", "gpu-fault")
+"""One in which a fleet is healed and one in which it must be left alone; `make scenarios` plays all."""
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
@@ -24,15 +29,21 @@ def swept(cluster: Cluster) -> Iterator[Cluster]:
     with Api(cluster.access) as api:
         gpus = int(api.list("Node", None)[0]["status"]["capacity"][GPU])
         yield cluster
-        clear(api)
+        clear(api, NAMESPACE)
     uninstall(cluster)
     set_gpus(cluster.access, gpus)
 
 
-def test_a_thrashing_fleet_is_healed_and_no_request_is_lost(swept: Cluster, tmp_path: Path) -> None:
-    with stage(THRASH, swept) as made:
-        result = Play(THRASH, made.cluster.access, made.url, PlainView()).run(tmp_path)
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_a_scenario_ends_as_its_file_says(swept: Cluster, tmp_path: Path, name: str) -> None:
+    scenario = read(name)
+
+    with (
+        stage(swept, scenario.fleet.engine, most_gpus([scenario], 1)) as made,
+        made.place(scenario, NAMESPACE) as place,
+    ):
+        witness = Witness(place.access, NAMESPACE)
+        result = Play(scenario, witness, place.hands, place.url, PlainView()).run(tmp_path)
 
     assert result.missed == []
-    assert result.verdict == "Recovered"
-    assert result.foreign_writers == ["kvmedic"]
+    assert result.foreign_writers == (["kvmedic"] if scenario.expect.moves else [])

@@ -63,6 +63,8 @@ class Recipe:
     context: Path = ROOT
     inputs: Sequence[Path] = ()
     build_args: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+    """Of the program inside, for those who read it off the tag; empty: the tag is the hash alone."""
 
     def key(self, base: str) -> str:
         """Hash of everything that goes into the image, bytecode excepted."""
@@ -188,7 +190,8 @@ class DockerBuilder:
 
 def _image(recipe: Recipe, base: str, directory: Path) -> Image:
     key = recipe.key(base)
-    return Image(f"{PREFIX}/{recipe.name}:{key}", directory / f"{recipe.name}-{key}.tar")
+    tag = f"v{recipe.version}-{key}" if recipe.version else key
+    return Image(f"{PREFIX}/{recipe.name}:{tag}", directory / f"{recipe.name}-{key}.tar")
 
 
 def _remove_older(image: Image) -> None:

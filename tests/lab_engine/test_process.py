@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -227,6 +228,54 @@ def test_a_drain_that_outlasts_its_timeout_aborts_the_rest():
             thread.join()
 
     assert all('"finish_reason":"length"' not in json.dumps(lines) for lines in results)
+
+
+def resident_mib(process):
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
+
+def test_the_hosts_memory_is_taken_once_enough_sequences_run():
+    memory = {"LAB_FAULT_HOST_MEMORY_MIB": "200", "LAB_FAULT_HOST_MEMORY_RUNNING": "2"}
+    with a_process(**memory, LAB_STEP_MS="50") as (process, url):
+        until_healthy(url)
+        alone, _ = start_streams(url, 1)
+        time.sleep(0.5)
+        before = resident_mib(process)
+        both, _ = start_streams(url, 1)
+        deadline = time.monotonic() + 20
+        while resident_mib(process) < before + 190 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        after = resident_mib(process)
+        for thread in (*alone, *both):
+            thread.join()
+
+    assert before + 190 <= after < before + 300
+
+
+def test_a_slow_engine_takes_longer_for_each_step():
+    def seconds(**environ):
+        with a_process(**environ) as (_, url):
+            until_healthy(url)
+            began = time.monotonic()
+            httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 40}, **PLAIN)
+            return time.monotonic() - began
+
+    slow = seconds(LAB_FAULT_SLOWDOWN="4", LAB_FAULT_ONLY_BELOW_SEQS="1000")
+
+    assert slow >= 40 * 4 * 0.005
+    assert seconds(LAB_FAULT_SLOWDOWN="4", LAB_FAULT_ONLY_BELOW_SEQS="1") < slow
+
+
+def test_one_engine_is_slowed_down_while_it_runs():
+    with a_process() as (_, url):
+        until_healthy(url)
+        assert httpx.post(f"{url}/lab/slowdown", content="4", **PLAIN).status_code == 200
+        began = time.monotonic()
+        httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 40}, **PLAIN)
+
+        assert time.monotonic() - began >= 40 * 4 * 0.005
+        assert httpx.post(f"{url}/lab/slowdown", content="much", **PLAIN).status_code == 400
 
 
 @pytest.mark.parametrize("dropped", ["vllm:num_preemptions_total"])

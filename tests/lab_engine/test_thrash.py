@@ -15,7 +15,7 @@ from lab.engine.settings import StepCost
 from lab.engine.simulation import ClosedLoop, Lengths, Result, Simulation, percentile
 from lab.loadgen.lengths import table
 
-PLAY = YAML(typ="safe").load(Path(__file__).parents[1] / "lab" / "scenarios" / "thrash.yaml")
+PLAY = YAML(typ="safe").load(Path(__file__).with_name("thrash-incident.yaml"))
 SECONDS = 150.0
 SEEDS = (1, 2, 3)
 

@@ -68,7 +68,7 @@ def test_fixed_lengths_are_written_with_a_plus():
 
 def test_an_unknown_table_is_answered_with_those_there_are():
     with pytest.raises(
-        ValueError, match="no lengths named 'sharegpt'; there are azure-2023-conversation, spread"
+        ValueError, match="no lengths named 'sharegpt'; there are azure-2023-conversation, prompts, spread"
     ):
         lengths.parse("sharegpt")
 

@@ -54,6 +54,16 @@ async def test_a_closed_loop_sends_its_requests_and_ends():
         assert await engine.metric("prefix_cache_hits_total") == 0  # no two prompts share a beginning
 
 
+async def test_each_clients_first_request_goes_where_it_is_told_and_all_others_are_drawn():
+    async with an_engine() as first, an_engine() as other:
+        port = int(str(first.http.base_url).rstrip("/").rpartition(":")[2])
+        records = await sent(a_plan(other, first=Target("127.0.0.1", port)))
+
+        assert len(records) == 12
+        assert await first.metric("prompt_tokens_total") == 4 * 10
+        assert await other.metric("prompt_tokens_total") == 8 * 10
+
+
 async def test_clients_with_and_without_kept_connections_mix():
     async with an_engine() as engine:
         records = await sent(a_plan(engine, arrivals=ClosedLoop(clients=4, kept=2)))

@@ -15,9 +15,10 @@ def template_hash(template: Mapping[str, object]) -> str:
 
     The template is taken as the API server returns it, so defaults are filled in and the same
     template always hashes the same. The controller's own label is left out, so a ReplicaSet's
-    template hashes like the Deployment's that made it.
+    template hashes like the Deployment's that made it. One that was read from a manifest's text may hold
+    scalars that are no strings in YAML and keep their spelling; they hash by it.
     """
-    body = json.loads(json.dumps(template))
+    body = json.loads(json.dumps(template, default=str))
     labels = (body.get("metadata") or {}).get("labels")
     if labels is not None:
         labels.pop(POD_TEMPLATE_HASH, None)

@@ -1,5 +1,4 @@
-"""The demo: a thrashing fleet on a real cluster, healed by the operator as users install it.
+"""One scenario with a terminal view: the story as it happens, and a table of before and after at its end.
 
-`scenario` says what is played, `stage` brings it up, `traffic` sends requests, `witness` sees what happens,
-`view` shows it, `figures`, `goals` and `table` say what it was worth, `play` is the order of things.
+What is played, and the runner, are `lab.play`'s; here is only how it is shown.
 """

@@ -1,4 +1,7 @@
-"""`make demo` with SCENARIO=thrash|healthy|bad-canary and ENGINE=lab|vllm; exit 1 for a bad end."""
+"""`make demo`: one scenario of `lab/scenarios` in a terminal; exit 1 for an end that is not the expected one.
+
+SCENARIO=thrash|healthy|bad-canary or any other name of a file there; ENGINE=lab|vllm.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,18 @@ from lab.cluster.api import ApiError
 from lab.cluster.choice import choose
 from lab.cluster.paths import ROOT
 from lab.cluster.progress import say
-
-from .play import Play
-from .scenario import scenario
-from .stage import stage
-from .table import table
-from .view import view_for
+from lab.demo.table import table
+from lab.demo.view import view_for
+from lab.play.files import names, read
+from lab.play.lanes import most_gpus
+from lab.play.play import Play
+from lab.play.schema import Engine, Scenario
+from lab.play.stage import stage
+from lab.play.witness import Witness
 
 OUT = ROOT / "build" / "demo"
+NAMESPACE = "serving"
+"""Where the fleet stays afterwards, for a look."""
 
 
 def main() -> int:
@@ -29,8 +36,13 @@ def main() -> int:
         chosen = scenario(os.environ.get("SCENARIO") or "thrash", os.environ.get("ENGINE") or "lab")
         OUT.mkdir(parents=True, exist_ok=True)
         (OUT / "summary.json").unlink(missing_ok=True)
-        with stage(chosen, choose()) as made, closing(view_for(sys.stdout.isatty())) as view:
-            result = Play(chosen, made.cluster.access, made.url, view).run(OUT)
+        with (
+            stage(choose(), chosen.fleet.engine, most_gpus([chosen], 1)) as made,
+            made.place(chosen, NAMESPACE) as place,
+            closing(view_for(sys.stdout.isatty())) as view,
+        ):
+            witness = Witness(place.access, NAMESPACE)
+            result = Play(chosen, witness, place.hands, place.url, view).run(OUT)
     except KeyboardInterrupt:
         say("interrupted; the next `make demo` starts afresh, `make lab-down` removes everything")
         return 130
@@ -42,6 +54,22 @@ def main() -> int:
     print(table(result))
     say("the fleet stays for a look (kubectl get kvr -A); `make lab-down` removes everything")
     return 1 if result.missed else 0
+
+
+def scenario(name: str, engine: str) -> Scenario:
+    """Return a scenario; that of real vLLM stands in a file of its own, `NAME-vllm.yaml`.
+
+    Raises:
+        ValueError: there is none of that name, or none with that engine; or its file cannot be played.
+    """
+    if engine not in tuple(Engine):
+        raise ValueError(f"ENGINE={engine}: there are {', '.join(Engine)}")
+    if engine == Engine.LAB:
+        return read(name)
+    if f"{name}-{engine}" not in names():
+        real = [each.removesuffix(f"-{engine}") for each in names() if each.endswith(f"-{engine}")]
+        raise ValueError(f"SCENARIO={name} has no variant with ENGINE={engine}; {', '.join(real)} has")
+    return read(f"{name}-{engine}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from .figures import Figures
-from .goals import Result
+from lab.play.figures import Figures
+from lab.play.result import Result
 
 WIDTH = 78
 Row = tuple[str, str, str, str]

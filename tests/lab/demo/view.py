@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,7 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .scene import ReplicaLine, Scene
+from lab.play.scene import ReplicaLine, Scene
+from lab.play.view import View
 
 STATUS_SECONDS = 15.0
 """Between two looks at every replica in the plain view."""
@@ -20,19 +20,6 @@ WIDTH = 112
 INDENT = " " * 17
 KEPT = 14
 """Lines of the story that stay on the live screen."""
-
-
-class View(Protocol):
-    """Where the story is told."""
-
-    def tell(self, elapsed: float, who: str, text: str) -> None:
-        """Add one line to the story; `who` is one word."""
-
-    def show(self, scene: Scene) -> None:
-        """Show the present moment."""
-
-    def close(self) -> None:
-        """Give the terminal back."""
 
 
 def view_for(stdout_is_terminal: bool) -> View:

@@ -18,6 +18,7 @@ from lab.engine.settings import LabSettings
 LOAD_SHARE = 0.8
 """Share of the start-up time before the pool is sized; a crash at start comes there, as it does on vLLM."""
 
+MIB = 1 << 20
 POLL_SECONDS = 0.01
 """Between two looks at the running sequences, where their number ends the engine."""
 
@@ -52,12 +53,14 @@ async def _run(config: EngineConfig, settings: LabSettings, faults: Faults) -> i
     if failed is not None:
         return failed
     metrics = EngineMetrics(config.served_name, config.limits.max_model_len, config.labels, faults)
-    engine = LiveEngine(config, settings.cost, metrics)
+    engine = LiveEngine(config, settings.cost.scaled(faults.slowdown), metrics)
     server = ApiServer(config, engine, metrics)
     logs.log_serving(config, await server.listen())
     statistics = asyncio.create_task(logs.log_stats(engine.scheduler, metrics.prompted, metrics.generated))
+    hog = asyncio.create_task(_take_host_memory(engine, faults))
     died = await _served(engine, faults.runs_out_at(config.utilization), stop)
     statistics.cancel()
+    hog.cancel()
     if died:
         logs.log_death(logs.OUT_OF_MEMORY)
         server.close()
@@ -72,6 +75,16 @@ async def _served(engine: LiveEngine, limit: int | None, stop: asyncio.Event) ->
         if await _interrupted(stop, POLL_SECONDS if limit else None):
             return False
     return True
+
+
+async def _take_host_memory(engine: LiveEngine, faults: Faults) -> bytearray:
+    """Wait for enough running sequences, then fill as much of the host's memory as asked for, and keep it."""
+    taken = bytearray()
+    while faults.host_memory_mib and len(engine.scheduler.running) < faults.host_memory_running:
+        await asyncio.sleep(POLL_SECONDS)
+    for _ in range(faults.host_memory_mib):
+        taken += b"x" * MIB
+    return taken
 
 
 async def _load(

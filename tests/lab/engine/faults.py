@@ -22,6 +22,9 @@ class Faults:
     LAB_FAULT_MISSING_BLOCKS: that many blocks fewer than configured.
     LAB_FAULT_DROP_METRICS: comma-separated family names that are not exported.
     LAB_FAULT_NAN_METRICS: comma-separated family names whose values are NaN.
+    LAB_FAULT_SLOWDOWN: every step takes so many times as long.
+    LAB_FAULT_HOST_MEMORY_MIB: takes, and fills, that much of its host's memory, so that the kernel ends it
+    where its container's limit is lower; once LAB_FAULT_HOST_MEMORY_RUNNING sequences run (1 without it).
     LAB_FAULT_ONLY_BELOW_SEQS: all of the above only where `max_num_seqs` is below this. A fleet's replicas
     share their environment: so a changed setting goes wrong while the old one is fine.
     """
@@ -34,6 +37,9 @@ class Faults:
     never_ready: bool = False
     slow_start_seconds: float = 0.0
     missing_blocks: int = 0
+    slowdown: float = 1.0
+    host_memory_mib: int = 0
+    host_memory_running: int = 1
     dropped: frozenset[str] = frozenset()
     not_a_number: frozenset[str] = frozenset()
 
@@ -56,6 +62,9 @@ class Faults:
             never_ready=environ.get("LAB_FAULT_NEVER_READY") == "1",
             slow_start_seconds=number(environ, "LAB_FAULT_SLOW_START_SECONDS", 0.0),
             missing_blocks=int(number(environ, "LAB_FAULT_MISSING_BLOCKS", 0)),
+            slowdown=number(environ, "LAB_FAULT_SLOWDOWN", 1.0),
+            host_memory_mib=int(number(environ, "LAB_FAULT_HOST_MEMORY_MIB", 0)),
+            host_memory_running=int(number(environ, "LAB_FAULT_HOST_MEMORY_RUNNING", 1)),
             dropped=_names(environ, "LAB_FAULT_DROP_METRICS"),
             not_a_number=_names(environ, "LAB_FAULT_NAN_METRICS"),
         )

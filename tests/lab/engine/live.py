@@ -49,6 +49,10 @@ class LiveEngine:
         self.idle = asyncio.Event()
         self.idle.set()
 
+    def slow_down(self, factor: float) -> None:
+        """From now on each step takes that many times as long as it takes now."""
+        self._cost = self._cost.scaled(factor)
+
     @property
     def unfinished(self) -> int:
         """Requests running and waiting."""

@@ -18,7 +18,9 @@ from lab.engine.requests import Request
 TEARDOWN_SECONDS = 1.2
 """Between the abort and the exit: a real process was gone 1.5-2.1 s after SIGTERM (measured on 0.32.0)."""
 
-QUIET = {"/health", "/metrics", "/ping", "/version", "/load"}
+SLOWDOWN = "/lab/slowdown"
+"""Path that vLLM has not: POST a number, and each step takes so many times as long on this replica."""
+QUIET = {"/health", "/metrics", "/ping", "/version", "/load", SLOWDOWN}
 """Handlers that vLLM's HTTP instrumentation leaves out."""
 
 
@@ -117,10 +119,20 @@ class ApiServer:
             connection.on_answered = partial(self._count, request, time.monotonic())
         if (request.method, request.path) in self._routes:
             self._routes[request.method, request.path](connection)
+        elif (request.method, request.path) == ("POST", SLOWDOWN):
+            self._slow_down(connection, request)
         elif request.method == "POST" and request.path in ("/v1/completions", "/v1/chat/completions"):
             self._generate(connection, request)
         else:
             connection.respond(404, b'{"detail":"Not Found"}')
+
+    def _slow_down(self, connection: Connection, request: HttpRequest) -> None:
+        try:
+            self.engine.slow_down(float(request.body))
+        except ValueError:
+            connection.respond(400, b'{"detail":"send a number, such as 3"}')
+        else:
+            connection.respond(200, b"")
 
     def _count(self, request: HttpRequest, started: float, status: int) -> None:
         seconds = time.monotonic() - started

@@ -21,6 +21,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--url", action="append", required=True, help="base URL; of several one is drawn each time"
     )
+    parser.add_argument("--first-url", help="base URL for the first request of each client of a closed loop")
     parser.add_argument("--model", required=True, help="served model name")
     parser.add_argument(
         "--lengths", default="64+512", help=f"PROMPT+OUTPUT tokens, or one of: {', '.join(lengths.names())}"
@@ -56,6 +57,7 @@ def plan_from(parsed: argparse.Namespace) -> Plan:
         seed=parsed.seed,
         timeout_seconds=parsed.timeout,
         grace_seconds=parsed.grace,
+        first=Target.parse(parsed.first_url) if parsed.first_url else None,
     )
 
 

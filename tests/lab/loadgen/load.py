@@ -46,8 +46,9 @@ class OpenLoop:
 class Plan:
     """A load and its bounds.
 
-    `targets`: each request goes to one of them, drawn by the seed. `seconds` and `requests` end the sending;
-    what is under way then gets `grace_seconds` to end and is cancelled after that.
+    `targets`: each request goes to one of them, drawn by the seed; the first one of each client of a closed
+    loop goes to `first`, where there is one. `seconds` and `requests` end the sending; what is under way then
+    gets `grace_seconds` to end and is cancelled after that.
     """
 
     targets: tuple[Target, ...]
@@ -59,6 +60,7 @@ class Plan:
     seed: int = 1
     timeout_seconds: float = 120.0
     grace_seconds: float = 0.0
+    first: Target | None = None
 
 
 class Load:
@@ -97,7 +99,9 @@ class Load:
             client.close()
 
     async def _loop(self, client: Client) -> None:
-        while (ask := self._next_ask()) is not None:
+        first = self.plan.first
+        while (ask := self._next_ask(first)) is not None:
+            first = None
             record = await client.ask(ask)
             self._on_record(record)
             if record.outcome is Outcome.CANCELLED:
@@ -152,14 +156,16 @@ class Load:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), seconds)
 
-    def _next_ask(self) -> Ask | None:
-        """Return the next request; None when the plan is at its end."""
+    def _next_ask(self, target: Target | None = None) -> Ask | None:
+        """Return the next request, to a target or one that is drawn; None when the plan is at its end."""
         if self._stop.is_set() or self._sent >= self.plan.requests or time.monotonic() >= self._until:
             return None
         self._sent += 1
         prompt, output = self.plan.lengths.draw(self._random)
-        target = self._random.choice(self.plan.targets)
-        return Ask(target, self._sent, prompt, output, prompt_ids(self.plan.seed, self._sent, prompt))
+        drawn = self._random.choice(self.plan.targets)
+        return Ask(
+            target or drawn, self._sent, prompt, output, prompt_ids(self.plan.seed, self._sent, prompt)
+        )
 
     def _client(self, mode: ConnectionMode) -> Client:
         return Client(self.plan.model, mode, self.plan.timeout_seconds)

@@ -1,4 +1,4 @@
-"""How the demo reads engines, pods and EndpointSlices."""
+"""How a play reads engines, pods and EndpointSlices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lab.demo.engines import Sample, increase, parse, rate
-from lab.demo.figures import Window, figures
-from lab.demo.scenario import FLEET
-from lab.demo.witness import Witness, cap_of
 from lab.loadgen.record import ConnectionMode, Outcome, Record
+from lab.play.engines import Sample, increase, parse, rate
+from lab.play.figures import Window, figures
+from lab.play.schema import FLEET
+from lab.play.witness import Witness, cap_of
 
 THRASH_PAGE = Path(__file__).parents[1] / "data" / "vllm" / "metrics-thrash.txt"
 
@@ -90,7 +90,7 @@ def piece(*ready: tuple[str, bool], service: str = FLEET) -> dict[str, Any]:
 
 def witness() -> Witness:
     """A witness that is told by hand; it never connects."""
-    return Witness(None)  # type: ignore[arg-type]
+    return Witness(None, "a-namespace")  # type: ignore[arg-type]
 
 
 def test_the_shortest_dip_of_rotation_is_kept() -> None:
@@ -152,3 +152,18 @@ def test_who_wrote_to_a_pod_is_noted_also_when_it_is_gone() -> None:
 
     assert seen.facts.managers == {"kubelet", "kvmedic"}
     assert seen.facts.restarts == {"1": 2}
+
+
+def test_each_state_of_the_fleets_resource_is_learnt_and_no_others() -> None:
+    seen = witness()
+
+    for reason in ("Healthy", "FleetWideDemand"):
+        status = {"diagnosis": {"reason": reason}}
+        seen._see_resources(
+            {
+                "1": {"metadata": {"name": FLEET}, "status": status},
+                "2": {"metadata": {"name": "another"}, "status": {"diagnosis": {"reason": "GpuFault"}}},
+            }
+        )
+
+    assert seen.chronicle.branches == ["Healthy", "FleetWideDemand"]

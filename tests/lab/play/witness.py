@@ -9,16 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.cluster.access import Access
-
-from .engines import Scraper
-from .mirror import Mirror
-from .scenario import FLEET, NAMESPACE, PORT, ROTATION_LABEL
+from lab.play.chronicle import Chronicle
+from lab.play.engines import Scraper
+from lab.play.manifests import PORT, ROTATION_LABEL
+from lab.play.mirror import Mirror
+from lab.play.schema import CAP, FLEET
 
 Object = dict[str, Any]
 SERVICE_NAME = "kubernetes.io/service-name"
 REPORTER = "kvmedic.io/operator"
-OWNERS = frozenset({"kubectl", "kube-controller-manager", "kubelet", "kube-scheduler"})
-"""Field managers that write to a fleet which nobody heals: its owner and Kubernetes itself."""
+EDITOR = "kubectl-edit"
+"""Field manager of a person at a terminal."""
+OWNERS = frozenset({"kubectl", EDITOR, "kube-controller-manager", "kubelet", "kube-scheduler"})
+"""Field managers that write to a fleet which nobody heals: its owner, people, and Kubernetes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +71,18 @@ class Facts:
 class Witness:
     """Follows the fleet and its resource from `start` to `stop`; every state in between counts."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, namespace: str) -> None:
         self.facts = Facts()
+        self.chronicle = Chronicle()
         self._lock = threading.Lock()
         self._armed = False
         self._said: deque[Said] = deque()
         self._known: set[str] = set()
-        self._pods = Mirror(access, "Pod", NAMESPACE, self._see_pods)
-        self._slices = Mirror(access, "EndpointSlice", NAMESPACE, self._see_slices)
-        self._deployments = Mirror(access, "Deployment", NAMESPACE, self._see_deployments)
-        self._resources = Mirror(access, "KVRemediation", NAMESPACE)
-        self._events = Mirror(access, "Event", NAMESPACE, self._see_events)
+        self._pods = Mirror(access, "Pod", namespace, self._see_pods)
+        self._slices = Mirror(access, "EndpointSlice", namespace, self._see_slices)
+        self._deployments = Mirror(access, "Deployment", namespace, self._see_deployments)
+        self._resources = Mirror(access, "KVRemediation", namespace, self._see_resources)
+        self._events = Mirror(access, "Event", namespace, self._see_events)
         self.scraper = Scraper(self.addresses, PORT)
 
     def start(self) -> None:
@@ -103,10 +107,6 @@ class Witness:
             self.facts.served = set(self.facts.in_rotation)
             self.facts.versions = self._versions()
 
-    def resource(self) -> Object:
-        """Return the KVRemediation; empty when there is none."""
-        return next((each for each in self._resources.objects() if each["metadata"]["name"] == FLEET), {})
-
     def deployment(self) -> Object:
         """Return the Deployment; empty when there is none."""
         return next((each for each in self._deployments.objects() if each["metadata"]["name"] == FLEET), {})
@@ -123,21 +123,16 @@ class Witness:
         ]
         return {name(each): str(each["metadata"]["resourceVersion"]) for each in objects if each}
 
-    def run(self) -> Object:
-        """Return the open run as it is recorded; empty when there is none."""
-        return dict(self.resource().get("status", {}).get("run") or {})
-
-    def closed_run(self) -> Object:
-        """Return the newest closed run; empty when there is none."""
-        history = self.resource().get("status", {}).get("history") or [{}]
-        return dict(history[0])
-
     def hear(self) -> list[Said]:
         """Return the operator's Events since the last call, oldest first."""
         with self._lock:
             heard = sorted(self._said, key=lambda said: said.at)
             self._said.clear()
         return heard
+
+    def pods(self) -> list[str]:
+        """Return the names of the pods that are there and stay, oldest first."""
+        return [each.name for each in self.replicas() if not each.terminating]
 
     def replicas(self) -> list[Replica]:
         """Return the pods of the fleet, oldest first."""
@@ -167,6 +162,11 @@ class Witness:
             if self._armed and self.facts.fewest_in_rotation is not None:
                 self.facts.fewest_in_rotation = min(self.facts.fewest_in_rotation, len(serving))
                 self.facts.served |= serving
+
+    def _see_resources(self, resources: dict[str, Object]) -> None:
+        for each in resources.values():
+            if name(each) == FLEET:
+                self.chronicle.learn(each.get("status", {}))
 
     def _see_deployments(self, deployments: dict[str, Object]) -> None:
         with self._lock:
@@ -238,8 +238,8 @@ def _replica(pod: Object, serving: frozenset[str]) -> Replica:
 def cap_of(args: list[str]) -> int | None:
     """Return the value of --max-num-seqs on a command line, None when it is not given."""
     for index, token in enumerate(args):
-        if token == "--max-num-seqs" and index + 1 < len(args):
+        if token == f"--{CAP}" and index + 1 < len(args):
             return int(args[index + 1])
-        if token.startswith("--max-num-seqs="):
+        if token.startswith(f"--{CAP}="):
             return int(token.partition("=")[2])
     return None

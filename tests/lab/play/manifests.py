@@ -1,13 +1,22 @@
-"""The fleet as its owner would write it: namespace, Deployment, Service, KVRemediation."""
+"""The fleet as its owner would write it: namespace, Deployment, Service, KVRemediation, and what else."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from . import vllm
-from .scenario import CONTAINER, FLEET, NAMESPACE, PORT, ROTATION_LABEL, Engine, Fleet, Scenario
+from lab.play import vllm
+from lab.play.files import merged
+from lab.play.schema import CONTAINER, FLEET, Engine, Flag, Fleet, Scenario
 
 Object = dict[str, Any]
+PORT = 8000
+MODEL = "tiny"
+"""Name under which every engine serves its model."""
+ROTATION_LABEL: Mapping[str, str] = MappingProxyType({"key": "serving", "draining": "draining"})
+"""The label that takes a replica out of the Service; the default of the KVRemediation."""
 ROTATION = {ROTATION_LABEL["key"]: "active"}
 APP = {"app": FLEET}
 GRACE_SECONDS = 60
@@ -16,10 +25,18 @@ LEVELS = {Engine.LAB: "restricted", Engine.VLLM: "privileged"}
 """Pod Security level by engine: real vLLM comes from the host's file system, which only one level allows."""
 
 
-def namespace(engine: Engine) -> Object:
+def namespace(name: str, engine: Engine) -> Object:
     """The fleet's namespace, under the strictest Pod Security level that the engine can do with."""
     labels = {"pod-security.kubernetes.io/enforce": LEVELS[engine]}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+def objects(scenario: Scenario, image: str) -> Iterator[Object]:
+    """Yield everything that the fleet's owner applies to its namespace, the KVRemediation last."""
+    yield service()
+    yield from copy.deepcopy(scenario.fleet.objects)
+    yield deployment(scenario.fleet, image)
+    yield remediation(scenario)
 
 
 def deployment(fleet: Fleet, image: str) -> Object:
@@ -27,7 +44,7 @@ def deployment(fleet: Fleet, image: str) -> Object:
     made: Object = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": FLEET, "namespace": NAMESPACE},
+        "metadata": {"name": FLEET},
         "spec": {
             "replicas": fleet.replicas,
             "selector": {"matchLabels": APP},
@@ -44,18 +61,18 @@ def deployment(fleet: Fleet, image: str) -> Object:
     }
     if fleet.engine is Engine.VLLM:
         vllm.on_this_machine(made)
-    return made
+    return merged(made, fleet.deployment)
 
 
 def container(fleet: Fleet, image: str) -> Object:
     """The engine's container: vLLM's own command line."""
-    return {
+    made = {
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["vllm"],
-        "args": list(fleet.args),
-        "env": [{"name": name, "value": value} for name, value in fleet.env.items()],
+        "args": arguments(fleet),
+        "env": [{"name": name, "value": value} for name, value in fleet.environment.items()],
         "ports": [{"name": "http", "containerPort": PORT}],
         "readinessProbe": {
             "httpGet": {"path": "/health", "port": "http"},
@@ -73,6 +90,20 @@ def container(fleet: Fleet, image: str) -> Object:
             "capabilities": {"drop": ["ALL"]},
         },
     }
+    return merged(made, fleet.container)
+
+
+def arguments(fleet: Fleet) -> list[str]:
+    """Return the engine's command line: the model, then each flag as the file names it."""
+    model = str(vllm.MODEL) if fleet.engine is Engine.VLLM else "lab/model"
+    own: dict[str, Flag] = {"served-model-name": MODEL, "port": PORT, **fleet.flags}
+    return ["serve", model, *(word for name, value in own.items() for word in _flag(name, value))]
+
+
+def _flag(name: str, value: Flag) -> tuple[str, ...]:
+    if value is None or value is False:
+        return ()
+    return (f"--{name}",) if value is True else (f"--{name}", str(value))
 
 
 def service() -> Object:
@@ -80,7 +111,7 @@ def service() -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": FLEET, "namespace": NAMESPACE},
+        "metadata": {"name": FLEET},
         "spec": {
             "selector": {**APP, **ROTATION},
             "ports": [{"name": "http", "port": PORT, "targetPort": "http"}],
@@ -93,6 +124,6 @@ def remediation(scenario: Scenario) -> Object:
     return {
         "apiVersion": "kvmedic.io/v1alpha1",
         "kind": "KVRemediation",
-        "metadata": {"name": FLEET, "namespace": NAMESPACE},
-        "spec": dict(scenario.spec),
+        "metadata": {"name": FLEET},
+        "spec": scenario.remediation,
     }

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.loadgen.record import STALL_SECONDS, Outcome, Record, summarise
-
-from .engines import Sample, increase
+from lab.play.engines import Sample, increase
 
 LOST = frozenset({Outcome.FAILED, Outcome.ABORTED, Outcome.REFUSED})
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.loadgen.record import Record, percentile
-
-from .engines import Sample, rate
-from .figures import lost
-from .witness import Replica, Witness
+from lab.play.engines import Sample, rate
+from lab.play.figures import lost
+from lab.play.witness import Replica, Witness
 
 RECENT_SECONDS = 15.0
 """What counts as now for rates and percentiles: several scrapes, and over a hundred requests of the demo."""

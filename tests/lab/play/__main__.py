@@ -1,0 +1,103 @@
+"""`make scenarios`: play every scenario and its near twin, print one table; exit 1 when one ended otherwise.
+
+SCENARIOS="thrash healthy" plays some of them, LIST=1 only checks and lists them, LANES=2 plays two at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Event
+
+import httpx
+
+from lab.cluster.api import ApiError
+from lab.cluster.choice import choose
+from lab.cluster.paths import ROOT
+from lab.cluster.progress import say
+from lab.play import lanes, report
+from lab.play.files import read_all
+from lab.play.play import Play
+from lab.play.result import Result
+from lab.play.schema import Engine, Scenario
+from lab.play.stage import Stage, stage
+from lab.play.view import Notes
+from lab.play.witness import Witness
+
+OUT = ROOT / "build" / "scenarios"
+EXPECTED = (RuntimeError, OSError, LookupError, ValueError, ApiError, httpx.HTTPError)
+LANES = 2
+"""Plays at once on two cores: one takes about half a core, of which the engines have most."""
+
+
+def main() -> int:
+    """List the scenarios, or play them."""
+    try:
+        known = read_all()
+        chosen = _chosen(known, os.environ.get("SCENARIOS", "").split())
+        if os.environ.get("LIST"):
+            print(report.listed(chosen))
+            return 0
+        return _play(chosen, known, int(os.environ.get("LANES") or LANES))
+    except KeyboardInterrupt:
+        say("interrupted; `make lab-down` removes everything")
+        return 130
+    except EXPECTED as error:
+        say(str(error))
+        return 1
+
+
+def _chosen(known: Sequence[Scenario], named: Sequence[str]) -> list[Scenario]:
+    """Return the scenarios of some names, of all those of the lab engine without a name.
+
+    Raises:
+        ValueError: there is none of a name.
+    """
+    by_name = {each.name: each for each in known}
+    if unknown := [name for name in named if name not in by_name]:
+        raise ValueError(f"SCENARIOS={' '.join(unknown)}: there are {', '.join(by_name)}")
+    return [by_name[name] for name in named] or [e for e in known if e.fleet.engine is Engine.LAB]
+
+
+def _play(chosen: Sequence[Scenario], known: Sequence[Scenario], at_once: int) -> int:
+    began = time.time()
+    engines = {each.fleet.engine for each in chosen}
+    engine = Engine.VLLM if Engine.VLLM in engines else Engine.LAB
+    with stage(choose(), engine, lanes.most_gpus(chosen, at_once)) as made:
+
+        def played(scenario: Scenario, stopped: Event) -> Result:
+            return _played(made, scenario, lanes.forbidden(scenario.name, known), stopped)
+
+        results = lanes.play_all(chosen, at_once, played, lambda result: say(report.row(result)))
+    OUT.mkdir(parents=True, exist_ok=True)
+    report.write(results, OUT / "summary.json")
+    print(report.table(results))
+    missed = sum(bool(each.missed) for each in results)
+    say(f"{len(results)} scenarios in {(time.time() - began) / 60:.1f} min, {missed} ended otherwise")
+    return 1 if missed else 0
+
+
+def _played(made: Stage, scenario: Scenario, forbidden: frozenset[str], stopped: Event) -> Result:
+    """Play one scenario in a namespace of its name, and take it away again."""
+    directory = OUT / scenario.name
+    directory.mkdir(parents=True, exist_ok=True)
+    namespace, notes = f"scenario-{scenario.name}", Notes()
+    try:
+        with made.place(scenario, namespace) as place:
+            witness = Witness(place.access, namespace)
+            play = Play(scenario, witness, place.hands, place.url, notes)
+            return play.run(directory, forbidden, stopped)
+    finally:
+        _keep(directory / "story.txt", notes)
+        made.remove(namespace)
+
+
+def _keep(path: Path, notes: Notes) -> None:
+    path.write_text("\n".join([*notes.lines, ""]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

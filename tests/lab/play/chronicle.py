@@ -1,0 +1,99 @@
+"""What the operator said about one resource over a play, from its status alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Object = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Chronicle:
+    """Kept current by `learn`, which is called with each state of the status in its order."""
+
+    status: Object = field(default_factory=dict)
+    """As it is now."""
+    branches: list[str] = field(default_factory=list)
+    """Reasons of the diagnosis, each once per time that it was found anew."""
+    opened: dict[str, Object] = field(default_factory=dict)
+    """Every run that was ever open, by id, as it was last recorded."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def learn(self, status: Mapping[str, Any]) -> None:
+        """Take the next state."""
+        with self._lock:
+            self.status = dict(status)
+            reason = self.reason
+            if reason and self.branches[-1:] != [reason]:
+                self.branches.append(reason)
+            if run := self.run:
+                self.opened[str(run["id"])] = run
+
+    @property
+    def reason(self) -> str:
+        """Return the present diagnosis; empty: none yet."""
+        return str((self.status.get("diagnosis") or {}).get("reason", ""))
+
+    @property
+    def found(self) -> str:
+        """Return the branch that counts: that of the first run, else the present one."""
+        first = next(iter(self.opened.values()), None)
+        return str(first["reason"]) if first else self.reason
+
+    @property
+    def run(self) -> Object:
+        """Return the open run as it is recorded; empty when there is none."""
+        return dict(self.status.get("run") or {})
+
+    @property
+    def closed(self) -> list[Object]:
+        """Return the closed runs, oldest first."""
+        return [dict(run) for run in reversed(self.status.get("history") or ())]
+
+    @property
+    def moves(self) -> list[Object]:
+        """Return the steps of every run that was opened, as the status writes them."""
+        return [dict(each["step"]) for run in self.opened.values() for each in run["steps"]]
+
+    @property
+    def plan(self) -> Object:
+        """Return the plan that is shown; empty when there is none."""
+        return dict(self.status.get("plan") or {})
+
+    @property
+    def planned(self) -> list[Object]:
+        """Return the steps of the plan that is shown, as the status writes them."""
+        return [dict(step) for step in (self.plan.get("exact") or {}).get("steps", ())]
+
+    @property
+    def has_settled(self) -> bool:
+        """Return whether every replica ran what the first step of some run changed."""
+        return any(run["steps"][0].get("settledAt") for run in self.opened.values())
+
+    @property
+    def reasons(self) -> set[str]:
+        """Return the reasons of all conditions."""
+        return {str(each["reason"]) for each in self.status.get("conditions", ())}
+
+    def condition(self, kind: str) -> Object:
+        """Return a condition by its type; empty when it was never written."""
+        found = (each for each in self.status.get("conditions", ()) if each["type"] == kind)
+        return next(found, {})
+
+    def says(self, text: str) -> bool:
+        """Return whether a text stands in a condition, the plan, the diagnosis, or a closed run."""
+        parts = ("conditions", "plan", "diagnosis", "history")
+        told = json.dumps([self.status.get(part) for part in parts], ensure_ascii=False)
+        return json.dumps(text, ensure_ascii=False)[1:-1] in told
+
+
+def line(step: Mapping[str, Any]) -> str:
+    """Return a step, as the status writes it, in a few words for a table."""
+    kind = str(step.get("kind", "?")).removesuffix("Step")
+    if "knob" in step:
+        return f"{step['knob']} {step.get('before') or 'default'} -> {step.get('after') or 'default'}"
+    return f"{kind} {step.get('pod') or step.get('after') or ''}".strip().lower()

@@ -1,0 +1,86 @@
+"""The DCGM exporter of GPUs that are not there: tells of each replica's GPU what a scenario says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+
+LABELS = {"job": "dcgm", "namespace": "monitoring", "pod": "dcgm-exporter-lab", "container": "exporter"}
+"""Labels of the exporter's own pod, as prometheus-operator sets them. `pod` and `namespace` of its series are
+others; Prometheus renames those to `exported_pod` and `exported_namespace`."""
+
+
+class Exporter:
+    """Serves `/metrics` on a free port of an address; a context manager."""
+
+    def __init__(self, host: str) -> None:
+        self._told: dict[tuple[str, str], dict[str, float]] = {}
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer((host, 0), _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="exporter", daemon=True)
+
+    def __enter__(self) -> Exporter:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def address(self) -> str:
+        """Return host and port."""
+        host, port = self._server.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def meet(self, namespace: str, pods: Sequence[str], series: Mapping[str, float]) -> None:
+        """Tell of the GPUs of these pods of a namespace and of no others; what is told already stays."""
+        with self._lock:
+            known = {key: told for key, told in self._told.items() if key[0] == namespace}
+            for key in known.keys() - {(namespace, pod) for pod in pods}:
+                del self._told[key]
+            for pod in pods:
+                self._told.setdefault((namespace, pod), dict(series))
+
+    def tell(self, namespace: str, pod: str, series: Mapping[str, float]) -> None:
+        """Give some series of a pod's GPU another value."""
+        with self._lock:
+            self._told.setdefault((namespace, pod), {}).update(series)
+
+    def page(self) -> str:
+        """Return what is told now, in the exposition format."""
+        with self._lock:
+            rows = [
+                (name, namespace, pod, value)
+                for (namespace, pod), series in sorted(self._told.items())
+                for name, value in series.items()
+            ]
+        lines = []
+        for name in sorted({row[0] for row in rows}):
+            lines.append(f"# TYPE {name} gauge")
+            lines += [
+                f'{name}{{gpu="0",UUID="GPU-{pod}",namespace="{namespace}",pod="{pod}"}} {value:g}'
+                for series, namespace, pod, value in rows
+                if series == name
+            ]
+        return "\n".join([*lines, ""])
+
+
+def _handler(exporter: Exporter) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = exporter.page().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's own name
+            """Say nothing."""
+
+    return Handler

@@ -1,0 +1,70 @@
+"""Plays several scenarios side by side, each in a namespace of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from threading import Event
+
+from lab.play.result import Result
+from lab.play.schema import Scenario
+
+Played = Callable[[Scenario, Event], Result]
+
+
+def in_order(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Return the scenarios with those first that take long, so that none of them is left over alone."""
+    return sorted(scenarios, key=lambda each: (-_expected_seconds(each), each.name))
+
+
+def play_all(
+    scenarios: Sequence[Scenario], lanes: int, played: Played, told: Callable[[Result], None]
+) -> list[Result]:
+    """Play all scenarios, so many at once; return what is left of each, in the order of their ends.
+
+    Args:
+        scenarios: what is played.
+        lanes: how many at once.
+        played: plays one, until it is over or the event is set; what it raises is that play's trouble and
+            nobody else's.
+        told: called with each result as soon as there is one.
+    """
+    results, stopped = [], Event()
+    with ThreadPoolExecutor(lanes, thread_name_prefix="lane") as pool:
+        waiting = [pool.submit(_guarded, played, each, stopped) for each in in_order(scenarios)]
+        try:
+            for done in as_completed(waiting):
+                results.append(done.result())
+                told(results[-1])
+        except BaseException:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return results
+
+
+def most_gpus(scenarios: Sequence[Scenario], lanes: int) -> int:
+    """Return the GPUs of the fleets that may stand at once, with a spare for each."""
+    needed = sorted((each.fleet.replicas + 1 for each in scenarios), reverse=True)
+    return sum(needed[:lanes])
+
+
+def forbidden(name: str, scenarios: Sequence[Scenario]) -> frozenset[str]:
+    """Return the branches of the scenarios whose near twin this one is."""
+    return frozenset(each.expect.branch for each in scenarios if each.twin == name)
+
+
+def _expected_seconds(scenario: Scenario) -> float:
+    """Return about how long a play takes: two to four minutes for a run, one without."""
+    return 200.0 * scenario.expect.runs + scenario.limits.quiet + 20.0 * scenario.fleet.replicas
+
+
+def _guarded(played: Played, scenario: Scenario, stopped: Event) -> Result:
+    began = time.time()
+    try:
+        return played(scenario, stopped)
+    except Exception as error:  # noqa: BLE001 - one play's trouble must not end the others
+        trouble = f"{type(error).__name__}: {error}"
+        missed = [f"it could not be played to its end: {trouble}"]
+        return Result(scenario, seconds=time.time() - began, trouble=trouble, missed=missed)

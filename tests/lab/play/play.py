@@ -1,0 +1,229 @@
+"""The order of things: a whole fleet, traffic, what happens meanwhile, the end; and what is left of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from threading import Event
+from typing import Any, Protocol
+
+from lab.cluster.api import until
+from lab.cluster.progress import step
+from lab.play.course import Course
+from lab.play.figures import Figures, Window, figures, lost
+from lab.play.footprint import Footprint
+from lab.play.judgement import misses
+from lab.play.manifests import PORT
+from lab.play.moments import Cue
+from lab.play.result import Result
+from lab.play.schema import Apply, Incident, Route, Scenario
+from lab.play.story import Story
+from lab.play.traffic import Traffic
+from lab.play.view import View
+from lab.play.witness import OWNERS, Witness
+
+TICK_SECONDS = 0.5
+ROUTED_SECONDS = 3.0
+"""From the readiness of the last replica until the Service surely leads to it: kube-proxy writes its rules
+once a second. Clients that start before all meet at one replica, and stay there."""
+RAMP_SECONDS = 10.0
+"""From the first request until the pools are full: 4 to 10 s were seen."""
+
+
+class Others(Protocol):
+    """Everybody but the operator, as `lab.play.hands` has them."""
+
+    def meet(self, pods: list[str]) -> None:
+        """Note the replicas by age."""
+
+    def tell_devices(self, pods: list[str]) -> None:
+        """Give each pod's GPU its series."""
+
+    def carry_out(self, incident: Incident, digest: str) -> str:
+        """Make something happen; return it in one line."""
+
+
+class Play:
+    """One scenario in a place that is set.
+
+    Args:
+        scenario: what is played.
+        witness: follows the fleet; not started yet.
+        others: carry out the incidents.
+        url: the Service's address.
+        view: where the story is told.
+    """
+
+    def __init__(self, scenario: Scenario, witness: Witness, others: Others, url: str, view: View) -> None:
+        self.scenario, self.witness = scenario, witness
+        self._others, self._url = others, url
+        self._story = Story(witness, view, scenario.fleet.replicas)
+        self._course = Course(scenario, witness.chronicle)
+        self._footprint = Footprint()
+        self._started = time.time()
+        self._template: object = None
+
+    def run(
+        self, directory: Path, forbidden: frozenset[str] = frozenset(), stopped: Event | None = None
+    ) -> Result:
+        """Play to the end; Ctrl-C and errors leave no client behind.
+
+        Args:
+            directory: where the clients write what became of their requests.
+            forbidden: branches that must not be found.
+            stopped: ends the play before its time.
+
+        Raises:
+            RuntimeError: it was stopped, or its clients broke off.
+        """
+        traffic = Traffic(directory)
+        self.witness.start()
+        try:
+            self._await_fleet()
+            self._act(traffic, stopped or Event())
+            result = self._result(traffic)
+        finally:
+            traffic.kill()
+            self.witness.stop()
+        result.missed = misses(result, forbidden)
+        return result
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start of the play."""
+        return time.time() - self._started
+
+    def _await_fleet(self) -> None:
+        wanted, ready = self.scenario.fleet.replicas, self.scenario.limits.ready
+        with step(f"{self.scenario.name}: waiting for the fleet and the operator"):
+            until(lambda: len(self.witness.pods()) == wanted, ready, f"{wanted} pods")
+            self._others.tell_devices(self.witness.pods())
+            if self.scenario.fleet.serves:
+                until(
+                    lambda: len(self.witness.facts.in_rotation) == wanted,
+                    ready,
+                    f"{wanted} replicas in rotation",
+                )
+                time.sleep(ROUTED_SECONDS)
+            until(self._is_watched, ready, "the operator's first word")
+        self.witness.hear()
+        self.witness.arm()
+        self._others.meet(self.witness.pods())
+        self._template = _touchable(self.witness.deployment())
+        self._footprint.start()
+
+    def _is_watched(self) -> bool:
+        """Return whether the operator has looked at the fleet; so young a one gives no evidence yet."""
+        return bool(self.witness.chronicle.status.get("conditions"))
+
+    def _act(self, traffic: Traffic, stopped: Event) -> None:
+        fleet, clients = self.scenario.fleet, sum(stream.clients for stream in self.scenario.load)
+        self._started = time.time()
+        text = (
+            f"{clients} clients send to {fleet.replicas} replicas; each may run {fleet.cap} requests at once"
+        )
+        self._story.tell(0, "traffic", text)
+        while not self._course.is_over(self.elapsed):
+            self._tick(traffic)
+            if stopped.wait(TICK_SECONDS):
+                raise RuntimeError("it was stopped")
+        if self.scenario.expect.moves:
+            self._story.tell(self.elapsed, "traffic", "no new requests; what is under way may end")
+            traffic.finish()
+        self._look(traffic)
+
+    def _tick(self, traffic: Traffic) -> None:
+        self._course.look(self.elapsed)
+        for number, stream in self._course.starting(self.elapsed):
+            traffic.start(number, stream, self._urls())
+        for number in self._course.ending(self.elapsed):
+            traffic.stop(number)
+        for incident in self._course.due(self.elapsed):
+            digest = str(self.witness.chronicle.plan.get("digest", ""))
+            self._story.tell(self.elapsed, "incident", self._others.carry_out(incident, digest))
+        self._others.tell_devices(self.witness.pods())
+        traffic.require_alive()
+        self._look(traffic)
+
+    def _urls(self) -> dict[Route, tuple[str, ...]]:
+        addresses = self.witness.addresses()
+        first = next(
+            (f"http://{addresses[pod]}:{PORT}" for pod in self.witness.pods() if pod in addresses), ""
+        )
+        return {
+            Route.SERVICE: (self._url,),
+            Route.REPLICA: (first,),
+            Route.REPLICA_FIRST: (first, self._url),
+        }
+
+    def _look(self, traffic: Traffic) -> None:
+        """Tell what changed since the last look."""
+        self._story.go_on(self.elapsed)
+        self._story.show(self._story.scene(self.elapsed, traffic.records()))
+
+    def _result(self, traffic: Traffic) -> Result:
+        records, facts, told = traffic.records(), self.witness.facts, self.witness.chronicle
+        failed = lost(records)
+        before, after = self._figures(traffic)
+        reasons = {*told.reasons, told.reason}
+        return Result(
+            scenario=self.scenario,
+            seconds=self.elapsed,
+            before=before,
+            after=after,
+            requests=len(records),
+            failed_requests=len(failed),
+            failures=[f"{each.outcome}: {each.detail}" for each in failed][:20],
+            min_in_rotation=facts.fewest_in_rotation or 0,
+            restarts_per_replica=self._restarts(),
+            branch=told.found,
+            branches=list(told.branches),
+            reasons=sorted(reasons - {""}),
+            planned=told.planned,
+            moves=told.moves,
+            ended=[step.partition(": ")[2] for run in told.closed for step in run.get("steps", ())],
+            verdicts=[str(run["outcome"]) for run in told.closed],
+            message=self._message(),
+            unsaid=[text for text in self.scenario.expect.says if not told.says(text)],
+            foreign_writers=sorted(facts.managers - OWNERS - self._appliers()),
+            rewritten=self.witness.rewritten(),
+            template_changed=_touchable(self.witness.deployment()) != self._template,
+            operator=self._footprint.measured(),
+        )
+
+    def _appliers(self) -> set[str]:
+        return {each.manager for each in self.scenario.incidents if isinstance(each, Apply)}
+
+    def _message(self) -> str:
+        """Return what the last run says, else why there is none."""
+        told = self.witness.chronicle
+        last = told.closed[-1] if told.closed else None
+        diagnosis = told.status.get("diagnosis") or {}
+        return str((last or told.condition("ActionRequired") or diagnosis).get("message", ""))
+
+    def _figures(self, traffic: Traffic) -> tuple[Figures | None, Figures | None]:
+        records, samples = traffic.records(), self.witness.scraper.samples()
+        cues, span = self._course.cues, self.scenario.limits.measure
+        if Cue.PLAN not in cues:
+            return None, None
+        turning = self._started + cues[Cue.PLAN]
+        before = Window(max(self._started + RAMP_SECONDS, turning - span), turning)
+        if Cue.SETTLED not in cues:
+            return figures(before, records, samples), None
+        start = self._started + cues[Cue.SETTLED]
+        return figures(before, records, samples), figures(Window(start, start + span), records, samples)
+
+    def _restarts(self) -> float:
+        """Return how often a replica was swapped or restarted, per replica.
+
+        A canary that never served took nobody's place, so it does not count.
+        """
+        facts, replicas = self.witness.facts, self.scenario.fleet.replicas
+        crashes = sum(facts.restarts.get(uid, 0) for uid in facts.served)
+        return (len(facts.served) - replicas + crashes) / replicas
+
+
+def _touchable(deployment: dict[str, Any]) -> object:
+    """Return all of a Deployment that a person or an operator sets."""
+    marks = deployment.get("metadata", {}).get("annotations", {})
+    return deployment.get("spec"), {key for key in marks if key.startswith("kvmedic.io/")}

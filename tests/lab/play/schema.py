@@ -1,0 +1,272 @@
+"""A scenario as a file: fleet, load, what the operator may do, what happens meanwhile, how it must end.
+
+The docstring under a field is its description, also on the page that tells how to add a scenario
+(docs/howto/add-a-scenario.md). What a file leaves out comes from `lab/scenarios/defaults.yaml`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from kvmedic.api.pending import not_implemented
+from kvmedic.api.spec import KVRemediationSpec
+from lab.loadgen import lengths
+from lab.play.expectation import Expectation
+from lab.play.moments import Moment, moment, seconds
+
+NAME = r"^[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?$"
+"""A scenario's name is that of its file, and of the namespace that it is played in."""
+FLEET = "inference-llm"
+"""Name of the Deployment, of its Service and of the KVRemediation that looks after it."""
+CONTAINER = "vllm"
+CAP = "max-num-seqs"
+"""The flag that limits the running requests of an engine."""
+
+Seconds: TypeAlias = Annotated[float, BeforeValidator(seconds)]
+When: TypeAlias = Annotated[Moment, BeforeValidator(moment)]
+Flag: TypeAlias = str | int | float | bool | None
+
+
+class Part(BaseModel):
+    """Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Engine(StrEnum):
+    """What serves in the pods."""
+
+    LAB = "lab"
+    """vLLM's scheduler, flags and metrics without a model."""
+    VLLM = "vllm"
+    """Real vLLM on CPU with a small model of random weights."""
+
+
+class Fleet(Part):
+    """The engines and what stands around them."""
+
+    engine: Engine = Engine.LAB
+    """lab: vLLM's scheduler without a model. vllm: real vLLM on CPU, for the demo only."""
+    replicas: int = Field(ge=1, le=6)
+    """Replicas of the Deployment. At most 6: two cores carry no more."""
+    flags: dict[str, Flag] = Field(default_factory=dict)
+    """vLLM's flags without dashes, as `max-num-seqs: 64`; true is a flag without a value, null takes one of
+    the defaults away."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment of the engine's container: LAB_* and LAB_FAULT_* of the lab engine."""
+    container: dict[str, Any] = Field(default_factory=dict)
+    """JSON merge patch of the engine's container, such as its resources."""
+    deployment: dict[str, Any] = Field(default_factory=dict)
+    """JSON merge patch of the Deployment, such as annotations or its strategy."""
+    objects: tuple[dict[str, Any], ...] = ()
+    """Further objects of the namespace: a HorizontalPodAutoscaler, a PodDisruptionBudget, a ConfigMap."""
+    devices: dict[str, float] | None = None
+    """Series of the DCGM exporter and their value for the GPU of every replica; null: no exporter."""
+    serves: bool = True
+    """Whether the play waits until every replica is in rotation; false for engines that do not come up."""
+
+    @field_validator("objects")
+    @classmethod
+    def _whole(cls, objects: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        for each in objects:
+            if not {"apiVersion", "kind", "metadata"} <= each.keys() or "name" not in each["metadata"]:
+                raise ValueError("an object needs apiVersion, kind and metadata.name: add them")
+        return objects
+
+    @property
+    def cap(self) -> str:
+        """Return the cap on running requests that the fleet starts with, as people read it."""
+        return str(self.flags.get(CAP, "the engine's default"))
+
+
+class Route(StrEnum):
+    """Where a stream's requests go."""
+
+    SERVICE = "service"
+    """To the Service, which picks a replica at random for each connection."""
+    REPLICA = "replica"
+    """All of them to the first replica, past the Service, as a router with affinity would lead them."""
+    REPLICA_FIRST = "replica-first"
+    """The first request of each client to the first replica, all others to the Service."""
+
+
+class Stream(Part):
+    """Clients of one kind. Either `clients` (a closed loop) or `rate` (an open one)."""
+
+    clients: int = Field(default=0, ge=0, le=512)
+    """Clients that each send the next request when the last has ended."""
+    rate: float = Field(default=0, ge=0, le=200)
+    """Requests per second that arrive whatever the fleet does."""
+    lengths: str
+    """A table of `lab/loadgen/lengths.json`, or PROMPT+OUTPUT tokens, such as 64+512."""
+    kept: int = Field(default=0, ge=0)
+    """Clients of the closed loop that keep their connection; the others open one for each request."""
+    to: Route = Route.SERVICE
+    """service, replica or replica-first."""
+    begins: When = moment("0s")
+    """Moment of the first request."""
+    ends: When | None = None
+    """Moment of the last one; absent: at the end of the play."""
+    seed: int = 1
+    """The same seed sends the same lengths in the same order."""
+
+    @field_validator("lengths")
+    @classmethod
+    def _known(cls, text: str) -> str:
+        lengths.parse(text)
+        return text
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Stream:
+        if (self.clients > 0) == (self.rate > 0):
+            raise ValueError("give clients for a closed loop or rate for an open one, and not both")
+        if self.kept > self.clients:
+            raise ValueError("kept is a part of clients: lower it, or raise clients")
+        return self
+
+
+class On(StrEnum):
+    """Which replicas something happens to, by their age when the play began."""
+
+    FIRST = "first"
+    OTHERS = "others"
+    ALL = "all"
+
+
+class _Happening(Part):
+    at: When
+    """Moment at which it happens; one whose cue never comes does not happen."""
+    every: Seconds | None = None
+    """Pause after which it happens again, until the play ends; absent: once."""
+
+
+class Devices(_Happening):
+    """The DCGM exporter tells another value of some GPUs."""
+
+    do: Literal["devices"]
+    on: On = On.FIRST
+    """first, others or all replicas, by age."""
+    series: dict[str, float]
+    """Value by name of the series."""
+
+
+class Patch(_Happening):
+    """Somebody edits an object with kubectl."""
+
+    do: Literal["patch"]
+    kind: str
+    """Kind of the object."""
+    name: str = FLEET
+    """Its name; absent: that of the fleet, its Service and its KVRemediation."""
+    patch: dict[str, Any]
+    """JSON merge patch."""
+
+
+class Slow(_Happening):
+    """A replica's device becomes slow and says nothing of it; only the lab engine can."""
+
+    do: Literal["slow"]
+    on: On = On.FIRST
+    """first, others or all replicas, by age."""
+    factor: float = Field(gt=0, le=100)
+    """How many times as long each step takes from then on."""
+
+
+class Kill(_Happening):
+    """Somebody deletes a pod of the fleet."""
+
+    do: Literal["kill"]
+    on: On = On.FIRST
+    """first, others or all replicas, by age."""
+
+
+class Apply(_Happening):
+    """Whoever owns the fleet applies its manifest, as it was at the beginning or with other flags."""
+
+    do: Literal["apply"]
+    manager: str = "kubectl"
+    """Field manager of the server-side apply."""
+    flags: dict[str, Flag] = Field(default_factory=dict)
+    """Flags that are another value from now on: a new revision."""
+
+
+class Create(_Happening):
+    """Somebody creates an object."""
+
+    do: Literal["create"]
+    object: dict[str, Any]
+    """The whole object, without namespace."""
+
+
+class Approve(_Happening):
+    """Somebody approves the plan that is shown, whichever it is."""
+
+    do: Literal["approve"]
+
+
+Incident: TypeAlias = Annotated[
+    Devices | Slow | Patch | Kill | Apply | Create | Approve, Field(discriminator="do")
+]
+"""Everything that may happen. Another kind joins here and in `lab/play/hands.py`."""
+
+
+class Limits(Part):
+    """How long each part of the play may take. Each default is several times what was measured."""
+
+    ready: Seconds = 180.0
+    """Until the fleet serves and the operator has looked at it."""
+    diagnosis: Seconds = 240.0
+    """From the start until the expected branch is found."""
+    quiet: Seconds = 15.0
+    """Where no run is expected: how long it is watched, after all that is expected was seen, that none comes.
+    Where nothing is to be found this is the whole play."""
+    run: Seconds = 900.0
+    """From the first plan until every expected run is closed."""
+    measure: Seconds = 60.0
+    """Of the figures before the plan and after the change settled."""
+
+
+class Scenario(Part):
+    """One play."""
+
+    name: str = Field(pattern=NAME)
+    """Name of the file."""
+    title: str = Field(min_length=1, max_length=100)
+    """One line for people."""
+    twin: str | None = None
+    """Name of the near twin: nearly the same, and this one's branch or change must not come."""
+    fleet: Fleet
+    load: tuple[Stream, ...]
+    """Streams of requests, side by side or one after the other."""
+    remediation: dict[str, Any]
+    """The spec of the KVRemediation."""
+    incidents: tuple[Incident, ...] = ()
+    """What happens meanwhile."""
+    expect: Expectation
+    limits: Limits = Limits()
+
+    @field_validator("load")
+    @classmethod
+    def _some(cls, load: tuple[Stream, ...]) -> tuple[Stream, ...]:
+        if not load:
+            raise ValueError("nobody sends requests: add a stream, such as {clients: 8, lengths: spread}")
+        return load
+
+    @field_validator("remediation")
+    @classmethod
+    def _understood(cls, spec: dict[str, Any]) -> dict[str, Any]:
+        pending = not_implemented(KVRemediationSpec.model_validate(spec))
+        if pending:
+            raise ValueError("; ".join(pending))
+        return spec
+
+    @model_validator(mode="after")
+    def _possible(self) -> Scenario:
+        if not self.fleet.devices and any(isinstance(each, Devices) for each in self.incidents):
+            raise ValueError("incidents change devices and fleet.devices names no series: add them there")
+        if self.expect.verdicts and len(self.expect.moves) < len(self.expect.verdicts):
+            raise ValueError("expect.verdicts has more entries than expect.moves: name the moves of each run")
+        return self

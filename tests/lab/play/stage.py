@@ -1,0 +1,157 @@
+"""What is there before a play begins: cluster, images, Prometheus, exporter, operator; and a fresh fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from lab.cluster.access import Access
+from lab.cluster.api import Api, ApiError, until
+from lab.cluster.interface import Cluster
+from lab.cluster.kind import KindCluster
+from lab.cluster.paths import LAB_SOURCES
+from lab.images import Recipe, provide
+from lab.installation import install
+from lab.play import manifests, vllm
+from lab.play.exporter import LABELS, Exporter
+from lab.play.hands import Hands
+from lab.play.schema import FLEET, Engine, Scenario
+from lab.prometheus import cluster_prometheus
+
+GONE_SECONDS = 120.0
+OWNER = "kubectl"
+"""The field manager of a person: what a GitOps tool applies again and again is never touched."""
+SCRAPE_INTERVAL = "2s"
+ENGINE_VERSION = "0.32.0"
+"""The vLLM that the lab engine behaves like; its image's tag says so, as the operator reads it there."""
+
+PACE = {
+    "idle": "5s",
+    "verifying": "3s",
+    "replica": "1s",
+    "spareLimit": "30s",
+}
+"""A lab's pace; the defaults (30s, 15s, 2s, 5m) suit fleets whose troubles last longer."""
+ALONE = {
+    "budgets": {"runs": 100, "runsPerNamespace": 2, "fleetShare": 1},
+    "storm": {"runs": 100, "window": "1m", "lasts": "1m"},
+}
+"""Plays side by side know nothing of each other: that one run ends badly, as it is to, must not keep another
+scenario's from being opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A fleet that stands, and everybody around it."""
+
+    access: Access
+    namespace: str
+    url: str
+    """Where clients send: the Service's own address."""
+    hands: Hands
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage that is set; several fleets may stand on it, each in a namespace of its own."""
+
+    cluster: Cluster
+    image: str
+    exporter: Exporter
+
+    @contextmanager
+    def place(self, scenario: Scenario, namespace: str) -> Iterator[Place]:
+        """Put a scenario's fleet into a namespace that is cleared before; it stays there afterwards."""
+        with Api(self.cluster.access) as api:
+            clear(api, namespace)
+            api.apply(manifests.namespace(namespace, scenario.fleet.engine))
+            for each in manifests.objects(scenario, self.image):
+                api.apply(each, namespace, manager=OWNER)
+            address = api.get("Service", FLEET, namespace)["spec"]["clusterIP"]
+            hands = Hands(api, namespace, scenario.fleet, self.image, self.exporter)
+            url = f"http://{address}:{manifests.PORT}"
+            yield Place(self.cluster.access, namespace, url, hands)
+
+    def remove(self, namespace: str) -> None:
+        """Take a fleet away with its namespace; returns when both are gone."""
+        with Api(self.cluster.access) as api:
+            clear(api, namespace)
+            api.delete("Namespace", namespace)
+            until(lambda: not _is_there(api, namespace), GONE_SECONDS, f"namespace {namespace} is gone")
+
+
+@contextmanager
+def stage(cluster: Cluster, engine: Engine, gpus: int) -> Iterator[Stage]:
+    """Bring up whatever is not up; afterwards cluster and operator stay, Prometheus and exporter end.
+
+    Args:
+        cluster: the machine's.
+        engine: what the fleets' pods run.
+        gpus: of the node: those of every replica and of one spare for each fleet that stands at once.
+    """
+    if not is_reachable(cluster):
+        raise RuntimeError(
+            "the clients reach Services and pods from this machine, which kind's network does not "
+            "allow: run it with LAB_CLUSTER=native (Linux, root)"
+        )
+    if engine is Engine.VLLM:
+        vllm.ensure()
+    cluster.up(gpus)
+    image = provide(cluster, engine_recipe())
+    with (
+        Exporter(cluster.host_address) as exporter,
+        cluster_prometheus(cluster, scrape_interval=SCRAPE_INTERVAL) as prometheus,
+    ):
+        prometheus.set_targets({exporter.address: LABELS})
+        install(cluster, operator_values(prometheus.url))
+        yield Stage(cluster, image, exporter)
+
+
+def is_reachable(cluster: Cluster) -> bool:
+    """Return whether addresses of Services and pods lead somewhere on this machine."""
+    return not isinstance(cluster, KindCluster)
+
+
+def engine_recipe() -> Recipe:
+    """The lab engine's image, named and tagged as one of vLLM."""
+    sources = LAB_SOURCES / "engine"
+    return Recipe("vllm", sources / "Containerfile", LAB_SOURCES.parent, [sources], version=ENGINE_VERSION)
+
+
+def operator_values(prometheus: str) -> dict[str, Any]:
+    """The chart's values: where the metrics are, a pace that suits a lab, budgets that leave plays alone."""
+    source = {
+        "url": prometheus,
+        "freshness": "20s",
+        "resolution": SCRAPE_INTERVAL,
+        "reuse": "1s",
+    }
+    return {"sources": {"default": source}, "pace": PACE, **ALONE}
+
+
+def clear(api: Api, namespace: str) -> None:
+    """Remove a fleet, its resource and its Events; harmless when there are none.
+
+    The resource's finalizer is taken off by hand: what it would bring back is deleted here anyway.
+    """
+    for kind in ("KVRemediation", "Service", "Deployment"):
+        _remove(api, kind, FLEET, namespace)
+    until(lambda: not api.list("Pod", namespace), GONE_SECONDS, f"the earlier fleet of {namespace} is gone")
+    for kind in ("Event", "EndpointSlice"):
+        api.request("DELETE", api.resource(kind).path(namespace))
+
+
+def _is_there(api: Api, namespace: str) -> bool:
+    return any(each["metadata"]["name"] == namespace for each in api.list("Namespace", None))
+
+
+def _remove(api: Api, kind: str, name: str, namespace: str) -> None:
+    try:
+        if kind == "KVRemediation":
+            api.patch(kind, name, {"metadata": {"finalizers": None}}, namespace)
+        api.delete(kind, name, namespace)
+    except (ApiError, LookupError) as error:
+        if isinstance(error, ApiError) and error.code != 404:
+            raise

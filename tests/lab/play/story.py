@@ -1,0 +1,94 @@
+"""What a person should hear of a play: Events, replicas, what a run waits for, each in one line and once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lab.loadgen.record import Record
+from lab.play.scene import Scene, scene, state_of
+from lab.play.schema import FLEET
+from lab.play.view import View
+from lab.play.witness import Replica, Said, Witness
+
+POD_NAME = re.compile(rf"{FLEET}-[0-9a-z]+-([0-9a-z]{{5}})\b")
+"""A pod of the fleet; on the screen its last five letters do."""
+THRASHING = 0.5
+"""Preemptions per second and replica from which the view calls it thrashing: 1.3 to 3.2 were measured on one
+replica that thrashed, 0 on a calm one."""
+PHASES = {
+    "": "the fleet is watched",
+    "Pending": "a plan is made",
+    "RollingOut": "one replica after the other is drained and swapped; the spare came first",
+    "Verifying": "every replica runs the change; its effect is measured",
+    "RollingBack": "the change is taken back",
+    "Left": "the run ends",
+}
+WAITS = frozenset({"AwaitingCanary", "AwaitingReplica", "Draining", "DrainTimedOut", "Holding"})
+"""Reasons of the condition Progressing that tell what a run waits for; the others pass within a second or
+have an Event of their own."""
+
+
+class Story:
+    """Tells a view what changed since it looked last."""
+
+    def __init__(self, witness: Witness, view: View, replicas: int) -> None:
+        self._witness, self._view, self._replicas = witness, view, replicas
+        self._states: dict[str, str] = {}
+        self._progress = ""
+        self._told: set[str] = set()
+
+    def tell(self, elapsed: float, who: str, text: str) -> None:
+        """Add one line."""
+        self._view.tell(elapsed, who, POD_NAME.sub(r"\1", text))
+
+    def go_on(self, elapsed: float) -> None:
+        """Tell what changed."""
+        for said in self._witness.hear():
+            self.tell(elapsed, "WARNING" if said.warning else "operator", self._news(said))
+        self._tell_progress(elapsed)
+        self._tell_replicas(elapsed, self._witness.replicas())
+
+    def show(self, now: Scene) -> None:
+        """Show the present moment."""
+        self._view.show(now)
+
+    def scene(self, elapsed: float, records: Sequence[Record]) -> Scene:
+        """Return the present moment, with its phase in words."""
+        now = scene("", elapsed, self._witness, records)
+        run = self._witness.chronicle.run
+        phase = PHASES.get(run["steps"][0]["state"] if run else "", "")
+        if not run and now.preemptions_per_second >= THRASHING * self._replicas:
+            phase = "the fleet thrashes: requests are preempted and start again from nothing"
+        return scene(phase, elapsed, self._witness, records)
+
+    def _tell_progress(self, elapsed: float) -> None:
+        """Tell what the open run waits for, when that is another thing than before."""
+        told = self._witness.chronicle
+        found = told.condition("Progressing")
+        if not found or not told.run or found["reason"] not in WAITS:
+            return
+        text = f"{found['reason']}: {found['message']}"
+        if text != self._progress:
+            self._progress = text
+            self.tell(elapsed, "run", text)
+
+    def _tell_replicas(self, elapsed: float, replicas: Sequence[Replica]) -> None:
+        for each in replicas:
+            state = state_of(each)
+            if self._states.get(each.name) != state:
+                if each.name in self._states or len(self._states) >= self._replicas:
+                    self.tell(elapsed, "replica", f"{each.name} (cap {each.cap}): {state}")
+                self._states[each.name] = state
+        for gone in self._states.keys() - {each.name for each in replicas}:
+            del self._states[gone]
+            self.tell(elapsed, "replica", f"{gone}: gone")
+
+    def _news(self, said: Said) -> str:
+        """Return an Event in its own words, without the plan where that was told before."""
+        note = said.note.removeprefix(f"{said.reason}: ")
+        plan = str(self._witness.chronicle.run.get("message", ""))
+        if plan and plan in note:
+            note = note if plan not in self._told else note.partition(" Deployment/")[0]
+            self._told.add(plan)
+        return f"{said.reason}: {note}"

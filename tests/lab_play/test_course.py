@@ -1,0 +1,183 @@
+"""When something of a play is due, and when it is over: by the status alone, without a cluster or a clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lab.play.chronicle import Chronicle
+from lab.play.course import Course
+from lab.play.moments import Cue, Moment, moment, seconds
+from lab_play.plays import HEALS, a_closed_run, a_plan, a_run, a_scenario, a_status
+
+DEMAND = "FleetWideDemand"
+OBSERVED = {"branch": DEMAND, "held": "ObserveOnly", "plan": [{"knob": "maxNumSeqs"}]}
+HELD = {"type": "Progressing", "status": "False", "reason": "ObserveOnly", "message": "only shown"}
+
+
+def a_course(expect: dict[str, Any] | None = None, **changes: Any) -> tuple[Course, Chronicle]:
+    told = Chronicle()
+    return Course(a_scenario(expect, **changes), told), told
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("30s", Moment(Cue.START, 30)),
+        ("start + 2m", Moment(Cue.START, 120)),
+        ("plan", Moment(Cue.PLAN, 0)),
+        ("settled+5s", Moment(Cue.SETTLED, 5)),
+    ],
+)
+def test_moments_are_written_as_people_say_them(text: str, at: Moment) -> None:
+    assert moment(text) == at
+    assert moment(str(at)) == at
+
+
+@pytest.mark.parametrize("text", ["soon", "plan-5s", "plan+", "30", 30, "branch+x"])
+def test_what_is_no_moment_is_answered_with_how_to_write_one(text: object) -> None:
+    with pytest.raises(
+        ValueError, match="is no moment: write a duration such as 30s, or one of start, branch"
+    ):
+        moment(text)
+
+
+def test_a_duration_needs_its_unit() -> None:
+    assert seconds("90s") == 90
+    with pytest.raises(ValueError, match="has no unit"):
+        seconds(90)
+
+
+def test_an_incident_happens_once_after_its_cue_and_again_where_the_file_says_so() -> None:
+    course, told = a_course(
+        incidents=[
+            {"at": "5s", "do": "kill"},
+            {"at": "plan+2s", "do": "approve"},
+            {"at": "plan", "every": "3s", "do": "apply"},
+        ]
+    )
+    seen: dict[float, list[str]] = {}
+    for now in (0, 5, 6, 10, 11, 12, 13, 16):
+        if now == 10:
+            told.learn(a_status(DEMAND, plan=a_plan()))
+        course.look(now)
+        seen[now] = [incident.do for incident in course.due(now)]
+
+    assert seen == {
+        0: [],
+        5: ["kill"],
+        6: [],
+        10: ["apply"],
+        11: [],
+        12: ["approve"],
+        13: ["apply"],
+        16: ["apply"],
+    }
+
+
+def test_streams_begin_and_end_at_their_moments_each_once() -> None:
+    load = [
+        {"clients": 1, "lengths": "8+8", "ends": "20s"},
+        {"clients": 2, "lengths": "8+8", "begins": "20s"},
+        {"clients": 3, "lengths": "8+8", "begins": "settled"},
+    ]
+    course, told = a_course(load=load)
+
+    assert [number for number, _ in course.starting(0)] == [0]
+    assert (list(course.starting(19)), list(course.ending(19))) == ([], [])
+    assert ([number for number, _ in course.starting(20)], list(course.ending(20))) == ([1], [0])
+    assert list(course.ending(21)) == []
+    told.learn(a_status(DEMAND, run=a_run(settled=True)))
+    course.look(30)
+    assert [stream.clients for _, stream in course.starting(30)] == [3]
+
+
+def test_each_cue_keeps_the_time_at_which_it_came_first() -> None:
+    course, told = a_course()
+    course.look(1)
+    told.learn(a_status("TooFewRequests"))
+    course.look(2)
+    told.learn(a_status(DEMAND, plan=a_plan()))
+    course.look(3)
+    told.learn(a_status(DEMAND, run=a_run()))
+    course.look(4)
+    told.learn(a_status(DEMAND, run=a_run(settled=True)))
+    course.look(5)
+    told.learn(a_status("Healthy", history=[a_closed_run()]))
+    course.look(6)
+    course.look(7)
+
+    assert course.cues == {Cue.START: 0, Cue.BRANCH: 3, Cue.PLAN: 3, Cue.SETTLED: 5, Cue.CLOSED: 6}
+
+
+def test_a_play_with_a_run_ends_when_it_is_closed_and_all_is_measured() -> None:
+    bounds = {**HEALS, "ratios": {"tokens_per_second": {"at_least": 0.95}}}
+    course, told = a_course(bounds, limits={"measure": "60s"})
+    told.learn(a_status(DEMAND, run=a_run(settled=True)))
+    course.look(100)
+    assert not course.is_over(130)
+    told.learn(a_status("Healthy", history=[a_closed_run()]))
+    course.look(150)
+
+    assert not course.is_over(159)
+    assert course.is_over(160)
+
+
+def test_a_play_with_a_run_ends_at_its_limits_all_the_same() -> None:
+    course, told = a_course(limits={"diagnosis": "100s", "run": "200s"})
+    assert (course.is_over(99), course.is_over(100)) == (False, True)
+
+    told.learn(a_status(DEMAND, run=a_run()))
+    course.look(90)
+    assert (course.is_over(289), course.is_over(290)) == (False, True)
+
+
+def test_after_a_run_a_reason_that_is_expected_is_waited_for() -> None:
+    course, told = a_course({**HEALS, "held": "LeverExhausted"})
+    told.learn(a_status(DEMAND, run=a_run()))
+    told.learn(a_status("Healthy", history=[a_closed_run()]))
+    course.look(200)
+    assert not course.is_over(200)
+
+    told.learn(a_status(DEMAND, history=[a_closed_run()], conditions=[HELD | {"reason": "LeverExhausted"}]))
+    assert course.is_over(210)
+
+
+def test_where_no_run_is_expected_it_is_watched_after_all_was_seen() -> None:
+    course, told = a_course(OBSERVED, limits={"quiet": "15s"})
+    told.learn(a_status(DEMAND, plan=a_plan()))
+    course.look(40)
+    assert not course.is_over(60), "no condition says why the plan waits"
+    told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
+    course.look(60)
+
+    assert (course.is_over(74), course.is_over(75)) == (False, True)
+
+
+def test_what_was_expected_must_last() -> None:
+    course, told = a_course(OBSERVED, limits={"quiet": "15s"})
+    told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
+    course.look(60)
+    told.learn(a_status("MetricsStale"))
+    course.look(70)
+    told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
+    course.look(80)
+
+    assert (course.is_over(94), course.is_over(95)) == (False, True)
+
+
+def test_a_run_that_must_not_be_ends_the_play_at_once() -> None:
+    course, told = a_course(OBSERVED)
+    told.learn(a_status(DEMAND, run=a_run()))
+    course.look(50)
+
+    assert course.is_over(50)
+
+
+def test_a_branch_that_never_comes_ends_the_play_at_its_limit() -> None:
+    course, told = a_course(OBSERVED, limits={"diagnosis": "100s", "quiet": "20s"})
+    told.learn(a_status("Healthy"))
+    course.look(119)
+
+    assert (course.is_over(119), course.is_over(120)) == (False, True)

@@ -1,0 +1,287 @@
+"""Scenarios are files: what one may leave out, and how a wrong one is answered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lab.demo.__main__ import scenario
+from lab.play import files
+from lab.play.expectation import Writes
+from lab.play.files import PARTS, ScenarioInvalid, merged, names, read, read_all
+from lab.play.manifests import arguments, deployment, objects
+from lab.play.report import listed
+from lab.play.schema import Engine, Scenario
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "add-a-scenario.md"
+GOOD = """\
+title: a play
+twin: calm
+expect:
+  branch: FleetWideDemand
+  moves: [{kind: FlagStep, knob: maxNumSeqs, after: [10, 30]}]
+  verdicts: [Recovered]
+"""
+CALM = """\
+title: nothing
+like: hot
+load: [{clients: 2, lengths: 8+8}]
+expect: {branch: Healthy, writes: untouched}
+"""
+Put = Callable[[str, str], None]
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Put:
+    """Writes one file beside the lab's own defaults."""
+    defaults = files.DIRECTORY / "defaults.yaml"
+    (tmp_path / "defaults.yaml").write_text(defaults.read_text())
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / f"{name}.yaml").write_text(text)
+
+    return write
+
+
+def problems(directory: Path, name: str = "hot") -> list[str]:
+    with pytest.raises(ScenarioInvalid) as refused:
+        read(name, directory)
+    return list(refused.value.problems)
+
+
+def test_what_a_file_leaves_out_comes_from_the_defaults(tmp_path: Path, put: Put) -> None:
+    put("hot", GOOD)
+
+    found = read("hot", tmp_path)
+
+    assert (found.name, found.fleet.replicas, found.fleet.cap) == ("hot", 2, "64")
+    assert found.remediation["targetRef"]["name"] == "inference-llm"
+
+
+def test_a_file_that_is_like_another_says_only_what_differs(tmp_path: Path, put: Put) -> None:
+    put("hot", GOOD + "fleet: {replicas: 3, flags: {max-num-seqs: 32}, environment: {LAB_TIME_SCALE: '2'}}\n")
+    put("calm", CALM + "fleet: {flags: {block-size: null}}\n")
+
+    hot, calm = read("hot", tmp_path), read("calm", tmp_path)
+
+    assert (calm.fleet.replicas, calm.fleet.environment) == (3, hot.fleet.environment)
+    assert "block-size" not in calm.fleet.flags
+    assert [stream.clients for stream in calm.load] == [2], "lists are taken whole"
+    assert (calm.expect.moves, calm.expect.writes) == ((), Writes.UNTOUCHED), (
+        "what is expected is taken whole"
+    )
+    assert (calm.twin, calm.title) == (None, "nothing"), "title and twin are each file's own"
+
+
+def test_merging_takes_null_for_away() -> None:
+    assert merged({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": None, "e": 3}, "d": [2]}) == {
+        "a": {"c": 2, "e": 3},
+        "d": [2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (GOOD.replace("title: a play\n", ""), "hot.yaml: title: missing: add it"),
+        (GOOD.replace("twin", "twim"), "hot.yaml: twim: there is no such field: did you mean twin?"),
+        (GOOD + "colour: red\n", "hot.yaml: colour: there is no such field: remove it"),
+        (
+            GOOD + "fleet: {replicas: 9}\n",
+            "hot.yaml: fleet.replicas: input should be less than or equal to 6 (it is 9)",
+        ),
+        (GOOD + "fleet: {flags: 3}\n", "hot.yaml: fleet.flags: "),
+        (
+            GOOD + "fleet: {objects: [{kind: ConfigMap}]}\n",
+            "hot.yaml: fleet.objects: an object needs apiVersion, kind",
+        ),
+        (GOOD + "load: []\n", "hot.yaml: load: "),
+        (
+            GOOD + "load: [{clients: 1, lengths: spred}]\n",
+            "hot.yaml: load[0].lengths: no lengths named 'spred'",
+        ),
+        (GOOD + "load: [{lengths: spread}]\n", "hot.yaml: load[0]: give clients for a closed loop or rate"),
+        (
+            GOOD + "load: [{clients: 1, lengths: 8+8, begins: later}]\n",
+            "hot.yaml: load[0].begins: 'later' is no moment: write a duration such as 30s, or one of",
+        ),
+        (
+            GOOD + "limits: {run: 90}\n",
+            "hot.yaml: limits.run: 90 has no unit: write a duration such as 90s or 2m",
+        ),
+        (GOOD + "remediation: {mode: Automatic}\n", "hot.yaml: remediation"),
+        (
+            GOOD + "incidents: [{at: 5s, do: dance}]\n",
+            "hot.yaml: incidents[0]: input tag 'dance' found using 'do' does not match any of the expected",
+        ),
+        (
+            GOOD + "incidents: [{at: 5s, do: kill, colour: red}]\n",
+            "hot.yaml: incidents[0].colour: there is no such field",
+        ),
+        (
+            GOOD + "incidents: [{at: 5s, do: devices, series: {X: 1}}]\n",
+            "hot.yaml: the whole file: incidents change devices and fleet.devices names no series",
+        ),
+        (GOOD.replace("FleetWideDemand", "Demand"), "hot.yaml: expect.branch: input should be 'TargetFound'"),
+        (
+            GOOD.replace("FlagStep", "FlagStop"),
+            "hot.yaml: expect.moves[0].kind: there is no step FlagStop: use one of",
+        ),
+        (GOOD.replace("maxNumSeqs", "maxSeqs"), "hot.yaml: expect.moves[0].knob: input should be"),
+        (
+            GOOD.replace("  verdicts: [Recovered]\n", ""),
+            "hot.yaml: expect: moves are of runs, and verdicts does not say",
+        ),
+        (GOOD + "  writes: none\n", "hot.yaml: expect: moves are writes: remove moves, or use writes: any"),
+        (
+            GOOD + "  ratios: {ttft: {at_most: 1}}\n",
+            "hot.yaml: expect.ratios: there is no figure ttft: use one of",
+        ),
+        (GOOD + "  ratios: {ttft_p95: {}}\n", "hot.yaml: expect.ratios.ttft_p95: give at_least or at_most"),
+        ("[1]", "hot.yaml: begin with a field, such as title"),
+        ("title: [", "hot.yaml: no YAML: while parsing"),
+        (GOOD + "title: again\n", "hot.yaml: no YAML: while constructing a mapping"),
+        (GOOD + "like: hot\n", "hot.yaml: like: hot is like this one: name another"),
+        (GOOD + "like: hut\n", "hot.yaml: like: there is no scenario hut: did you mean hot?"),
+    ],
+)
+def test_a_wrong_file_is_answered_with_file_field_and_fix(
+    tmp_path: Path, put: Put, text: str, told: str
+) -> None:
+    put("hot", text)
+
+    found = problems(tmp_path)
+
+    assert len(found) == 1
+    assert found[0].startswith(told)
+
+
+def test_all_that_is_wrong_with_all_files_is_told_at_once(tmp_path: Path, put: Put) -> None:
+    put("hot", GOOD.replace("title: a play\n", "") + "fleet: {replicas: 0}\n")
+    put("calm", "title: nothing\n")
+
+    with pytest.raises(ScenarioInvalid) as refused:
+        read_all(tmp_path)
+
+    assert [each.partition(" ")[0] for each in refused.value.problems] == [
+        "calm.yaml:",
+        "hot.yaml:",
+        "hot.yaml:",
+    ]
+
+
+def test_every_scenario_has_a_twin_or_is_one(tmp_path: Path, put: Put) -> None:
+    put("hot", GOOD)
+    put("calm", CALM)
+    assert [each.name for each in read_all(tmp_path)] == ["calm", "hot"]
+
+    put("lone", GOOD.replace("twin: calm\n", ""))
+    put("odd", GOOD.replace("calm", "clam"))
+
+    with pytest.raises(ScenarioInvalid) as refused:
+        read_all(tmp_path)
+    assert refused.value.problems == (
+        "lone.yaml: twin: missing: name the scenario that is nearly the same and must end otherwise",
+        "odd.yaml: twin: there is no scenario clam: did you mean calm?",
+    )
+
+
+def test_a_name_that_is_nearly_right_is_guessed(tmp_path: Path, put: Put) -> None:
+    put("hot", GOOD)
+
+    assert problems(tmp_path, "hott") == ["there is no scenario hott: did you mean hot?"]
+
+
+def test_every_scenario_of_the_lab_can_be_played() -> None:
+    found = read_all()
+
+    assert {each.name for each in found} == set(names())
+    assert len(listed(found).splitlines()) == len(found)
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_objects_of_every_scenario_are_whole(name: str) -> None:
+    made = list(objects(read(name), "image"))
+
+    assert [each["kind"] for each in made][-1] == "KVRemediation"
+    assert all({"apiVersion", "kind", "metadata"} <= each.keys() for each in made)
+    args = next(each for each in made if each["kind"] == "Deployment")["spec"]["template"]["spec"][
+        "containers"
+    ][0]["args"]
+    assert all(isinstance(each, str) for each in args)
+
+
+def test_flags_become_a_command_line(tmp_path: Path, put: Put) -> None:
+    put(
+        "hot",
+        GOOD + "fleet: {flags: {max-num-seqs: 8, enforce-eager: true, block-size: null, watermark: 0.01}}\n",
+    )
+
+    args = arguments(read("hot", tmp_path).fleet)
+
+    assert args[:2] == ["serve", "lab/model"]
+    assert args[args.index("--max-num-seqs") + 1] == "8"
+    assert "--enforce-eager" in args
+    assert "--block-size" not in args
+    assert args[args.index("--watermark") + 1] == "0.01"
+
+
+def test_a_patch_of_deployment_and_container_is_taken_over(tmp_path: Path, put: Put) -> None:
+    limits = "resources: {limits: {memory: 1Gi}}"
+    put(
+        "hot",
+        f"{GOOD}fleet: {{deployment: {{metadata: {{annotations: {{a: b}}}}}}, container: {{{limits}}}}}\n",
+    )
+
+    made = deployment(read("hot", tmp_path).fleet, "image")
+
+    assert made["metadata"]["annotations"] == {"a": "b"}
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"memory": "1Gi", "nvidia.com/gpu": "1"}
+
+
+def test_real_vllm_gets_what_it_needs_and_nothing_else_changes() -> None:
+    real = scenario("thrash", "vllm").fleet
+    pod = deployment(real, "image")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+
+    assert container["args"] == arguments(real)
+    assert {each["name"] for each in pod["volumes"]} == {each["name"] for each in container["volumeMounts"]}
+    assert all(each["readOnly"] for each in container["volumeMounts"] if each["name"] not in ("shm", "tmp"))
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "volumes" not in deployment(scenario("thrash", "lab").fleet, "image")["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "message"),
+    [
+        ("thrush", "lab", "there is no scenario thrush: did you mean thrash?"),
+        ("thrash", "sglang", "ENGINE=sglang: there are lab, vllm"),
+        ("healthy", "vllm", "SCENARIO=healthy has no variant with ENGINE=vllm; thrash has"),
+    ],
+)
+def test_the_demo_refuses_by_name_what_there_is_not(name: str, engine: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        scenario(name, engine)
+
+
+def test_a_file_that_asks_for_real_vllm_is_the_demos_variant() -> None:
+    real = scenario("thrash", "vllm")
+
+    assert (real.name, real.fleet.engine) == ("thrash-vllm", Engine.VLLM)
+
+
+def test_the_page_for_authors_names_every_field() -> None:
+    told = PAGE.read_text()
+
+    missing = {
+        field
+        for part in PARTS
+        for field in part.model_fields
+        if field != "name" or part is not Scenario
+        if f"`{field}`" not in told
+    }
+    assert missing == set()
