@@ -60,7 +60,7 @@ async def looked(
 ) -> Survey:
     resource = resource or a_resource()
     assert resource.policy is not None
-    view = SimpleNamespace(fleet=a_settled_fleet(**fleet), template=TEMPLATE)
+    view = SimpleNamespace(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
     metrics = Asked(state)
     found = await examine(resource, resource.policy, view, Senses(metrics, metrics))
     return await accompanied(found, resource, resource.policy, town or Town(Neighbours()))

@@ -23,9 +23,11 @@ VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"
 RARE = {
     ("", "pods", "delete"),
     ("", "pods/log", "get"),
+    ("apps", "replicasets", "get"),
     ("kvmedic.io", "kvapprovals", "list"),
 }
-"""Asked for only while a peer of the drained replica is not Ready; after a restart; in mode Approve."""
+"""Asked for only while a peer of the drained replica is not Ready; after a restart; before another revision is
+put back; in mode Approve."""
 
 
 @dataclass(slots=True)
