@@ -294,6 +294,12 @@ LEVERS = [
         "spec.levers[0].restoreAfter",
         "use a duration from 1m to 168h",
     ),
+    Row(
+        "rolled back within no time",
+        lever(name="revisionRollback", within="4m"),
+        "spec.levers[0].within",
+        "use a duration from 5m to 24h",
+    ),
     *(
         Row(
             f"{field} on a lever without it",
@@ -308,6 +314,7 @@ LEVERS = [
             ("maxGiB", 1),
             ("maxReplicas", 1),
             ("restoreAfter", "1h"),
+            ("within", "1h"),
         )
     ),
 ]

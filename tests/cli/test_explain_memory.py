@@ -5,10 +5,11 @@ from __future__ import annotations
 from kvmedic.cli.explain import Place, explained
 from kvmedic.core.decide import Wish
 from kvmedic.core.engine import Knob
-from kvmedic.core.record import Record, TriedLever, TriedReplacement
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record, TriedLever, TriedReplacement, TriedRollback
 from kvmedic.core.resource import Resource
 from kvmedic.core.verdict import Verdict
-from run_builder import NOW, OLD, REPLACE, UID, a_run
+from run_builder import NEW, NOW, OLD, RECALL, REPLACE, UID, a_run
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")
 
@@ -44,3 +45,18 @@ def test_a_replacement_that_did_not_help_is_told_with_what_it_rests_on() -> None
 
 def test_an_open_replacement_names_the_replica() -> None:
     assert any("replica a -> a new one: Pending" in line for line in lines(Record(run=a_run(step=REPLACE))))
+
+
+def test_a_rollback_that_did_not_help_is_told_with_both_templates() -> None:
+    said = lines(Record(rollbacks=(TriedRollback(OLD, NEW, Reason.NOT_RECOVERED, NOW),)))
+
+    assert (
+        f"Pod template {OLD} was rolled back to {NEW} (2026-03-01T03:00:00Z): NotRecovered; not tried again "
+        "from this template." in said
+    )
+
+
+def test_an_open_rollback_names_both_revisions() -> None:
+    said = lines(Record(run=a_run(step=RECALL)))
+
+    assert any("pod template of revision 7 -> of revision 6: Pending" in line for line in said)

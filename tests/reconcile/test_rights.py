@@ -26,8 +26,8 @@ RARE = {
     ("apps", "replicasets", "get"),
     ("kvmedic.io", "kvapprovals", "list"),
 }
-"""Asked for only while a peer of the drained replica is not Ready; after a restart; before another revision is
-put back; in mode Approve."""
+"""Asked for only while a peer of the drained replica is not Ready; after a restart; before a revision is put
+back; in mode Approve."""
 
 
 @dataclass(slots=True)
