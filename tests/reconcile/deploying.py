@@ -32,9 +32,14 @@ def patch_args(world: World, change: Callable[[list[str]], list[str]]) -> None:
 
 
 def settle(world: World) -> None:
-    """Wait until every replica runs the present template and the one before is complete."""
+    """Wait until every replica runs the present template and those of the one before are gone."""
     world.kubectl("rollout", "status", "deployment/llm", f"--timeout={SETTLING_SECONDS}s")
-    world.wait(world.is_settled, SETTLING_SECONDS, "the deploy is complete")
+    world.wait(lambda: world.is_settled() and not _going(world), SETTLING_SECONDS, "the deploy is complete")
+
+
+def _going(world: World) -> bool:
+    """Return whether a replica is still terminating."""
+    return len(world.cluster.api.list("Pod", world.namespace, "app=llm")) > len(world.pods())
 
 
 def cap(world: World) -> str:
