@@ -6,11 +6,14 @@ cache depends on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from kvmedic.core.evidence import Look
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
+from kvmedic.core.record import ClosedRun
 from kvmedic.core.revisions import (
     Deploy,
     Difference,
@@ -29,8 +32,17 @@ from kvmedic.ports import Metrics, View
 from kvmedic.runbooks.deploy import HISTORY
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a look was made, and what had been done to the target before."""
+
+    at: datetime
+    history: Sequence[ClosedRun]
+    """Closed runs of the resource."""
+
+
 async def latest_deploy(
-    policy: Policy, namespace: str, view: View, metrics: Metrics, at: datetime
+    policy: Policy, namespace: str, view: View, metrics: Metrics, moment: Moment
 ) -> LatestDeploy:
     """Return the revision that came of late, if what it changed matters to the KV cache.
 
@@ -39,10 +51,10 @@ async def latest_deploy(
         namespace: of the target.
         view: the target.
         metrics: what knows the past.
-        at: the moment of the look that found the trouble.
+        moment: of the look that found the trouble.
     """
-    came = newcomer(view.fleet, policy.rollback.within, at)
-    if came is None:
+    came = newcomer(view.fleet, policy.rollback.within, moment.at)
+    if came is None or is_ours(came, moment.history):
         return NoDeploy()
     found = _differences(came, view, policy.target.container)
     if isinstance(found, UnknownDeploy):
@@ -58,6 +70,17 @@ async def latest_deploy(
         before=await metrics.past(policy.source, namespace, previous.replica_set, came.came_at, look),
         to_start=to_start(view.fleet, previous.template),
         start_seconds=start_seconds(view.fleet),
+    )
+
+
+def is_ours(came: Newcomer, history: Sequence[ClosedRun]) -> bool:
+    """Return whether a revision is what a run of ours made: it came before the run's end, in place of the
+    template that the run began on, and nobody else changed the template meanwhile."""
+    before = came.previous.revision if came.previous else ""
+    return any(
+        run.template == before and came.came_at <= run.ended_at and run.outcome is not Reason.FLAG_DRIFTED
+        for run in history
+        if run.template
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -30,12 +30,12 @@ from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import refusal, replacement_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.recall import recall_refusal
-from kvmedic.core.record import LastGood, Record
+from kvmedic.core.record import ClosedRun, LastGood, Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.core.vitals import Device, Vitals
-from kvmedic.deploys import latest_deploy
+from kvmedic.deploys import Moment, latest_deploy
 from kvmedic.engines import ENGINES
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.ports import Ends, Metrics, Senses, View
@@ -101,8 +101,18 @@ def expected(view: View) -> tuple[Pod, ...]:
     return tuple(sorted((p for p in view.fleet.pods if not p.terminating), key=lambda p: p.name))
 
 
-async def gather(policy: Policy, namespace: str, view: View, senses: Senses) -> Evidence:
-    """Return the evidence for one target: two looks at the same replicas, and how they fare."""
+async def gather(
+    policy: Policy, namespace: str, view: View, senses: Senses, history: Sequence[ClosedRun] = ()
+) -> Evidence:
+    """Return the evidence for one target: two looks at the same replicas, how they fare, what was deployed.
+
+    Args:
+        policy: the spec.
+        namespace: of the target.
+        view: the target.
+        senses: what to look with.
+        history: closed runs of the resource, whose changes are no deploys.
+    """
     pods, metrics = expected(view), senses.metrics
     windows = policy.windows
     burn, sizing, devices = await asyncio.gather(
@@ -111,7 +121,7 @@ async def gather(policy: Policy, namespace: str, view: View, senses: Senses) -> 
         metrics.devices(policy.source, pods, namespace, windows.trigger),
     )
     vitals = await _vitals(burn, namespace, view, senses.ends, devices)
-    deploy = await latest_deploy(policy, namespace, view, metrics, burn.at)
+    deploy = await latest_deploy(policy, namespace, view, metrics, Moment(burn.at, history))
     return Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy)
 
 
@@ -144,7 +154,8 @@ async def survey(resource: Resource, policy: Policy, view: View, senses: Senses)
 
 async def examine(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
     """Return what a whole look at the target finds, however calm it is."""
-    evidence = await gather(policy, resource.namespace, view, senses)
+    history = resource.record.history if resource.record else ()
+    evidence = await gather(policy, resource.namespace, view, senses, history)
     runbook, diagnosis = judged(policy, evidence)
     diagnosis = _with_moves(diagnosis, resource, view, evidence.burn)
     found = Survey(view, evidence, diagnosis, runbook, None, None)

@@ -203,7 +203,7 @@ def test_a_rollback_that_did_not_help_is_taken_back_and_remembered(
 
     with Eye(world.cluster, world.namespace, 2) as eye:
         world.start()
-        world.wait(lambda: bool(world.outcomes()), PATIENCE_SECONDS, "the first run closes")
+        world.wait(lambda: bool(world.outcomes()), 2 * PATIENCE_SECONDS, "the first run closes")
         restored = world.deployment()["spec"]
         world.rewrite(new="recovered")
         world.wait(lambda: len(world.outcomes()) == 2, PATIENCE_SECONDS, "the next one closes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import (
@@ -141,6 +141,7 @@ def test_each_limit_holds_at_its_boundary(before: Replica, *, fires: bool) -> No
     assert (found is not None) is fires
 
 
+@settings(deadline=None)
 @given(
     before=st.floats(0, 5000),
     now=st.floats(1, 5000),

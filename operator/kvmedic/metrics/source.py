@@ -189,7 +189,10 @@ class PrometheusSource:
     def as_of(self, at: datetime) -> PrometheusSource:
         """Return the same source as it answers about a moment of the past; it is not to be closed."""
         steady = self._options.model_copy(update={"reuse": timedelta(days=1)})
-        return PrometheusSource(self.name, self._client, steady, self._table, now=lambda: at)
+        then = PrometheusSource(self.name, self._client, steady, self._table, now=lambda: at)
+        # Series without a pod's name are told once, of the present.
+        then._told_unlabelled = True
+        return then
 
     def close(self) -> None:
         """End all that is under way."""
