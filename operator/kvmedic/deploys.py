@@ -74,8 +74,11 @@ async def latest_deploy(
 
 
 def is_ours(came: Newcomer, history: Sequence[ClosedRun]) -> bool:
-    """Return whether a revision is what a run of ours made: it came before the run's end, in place of the
-    template that the run began on, and nobody else changed the template meanwhile."""
+    """Return whether a revision is what a run of ours made.
+
+    It came before the run's end, in place of the template that the run began on, and nobody else changed the
+    template meanwhile.
+    """
     before = came.previous.revision if came.previous else ""
     return any(
         run.template == before and came.came_at <= run.ended_at and run.outcome is not Reason.FLAG_DRIFTED

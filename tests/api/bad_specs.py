@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvmedic.api.levers import LEVERS
+
 Spec = dict[str, Any]
 
 MINIMAL: Spec = {"targetRef": {"name": "inference-llm"}}
@@ -205,10 +207,10 @@ LEVERS = [
     ),
     Row(
         "more levers than there are",
-        {"levers": [{"name": "maxNumSeqs"}] * 10},
+        {"levers": [{"name": "maxNumSeqs"}] * (len(LEVERS) + 1)},
         "spec.levers",
-        "must have at most 9 items",
-        "at most 9 items",
+        f"must have at most {len(LEVERS)} items",
+        f"at most {len(LEVERS)} items",
     ),
     Row(
         "acting without a lever",

@@ -176,7 +176,7 @@ async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
 ) -> None:
     class Closed:
         async def look(self, namespace: str, policy: Any) -> Any:
-            return SimpleNamespace(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE)
+            return SimpleNamespace(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE, templates={})
 
         async def ends(self, *_: Any) -> dict[str, Any]:
             return {}
