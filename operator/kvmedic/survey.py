@@ -220,7 +220,7 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
 
 def _recall_refusal(plan: Plan, fleet: Fleet) -> Refused | None:
     """Return why the revision that a plan goes back to cannot be put, or None."""
-    wanted = (step.after_template for step in plan.steps if isinstance(step, RevisionStep))
+    wanted = (step.after for step in plan.steps if isinstance(step, RevisionStep))
     return next((refused for each in wanted if (refused := recall_refusal(fleet, each))), None)
 
 

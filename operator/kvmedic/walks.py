@@ -62,8 +62,9 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
             move = rollout.next_move(fleet, order, tick.now)
             canaries = _canaries(fleet, order)
         case RevisionStep():
-            order = _order(tick, step if direction is Direction.FORWARD else step.inverse(), drain)
-            move = recall.recalling_move(fleet, order, tick.now)
+            wanted = step if direction is Direction.FORWARD else step.inverse()
+            order = _order(tick, wanted, drain)
+            move = recall.recalling_move(fleet, order, wanted.after, tick.now)
             canaries = _canaries(fleet, order)
         case ReplaceStep():
             way = step if direction is Direction.FORWARD else step.inverse()

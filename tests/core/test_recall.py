@@ -14,7 +14,7 @@ from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.fleet import Fleet, ReplicaSet
 from kvmedic.core.moves import Cordon, Failed, Freeze, Move, Refused, Restore, Retarget, Revert, Settled, Wait
 from kvmedic.core.reasons import Reason
-from kvmedic.core.recall import keeper, recall_refusal, recalling_move
+from kvmedic.core.recall import recall_refusal, recalling_move
 from kvmedic.core.revisions import Revision
 from kvmedic.core.rollout import Order
 from kvmedic.core.swap import TemplateSwap
@@ -43,7 +43,7 @@ def deployed(*sets: ReplicaSet) -> Fleet:
 
 
 def test_it_begins_as_every_change_does() -> None:
-    move = recalling_move(deployed(KEPT), ORDER, NOW)
+    move = recalling_move(deployed(KEPT), ORDER, SWAP.after, NOW)
 
     assert isinstance(move, Freeze)
     assert move.edit == SWAP
@@ -52,11 +52,13 @@ def test_it_begins_as_every_change_does() -> None:
 @pytest.mark.parametrize(
     ("fleet", "reason", "words"),
     [
-        pytest.param(deployed(), Reason.REVISION_GONE, "keeps pod template aaaa", id="it is gone"),
+        pytest.param(
+            deployed(), Reason.REVISION_GONE, "llm-old does not keep pod template aaaa", id="it is gone"
+        ),
         pytest.param(
             deployed(replace(KEPT, revision="edited")),
             Reason.REVISION_GONE,
-            "keeps pod template",
+            "does not keep pod template",
             id="edited",
         ),
         pytest.param(
@@ -70,8 +72,8 @@ def test_it_begins_as_every_change_does() -> None:
 def test_what_cannot_be_put_is_refused_before_and_failed_after_the_first_intent(
     fleet: Fleet, reason: Reason, words: str
 ) -> None:
-    before = recalling_move(fleet, ORDER, NOW)
-    after = recalling_move(fleet, replace(ORDER, pulsed_at=NOW), NOW)
+    before = recalling_move(fleet, ORDER, SWAP.after, NOW)
+    after = recalling_move(fleet, replace(ORDER, pulsed_at=NOW), SWAP.after, NOW)
 
     assert isinstance(before, Refused)
     assert isinstance(after, Failed)
@@ -80,14 +82,16 @@ def test_what_cannot_be_put_is_refused_before_and_failed_after_the_first_intent(
 
 
 def test_a_fleet_that_is_there_already_needs_no_keeper() -> None:
-    assert recalling_move(a_fleet(), ORDER, NOW) == Settled()
+    assert recalling_move(a_fleet(), ORDER, SWAP.after, NOW) == Settled()
 
 
-def test_of_several_keepers_the_newest_counts() -> None:
-    older = replace(KEPT, name="llm-older", number=2, reachable=False)
+def test_another_replica_set_of_the_same_template_is_not_the_named_one() -> None:
+    other = replace(KEPT, name="llm-other")
 
-    assert keeper(deployed(older, KEPT), OLD) == KEPT
-    assert recall_refusal(deployed(older, KEPT), OLD) is None
+    assert recall_refusal(deployed(other, KEPT), SWAP.after) is None
+    refused = recall_refusal(deployed(other), SWAP.after)
+    assert refused is not None
+    assert refused.reason is Reason.REVISION_GONE
 
 
 def test_the_inverse_of_a_swap_puts_the_other_back() -> None:
@@ -95,13 +99,17 @@ def test_the_inverse_of_a_swap_puts_the_other_back() -> None:
     assert SWAP.inverse().inverse() == SWAP
 
 
+MODELLED = TemplateSwap(Revision(7, "llm-old", "old"), Revision(6, "llm-new", "new"))
+"""The model names its two templates by their order in time: the fleet runs "old", and "new" was before."""
+
+
 class Walk:
     """The reconcile loop in small, on the model of the controllers."""
 
     def __init__(self, replicas: int, swap: TemplateSwap) -> None:
         self.model = Model.healthy(replicas)
-        # The model names its two templates by their order in time: the fleet runs "old", "new" was before.
         self.model.sets["new"] = ModelSet("new")
+        self.wanted = swap.after
         self.order = replace(ORDER, away="old", toward="new", edit=swap, recorded=self.model.fields)
         self.moves: list[str] = []
 
@@ -111,7 +119,7 @@ class Walk:
         pod = next((p for p in fleet.pods if victim and p.uid == victim.uid), None)
         idle = pod is not None and pod.cordoned and not pod.in_rotation
         order = replace(self.order, drain=Drain.IDLE if idle else Drain.BUSY)
-        move = recalling_move(fleet, order, self.model.now)
+        move = recalling_move(fleet, order, self.wanted, self.model.now)
         self.moves.append(type(move).__name__)
         if isinstance(move, Cordon):
             self.order = replace(self.order, victim=Victim(move.pod.name, move.pod.uid, self.model.now))
@@ -148,7 +156,7 @@ class Walk:
 def test_in_whatever_order_things_happen_no_replica_goes_with_its_requests(
     replicas: int, acts: list[int], turns: bool
 ) -> None:
-    walk = Walk(replicas, SWAP)
+    walk = Walk(replicas, MODELLED)
     for which in acts:
         walk.act(which)
         if which % 3 == 0:
@@ -156,8 +164,9 @@ def test_in_whatever_order_things_happen_no_replica_goes_with_its_requests(
     if turns:
         order = walk.order
         walk.order = replace(
-            order, away=order.toward, toward=order.away, edit=SWAP.inverse(), victim=None, repairs=True
+            order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), victim=None, repairs=True
         )
+        walk.wanted = MODELLED.before
 
     ended = walk.settle()
 
@@ -171,7 +180,7 @@ def test_in_whatever_order_things_happen_no_replica_goes_with_its_requests(
 
 
 def test_a_whole_walk_is_a_frozen_rollout() -> None:
-    walk = Walk(2, SWAP)
+    walk = Walk(2, MODELLED)
 
     walk.settle()
 

@@ -12,34 +12,30 @@ from datetime import datetime
 from kvmedic.core.fleet import Fleet, ReplicaSet
 from kvmedic.core.moves import Failed, Move, Refused
 from kvmedic.core.reasons import Reason
+from kvmedic.core.revisions import Revision
 from kvmedic.core.rollout import Order, next_move
 
 
-def recalling_move(fleet: Fleet, order: Order, now: datetime) -> Move:
+def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) -> Move:
     """Return the single next move that brings the fleet to the wanted revision, forward or back.
 
     Forward nothing was begun yet where the answer is `Refused`; `Failed` says that it cannot go on.
     """
-    doubt = None if fleet.revision == order.toward else recall_refusal(fleet, order.toward)
+    doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
     if doubt is None:
         return next_move(fleet, order, now)
     # An intent was written down before, so the run has to be ended as one that had begun.
     return doubt if order.pulsed_at is None else Failed(doubt.reason, doubt.message)
 
 
-def recall_refusal(fleet: Fleet, template: str) -> Refused | None:
-    """Return why a fleet cannot be brought to another of its revisions, or None.
-
-    Args:
-        fleet: the fleet.
-        template: hash of the revision's pod template.
-    """
-    kept = keeper(fleet, template)
+def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
+    """Return why a fleet cannot be brought to another of its revisions, or None."""
+    kept = next((rs for rs in fleet.replica_sets if _is_kept_by(rs, wanted)), None)
     if kept is None:
         return Refused(
             Reason.REVISION_GONE,
-            f"no ReplicaSet of {fleet.name} keeps pod template {template} any more (revisionHistoryLimit, or "
-            "somebody deleted or edited it): apply that revision's manifest by hand",
+            f"ReplicaSet {wanted.replica_set} does not keep pod template {wanted.template} any more "
+            "(revisionHistoryLimit, or somebody deleted or edited it): apply its manifest by hand",
         )
     if not kept.reachable:
         services = ", ".join(fleet.rotation.services)
@@ -51,7 +47,5 @@ def recall_refusal(fleet: Fleet, template: str) -> Refused | None:
     return None
 
 
-def keeper(fleet: Fleet, template: str) -> ReplicaSet | None:
-    """Return the ReplicaSet that keeps a pod template, the newest of several; None where none does."""
-    keeping = (rs for rs in fleet.replica_sets if rs.revision == template)
-    return max(keeping, key=lambda rs: rs.number, default=None)
+def _is_kept_by(replica_set: ReplicaSet, wanted: Revision) -> bool:
+    return (replica_set.name, replica_set.revision) == (wanted.replica_set, wanted.template)
