@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.engine import Knob
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.core.plan import FlagStep, ObjectRef, ReplaceStep, Step
+from kvmedic.core.plan import FlagStep, ObjectRef, ReplaceStep, RevisionStep, Step
 from kvmedic.core.reasons import Reason
+from kvmedic.core.revisions import Revision
 from kvmedic.core.run import Intent, Outcome, Run, StepRecord, StepState
 from kvmedic.core.verdict import Baseline
 
@@ -36,6 +37,13 @@ REPLACE = ReplaceStep(
     replicas=3,
     template=OLD,
     reason=Reason.ONE_REPLICA_PRESSURED,
+)
+RECALL = RevisionStep(
+    target=ObjectRef("Deployment", "llm"),
+    container="vllm",
+    before=Revision(7, "llm-7c", OLD),
+    after=Revision(6, "llm-6f", NEW),
+    reason=Reason.DEPLOY_CORRELATED,
 )
 BASELINE = Baseline(
     window_seconds=300,

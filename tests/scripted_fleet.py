@@ -125,6 +125,9 @@ SINGLES = {
     ),
     "both": Engine(usage=constant(0.8)),
     "half-said": Engine(blocks=300),
+    "gone-6f-abcde": Engine(preemptions=constant(7.0), last=-1200.0),
+    "gone-6f-fghij": Engine(last=-1200.0),
+    "gone-6f-k2-abcde": STEADY,
     "lacking": Engine(preemptions=lambda _: None),
 }
 """Replicas with one engine and one scraper."""

@@ -6,35 +6,71 @@ left out whole, because half a patch is none, and `kvmedic plan` prints it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvmedic.core.owner import TemplateOwner
-from kvmedic.core.plan import FlagStep, Plan
+from kvmedic.core.plan import FlagStep, Plan, RevisionStep
+from kvmedic.engines import ENGINES
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
+from kvmedic.manifests.reverts import Reverted, operations_between, revert_for
+from kvmedic.manifests.revisions import Unreadable, differences, options_of_interest
 from kvmedic.runbooks.planning import Workload
 
 MESSAGE_BYTES = 1000
 """Bytes of a message, at most: an Event's note takes 1,024 (events.k8s.io/v1)."""
 
 
-def handed_over(owner: TemplateOwner, namespace: str, workload: Workload, plan: Plan) -> Proposal | None:
-    """Return what to give to an owner so that a plan's change is made; None where it is no flag's.
+Templates = Mapping[str, Mapping[str, object]]
+"""Pod templates by the ReplicaSet that keeps them. They may hold secrets."""
+
+
+def handed_over(
+    owner: TemplateOwner, namespace: str, workload: Workload, plan: Plan, templates: Templates
+) -> Proposal | None:
+    """Return what to give to an owner so that a plan's change is made; None where it is no template's.
 
     Args:
         owner: who writes the pod template.
         namespace: of the target.
         workload: the engine in the target's pod template.
         plan: what would be done if nobody owned the template.
+        templates: those of the target's revisions.
     """
     match plan.steps[0]:
         case FlagStep() as step:
-            flag = workload.engine.profile.flag(step.knob)
+            return _flag_of(owner, namespace, workload, step)
+        case RevisionStep() as step:
+            earlier = templates.get(step.after.replica_set)
+            return None if earlier is None else _revision_of(owner, namespace, workload, step, earlier)
         case _:
             return None
+
+
+def _flag_of(owner: TemplateOwner, namespace: str, workload: Workload, step: FlagStep) -> Proposal | None:
+    flag = workload.engine.profile.flag(step.knob)
     wanted = None if flag is None or step.after is None else setting_of(flag, step.after, workload.engine)
     if not isinstance(wanted, Setting):
         return None
     target = step.target
     return proposal_for(owner, Wanted(target.kind, namespace, target.name, wanted, step.edit))
+
+
+def _revision_of(
+    owner: TemplateOwner,
+    namespace: str,
+    workload: Workload,
+    step: RevisionStep,
+    earlier: Mapping[str, object],
+) -> Proposal | None:
+    changed = differences(earlier, workload.template, str(workload.container.get("name")), ENGINES)
+    if isinstance(changed, Unreadable):
+        return None
+    names = options_of_interest(workload.engine.profile)
+    patch = operations_between(workload.template, earlier, workload.container_index, names)
+    target = step.target
+    reverted = Reverted(target.kind, namespace, target.name, step.before, step.after, changed, patch)
+    return revert_for(owner, reverted)
 
 
 def advice(why: str, proposal: Proposal | None, command: str) -> str:

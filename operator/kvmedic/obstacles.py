@@ -72,7 +72,7 @@ def proposed(found: Survey, resource: Resource, policy: Policy) -> Survey:
         return _contested(found, resource, workload, plan)
     if fleet.owner is None or fleet.owner.template is None or refused.reason is not fleet.owner.reason:
         return found
-    proposal = handed_over(fleet.owner.template, fleet.namespace, workload, plan)
+    proposal = handed_over(fleet.owner.template, fleet.namespace, workload, plan, found.view.templates)
     message = advice(refused.message, proposal, _shown(resource))
     return replace(found, obstacle=Outcome(refused.reason, message), proposal=proposal)
 
@@ -90,7 +90,8 @@ def _contested(found: Survey, resource: Resource, workload: Workload, plan: Plan
     if last is None or resource.retried == last.id:
         return found
     who = f"field manager {fleet.editor}" if fleet.editor else "somebody else"
-    proposal = handed_over(TemplateOwner(OwnerKind.APPLIER, who), fleet.namespace, workload, plan)
+    applier = TemplateOwner(OwnerKind.APPLIER, who)
+    proposal = handed_over(applier, fleet.namespace, workload, plan, found.view.templates)
     why = (
         f"{who} put the old setting back in run {last.id}; nothing more is tried on this template. "
         f"Try again: kubectl -n {resource.namespace} annotate --overwrite kvr {resource.name} "

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvmedic.core.diagnosis import Assignment, Diagnosis, Evidence, Inconclusive, NoChange, Relief, Setting
+from kvmedic.core.diagnosis import (
+    Assignment,
+    Diagnosis,
+    Evidence,
+    Inconclusive,
+    NoChange,
+    Relief,
+    RollBack,
+    Setting,
+)
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
@@ -25,7 +34,7 @@ class Consultation:
     evidence: Evidence
     runbook: str
     diagnosis: Diagnosis
-    advice: Assignment | Relief | None
+    advice: Assignment | Relief | RollBack | None
     """What the branch asks for; None where it asks for nothing."""
     plan: Plan | None
     """The advice on the workload's own command line; None without a workload."""
@@ -50,11 +59,13 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
         plan = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
         if isinstance(plan, NoChange):
             return _hindered(found, plan)
-        return replace(found, advice=plan) if isinstance(plan, Relief) else replace(found, plan=plan)
+        return (
+            replace(found, advice=plan) if isinstance(plan, Relief | RollBack) else replace(found, plan=plan)
+        )
     advice = diagnosis.branch.then(evidence, Setting(None, policy.levers))
     if isinstance(advice, NoChange):
         return _hindered(found, advice)
-    if workload is None or isinstance(advice, Relief):
+    if workload is None or isinstance(advice, Relief | RollBack):
         return replace(found, advice=advice)
     why = f"{advice.knob} {advice.value} cannot be set: {workload.message}"
     return replace(_hindered(found, NoChange(workload.reason, why)), advice=advice)

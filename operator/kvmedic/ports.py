@@ -32,6 +32,10 @@ class View(Protocol):
     def template(self) -> Mapping[str, object]:
         """Return the Deployment's `spec.template`. It may hold secrets: never print it, never store it."""
 
+    @property
+    def templates(self) -> Mapping[str, Mapping[str, object]]:
+        """Return the pod template of each of its ReplicaSets, by its name. The same holds for these."""
+
 
 class Store(Protocol):
     """The resource itself."""
@@ -91,6 +95,14 @@ class Metrics(Protocol):
 
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         """Return the same of some signals alone: a source computes no others for it."""
+
+    async def past(
+        self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
+    ) -> Reading[Observation]:
+        """Return a look at the replicas that a ReplicaSet had at a moment of the past.
+
+        Which they were, the source says: the pods themselves may be long gone.
+        """
 
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta

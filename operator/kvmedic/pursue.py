@@ -50,7 +50,7 @@ from kvmedic.core.moves import (
     Uncordon,
     Wait,
 )
-from kvmedic.core.plan import FlagStep, ReplaceStep
+from kvmedic.core.plan import FlagStep, ReplaceStep, RevisionStep
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.resource import Resource
@@ -145,6 +145,9 @@ async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
             await _save(tick, run.turned_back(Outcome(reason, message), None), reason, message)
         case Refused(reason, message) if run.intent is None:
             return await _close(tick, view, Outcome(reason, message))
+        case Failed(Reason.REVISION_GONE as reason, message):
+            # There is no way back any more: what the fleet has now is the best that there is.
+            return await _leave(tick, view, Outcome(reason, message))
         case _:
             return await _act(tick, view, move, None)
     return timedelta(0)
@@ -249,7 +252,7 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
     if before is None or tick.run.goal is Goal.STEADINESS:
         return steadiness(looked, restarts)
     match step:
-        case FlagStep():
+        case FlagStep() | RevisionStep():
             return judge(before, looked, policy.objectives, policy.trigger, restarts)
         case ReplaceStep():
             fresh = max(0, restarts - before.restarts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -15,25 +15,28 @@ from kvmedic.core.diagnosis import (
     Finding,
     Goal,
     Inconclusive,
-    LeverBound,
     NoChange,
     Relief,
+    RollBack,
     Setting,
     diagnose,
 )
 from kvmedic.core.edge import least_free_mib
 from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal, Unsupported
-from kvmedic.core.fleet import Pod
+from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moved import TRAFFIC, moves, traffic_of
-from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep
+from kvmedic.core.moves import Refused
+from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep
 from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import refusal, replacement_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import LastGood, Record
+from kvmedic.core.recall import recall_refusal
+from kvmedic.core.record import ClosedRun, LastGood, Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.core.vitals import Device, Vitals
+from kvmedic.deploys import Moment, latest_deploy
 from kvmedic.engines import ENGINES
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.ports import Ends, Metrics, Senses, View
@@ -44,6 +47,8 @@ from kvmedic.runbooks.planning import (
     proposal,
     replaced_in_vain,
     replacement_of,
+    rollback_of,
+    rolled_back_in_vain,
     setting,
     workload_of,
 )
@@ -106,8 +111,18 @@ def expected(view: View) -> tuple[Pod, ...]:
     return tuple(sorted((p for p in view.fleet.pods if not p.terminating), key=lambda p: p.name))
 
 
-async def gather(policy: Policy, namespace: str, view: View, senses: Senses) -> Evidence:
-    """Return the evidence for one target: two looks at the same replicas, and how they fare."""
+async def gather(
+    policy: Policy, namespace: str, view: View, senses: Senses, history: Sequence[ClosedRun] = ()
+) -> Evidence:
+    """Return the evidence for one target: two looks at the same replicas, how they fare, what was deployed.
+
+    Args:
+        policy: the spec.
+        namespace: of the target.
+        view: the target.
+        senses: what to look with.
+        history: closed runs of the resource, whose changes are no deploys.
+    """
     pods, metrics = expected(view), senses.metrics
     windows = policy.windows
     burn, sizing, devices = await asyncio.gather(
@@ -116,7 +131,8 @@ async def gather(policy: Policy, namespace: str, view: View, senses: Senses) -> 
         metrics.devices(policy.source, pods, namespace, windows.trigger),
     )
     vitals = await _vitals(burn, namespace, view, senses.ends, devices)
-    return Evidence(burn, sizing, policy.trigger, vitals, policy.node_health)
+    deploy = await latest_deploy(policy, namespace, view, metrics, Moment(burn.at, history))
+    return Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy)
 
 
 async def _vitals(
@@ -148,7 +164,8 @@ async def survey(resource: Resource, policy: Policy, view: View, senses: Senses)
 
 async def examine(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
     """Return what a whole look at the target finds, however calm it is."""
-    evidence = await gather(policy, resource.namespace, view, senses)
+    history = resource.record.history if resource.record else ()
+    evidence = await gather(policy, resource.namespace, view, senses, history)
     runbook, diagnosis = judged(policy, evidence)
     diagnosis = _with_moves(diagnosis, resource, view, evidence.burn)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
@@ -200,25 +217,34 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
     workload = engine_of(found.view, policy)
-    known = _setting(workload, found, policy.levers, resource.record or Record())
+    known = _setting(workload, found, policy, resource.record or Record())
     plan = _plan(found, workload, known, resource, policy)
     if not isinstance(plan, Plan):
         return _hindered(found, plan.reason, plan.message)
     replaces = any(isinstance(step, ReplaceStep) for step in plan.steps)
     refused = replacement_refusal(fleet) if replaces else refusal(fleet, whole=found.goal is Goal.RELIEF)
+    refused = refused or _recall_refusal(plan, fleet)
     obstacle = Outcome(refused.reason, refused.message) if refused else None
     return replace(found, plan=plan, obstacle=obstacle)
 
 
-def _setting(
-    workload: Workload | Fault, found: Survey, levers: tuple[LeverBound, ...], record: Record
-) -> Setting:
+def _recall_refusal(plan: Plan, fleet: Fleet) -> Refused | None:
+    """Return why the revision that a plan goes back to cannot be put, or None."""
+    wanted = (step.after for step in plan.steps if isinstance(step, RevisionStep))
+    return next((refused for each in wanted if (refused := recall_refusal(fleet, each))), None)
+
+
+def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: Record) -> Setting:
     """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
-    known = (
-        setting(workload, levers, record.levers, found.evidence) if isinstance(workload, Workload) else None
+    known = Setting(None, policy.levers)
+    if isinstance(workload, Workload):
+        known = setting(workload, policy.levers, record.levers, found.evidence)
+    return replace(
+        known,
+        replacing_failed=replaced_in_vain(record.replacements, found.view.fleet),
+        rollback_allowed=policy.rollback.is_allowed,
+        rollback_failed=rolled_back_in_vain(record.rollbacks, found.view.fleet),
     )
-    failed = replaced_in_vain(record.replacements, found.view.fleet)
-    return replace(known or Setting(None, levers), replacing_failed=failed)
 
 
 def _plan(
@@ -226,7 +252,8 @@ def _plan(
 ) -> Plan | Fault | NoChange:
     """Return the plan that the diagnosis leads to, or why there is none.
 
-    A replica can be replaced whatever runs in it; a setting needs an engine that is known.
+    A replica can be replaced whatever runs in it, and a revision rolled back; a setting needs an engine that
+    is known.
     """
     if isinstance(found.diagnosis, Inconclusive) or found.diagnosis.branch.then is None:
         return NoChange(found.diagnosis.reason, "")
@@ -235,7 +262,10 @@ def _plan(
         advice = proposal(workload, advise, found.evidence, known, resource.generation)
     else:
         told = advise(found.evidence, known)
-        advice = told if isinstance(told, Relief) else NoChange(workload.reason, workload.message)
+        unset = NoChange(workload.reason, workload.message)
+        advice = told if isinstance(told, Relief | RollBack) else unset
+    if isinstance(advice, RollBack):
+        return rollback_of(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Relief):
         return replacement_of(policy.target, found.view.fleet, advice, resource.generation)
     return advice

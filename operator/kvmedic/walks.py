@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from kvmedic.core import release, replacement, rollout
+from kvmedic.core import recall, release, replacement, rollout
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Cordon, Failed, Move, Wait
-from kvmedic.core.plan import FlagStep, ReplaceStep
+from kvmedic.core.plan import FlagStep, ReplaceStep, RevisionStep
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
@@ -66,8 +66,12 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
         case FlagStep():
             order = _order(tick, step if direction is Direction.FORWARD else step.inverse(), drain)
             move = rollout.next_move(fleet, order, tick.now)
-            swapped = fleet.desired(order.away) < fleet.replicas
-            canaries = () if swapped else fleet.serving(order.toward)
+            canaries = _canaries(fleet, order)
+        case RevisionStep():
+            wanted = step if direction is Direction.FORWARD else step.inverse()
+            order = _order(tick, wanted, drain)
+            move = recall.recalling_move(fleet, order, wanted.after, tick.now)
+            canaries = _canaries(fleet, order)
         case ReplaceStep():
             way = step if direction is Direction.FORWARD else step.inverse()
             move = replacement.replacing_move(fleet, _replacement(tick, fleet, way, drain), tick.now)
@@ -84,7 +88,7 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
     step = tick.run.current.step
     match step:
-        case FlagStep():
+        case FlagStep() | RevisionStep():
             return release.releasing_move(fleet, tick.run.recorded)
         case ReplaceStep():
             order = _replacement(tick, fleet, step, await _drain(tick, fleet))
@@ -97,7 +101,7 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     step = tick.run.current.step
     match step:
-        case FlagStep():
+        case FlagStep() | RevisionStep():
             return rollout.resting_move(fleet, tick.now, _assigned_at(tick.run))
         case ReplaceStep():
             return replacement.resting_move(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
@@ -116,12 +120,18 @@ def observed_victim(tick: Tick, fleet: Fleet) -> Tick:
     return replace(tick, run=replace(tick.run, victim=replace(victim, out_at=tick.now)))
 
 
-def _order(tick: Tick, step: FlagStep, drain: Drain) -> Order:
+def _canaries(fleet: Fleet, order: Order) -> tuple[Pod, ...]:
+    """Return the new replicas while every old one is still there."""
+    swapped = fleet.desired(order.away) < fleet.replicas
+    return () if swapped else fleet.serving(order.toward)
+
+
+def _order(tick: Tick, step: FlagStep | RevisionStep, drain: Drain) -> Order:
     run, limits = tick.run, _limits(tick)
     return Order(
         away=step.before_template,
         toward=step.after_template,
-        edit=step.edit,
+        edit=step.edit if isinstance(step, FlagStep) else step.swap,
         recorded=run.recorded,
         victim=run.victim,
         drain=drain,
@@ -205,6 +215,8 @@ async def _refused_canary(tick: Tick, canaries: tuple[Pod, ...]) -> Move | None:
 def _least_blocks(run: Run) -> int:
     """Return the KV-cache blocks that the canary is compared with; 0: none.
 
-    A change for steadiness gives memory away on purpose: the pool is smaller then.
+    A change for steadiness gives memory away on purpose: the pool is smaller then. Another revision's
+    image or types may well make another pool.
     """
-    return run.blocks or 0 if run.goal is Goal.RELIEF else 0
+    same_engine = run.goal is Goal.RELIEF and not isinstance(run.current.step, RevisionStep)
+    return run.blocks or 0 if same_engine else 0

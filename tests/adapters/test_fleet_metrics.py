@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from http_double import Reply, Server
 from kvmedic.core.evidence import Absence, Look, Measured, Missing, Pool, Signal, Unsupported
 from kvmedic.core.fleet import Pod
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.fleet import FleetMetrics
+from kvmedic.metrics.fleet import FleetMetrics, is_made_by
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from prometheus_server import PrometheusServer
 from scripted_fleet import DATA, END, NAMESPACE, THIRTY
@@ -81,3 +83,69 @@ async def test_a_replica_is_asked_at_its_own_address() -> None:
     assert pool.value == Pool(149, 32, "auto")
     assert nowhere == UNAVAILABLE
     assert [request.path for request in replica.requests] == ["/metrics", "/metrics"]
+
+
+HISTORY = Look(THIRTY / 6, signals=frozenset({Signal.PREEMPTIONS, Signal.REQUESTS_FINISHED}))
+"""Five minutes."""
+CAME = END - timedelta(minutes=20)
+"""When the replicas of an earlier revision were last seen."""
+
+
+async def test_the_replicas_of_an_earlier_revision_are_found_by_what_made_them(
+    history: PrometheusServer,
+) -> None:
+    metrics = fleet_metrics(history.url)
+
+    past = await metrics.past("default", NAMESPACE, "gone-6f", CAME, HISTORY)
+    await metrics.close()
+
+    assert isinstance(past, Measured)
+    assert sorted(past.value.pods) == ["gone-6f-abcde", "gone-6f-fghij"]
+    calm, thrashing = (past.value.pods[name] for name in sorted(past.value.pods))
+    assert [type(pod.number(Signal.REQUESTS_FINISHED)) for pod in (calm, thrashing)] == [Measured] * 2
+    preempted = [pod.number(Signal.PREEMPTIONS) for pod in (calm, thrashing)]
+    assert [round(one.value) for one in preempted if isinstance(one, Measured)] == [0, 150]
+    assert past.value.window_seconds == 300
+
+
+async def test_replicas_that_nobody_scraped_then_are_missing_and_not_calm(history: PrometheusServer) -> None:
+    metrics = fleet_metrics(history.url)
+
+    found = [
+        await metrics.past("default", namespace, replica_set, at, HISTORY)
+        for namespace, replica_set, at in (
+            (NAMESPACE, "never-5c", CAME),
+            ("other", "gone-6f", CAME),
+            (NAMESPACE, "gone-6f", END),
+            (NAMESPACE, "gone-6f", END - timedelta(hours=3)),
+        )
+    ]
+    await metrics.close()
+
+    assert found == [Missing(Absence.NO_SERIES)] * 4
+
+
+async def test_a_source_that_does_not_answer_knows_no_past() -> None:
+    metrics = fleet_metrics("http://127.0.0.1:9")
+
+    down = await metrics.past("default", NAMESPACE, "gone-6f", CAME, HISTORY)
+    unknown = await metrics.past("defualt", NAMESPACE, "gone-6f", CAME, HISTORY)
+    await metrics.close()
+
+    assert down == unknown == UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("replica_set", "name", "made"),
+    [
+        ("llm-6f", "llm-6f-abc12", True),
+        ("llm-6f", "llm-6f-abc123", False),
+        ("llm-6f", "llm-6fx-abc12", False),
+        ("llm-6f", "llm-6f-k2-abc12", False),
+        ("llm.6f", "llm-6f-abc12", False),
+        ("x" * 70, "x" * 58 + "abc12", True),
+        ("x" * 57, "x" * 57 + "-abc12", True),
+    ],
+)
+def test_a_pods_name_tells_what_made_it(replica_set: str, name: str, made: bool) -> None:
+    assert is_made_by(replica_set, name) is made

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvmedic.api.levers import LEVERS
+
 Spec = dict[str, Any]
 
 MINIMAL: Spec = {"targetRef": {"name": "inference-llm"}}
@@ -205,10 +207,10 @@ LEVERS = [
     ),
     Row(
         "more levers than there are",
-        {"levers": [{"name": "maxNumSeqs"}] * 10},
+        {"levers": [{"name": "maxNumSeqs"}] * (len(LEVERS) + 1)},
         "spec.levers",
-        "must have at most 9 items",
-        "at most 9 items",
+        f"must have at most {len(LEVERS)} items",
+        f"at most {len(LEVERS)} items",
     ),
     Row(
         "acting without a lever",
@@ -294,6 +296,12 @@ LEVERS = [
         "spec.levers[0].restoreAfter",
         "use a duration from 1m to 168h",
     ),
+    Row(
+        "rolled back within no time",
+        lever(name="revisionRollback", within="4m"),
+        "spec.levers[0].within",
+        "use a duration from 5m to 24h",
+    ),
     *(
         Row(
             f"{field} on a lever without it",
@@ -308,6 +316,7 @@ LEVERS = [
             ("maxGiB", 1),
             ("maxReplicas", 1),
             ("restoreAfter", "1h"),
+            ("within", "1h"),
         )
     ),
 ]

@@ -16,6 +16,7 @@ LOW: dict[str, Any] = {
         {"name": "watermark", "max": 0.001},
         {"name": "maxModelLen", "min": 1},
         {"name": "maxNumBatchedTokens", "min": 1},
+        {"name": "revisionRollback", "within": "5m"},
     ],
     "rollout": {"drainTimeout": "10s", "rotationLabel": {"key": "a", "draining": "b"}},
     "verify": {"for": "1m"},
@@ -36,6 +37,7 @@ HIGH: dict[str, Any] = {
         {"name": "watermark", "max": 0.5},
         {"name": "maxNumSeqs", "min": 65536},
         {"name": "gpuMemoryUtilization", "min": 1, "max": 1, "step": 0.1},
+        {"name": "revisionRollback", "within": "24h"},
     ],
     "nodeHealth": "IfAvailable",
     "rollout": {

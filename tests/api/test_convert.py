@@ -18,6 +18,7 @@ from kvmedic.core.policy import (
     Mode,
     OnInconclusive,
     Policy,
+    RollbackPolicy,
     RolloutPolicy,
     RotationLabel,
     Runbook,
@@ -111,5 +112,23 @@ def test_levers_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(IMPLEMENTED_LEVERS))
-def test_an_implemented_lever_is_a_knob(name: LeverName) -> None:
-    assert name in KNOBS
+def test_an_implemented_lever_is_a_knob_or_has_a_field_of_its_own(name: LeverName) -> None:
+    assert (name in KNOBS) is not (name is LeverName.REVISION_ROLLBACK)
+
+
+@pytest.mark.parametrize(
+    ("levers", "expected"),
+    [
+        ([{"name": "maxNumSeqs"}], RollbackPolicy(is_allowed=False, within=timedelta(hours=1))),
+        ([{"name": "revisionRollback"}], RollbackPolicy(is_allowed=True, within=timedelta(hours=1))),
+        (
+            [{"name": "maxNumSeqs"}, {"name": "revisionRollback", "within": "90m"}],
+            RollbackPolicy(is_allowed=True, within=timedelta(minutes=90)),
+        ),
+    ],
+    ids=["absent: not allowed", "allowed within an hour", "allowed within a time of its own"],
+)
+def test_a_way_back_to_another_revision_is_a_lever(
+    levers: list[dict[str, str]], expected: RollbackPolicy
+) -> None:
+    assert policy_of(spec_from_wire({**MINIMAL, "levers": levers})).rollback == expected

@@ -6,12 +6,12 @@ from kvmedic.cli.explain import Place, explained
 from kvmedic.core.decide import Wish
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record, ShownDiagnosis, TriedLever, TriedReplacement
+from kvmedic.core.record import Record, ShownDiagnosis, TriedLever, TriedReplacement, TriedRollback
 from kvmedic.core.resource import Resource
 from kvmedic.core.severity import Severity, Urgency
 from kvmedic.core.summary import Cost, Summary
 from kvmedic.core.verdict import Verdict
-from run_builder import NOW, OLD, REPLACE, UID, a_run
+from run_builder import NEW, NOW, OLD, RECALL, REPLACE, UID, a_run
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")
 
@@ -67,3 +67,18 @@ def test_a_fleet_without_trouble_is_no_page_and_no_ticket() -> None:
     calm = ShownDiagnosis(Reason.HEALTHY, "calm", "PreemptionThrash", NOW)
 
     assert not [line for line in lines(Record(diagnosis=calm)) if "page" in line or "ticket" in line]
+
+
+def test_a_rollback_that_did_not_help_is_told_with_both_templates() -> None:
+    said = lines(Record(rollbacks=(TriedRollback(OLD, NEW, Reason.NOT_RECOVERED, NOW),)))
+
+    assert (
+        f"Pod template {OLD} was rolled back to {NEW} (2026-03-01T03:00:00Z): NotRecovered; not tried again "
+        "from this template." in said
+    )
+
+
+def test_an_open_rollback_names_both_revisions() -> None:
+    said = lines(Record(run=a_run(step=RECALL)))
+
+    assert any("pod template of revision 7 -> of revision 6: Pending" in line for line in said)

@@ -23,7 +23,7 @@ from kvmedic.core.gates import Blocked
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.run import Outcome, Standing, StepState
 from kvmedic.core.verdict import Judged, Verdict
-from run_builder import NOW, REPLACE, a_run, a_scaling, an_intent
+from run_builder import NOW, RECALL, REPLACE, a_run, a_scaling, an_intent
 
 SUSPENDED = Blocked(Reason.SUSPENDED, "suspended")
 ENDING = Outcome(Reason.RECOVERED, "better")
@@ -140,6 +140,12 @@ ROWS = [
         a_run(S.VERIFYING, an_intent()),
         seen(Standing.SCALED_TO_ZERO),
         "TurnBack",
+    ),
+    (
+        "a way back to another revision did not help: it is taken back",
+        a_run(S.VERIFYING, an_intent(), step=RECALL),
+        seen(verdict=V.NOT_RECOVERED),
+        TurnBack(Outcome(Reason.NOT_RECOVERED, "numbers"), V.NOT_RECOVERED),
     ),
     ("a replacement begins", a_run(step=REPLACE), seen(), Walk(Direction.FORWARD)),
     ("somebody scaled: leave it", REPLACING, seen(Standing.RESCALED), "Leave"),

@@ -11,7 +11,7 @@ from kvmedic.core.fleet import frozen
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome, Standing, StepState, standing
 from kvmedic.core.verdict import Judged, Verdict
-from run_builder import NEW, NOW, OLD, REPLACE, UID, a_fleet, a_run, a_scaling, an_intent
+from run_builder import NEW, NOW, OLD, RECALL, REPLACE, UID, a_fleet, a_run, a_scaling, an_intent
 
 
 def test_a_run_without_a_baseline_is_judged_by_steadiness_alone() -> None:
@@ -179,6 +179,24 @@ ROWS = [
         a_run(StepState.VERIFYING, an_intent(3, "Restore", before=NEW, frozen=False)),
         a_fleet(fence=MINE + "3", revision=OLD),
         Standing.REVERTED,
+    ),
+    (
+        "a person undid a way back to another revision",
+        a_run(StepState.VERIFYING, an_intent(3, "Restore", before=NEW, frozen=False), step=RECALL),
+        a_fleet(fence=MINE + "3", revision=OLD),
+        Standing.REVERTED,
+    ),
+    (
+        "a way back to another revision is under way",
+        a_run(StepState.ROLLING_OUT, an_intent(3), step=RECALL),
+        a_fleet(fence=MINE + "3", revision=NEW, fields=FROZEN),
+        Standing.AS_RECORDED,
+    ),
+    (
+        "somebody edited the template in a way back to another revision",
+        a_run(StepState.ROLLING_OUT, an_intent(3), step=RECALL),
+        a_fleet(fence=MINE + "3", revision="theirs", fields=FROZEN),
+        Standing.DRIFTED,
     ),
     (
         "a person ended the freeze on the way back",

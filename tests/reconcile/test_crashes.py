@@ -13,6 +13,7 @@ import pytest
 
 from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Fate, Write
+from reconcile.deploying import ALLOWED, RAISED_CAP, break_earlier, cap, deploy
 from reconcile.phases import drained, let_go
 from reconcile.replacing import names, press_one
 from reconcile.test_ill_replicas import LEVERS, TORCH, crash
@@ -172,3 +173,52 @@ def test_killed_at_every_write_a_replica_out_of_memory_is_met_all_the_same(a_wor
     assert eye.lost == []
     assert eye.fewest >= 1
     assert killer.kills
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_revision_is_rolled_back_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=ALLOWED)
+    before = world.deployment()["spec"]
+    deploy(world)
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 4, "each replica was replaced once"
+    assert {"Freeze", "Restore"} <= {word for write in killer.kills for word in write.step.split()}
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_rollback_that_did_not_help_is_taken_back(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=ALLOWED)
+    deploy(world, new="worse")
+    before = world.deployment()["spec"]
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert cap(world) == RAISED_CAP
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_an_earlier_revision_that_does_not_start_is_given_up(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=ALLOWED)
+    deploy(world)
+    break_earlier(world)
+    before, pods = world.deployment()["spec"], {p["metadata"]["name"] for p in world.pods()}
+
+    survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["CanaryFailed"]
+    assert [one["outcome"] for one in world.status()["rollbacks"]] == ["CanaryFailed"]
+    assert world.deployment()["spec"] == before
+    world.wait(lambda: {p["metadata"]["name"] for p in world.pods()} == pods, 10, "the canary is gone")

@@ -60,7 +60,7 @@ async def looked(
 ) -> Survey:
     resource = resource or a_resource()
     assert resource.policy is not None
-    view = SimpleNamespace(fleet=a_settled_fleet(**fleet), template=TEMPLATE)
+    view = SimpleNamespace(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
     metrics = Asked(state)
     found = await examine(resource, resource.policy, view, Senses(metrics, metrics))
     return await accompanied(found, resource, resource.policy, town or Town(Neighbours()))
@@ -176,7 +176,7 @@ async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
 ) -> None:
     class Closed:
         async def look(self, namespace: str, policy: Any) -> Any:
-            return SimpleNamespace(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE)
+            return SimpleNamespace(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE, templates={})
 
         async def ends(self, *_: Any) -> dict[str, Any]:
             return {}

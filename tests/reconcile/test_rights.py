@@ -14,6 +14,7 @@ from chart.rendering import render
 from lab.cluster.light import LightCluster
 from lab.scripted.proxy import Proxy
 from reconcile.approving import APPROVE, approve, waits_as
+from reconcile.deploying import ALLOWED, deploy
 from reconcile.world import World, no_harm
 
 Right = tuple[str, str, str]
@@ -23,9 +24,11 @@ VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"
 RARE = {
     ("", "pods", "delete"),
     ("", "pods/log", "get"),
+    ("apps", "replicasets", "get"),
     ("kvmedic.io", "kvapprovals", "list"),
 }
-"""Asked for only while a peer of the drained replica is not Ready; after a restart; in mode Approve."""
+"""Asked for only while a peer of the drained replica is not Ready; after a restart; before a revision is put
+back; in mode Approve."""
 
 
 @dataclass(slots=True)
@@ -123,3 +126,18 @@ def test_the_charts_rights_suffice_for_a_plan_that_a_person_approves(
     assert {right for right in proxy.used if right[1] == "kvapprovals"} == {
         ("kvmedic.io", "kvapprovals", "list")
     }
+
+
+def test_the_charts_rights_suffice_to_roll_a_revision_back(
+    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger]
+) -> None:
+    world = a_world(replicas=2, spec=ALLOWED)
+    deploy(world)
+    proxy = with_rights_of_the_chart(world)
+
+    world.start(proxy=proxy)
+    world.wait(world.is_closed, 90, "the run closes")
+
+    assert proxy.forbidden == []
+    assert world.outcomes() == ["Recovered"]
+    assert ("apps", "replicasets", "get") in proxy.used

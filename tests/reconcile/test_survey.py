@@ -49,6 +49,11 @@ class Asked:
         seen = {pod.name: only(readings(self.state, NOW), look.signals) for pod in pods}
         return Observation(NOW, look.window.total_seconds(), look.hold.total_seconds(), seen)
 
+    async def past(
+        self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
+    ) -> Reading[Observation]:
+        return Missing(Absence.NO_SERIES)
+
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
     ) -> dict[str, Reading[tuple[Device, ...]]]:
@@ -72,13 +77,13 @@ def a_resource(good: str = "", traffic: Traffic | None = None) -> Resource:
 
 
 def view() -> Any:
-    return SimpleNamespace(fleet=a_fleet(), template=deployment(3)["spec"]["template"])
+    return SimpleNamespace(fleet=a_fleet(), template=deployment(3)["spec"]["template"], templates={})
 
 
 def settled_view() -> Any:
     """A view whose fleet runs the very template."""
     template = deployment(3)["spec"]["template"]
-    return SimpleNamespace(fleet=a_fleet(revision=template_hash(template)), template=template)
+    return SimpleNamespace(fleet=a_fleet(revision=template_hash(template)), template=template, templates={})
 
 
 async def looked(state: State, good: str = "") -> tuple[Survey, Asked]:

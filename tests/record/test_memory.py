@@ -8,12 +8,12 @@ import pytest
 
 from kvmedic.core.plan import Step
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import HISTORY_LENGTH, Record, TriedLever, TriedReplacement
+from kvmedic.core.record import HISTORY_LENGTH, Record, TriedLever, TriedReplacement, TriedRollback
 from kvmedic.core.run import Outcome, StepState
 from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.record.runs import closed
-from kvmedic.runbooks.planning import replaced_in_vain
-from run_builder import NEW, NOW, OLD, REPLACE, STEP, a_fleet, a_run, a_scaling, an_intent
+from kvmedic.runbooks.planning import replaced_in_vain, rolled_back_in_vain
+from run_builder import NEW, NOW, OLD, RECALL, REPLACE, STEP, a_fleet, a_run, a_scaling, an_intent
 
 FAILED = Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, "still beyond the trigger")
 
@@ -67,3 +67,45 @@ def test_another_template_or_number_is_other_evidence() -> None:
     assert not replaced_in_vain(tried, a_fleet(revision=NEW))
     assert not replaced_in_vain(tried, a_fleet(replicas=4))
     assert not replaced_in_vain((), a_fleet())
+
+
+def after_way_back(reason: Reason, before: Record | None = None) -> Record:
+    """The record once a run that rolled a revision back was itself taken back."""
+    outcome = Outcome(reason, "numbers")
+    verdict = Verdict.NOT_RECOVERED if reason is Reason.NOT_RECOVERED else None
+    run = a_run(StepState.VERIFYING, an_intent(), step=RECALL).turned_back(outcome, verdict).reverted()
+    return closed(replace(before or Record(), run=run), run, outcome, 1, NOW)
+
+
+@pytest.mark.parametrize("reason", [Reason.NOT_RECOVERED, Reason.CANARY_FAILED])
+def test_a_rollback_that_did_not_help_or_could_not_start_is_remembered_by_its_template(
+    reason: Reason,
+) -> None:
+    done = after_way_back(reason)
+
+    assert done.rollbacks == (TriedRollback(OLD, NEW, reason, NOW),)
+    assert (done.levers, done.replacements) == ((), ())
+    assert rolled_back_in_vain(done.rollbacks, a_fleet())
+    assert not rolled_back_in_vain(done.rollbacks, a_fleet(revision=NEW))
+    assert not rolled_back_in_vain((), a_fleet())
+
+
+@pytest.mark.parametrize(
+    "reason", [Reason.ROLLED_BACK_BY_HAND, Reason.SPARE_UNSCHEDULABLE, Reason.REVISION_GONE]
+)
+def test_a_rollback_that_ended_otherwise_may_be_tried_again(reason: Reason) -> None:
+    assert after_way_back(reason).rollbacks == ()
+
+
+def test_a_rollback_that_helped_is_not_remembered_as_one_that_did_not() -> None:
+    assert after_verdict(RECALL, Verdict.RECOVERED).rollbacks == ()
+
+
+def test_rollbacks_are_remembered_once_each_and_their_number_is_bounded() -> None:
+    old = tuple(TriedRollback(each, NEW, Reason.NOT_RECOVERED, NOW) for each in (OLD, *map(str, range(10))))
+
+    done = after_way_back(Reason.CANARY_FAILED, Record(rollbacks=old))
+
+    assert done.rollbacks[0] == TriedRollback(OLD, NEW, Reason.CANARY_FAILED, NOW)
+    assert len(done.rollbacks) == HISTORY_LENGTH
+    assert len({one.revision for one in done.rollbacks}) == HISTORY_LENGTH

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from builders import CALM, IDLE, THRASHING, Replica, an_evidence
+from builders import (
+    CALM,
+    IDLE,
+    NO_SERIES,
+    SOURCE_UNAVAILABLE,
+    THRASHING,
+    Replica,
+    an_evidence,
+    spread,
+    without,
+)
+from deploy_builder import CAP_RAISED, LENGTH_RAISED, a_deploy, a_past, deployed
 from kvmedic.core.diagnosis import Evidence
+from kvmedic.core.evidence import Signal
 from kvmedic.core.reasons import Reason
+from kvmedic.core.revisions import Deploy, Difference, NoDeploy, UnknownDeploy
 from kvmedic.core.vitals import Cause, NodeHealth
 from vitals_builder import a_device, an_end, ill, required, restarted, without_metrics
 
@@ -21,8 +34,18 @@ BUSY_AND_WELL_CAPPED = Replica(
     usage_mean=0.97,
     stalls=10,
 )
+SHORTER = replace(CALM, outputs=spread(140))
+"""Requests that are by a quarter shorter."""
+SLOWER = replace(CALM, finished=0.75 * THRASHING.finished)
+"""Requests that come more seldom than at five in today's seven."""
+FASTER = replace(CALM, finished=1.5 * THRASHING.finished)
 THRASH = an_evidence(*[THRASHING] * 3)
 QUIET = an_evidence(*[CALM] * 3)
+
+
+def since(*replicas: Replica) -> Deploy:
+    """Return a deploy with these replicas before it."""
+    return a_deploy(before=a_past(*replicas))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +135,63 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             ill(restarted(THRASH, an_end(Cause.DEVICE_MEMORY)), a_device(last_xid=79)),
             fires=False,
         ),
+    ),
+    Reason.DEPLOY_CORRELATED: (
+        Incident("a raised cap, calm before", deployed(THRASH), fires=True),
+        Incident("a raised length, calm before", deployed(THRASH, a_deploy(LENGTH_RAISED)), fires=True),
+        Incident(
+            "another type of the cache",
+            deployed(THRASH, a_deploy(Difference("kv_cache_dtype", "fp8", None))),
+            fires=True,
+        ),
+        Incident("another image", deployed(THRASH, a_deploy(Difference("image", "v1", "v2"))), fires=True),
+        Incident("two of three pressured", deployed(an_evidence(THRASHING, THRASHING, CALM)), fires=True),
+        Incident("a single replica", deployed(an_evidence(THRASHING)), fires=True),
+        Incident("busy and well capped before", deployed(THRASH, since(BUSY_AND_WELL_CAPPED)), fires=True),
+        Incident("at the trigger before", deployed(THRASH, since(AT_THE_TRIGGER)), fires=True),
+        Incident(
+            "longer requests, which only this revision takes",
+            deployed(THRASH, a_deploy(CAP_RAISED, LENGTH_RAISED, before=a_past(SHORTER))),
+            fires=True,
+        ),
+        Incident("fewer requests than before", deployed(THRASH, since(FASTER)), fires=True),
+        Incident("pressured before too", deployed(THRASH, since(THRASHING)), fires=False),
+        Incident(
+            "one replica pressured before", deployed(THRASH, since(CALM, OVER_THE_TRIGGER)), fires=False
+        ),
+        Incident("nobody sent anything before", deployed(THRASH, since(IDLE)), fires=False),
+        Incident("far fewer requests before", deployed(THRASH, since(SLOWER)), fires=False),
+        Incident("far shorter requests before", deployed(THRASH, since(SHORTER)), fires=False),
+        Incident("no revision of interest came", deployed(THRASH, NoDeploy()), fires=False),
+        Incident("a raised cap, and calm", deployed(QUIET), fires=False),
+        Incident(
+            "a raised cap, one of three pressured", deployed(an_evidence(THRASHING, CALM, CALM)), fires=False
+        ),
+        Incident(
+            "the source knows nothing of then", deployed(THRASH, a_deploy(before=NO_SERIES)), fires=False
+        ),
+        Incident(
+            "the source does not answer", deployed(THRASH, a_deploy(before=SOURCE_UNAVAILABLE)), fires=False
+        ),
+        Incident(
+            "one signal of then is missing",
+            deployed(
+                THRASH,
+                a_deploy(before=a_past(without(CALM.readings(), Signal.PREEMPTIONS, NO_SERIES), CALM)),
+            ),
+            fires=False,
+        ),
+        Incident(
+            "what it changed cannot be read",
+            deployed(THRASH, UnknownDeploy(Reason.REVISION_UNREADABLE, "a file")),
+            fires=False,
+        ),
+        Incident(
+            "node health unknown, and required",
+            replace(deployed(THRASH), node_health=NodeHealth.REQUIRED),
+            fires=False,
+        ),
+        Incident("a broken GPU as well", ill(deployed(THRASH), a_device(last_xid=79)), fires=False),
     ),
     Reason.ONE_REPLICA_PRESSURED: (
         Incident("one of two", an_evidence(THRASHING, CALM), fires=True),

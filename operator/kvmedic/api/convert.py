@@ -14,7 +14,15 @@ from kvmedic.api.spec import Objectives as WireObjectives
 from kvmedic.core.diagnosis import LeverBound, Trigger
 from kvmedic.core.engine import Knob
 from kvmedic.core.maintenance import MaintenanceWindow
-from kvmedic.core.policy import Limits, Policy, RolloutPolicy, RotationLabel, TargetRef, Windows
+from kvmedic.core.policy import (
+    Limits,
+    Policy,
+    RollbackPolicy,
+    RolloutPolicy,
+    RotationLabel,
+    TargetRef,
+    Windows,
+)
 from kvmedic.core.verdict import Objectives
 
 KNOBS = MappingProxyType(
@@ -34,8 +42,8 @@ KNOBS = MappingProxyType(
 def policy_of(spec: KVRemediationSpec) -> Policy:
     """Return what the core reads of a spec.
 
-    Levers that are no knob of the engine are left out: until they are implemented they are refused
-    (`kvmedic.api.pending`).
+    Levers that are no knob of the engine have fields of their own; those that are not implemented are
+    refused (`kvmedic.api.pending`).
     """
     return Policy(
         target=TargetRef(spec.target_ref.kind, spec.target_ref.name, spec.target_ref.container),
@@ -57,7 +65,16 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
             windows=tuple(_maintenance(window) for window in spec.limits.windows or ()),
             approval_max_age=parse_duration(spec.limits.approval_max_age),
         ),
+        rollback=_rollback(spec),
     )
+
+
+def _rollback(spec: KVRemediationSpec) -> RollbackPolicy:
+    lever = next((one for one in spec.levers if one.name is LeverName.REVISION_ROLLBACK), None)
+    if lever is None:
+        return RollbackPolicy()
+    within = RollbackPolicy().within if lever.within is None else parse_duration(lever.within)
+    return RollbackPolicy(is_allowed=True, within=within)
 
 
 def _windows(spec: KVRemediationSpec) -> Windows:

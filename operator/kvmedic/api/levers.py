@@ -26,6 +26,7 @@ class LeverName(StrEnum):
     CHUNKED_PREFILL = "chunkedPrefill"
     CPU_OFFLOAD = "cpuOffload"
     SCALE_OUT = "scaleOut"
+    REVISION_ROLLBACK = "revisionRollback"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ LEVERS: Mapping[LeverName, Mapping[str, Range | None]] = MappingProxyType(
             "step": Range(1, 100, is_whole=True),
             "restoreAfter": None,
         },
+        LeverName.REVISION_ROLLBACK: {"within": None},
     }
 )
 """The bounds that each lever takes, by field. None: the field's own bounds are enough."""
@@ -141,6 +143,10 @@ class LeverSpec(Wire):
     """Replicas, at most, for scaleOut. From 1 to 10000."""
     restore_after: Annotated[str, Field(max_length=DURATION_LENGTH), duration("1m", "168h")] | None = None
     """How long it must have been calm before replicas are given back, for scaleOut. From 1m to 168h."""
+
+    within: Annotated[str, Field(max_length=DURATION_LENGTH), duration("5m", "24h")] | None = None
+    """How long after a revision came it may be rolled back, for revisionRollback. From 5m to 24h. Absent: 1h,
+    in which ten replicas that take five minutes to start are rolled out and the trigger can hold."""
 
     def bounds(self) -> dict[str, float]:
         """Return the bounds that are given, by field; a duration counts as 0."""

@@ -71,7 +71,9 @@ def _task(resource: Resource) -> str:
     policy = resource.policy
     if policy is None:
         return f"KVRemediation {resource.namespace}/{resource.name} cannot be followed."
-    levers = ", ".join(lever.knob for lever in policy.levers) or "none"
+    allowed = [str(lever.knob) for lever in policy.levers]
+    allowed += ["revisionRollback"] if policy.rollback.is_allowed else []
+    levers = ", ".join(allowed) or "none"
     held = " It is suspended." if policy.suspended else ""
     return (
         f"KVRemediation {resource.namespace}/{resource.name} looks after {policy.target.kind} "
@@ -130,6 +132,11 @@ def _memory(record: Record) -> Iterator[str]:
         yield (
             f"Replica {one.pod} was replaced ({one.at:%Y-%m-%dT%H:%M:%SZ}): {one.verdict}; no other of "
             f"{one.replicas} replicas with this template is."
+        )
+    for back in record.rollbacks:
+        yield (
+            f"Pod template {back.revision} was rolled back to {back.toward} ({back.at:%Y-%m-%dT%H:%M:%SZ}): "
+            f"{back.outcome}; not tried again from this template."
         )
     if record.history:
         last = record.history[0]

@@ -72,6 +72,12 @@ def selects(service: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return bool(selector) and selector.items() <= labels.items()
 
 
+def reaches(services: Iterable[JsonObject], deployment: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether every Service that selects a Deployment's pods would select pods with these labels."""
+    own = section(deployment, "spec", "template", "metadata", "labels")
+    return all(selects(each, labels) for each in services if selects(each, own))
+
+
 def selector_keys(selector: Mapping[str, Any]) -> set[str]:
     """Return the label keys that a label selector looks at."""
     expressions = items(selector, "matchExpressions")

@@ -11,11 +11,11 @@ decided on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvmedic.cluster.autoscalers import scaler_of
-from kvmedic.cluster.exposure import in_rotation, rotation_of, selector_text
+from kvmedic.cluster.exposure import in_rotation, reaches, rotation_of, selector_text
 from kvmedic.cluster.marks import PREFIX, RUN
 from kvmedic.cluster.ownership import last_editor, owner_of
 from kvmedic.cluster.pods import Frame, is_finished, pod_of
@@ -35,6 +35,7 @@ from kvmedic.kube.objects import (
     annotations_of,
     controller_uid,
     items,
+    moment,
     section,
     uid_of,
 )
@@ -52,6 +53,8 @@ class Snapshot:
     """The Deployment's `spec.template`. It may hold secrets: never print it, never store it."""
     container_index: int | None
     """Place of the engine's container; None where it is not named and there are several."""
+    templates: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """The pod template of each ReplicaSet, by its name. The same holds for these."""
 
     @property
     def image(self) -> str:
@@ -90,7 +93,10 @@ async def snapshot(
     index = container_index(template, target.container)
     uids = frozenset(uid_of(pod) for pod in parts.pods)
     rotation = rotation_of(deployment, label, parts.services, parts.slices, uids)
-    return Snapshot(_fleet(parts, rotation, _name_at(template, index)), template, index)
+    kept = {
+        str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
+    }
+    return Snapshot(_fleet(parts, rotation, _name_at(template, index)), template, index, kept)
 
 
 def container_index(template: Mapping[str, Any], name: str | None) -> int | None:
@@ -135,7 +141,7 @@ def _fleet(parts: _Parts, rotation: Rotation, container: str | None) -> Fleet:
         status_replicas=int(status.get("replicas", 0)),
         updated_replicas=int(status.get("updatedReplicas", 0)),
         fence=marks.pop(RUN, ""),
-        replica_sets=tuple(_replica_set(each) for each in parts.replica_sets),
+        replica_sets=tuple(_replica_set(each, parts) for each in parts.replica_sets),
         pods=_pods(parts, rotation, container),
         rotation=rotation,
         owner=owner_of(body),
@@ -161,16 +167,19 @@ def rollout_fields(spec: Mapping[str, Any]) -> RolloutFields:
     )
 
 
-def _replica_set(body: JsonObject) -> ReplicaSet:
+def _replica_set(body: JsonObject, parts: _Parts) -> ReplicaSet:
     spec, number = section(body, "spec"), annotations_of(body).get(REVISION, "")
+    metadata = section(body, "metadata")
     return ReplicaSet(
-        name=str(section(body, "metadata")["name"]),
+        name=str(metadata["name"]),
         revision=template_hash(section(spec, "template")),
         number=int(number) if number.isdecimal() else 0,
         desired=int(spec.get("replicas", 1)),
         available=int(section(body, "status").get("availableReplicas", 0)),
         min_ready_seconds=int(spec.get("minReadySeconds", 0)),
         observed=_is_observed(body),
+        created_at=moment(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
+        reachable=reaches(parts.services, parts.deployment, section(spec, "template", "metadata", "labels")),
     )
 
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any, assert_never
 
 from kvmedic.cluster.marks import PREFIX, RECORDED, RUN
-from kvmedic.core.edit import Json, PatchOperation, TokenEdit
+from kvmedic.cluster.templates import note_of, template_of, template_operations
+from kvmedic.core.edit import Json, PatchOperation
 from kvmedic.core.fleet import Fleet, RolloutFields
 from kvmedic.core.moves import (
     DeploymentMove,
@@ -50,14 +51,15 @@ async def assign(
         notes: annotations for people, by name; `notes_on` makes the usual ones.
 
     Raises:
-        Conflict: the Deployment is not what was looked at.
+        Conflict: the Deployment is not what was looked at, or another revision's template is not.
         ValueError: the move's edit does not fit the template that was looked at.
     """
     ref = _ref(fleet)
     live = await _unchanged(client, ref, fleet)
+    kept = await template_of(client, fleet, move)
     operations = (
         *guards(fleet, move),
-        *_changes(live, move),
+        *_changes(live, move, kept),
         *_annotations(live, {**notes, RUN: claim}),
     )
     await client.json_patch(ref, operations)
@@ -89,7 +91,7 @@ def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
         return {RECORDED: json.dumps({"replicas": move.before, "pod": move.pod})}
     if not isinstance(move, Freeze) or fleet.fields.is_frozen:
         return {}
-    return {RECORDED: json.dumps({**_note_of_fields(fleet.fields), **_note_of_edit(move.edit)})}
+    return {RECORDED: json.dumps({**_note_of_fields(fleet.fields), **note_of(move.edit)})}
 
 
 def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
@@ -133,12 +135,15 @@ def field_operations(spec: Mapping[str, Any], fields: RolloutFields) -> tuple[Pa
     return tuple(operations)
 
 
-def _changes(live: JsonObject, move: DeploymentMove) -> tuple[PatchOperation, ...]:
-    """Return what a move changes: the template's one token where it has one, and the rollout's fields."""
+def _changes(
+    live: JsonObject, move: DeploymentMove, kept: Mapping[str, Json] | None
+) -> tuple[PatchOperation, ...]:
+    """Return what a move changes: the template where it changes it, and the rollout's fields."""
     spec = section(live, "spec")
     match move:
         case Freeze(edit, fields) | Retarget(edit, fields) | Revert(edit, fields):
-            return (*edit.patch(section(spec, "template")), *field_operations(spec, fields))
+            changed = template_operations(edit, section(spec, "template"), kept)
+            return (*changed, *field_operations(spec, fields))
         case Pause(fields) | Release(fields) | Restore(fields, _) | Pulse(_, fields):
             return field_operations(spec, fields)
         case ScaleOut(_, replicas) | ScaleIn(_, replicas):
@@ -198,17 +203,4 @@ def _note_of_fields(fields: RolloutFields) -> dict[str, Json]:
         "maxUnavailable": fields.max_unavailable,
         "minReadySeconds": fields.min_ready_seconds,
         "progressDeadlineSeconds": fields.progress_deadline_seconds,
-    }
-
-
-def _note_of_edit(edit: TokenEdit) -> dict[str, Json]:
-    within: dict[str, Json] = {} if edit.at is None else {"at": edit.at}
-    return {
-        "container": edit.container,
-        "containerIndex": edit.container_index,
-        "field": str(edit.field),
-        "index": edit.index,
-        "before": edit.before,
-        "after": edit.after,
-        **within,
     }

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Signal
 from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.revisions import LatestDeploy, NoDeploy, Revision
 from kvmedic.core.vitals import NodeHealth, Vital, Vitals
 
 
@@ -37,6 +38,8 @@ class Evidence:
     """By pod name; a pod is absent where nobody looked."""
     node_health: NodeHealth = NodeHealth.IF_AVAILABLE
     """What unknown node health means (spec.nodeHealth)."""
+    deploy: LatestDeploy = field(default_factory=NoDeploy)
+    """What of the pod template changed of late. No deploy also where nobody looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +85,21 @@ class Relief:
     """One sentence with the numbers behind it."""
 
 
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """The fleet should run the revision again that it ran before."""
+
+    before: Revision
+    after: Revision
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind it, and how long it will take."""
+
+
 SettingAdvice: TypeAlias = Assignment | NoChange
 """What a lever says."""
 
-Advice: TypeAlias = SettingAdvice | Relief
+Advice: TypeAlias = SettingAdvice | Relief | RollBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +148,10 @@ class Setting:
     """Levers that this engine's command line does not let be set, with the reason."""
     replacing_failed: bool = False
     """A replica was replaced on this evidence, and it did not help."""
+    rollback_allowed: bool = False
+    """The fleet may be taken back to its previous revision."""
+    rollback_failed: bool = False
+    """It was, from this very revision, and it did not help."""
 
     def bound(self, knob: Knob) -> LeverBound | None:
         """Return the bounds of a lever, or None where it is not allowed."""

@@ -162,6 +162,10 @@ class Flag:
     depends on the device or the model."""
     most: int | None = None
     """The largest value that an engine takes by itself where the flag is not given; None: not known."""
+    least: int | None = None
+    """The smallest one; None: not known."""
+    is_greatest_unset: bool = False
+    """Where the flag is not given the engine takes the greatest value that its model allows."""
     on_since: Version | None = None
     """For a switch: the first release in which every engine has it on where the flag is not given.
     None: no such release is known."""
@@ -236,6 +240,8 @@ class EngineProfile:
     """The release that an engine of unknown version is taken for when its command line is read."""
     unknown_since: Version
     """The oldest release that an engine of unknown version may be when something is added."""
+    types: tuple[str, ...] = ()
+    """The engine's own names of the options that say in which types weights and KV cache are stored."""
 
     def flag(self, knob: Knob) -> Flag | None:
         """Return how this engine spells a knob, or None where it has no such thing."""

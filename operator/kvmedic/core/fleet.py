@@ -112,6 +112,10 @@ class ReplicaSet:
     min_ready_seconds: int
     observed: bool
     """Its controller has seen its newest spec."""
+    created_at: datetime | None = None
+    """When it was made: the first time that its revision was rolled out. None: not known."""
+    reachable: bool = True
+    """Every Service that selects the Deployment's own pods selects its pods too."""
 
 
 @dataclass(frozen=True, slots=True)

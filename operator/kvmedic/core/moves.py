@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvmedic.core.edit import TokenEdit
 from kvmedic.core.fleet import Pod, RolloutFields
 from kvmedic.core.reasons import Reason
+from kvmedic.core.swap import TemplateChange
 
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
     """Change the template and freeze the rollout, in one patch: the controller adds one new pod."""
 
-    edit: TokenEdit
+    edit: TemplateChange
     fields: RolloutFields
 
 
@@ -29,7 +29,7 @@ class Pause:
 class Retarget:
     """Put the other template back while the rollout stays paused."""
 
-    edit: TokenEdit
+    edit: TemplateChange
     fields: RolloutFields
 
 
@@ -58,7 +58,7 @@ class Revert:
     the extra pod can go.
     """
 
-    edit: TokenEdit
+    edit: TemplateChange
     fields: RolloutFields
 
 

@@ -16,6 +16,8 @@ from typing import Literal, TypeAlias, assert_never
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
+from kvmedic.core.revisions import Revision
+from kvmedic.core.swap import TemplateSwap
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +118,57 @@ class ReplaceStep:
         return f"{self.target.kind}/{self.target.name}: replica {self.pod} {end}"
 
 
-Step: TypeAlias = FlagStep | ReplaceStep
+@dataclass(frozen=True, slots=True)
+class RevisionStep:
+    """The target runs the whole pod template of another of its revisions.
+
+    Absolute: `after` is the ReplicaSet that keeps the template, with the template's hash. The template
+    itself is in no record, as it may contain secrets.
+    """
+
+    target: ObjectRef
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+    before: Revision
+    after: Revision
+    reason: Reason
+    kind: Literal["RevisionStep"] = "RevisionStep"
+
+    @property
+    def before_template(self) -> str:
+        """Return the hash of the pod template that the step begins with."""
+        return self.before.template
+
+    @property
+    def after_template(self) -> str:
+        """Return the hash of the pod template that the step ends with."""
+        return self.after.template
+
+    @property
+    def swap(self) -> TemplateSwap:
+        """Return the change of the pod template."""
+        return TemplateSwap(self.before, self.after)
+
+    def inverse(self) -> RevisionStep:
+        """Return the step that puts the recorded revision back."""
+        return replace(self, before=self.after, after=self.before, reason=Reason.ROLLING_BACK)
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        return (
+            f"{self.target.kind}/{self.target.name}: pod template of revision {self.before.number} -> "
+            f"of revision {self.after.number}"
+        )
+
+
+Step: TypeAlias = FlagStep | ReplaceStep | RevisionStep
 """Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
 
 
 def template_before(step: Step) -> str:
     """Return the hash of the pod template that a step was planned on."""
     match step:
-        case FlagStep():
+        case FlagStep() | RevisionStep():
             return step.before_template
         case ReplaceStep():
             return step.template
@@ -134,7 +179,7 @@ def template_before(step: Step) -> str:
 def is_revocable(step: Step) -> bool:
     """Return whether a step that settled can still be taken back."""
     match step:
-        case FlagStep():
+        case FlagStep() | RevisionStep():
             return True
         case ReplaceStep():
             return False

@@ -102,6 +102,15 @@ class RolloutPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class RollbackPolicy:
+    """Whether a fleet may be taken back to its previous revision (lever revisionRollback)."""
+
+    is_allowed: bool = False
+    within: timedelta = timedelta(hours=1)
+    """How long a revision counts as the latest deploy. It is looked at also where nothing is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What must be so before a run may be opened."""
 
@@ -137,3 +146,4 @@ class Policy:
     rollout: RolloutPolicy
     on_inconclusive: OnInconclusive
     limits: Limits
+    rollback: RollbackPolicy = RollbackPolicy()

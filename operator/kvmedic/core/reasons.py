@@ -24,6 +24,7 @@ class Reason(StrEnum):
     THERMAL_EMERGENCY = "ThermalEmergency"
     HOST_OUT_OF_MEMORY = "HostOutOfMemory"
     CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
+    DEPLOY_CORRELATED = "DeployCorrelated"
     ONE_REPLICA_PRESSURED = "OneReplicaPressured"
     FLEET_WIDE_DEMAND = "FleetWideDemand"
     # Why nothing can be said.
@@ -41,6 +42,7 @@ class Reason(StrEnum):
     LOAD_DIFFERS = "LoadDiffers"
     NODE_HEALTH_UNKNOWN = "NodeHealthUnknown"
     PREVIOUS_LOG_UNREADABLE = "PreviousLogUnreadable"
+    REVISION_UNREADABLE = "RevisionUnreadable"
     # Why a found trouble is not met with a change.
     PREEMPTIONS_CHEAP = "PreemptionsCheap"
     CAP_WITHOUT_EFFECT = "CapWithoutEffect"
@@ -84,6 +86,8 @@ class Reason(StrEnum):
     REPLICAS_AUTOSCALED = "ReplicasAutoscaled"
     TARGET_SHARED = "TargetShared"
     SPARE_UNSCHEDULABLE = "SpareUnschedulable"
+    REVISION_GONE = "RevisionGone"
+    REVISION_UNREACHABLE = "RevisionUnreachable"
     # Gates.
     SUSPENDED = "Suspended"
     STOPPED = "Stopped"
@@ -145,6 +149,10 @@ SENTENCES = MappingProxyType(
         Reason.THERMAL_EMERGENCY: "A GPU of a replica is slowed down by heat or its hardware's protection.",
         Reason.HOST_OUT_OF_MEMORY: "A replica was ended at its container's memory limit.",
         Reason.CUDA_OUT_OF_MEMORY: "A replica ended because its GPU's memory ran out.",
+        Reason.DEPLOY_CORRELATED: (
+            "A new revision changed what the KV cache depends on, and most replicas preempt beyond the "
+            "trigger since it came."
+        ),
         Reason.ONE_REPLICA_PRESSURED: (
             "One replica preempts beyond the trigger while its peers serve and are calm."
         ),
@@ -165,6 +173,7 @@ SENTENCES = MappingProxyType(
         Reason.LOAD_DIFFERS: "Load or lengths differ too much from before for a comparison.",
         Reason.NODE_HEALTH_UNKNOWN: "The health of a replica's GPUs is not known, and the spec requires it.",
         Reason.PREVIOUS_LOG_UNREADABLE: "A replica ended, and the log that says why could not be read.",
+        Reason.REVISION_UNREADABLE: "A new revision came, and what it changed cannot be read.",
         Reason.PREEMPTIONS_CHEAP: (
             "Prompts dominate the cache, so preemptions are cheap and a cut would cost goodput."
         ),
@@ -219,6 +228,10 @@ SENTENCES = MappingProxyType(
         ),
         Reason.TARGET_SHARED: "An older resource looks after the same target.",
         Reason.SPARE_UNSCHEDULABLE: "The spare replica could not be scheduled.",
+        Reason.REVISION_GONE: "No ReplicaSet keeps the other revision's pod template any more.",
+        Reason.REVISION_UNREACHABLE: (
+            "Replicas of the previous revision carry labels that a Service of today does not select."
+        ),
         Reason.SUSPENDED: "The resource is suspended.",
         Reason.STOPPED: "The operator-wide stop is on.",
         Reason.STOP_UNREADABLE: "The operator-wide stop could not be read, so it counts as on.",

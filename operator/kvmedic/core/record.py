@@ -140,6 +140,18 @@ class TriedReplacement:
 
 
 @dataclass(frozen=True, slots=True)
+class TriedRollback:
+    """A revision that a fleet was taken back from, which did not help."""
+
+    revision: str
+    """Hash of its pod template; another template is other evidence."""
+    toward: str
+    """Hash of the pod template that the fleet was taken back to."""
+    outcome: Reason
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ClosedRun:
     """A run that ended."""
 
@@ -169,6 +181,7 @@ class Record:
     run: Run | None = None
     levers: tuple[TriedLever, ...] = ()
     replacements: tuple[TriedReplacement, ...] = ()
+    rollbacks: tuple[TriedRollback, ...] = ()
     history: tuple[ClosedRun, ...] = field(default=())
     """Newest first, at most `HISTORY_LENGTH`."""
     urgency: Urgency | None = None

@@ -54,6 +54,10 @@ _LONGER = Remedy("to look back further", _patch('"sizing":{"window":"1h"}'))
 _APPROVE = Remedy("to approve the plan", "kvmedic approve $name -n $namespace --digest $digest")
 _PROPOSAL = Remedy("to see the exact change, to be made there", "kvmedic plan $name -n $namespace")
 
+_REVISIONS = Remedy(
+    "to see which revisions are left", "kubectl -n $namespace rollout history deployment/$target"
+)
+
 REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
     {
         Reason.METRICS_MISSING: Remedy("to see what a replica exports", f"{_PAGE}/metrics"),
@@ -67,6 +71,11 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         Reason.REPLICAS_DIFFER: LOOK,
         Reason.SEVERAL_MODELS: LOOK,
         Reason.LENGTHS_MISFIT: LOOK,
+        Reason.REVISION_UNREADABLE: _REVISIONS,
+        Reason.REVISION_GONE: _REVISIONS,
+        Reason.REVISION_UNREACHABLE: Remedy(
+            "to see what the Services select", "kubectl -n $namespace get services -o wide"
+        ),
         Reason.POOL_TOO_SMALL: Remedy("to add replicas", _SCALE),
         Reason.LEVER_NOT_ALLOWED: Remedy("to allow a lever, or to widen its bounds", _EDIT),
         Reason.NO_LEVER_LEFT: Remedy("to allow another lever", _EDIT),

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
-from kvmedic.core.edit import TokenEdit
 from kvmedic.core.fleet import SURGE, Fleet, Pod, RolloutFields, frozen
 from kvmedic.core.moves import (
     DeletePod,
@@ -36,6 +35,7 @@ from kvmedic.core.moves import (
 from kvmedic.core.preconditions import refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.starting import PEER_GRACE, StartLimits, start_failure, unready_since
+from kvmedic.core.swap import TemplateChange
 
 PULSE_LIMIT = timedelta(seconds=10)
 """A pulse that the controller has not spent by then is taken back: a permit left standing is spent
@@ -50,8 +50,8 @@ class Order:
     """Hash of the pod template that is being left."""
     toward: str
     """Hash of the pod template that every replica shall run."""
-    edit: TokenEdit
-    """The edit that turns the one into the other."""
+    edit: TemplateChange
+    """What turns the one into the other."""
     recorded: RolloutFields
     """The Deployment's own fields, to be put back at the end."""
     victim: Victim | None

@@ -13,7 +13,7 @@ from enum import StrEnum
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
-from kvmedic.core.plan import FlagStep, ReplaceStep, Step
+from kvmedic.core.plan import ReplaceStep, Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
 from kvmedic.core.spending import Footing, Spending, spent
@@ -316,7 +316,7 @@ def _is_reverted(run: Run, fleet: Fleet) -> bool:
     """Return whether a target that drifted has the very template from before the change again."""
     intent, current = run.intent, run.current
     forward = current.state in (StepState.ROLLING_OUT, StepState.VERIFYING)
-    if intent is None or not forward or not isinstance(current.step, FlagStep):
+    if intent is None or not forward or isinstance(current.step, ReplaceStep):
         return False
     had = current.step.after_template in (intent.template_before, intent.template_after)
     return had and fleet.revision == current.step.before_template

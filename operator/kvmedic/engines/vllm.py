@@ -18,6 +18,7 @@ FLAGS = (
         "1024 on a GPU of at least 70 GiB other than the A100, 256 on other GPUs, 128 per rank on CPU; "
         "twice as many with --performance-mode throughput; never above max_num_batched_tokens",
         most=2048,
+        least=128,
     ),
     Flag(
         Knob.MAX_NUM_ACTIVE_SEQS,
@@ -36,6 +37,7 @@ FLAGS = (
         "--max-model-len",
         Bounds(minimum=1, also=(-1,)),
         "the model's own; -1 fits it to memory (by 0.14)",
+        is_greatest_unset=True,
     ),
     Flag(
         Knob.MAX_NUM_BATCHED_TOKENS,
@@ -118,4 +120,5 @@ VLLM = EngineProfile(
     releases=RELEASES,
     assumed=Version.parse("0.32.0"),
     unknown_since=Version.parse("0.8.5.post1"),
+    types=("dtype", "kv_cache_dtype", "quantization"),
 )

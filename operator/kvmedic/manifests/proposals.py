@@ -193,11 +193,16 @@ def _in_git(how: str, wanted: Wanted) -> tuple[str, str]:
     base = f"/spec/template/spec/containers/{wanted.edit.container_index}"
 
     def written(patch: list[dict[str, object]]) -> str:
-        lines = "".join(f"\n    - {json.dumps(operation)}" for operation in patch)
-        target = json.dumps({"kind": wanted.kind, "name": wanted.name, "namespace": wanted.namespace})
-        return f"patches:\n- target: {target}\n  patch: |-{lines}"
+        return kustomized(wanted.kind, wanted.namespace, wanted.name, patch)
 
     return _by_token(how, base, wanted, written)
+
+
+def kustomized(kind: str, namespace: str, name: str, patch: list[dict[str, object]]) -> str:
+    """Return a JSON patch of a workload as an entry for a kustomization."""
+    lines = "".join(f"\n    - {json.dumps(operation)}" for operation in patch)
+    target = json.dumps({"kind": kind, "name": name, "namespace": namespace})
+    return f"patches:\n- target: {target}\n  patch: |-{lines}"
 
 
 def _by_token(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from kvmedic.core.evidence import Absence, Look, Missing, Observation, Pool, Reading
+from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading
 from kvmedic.core.fleet import Pod
 from kvmedic.core.signals import SignalTable
 from kvmedic.core.vitals import Device
@@ -15,6 +16,11 @@ from kvmedic.metrics.readings import unavailable
 from kvmedic.metrics.scrape import PodAddress, Scraper
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource
+
+RANDOM_LENGTH = 5
+"""Characters that the API server puts behind the name that a ReplicaSet gives its pods."""
+PREFIX_LENGTH = 58
+"""What it keeps of that name (apiserver, storage/names/generate.go: 63 less the random ones)."""
 
 
 class FleetMetrics:
@@ -62,6 +68,24 @@ class FleetMetrics:
         window, hold = look.window.total_seconds(), look.hold.total_seconds()
         return Observation(datetime.now(UTC), window, hold, readings)
 
+    async def past(
+        self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
+    ) -> Reading[Observation]:
+        """Return a look at the replicas that a ReplicaSet had at a moment of the past.
+
+        The source says which they were: of every engine that it scraped then, those whose names are of
+        the ReplicaSet's making. One that knows none is not one whose replicas were calm.
+        """
+        found = self._sources.get(source)
+        if found is None:
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+        then = found.as_of(at)
+        known = await then.present(look.window)
+        if then.trouble:
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+        pods = [pod for pod in known if pod.namespace == namespace and is_made_by(replica_set, pod.name)]
+        return Measured(await then.observe(pods, look), at) if pods else Missing(Absence.NO_SERIES)
+
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
     ) -> Mapping[str, Reading[tuple[Device, ...]]]:
@@ -84,6 +108,12 @@ class FleetMetrics:
         for source in self._sources.values():
             source.close()
         await self._scraper.close()
+
+
+def is_made_by(replica_set: str, pod: str) -> bool:
+    """Return whether a pod's name is one that a ReplicaSet of this name gives."""
+    prefix = re.escape(f"{replica_set}-"[:PREFIX_LENGTH])
+    return re.fullmatch(rf"{prefix}[a-z0-9]{{{RANDOM_LENGTH}}}", pod) is not None
 
 
 def _where(namespace: str, pod: Pod) -> PodAddress:

@@ -186,6 +186,14 @@ class PrometheusSource:
         found = {pod: presence_of(many, self._table, oldest) for pod, many in seen.by_pod.items()}
         return tuple(sorted(pod for pod, one in found.items() if one is not None and one.at >= oldest))
 
+    def as_of(self, at: datetime) -> PrometheusSource:
+        """Return the same source as it answers about a moment of the past; it is not to be closed."""
+        steady = self._options.model_copy(update={"reuse": timedelta(days=1)})
+        then = PrometheusSource(self.name, self._client, steady, self._table, now=lambda: at)
+        # Series without a pod's name are told once, of the present.
+        then._told_unlabelled = True
+        return then
+
     def close(self) -> None:
         """End all that is under way."""
         for task in self._moment.replies.values() if self._moment else ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from kvmedic.core.plan import FlagStep, ReplaceStep, template_before
+from kvmedic.core.plan import FlagStep, ReplaceStep, RevisionStep, template_before
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
@@ -14,6 +14,7 @@ from kvmedic.core.record import (
     Record,
     TriedLever,
     TriedReplacement,
+    TriedRollback,
     Truth,
 )
 from kvmedic.core.run import Outcome, Run, StepState
@@ -46,6 +47,8 @@ NEEDS_A_PERSON = frozenset(
         Reason.ROTATION_LABEL_WITHOUT_EFFECT,
         Reason.REPLICAS_AUTOSCALED,
         Reason.REPLACEMENT_CALLED_OFF,
+        Reason.REVISION_GONE,
+        Reason.REVISION_UNREACHABLE,
         Reason.CLAIMED_BY_ANOTHER,
         Reason.TARGET_SHARED,
         Reason.GPU_FAULT,
@@ -141,6 +144,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         run=None,
         levers=_levers(record.levers, run, now),
         replacements=_replacements(record.replacements, run, now),
+        rollbacks=_rollbacks(record.rollbacks, run, outcome, now),
         history=(entry, *record.history)[:HISTORY_LENGTH],
         summary=summary_of(run, outcome, now) or record.summary,
     )
@@ -179,3 +183,18 @@ def _replacements(
     )
     known = {(one.revision, one.replicas) for one in failed}
     return (*failed, *(old for old in tried if (old.revision, old.replicas) not in known))[:HISTORY_LENGTH]
+
+
+def _rollbacks(
+    tried: tuple[TriedRollback, ...], run: Run, outcome: Outcome, now: datetime
+) -> tuple[TriedRollback, ...]:
+    """Return the ways back that did not help or whose first replica failed, with this run's added."""
+    failed = tuple(
+        TriedRollback(record.step.before_template, record.step.after_template, outcome.reason, now)
+        for record in run.steps
+        if isinstance(record.step, RevisionStep)
+        and record.state is StepState.REVERTED
+        and outcome.reason in (Reason.NOT_RECOVERED, Reason.CANARY_FAILED)
+    )
+    known = {one.revision for one in failed}
+    return (*failed, *(old for old in tried if old.revision not in known))[:HISTORY_LENGTH]

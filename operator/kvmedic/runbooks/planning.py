@@ -13,15 +13,16 @@ from kvmedic.core.diagnosis import (
     MemoryShare,
     NoChange,
     Relief,
+    RollBack,
     Setting,
 )
 from kvmedic.core.edit import TokenEdit, container_at
 from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
 from kvmedic.core.fleet import Fleet
-from kvmedic.core.plan import FlagStep, ObjectRef, Plan, ReplaceStep
+from kvmedic.core.plan import FlagStep, ObjectRef, Plan, ReplaceStep, RevisionStep
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import TriedLever, TriedReplacement
+from kvmedic.core.record import TriedLever, TriedReplacement, TriedRollback
 from kvmedic.core.template import template_hash
 from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, read_flags, setting_of
 from kvmedic.manifests.invocation import version_of
@@ -175,15 +176,17 @@ def memory_share(workload: Workload) -> MemoryShare:
 
 def proposal(
     workload: Workload, advise: Adviser, evidence: Evidence, known: Setting, generation: int
-) -> Plan | Relief | NoChange:
-    """Return the plan that advice leads to, or why there is none; a relief is no matter of settings.
+) -> Plan | Relief | RollBack | NoChange:
+    """Return the plan that advice leads to, or why there is none.
+
+    A relief and a way back to another revision are no matter of settings.
 
     A lever that this engine or its command line does not let be set is told to the adviser, which may
     know another one.
     """
     for _ in range(len(known.levers) + 1):
         advice = advise(evidence, known)
-        if isinstance(advice, NoChange | Relief):
+        if isinstance(advice, NoChange | Relief | RollBack):
             return advice
         plan = plan_of(workload, advice, generation)
         if isinstance(plan, Plan):
@@ -210,6 +213,30 @@ def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: 
         uid=pod.uid,
         replicas=fleet.replicas,
         template=fleet.revision,
+        reason=advice.reason,
+    )
+    return Plan(
+        steps=(step,),
+        target_uid=fleet.uid,
+        template=fleet.revision,
+        spec_generation=generation,
+        reason=advice.reason,
+        message=advice.message,
+    )
+
+
+def rolled_back_in_vain(tried: Sequence[TriedRollback], fleet: Fleet) -> bool:
+    """Return whether taking a fleet back from this very revision is on record as no help."""
+    return any(one.revision == fleet.revision for one in tried)
+
+
+def rollback_of(target: TargetRef, fleet: Fleet, advice: RollBack, generation: int) -> Plan:
+    """Return the plan that takes a fleet back to another of its revisions."""
+    step = RevisionStep(
+        target=ObjectRef(target.kind, target.name),
+        container=target.container,
+        before=advice.before,
+        after=advice.after,
         reason=advice.reason,
     )
     return Plan(

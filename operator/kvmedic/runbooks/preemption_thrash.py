@@ -8,6 +8,7 @@ nothing: it saw-tooths below 1 in thrash and reaches 0.97 on a healthy replica (
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 
 from kvmedic.core.complete import Complete, complete, number
@@ -20,11 +21,14 @@ from kvmedic.core.diagnosis import (
     Inconclusive,
     NoChange,
     Relief,
+    RollBack,
     Setting,
+    SettingAdvice,
 )
 from kvmedic.core.evidence import Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.runbooks.case import HELPFUL, NOW, REQUESTS, Case, case_of, seen_of
+from kvmedic.runbooks.deploy import HISTORY, roll_back, since_deploy
 from kvmedic.runbooks.doubts import doubt_of, misfit_of
 from kvmedic.runbooks.levers import first_that_applies
 from kvmedic.runbooks.node_health import (
@@ -88,6 +92,32 @@ def demand(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     return case if isinstance(case, Inconclusive) else _findings(held, pressured, evidence)
 
 
+def deploy_correlated(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Most replicas preempt beyond the trigger, and did not before the latest revision, at no lighter load.
+
+    What a revision changed holds for all its replicas, so a minority of pressured ones has another cause.
+    """
+    held = _held(evidence)
+    if isinstance(held, Inconclusive):
+        return held
+    pressured = _pressured(held, evidence)
+    if not pressured or len(pressured) < ceil(FLEET_SHARE * len(held)):
+        return None
+    found = since_deploy(evidence)
+    return (*found, *_findings(held, pressured, evidence)) if isinstance(found, tuple) else found
+
+
+def roll_back_or_right_size(evidence: Evidence, setting: Setting) -> Advice:
+    """Return that the fleet goes back to its previous revision; what demand calls for where it may not."""
+    advice = roll_back(evidence, setting)
+    if isinstance(advice, RollBack):
+        return advice
+    instead = right_size(evidence, setting)
+    if isinstance(instead, NoChange):
+        return NoChange(advice.reason, f"{advice.message}; nor is there another remedy: {instead.message}")
+    return replace(instead, message=f"{instead.message}; {advice.message}")
+
+
 def one_replica(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """One of several replicas preempts beyond the trigger; all others serve requests and are calm.
 
@@ -130,7 +160,7 @@ def replace_replica(evidence: Evidence, setting: Setting) -> Advice:
     return Relief(pod, Reason.ONE_REPLICA_PRESSURED, f"{pod}: {found[0].text}; {found[-1].text}")
 
 
-def right_size(evidence: Evidence, setting: Setting) -> Advice:
+def right_size(evidence: Evidence, setting: Setting) -> SettingAdvice:
     """Return what the first allowed lever that applies would be set to, or why none applies."""
     held = _held(evidence)
     case = held if isinstance(held, Inconclusive) else _case(evidence, _pressured(held, evidence))
@@ -259,6 +289,13 @@ BRANCHES = (
         then=lower_share,
         vitals=ENDS,
         goal=Goal.STEADINESS,
+    ),
+    Branch(
+        Reason.DEPLOY_CORRELATED,
+        section="Runbook 1: deploy-correlated",
+        signals=TRIGGER | HISTORY,
+        when=deploy_correlated,
+        then=roll_back_or_right_size,
     ),
     Branch(
         Reason.ONE_REPLICA_PRESSURED,

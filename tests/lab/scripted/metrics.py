@@ -3,7 +3,8 @@
 The script is a JSON file: `{"old": "thrash", "new": "recovered", "pods": {"NAME": "missing"},
 "inFlight": 0}`. `old` and `new` tell replicas by their engine's cap: the old value stands in `cap`.
 `"devices": {"NAME": {"lastXid": 79}}` gives a replica one GPU, `*` every other replica; without it no
-exporter tells of any GPU.
+exporter tells of any GPU. `"before": "recovered"` is how the replicas of an earlier revision fared; without
+it nobody remembers.
 """
 
 from __future__ import annotations
@@ -50,6 +51,15 @@ class ScriptedMetrics:
             look.hold.total_seconds(),
             {name: only(readings(state, at), look.signals) for name, state in states.items()},
         )
+
+    async def past(
+        self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
+    ) -> Reading[Observation]:
+        before = self._script().get("before")
+        if before is None:
+            return Missing(Absence.NO_SERIES)
+        pods = {f"{replica_set}-{end}": only(readings(State(before), at), look.signals) for end in "ab"}
+        return Measured(Observation(at, look.window.total_seconds(), 0.0, pods), at)
 
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta

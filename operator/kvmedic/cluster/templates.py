@@ -1,0 +1,94 @@
+"""What becomes of a pod template: one token of it changes, or another revision's takes its place.
+
+A template may hold secrets. That of another revision is read from its ReplicaSet right before it is put,
+goes from one API call into the next, and is nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from kvmedic.core.edit import Json, PatchOperation, TokenEdit
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.moves import DeploymentMove, Freeze, Retarget, Revert
+from kvmedic.core.swap import TemplateChange, TemplateSwap
+from kvmedic.core.template import POD_TEMPLATE_HASH, template_hash
+from kvmedic.kube.client import Client
+from kvmedic.kube.errors import Call, Conflict
+from kvmedic.kube.objects import REPLICA_SETS, JsonObject, Ref, controller_uid, section
+
+
+async def template_of(client: Client, fleet: Fleet, move: DeploymentMove) -> JsonObject | None:
+    """Return the pod template that a move puts as a whole, as its ReplicaSet keeps it; None: it puts none.
+
+    Raises:
+        Conflict: the ReplicaSet is gone, is another Deployment's, or keeps another template.
+    """
+    if not isinstance(move, Freeze | Retarget | Revert) or not isinstance(move.edit, TemplateSwap):
+        return None
+    wanted = move.edit.after
+    ref = Ref(REPLICA_SETS, fleet.namespace, wanted.replica_set)
+    body = await client.get(ref)
+    if body is None or controller_uid(body) != fleet.uid:
+        raise Conflict(Call("get", ref.path), None, f"revision {wanted.number} is gone")
+    template = section(body, "spec", "template")
+    if template_hash(template) != wanted.template:
+        raise Conflict(
+            Call("get", ref.path), None, f"it does not keep pod template {wanted.template} any more"
+        )
+    return own_template(template)
+
+
+def own_template(template: Mapping[str, Json]) -> JsonObject:
+    """Return a ReplicaSet's pod template as the Deployment has it: without the controller's own label."""
+    metadata = section(template, "metadata")
+    labels = {key: text for key, text in section(metadata, "labels").items() if key != POD_TEMPLATE_HASH}
+    return {**template, "metadata": {**metadata, "labels": labels}}
+
+
+def template_operations(
+    change: TemplateChange, template: Mapping[str, object], kept: Mapping[str, Json] | None
+) -> tuple[PatchOperation, ...]:
+    """Return the JSON patch that changes a Deployment's pod template.
+
+    Only the template: the annotations that a ReplicaSet keeps of its Deployment, which `kubectl rollout
+    undo` puts back, stay where they are. One of them may be a claim of long ago.
+
+    Args:
+        change: what is to become of it.
+        template: the template as it is.
+        kept: the one that takes its place, where the change says so.
+
+    Raises:
+        ValueError: the template is not what the change expects.
+    """
+    match change:
+        case TokenEdit():
+            return change.patch(template)
+        case TemplateSwap():
+            if kept is None or template_hash(template) != change.before.template:
+                raise ValueError(f"the pod template is not that of revision {change.before.number}")
+            return (PatchOperation("replace", "/spec/template", kept),)
+        case _:
+            assert_never(change)
+
+
+def note_of(change: TemplateChange) -> dict[str, Json]:
+    """Return what a person needs to know to take a change back by hand."""
+    match change:
+        case TokenEdit():
+            within: dict[str, Json] = {} if change.at is None else {"at": change.at}
+            return {
+                "container": change.container,
+                "containerIndex": change.container_index,
+                "field": str(change.field),
+                "index": change.index,
+                "before": change.before,
+                "after": change.after,
+                **within,
+            }
+        case TemplateSwap():
+            return {"replicaSet": change.before.replica_set, "template": change.before.template}
+        case _:
+            assert_never(change)

@@ -1,0 +1,196 @@
+"""What a revision changed: two pod templates, compared as the engine would read them.
+
+Only what the KV cache depends on is named: the cap on running sequences and the length of requests where
+they rose, the types in which numbers are stored, the image. Labels, annotations and variables that the
+command line does not use are of no interest. A template may hold secrets; of it only the named values
+leave this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kvmedic.core.edit import container_at
+from kvmedic.core.engine import Engine, EngineProfile, Flag, Knob, Scalar
+from kvmedic.core.revisions import Difference
+from kvmedic.manifests.flags import parsed_of
+from kvmedic.manifests.grammar import Parsed
+from kvmedic.manifests.invocation import version_of
+from kvmedic.manifests.refusal import Refusal
+
+IMAGE = "image"
+RAISED = (Knob.MAX_NUM_SEQS, Knob.MAX_MODEL_LEN)
+"""Knobs that cost KV cache where they rise."""
+AS_MODEL = frozenset({"auto"})
+"""What an engine takes by itself where a type is not given."""
+UNTOUCHED = ("image", "command", "args", "env", "envFrom")
+"""What of a container decides its command line; where all of it is the same, so is the command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What two revisions differ in cannot be told."""
+
+    message: str
+
+
+Compared: TypeAlias = tuple[Difference, ...] | Unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One of the two templates, as its engine reads it."""
+
+    container: Mapping[str, object]
+    profile: EngineProfile
+    line: Parsed
+
+
+def differences(
+    before: Mapping[str, object],
+    after: Mapping[str, object],
+    container: str | None,
+    engines: Sequence[EngineProfile],
+) -> Compared:
+    """Return what the later of two pod templates changed that the KV cache depends on.
+
+    Args:
+        before: the earlier one.
+        after: the later one.
+        container: the engine's container by name; None: the only one that runs a known engine.
+        engines: the engines that are known.
+    """
+    now = _side(after, container, engines)
+    if isinstance(now, Unreadable):
+        return now
+    name = str(now.container.get("name"))
+    was = _named(before, name)
+    if was is None:
+        return Unreadable(f"the revision before has no container {name}")
+    volumes = [_of_pod(template, "volumes") for template in (before, after)]
+    if all(was.get(key) == now.container.get(key) for key in UNTOUCHED) and volumes[0] == volumes[1]:
+        return ()
+    then = _side(before, name, engines)
+    if isinstance(then, Unreadable):
+        return Unreadable(f"the revision before: {then.message}")
+    file = then.line.config or now.line.config
+    if file is not None:
+        return Unreadable(f"the configuration file {file} may give flags too, and it is not read")
+    variable = next((dest for dest in _of_interest(now) if _depends(then, dest) != _depends(now, dest)), None)
+    if variable is not None:
+        return Unreadable(f"{variable} comes from a variable that is set outside of the manifest")
+    return tuple(found for found in (*_raised(then, now), *_types(then, now), _image(then, now)) if found)
+
+
+def _of_interest(side: _Side) -> tuple[str, ...]:
+    flags = (side.profile.flag(knob) for knob in RAISED)
+    return (*(flag.dest for flag in flags if flag is not None), *side.profile.types)
+
+
+def _depends(side: _Side, dest: str) -> str:
+    """Return how an option names variables whose values are not in the manifest; empty: it names none."""
+    given = side.line.last(dest)
+    return given.held_by.text if given is not None and given.held_by.unresolved else ""
+
+
+def options_of_interest(profile: EngineProfile) -> tuple[str, ...]:
+    """Return the options that the KV cache depends on, as an engine spells them."""
+    flags = (profile.flag(knob) for knob in RAISED)
+    types = (f"--{dest.replace('_', '-')}" for dest in profile.types)
+    return (*(flag.name for flag in flags if flag is not None), *types)
+
+
+def _side(
+    template: Mapping[str, object], container: str | None, engines: Sequence[EngineProfile]
+) -> _Side | Unreadable:
+    """Return the one container that runs a known engine."""
+    found: list[_Side] = []
+    doubts: list[Refusal] = []
+    index = 0
+    while (spec := container_at(template, index)) is not None:
+        index += 1
+        for profile in engines if container in (None, spec.get("name")) else ():
+            line = parsed_of(spec, Engine(profile, version_of(spec, profile)))
+            if isinstance(line, Refusal):
+                doubts.append(line)
+            else:
+                found.append(_Side(spec, profile, line))
+    if len(found) == 1:
+        return found[0]
+    if found or not doubts:
+        return Unreadable("it is not known which container runs the engine")
+    return Unreadable(doubts[0].message)
+
+
+def _named(template: Mapping[str, object], name: str) -> Mapping[str, object] | None:
+    index = 0
+    while (spec := container_at(template, index)) is not None:
+        if spec.get("name") == name:
+            return spec
+        index += 1
+    return None
+
+
+def _of_pod(template: Mapping[str, object], key: str) -> object:
+    spec = template.get("spec")
+    return spec.get(key) if isinstance(spec, Mapping) else None
+
+
+def _raised(before: _Side, after: _Side) -> list[Difference]:
+    found = []
+    for knob in RAISED:
+        flag = after.profile.flag(knob)
+        if flag is None or before.profile is not after.profile:
+            continue
+        then, now = _value(before, flag.dest), _value(after, flag.dest)
+        if _is_raised(flag, then, now):
+            found.append(Difference(str(knob), _text(then), _text(now)))
+    return found
+
+
+def _is_raised(flag: Flag, before: Scalar, after: Scalar) -> bool:
+    """Return whether a value certainly rose; None: not given, so what the engine takes by itself.
+
+    A value with a meaning of its own (-1: as fits) may be more or less than another.
+    """
+    if before in flag.bounds.also or after in flag.bounds.also:
+        return False
+    match before, after:
+        case ((int() | float()), (int() | float())):
+            return after > before
+        case ((int() | float()), None):
+            return flag.is_greatest_unset or (flag.least is not None and flag.least > before)
+        case None, (int() | float()):
+            return flag.most is not None and after > flag.most
+        case _:
+            return False
+
+
+def _types(before: _Side, after: _Side) -> list[Difference]:
+    found = []
+    for dest in after.profile.types:
+        then, now = (_type(side, dest) for side in (before, after))
+        if then != now:
+            found.append(Difference(dest, then, now))
+    return found
+
+
+def _type(side: _Side, dest: str) -> str | None:
+    text = _text(_value(side, dest))
+    return None if text in AS_MODEL else text
+
+
+def _image(before: _Side, after: _Side) -> Difference | None:
+    then, now = (_text(side.container.get(IMAGE)) for side in (before, after))
+    return None if then == now else Difference(IMAGE, then, now)
+
+
+def _value(side: _Side, dest: str) -> Scalar:
+    given = side.line.last(dest)
+    return None if given is None else given.value
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

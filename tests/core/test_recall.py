@@ -1,0 +1,190 @@
+"""Back to another revision: what keeps it from beginning, and that it walks like every change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvmedic.core.draining import Drain, Victim
+from kvmedic.core.fleet import Fleet, ReplicaSet
+from kvmedic.core.moves import Cordon, Failed, Freeze, Move, Refused, Restore, Retarget, Revert, Settled, Wait
+from kvmedic.core.reasons import Reason
+from kvmedic.core.recall import recall_refusal, recalling_move
+from kvmedic.core.revisions import Revision
+from kvmedic.core.rollout import Order
+from kvmedic.core.swap import TemplateSwap
+from model_controller import OWN_FIELDS, START, Model, ModelSet
+from run_builder import NEW, NOW, OLD, a_fleet
+
+SWAP = TemplateSwap(Revision(7, "llm-new", NEW), Revision(6, "llm-old", OLD))
+ORDER = Order(
+    away=NEW,
+    toward=OLD,
+    edit=SWAP,
+    recorded=OWN_FIELDS,
+    victim=None,
+    drain=Drain.UNKNOWN,
+    start_limit=timedelta(minutes=10),
+    spare_limit=timedelta(minutes=10),
+)
+KEPT = ReplicaSet("llm-old", OLD, 6, 0, 0, 0, observed=True)
+RUNNING = ReplicaSet("llm-new", NEW, 7, 3, 3, 0, observed=True)
+
+
+def deployed(*sets: ReplicaSet) -> Fleet:
+    """Return a settled fleet on the newer revision, with these ReplicaSets beside its own."""
+    pods = tuple(replace(pod, revision=NEW) for pod in a_fleet().pods)
+    return a_fleet(revision=NEW, pods=pods, replica_sets=(RUNNING, *sets))
+
+
+def test_it_begins_as_every_change_does() -> None:
+    move = recalling_move(deployed(KEPT), ORDER, SWAP.after, NOW)
+
+    assert isinstance(move, Freeze)
+    assert move.edit == SWAP
+
+
+@pytest.mark.parametrize(
+    ("fleet", "reason", "words"),
+    [
+        pytest.param(
+            deployed(), Reason.REVISION_GONE, "llm-old does not keep pod template aaaa", id="it is gone"
+        ),
+        pytest.param(
+            deployed(replace(KEPT, revision="edited")),
+            Reason.REVISION_GONE,
+            "does not keep pod template",
+            id="edited",
+        ),
+        pytest.param(
+            deployed(replace(KEPT, reachable=False)),
+            Reason.REVISION_UNREACHABLE,
+            "llm would not lead requests to them",
+            id="no Service would select its replicas",
+        ),
+    ],
+)
+def test_what_cannot_be_put_is_refused_before_and_failed_after_the_first_intent(
+    fleet: Fleet, reason: Reason, words: str
+) -> None:
+    before = recalling_move(fleet, ORDER, SWAP.after, NOW)
+    after = recalling_move(fleet, replace(ORDER, pulsed_at=NOW), SWAP.after, NOW)
+
+    assert isinstance(before, Refused)
+    assert isinstance(after, Failed)
+    assert before.reason is after.reason is reason
+    assert words in before.message
+
+
+def test_a_fleet_that_is_there_already_needs_no_keeper() -> None:
+    assert recalling_move(a_fleet(), ORDER, SWAP.after, NOW) == Settled()
+
+
+def test_another_replica_set_of_the_same_template_is_not_the_named_one() -> None:
+    other = replace(KEPT, name="llm-other")
+
+    assert recall_refusal(deployed(other, KEPT), SWAP.after) is None
+    refused = recall_refusal(deployed(other), SWAP.after)
+    assert refused is not None
+    assert refused.reason is Reason.REVISION_GONE
+
+
+def test_the_inverse_of_a_swap_puts_the_other_back() -> None:
+    assert SWAP.inverse() == TemplateSwap(SWAP.after, SWAP.before)
+    assert SWAP.inverse().inverse() == SWAP
+
+
+MODELLED = TemplateSwap(Revision(7, "llm-old", "old"), Revision(6, "llm-new", "new"))
+"""The model names its two templates by their order in time: the fleet runs "old", and "new" was before."""
+
+
+class Walk:
+    """The reconcile loop in small, on the model of the controllers."""
+
+    def __init__(self, replicas: int, swap: TemplateSwap) -> None:
+        self.model = Model.healthy(replicas)
+        self.model.sets["new"] = ModelSet("new")
+        self.wanted = swap.after
+        self.order = replace(ORDER, away="old", toward="new", edit=swap, recorded=self.model.fields)
+        self.moves: list[str] = []
+
+    def step(self) -> Move:
+        fleet = self.model.fleet()
+        victim = self.order.victim
+        pod = next((p for p in fleet.pods if victim and p.uid == victim.uid), None)
+        idle = pod is not None and pod.cordoned and not pod.in_rotation
+        order = replace(self.order, drain=Drain.IDLE if idle else Drain.BUSY)
+        move = recalling_move(fleet, order, self.wanted, self.model.now)
+        self.moves.append(type(move).__name__)
+        if isinstance(move, Cordon):
+            self.order = replace(self.order, victim=Victim(move.pod.name, move.pod.uid, self.model.now))
+        if not isinstance(move, Wait | Settled | Failed | Refused):
+            self.model.apply(move)
+            if not isinstance(move, Cordon):
+                self.order = replace(self.order, pulsed_at=self.model.now)
+        return move
+
+    def act(self, which: int) -> None:
+        """One act of somebody in the cluster."""
+        acts: tuple[Any, ...] = (
+            self.model.deployment_controller,
+            lambda: self.model.replica_set_controller("old"),
+            lambda: self.model.replica_set_controller("new"),
+            lambda: self.model.kubelet(which),
+            self.model.endpoints,
+            self.model.requests_end,
+            lambda: self.model.pass_time(1),
+        )
+        acts[which % len(acts)]()
+
+    def settle(self) -> Move:
+        for _ in range(2000):
+            for which in range(7 * max(1, len(self.model.pods))):
+                self.act(which)
+            if isinstance(move := self.step(), Settled | Failed | Refused):
+                return move
+        raise AssertionError(self.moves[-20:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(replicas=st.integers(1, 4), acts=st.lists(st.integers(0, 40), max_size=120), turns=st.booleans())
+def test_in_whatever_order_things_happen_no_replica_goes_with_its_requests(
+    replicas: int, acts: list[int], turns: bool
+) -> None:
+    walk = Walk(replicas, MODELLED)
+    for which in acts:
+        walk.act(which)
+        if which % 3 == 0:
+            walk.step()
+    if turns:
+        order = walk.order
+        walk.order = replace(
+            order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), victim=None, repairs=True
+        )
+        walk.wanted = MODELLED.before
+
+    ended = walk.settle()
+
+    assert ended == Settled(), walk.moves[-20:]
+    assert walk.model.revision == walk.order.toward
+    assert {pod.revision for pod in walk.model.pods} == {walk.order.toward}
+    assert walk.model.fields == OWN_FIELDS
+    assert walk.model.lost_in_rotation == []
+    assert walk.model.fewest >= replicas
+    assert walk.model.now >= START
+
+
+def test_a_whole_walk_is_a_frozen_rollout() -> None:
+    walk = Walk(2, MODELLED)
+
+    walk.settle()
+
+    effects = [name for name in walk.moves if name not in ("Wait", "Settled")]
+    assert effects == ["Freeze", "Pause", "Cordon", "Pulse", "Pause", "Cordon", "Pulse", "Pause", "Restore"]
+    assert {Retarget.__name__, Revert.__name__}.isdisjoint(effects)
+    assert Restore.__name__ == effects[-1]

@@ -1,0 +1,58 @@
+"""From the advice to roll a revision back to its plan, its report and its way back."""
+
+from __future__ import annotations
+
+from kvmedic.cli.report import change_of
+from kvmedic.core.approval import stands
+from kvmedic.core.diagnosis import RollBack
+from kvmedic.core.plan import Plan, RevisionStep, is_revocable, template_before
+from kvmedic.core.policy import TargetRef
+from kvmedic.core.reasons import Reason
+from kvmedic.core.revisions import Revision
+from kvmedic.runbooks.planning import rollback_of
+from run_builder import NEW, OLD, RECALL, a_fleet
+
+TARGET = TargetRef("Deployment", "llm", "vllm")
+
+
+def planned(after: Revision = RECALL.after, message: str = "about 6 min") -> Plan:
+    advice = RollBack(RECALL.before, after, Reason.DEPLOY_CORRELATED, message)
+    return rollback_of(TARGET, a_fleet(), advice, 7)
+
+
+def test_a_plan_names_both_revisions_by_what_keeps_them_and_by_hash() -> None:
+    plan = planned()
+
+    assert plan.steps == (RECALL,)
+    assert (plan.target_uid, plan.template, plan.spec_generation) == ("uid-1", OLD, 7)
+    assert plan.message == "about 6 min"
+
+
+def test_the_same_plan_stands_whatever_time_it_says() -> None:
+    assert stands(planned(), planned(message="about 7 min"))
+    assert planned().digest == planned(message="about 7 min").digest
+
+
+def test_another_revision_is_another_plan() -> None:
+    other = planned(Revision(5, "llm-5d", "c" * 16))
+
+    assert not stands(planned(), other)
+    assert planned().digest != other.digest
+
+
+def test_the_inverse_puts_the_newer_revision_back() -> None:
+    back = RECALL.inverse()
+
+    assert isinstance(back, RevisionStep)
+    assert (back.before_template, back.after_template) == (NEW, OLD)
+    assert back.reason is Reason.ROLLING_BACK
+    assert back.swap == RECALL.swap.inverse()
+    assert template_before(RECALL) == OLD
+    assert is_revocable(RECALL)
+
+
+def test_a_report_names_the_revisions() -> None:
+    change = change_of(RECALL)
+
+    assert change.line("?") == "Deployment/llm: revision 7 -> 6"
+    assert RECALL.line() == "Deployment/llm: pod template of revision 7 -> of revision 6"
