@@ -6,8 +6,10 @@ left out whole, because half a patch is none, and `kvmedic plan` prints it.
 
 from __future__ import annotations
 
+from kvmedic.core.config_map import FileEdit
+from kvmedic.core.edit import TokenEdit
 from kvmedic.core.owner import TemplateOwner
-from kvmedic.core.plan import FlagStep, Plan
+from kvmedic.core.plan import ConfigStep, FlagStep, Plan
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
 from kvmedic.runbooks.planning import Workload
@@ -26,7 +28,7 @@ def handed_over(owner: TemplateOwner, namespace: str, workload: Workload, plan: 
         plan: what would be done if nobody owned the template.
     """
     match plan.steps[0]:
-        case FlagStep() as step:
+        case FlagStep() | ConfigStep() as step:
             flag = workload.engine.profile.flag(step.knob)
         case _:
             return None
@@ -34,7 +36,8 @@ def handed_over(owner: TemplateOwner, namespace: str, workload: Workload, plan: 
     if not isinstance(wanted, Setting):
         return None
     target = step.target
-    return proposal_for(owner, Wanted(target.kind, namespace, target.name, wanted, step.edit))
+    edit: TokenEdit | FileEdit = step.edit if isinstance(step, FlagStep) else step.file
+    return proposal_for(owner, Wanted(target.kind, namespace, target.name, wanted, edit))
 
 
 def advice(why: str, proposal: Proposal | None, command: str) -> str:

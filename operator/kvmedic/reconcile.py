@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from kvmedic.copies import swept
 from kvmedic.core.decide import Wish, outcome_of
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.gates import Blocked
@@ -106,6 +107,7 @@ async def _survey(
     if view is None or problem is not None:
         return await _complain(replace(resource, problem=problem), record, ports, now)
     await ports.crowd.heed(now)
+    record = await swept(record, None, view.fleet, ports)
     found = await survey(resource, policy, view, Senses(ports.metrics, ports.target))
     found = await accompanied(found, resource, policy, ports.target)
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)

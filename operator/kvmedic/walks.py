@@ -13,13 +13,14 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from kvmedic.core import release, replacement, rollout
+from kvmedic.core.copying import Files
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Cordon, Failed, Move, Wait
-from kvmedic.core.plan import FlagStep, ReplaceStep
+from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
@@ -51,13 +52,15 @@ class Tick:
     now: datetime
     problem: Outcome | None = None
     """Why the spec cannot be followed; no forward move is made then, and nothing is judged."""
+    files: Files | None = None
+    """The ConfigMap of a step that copies one, and the copy; None: the step copies none."""
 
 
 async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     """Return the next move of the step under way, forward or back."""
     step, drain = tick.run.current.step, await _drain(tick, fleet)
     match step:
-        case FlagStep():
+        case FlagStep() | ConfigStep():
             order = _order(tick, step if direction is Direction.FORWARD else step.inverse(), drain)
             move = rollout.next_move(fleet, order, tick.now)
             swapped = fleet.desired(order.away) < fleet.replicas
@@ -78,7 +81,7 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
     step = tick.run.current.step
     match step:
-        case FlagStep():
+        case FlagStep() | ConfigStep():
             return release.releasing_move(fleet, tick.run.recorded)
         case ReplaceStep():
             order = _replacement(tick, fleet, step, await _drain(tick, fleet))
@@ -91,7 +94,7 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     step = tick.run.current.step
     match step:
-        case FlagStep():
+        case FlagStep() | ConfigStep():
             return rollout.resting_move(fleet, tick.now, _assigned_at(tick.run))
         case ReplaceStep():
             return replacement.resting_move(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
@@ -110,7 +113,7 @@ def observed_victim(tick: Tick, fleet: Fleet) -> Tick:
     return replace(tick, run=replace(tick.run, victim=replace(victim, out_at=tick.now)))
 
 
-def _order(tick: Tick, step: FlagStep, drain: Drain) -> Order:
+def _order(tick: Tick, step: FlagStep | ConfigStep, drain: Drain) -> Order:
     run, limits = tick.run, _limits(tick)
     return Order(
         away=step.before_template,

@@ -11,15 +11,15 @@ from kvmedic.core.plan import Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.run import Terms
 from kvmedic.core.terms import policy_during
-from run_builder import REPLACE, STEP, a_run
+from run_builder import CONFIG, REPLACE, STEP, a_run
 
 TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=5))
 
 
 @pytest.mark.parametrize(
     ("step", "container"),
-    [(STEP, "vllm"), (REPLACE, "vllm"), (replace(REPLACE, container=None), None)],
-    ids=["a flag", "a replica", "a replica, container not named"],
+    [(STEP, "vllm"), (REPLACE, "vllm"), (replace(REPLACE, container=None), None), (CONFIG, "vllm")],
+    ids=["a flag", "a replica", "a replica, container not named", "a file"],
 )
 def test_the_record_alone_says_enough_to_end_a_run(step: Step, container: str | None) -> None:
     policy = policy_during(replace(a_run(step=step), terms=TERMS), None)

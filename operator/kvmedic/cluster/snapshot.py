@@ -11,7 +11,7 @@ decided on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvmedic.cluster.autoscalers import scaler_of
@@ -19,6 +19,7 @@ from kvmedic.cluster.exposure import in_rotation, rotation_of, selector_text
 from kvmedic.cluster.marks import PREFIX, RUN
 from kvmedic.cluster.ownership import last_editor, owner_of
 from kvmedic.cluster.pods import Frame, is_finished, pod_of
+from kvmedic.core.config_map import Sight
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
 from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.template import template_hash
@@ -52,6 +53,8 @@ class Snapshot:
     """The Deployment's `spec.template`. It may hold secrets: never print it, never store it."""
     container_index: int | None
     """Place of the engine's container; None where it is not named and there are several."""
+    config_maps: Mapping[str, Sight] = field(default_factory=dict)
+    """ConfigMaps that the engine reads its configuration from, by name, and what these were copied from."""
 
     @property
     def image(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, assert_never
 
 from kvmedic.cluster.marks import PREFIX, RECORDED, RUN
-from kvmedic.core.edit import Json, PatchOperation, TokenEdit
+from kvmedic.core.edit import Json, PatchOperation
 from kvmedic.core.fleet import Fleet, RolloutFields
 from kvmedic.core.moves import (
     DeploymentMove,
@@ -27,6 +27,7 @@ from kvmedic.core.moves import (
     ScaleIn,
     ScaleOut,
 )
+from kvmedic.core.reference import ReferenceEdit, TemplateEdit
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Call, Conflict
 from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref, annotations_of, section
@@ -201,7 +202,9 @@ def _note_of_fields(fields: RolloutFields) -> dict[str, Json]:
     }
 
 
-def _note_of_edit(edit: TokenEdit) -> dict[str, Json]:
+def _note_of_edit(edit: TemplateEdit) -> dict[str, Json]:
+    if isinstance(edit, ReferenceEdit):
+        return _note_of_reference(edit)
     within: dict[str, Json] = {} if edit.at is None else {"at": edit.at}
     return {
         "container": edit.container,
@@ -211,4 +214,15 @@ def _note_of_edit(edit: TokenEdit) -> dict[str, Json]:
         "before": edit.before,
         "after": edit.after,
         **within,
+    }
+
+
+def _note_of_reference(edit: ReferenceEdit) -> dict[str, Json]:
+    projected: dict[str, Json] = {} if edit.source is None else {"source": edit.source}
+    return {
+        "volume": edit.volume,
+        "volumeIndex": edit.volume_index,
+        "before": edit.before,
+        "after": edit.after,
+        **projected,
     }

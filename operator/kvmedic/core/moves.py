@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvmedic.core.edit import TokenEdit
+from kvmedic.core.config_map import FileEdit
 from kvmedic.core.fleet import Pod, RolloutFields
 from kvmedic.core.reasons import Reason
+from kvmedic.core.reference import TemplateEdit
 
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
     """Change the template and freeze the rollout, in one patch: the controller adds one new pod."""
 
-    edit: TokenEdit
+    edit: TemplateEdit
     fields: RolloutFields
 
 
@@ -29,7 +30,7 @@ class Pause:
 class Retarget:
     """Put the other template back while the rollout stays paused."""
 
-    edit: TokenEdit
+    edit: TemplateEdit
     fields: RolloutFields
 
 
@@ -58,7 +59,7 @@ class Revert:
     the extra pod can go.
     """
 
-    edit: TokenEdit
+    edit: TemplateEdit
     fields: RolloutFields
 
 
@@ -110,6 +111,13 @@ class DeletePod:
     """Delete the drained victim by name, because the controller would take a NotReady peer first."""
 
     pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class MakeCopy:
+    """Make the copy of a ConfigMap that a changed template refers to; the ConfigMap stays as it is."""
+
+    file: FileEdit
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,15 @@ class TriedReplacement:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigCopy:
+    """A copy of a ConfigMap that a run made, and that something may still refer to."""
+
+    name: str
+    template: str
+    """Hash of the pod template that refers to it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClosedRun:
     """A run that ended."""
 
@@ -167,6 +176,7 @@ class Record:
     run: Run | None = None
     levers: tuple[TriedLever, ...] = ()
     replacements: tuple[TriedReplacement, ...] = ()
+    copies: tuple[ConfigCopy, ...] = ()
     history: tuple[ClosedRun, ...] = field(default=())
     """Newest first, at most `HISTORY_LENGTH`."""
 

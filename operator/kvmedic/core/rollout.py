@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
-from kvmedic.core.edit import TokenEdit
 from kvmedic.core.fleet import SURGE, Fleet, Pod, RolloutFields, frozen
 from kvmedic.core.moves import (
     DeletePod,
@@ -35,6 +34,7 @@ from kvmedic.core.moves import (
 )
 from kvmedic.core.preconditions import refusal
 from kvmedic.core.reasons import Reason
+from kvmedic.core.reference import TemplateEdit
 from kvmedic.core.starting import PEER_GRACE, StartLimits, start_failure, unready_since
 
 PULSE_LIMIT = timedelta(seconds=10)
@@ -50,7 +50,7 @@ class Order:
     """Hash of the pod template that is being left."""
     toward: str
     """Hash of the pod template that every replica shall run."""
-    edit: TokenEdit
+    edit: TemplateEdit
     """The edit that turns the one into the other."""
     recorded: RolloutFields
     """The Deployment's own fields, to be put back at the end."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
-from kvmedic.core.plan import FlagStep, ReplaceStep, Step
+from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
 from kvmedic.core.verdict import Baseline, Judged, Verdict
@@ -221,6 +221,8 @@ class Standing(StrEnum):
     """The claim annotation is another run's that is open, or was advanced past the record."""
     SCALED_TO_ZERO = "ScaledToZero"
     """Nobody serves; the next scale-out would bring back an unjudged setting."""
+    SOURCE_CHANGED = "SourceChanged"
+    """Somebody else changed the ConfigMap that the change was copied from: the copy hides that."""
     RESCALED = "Rescaled"
     """Somebody else changed the number of replicas while a step counts on it."""
 
@@ -292,7 +294,7 @@ def _is_reverted(run: Run, fleet: Fleet) -> bool:
     """Return whether a target that drifted has the very template from before the change again."""
     intent, current = run.intent, run.current
     forward = current.state in (StepState.ROLLING_OUT, StepState.VERIFYING)
-    if intent is None or not forward or not isinstance(current.step, FlagStep):
+    if intent is None or not forward or not isinstance(current.step, FlagStep | ConfigStep):
         return False
     had = current.step.after_template in (intent.template_before, intent.template_after)
     return had and fleet.revision == current.step.before_template
