@@ -79,6 +79,11 @@ def test_an_odd_layout_is_refused(text: str) -> None:
         pytest.param("# " + "x" * LONGEST, f"at most {LONGEST} are read", id="too long"),
         pytest.param("x: &x {port: 80}\n<<: *x\n", "merges entries from elsewhere", id="merged"),
         pytest.param(f"max-num-seqs: [{SECRET}", "not readable as YAML", id="a secret in what is broken"),
+        pytest.param("max-num-seqs: 010\n", "max-num-seqs as a number that is not decimal", id="octal"),
+        pytest.param(
+            "max-num-seqs: 0x40\n", "max-num-seqs as a number that is not decimal", id="hexadecimal"
+        ),
+        pytest.param("max-num-seqs: 1:04\n", "max-num-seqs as a number that is not decimal", id="base 60"),
         pytest.param("max-num-seqs: many\n", "would not start", id="a value that vLLM refuses"),
         pytest.param("max-num-sequences: 6\n", "would not start", id="no option of vLLM"),
     ],

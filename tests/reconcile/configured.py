@@ -34,8 +34,14 @@ def configure(world: World, history: int = 10, **config_map: Any) -> None:
     spec = {"revisionHistoryLimit": history, "template": {"spec": pod}}
     world.cluster.api.patch("Deployment", "llm", {"spec": spec}, world.namespace)
     world.kubectl("rollout", "status", "deployment/llm", "--timeout=60s")
-    world.wait(world.is_settled, PATIENCE_SECONDS, "the file is rolled out")
+    world.wait(lambda: _is_rolled_out(world), PATIENCE_SECONDS, "the file is rolled out")
     world.rewrite(revision=world.revision())
+
+
+def _is_rolled_out(world: World) -> bool:
+    """Return whether every replica reads the file and none of before is there, not even on its way out."""
+    every = world.cluster.api.list("Pod", world.namespace, "app=llm")
+    return world.is_settled() and len(every) == world.replicas()
 
 
 def config_map(world: World, name: str = NAME) -> dict[str, Any] | None:
