@@ -128,6 +128,8 @@ def _memory(record: Record) -> Iterator[str]:
             f"Replica {one.pod} was replaced ({one.at:%Y-%m-%dT%H:%M:%SZ}): {one.verdict}; no other of "
             f"{one.replicas} replicas with this template is."
         )
+    for copy in record.copies:
+        yield f"ConfigMap {copy.name} is a copy of ours; it is removed once nothing refers to it any more."
     if record.history:
         last = record.history[0]
         steps = "; ".join(last.steps)
