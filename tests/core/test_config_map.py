@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmedic.core.config_map import NAME_LENGTH, Contents, FileEdit, copy_name, names_in, with_value
@@ -57,6 +57,7 @@ def test_what_a_config_map_holds_is_never_printed() -> None:
     assert SECRET not in str(error.value)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(TEXTS, TEXTS, max_size=4), st.dictionaries(TEXTS, TEXTS, max_size=2))
 def test_the_digest_tells_keys_values_and_kinds_apart(data: dict[str, str], binary: dict[str, str]) -> None:
     contents = Contents(data, binary)
@@ -67,6 +68,7 @@ def test_the_digest_tells_keys_values_and_kinds_apart(data: dict[str, str], bina
     assert re.fullmatch(r"[0-9a-f]{16}", contents.digest)
 
 
+@settings(deadline=None)
 @given(NAMES)
 def test_a_copys_name_is_a_name_and_a_copy_of_a_copy_has_one_hash(name: str) -> None:
     first = copy_name(name, CONTENTS, "uid")

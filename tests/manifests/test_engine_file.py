@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmedic.core.engine import Engine, Knob
@@ -84,6 +84,8 @@ def test_an_odd_layout_is_refused(text: str) -> None:
             "max-num-seqs: 0x40\n", "max-num-seqs as a number that is not decimal", id="hexadecimal"
         ),
         pytest.param("max-num-seqs: 1:04\n", "max-num-seqs as a number that is not decimal", id="base 60"),
+        pytest.param("enable-prefix-caching: 'true'\n", "would not start", id="a switch that is a text"),
+        pytest.param("enable-prefix-caching: y\n", "would not start", id="no boolean of PyYAML"),
         pytest.param("max-num-seqs: many\n", "would not start", id="a value that vLLM refuses"),
         pytest.param("max-num-sequences: 6\n", "would not start", id="no option of vLLM"),
     ],
@@ -154,11 +156,13 @@ def texts(draw: st.DrawFn) -> str:
     lines = []
     for key in keys[draw(st.integers(0, 3)) :]:
         spelled = key.replace("-", "_") if draw(st.booleans()) else key
-        quote = draw(st.sampled_from(["", "'", '"'])) if key != "api-key" else ""
+        quoted = key not in ("api-key", "enable-prefix-caching")
+        quote = draw(st.sampled_from(["", "'", '"'])) if quoted else ""
         lines.append(f"{spelled}: {quote}{draw(ENTRIES[key])}{quote}{draw(COMMENTS)}")
     return ends.join([draw(st.sampled_from(["", "# top", "---"])), *lines, ""])
 
 
+@settings(deadline=None)
 @given(texts(), st.sampled_from(["max_num_seqs", "max_model_len", "gpu_memory_utilization"]))
 def test_only_the_one_value_differs_whatever_the_file_looks_like(text: str, dest: str) -> None:
     before = a_file(text)

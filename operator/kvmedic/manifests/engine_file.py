@@ -27,8 +27,9 @@ from kvmedic.manifests.words import CommandLine
 LONGEST = 64 * 1024
 """Characters of a file that is read, at most: with all 317 options of vLLM 0.32 it has 10,773, and 75,180
 take the reader 0.24 s (measured), for which everything else waits."""
-_TRUE = frozenset({"true", "yes", "on", "y"})
-_FALSE = frozenset({"false", "no", "off", "n"})
+_TRUE = frozenset({"true", "yes", "on"})
+_FALSE = frozenset({"false", "no", "off"})
+"""What PyYAML, vLLM's reader, takes for a boolean where it has no quotes (6.0, resolver.py)."""
 _SWITCHES = frozenset({Kind.SWITCH, Kind.PRESENCE, Kind.TRUTH})
 _MERGE = "<<"
 _NOT_DECIMAL = re.compile(r"[-+]?(?:0[0-7_]+|0x[\da-fA-F_]+|0b[01_]+|[1-9][\d_]*(?::[0-5]?\d)+(?:\.[\d_]*)?)")
@@ -144,9 +145,9 @@ def _option(key: str, node: Node, where: str, switches: Mapping[str, str]) -> It
         yield Token(key, name, place)
         yield from (Token(key, _scalar(item), place) for item in node.value)
         return
-    text = _scalar(node)
+    text, quoted = _scalar(node), isinstance(node, ScalarNode) and node.style is not None
     off = switches.get(name.replace("_", "-"))
-    if off is None or text.lower() not in _TRUE | _FALSE:
+    if off is None or quoted or text.lower() not in _TRUE | _FALSE:
         yield Token(key, f"{name}={text}", place)
     elif text.lower() in _TRUE:
         yield Token(key, name, place)
