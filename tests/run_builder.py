@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from kvmedic.core.config_map import FileEdit
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.engine import Knob
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.core.plan import FlagStep, ObjectRef, ReplaceStep, RevisionStep, Step
+from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, ReplaceStep, RevisionStep, Step
 from kvmedic.core.reasons import Reason
+from kvmedic.core.reference import ReferenceEdit
 from kvmedic.core.revisions import Revision
 from kvmedic.core.run import Intent, Outcome, Run, StepRecord, StepState
 from kvmedic.core.verdict import Baseline
@@ -44,6 +46,18 @@ RECALL = RevisionStep(
     before=Revision(7, "llm-7c", OLD),
     after=Revision(6, "llm-6f", NEW),
     reason=Reason.DEPLOY_CORRELATED,
+)
+CONFIG = ConfigStep(
+    target=ObjectRef("Deployment", "llm"),
+    container="vllm",
+    knob=Knob.MAX_NUM_SEQS,
+    edit=ReferenceEdit("config", 0, None, "limits", "limits-0123456789"),
+    file=FileEdit("limits", "limits-0123456789", "engine.yaml", 14, "64", "16", "c" * 16, "d" * 16),
+    before="64",
+    after="16",
+    before_template=OLD,
+    after_template=NEW,
+    reason=Reason.CAP_RIGHT_SIZED,
 )
 BASELINE = Baseline(
     window_seconds=300,

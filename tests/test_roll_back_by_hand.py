@@ -14,6 +14,8 @@ import pytest
 from kvmedic.cluster.target import DeploymentTarget
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Cordon, ScaleOut
+from kvmedic.core.reference import ReferenceEdit
+from kvmedic.core.template import template_hash
 from kvmedic.kube.client import Limits, connect
 from kvmedic.kube.errors import Conflict
 from lab.cluster.light import LightCluster
@@ -76,6 +78,29 @@ async def test_a_run_that_nobody_goes_on_with_is_taken_back_by_the_commands_of_t
     assert live.deployment()["spec"] == before
     assert not any(pod.cordoned for pod in fleet.pods)
     assert [name for name in marks if name.startswith("kvmedic.io/")] == []
+
+
+async def test_a_reference_to_a_copy_is_put_back_by_the_command_of_the_page(live: LiveFleet) -> None:
+    await live.serving(2)
+    volumes = [{"name": "config", "configMap": {"name": "limits"}}]
+    live.patch({"spec": {"template": {"spec": {"volumes": volumes}}}})
+    await live.until(
+        lambda f: is_whole(f) and {p.revision for p in f.pods} == {f.revision}, "the volume everywhere"
+    )
+    before, seen = live.deployment()["spec"]["template"], await live.look()
+    edit = ReferenceEdit("config", 0, None, "limits", "limits-0123456789")
+    forward = walker(live, seen, edit=edit, toward=template_hash(edit.apply(seen.template)))
+    while len(forward.effects()) < STOPS["while the canary is there"]:
+        await forward.step()
+    changed = live.deployment()
+    note = json.loads(changed["metadata"]["annotations"]["kvmedic.io/recorded"])
+
+    type_in(live, "reference")
+
+    named = {"volume": "config", "volumeIndex": 0, "before": "limits", "after": "limits-0123456789"}
+    assert changed["spec"]["template"] != before
+    assert {key: note[key] for key in named} == named
+    assert live.deployment()["spec"]["template"] == before
 
 
 async def test_a_replacement_that_nobody_goes_on_with_is_ended_by_the_commands_of_the_page(

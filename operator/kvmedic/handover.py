@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvmedic.core.config_map import FileEdit
+from kvmedic.core.edit import TokenEdit
 from kvmedic.core.owner import TemplateOwner
-from kvmedic.core.plan import FlagStep, Plan, RevisionStep
+from kvmedic.core.plan import ConfigStep, FlagStep, Plan, RevisionStep
 from kvmedic.engines import ENGINES
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
@@ -38,7 +40,7 @@ def handed_over(
         templates: those of the target's revisions.
     """
     match plan.steps[0]:
-        case FlagStep() as step:
+        case FlagStep() | ConfigStep() as step:
             return _flag_of(owner, namespace, workload, step)
         case RevisionStep() as step:
             earlier = templates.get(step.after.replica_set)
@@ -47,13 +49,16 @@ def handed_over(
             return None
 
 
-def _flag_of(owner: TemplateOwner, namespace: str, workload: Workload, step: FlagStep) -> Proposal | None:
+def _flag_of(
+    owner: TemplateOwner, namespace: str, workload: Workload, step: FlagStep | ConfigStep
+) -> Proposal | None:
     flag = workload.engine.profile.flag(step.knob)
     wanted = None if flag is None or step.after is None else setting_of(flag, step.after, workload.engine)
     if not isinstance(wanted, Setting):
         return None
     target = step.target
-    return proposal_for(owner, Wanted(target.kind, namespace, target.name, wanted, step.edit))
+    edit: TokenEdit | FileEdit = step.edit if isinstance(step, FlagStep) else step.file
+    return proposal_for(owner, Wanted(target.kind, namespace, target.name, wanted, edit))
 
 
 def _revision_of(

@@ -18,6 +18,7 @@ from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome, is_foreign
 from kvmedic.handover import advice, handed_over
 from kvmedic.ports import Ports, Target, View
+from kvmedic.runbooks.configuration import file_remarks, owner_of_file
 from kvmedic.runbooks.planning import Fault, Workload
 from kvmedic.survey import Survey, engine_of
 
@@ -57,7 +58,11 @@ async def accompanied(found: Survey, resource: Resource, policy: Policy, target:
         return found
     owned = proposed(found, resource, policy)
     neighbours = await target.neighbours(found.view)
-    plan = replace(found.plan, message="; ".join((found.plan.message, *remarks(neighbours))))
+    told = (
+        *remarks(neighbours),
+        *file_remarks(found.view.template, found.view.config_maps, found.view.fleet.live),
+    )
+    plan = replace(found.plan, message="; ".join((found.plan.message, *told)))
     obstacle = owned.obstacle or hindrance(neighbours, found.view.fleet)
     return replace(owned, plan=plan, obstacle=obstacle)
 
@@ -69,12 +74,26 @@ def proposed(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if plan is None or not isinstance(workload, Workload):
         return found
     if refused is None:
-        return _contested(found, resource, workload, plan)
+        return _of_file_owner(found, resource, workload, plan) or _contested(found, resource, workload, plan)
     if fleet.owner is None or fleet.owner.template is None or refused.reason is not fleet.owner.reason:
         return found
     proposal = handed_over(fleet.owner.template, fleet.namespace, workload, plan, found.view.templates)
     message = advice(refused.message, proposal, _shown(resource))
     return replace(found, obstacle=Outcome(refused.reason, message), proposal=proposal)
+
+
+def _of_file_owner(found: Survey, resource: Resource, workload: Workload, plan: Plan) -> Survey | None:
+    """Return a survey with the exact change for who decides what is in the ConfigMap; None: nobody does."""
+    owner = owner_of_file(plan, found.view.config_maps)
+    if owner is None or owner.template is None:
+        return None
+    proposal = handed_over(owner.template, found.view.fleet.namespace, workload, plan, found.view.templates)
+    why = (
+        f"{owner.name} decides what is in the ConfigMap, and a copy would hide its next change from the "
+        "fleet: make the change there"
+    )
+    obstacle = Outcome(owner.reason, advice(why, proposal, _shown(resource)))
+    return replace(found, obstacle=obstacle, proposal=proposal)
 
 
 def _contested(found: Survey, resource: Resource, workload: Workload, plan: Plan) -> Survey:

@@ -9,13 +9,15 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from kvmedic.core.approval import Approval, Unreadable
+from kvmedic.core.config_map import FileEdit, Sight
+from kvmedic.core.copying import Files
 from kvmedic.core.evidence import Look, Observation, Pool, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gates import Blocked, Stop
 from kvmedic.core.moves import Effect
 from kvmedic.core.neighbours import Neighbours
 from kvmedic.core.policy import Policy
-from kvmedic.core.record import Record
+from kvmedic.core.record import ConfigCopy, Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.vitals import Device, EngineEnd
@@ -35,6 +37,10 @@ class View(Protocol):
     @property
     def templates(self) -> Mapping[str, Mapping[str, object]]:
         """Return the pod template of each of its ReplicaSets, by its name. The same holds for these."""
+
+    @property
+    def config_maps(self) -> Mapping[str, Sight]:
+        """Return the ConfigMaps that the engine reads its configuration from, by name."""
 
 
 class Store(Protocol):
@@ -76,6 +82,19 @@ class Target(Protocol):
 
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
+
+
+class Copies(Protocol):
+    """Copies of ConfigMaps."""
+
+    async def stand(self, fleet: Fleet, file: FileEdit) -> Files:
+        """Return how the ConfigMap of an open step and its copy stand to the step."""
+
+    async def make(self, fleet: Fleet, file: FileEdit) -> str:
+        """Make a step's copy; return why it cannot be made, or nothing. Raises Conflict when it moved."""
+
+    async def sweep(self, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
+        """Remove those copies that nothing refers to any more; return the others."""
 
 
 class Ends(Protocol):
@@ -207,6 +226,7 @@ class Ports:
 
     store: Store
     target: Target
+    copies: Copies
     metrics: Metrics
     reporter: Reporter
     stop: StopSwitch

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import assert_never
 
 from kvmedic.aftermath import in_view_of_the_rest
+from kvmedic.copies import copy_first, held_back, overtaken, swept, unavailable, with_files
 from kvmedic.core.decide import (
     Close,
     Decision,
@@ -38,6 +39,7 @@ from kvmedic.core.moves import (
     Effect,
     Failed,
     Freeze,
+    MakeCopy,
     Move,
     Pause,
     Pulse,
@@ -50,7 +52,7 @@ from kvmedic.core.moves import (
     Uncordon,
     Wait,
 )
-from kvmedic.core.plan import FlagStep, ReplaceStep, RevisionStep
+from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.resource import Resource
@@ -77,7 +79,8 @@ async def pursue(tick: Tick) -> timedelta:
     view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
     if view is not None:
         tick = replace(tick, spending=tick.run.spent(view.fleet, tick.now))
-    stands = await _standing(tick, view)
+        tick = await with_files(tick, view.fleet)
+    stands = overtaken(tick, await _standing(tick, view))
     blocked = await _blocked(tick)
     judged = await _judged(tick, view, stands)
     roll_back = tick.policy.on_inconclusive is OnInconclusive.ROLL_BACK
@@ -85,6 +88,8 @@ async def pursue(tick: Tick) -> timedelta:
     if view is None or isinstance(decision, Close):
         outcome = decision.outcome if isinstance(decision, Close) else outcome_of(Reason.TARGET_DELETED)
         return await _close(tick, view, outcome)
+    if first := copy_first(tick, decision):
+        return await _advance(tick, view, first, Direction.FORWARD)
     return await _carry_out(tick, view, decision)
 
 
@@ -102,7 +107,7 @@ async def _is_held(tick: Tick, fleet: Fleet) -> bool:
 async def _blocked(tick: Tick) -> Blocked | None:
     if tick.problem is not None:
         return Blocked(tick.problem.reason, tick.problem.message)
-    blocked = forward_gate(tick.policy, await tick.ports.stop.read())
+    blocked = forward_gate(tick.policy, await tick.ports.stop.read()) or unavailable(tick)
     if blocked is not None or tick.run.intent is not None:
         return blocked
     return await tick.ports.crowd.confirmed(tick.resource.uid, tick.now)
@@ -134,7 +139,15 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
 async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
     """Make the step's next move, forward or back."""
     tick = observed_victim(tick, view.fleet)
-    run, move = tick.run, await walking_move(tick, view.fleet, direction)
+    move = await walking_move(tick, view.fleet, direction)
+    if direction is Direction.BACK:
+        move = held_back(tick, view.fleet, move)
+    return await _advance(tick, view, move, direction)
+
+
+async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Direction) -> timedelta:
+    """Carry a move out, or write down what it means for the run."""
+    run = tick.run
     match move:
         case Settled() if direction is Direction.FORWARD:
             await _save(tick, run.settled(tick.now), Reason.VERIFYING, SENTENCES[Reason.VERIFYING])
@@ -148,8 +161,24 @@ async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
         case Failed(Reason.REVISION_GONE as reason, message):
             # There is no way back any more: what the fleet has now is the best that there is.
             return await _leave(tick, view, Outcome(reason, message))
+        case MakeCopy():
+            return await _copy(tick, view, move)
         case _:
             return await _act(tick, view, move, None)
+    return timedelta(0)
+
+
+async def _copy(tick: Tick, view: View, move: MakeCopy) -> timedelta:
+    """Make the copy that the run's record names; where it cannot be made the run ends, or turns back."""
+    if not tick.ports.leader.is_held():
+        return tick.ports.pace.controller
+    why = await tick.ports.copies.make(view.fleet, move.file)
+    if not why:
+        return timedelta(0)
+    outcome = Outcome(Reason.CONFIG_COPY_IMPOSSIBLE, f"ConfigMap {move.file.copy} cannot be made: {why}")
+    if tick.run.intent is None:
+        return await _close(tick, view, outcome)
+    await _save(tick, tick.run.turned_back(outcome, None), outcome.reason, outcome.message)
     return timedelta(0)
 
 
@@ -252,7 +281,7 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
     if before is None or tick.run.goal is Goal.STEADINESS:
         return steadiness(looked, restarts)
     match step:
-        case FlagStep() | RevisionStep():
+        case ConfigStep() | FlagStep() | RevisionStep():
             return judge(before, looked, policy.objectives, policy.trigger, restarts)
         case ReplaceStep():
             fresh = max(0, restarts - before.restarts)
@@ -285,7 +314,8 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
         run = replace(run, ending=outcome)
     if view is not None and outcome.reason is not Reason.FENCE_LOST and tick.ports.leader.is_held():
         await _unclaim(tick, view.fleet)
-    done = closed(tick.record, run, outcome, tick.resource.generation, tick.now)
+    record = await swept(tick.record, run, view.fleet if view else None, tick.ports)
+    done = closed(record, run, outcome, tick.resource.generation, tick.now)
     await tick.ports.store.save(tick.resource, done)
     await tick.ports.reporter.saved(tick.resource, tick.record, done)
     return timedelta(0)

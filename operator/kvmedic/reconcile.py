@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from kvmedic.baselines import pressed_baseline
+from kvmedic.copies import swept
 from kvmedic.core.decide import Wish, outcome_of
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.gates import Blocked
@@ -109,11 +110,10 @@ async def _survey(
     if view is None or problem is not None:
         return await _complain(replace(resource, problem=problem), record, ports, now)
     await ports.crowd.heed(now)
+    record = await swept(record, None, view.fleet, ports)
     found = await survey(resource, policy, view, Senses(ports.metrics, ports.target))
     found = await accompanied(found, resource, policy, ports.target)
-    seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
-    urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, record.urgency)
-    seen = replace(seen, urgency=urgent)
+    seen = _seen(found, record, resource, policy, now)
     if good := await proved_good(found, resource, policy, ports.metrics, now):
         seen = with_last_good(seen, good)
     held = found.obstacle or unrecognised(policy, view) or await claimed(resource, found, ports)
@@ -136,6 +136,13 @@ async def _survey(
     await _write(resource, ports, planned(seen, found.plan, why, resource.generation, now))
     await _unfinalized(resource, ports)
     return ports.pace.idle
+
+
+def _seen(found: Survey, record: Record, resource: Resource, policy: Policy, now: datetime) -> Record:
+    """Return the record with what a look found: the diagnosis and how urgent it is."""
+    seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
+    urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, record.urgency)
+    return replace(seen, urgency=urgent)
 
 
 def _run(found: Survey, plan: Plan, baseline: Baseline | None, now: datetime) -> Run:

@@ -44,6 +44,7 @@ from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.planning import (
     Fault,
     Workload,
+    configured,
     proposal,
     replaced_in_vain,
     replacement_of,
@@ -296,7 +297,8 @@ def _is_bound(plan: Plan, view: View, resource: Resource) -> bool:
 def engine_of(view: View, policy: Policy) -> Workload | Fault:
     """Return the engine in the target's pod template, or why it cannot be told."""
     target = ObjectRef(policy.target.kind, policy.target.name)
-    return workload_of(target, view.fleet.uid, view.template, policy.target.container, ENGINES)
+    found = workload_of(target, view.fleet.uid, view.template, policy.target.container, ENGINES)
+    return configured(found, view.config_maps)
 
 
 def _hindered(found: Survey, reason: Reason, message: str) -> Survey:

@@ -13,13 +13,14 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from kvmedic.core import recall, release, replacement, rollout
+from kvmedic.core.copying import Files
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Cordon, Failed, Move, Wait
-from kvmedic.core.plan import FlagStep, ReplaceStep, RevisionStep
+from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
@@ -57,13 +58,15 @@ class Tick:
     """How urgent the trouble is as of this look; None: as it was."""
     spending: Spending | None = None
     """What the run has cost as of this look; None: as it was."""
+    files: Files | None = None
+    """The ConfigMap of a step that copies one, and the copy; None: the step copies none."""
 
 
 async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     """Return the next move of the step under way, forward or back."""
     step, drain = tick.run.current.step, await _drain(tick, fleet)
     match step:
-        case FlagStep():
+        case FlagStep() | ConfigStep():
             order = _order(tick, step if direction is Direction.FORWARD else step.inverse(), drain)
             move = rollout.next_move(fleet, order, tick.now)
             canaries = _canaries(fleet, order)
@@ -88,7 +91,7 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
     step = tick.run.current.step
     match step:
-        case FlagStep() | RevisionStep():
+        case ConfigStep() | FlagStep() | RevisionStep():
             return release.releasing_move(fleet, tick.run.recorded)
         case ReplaceStep():
             order = _replacement(tick, fleet, step, await _drain(tick, fleet))
@@ -101,7 +104,7 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     step = tick.run.current.step
     match step:
-        case FlagStep() | RevisionStep():
+        case ConfigStep() | FlagStep() | RevisionStep():
             return rollout.resting_move(fleet, tick.now, _assigned_at(tick.run))
         case ReplaceStep():
             return replacement.resting_move(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
@@ -126,12 +129,12 @@ def _canaries(fleet: Fleet, order: Order) -> tuple[Pod, ...]:
     return () if swapped else fleet.serving(order.toward)
 
 
-def _order(tick: Tick, step: FlagStep | RevisionStep, drain: Drain) -> Order:
+def _order(tick: Tick, step: FlagStep | ConfigStep | RevisionStep, drain: Drain) -> Order:
     run, limits = tick.run, _limits(tick)
     return Order(
         away=step.before_template,
         toward=step.after_template,
-        edit=step.edit if isinstance(step, FlagStep) else step.swap,
+        edit=step.swap if isinstance(step, RevisionStep) else step.edit,
         recorded=run.recorded,
         victim=run.victim,
         drain=drain,

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from kvmedic.cluster.approvals import StoredApprovals
+from kvmedic.cluster.copies import StoredCopies
 from kvmedic.cluster.stop import read_stop
 from kvmedic.cluster.storm import storm_over_at
 from kvmedic.cluster.target import DeploymentTarget
@@ -87,6 +88,7 @@ def ports_of(
     return Ports(
         store=Store(world.client),
         target=target_of(world),
+        copies=StoredCopies(world.client),
         metrics=world.metrics,
         reporter=reporter,
         stop=ConfigMapStop(world.client, process.namespace, process.stop),

@@ -103,3 +103,14 @@ def test_a_crd_is_rendered_as_it_is_in_crds(kind: str) -> None:
     made = render({"crds": {"keep": False}})["CustomResourceDefinition", f"{kind}.kvmedic.io"]
 
     assert made == yaml.safe_load((ROOT / "crds" / f"kvmedic.io_{kind}.yaml").read_text())
+
+
+@pytest.mark.light
+def test_the_rights_on_config_maps_can_be_left_out() -> None:
+    made = render({"rbac": {"configFiles": False}})
+
+    left = rules(made, "ClusterRole", "kvmedic")
+    assert [rule for rule in table("watched") if rule not in left] == [
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "delete"]}
+    ]
+    assert rules(made, "Role", "kvmedic-own") == table("own")

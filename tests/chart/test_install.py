@@ -185,9 +185,9 @@ def test_an_upgrade_brings_the_crd_of_its_own_version(cluster: LightCluster) -> 
 NEVER = (
     ("get", "", "secrets", ""),
     ("list", "", "secrets", ""),
-    ("get", "", "configmaps", "kvmedic-config"),
-    ("create", "", "configmaps", ""),
-    ("delete", "", "configmaps", "kvmedic-stop"),
+    ("list", "", "configmaps", ""),
+    ("update", "", "configmaps", "kvmedic-stop"),
+    ("patch", "", "configmaps", ""),
     ("create", "", "pods", ""),
     ("create", "", "pods/exec", ""),
     ("create", "", "pods/eviction", ""),

@@ -6,12 +6,19 @@ from kvmedic.cli.explain import Place, explained
 from kvmedic.core.decide import Wish
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record, ShownDiagnosis, TriedLever, TriedReplacement, TriedRollback
+from kvmedic.core.record import (
+    ConfigCopy,
+    Record,
+    ShownDiagnosis,
+    TriedLever,
+    TriedReplacement,
+    TriedRollback,
+)
 from kvmedic.core.resource import Resource
 from kvmedic.core.severity import Severity, Urgency
 from kvmedic.core.summary import Cost, Summary
 from kvmedic.core.verdict import Verdict
-from run_builder import NEW, NOW, OLD, RECALL, REPLACE, UID, a_run
+from run_builder import CONFIG, NEW, NOW, OLD, RECALL, REPLACE, UID, a_run
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")
 
@@ -82,3 +89,10 @@ def test_an_open_rollback_names_both_revisions() -> None:
     said = lines(Record(run=a_run(step=RECALL)))
 
     assert any("pod template of revision 7 -> of revision 6: Pending" in line for line in said)
+
+
+def test_a_change_in_a_file_names_the_file_and_a_copy_that_is_left_is_told() -> None:
+    said = lines(Record(run=a_run(step=CONFIG), copies=(ConfigCopy("limits-0123456789", OLD),)))
+
+    assert any("maxNumSeqs 64 -> 16 (ConfigMap/limits, engine.yaml): Pending" in line for line in said)
+    assert any(line.startswith("ConfigMap limits-0123456789 is a copy of ours") for line in said)

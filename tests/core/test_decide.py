@@ -23,7 +23,7 @@ from kvmedic.core.gates import Blocked
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.run import Outcome, Standing, StepState
 from kvmedic.core.verdict import Judged, Verdict
-from run_builder import NOW, RECALL, REPLACE, a_run, a_scaling, an_intent
+from run_builder import CONFIG, NOW, RECALL, REPLACE, a_run, a_scaling, an_intent
 
 SUSPENDED = Blocked(Reason.SUSPENDED, "suspended")
 ENDING = Outcome(Reason.RECOVERED, "better")
@@ -146,6 +146,30 @@ ROWS = [
         a_run(S.VERIFYING, an_intent(), step=RECALL),
         seen(verdict=V.NOT_RECOVERED),
         TurnBack(Outcome(Reason.NOT_RECOVERED, "numbers"), V.NOT_RECOVERED),
+    ),
+    (
+        "the ConfigMap was edited before the first effect: close",
+        a_run(step=CONFIG),
+        seen(Standing.SOURCE_CHANGED),
+        Close(Outcome(Reason.CONFIG_MAP_CHANGED, SENTENCES[Reason.CONFIG_MAP_CHANGED])),
+    ),
+    (
+        "the ConfigMap was edited in the middle: walk back",
+        a_run(S.ROLLING_OUT, an_intent(), step=CONFIG),
+        seen(Standing.SOURCE_CHANGED),
+        TurnBack(Outcome(Reason.CONFIG_MAP_CHANGED, SENTENCES[Reason.CONFIG_MAP_CHANGED])),
+    ),
+    (
+        "the ConfigMap was edited while the change is verified: walk back, whatever the verdict",
+        a_run(S.VERIFYING, an_intent(), step=CONFIG),
+        seen(Standing.SOURCE_CHANGED, verdict=V.RECOVERED),
+        "TurnBack",
+    ),
+    (
+        "the ConfigMap was edited on the way back: go on",
+        a_run(S.ROLLING_BACK, an_intent(), step=CONFIG),
+        seen(Standing.SOURCE_CHANGED),
+        Walk(Direction.BACK),
     ),
     ("a replacement begins", a_run(step=REPLACE), seen(), Walk(Direction.FORWARD)),
     ("somebody scaled: leave it", REPLACING, seen(Standing.RESCALED), "Leave"),

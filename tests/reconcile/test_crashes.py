@@ -13,6 +13,7 @@ import pytest
 
 from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Fate, Write
+from reconcile.configured import CHANGED, config_map, configure, copies, referred, text_of
 from reconcile.deploying import ALLOWED, RAISED_CAP, break_earlier, cap, deploy
 from reconcile.phases import drained, let_go
 from reconcile.replacing import names, press_one
@@ -222,3 +223,47 @@ def test_killed_at_every_write_an_earlier_revision_that_does_not_start_is_given_
     assert [one["outcome"] for one in world.status()["rollbacks"]] == ["CanaryFailed"]
     assert world.deployment()["spec"] == before
     world.wait(lambda: {p["metadata"]["name"] for p in world.pods()} == pods, 10, "the canary is gone")
+
+
+def config_maps_written(killer: Killer) -> set[str]:
+    """Return the verbs at which the process was killed while it wrote a ConfigMap, before and after."""
+    return {write.verb for write, count in killer.kills.items() if write.object == "configmaps" and count > 1}
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_flag_in_a_file_is_changed_in_one_copy(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide)
+    configure(world)
+    original, pods = config_map(world), {p["metadata"]["name"] for p in world.pods()}
+
+    eye = survive(world, 2, killer)
+
+    (copy,) = copies(world)
+    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    assert referred(world) == copy["metadata"]["name"]
+    assert text_of(world, referred(world)) == CHANGED
+    assert config_map(world) == original
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen - pods) == 2, "each replica was replaced once"
+    assert config_maps_written(killer) == {"POST"}
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_change_in_a_file_is_taken_back_and_no_copy_is_left(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide)
+    configure(world, history=0)
+    original, before = config_map(world), world.deployment()["spec"]
+    world.rewrite(new="worse")
+
+    eye = survive(world, 2, killer)
+    world.wait(lambda: copies(world) == [] and "copies" not in world.status(), SECONDS, "the copy goes")
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert config_map(world) == original
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert config_maps_written(killer) == {"POST", "DELETE"}

@@ -14,6 +14,7 @@ from chart.rendering import render
 from lab.cluster.light import LightCluster
 from lab.scripted.proxy import Proxy
 from reconcile.approving import APPROVE, approve, waits_as
+from reconcile.configured import configure, copies
 from reconcile.deploying import ALLOWED, deploy
 from reconcile.world import World, no_harm
 
@@ -26,9 +27,11 @@ RARE = {
     ("", "pods/log", "get"),
     ("apps", "replicasets", "get"),
     ("kvmedic.io", "kvapprovals", "list"),
+    ("", "configmaps", "create"),
+    ("", "configmaps", "delete"),
 }
 """Asked for only while a peer of the drained replica is not Ready; after a restart; before a revision is put
-back; in mode Approve."""
+back; in mode Approve; where a flag stands in a configuration file."""
 
 
 @dataclass(slots=True)
@@ -141,3 +144,45 @@ def test_the_charts_rights_suffice_to_roll_a_revision_back(
     assert proxy.forbidden == []
     assert world.outcomes() == ["Recovered"]
     assert ("apps", "replicasets", "get") in proxy.used
+
+
+@pytest.mark.timeout(300)
+def test_the_charts_rights_suffice_for_a_flag_in_a_file_there_and_back(
+    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger]
+) -> None:
+    world = a_world()
+    configure(world, history=0)
+    world.rewrite(new="worse")
+    proxy = with_rights_of_the_chart(world)
+
+    world.start(proxy=proxy)
+    world.wait(world.is_closed, 120, "the run closes")
+    world.wait(lambda: copies(world) == [], 60, "the copy goes")
+
+    assert proxy.forbidden == []
+    assert world.outcomes() == ["NotRecovered"]
+    assert {verb for _, resource, verb in proxy.used if resource == "configmaps"} == {
+        "get",
+        "create",
+        "delete",
+    }
+
+
+@pytest.mark.timeout(300)
+def test_without_the_right_to_read_config_maps_a_file_counts_as_unseen(
+    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger]
+) -> None:
+    world = a_world()
+    configure(world)
+    proxy = with_rights_of_the_chart(world)
+    role = world.cluster.api.get("Role", "kvmedic", world.namespace)
+    rules = [rule for rule in role["rules"] if rule["resources"] != ["configmaps"]]
+    world.cluster.api.patch("Role", "kvmedic", {"rules": rules}, world.namespace)
+
+    world.start(proxy=proxy)
+    asked = lambda: world.condition("ActionRequired") == ("True", "FlagNotEditable")  # noqa: E731
+    world.wait(asked, 90, "a person is asked")
+
+    (told,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
+    assert "ConfigMap/limits, which may not be read by the operator" in told
+    assert {line.partition("?")[0].rpartition("/")[2] for line in proxy.forbidden} == {"limits"}

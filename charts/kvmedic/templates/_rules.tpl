@@ -6,7 +6,7 @@ Takes a list: the root context and the scope.
 {{- $root := index . 0 -}}
 {{- $scope := index . 1 -}}
 {{- range $root.Files.Get "files/permissions.yaml" | fromYamlArray -}}
-{{- if eq .scope $scope }}
+{{- if and (eq .scope $scope) (or (not .value) (index $root.Values.rbac (.value | default "create"))) }}
 {{- $verbs := list }}
 {{- range .grants }}
 {{- $verbs = append $verbs .verb }}

@@ -5,7 +5,7 @@ value, what is None or empty left out. So a new kind of step needs nothing here;
 because records that are stored must stay readable (`tests/api/data`).
 
 Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`, `rollbacks`,
-`lastGood`) are what the operator itself relies on after a restart: one that cannot be read raises
+`copies`, `lastGood`) are what the operator itself relies on after a restart: one that cannot be read raises
 `RunUnreadable`, because starting from empty would forget a change under way or hand out a used-up
 budget. All other fields are for people, are computed anew, and are dropped when they cannot be read.
 Unknown fields are ignored everywhere, so that an older operator can read what a newer one wrote.
@@ -25,6 +25,7 @@ from kvmedic.api.problems import RunUnreadable, problems_of
 from kvmedic.core.record import (
     ClosedRun,
     Condition,
+    ConfigCopy,
     LastGood,
     Record,
     ShownDiagnosis,
@@ -44,7 +45,7 @@ closed runs stay far below the 1 MiB that an object may have."""
 FINDINGS_LENGTH = 20
 """Findings of a diagnosis that are kept: enough to see the pattern, also in a fleet of hundreds."""
 
-RECORDS = frozenset({"run", "levers", "replacements", "rollbacks", "history", "lastGood"})
+RECORDS = frozenset({"run", "levers", "replacements", "rollbacks", "copies", "history", "lastGood"})
 """The fields that the operator relies upon after a restart."""
 
 OPEN = RECORDS | {"plan"}
@@ -101,6 +102,8 @@ class KVRemediationStatus(BaseModel):
         default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Revisions that were rolled back, which did not help. A record: do not edit it."""
+    copies: tuple[ConfigCopy, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    """Copies of ConfigMaps that closed runs made and that may be needed yet. A record: do not edit it."""
     history: tuple[ClosedRun, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """The last 10 closed runs, newest first. A record: do not edit it."""
     urgency: Urgency | None = None

@@ -138,6 +138,8 @@ def _memory(record: Record) -> Iterator[str]:
             f"Pod template {back.revision} was rolled back to {back.toward} ({back.at:%Y-%m-%dT%H:%M:%SZ}): "
             f"{back.outcome}; not tried again from this template."
         )
+    for copy in record.copies:
+        yield f"ConfigMap {copy.name} is a copy of ours; it is removed once nothing refers to it any more."
     if record.history:
         last = record.history[0]
         steps = "; ".join(last.steps)

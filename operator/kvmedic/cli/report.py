@@ -12,7 +12,7 @@ from typing import Any, assert_never
 from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
 from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief, RollBack
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
-from kvmedic.core.plan import FlagStep, ReplaceStep, RevisionStep, Step
+from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep, Step
 from kvmedic.core.run import Outcome
 from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm import VLLM
@@ -175,7 +175,7 @@ def change_of(step: Step) -> Change:
     """Return a step as people see it."""
     target = f"{step.target.kind}/{step.target.name}"
     match step:
-        case FlagStep():
+        case FlagStep() | ConfigStep():
             return Change(str(step.knob), step.before, step.after, target)
         case ReplaceStep():
             return Change(REPLICA, step.pod, A_NEW_ONE, target)

@@ -16,6 +16,12 @@ RECORDED = f"{PREFIX}recorded"
 CORDONED = f"{PREFIX}cordoned"
 """On a pod: the label and the deletion cost that it had before it was cordoned."""
 
+TARGET = f"{PREFIX}target"
+"""Label of a ConfigMap that is a copy of ours: the uid of the Deployment that it was made for."""
+
+COPY_OF = f"{PREFIX}copy-of"
+"""On such a copy: the ConfigMap that it was copied from, and the hash of what was in that then."""
+
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """On a pod: of two Ready pods the one of lower cost is removed first (Kubernetes 1.22, KEP 2255)."""
 

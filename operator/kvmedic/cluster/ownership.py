@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -61,6 +61,9 @@ CONTESTED = ("f:strategy", "f:minReadySeconds", "f:progressDeadlineSeconds", "f:
 """Fields of a Deployment that a frozen rollout changes: setting one of them back in the middle rolls
 the rest of the fleet undrained (measured on Kubernetes 1.36)."""
 
+DATA = ("f:data", "f:binaryData")
+"""What a ConfigMap holds, in the words of `managedFields`."""
+
 RELEASES = frozenset({OwnerKind.HELM, OwnerKind.PRODUCTION_STACK})
 """Owners that apply when a person upgrades them. The next upgrade puts the old value back, weeks later
 and unseen: a chart's list of arguments replaces the live one (Helm 3 and 4, three-way merge)."""
@@ -87,7 +90,16 @@ def owner_of(deployment: Mapping[str, Any]) -> Owner | None:
     found = owner_in(section(deployment, "metadata"))
     if found is not None and found.kind not in RELEASES:
         return _owner(found)
-    again = _marked(deployment) or _applier(deployment) or found
+    again = _marked(deployment) or _applier(deployment, _is_contested) or found
+    return None if again is None else _owner(again)
+
+
+def owner_of_data(config_map: Mapping[str, Any]) -> Owner | None:
+    """Return who else decides what is in a ConfigMap, or None when nobody is known to; as `owner_of`."""
+    found = owner_in(section(config_map, "metadata"))
+    if found is not None and found.kind not in RELEASES:
+        return _owner(found)
+    again = _marked(config_map) or _applier(config_map, _has_data) or found
     return None if again is None else _owner(again)
 
 
@@ -117,15 +129,13 @@ def _marked(deployment: Mapping[str, Any]) -> TemplateOwner | None:
     return None
 
 
-def _applier(deployment: Mapping[str, Any]) -> TemplateOwner | None:
+def _applier(
+    deployment: Mapping[str, Any], is_contested: Callable[[Mapping[str, Any]], bool]
+) -> TemplateOwner | None:
     off = _is_flux_off({**labels_of(deployment), **annotations_of(deployment)})
     for entry in items(section(deployment, "metadata"), "managedFields"):
         manager = str(entry.get("manager", ""))
-        if (
-            entry.get("subresource")
-            or not _is_contested(entry)
-            or (off and manager == "kustomize-controller")
-        ):
+        if entry.get("subresource") or not is_contested(entry) or (off and manager == "kustomize-controller"):
             continue
         if manager in APPLIERS:
             return TemplateOwner(OwnerKind.APPLIER, f"{APPLIERS[manager]} (field manager {manager})")
@@ -136,6 +146,10 @@ def _applier(deployment: Mapping[str, Any]) -> TemplateOwner | None:
 
 def _is_contested(entry: Mapping[str, Any]) -> bool:
     return any(name in section(entry, "fieldsV1", "f:spec") for name in CONTESTED)
+
+
+def _has_data(entry: Mapping[str, Any]) -> bool:
+    return any(name in section(entry, "fieldsV1") for name in DATA)
 
 
 def _is_flux_off(marks: Mapping[str, str]) -> bool:

@@ -19,6 +19,7 @@ from kvmedic.cluster.exposure import in_rotation, reaches, rotation_of, selector
 from kvmedic.cluster.marks import PREFIX, RUN
 from kvmedic.cluster.ownership import last_editor, owner_of
 from kvmedic.cluster.pods import Frame, is_finished, pod_of
+from kvmedic.core.config_map import Sight
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
 from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.template import template_hash
@@ -55,6 +56,8 @@ class Snapshot:
     """Place of the engine's container; None where it is not named and there are several."""
     templates: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """The pod template of each ReplicaSet, by its name. The same holds for these."""
+    config_maps: Mapping[str, Sight] = field(default_factory=dict)
+    """ConfigMaps that the engine reads its configuration from, by name, and what these were copied from."""
 
     @property
     def image(self) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, assert_never
 
+from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.ends import ends_of
 from kvmedic.cluster.neighbours import neighbours_of
 from kvmedic.cluster.rotation import move_pod
@@ -54,7 +55,13 @@ class DeploymentTarget:
 
     async def look(self, namespace: str, policy: Policy) -> Snapshot | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
-        return await snapshot(self.client, namespace, policy.target, policy.rollout.rotation_label)
+        seen = await snapshot(self.client, namespace, policy.target, policy.rollout.rotation_label)
+        if seen is None:
+            return None
+        container = policy.target.container
+        return replace(
+            seen, config_maps=await config_maps_of(self.client, namespace, seen.template, container)
+        )
 
     async def neighbours(self, view: Seen) -> Neighbours:
         """Return who else has a say in the target's replicas and pods."""

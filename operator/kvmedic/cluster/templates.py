@@ -12,6 +12,7 @@ from typing import assert_never
 from kvmedic.core.edit import Json, PatchOperation, TokenEdit
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.moves import DeploymentMove, Freeze, Retarget, Revert
+from kvmedic.core.reference import ReferenceEdit
 from kvmedic.core.swap import TemplateChange, TemplateSwap
 from kvmedic.core.template import POD_TEMPLATE_HASH, template_hash
 from kvmedic.kube.client import Client
@@ -64,7 +65,7 @@ def template_operations(
         ValueError: the template is not what the change expects.
     """
     match change:
-        case TokenEdit():
+        case TokenEdit() | ReferenceEdit():
             return change.patch(template)
         case TemplateSwap():
             if kept is None or template_hash(template) != change.before.template:
@@ -87,6 +88,15 @@ def note_of(change: TemplateChange) -> dict[str, Json]:
                 "before": change.before,
                 "after": change.after,
                 **within,
+            }
+        case ReferenceEdit():
+            projected: dict[str, Json] = {} if change.source is None else {"source": change.source}
+            return {
+                "volume": change.volume,
+                "volumeIndex": change.volume_index,
+                "before": change.before,
+                "after": change.after,
+                **projected,
             }
         case TemplateSwap():
             return {"replicaSet": change.before.replica_set, "template": change.before.template}

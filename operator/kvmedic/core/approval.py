@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from kvmedic.core.engine import Knob
-from kvmedic.core.plan import FlagStep, Plan, Step
+from kvmedic.core.plan import ConfigStep, FlagStep, Plan, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Approved, Outcome
 
@@ -141,11 +141,18 @@ def stands(shown: Plan, fresh: Plan) -> bool:
 
 
 def _is_near(shown: Step, fresh: Step) -> bool:
-    if not isinstance(shown, FlagStep) or not isinstance(fresh, FlagStep):
+    if not isinstance(shown, FlagStep | ConfigStep) or not isinstance(fresh, FlagStep | ConfigStep):
         return shown == fresh
-    if (shown.target, shown.knob, shown.before) != (fresh.target, fresh.knob, fresh.before):
-        return False
-    return shown.after == fresh.after or _is_noise(shown.knob, shown.after, fresh.after)
+    same = _place(shown) == _place(fresh)
+    return same and (shown.after == fresh.after or _is_noise(shown.knob, shown.after, fresh.after))
+
+
+def _place(step: FlagStep | ConfigStep) -> tuple[object, ...]:
+    """Return what a step changes, its new value left out."""
+    place = (step.kind, step.target, step.knob, step.before)
+    if isinstance(step, ConfigStep):
+        return (*place, step.file.config_map, step.file.key, step.file.before_content)
+    return place
 
 
 def _is_noise(knob: Knob, shown: str | None, fresh: str | None) -> bool:

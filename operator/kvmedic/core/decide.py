@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import TypeAlias
 
 from kvmedic.core.gates import Blocked
@@ -151,6 +152,15 @@ def _left_as(run: Run, standing: Standing) -> Reason | None:
             return None
 
 
+_OVERTAKEN = MappingProxyType(
+    {
+        Standing.SCALED_TO_ZERO: Reason.SCALED_TO_ZERO,
+        Standing.SOURCE_CHANGED: Reason.CONFIG_MAP_CHANGED,
+    }
+)
+"""Why a change is taken back by how the target stands to the record."""
+
+
 def outcome_of(reason: Reason) -> Outcome:
     """Return an outcome whose message is the reason's own sentence."""
     return Outcome(reason, SENTENCES[reason])
@@ -161,8 +171,8 @@ def _wished_back(run: Run, seen: Situation) -> Decision | None:
         Wish.DELETE: Reason.RESOURCE_DELETED,
         Wish.ROLL_BACK: Reason.ROLLED_BACK_BY_HAND,
     }.get(seen.wish)
-    if reason is None and seen.standing is Standing.SCALED_TO_ZERO:
-        reason = Reason.SCALED_TO_ZERO
+    if reason is None:
+        reason = _OVERTAKEN.get(seen.standing)
     if reason is None:
         return None
     if run.intent is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kvmedic.core.config_map import FileEdit
 from kvmedic.core.fleet import Pod, RolloutFields
 from kvmedic.core.reasons import Reason
 from kvmedic.core.swap import TemplateChange
@@ -110,6 +111,13 @@ class DeletePod:
     """Delete the drained victim by name, because the controller would take a NotReady peer first."""
 
     pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class MakeCopy:
+    """Make the copy of a ConfigMap that a changed template refers to; the ConfigMap stays as it is."""
+
+    file: FileEdit
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias, assert_never
 
+from kvmedic.core.config_map import FileEdit
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
+from kvmedic.core.reference import ReferenceEdit
 from kvmedic.core.revisions import Revision
 from kvmedic.core.swap import TemplateSwap
 
@@ -63,6 +65,47 @@ class FlagStep:
         """Return the step as one line for a person."""
         before, after = self.before or "(engine default)", self.after or "(engine default)"
         return f"{self.target.kind}/{self.target.name}: {self.knob} {before} -> {after}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigStep:
+    """One engine flag in a configuration file takes another value, in a copy of the file's ConfigMap.
+
+    The copy is made first; then the pod template refers to it, by the same rollout as of a flag. The
+    inverse lets the template refer to the ConfigMap again, which was never touched. The copy goes when
+    nothing refers to it any more.
+    """
+
+    target: ObjectRef
+    container: str
+    """The engine's container."""
+    knob: Knob
+    edit: ReferenceEdit
+    file: FileEdit
+    """What differs in the copy; the inverse keeps it."""
+    before: str | None
+    after: str | None
+    before_template: str
+    after_template: str
+    reason: Reason
+    kind: Literal["ConfigStep"] = "ConfigStep"
+
+    def inverse(self) -> ConfigStep:
+        """Return the step that lets the template refer to the ConfigMap of before."""
+        return replace(
+            self,
+            edit=self.edit.inverse(),
+            before=self.after,
+            after=self.before,
+            before_template=self.after_template,
+            after_template=self.before_template,
+            reason=Reason.ROLLING_BACK,
+        )
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        where = f"ConfigMap/{self.file.config_map}, {self.file.key}"
+        return f"{self.target.kind}/{self.target.name}: {self.knob} {self.before} -> {self.after} ({where})"
 
 
 class Goer(StrEnum):
@@ -161,14 +204,14 @@ class RevisionStep:
         )
 
 
-Step: TypeAlias = FlagStep | ReplaceStep | RevisionStep
+Step: TypeAlias = FlagStep | ReplaceStep | ConfigStep | RevisionStep
 """Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
 
 
 def template_before(step: Step) -> str:
     """Return the hash of the pod template that a step was planned on."""
     match step:
-        case FlagStep() | RevisionStep():
+        case ConfigStep() | FlagStep() | RevisionStep():
             return step.before_template
         case ReplaceStep():
             return step.template
@@ -179,7 +222,7 @@ def template_before(step: Step) -> str:
 def is_revocable(step: Step) -> bool:
     """Return whether a step that settled can still be taken back."""
     match step:
-        case FlagStep() | RevisionStep():
+        case ConfigStep() | FlagStep() | RevisionStep():
             return True
         case ReplaceStep():
             return False

@@ -57,6 +57,8 @@ class Reason(StrEnum):
     PRESENT_VALUE_UNKNOWN = "PresentValueUnknown"
     NO_LEVER_LEFT = "NoLeverLeft"
     FLAG_NOT_EDITABLE = "FlagNotEditable"
+    CONFIG_MAP_UNAVAILABLE = "ConfigMapUnavailable"
+    CONFIG_COPY_IMPOSSIBLE = "ConfigCopyImpossible"
     FLAG_UNKNOWN_TO_ENGINE = "FlagUnknownToEngine"
     ENGINE_UNRECOGNISED = "EngineUnrecognised"
     # What a plan does.
@@ -123,6 +125,7 @@ class Reason(StrEnum):
     REPLICAS_CHANGED = "ReplicasChanged"
     FLAG_DRIFTED = "FlagDrifted"
     CHANGE_REVERTED = "ChangeReverted"
+    CONFIG_MAP_CHANGED = "ConfigMapChanged"
     SCALED_TO_ZERO = "ScaledToZero"
     FENCE_LOST = "FenceLost"
     ABANDONED = "Abandoned"
@@ -195,6 +198,10 @@ SENTENCES = MappingProxyType(
         ),
         Reason.NO_LEVER_LEFT: "No allowed lever would help now; the message says why for each.",
         Reason.FLAG_NOT_EDITABLE: "The flag stands where it cannot be edited safely.",
+        Reason.CONFIG_MAP_UNAVAILABLE: (
+            "The ConfigMap with the engine's configuration file is gone, or may not be read."
+        ),
+        Reason.CONFIG_COPY_IMPOSSIBLE: "The copy of the ConfigMap cannot be made.",
         Reason.FLAG_UNKNOWN_TO_ENGINE: "The engine's version is not known to have the flag.",
         Reason.ENGINE_UNRECOGNISED: "The target container does not run a known engine.",
         Reason.CAP_RIGHT_SIZED: "The cap follows from the measured lengths and the pool.",
@@ -271,6 +278,10 @@ SENTENCES = MappingProxyType(
         Reason.FLAG_DRIFTED: "Someone else changed the pod template; it was left alone and the run ended.",
         Reason.CHANGE_REVERTED: (
             "Someone else put the old setting back in the middle of the run; it was left so."
+        ),
+        Reason.CONFIG_MAP_CHANGED: (
+            "Someone else changed the ConfigMap in the middle of the run; the change was taken back, so that "
+            "theirs counts."
         ),
         Reason.SCALED_TO_ZERO: "The Deployment was scaled to zero during the run.",
         Reason.FENCE_LOST: (

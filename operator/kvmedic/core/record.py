@@ -152,6 +152,15 @@ class TriedRollback:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigCopy:
+    """A copy of a ConfigMap that a run made, and that something may still refer to."""
+
+    name: str
+    template: str
+    """Hash of the pod template that refers to it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClosedRun:
     """A run that ended."""
 
@@ -182,6 +191,7 @@ class Record:
     levers: tuple[TriedLever, ...] = ()
     replacements: tuple[TriedReplacement, ...] = ()
     rollbacks: tuple[TriedRollback, ...] = ()
+    copies: tuple[ConfigCopy, ...] = ()
     history: tuple[ClosedRun, ...] = field(default=())
     """Newest first, at most `HISTORY_LENGTH`."""
     urgency: Urgency | None = None

@@ -80,6 +80,15 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         Reason.LEVER_NOT_ALLOWED: Remedy("to allow a lever, or to widen its bounds", _EDIT),
         Reason.NO_LEVER_LEFT: Remedy("to allow another lever", _EDIT),
         Reason.FLAG_NOT_EDITABLE: Remedy("to see where the flags stand", _FLAGS),
+        Reason.CONFIG_MAP_UNAVAILABLE: Remedy(
+            "to see which there are, and copies of ours", "kubectl -n $namespace get configmaps --show-labels"
+        ),
+        Reason.CONFIG_COPY_IMPOSSIBLE: Remedy(
+            "to see what is in its way", "kubectl -n $namespace get configmaps,resourcequotas"
+        ),
+        Reason.CONFIG_MAP_CHANGED: Remedy(
+            "to see who changed it", "kubectl -n $namespace get configmaps -o yaml --show-managed-fields"
+        ),
         Reason.FLAG_UNKNOWN_TO_ENGINE: Remedy(
             "to name the engine's version beside the digest",
             "kubectl -n $namespace set image deployment/$target CONTAINER=IMAGE:vVERSION@DIGEST",

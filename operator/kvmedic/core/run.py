@@ -245,6 +245,8 @@ class Standing(StrEnum):
     """The claim annotation is another run's that is open, or was advanced past the record."""
     SCALED_TO_ZERO = "ScaledToZero"
     """Nobody serves; the next scale-out would bring back an unjudged setting."""
+    SOURCE_CHANGED = "SourceChanged"
+    """Somebody else changed the ConfigMap that the change was copied from: the copy hides that."""
     RESCALED = "Rescaled"
     """Somebody else changed the number of replicas while a step counts on it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvmedic.core.edit import TokenEdit
+from kvmedic.core.reference import TemplateEdit
 from kvmedic.core.revisions import Revision
 
 
@@ -25,5 +25,5 @@ class TemplateSwap:
         return TemplateSwap(self.after, self.before)
 
 
-TemplateChange: TypeAlias = TokenEdit | TemplateSwap
+TemplateChange: TypeAlias = TemplateEdit | TemplateSwap
 """What turns one pod template into another."""

@@ -12,7 +12,7 @@ from math import inf
 from typing import assert_never
 
 from kvmedic.core.diagnosis import Trigger
-from kvmedic.core.plan import FlagStep, ReplaceStep, RevisionStep, Step
+from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep, Step
 from kvmedic.core.policy import (
     Limits,
     Mode,
@@ -66,7 +66,7 @@ def _container(step: Step) -> str | None:
     match step:
         case FlagStep():
             return step.edit.container
-        case ReplaceStep() | RevisionStep():
+        case ConfigStep() | ReplaceStep() | RevisionStep():
             return step.container
         case _:
             assert_never(step)

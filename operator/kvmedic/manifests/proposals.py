@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from kvmedic.core.config_map import FileEdit
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.engine import Knob
 from kvmedic.core.owner import OwnerKind, TemplateOwner
@@ -52,8 +53,8 @@ class Wanted:
     namespace: str
     name: str
     setting: Setting
-    edit: TokenEdit
-    """The token in the workload's template as it is rendered now."""
+    edit: TokenEdit | FileEdit
+    """The token in the workload's template as it is rendered now, or the value in its configuration file."""
 
     @property
     def flag(self) -> str:
@@ -103,8 +104,12 @@ def _leader_worker_set(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
         "the group's leader serves (its template is workerTemplate where there is no leaderTemplate); "
         "the set then replaces its groups"
     )
-    base = f"/spec/leaderWorkerTemplate/leaderTemplate/spec/containers/{wanted.edit.container_index}"
-    return _by_token(how, base, wanted, lambda patch: _kubectl("leaderworkerset", owner, wanted, patch))
+    return _by_token(
+        how,
+        "/spec/leaderWorkerTemplate/leaderTemplate",
+        wanted,
+        lambda patch: _kubectl("leaderworkerset", owner, wanted, patch),
+    )
 
 
 def _vllm_runtime(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
@@ -190,12 +195,11 @@ def _kubectl(resource: str, owner: TemplateOwner, wanted: Wanted, patch: list[di
 
 def _in_git(how: str, wanted: Wanted) -> tuple[str, str]:
     """Return a patch for kustomize, or the change in words where it is within a longer text."""
-    base = f"/spec/template/spec/containers/{wanted.edit.container_index}"
 
     def written(patch: list[dict[str, object]]) -> str:
         return kustomized(wanted.kind, wanted.namespace, wanted.name, patch)
 
-    return _by_token(how, base, wanted, written)
+    return _by_token(how, "/spec/template", wanted, written)
 
 
 def kustomized(kind: str, namespace: str, name: str, patch: list[dict[str, object]]) -> str:
@@ -206,16 +210,17 @@ def kustomized(kind: str, namespace: str, name: str, patch: list[dict[str, objec
 
 
 def _by_token(
-    how: str, base: str, wanted: Wanted, written: Callable[[list[dict[str, object]]], str]
+    how: str, template: str, wanted: Wanted, written: Callable[[list[dict[str, object]]], str]
 ) -> tuple[str, str]:
-    patch = _operations(wanted.edit, base)
+    patch = None if isinstance(wanted.edit, FileEdit) else _operations(wanted.edit, template)
     return (how, _in_words(wanted)) if patch is None else (how, written(patch))
 
 
-def _operations(edit: TokenEdit, base: str) -> list[dict[str, object]] | None:
+def _operations(edit: TokenEdit, template: str) -> list[dict[str, object]] | None:
     """Return the JSON patch of a token; none where it would have to hold the text around the token."""
     if edit.at is not None:
         return None
+    base = f"{template}/spec/containers/{edit.container_index}"
     value = "/value" if edit.field is Field.ENV else ""
     path = f"{base}/{edit.field}/{edit.index}{value}"
     name: dict[str, object] = {"op": "test", "path": f"{base}/name", "value": edit.container}
@@ -229,7 +234,15 @@ def _operations(edit: TokenEdit, base: str) -> list[dict[str, object]] | None:
 
 def _in_words(wanted: Wanted) -> str:
     edit = wanted.edit
-    place = f"{edit.field}[{edit.index}] of container {edit.container} of {wanted.kind}/{wanted.name}"
+    place = _in_file(edit, wanted) if isinstance(edit, FileEdit) else _in_container(edit, wanted)
     before, after = (json.dumps(token.strip()) if token else "nothing" for token in (edit.before, edit.after))
     command = f"kvmedic flags set {wanted.setting.flag.dest}={wanted.setting.text} -f FILE"
     return f"{place}: {before} -> {after}\n(in a file of the rendered manifest: {command})"
+
+
+def _in_container(edit: TokenEdit, wanted: Wanted) -> str:
+    return f"{edit.field}[{edit.index}] of container {edit.container} of {wanted.kind}/{wanted.name}"
+
+
+def _in_file(edit: FileEdit, wanted: Wanted) -> str:
+    return f"{wanted.setting.flag.dest} in {edit.key} of ConfigMap/{edit.config_map}"

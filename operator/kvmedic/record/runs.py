@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from kvmedic.core.plan import FlagStep, ReplaceStep, RevisionStep, template_before
+from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep, template_before
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
@@ -62,6 +62,8 @@ NEEDS_A_PERSON = frozenset(
         Reason.PRESENT_VALUE_UNKNOWN,
         Reason.NO_LEVER_LEFT,
         Reason.FLAG_NOT_EDITABLE,
+        Reason.CONFIG_MAP_UNAVAILABLE,
+        Reason.CONFIG_COPY_IMPOSSIBLE,
         Reason.FLAG_UNKNOWN_TO_ENGINE,
         Reason.ENGINE_UNRECOGNISED,
         Reason.TARGET_NOT_FOUND,
@@ -164,7 +166,7 @@ def _levers(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[Tr
             run.baseline.output_tokens_mean if run.baseline else None,
         )
         for record in run.steps
-        if isinstance(record.step, FlagStep)
+        if isinstance(record.step, FlagStep | ConfigStep)
         and record.state is StepState.REVERTED
         and record.verdict is Verdict.NOT_RECOVERED
     )

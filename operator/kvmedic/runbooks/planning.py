@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kvmedic.core.config_map import Sight
 from kvmedic.core.diagnosis import (
     Adviser,
     Assignment,
@@ -19,14 +20,16 @@ from kvmedic.core.diagnosis import (
 from kvmedic.core.edit import TokenEdit, container_at
 from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
 from kvmedic.core.fleet import Fleet
-from kvmedic.core.plan import FlagStep, ObjectRef, Plan, ReplaceStep, RevisionStep
+from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, Plan, ReplaceStep, RevisionStep
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import TriedLever, TriedReplacement, TriedRollback
 from kvmedic.core.template import template_hash
-from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, read_flags, setting_of
+from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, parsed_of, read_flags, setting_of
+from kvmedic.manifests.flags import Setting as FlagSetting
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.runbooks.configuration import Configuration, configuration_at, edited
 from kvmedic.runbooks.memory import exhausted
 
 UNKNOWN_ENGINE = frozenset({RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES})
@@ -56,6 +59,8 @@ class Workload:
     container_index: int
     engine: Engine
     flags: FlagsView
+    file: Configuration | Refusal | None = None
+    """Its configuration file, or why that cannot be seen; None: it reads none, or nobody looked."""
 
     @property
     def container(self) -> Mapping[str, object]:
@@ -115,6 +120,23 @@ def workload_of(
     if len(found) == 1:
         return found[0]
     return _not_one(found, doubts, container)
+
+
+def configured(found: Workload | Fault, maps: Mapping[str, Sight]) -> Workload | Fault:
+    """Return a workload with what its engine's configuration file gives.
+
+    Args:
+        found: as its pod template tells.
+        maps: the ConfigMaps that were read, by name.
+    """
+    path = found.flags.config if isinstance(found, Workload) else None
+    if not isinstance(found, Workload) or path is None:
+        return found
+    file = configuration_at(path, found.template, found.container, found.engine, maps)
+    if isinstance(file, Refusal):
+        return replace(found, file=file)
+    flags = read_flags(found.container, found.engine, file.read.parsed)
+    return found if isinstance(flags, Refusal) else replace(found, file=file, flags=flags)
 
 
 def _not_one(found: list[Workload], doubts: list[Refusal], container: str | None) -> Fault:
@@ -251,7 +273,7 @@ def rollback_of(target: TargetRef, fleet: Fleet, advice: RollBack, generation: i
 
 def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | Fault:
     """Return the plan that carries out one piece of advice, or why it cannot be carried out."""
-    step = _flag_step(workload, advice)
+    step = _step(workload, advice)
     if isinstance(step, Fault):
         return step
     return Plan(
@@ -264,19 +286,57 @@ def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | F
     )
 
 
-def _flag_step(workload: Workload, advice: Assignment) -> FlagStep | Fault:
+def _step(workload: Workload, advice: Assignment) -> FlagStep | ConfigStep | Fault:
     flag = workload.engine.profile.flag(advice.knob)
     if flag is None:
         return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {advice.knob}")
     wanted = setting_of(flag, advice.value, workload.engine)
     if isinstance(wanted, Refusal):
         return _fault(wanted)
-    change = edit(workload.container, workload.container_index, wanted, workload.engine)
+    line, file = parsed_of(workload.container, workload.engine), workload.file
+    if isinstance(file, Configuration) and not isinstance(line, Refusal):
+        given = file.read.decides(flag, line)
+        if given is not None:
+            same = given.value == wanted.value
+            return _already(wanted) if same else _config_step(workload, file, wanted, advice)
+    return _flag_step(workload, wanted, advice)
+
+
+def _already(wanted: FlagSetting) -> Fault:
+    return Fault(Reason.CAP_WITHOUT_EFFECT, f"{wanted.flag.name} is {wanted.text} already")
+
+
+def _config_step(
+    workload: Workload, file: Configuration, wanted: FlagSetting, advice: Assignment
+) -> ConfigStep | Fault:
+    change = edited(file, wanted, workload.engine, workload.container, workload.target_uid)
+    if isinstance(change, Refusal):
+        return _fault(change)
+    return ConfigStep(
+        target=workload.target,
+        container=str(workload.container.get("name")),
+        knob=advice.knob,
+        edit=change.reference,
+        file=change.file,
+        before=str(workload.given(advice.knob)),
+        after=wanted.text,
+        before_template=template_hash(workload.template),
+        after_template=template_hash(change.reference.apply(workload.template)),
+        reason=advice.reason,
+    )
+
+
+def _flag_step(workload: Workload, wanted: FlagSetting, advice: Assignment) -> FlagStep | Fault:
+    file = workload.file
+    parsed = file.read.parsed if isinstance(file, Configuration) else None
+    change = edit(workload.container, workload.container_index, wanted, workload.engine, parsed)
     match change:
+        case Refusal(RefusalReason.IN_CONFIG_FILE) if isinstance(file, Refusal):
+            return _fault(Refusal(file.reason, f"{wanted.flag.dest} may be in a file: {file.message}"))
         case Refusal():
             return _fault(change)
         case AlreadySet():
-            return Fault(Reason.CAP_WITHOUT_EFFECT, f"{flag.name} is {wanted.text} already")
+            return _already(wanted)
         case TokenEdit():
             before = workload.given(advice.knob)
             return FlagStep(

@@ -1,0 +1,326 @@
+"""A flag in a configuration file: healed by a copy of its ConfigMap, on the real controllers, and people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from reconcile.configured import (
+    CHANGED,
+    NAME,
+    SECRET,
+    TEXT,
+    config_map,
+    configure,
+    copies,
+    edit_file,
+    referred,
+    text_of,
+)
+from reconcile.phases import PATIENCE_SECONDS, Phase, let_go, reach
+from reconcile.world import Eye, World
+
+pytestmark = pytest.mark.timeout(300)
+"""Each test rolls out one more change than others do: the file itself."""
+
+
+def settled(world: World) -> None:
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+    world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+
+def test_a_fleet_is_healed_by_a_copy_and_the_config_map_is_never_touched(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(3)
+    configure(world)
+    before, original = world.deployment(), config_map(world)
+
+    with Eye(world.cluster, world.namespace, 3) as eye:
+        world.start()
+        settled(world)
+
+    (copy,) = copies(world)
+    assert world.outcomes() == ["Recovered"]
+    assert config_map(world) == original
+    assert referred(world) == copy["metadata"]["name"]
+    assert copy["data"] == {**original["data"], "engine.yaml": CHANGED}
+    assert copy["immutable"] is True
+    (owner,) = copy["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Deployment", before["metadata"]["uid"])
+    assert world.args() == before["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert world.traces() == []
+    assert (eye.lost, eye.fewest >= 3, len(eye.seen)) == ([], True, 6)
+    assert world.status()["history"][0]["steps"] == [
+        "Deployment/llm: maxNumSeqs 64 -> 14 (ConfigMap/limits, engine.yaml): Kept"
+    ]
+    assert [each["name"] for each in world.status()["copies"]] == [copy["metadata"]["name"]]
+
+
+def test_nothing_of_the_file_is_told_anywhere(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+    configure(world)
+
+    world.start()
+    settled(world)
+
+    events = world.kubectl("get", "events", "-o", "yaml")
+    told = json.dumps(world.resource()) + json.dumps(world.deployment()["metadata"]) + world.log + events
+    assert SECRET not in told
+    assert "limits of the fleet" not in told
+
+
+def test_a_change_that_did_not_help_is_taken_back_and_its_copy_goes_with_its_replica_set(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2)
+    configure(world)
+    before, original = world.deployment()["spec"], config_map(world)
+    world.rewrite(new="worse")
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        settled(world)
+
+    (copy,) = copies(world)
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert config_map(world) == original
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+    world.kubectl("rollout", "undo", "deployment/llm")
+    world.wait(world.is_settled, PATIENCE_SECONDS, "a person's undo finds the copy")
+    assert referred(world) == copy["metadata"]["name"]
+    world.kubectl("rollout", "undo", "deployment/llm")
+    world.wait(world.is_settled, PATIENCE_SECONDS, "and back")
+    world.kubectl("patch", "deployment", "llm", "-p", '{"spec":{"revisionHistoryLimit":0}}')
+    world.wait(
+        lambda: copies(world) == [], PATIENCE_SECONDS, "nothing refers to the copy any more, and it goes"
+    )
+    world.wait(lambda: "copies" not in world.status(), PATIENCE_SECONDS, "the record is clean")
+    assert config_map(world) == original
+
+
+def test_without_a_history_no_copy_is_left_over(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+    configure(world, history=0)
+    before, original = world.deployment()["spec"], config_map(world)
+    world.rewrite(new="worse")
+
+    world.start()
+    settled(world)
+    world.wait(lambda: copies(world) == [], PATIENCE_SECONDS, "the copy goes")
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert config_map(world) == original
+    world.wait(lambda: "copies" not in world.status(), PATIENCE_SECONDS, "the record is clean")
+
+
+def test_an_immutable_config_map_is_copied_all_the_same(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+    configure(world, immutable=True)
+
+    world.start()
+    settled(world)
+
+    assert world.outcomes() == ["Recovered"]
+    assert text_of(world, referred(world)) == CHANGED
+    assert text_of(world, NAME) == TEXT
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAIN, Phase.VERIFY])
+def test_who_edits_the_file_in_the_middle_has_their_way(a_world: Callable[..., World], phase: Phase) -> None:
+    spec = {"verify": {"for": "2m"}} if phase is Phase.VERIFY else {}
+    world = a_world(2, spec={**spec, "limits": {"cooldown": "24h"}})
+    configure(world)
+    before = world.deployment()["spec"]
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach(world, phase)
+        edit_file(world)
+        let_go(world)
+        settled(world)
+
+    assert world.outcomes() == ["ConfigMapChanged"]
+    assert world.deployment()["spec"] == before
+    assert text_of(world, NAME) == TEXT.replace("64", "32")
+    assert world.traces() == []
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+def test_a_file_that_is_edited_between_plan_and_act_ends_the_run_before_anything_is_done(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2)
+    configure(world)
+    generation = world.deployment()["metadata"]["generation"]
+    edited: list[bool] = []
+
+    def opened(write: object) -> None:
+        if "Pending" in str(write) and not edited:
+            edited.append(True)
+            edit_file(world)
+
+    world.proxy.committed = opened
+    world.start()
+    settled(world)
+
+    assert edited
+    assert world.outcomes() == ["ConfigMapChanged"]
+    assert world.deployment()["metadata"]["generation"] == generation
+    assert referred(world) == NAME
+    assert world.traces() == []
+    assert copies(world) == []
+
+
+def test_a_copy_that_somebody_deletes_is_made_again(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+    configure(world)
+
+    reach(world, Phase.DRAIN)
+    (copy,) = copies(world)
+    world.kubectl("delete", "configmap", copy["metadata"]["name"])
+    world.wait(lambda: len(copies(world)) == 1, PATIENCE_SECONDS, "it is made again")
+    let_go(world)
+    settled(world)
+
+    (again,) = copies(world)
+    assert again["metadata"]["uid"] != copy["metadata"]["uid"]
+    assert again["data"] == copy["data"]
+    assert world.outcomes() == ["Recovered"]
+
+
+def test_without_a_config_map_to_go_back_to_the_fleet_stands_still_and_says_so(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2)
+    configure(world)
+    before, original = world.deployment()["spec"], config_map(world)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach(world, Phase.WAY_BACK)
+        world.kubectl("delete", "configmap", NAME)
+        let_go(world)
+        world.wait(
+            lambda: world.condition("ActionRequired") == ("True", "ConfigMapUnavailable"),
+            PATIENCE_SECONDS,
+            "a person is asked",
+        )
+        assert world.step_state() == "RollingBack"
+        metadata = {"name": NAME}
+        world.cluster.api.create({**original, "metadata": metadata}, world.namespace)
+        settled(world)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+def test_deleting_the_deployment_takes_the_copies_with_it(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+    configure(world)
+    world.start()
+    settled(world)
+    assert len(copies(world)) == 1
+
+    world.kubectl("delete", "deployment", "llm", "--wait=false")
+
+    world.wait(lambda: copies(world) == [], PATIENCE_SECONDS, "the copy is collected")
+    assert text_of(world, NAME) == TEXT
+
+
+def test_whoever_deletes_the_resource_in_the_middle_has_the_fleet_back(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+    configure(world, history=0)
+    before = world.deployment()["spec"]
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach(world, Phase.DRAIN)
+        world.kubectl("delete", "kvr", "llm", "--wait=false")
+        let_go(world)
+        gone = lambda: not world.cluster.api.list("KVRemediation", world.namespace)  # noqa: E731
+        world.wait(gone, PATIENCE_SECONDS, "the finalizer goes")
+        world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+def test_something_else_of_the_copys_name_ends_the_run_before_anything_is_done(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2, spec={"mode": "Observe"})
+    configure(world)
+    world.start()
+    world.wait(lambda: "plan" in world.status(), PATIENCE_SECONDS, "a plan is shown")
+    name = world.status()["plan"]["exact"]["steps"][0]["file"]["copy"]
+    world.kubectl("create", "configmap", name, "--from-literal=a=b")
+    generation = world.deployment()["metadata"]["generation"]
+
+    world.cluster.api.patch("KVRemediation", "llm", {"spec": {"mode": "Auto"}}, world.namespace)
+    world.wait(lambda: bool(world.outcomes()), PATIENCE_SECONDS, "the run ends")
+
+    assert world.outcomes() == ["ConfigCopyImpossible"]
+    assert name in world.status()["history"][0]["message"]
+    assert world.deployment()["metadata"]["generation"] == generation
+    assert config_map(world, name)["data"] == {"a": "b"}
+    assert copies(world) == []
+
+
+def test_a_quota_for_config_maps_ends_the_run_before_anything_is_done(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+    configure(world)
+    count = len(world.cluster.api.list("ConfigMap", world.namespace))
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
+    world.cluster.api.create({**quota, "spec": {"hard": {"count/configmaps": str(count)}}}, world.namespace)
+
+    def used() -> object:
+        return world.cluster.api.get("ResourceQuota", "few", world.namespace).get("status", {}).get("used")
+
+    world.wait(lambda: bool(used()), PATIENCE_SECONDS, "the quota is counted")
+    generation = world.deployment()["metadata"]["generation"]
+
+    world.start()
+    world.wait(lambda: bool(world.outcomes()), PATIENCE_SECONDS, "the run ends")
+
+    assert world.outcomes() == ["ConfigCopyImpossible"]
+    assert "quota" in world.status()["history"][0]["message"]
+    assert world.condition("ActionRequired") == ("True", "ConfigCopyImpossible")
+    assert world.deployment()["metadata"]["generation"] == generation
+
+
+def test_a_config_map_that_somebody_owns_is_not_copied_and_they_are_told_the_value(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2)
+    marks = {"annotations": {"argocd.argoproj.io/tracking-id": "prod:/ConfigMap:ns/limits"}}
+    configure(world, metadata=marks)
+    generation = world.deployment()["metadata"]["generation"]
+
+    world.start()
+    asked = lambda: world.condition("ActionRequired") == ("True", "ManagedByGitOps")  # noqa: E731
+    world.wait(asked, PATIENCE_SECONDS, "a person is asked")
+
+    (told,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
+    assert 'max_num_seqs in engine.yaml of ConfigMap/limits: "64" -> "14"' in told
+    assert "argocd app sync prod" in told
+    assert (world.deployment()["metadata"]["generation"], world.outcomes()) == (generation, [])
+    assert copies(world) == []
+
+
+def test_a_config_map_that_is_missing_is_named(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+    configure(world)
+    world.kubectl("delete", "configmap", NAME)
+
+    world.start()
+    asked = lambda: world.condition("ActionRequired") == ("True", "FlagNotEditable")  # noqa: E731
+    world.wait(asked, PATIENCE_SECONDS, "a person is asked")
+
+    (told,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
+    assert "ConfigMap/limits, which does not exist" in told
