@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import assert_never
 
+from kvmedic.core.confirm import confirmed
 from kvmedic.core.decide import (
     Close,
     Decision,
@@ -67,6 +68,7 @@ from kvmedic.core.steadiness import steadiness
 from kvmedic.core.verdict import Judged, judge, judge_replacement
 from kvmedic.ports import View
 from kvmedic.record.runs import closed, reported
+from kvmedic.record.supplies import raised_share, with_outgrown
 from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, walking_move
 
 
@@ -117,6 +119,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Keep(judged):
             await _save(tick, run.kept(judged), judged.reason, judged.message)
         case TurnBack(outcome, verdict):
+            tick = _outgrown(tick, view)
             await _save(tick, run.turned_back(outcome, verdict), outcome.reason, outcome.message)
         case Leave(outcome):
             return await _leave(tick, view, outcome)
@@ -138,6 +141,7 @@ async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
             ending = run.ending or outcome_of(Reason.NOT_RECOVERED)
             await _save(tick, run.reverted(), ending.reason, ending.message)
         case Failed(reason, message) if direction is Direction.FORWARD:
+            tick = _outgrown(tick, view)
             await _save(tick, run.turned_back(Outcome(reason, message), None), reason, message)
         case Refused(reason, message) if run.intent is None:
             return await _close(tick, view, Outcome(reason, message))
@@ -165,6 +169,19 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             if tick.ports.leader.is_held():
                 await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, run.sequence))
             return pace.controller
+
+
+def _outgrown(tick: Tick, view: View) -> Tick:
+    """Return the tick with a larger share of the devices' memory marked as too much, where replicas died of
+    it.
+
+    Whatever ended a replica that had just been given more memory, that share is not tried again.
+    """
+    share, step = raised_share(tick.run.current.step), tick.run.current.step
+    ended = any(pod.restarts for pod in view.fleet.pods if pod.revision == step.after_template)
+    if share is None or not ended:
+        return tick
+    return replace(tick, record=with_outgrown(tick.record, share, view.template, tick.now))
 
 
 def _reason(run: Run) -> Reason:
@@ -242,8 +259,9 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
     if before is None or tick.run.goal is Goal.STEADINESS:
         return steadiness(looked, restarts)
     match step:
-        case FlagStep():
-            return judge(before, looked, policy.objectives, policy.trigger, restarts)
+        case FlagStep(knob=knob):
+            judged = judge(before, looked, policy.objectives, policy.trigger, restarts)
+            return judged if restarts else confirmed(knob, judged, before, looked, policy.objectives)
         case ReplaceStep():
             fresh = max(0, restarts - before.restarts)
             return judge_replacement(before, looked, policy.objectives, policy.trigger, fresh)

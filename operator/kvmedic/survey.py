@@ -39,6 +39,7 @@ from kvmedic.ports import Ends, Metrics, Senses, View
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.planning import (
     Fault,
+    Known,
     Workload,
     proposal,
     replaced_in_vain,
@@ -204,9 +205,8 @@ def _setting(
     workload: Workload | Fault, found: Survey, levers: tuple[LeverBound, ...], record: Record
 ) -> Setting:
     """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
-    known = (
-        setting(workload, levers, record.levers, found.evidence) if isinstance(workload, Workload) else None
-    )
+    told = Known(record.levers, record.outgrown)
+    known = setting(workload, levers, told, found.evidence) if isinstance(workload, Workload) else None
     failed = replaced_in_vain(record.replacements, found.view.fleet)
     return replace(known or Setting(None, levers), replacing_failed=failed)
 

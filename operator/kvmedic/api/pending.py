@@ -23,6 +23,9 @@ IMPLEMENTED_LEVERS = frozenset(
         LeverName.MAX_MODEL_LEN,
         LeverName.MAX_NUM_BATCHED_TOKENS,
         LeverName.GPU_MEMORY_UTILIZATION,
+        LeverName.PREFIX_CACHING,
+        LeverName.CHUNKED_PREFILL,
+        LeverName.CPU_OFFLOAD,
     }
 )
 """The levers that this version turns."""

@@ -123,6 +123,17 @@ def _memory(record: Record) -> Iterator[str]:
             f"{tried.knob} was tried ({tried.at:%Y-%m-%dT%H:%M:%SZ}): {tried.verdict}; "
             "not tried again on this template, these lengths and this pool."
         )
+    for share in record.outgrown:
+        yield (
+            f"A GPU ran out of memory at a share of {share.share:g} ({share.at:%Y-%m-%dT%H:%M:%SZ}); it is "
+            "not raised to there again with this image, these devices and volumes."
+        )
+    for lent in record.borrowed:
+        before = lent.before or "what the engine does by itself"
+        yield (
+            f"{lent.knob} {lent.after} is meant for a time ({lent.at:%Y-%m-%dT%H:%M:%SZ}); before it was "
+            f"{before}."
+        )
     for one in record.replacements:
         yield (
             f"Replica {one.pod} was replaced ({one.at:%Y-%m-%dT%H:%M:%SZ}): {one.verdict}; no other of "

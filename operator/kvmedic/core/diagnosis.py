@@ -10,6 +10,7 @@ from typing import TypeAlias
 from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Signal
 from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.supply import Supply
 from kvmedic.core.vitals import NodeHealth, Vital, Vitals
 
 
@@ -95,6 +96,7 @@ class LeverBound:
     knob: Knob
     minimum: float | None = None
     maximum: float | None = None
+    """Of host memory: GiB of a whole replica."""
     step: float | None = None
 
 
@@ -134,6 +136,10 @@ class Setting:
     """Levers that this engine's command line does not let be set, with the reason."""
     replacing_failed: bool = False
     """A replica was replaced on this evidence, and it did not help."""
+    supply: Supply = field(default_factory=Supply)
+    """What is known of the memory that the KV cache has, and could have."""
+    least_step_tokens: int | None = None
+    """The fewest tokens of a step that an engine takes by itself; None: not known."""
 
     def bound(self, knob: Knob) -> LeverBound | None:
         """Return the bounds of a lever, or None where it is not allowed."""

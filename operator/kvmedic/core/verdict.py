@@ -26,6 +26,7 @@ __all__ = [
     "Verdict",
     "baseline_of",
     "compare",
+    "is_smoother",
     "judge",
     "judge_replacement",
 ]
@@ -302,3 +303,21 @@ def _ratio(after: float, before: float) -> float:
 
 def _newly_over(objective: float | None, before: float, after: float) -> bool:
     return objective is not None and before <= objective < after
+
+
+def is_smoother(before: Baseline, observation: Observation, objectives: Objectives) -> bool:
+    """Return whether answers hang clearly less than before, and nothing that matters was lost for it.
+
+    A fleet in which hardly anybody hung cannot show it.
+
+    Args:
+        before: the fleet before the change.
+        observation: the look over the sustained window, at replicas that run the change only.
+        objectives: service levels.
+    """
+    after = baseline_of(observation, 0)
+    if isinstance(after, Inconclusive) or before.inter_token_tail_seconds <= NO_STALL_SECONDS:
+        return False
+    change = _Change(before, after)
+    smooth = change.tail <= SMOOTH or after.inter_token_tail_seconds <= NO_STALL_SECONDS
+    return smooth and change.is_worth_it() and not change.breaches(objectives)
