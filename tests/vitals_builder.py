@@ -20,6 +20,7 @@ def a_device(
     last_xid: float | Missing = 0,
     uncorrectable_errors: float | Missing = 0,
     row_remap_failed: float | Missing = 0,
+    memory_in_use: float | Missing = NO_SERIES,
 ) -> Device:
     """Return a GPU that is well but for what is told of it."""
     told = {
@@ -27,6 +28,7 @@ def a_device(
         Vital.LAST_XID: last_xid,
         Vital.UNCORRECTABLE_ERRORS: uncorrectable_errors,
         Vital.ROW_REMAP_FAILED: row_remap_failed,
+        Vital.MEMORY_IN_USE: memory_in_use,
     }
     readings: dict[Vital, Reading[float]] = {
         vital: value if isinstance(value, Missing) else Measured(float(value), NOW)

@@ -13,12 +13,16 @@ from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Absence, Missing, Observation, Signal, Unsupported
 from kvmedic.core.reasons import Reason
-from kvmedic.core.verdict import Baseline, Judged, Objectives, Verdict, is_smoother
+from kvmedic.core.verdict import Baseline, Judged, Objectives, Verdict, is_smoother, serves_more
 
 LEAST_HITS = 0.05
 """Share of the looked-up tokens that must be found for prefixes to count as shared. At 5 % of the prompts the
 mean sequence is at most 5 % smaller, which is no more than two windows of 10 minutes differ by
 (`verdict`)."""
+ROOM = frozenset({Knob.GPU_MEMORY_UTILIZATION, Knob.PREFIX_CACHING, Knob.CHUNKED_PREFILL})
+"""What makes room in the KV cache, or takes less of it."""
+HOST = frozenset({Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE})
+"""What makes no room, and a preemption cheaper."""
 _COUNTED = frozenset({Signal.PREFIX_CACHE_QUERIES, Signal.PREFIX_CACHE_HITS})
 
 
@@ -34,13 +38,23 @@ def confirmed(
         looked: the look over the sustained window, at replicas that run the change only.
         objectives: service levels.
     """
+    if knob in ROOM and serves_more(before, looked, objectives):
+        judged = _kept(judged)
     if judged.verdict is Verdict.INCONCLUSIVE:
         return judged
     if knob is Knob.PREFIX_CACHING:
         return _by_hits(judged, looked)
-    if knob in (Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE):
+    if knob in HOST:
         return _by_latency(judged, before, looked, objectives)
     return judged
+
+
+def _kept(judged: Judged) -> Judged:
+    """Return the verdict on a fleet that serves clearly more, however many preemptions that takes."""
+    if judged.verdict in (Verdict.RECOVERED, Verdict.IMPROVED):
+        return judged
+    told = f"it serves more, and no more answers hang; {judged.message}"
+    return Judged(Verdict.IMPROVED, Reason.IMPROVED, told)
 
 
 def _by_hits(judged: Judged, looked: Observation) -> Judged:

@@ -280,12 +280,17 @@ def _flag_step(workload: Workload, advice: Assignment) -> FlagStep | Fault:
                 target=workload.target,
                 knob=advice.knob,
                 edit=change,
-                before=None if before is None else str(before),
+                before=None if before is None else _shown(before),
                 after=wanted.text,
                 before_template=template_hash(workload.template),
                 after_template=template_hash(change.apply(workload.template)),
                 reason=advice.reason,
             )
+
+
+def _shown(value: Scalar) -> str:
+    """Return a value as it is written on a command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _fault(refusal: Refusal) -> Fault:
