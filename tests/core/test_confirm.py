@@ -119,6 +119,20 @@ def test_host_memory_stays_for_smoother_answers_alone(knob: Knob, after: Replica
     assert verdict(knob, looked(after, after)).verdict is expected
 
 
+@pytest.mark.parametrize(
+    ("stall_seconds", "factor", "expected"),
+    [(6.0, 1.12, Verdict.IMPROVED), (6.0, 1.02, Verdict.NOT_RECOVERED), (9.0, 1.12, Verdict.NOT_RECOVERED)],
+    ids=["shorter stalls, more served", "shorter stalls alone", "more served alone"],
+)
+def test_stalls_that_are_clearly_shorter_while_more_is_served_count(
+    stall_seconds: float, factor: float, expected: Verdict
+) -> None:
+    before = figures(replace(THRASHING, stall_seconds=9.0))
+    after = busier(factor, stall_seconds=stall_seconds)
+
+    assert verdict(HOST, looked(after, after), before).verdict is expected
+
+
 def test_where_hardly_anybody_hung_nothing_can_confirm_it() -> None:
     smooth = figures(SMOOTH)
 
