@@ -68,7 +68,7 @@ from kvmedic.core.steadiness import steadiness
 from kvmedic.core.verdict import Judged, judge, judge_replacement
 from kvmedic.ports import View
 from kvmedic.record.runs import closed, reported
-from kvmedic.record.supplies import raised_share, with_outgrown
+from kvmedic.record.supplies import after_trouble
 from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, walking_move
 
 
@@ -172,16 +172,8 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
 
 
 def _outgrown(tick: Tick, view: View) -> Tick:
-    """Return the tick with a larger share of the devices' memory marked as too much, where replicas died of
-    it.
-
-    Whatever ended a replica that had just been given more memory, that share is not tried again.
-    """
-    share, step = raised_share(tick.run.current.step), tick.run.current.step
-    ended = any(pod.restarts for pod in view.fleet.pods if pod.revision == step.after_template)
-    if share is None or not ended:
-        return tick
-    return replace(tick, record=with_outgrown(tick.record, share, view.template, tick.now))
+    """Return the tick with a larger share of the devices' memory marked as too much, where it was."""
+    return replace(tick, record=after_trouble(tick.record, tick.run, view.fleet, view.template, tick.now))
 
 
 def _reason(run: Run) -> Reason:

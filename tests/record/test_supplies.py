@@ -15,8 +15,8 @@ from kvmedic.core.run import Outcome, Run, StepState
 from kvmedic.core.template import body_hash
 from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.record.runs import closed
-from kvmedic.record.supplies import raised_share, with_outgrown
-from run_builder import NEW, NOW, OLD, REPLACE, STEP, a_run, an_intent
+from kvmedic.record.supplies import after_trouble, raised_share, with_outgrown
+from run_builder import NEW, NOW, OLD, REPLACE, STEP, a_fleet, a_pod, a_run, an_intent
 
 RAISED = replace(
     STEP,
@@ -105,6 +105,27 @@ def test_a_template_without_containers_has_a_hash_too() -> None:
 )
 def test_only_a_raise_raises(step: FlagStep, share: float | None) -> None:
     assert raised_share(step) == share
+
+
+@pytest.mark.parametrize(
+    ("step", "revision", "restarts", "known"),
+    [
+        (RAISED, NEW, 1, [0.92]),
+        (RAISED, NEW, 0, []),
+        (RAISED, OLD, 3, []),
+        (replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN), NEW, 3, []),
+        (STEP, NEW, 3, []),
+    ],
+    ids=["a new replica restarted", "none restarted", "an old one did", "a share lowered", "another knob"],
+)
+def test_replicas_that_end_with_more_memory_mark_the_share(
+    step: FlagStep, revision: str, restarts: int, known: list[float]
+) -> None:
+    fleet = a_fleet(pods=(a_pod("x", revision, restarts=restarts), a_pod("y", NEW)))
+
+    done = after_trouble(Record(), verified(step), fleet, template(), NOW)
+
+    assert [one.share for one in done.outgrown] == known
 
 
 def test_host_memory_that_was_kept_is_noted_with_what_was_before() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
+from kvmedic.core.fleet import Fleet
 from kvmedic.core.plan import FlagStep, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import HISTORY_LENGTH, Borrowed, OutgrownShare, Record
@@ -35,6 +36,20 @@ def with_outgrown(record: Record, share: float, template: Mapping[str, object], 
         return record
     others = tuple(one for one in record.outgrown if one.body != body)
     return replace(record, outgrown=(OutgrownShare(share, body, now), *others)[:HISTORY_LENGTH])
+
+
+def after_trouble(
+    record: Record, run: Run, fleet: Fleet, template: Mapping[str, object], now: datetime
+) -> Record:
+    """Return the record as a change begins to be taken back.
+
+    Where replicas restarted that had just been given more of their devices' memory, that share is not tried
+    again, whatever ended them.
+    """
+    step = run.current.step
+    share = raised_share(step)
+    ended = any(pod.restarts for pod in fleet.pods if pod.revision == step.after_template)
+    return record if share is None or not ended else with_outgrown(record, share, template, now)
 
 
 def raised_share(step: Step) -> float | None:
