@@ -9,7 +9,9 @@ CLOCKS, THROTTLE = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTT
 XID, XIDS = "DCGM_FI_DEV_XID_ERROR", "DCGM_FI_DEV_XID_ERRORS"
 ECC = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"
 REMAP_FAILED, REMAP_FAILURE = "DCGM_FI_DEV_ROW_REMAP_FAILED", "DCGM_FI_DEV_ROW_REMAP_FAILURE"
-FREE = "DCGM_FI_DEV_FB_FREE"
+USED, FREE = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"
+USED_BYTES, FREE_BYTES = f"{USED}_BYTES", f"{FREE}_BYTES"
+MIB = 1 << 20
 TODAY = {"clocks": THROTTLE, "xid": XIDS, "ecc": ECC, "remap": REMAP_FAILURE, "free": FREE}
 RENAMED = {"clocks": CLOCKS, "xid": XID, "ecc": ECC, "remap": REMAP_FAILED, "free": FREE}
 WELL = {
@@ -46,7 +48,36 @@ def record_devices(tape: Tape) -> None:
     for replica in ("a", "b"):
         told = constant(80 if replica == "b" else 4000)
         _gpu(tape, _clashing("gpu-full-twice") | {"prometheus_replica": replica}, TODAY, free=told)
+    _record_memory(tape)
     _gpu(tape, {"pod": "dcgm-unused", "namespace": "monitoring", "gpu": "0"}, TODAY, xid=constant(79))
+
+
+def _record_memory(tape: Tape) -> None:
+    """Write the memory of one GPU of 80 GiB for each case, in MiB but for the new names."""
+    peak = lambda t: 77_824.0 if -200 < t < -140 else 70_000.0  # noqa: E731
+    rest = lambda t: 81_920.0 - peak(t)  # noqa: E731
+    blank = constant(float(0x7FFFFFF0))
+    _memory(tape, "memory-steady", constant(73_728.0), constant(8_192.0))
+    _memory(tape, "memory-peaked", peak, rest)
+    _memory(tape, "memory-peaked-long-ago", lambda t: peak(t + 400), lambda t: rest(t + 400))
+    _memory(tape, "memory-silent", until(constant(73_728.0), -180), until(constant(8_192.0), -180))
+    _memory(tape, "memory-blank", blank, constant(8_192.0))
+    _memory(tape, "memory-zero", constant(0.0), constant(0.0))
+    _memory(tape, "memory-half-told", constant(73_728.0), None)
+    used, free = constant(73_728.0 * MIB), constant(8_192.0 * MIB)
+    _gpu(tape, _clashing("memory-in-bytes"), {"used": USED_BYTES, "free": FREE_BYTES}, used=used, free=free)
+    for number, share in (("0", 0.5), ("1", 0.95)):
+        device = {"used": constant(share * 81_920), "free": constant((1 - share) * 81_920)}
+        _gpu(tape, _clashing("memory-pair", gpu=number), {"used": USED, "free": FREE}, **device)
+    for replica, share in (("a", 0.9), ("b", 0.91)):
+        device = {"used": constant(share * 81_920), "free": constant((1 - share) * 81_920)}
+        labels = _clashing("memory-twice") | {"prometheus_replica": replica}
+        _gpu(tape, labels, {"used": USED, "free": FREE}, **device)
+
+
+def _memory(tape: Tape, pod: str, used: Curve, free: Curve | None) -> None:
+    names = {"used": USED} if free is None else {"used": USED, "free": FREE}
+    _gpu(tape, _clashing(pod), names, used=used, **({} if free is None else {"free": free}))
 
 
 def _gpu(tape: Tape, labels: dict[str, str], names: dict[str, str], **curves: Curve) -> None:

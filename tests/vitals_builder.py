@@ -21,6 +21,7 @@ def a_device(
     uncorrectable_errors: float | Missing = 0,
     row_remap_failed: float | Missing = 0,
     memory_free: float | Missing = NO_SERIES,
+    memory_in_use: float | Missing = NO_SERIES,
 ) -> Device:
     """Return a GPU that is well but for what is told of it."""
     told = {
@@ -29,6 +30,7 @@ def a_device(
         Vital.UNCORRECTABLE_ERRORS: uncorrectable_errors,
         Vital.ROW_REMAP_FAILED: row_remap_failed,
         Vital.MEMORY_FREE: memory_free,
+        Vital.MEMORY_IN_USE: memory_in_use,
     }
     readings: dict[Vital, Reading[float]] = {
         vital: value if isinstance(value, Missing) else Measured(float(value), NOW)

@@ -20,7 +20,7 @@ from kvmedic.core.diagnosis import (
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
-from kvmedic.runbooks.planning import Fault, Workload, proposal, setting
+from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
 from kvmedic.survey import judged
 
 _FIRST_GENERATION = 1
@@ -55,7 +55,7 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
     if isinstance(workload, Workload):
-        known = setting(workload, policy.levers, (), evidence)
+        known = setting(workload, policy.levers, Known(), evidence)
         plan = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
         if isinstance(plan, NoChange):
             return _hindered(found, plan)

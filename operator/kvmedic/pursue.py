@@ -13,6 +13,7 @@ from typing import assert_never
 
 from kvmedic.aftermath import in_view_of_the_rest
 from kvmedic.copies import copy_first, held_back, overtaken, swept, unavailable, with_files
+from kvmedic.core.confirm import confirmed
 from kvmedic.core.decide import (
     Close,
     Decision,
@@ -70,6 +71,7 @@ from kvmedic.core.steadiness import steadiness
 from kvmedic.core.verdict import Judged, judge, judge_replacement
 from kvmedic.ports import View
 from kvmedic.record.runs import closed, reported
+from kvmedic.record.supplies import after_trouble
 from kvmedic.urgency import graded
 from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, walking_move
 
@@ -126,6 +128,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Keep(judged):
             await _save(tick, run.kept(judged), judged.reason, judged.message)
         case TurnBack(outcome, verdict, after):
+            tick = _outgrown(tick, view)
             await _save(tick, run.turned_back(outcome, verdict, after), outcome.reason, outcome.message)
         case Leave(outcome):
             return await _leave(tick, view, outcome)
@@ -155,6 +158,7 @@ async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Dir
             ending = run.ending or outcome_of(Reason.NOT_RECOVERED)
             await _save(tick, run.reverted(), ending.reason, ending.message)
         case Failed(reason, message) if direction is Direction.FORWARD:
+            tick = _outgrown(tick, view)
             await _save(tick, run.turned_back(Outcome(reason, message), None), reason, message)
         case Refused(reason, message) if run.intent is None:
             return await _close(tick, view, Outcome(reason, message))
@@ -203,6 +207,11 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             if tick.ports.leader.is_held():
                 await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, run.sequence))
             return pace.controller
+
+
+def _outgrown(tick: Tick, view: View) -> Tick:
+    """Return the tick with a larger share of the devices' memory marked as too much, where it was."""
+    return replace(tick, record=after_trouble(tick.record, tick.run, view.fleet, view.template, tick.now))
 
 
 def _reason(run: Run) -> Reason:
@@ -281,7 +290,10 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
     if before is None or tick.run.goal is Goal.STEADINESS:
         return steadiness(looked, restarts)
     match step:
-        case ConfigStep() | FlagStep() | RevisionStep():
+        case ConfigStep(knob=knob) | FlagStep(knob=knob):
+            judged = judge(before, looked, policy.objectives, policy.trigger, restarts)
+            return judged if restarts else confirmed(knob, judged, before, looked, policy.objectives)
+        case RevisionStep():
             return judge(before, looked, policy.objectives, policy.trigger, restarts)
         case ReplaceStep():
             fresh = max(0, restarts - before.restarts)

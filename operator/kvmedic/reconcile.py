@@ -25,6 +25,7 @@ from kvmedic.core.spending import devices_of
 from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
 from kvmedic.obstacles import accompanied, claimed, consent, crowded, gate, unfit, unrecognised
+from kvmedic.outgrown import with_known_limit
 from kvmedic.ports import Ports, Senses
 from kvmedic.pursue import pursue
 from kvmedic.record.runs import reported
@@ -114,6 +115,7 @@ async def _survey(
     found = await survey(resource, policy, view, Senses(ports.metrics, ports.target))
     found = await accompanied(found, resource, policy, ports.target)
     seen = _seen(found, record, resource, policy, now)
+    seen = with_known_limit(seen, found, policy, now)
     if good := await proved_good(found, resource, policy, ports.metrics, now):
         seen = with_last_good(seen, good)
     held = found.obstacle or unrecognised(policy, view) or await claimed(resource, found, ports)

@@ -43,6 +43,7 @@ from kvmedic.ports import Ends, Metrics, Senses, View
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.planning import (
     Fault,
+    Known,
     Workload,
     configured,
     proposal,
@@ -239,7 +240,7 @@ def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: 
     """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
     known = Setting(None, policy.levers)
     if isinstance(workload, Workload):
-        known = setting(workload, policy.levers, record.levers, found.evidence)
+        known = setting(workload, policy.levers, Known(record.levers, record.outgrown), found.evidence)
     return replace(
         known,
         replacing_failed=replaced_in_vain(record.replacements, found.view.fleet),

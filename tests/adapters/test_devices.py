@@ -107,6 +107,43 @@ async def test_a_source_whose_replicas_have_labels_of_their_own(history: Prometh
     assert device.value(Vital.LAST_XID) == 79
 
 
+MEMORY = [
+    ("the same all the time", "memory-steady", 0.9),
+    ("most at some moment of the window", "memory-peaked", 0.95),
+    ("most before the window", "memory-peaked-long-ago", 70_000 / 81_920),
+    ("new names, in bytes", "memory-in-bytes", 0.9),
+    ("of two scrapers the fuller counts", "memory-twice", 0.91),
+    ("a number that stands for none", "memory-blank", None),
+    ("nothing used and nothing free", "memory-zero", None),
+    ("without the other series", "memory-half-told", None),
+]
+
+
+@pytest.mark.parametrize(("pod", "share"), [case[1:] for case in MEMORY], ids=[case[0] for case in MEMORY])
+async def test_the_share_of_memory_in_use_is(
+    history: PrometheusServer, pod: str, share: float | None
+) -> None:
+    found = (await devices(history.url, pod))[pod]
+
+    ratios = [one.ratio(Vital.MEMORY_IN_USE) for one in found.value] if isinstance(found, Measured) else []
+    told = [ratio for ratio in ratios if ratio is not None]
+    assert told == ([] if share is None else [pytest.approx(share)])
+
+
+async def test_each_gpu_tells_its_own_memory(history: PrometheusServer) -> None:
+    found = (await devices(history.url, "memory-pair"))["memory-pair"]
+
+    assert isinstance(found, Measured)
+    assert {device.name: device.ratio(Vital.MEMORY_IN_USE) for device in found.value} == {
+        "GPU 0": pytest.approx(0.5),
+        "GPU 1": pytest.approx(0.95),
+    }
+
+
+async def test_memory_of_an_exporter_that_fell_silent_is_not_known(history: PrometheusServer) -> None:
+    assert await devices(history.url, "memory-silent") == {"memory-silent": Missing(Absence.NO_SERIES)}
+
+
 async def test_queries_do_not_grow_with_replicas(history: PrometheusServer) -> None:
     with Server(lambda request: forwarded(request, history.url)) as proxy:
         looked = source(proxy.url)
@@ -114,7 +151,7 @@ async def test_queries_do_not_grow_with_replicas(history: PrometheusServer) -> N
             await looked.devices([PodKey(NAMESPACE, f"pod-{number}") for number in range(pods)], FIVE)
         looked.close()
 
-    assert len(proxy.requests) == 5
+    assert len(proxy.requests) == 6
 
 
 async def test_a_source_that_does_not_answer_one_query_leaves_its_vital_unknown(

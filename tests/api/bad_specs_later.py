@@ -227,12 +227,7 @@ PENDING = [
             "is not implemented yet: remove it",
             is_pending=True,
         )
-        for name in (
-            "prefixCaching",
-            "chunkedPrefill",
-            "cpuOffload",
-            "scaleOut",
-        )
+        for name in ("scaleOut",)
     ),
     Row(
         "a rollout without a spare",

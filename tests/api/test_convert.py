@@ -101,6 +101,9 @@ def test_levers_keep_their_order() -> None:
         {"name": "gpuMemoryUtilization", "min": 0.8, "max": 0.95, "step": 0.02},
         {"name": "scaleOut", "maxReplicas": 8},
         {"name": "maxNumSeqs", "min": 16},
+        {"name": "prefixCaching"},
+        {"name": "chunkedPrefill"},
+        {"name": "cpuOffload", "maxGiB": 32},
     ]
 
     policy = policy_of(spec_from_wire({**MINIMAL, "levers": levers}))
@@ -108,6 +111,9 @@ def test_levers_keep_their_order() -> None:
     assert policy.levers == (
         LeverBound(Knob.GPU_MEMORY_UTILIZATION, 0.8, 0.95, 0.02),
         LeverBound(Knob.MAX_NUM_SEQS, 16),
+        LeverBound(Knob.PREFIX_CACHING),
+        LeverBound(Knob.CHUNKED_PREFILL),
+        LeverBound(Knob.KV_OFFLOADING_SIZE, maximum=32),
     )
 
 

@@ -26,18 +26,23 @@ from kvmedic.api.status import (
     record_to_wire,
 )
 from kvmedic.core.edit import TokenEdit
+from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
+    Borrowed,
     Condition,
     ConditionType,
+    OutgrownShare,
     Record,
     ShownDiagnosis,
     ShownPlan,
+    TriedLever,
     Truth,
 )
 from kvmedic.core.run import Run, StepRecord, StepState
-from run_builder import NEW, NOW, STEP, a_run
+from kvmedic.core.verdict import Verdict
+from run_builder import NEW, NOW, OLD, STEP, a_run
 
 GOLDEN = Path(__file__).parent / "data" / "status-v1alpha1.json"
 TIMES = st.datetimes(timezones=st.just(UTC))
@@ -273,3 +278,39 @@ CHANGES = {
 @pytest.mark.parametrize(("record", "change"), CHANGES.values(), ids=CHANGES)
 def test_the_newest_change_is_one_line(record: Record, change: str) -> None:
     assert newest_change(record) == change
+
+
+def test_what_turns_of_the_supply_leave_behind_is_stored_and_read() -> None:
+    record = replace(
+        full_record(),
+        levers=(
+            TriedLever(
+                Knob.GPU_MEMORY_UTILIZATION,
+                OLD,
+                149,
+                Verdict.NOT_RECOVERED,
+                NOW,
+                reason=Reason.MEMORY_STEPPED_UP,
+            ),
+        ),
+        outgrown=(OutgrownShare(0.92, OLD, NOW),),
+        borrowed=(Borrowed(Knob.KV_OFFLOADING_SIZE, None, "32", OLD, NOW, 12.5, 60.0, 190.0),),
+    )
+
+    status = stored(record)
+
+    assert status["levers"][0]["reason"] == "MemorySteppedUp"
+    assert status["outgrown"] == [{"share": 0.92, "body": OLD, "at": "2026-03-01T03:00:00Z"}]
+    assert record_from_wire(status) == record
+
+
+@pytest.mark.parametrize("path", [("outgrown", 0, "share"), ("borrowed", 0, "knob")])
+def test_what_was_too_much_is_a_record_and_never_started_anew(path: tuple[str | int, ...]) -> None:
+    record = replace(
+        full_record(),
+        outgrown=(OutgrownShare(0.92, OLD, NOW),),
+        borrowed=(Borrowed(Knob.KV_OFFLOADING_SIZE, None, "32", OLD, NOW),),
+    )
+
+    with pytest.raises(RunUnreadable):
+        record_from_wire(broken(stored(record), *path, value={}))

@@ -7,7 +7,9 @@ from kvmedic.core.decide import Wish
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
+    Borrowed,
     ConfigCopy,
+    OutgrownShare,
     Record,
     ShownDiagnosis,
     TriedLever,
@@ -50,6 +52,18 @@ def test_a_replacement_that_did_not_help_is_told_with_what_it_rests_on() -> None
         "template is." in said
     )
     assert any(line.startswith("maxNumSeqs was tried") for line in said)
+
+
+def test_a_share_that_was_too_much_and_what_is_borrowed_are_told() -> None:
+    record = Record(
+        outgrown=(OutgrownShare(0.92, OLD, NOW),),
+        borrowed=(Borrowed(Knob.KV_OFFLOADING_SIZE, None, "32", OLD, NOW),),
+    )
+
+    said = lines(record)
+
+    assert any("A GPU ran out of memory at a share of 0.92" in line for line in said)
+    assert any("kvOffloadingSize 32 is meant for a time" in line for line in said)
 
 
 def test_an_open_replacement_names_the_replica() -> None:

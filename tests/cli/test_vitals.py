@@ -42,6 +42,13 @@ def test_the_same_for_a_program() -> None:
     }
 
 
+def test_memory_in_use_is_shown_where_it_is_known() -> None:
+    seen = {"llm-0": Vitals("gpu-7", Measured((a_device(memory_in_use=0.93751),), NOW))}
+
+    assert "memoryInUse=0.938" in next(vitals_as_text(seen))
+    assert vitals_as_json(seen)["llm-0"]["devices"]["GPU 0"]["memoryInUse"] == 0.938
+
+
 def test_every_absence_has_words() -> None:
     assert [absence(each) for each in (NO_SERIES, STALE, UNSUPPORTED)] == [
         "missing (NoSeries)",

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import LENGTH_BOUNDS, a_histogram
-from kvmedic.core.distribution import above, is_concentrated, mean_below, merged, moments, quantile
+from kvmedic.core.distribution import (
+    above,
+    is_concentrated,
+    lower_bound,
+    mean_below,
+    merged,
+    moments,
+    quantile,
+)
 from kvmedic.core.evidence import Histogram
 
 FOUR = Histogram((10.0, 20.0, 50.0), (1.0, 1.0, 2.0, 0.0), 90.0)
@@ -121,3 +129,20 @@ def test_what_lies_above_a_quantile_is_the_rest(values: dict[float, float], shar
 )
 def test_concentration_looks_at_adjacent_buckets(share: float, buckets: int, *, held: bool) -> None:
     assert is_concentrated(FOUR, share, buckets) is held
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0.0, 1.0), (0.049, 1.0), (0.05, 10.0), (0.5, 10.0), (0.94, 10.0), (0.95, 100.0), (1.0, 100.0)],
+)
+def test_the_lower_bound_is_that_of_the_bucket_in_which_the_share_is_passed(
+    share: float, expected: float
+) -> None:
+    counted = Histogram((1.0, 10.0, 100.0), (0.0, 5.0, 90.0, 5.0), 4000.0)
+
+    assert lower_bound(counted, share) == expected
+
+
+def test_an_empty_histogram_has_no_lower_bound() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        lower_bound(Histogram((1.0,), (0.0, 0.0), 0.0), 0.05)

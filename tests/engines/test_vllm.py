@@ -143,3 +143,40 @@ def test_images_of_the_server_are_recognised_by_their_name(image: str) -> None:
 )
 def test_images_beside_the_server_are_not(image: str) -> None:
     assert not is_ours(image)
+
+
+@pytest.mark.parametrize(
+    ("knob", "version", "on"),
+    [
+        (Knob.PREFIX_CACHING, "0.5.5", False),
+        (Knob.PREFIX_CACHING, "0.7.3", False),
+        (Knob.PREFIX_CACHING, "0.8.0", None),
+        (Knob.PREFIX_CACHING, "0.32.0", None),
+        (Knob.CHUNKED_PREFILL, "0.10.2", None),
+        (Knob.CHUNKED_PREFILL, "0.11.0", True),
+    ],
+)
+def test_a_switch_that_is_not_given_is_known_by_version_only_where_all_engines_agree(
+    knob: Knob, version: str, *, on: bool | None
+) -> None:
+    assert Engine(VLLM, v(version)).has_on(a_flag(knob), None) is on
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_what_is_given_counts_before_the_version(*, given: bool) -> None:
+    assert Engine(VLLM, v("0.7.3")).has_on(a_flag(Knob.PREFIX_CACHING), given) is given
+
+
+def test_without_a_version_a_switch_that_is_not_given_is_not_known() -> None:
+    assert Engine(VLLM).has_on(a_flag(Knob.PREFIX_CACHING), None) is None
+
+
+def test_what_decides_about_host_memory_are_options_of_some_release() -> None:
+    cache = VLLM.host_cache
+    assert cache is not None
+
+    named = {*cache.ranks, cache.engines, cache.engines_here, cache.engine_rank}
+    named |= {cache.connector, cache.backend, cache.swap_mode}
+
+    assert named <= {option.dest for option in VLLM.options}
+    assert cache.shared_since < cache.exact_since

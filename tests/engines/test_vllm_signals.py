@@ -238,6 +238,9 @@ def info(scraper: int = 0, **labels: str) -> Series:
 POOLS = [
     ("an engine of old", [info()], Pool(149, 32)),
     ("fp8", [info(cache_dtype="fp8")], Pool(149, 32, "fp8")),
+    ("prefixes reused", [info(enable_prefix_caching="True")], Pool(149, 32, "auto", True)),
+    ("prefixes not reused", [info(enable_prefix_caching="False")], Pool(149, 32, "auto", False)),
+    ("an engine that does not say", [info(enable_prefix_caching="None")], Pool(149, 32)),
     (
         "the effective block size counts",
         [info(effective_attention_block_size="64", kv_cache_size_tokens="9600")],

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from lab.engine.blocks import BlockPool
+from lab.engine.host_tier import HostTier
 from lab.engine.requests import BlockTable, FinishReason, Request, Status
 from lab.engine.scheduler import Limits, Scheduler, Step
 
@@ -31,6 +32,7 @@ class Case:
     usable_blocks: int
     caching: bool
     shapes: tuple[Shape, ...]
+    host_blocks: int = 0
 
 
 @st.composite
@@ -47,7 +49,8 @@ def cases(draw, *, aborts: bool = True, limits_for=None):
         abort = draw(st.none() | st.integers(0, 60)) if aborts else None
         shapes.append(Shape(prompt, output, draw(st.integers(0, 20)), draw(st.integers(0, 2)), abort))
     shapes.sort(key=lambda shape: shape.arrives_at_step)
-    return Case(limits, block_size, usable, draw(st.booleans()), tuple(shapes))
+    host_blocks = draw(st.sampled_from((0, 0, 3, 100)))
+    return Case(limits, block_size, usable, draw(st.booleans()), tuple(shapes), host_blocks)
 
 
 @st.composite
@@ -80,7 +83,8 @@ class Drive:
 
     def __post_init__(self):
         pool = BlockPool(self.case.usable_blocks + 1, caching=self.case.caching)
-        self.scheduler = Scheduler(self.case.limits, pool, self.case.block_size)
+        host = HostTier(self.case.host_blocks) if self.case.host_blocks else None
+        self.scheduler = Scheduler(self.case.limits, pool, self.case.block_size, host)
 
     def run(self, limit: int = 60_000) -> "Drive":
         waiting_shapes = list(self.case.shapes)

@@ -91,6 +91,41 @@ def test_utilization_sizes_the_pool_of_a_device():
     assert sizes == [30 * 32, 40 * 32]  # MiB left x 32 blocks of 32 KiB
 
 
+DEVICE = {"LAB_DEVICE_MEMORY_MIB": "100", "LAB_WEIGHTS_MIB": "50"}
+
+
+def test_a_larger_step_takes_memory_from_the_pool():
+    sizes = [
+        resolved("m", "--block-size=32", *step, LAB_STEP_TOKEN_KIB="4", **DEVICE).pool.total_blocks
+        for step in (["--max-num-batched-tokens=1024"], ["--max-num-batched-tokens=5120"])
+    ]
+
+    assert sizes == [(42 - 4) * 32, (42 - 20) * 32]  # MiB left beside 4 KiB for each token of a step
+
+
+def test_without_chunks_a_step_holds_the_longest_request_and_the_pool_is_smaller():
+    whole, chunked = (
+        resolved("m", "--block-size=32", flag, LAB_STEP_TOKEN_KIB="4", **DEVICE)
+        for flag in ("--no-enable-chunked-prefill", "--enable-chunked-prefill")
+    )
+
+    assert (whole.limits.max_num_batched_tokens, chunked.limits.max_num_batched_tokens) == (4096, 2048)
+    assert chunked.pool.total_blocks - whole.pool.total_blocks == 2048 * 4 // 32
+
+
+def test_the_host_holds_as_many_blocks_as_its_memory_has_room_for():
+    config = resolved("m", "--block-size=32", "--kv-offloading-size=0.5", **DEVICE)
+
+    assert (config.host_blocks, config.asks_host_in_vain) == (512 * 32, False)
+
+
+@pytest.mark.parametrize(("size", "in_vain"), [("0.5", True), ("0", False)])
+def test_the_cpu_build_has_no_device_to_offload_from(size, in_vain):
+    config = resolved("m", f"--kv-offloading-size={size}")
+
+    assert (config.host_blocks, config.asks_host_in_vain) == (0, in_vain)
+
+
 def test_a_pool_too_small_for_one_request_is_refused():
     with pytest.raises(ConfigError, match="To serve at least one request"):
         resolved("m", "--num-gpu-blocks-override", "2")

@@ -33,6 +33,8 @@ def a_world(light: LightCluster, crd: None, namespace: str, tmp_path: Any) -> It
             spec: dict[str, Any] | None = None,
             annotations: dict[str, str] | None = None,
             arguments: Sequence[str] = (),
+            *,
+            change: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
         ) -> World:
             proxy = stack.enter_context(Proxy(light.url, light.token, decide))
             world = World(light, namespace, tmp_path, proxy)
@@ -40,7 +42,10 @@ def a_world(light: LightCluster, crd: None, namespace: str, tmp_path: Any) -> It
             stack.callback(world.kill)
             # Created, not applied: a field manager that applies the template would own it.
             fleet = deployment(replicas, **(annotations or {}))
-            fleet["spec"]["template"]["spec"]["containers"][0]["args"] += arguments
+            pod = fleet["spec"]["template"]["spec"]
+            pod["containers"][0]["args"] += arguments
+            if change is not None:
+                change(pod["containers"][0], pod)
             for manifest in (fleet, SERVICE):
                 light.api.create(manifest, namespace)
             light.kubectl("-n", namespace, "rollout", "status", "deployment/llm", "--timeout=30s")

@@ -46,6 +46,7 @@ def test_a_gpu_that_ran_out_of_memory_is_given_one_step_less(a_world: Callable[.
 
     assert world.outcomes() == ["Recovered"]
     assert world.status()["history"][0]["reason"] == "CudaOutOfMemory"
+    assert [one["share"] for one in world.status()["outgrown"]] == [0.92], "never gone back to"
     assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
     assert "--max-num-seqs=64" in world.args()
     assert eye.lost == []

@@ -47,7 +47,9 @@ def test_a_replacement_that_may_have_helped_is_not(verdict: Verdict) -> None:
 def test_a_lever_that_did_not_help_is_remembered_and_no_replacement() -> None:
     done = after_verdict(STEP, Verdict.NOT_RECOVERED)
 
-    assert done.levers == (TriedLever(STEP.knob, OLD, 149, Verdict.NOT_RECOVERED, NOW, 64, 190),)
+    assert done.levers == (
+        TriedLever(STEP.knob, OLD, 149, Verdict.NOT_RECOVERED, NOW, 64, 190, Reason.CAP_RIGHT_SIZED),
+    )
     assert done.replacements == ()
 
 

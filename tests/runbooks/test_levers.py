@@ -76,7 +76,7 @@ def test_a_lever_that_cannot_be_set_is_passed_over() -> None:
 
 
 def test_a_lever_of_another_branch_is_none_of_this_ones() -> None:
-    found = first_that_applies(CASE, setting(Knob.PREFIX_CACHING, STEP))
+    found = first_that_applies(CASE, setting(Knob.BLOCK_SIZE, STEP))
 
     assert turned(found) is STEP
 

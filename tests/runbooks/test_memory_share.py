@@ -23,7 +23,7 @@ from kvmedic.core.vitals import Cause
 from kvmedic.engines import ENGINES
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.memory_share import step_down
-from kvmedic.runbooks.planning import Fault, Workload, memory_share, plan_of, setting, workload_of
+from kvmedic.runbooks.planning import Fault, Known, Workload, memory_share, plan_of, setting, workload_of
 from vitals_builder import an_end, restarted
 
 LEVER = LeverBound(Knob.GPU_MEMORY_UTILIZATION, 0.8, 0.95, 0.02)
@@ -191,7 +191,7 @@ def test_a_gpu_that_ran_out_of_memory_is_answered_with_one_token(
     assert isinstance(found, Diagnosed)
     assert found.branch.then is not None
 
-    advice = found.branch.then(evidence, setting(engine, (LEVER,), (), evidence))
+    advice = found.branch.then(evidence, setting(engine, (LEVER,), Known(), evidence))
 
     assert found.branch.goal is Goal.STEADINESS
     assert isinstance(advice, Assignment)

@@ -12,7 +12,7 @@ from kvmedic.core.engine import Knob
 from kvmedic.core.plan import ObjectRef, Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.engines.vllm import VLLM
-from kvmedic.runbooks.planning import Workload, proposal, setting, workload_of
+from kvmedic.runbooks.planning import Known, Workload, proposal, setting, workload_of
 
 EVIDENCE = an_evidence(THRASHING)
 MARK, STEP, CAP = Knob.WATERMARK, Knob.MAX_NUM_BATCHED_TOKENS, Knob.MAX_NUM_SEQS
@@ -37,7 +37,7 @@ def advise(_: Evidence, known: Setting) -> Advice:
 
 
 def known(workload: Workload, *knobs: Knob) -> Setting:
-    return setting(workload, tuple(LeverBound(knob) for knob in knobs), (), EVIDENCE)
+    return setting(workload, tuple(LeverBound(knob) for knob in knobs), Known(), EVIDENCE)
 
 
 def proposed(workload: Workload, *knobs: Knob) -> Plan | NoChange:

@@ -34,9 +34,11 @@ KNOBS = MappingProxyType(
         LeverName.GPU_MEMORY_UTILIZATION: Knob.GPU_MEMORY_UTILIZATION,
         LeverName.PREFIX_CACHING: Knob.PREFIX_CACHING,
         LeverName.CHUNKED_PREFILL: Knob.CHUNKED_PREFILL,
+        LeverName.CPU_OFFLOAD: Knob.KV_OFFLOADING_SIZE,
     }
 )
-"""The levers that are a knob of the engine. The others are no knobs, or several."""
+"""The levers that are a knob of the engine. The others are no knobs. Host memory has two: engines of old have
+another one, and the first stands for both."""
 
 
 def policy_of(spec: KVRemediationSpec) -> Policy:
@@ -119,4 +121,5 @@ def _seconds(duration: str | None) -> float | None:
 
 
 def _bound(lever: LeverSpec) -> LeverBound:
-    return LeverBound(KNOBS[lever.name], lever.minimum, lever.maximum, lever.step)
+    most = lever.maximum if lever.max_gib is None else float(lever.max_gib)
+    return LeverBound(KNOBS[lever.name], lever.minimum, most, lever.step)

@@ -133,12 +133,13 @@ class LeverSpec(Wire):
     """Least value, for maxNumSeqs (1 to 65536), maxModelLen and maxNumBatchedTokens (1 to 16777216) and
     gpuMemoryUtilization (0.1 to 1). Absent: no bound beyond the engine's own."""
     maximum: Annotated[float, Field(strict=True)] | None = Field(default=None, alias="max")
-    """Greatest value, for watermark (0.001 to 0.5) and gpuMemoryUtilization (0.1 to 1). The other levers
-    are only ever lowered."""
+    """Greatest value, for watermark (0.001 to 0.5) and gpuMemoryUtilization (0.1 to 1), which is raised only
+    where a max is given. The other levers with a value are only ever lowered."""
     step: Annotated[float, Field(strict=True)] | None = None
     """Greatest change at once, for gpuMemoryUtilization (0.001 to 0.1) and scaleOut (1 to 100 replicas)."""
     max_gib: Annotated[int, Field(strict=True), whole(1, 65536)] | None = Field(default=None, alias="maxGiB")
-    """Host memory for KV blocks per replica, at most (GiB), for cpuOffload. From 1 to 65536."""
+    """Host memory for KV blocks per replica, over all its engines and GPUs (GiB), for cpuOffload. From 1 to
+    65536. It is refused unless the container's memory limit covers it."""
     max_replicas: Annotated[int, Field(strict=True), whole(1, 10000)] | None = None
     """Replicas, at most, for scaleOut. From 1 to 10000."""
     restore_after: Annotated[str, Field(max_length=DURATION_LENGTH), duration("1m", "168h")] | None = None

@@ -24,6 +24,9 @@ IMPLEMENTED_LEVERS = frozenset(
         LeverName.MAX_NUM_BATCHED_TOKENS,
         LeverName.GPU_MEMORY_UTILIZATION,
         LeverName.REVISION_ROLLBACK,
+        LeverName.PREFIX_CACHING,
+        LeverName.CHUNKED_PREFILL,
+        LeverName.CPU_OFFLOAD,
     }
 )
 """The levers that this version turns."""

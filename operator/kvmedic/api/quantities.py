@@ -11,6 +11,17 @@ import re
 from datetime import timedelta
 from decimal import Decimal
 
+from kvmedic.core.quantity import QUANTITY_PATTERN, parse_quantity
+
+__all__ = [
+    "DURATION_LENGTH",
+    "DURATION_PATTERN",
+    "QUANTITY_PATTERN",
+    "format_duration",
+    "parse_duration",
+    "parse_quantity",
+]
+
 DURATION_PATTERN = "^([0-9]{1,5}([.][0-9]{1,3})?(ms|s|m|h))+$"
 """Readable by CEL, Go and Python alike. Five digits keep every duration of `DURATION_LENGTH`
 characters within the 292 years that Go's nanoseconds can hold."""
@@ -18,18 +29,9 @@ characters within the 292 years that Go's nanoseconds can hold."""
 DURATION_LENGTH = 16
 """Characters of a duration, at most; the longest sensible one, `99h59m59s999ms`, has 14."""
 
-QUANTITY_PATTERN = "^[0-9]+([.][0-9]+)?([EPTGMK]i|[mkMGTPE]|[eE][+-]?[0-9]+)?$"
-"""Quantities without a sign (k8s.io/apimachinery/pkg/api/resource, quantity.go)."""
-
 _DURATION = re.compile(DURATION_PATTERN)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _UNITS = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
-_QUANTITY = re.compile(QUANTITY_PATTERN)
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-_BINARY = {f"{prefix}i": Decimal(1024) ** power for power, prefix in enumerate("KMGTPE", start=1)}
-_DECIMAL = {"": Decimal(1), "m": Decimal("0.001")} | {
-    suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)
-}
 
 
 def parse_duration(text: str) -> timedelta:
@@ -58,18 +60,3 @@ def format_duration(duration: timedelta) -> str:
         count, rest = divmod(rest, _UNITS[unit] // 1_000)
         parts.append(f"{count}{unit}" if count else "")
     return "".join(parts) or "0s"
-
-
-def parse_quantity(text: str) -> Decimal:
-    """Return a quantity as a number of its base unit: `1Ki` is 1024, `500m` is 0.5.
-
-    Raises:
-        ValueError: the text is not a quantity.
-    """
-    if not _QUANTITY.fullmatch(text):
-        raise ValueError(f"{text!r} is not a quantity: write one such as 24Gi or 500M")
-    number = _NUMBER.match(text)
-    digits = number.group() if number else ""
-    suffix = text[len(digits) :]
-    factor = _BINARY.get(suffix) or _DECIMAL.get(suffix)
-    return Decimal(digits) * factor if factor is not None else Decimal(text)

@@ -295,8 +295,8 @@ class KVRemediationSpec(Wire):
     )
     """What may be turned, in the order of trying; a lever that is not in the list is not allowed, and an
     empty list allows none. By default the cap on running sequences alone: it is the lever that helps most
-    often, and each try of another one restarts the fleet. gpuMemoryUtilization is lowered where a device
-    runs out of memory, and needs `min` and `step`."""
+    often, and each try of another one restarts the fleet. gpuMemoryUtilization is lowered where a device runs
+    out of memory, and needs `min` and `step`; it is raised where memory stays free, with `max` and `step`."""
     rollout: Rollout = Rollout()
     verify: Verify = Verify()
     limits: Limits = Limits()

@@ -5,7 +5,8 @@ value, what is None or empty left out. So a new kind of step needs nothing here;
 because records that are stored must stay readable (`tests/api/data`).
 
 Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`, `rollbacks`,
-`copies`, `lastGood`) are what the operator itself relies on after a restart: one that cannot be read raises
+`copies`, `outgrown`, `borrowed`, `lastGood`) are what the operator itself relies on after a restart: one that
+cannot be read raises
 `RunUnreadable`, because starting from empty would forget a change under way or hand out a used-up
 budget. All other fields are for people, are computed anew, and are dropped when they cannot be read.
 Unknown fields are ignored everywhere, so that an older operator can read what a newer one wrote.
@@ -23,10 +24,12 @@ from pydantic_core import SchemaValidator, core_schema
 
 from kvmedic.api.problems import RunUnreadable, problems_of
 from kvmedic.core.record import (
+    Borrowed,
     ClosedRun,
     Condition,
     ConfigCopy,
     LastGood,
+    OutgrownShare,
     Record,
     ShownDiagnosis,
     ShownPlan,
@@ -45,7 +48,9 @@ closed runs stay far below the 1 MiB that an object may have."""
 FINDINGS_LENGTH = 20
 """Findings of a diagnosis that are kept: enough to see the pattern, also in a fleet of hundreds."""
 
-RECORDS = frozenset({"run", "levers", "replacements", "rollbacks", "copies", "history", "lastGood"})
+RECORDS = frozenset(
+    {"run", "levers", "replacements", "rollbacks", "copies", "outgrown", "borrowed", "history", "lastGood"}
+)
 """The fields that the operator relies upon after a restart."""
 
 OPEN = RECORDS | {"plan"}
@@ -104,6 +109,13 @@ class KVRemediationStatus(BaseModel):
     """Revisions that were rolled back, which did not help. A record: do not edit it."""
     copies: tuple[ConfigCopy, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """Copies of ConfigMaps that closed runs made and that may be needed yet. A record: do not edit it."""
+    outgrown: tuple[OutgrownShare, ...] = Field(
+        default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Shares of the GPUs' memory at which a replica ran out of it: none of them is gone back to. A record: do
+    not edit it."""
+    borrowed: tuple[Borrowed, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    """Changes that are meant for a time, with what was before. A record: do not edit it."""
     history: tuple[ClosedRun, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """The last 10 closed runs, newest first. A record: do not edit it."""
     urgency: Urgency | None = None

@@ -123,10 +123,28 @@ def _why(record: Record) -> Condition | None:
 
 
 def _memory(record: Record) -> Iterator[str]:
+    yield from _tried(record)
+    yield from _kept(record)
+    if record.history:
+        last = record.history[0]
+        steps = "; ".join(last.steps)
+        yield f"The last run {last.id} ended {last.ended_at:%Y-%m-%dT%H:%M:%SZ} as {last.outcome}: {steps}."
+        yield f"  {SENTENCES[last.outcome]} {last.message}".rstrip()
+    if record.summary is not None:
+        yield f"What run {record.summary.run} came to: {record.summary.sentence}"
+
+
+def _tried(record: Record) -> Iterator[str]:
+    """Yield what is not tried again."""
     for tried in record.levers:
         yield (
             f"{tried.knob} was tried ({tried.at:%Y-%m-%dT%H:%M:%SZ}): {tried.verdict}; "
             "not tried again on this template, these lengths and this pool."
+        )
+    for share in record.outgrown:
+        yield (
+            f"A GPU ran out of memory at a share of {share.share:g} ({share.at:%Y-%m-%dT%H:%M:%SZ}); it is "
+            "not raised to there again with this image, these devices and volumes."
         )
     for one in record.replacements:
         yield (
@@ -138,15 +156,18 @@ def _memory(record: Record) -> Iterator[str]:
             f"Pod template {back.revision} was rolled back to {back.toward} ({back.at:%Y-%m-%dT%H:%M:%SZ}): "
             f"{back.outcome}; not tried again from this template."
         )
+
+
+def _kept(record: Record) -> Iterator[str]:
+    """Yield what is there for a time and goes again."""
+    for lent in record.borrowed:
+        before = lent.before or "what the engine does by itself"
+        yield (
+            f"{lent.knob} {lent.after} is meant for a time ({lent.at:%Y-%m-%dT%H:%M:%SZ}); before it was "
+            f"{before}."
+        )
     for copy in record.copies:
         yield f"ConfigMap {copy.name} is a copy of ours; it is removed once nothing refers to it any more."
-    if record.history:
-        last = record.history[0]
-        steps = "; ".join(last.steps)
-        yield f"The last run {last.id} ended {last.ended_at:%Y-%m-%dT%H:%M:%SZ} as {last.outcome}: {steps}."
-        yield f"  {SENTENCES[last.outcome]} {last.message}".rstrip()
-    if record.summary is not None:
-        yield f"What run {record.summary.run} came to: {record.summary.sentence}"
 
 
 def _next(resource: Resource, place: Place) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvmedic.core.evidence import Measured, Missing, Reading, Stale, Unsupported
-from kvmedic.core.vitals import SERIES, Device, EngineEnd, Vitals
+from kvmedic.core.vitals import SERIES, Device, EngineEnd, Vital, Vitals
 
 
 def vitals_as_json(vitals: Mapping[str, Vitals]) -> dict[str, Any]:
@@ -47,12 +47,13 @@ def _replica(vitals: Vitals) -> dict[str, Any]:
     return {"node": vitals.node or None, "devices": told, "ended": _end(vitals.end)}
 
 
-def _device(device: Device) -> dict[str, int | str]:
-    found: dict[str, int | str] = {}
+def _device(device: Device) -> dict[str, float | str]:
+    found: dict[str, float | str] = {}
     for vital in SERIES:
         value = device.value(vital)
         found[str(vital)] = absence(device.reading(vital)) if value is None else value
-    return found
+    used = device.ratio(Vital.MEMORY_IN_USE)
+    return found if used is None else {**found, str(Vital.MEMORY_IN_USE): round(used, 3)}
 
 
 def _end(end: EngineEnd | None) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Signal
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.revisions import LatestDeploy, NoDeploy, Revision
+from kvmedic.core.supply import Supply
 from kvmedic.core.vitals import NodeHealth, Vital, Vitals
 
 
@@ -109,6 +110,7 @@ class LeverBound:
     knob: Knob
     minimum: float | None = None
     maximum: float | None = None
+    """Of host memory: GiB of a whole replica."""
     step: float | None = None
 
 
@@ -152,6 +154,10 @@ class Setting:
     """The fleet may be taken back to its previous revision."""
     rollback_failed: bool = False
     """It was, from this very revision, and it did not help."""
+    supply: Supply = field(default_factory=Supply)
+    """What is known of the memory that the KV cache has, and could have."""
+    least_step_tokens: int | None = None
+    """The fewest tokens of a step that an engine takes by itself; None: not known."""
 
     def bound(self, knob: Knob) -> LeverBound | None:
         """Return the bounds of a lever, or None where it is not allowed."""

@@ -86,6 +86,24 @@ def longest(histogram: Histogram) -> float:
     return inf if histogram.counts[-1] > 0 else used[-1]
 
 
+def lower_bound(histogram: Histogram, share: float) -> float:
+    """Return the lower bound of the bucket in which a share (0-1) of the observations is reached.
+
+    All but that share lie above it, or nearly: no value is taken for larger than it is.
+
+    Raises:
+        ValueError: the histogram is empty.
+    """
+    if histogram.count <= 0:
+        raise ValueError("an empty histogram has no quantiles")
+    wanted, found = share * histogram.count, 0.0
+    for lower, _, count in _buckets(histogram, inf):
+        found += count
+        if count > 0 and found > wanted:
+            return lower
+    return histogram.bounds[-1] if histogram.bounds else 0.0
+
+
 def mean_below(histogram: Histogram, bound: float) -> float:
     """Return the mean of the observations in the buckets up to a bound; 0 when there is none.
 

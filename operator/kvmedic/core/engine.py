@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from kvmedic.core.host_cache import HostCache
 from kvmedic.core.version import Version
 
 Scalar: TypeAlias = bool | int | float | str | None
@@ -163,11 +164,14 @@ class Flag:
     most: int | None = None
     """The largest value that an engine takes by itself where the flag is not given; None: not known."""
     least: int | None = None
-    """The smallest one; None: not known."""
+    """The smallest of these; None: not known."""
     is_greatest_unset: bool = False
     """Where the flag is not given the engine takes the greatest value that its model allows."""
     on_since: Version | None = None
     """For a switch: the first release in which every engine has it on where the flag is not given.
+    None: no such release is known."""
+    off_before: Version | None = None
+    """For a switch: the first release in which an engine may have it on where the flag is not given.
     None: no such release is known."""
 
     @property
@@ -242,6 +246,8 @@ class EngineProfile:
     """The oldest release that an engine of unknown version may be when something is added."""
     types: tuple[str, ...] = ()
     """The engine's own names of the options that say in which types weights and KV cache are stored."""
+    host_cache: HostCache | None = None
+    """None: it keeps no blocks in its host's memory."""
 
     def flag(self, knob: Knob) -> Flag | None:
         """Return how this engine spells a knob, or None where it has no such thing."""
@@ -310,9 +316,11 @@ class Engine:
         """
         if isinstance(given, bool):
             return given
-        if self.version is None or flag.on_since is None:
+        if self.version is None:
             return None
-        return True if self.version >= flag.on_since else None
+        if flag.off_before is not None and self.version < flag.off_before:
+            return False
+        return True if flag.on_since is not None and self.version >= flag.on_since else None
 
     def _around(self) -> tuple[Version, ...]:
         """Return the releases that this engine may be like."""

@@ -153,6 +153,8 @@ class Pool:
     """Tokens per block."""
     cache_dtype: str = "auto"
     """Type in which keys and values are stored, in the engine's words."""
+    caches_prefixes: bool | None = None
+    """Whether it reuses the blocks of shared prefixes; None: it does not tell."""
 
     @property
     def tokens(self) -> int:

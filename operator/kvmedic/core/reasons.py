@@ -56,6 +56,10 @@ class Reason(StrEnum):
     LENGTH_IN_USE = "LengthInUse"
     PRESENT_VALUE_UNKNOWN = "PresentValueUnknown"
     NO_LEVER_LEFT = "NoLeverLeft"
+    HEADROOM_UNKNOWN = "HeadroomUnknown"
+    HEADROOM_SHORT = "HeadroomShort"
+    PREFIXES_NOT_SHARED = "PrefixesNotShared"
+    HOST_MEMORY_SHORT = "HostMemoryShort"
     FLAG_NOT_EDITABLE = "FlagNotEditable"
     CONFIG_MAP_UNAVAILABLE = "ConfigMapUnavailable"
     CONFIG_COPY_IMPOSSIBLE = "ConfigCopyImpossible"
@@ -68,6 +72,10 @@ class Reason(StrEnum):
     WATERMARK_RAISED = "WatermarkRaised"
     LENGTH_LIMIT_LOWERED = "LengthLimitLowered"
     STEP_BUDGET_LOWERED = "StepBudgetLowered"
+    MEMORY_STEPPED_UP = "MemorySteppedUp"
+    PREFIXES_REUSED = "PrefixesReused"
+    PREFILL_CHUNKED = "PrefillChunked"
+    HOST_MEMORY_LENT = "HostMemoryLent"
     # Why a fleet cannot be changed safely.
     TARGET_NOT_FOUND = "TargetNotFound"
     SPEC_INVALID = "SpecInvalid"
@@ -197,6 +205,10 @@ SENTENCES = MappingProxyType(
             "The engine's present value is not known, so no value is known to be a change for the better."
         ),
         Reason.NO_LEVER_LEFT: "No allowed lever would help now; the message says why for each.",
+        Reason.HEADROOM_UNKNOWN: "How much of the GPUs' memory stays free under load is not known.",
+        Reason.HEADROOM_SHORT: "Too little of the GPUs' memory stays free under load.",
+        Reason.PREFIXES_NOT_SHARED: "Prompts can have too little in common for it to be worth keeping once.",
+        Reason.HOST_MEMORY_SHORT: "The container's memory limit does not cover what would be kept there.",
         Reason.FLAG_NOT_EDITABLE: "The flag stands where it cannot be edited safely.",
         Reason.CONFIG_MAP_UNAVAILABLE: (
             "The ConfigMap with the engine's configuration file is gone, or may not be read."
@@ -212,6 +224,10 @@ SENTENCES = MappingProxyType(
         Reason.WATERMARK_RAISED: "A share of the KV cache is kept free when a sequence is admitted.",
         Reason.LENGTH_LIMIT_LOWERED: "No request of the window needs the length that the engine takes.",
         Reason.STEP_BUDGET_LOWERED: "A step may have far more tokens than the traffic needs.",
+        Reason.MEMORY_STEPPED_UP: "The engine is to take one step more of its GPUs' memory, as it was free.",
+        Reason.PREFIXES_REUSED: "What prompts begin with in common is to be kept once.",
+        Reason.PREFILL_CHUNKED: "Long prompts are to be spread over several steps.",
+        Reason.HOST_MEMORY_LENT: "Preempted sequences are to be kept in the host's memory, for a time.",
         Reason.TARGET_NOT_FOUND: "The target Deployment or its container does not exist.",
         Reason.SPEC_INVALID: "The spec cannot be followed as it is written.",
         Reason.SPEC_NOT_IMPLEMENTED: "The spec asks for something that this version does not do yet.",

@@ -124,6 +124,39 @@ class TriedLever:
     """Mean prompt of the finished requests before the change. None: written by a version that did not say."""
     output_tokens: float | None = None
     """The same of outputs."""
+    reason: Reason | None = None
+    """What the change was for; it tells up from down. None: written by a version that did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgrownShare:
+    """A share of the devices' memory at which a replica ran out of it; it is never gone back to."""
+
+    share: float
+    """Ratio 0-1."""
+    body: str
+    """Hash of the pod template without command lines and variables: what decides how much memory there is."""
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A change that is meant for a time: what it was before, and on which evidence it was made."""
+
+    knob: Knob
+    before: str | None
+    """None: the flag was not given."""
+    after: str | None
+    revision: str
+    """Hash of the pod template with the change."""
+    at: datetime
+    """When it was judged and kept."""
+    requests_per_second: float | None = None
+    """Of the whole fleet, before the change."""
+    prompt_tokens: float | None = None
+    """Mean prompt then."""
+    output_tokens: float | None = None
+    """Mean output then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +225,8 @@ class Record:
     replacements: tuple[TriedReplacement, ...] = ()
     rollbacks: tuple[TriedRollback, ...] = ()
     copies: tuple[ConfigCopy, ...] = ()
+    outgrown: tuple[OutgrownShare, ...] = ()
+    borrowed: tuple[Borrowed, ...] = ()
     history: tuple[ClosedRun, ...] = field(default=())
     """Newest first, at most `HISTORY_LENGTH`."""
     urgency: Urgency | None = None

@@ -79,6 +79,13 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         Reason.POOL_TOO_SMALL: Remedy("to add replicas", _SCALE),
         Reason.LEVER_NOT_ALLOWED: Remedy("to allow a lever, or to widen its bounds", _EDIT),
         Reason.NO_LEVER_LEFT: Remedy("to allow another lever", _EDIT),
+        Reason.HEADROOM_UNKNOWN: Remedy(
+            "to see what the DCGM exporter tells of a GPU",
+            "kubectl get --raw /api/v1/namespaces/EXPORTERS/pods/POD:9400/proxy/metrics",
+        ),
+        Reason.HOST_MEMORY_SHORT: Remedy(
+            "to give the container more memory", "kubectl -n $namespace edit deployment $target"
+        ),
         Reason.FLAG_NOT_EDITABLE: Remedy("to see where the flags stand", _FLAGS),
         Reason.CONFIG_MAP_UNAVAILABLE: Remedy(
             "to see which there are, and copies of ours", "kubectl -n $namespace get configmaps --show-labels"

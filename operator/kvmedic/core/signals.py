@@ -155,6 +155,8 @@ class PoolSource:
     cache_dtype: str
     null_blocks: int
     """Blocks per engine that never hold a token."""
+    caches_prefixes: str = ""
+    """Label: `True` where the blocks of shared prefixes are reused; empty: no label tells."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,5 +22,22 @@ def template_hash(template: Mapping[str, object]) -> str:
     labels = (body.get("metadata") or {}).get("labels")
     if labels is not None:
         labels.pop(POD_TEMPLATE_HASH, None)
+    return _digest(body)
+
+
+def body_hash(template: Mapping[str, object]) -> str:
+    """Return the hash of what a pod template is beside its metadata, command lines and variables.
+
+    Image, devices, volumes and nodes decide how much memory there is, and none of them is changed by turning
+    a flag or restarting a rollout: what is known of one template still counts for the next.
+    """
+    body = json.loads(json.dumps(template)).get("spec") or {}
+    for container in body.get("containers") or ():
+        for field in ("command", "args", "env"):
+            container.pop(field, None)
+    return _digest(body)
+
+
+def _digest(body: object) -> str:
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -37,6 +37,8 @@ class Vital(StrEnum):
     """1 where a device has no spare memory rows left to replace a broken one."""
     MEMORY_FREE = "memoryFreeMiB"
     """The least memory of a device that was free at any moment of the window (MiB)."""
+    MEMORY_IN_USE = "memoryInUse"
+    """Largest share of a device's memory that was in use at any moment of the window (ratio 0-1)."""
     ENGINE_END = "engineEnd"
     """How the engine's container last ended: exit code, reason, the mark in its previous log."""
 
@@ -52,6 +54,32 @@ SERIES: Mapping[Vital, tuple[str, ...]] = MappingProxyType(
 )
 """Names of the series by generation, newest first. DCGM 3.3 renamed the clock reasons; dcgm-exporter
 4.9.0 exports XID and row remapping under the names of DCGM 4.7 (dcgm_fields.h)."""
+
+NO_NUMBER = 0x7FFFFFF0
+"""From here on a number of DCGM says that there is none (DCGM_INT32_BLANK, dcgm_structs.h); old exporters
+pass it on."""
+NO_LARGE_NUMBER = 1 << 60
+"""The same for series in bytes (DCGM_INT64_BLANK is near 2^63, and no device has that much memory)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySeries:
+    """The names under which an exporter shows a device's memory in one unit."""
+
+    used: str
+    free: str
+    no_number: int
+    """From here on a number says that there is none."""
+
+
+MEMORY_SERIES = (
+    MemorySeries("DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_FB_FREE_BYTES", NO_LARGE_NUMBER),
+    MemorySeries("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", NO_NUMBER),
+)
+"""By generation, newest first. dcgm-exporter 4.9.0 went from MiB to bytes and renamed what changed its unit
+(release notes); its names are spelt here as that release spells the one of the whole,
+`DCGM_FI_DEV_FB_CAPACITY_BYTES`. Used over used and free is the same share in every unit; memory that the
+driver keeps for itself is in neither."""
 
 NEEDED = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS)
 """Known of every device before a node counts as healthy. Row remapping exists from Ampere on only."""
@@ -115,6 +143,11 @@ class Device:
         """Return a reading's whole number, or None where it is not measured."""
         reading = self.reading(vital)
         return int(reading.value) if isinstance(reading, Measured) else None
+
+    def ratio(self, vital: Vital) -> float | None:
+        """Return a reading that is a share, or None where it is not measured."""
+        reading = self.reading(vital)
+        return reading.value if isinstance(reading, Measured) else None
 
     def unknown(self) -> tuple[Vital, ...]:
         """Return what would have to be known of it before it counts as healthy."""

@@ -7,6 +7,7 @@ Defaults and bounds are those of vLLM 0.32.0 unless a version is named: `config/
 from __future__ import annotations
 
 from kvmedic.core.engine import Bounds, Dialect, EngineProfile, Flag, Knob, Launch
+from kvmedic.core.host_cache import HostCache
 from kvmedic.core.version import Version
 from kvmedic.engines.vllm_options import OPTIONS, RELEASES
 
@@ -45,6 +46,7 @@ FLAGS = (
         Bounds(minimum=1),
         "16384 on a GPU of at least 160 GiB, 8192 from 70 GiB other than the A100, 2048 otherwise; "
         "may not be under max_num_seqs, nor under max_model_len without chunked prefill",
+        least=2048,
     ),
     Flag(
         Knob.GPU_MEMORY_UTILIZATION,
@@ -54,19 +56,29 @@ FLAGS = (
         "num_gpu_blocks_override is given",
         ((Version.parse("0.5.5"), 0.9), (Version.parse("0.20.0"), 0.92)),
     ),
-    Flag(Knob.PREFIX_CACHING, "--enable-prefix-caching", default="on where the model supports it"),
+    Flag(
+        Knob.PREFIX_CACHING,
+        "--enable-prefix-caching",
+        default="on where the model supports it; off on V0, which is the default before 0.8.0",
+        off_before=Version.parse("0.8.0"),
+    ),
     Flag(
         Knob.CHUNKED_PREFILL,
         "--enable-chunked-prefill",
         default="on where the model supports it; before 0.11.0 off on V0, which that release removed",
         on_since=Version.parse("0.11.0"),
     ),
-    Flag(Knob.KV_OFFLOADING_SIZE, "--kv-offloading-size", Bounds(minimum=0), "no offloading"),
+    Flag(
+        Knob.KV_OFFLOADING_SIZE,
+        "--kv-offloading-size",
+        Bounds(minimum=0),
+        "no offloading; GiB of one engine over all its ranks",
+    ),
     Flag(
         Knob.SWAP_SPACE,
         "--swap-space",
         Bounds(minimum=0),
-        "4 GiB; read but without effect on V1, removed in 0.18.0",
+        "4 GiB of each GPU; read but without effect on V1, removed in 0.18.0",
     ),
     Flag(Knob.KV_CACHE_DTYPE, "--kv-cache-dtype", default="auto: the model's own"),
     Flag(
@@ -111,6 +123,26 @@ DIALECT = Dialect(
 )
 """From `utils/argparse_utils.py` and `entrypoints/cli/main.py` of the releases in `OPTIONS`."""
 
+HOST_CACHE = HostCache(
+    ranks=("tensor_parallel_size", "pipeline_parallel_size"),
+    engines="data_parallel_size",
+    engines_here="data_parallel_size_local",
+    engine_rank="data_parallel_rank",
+    connector="kv_transfer_config",
+    backend="kv_offloading_backend",
+    own_backend="native",
+    shared_since=Version.parse("0.28.0"),
+    exact_since=Version.parse("0.32.0"),
+    swap_mode="preemption_mode",
+    swapping="swap",
+)
+"""`kv_offloading_size` sets a connector of its own, whatever one was configured (`config/vllm.py`,
+`_post_init_kv_transfer_config`), sums the size over the ranks of one engine (`config/cache.py`), and on GPUs
+maps it into `/dev/shm` (`v1/kv_offload/cpu/spec.py`): read in 0.32.0. That came with pull request 50094, in a
+release after 0.27; before it each rank pinned tensors of its own, which torch rounds up to powers of two
+(issue 53042). Between these two both are reckoned with. Swapping is V0's: only with `--preemption-mode swap`,
+or for groups of several sequences (0.8.5, `core/scheduler.py`), which no manifest tells."""
+
 VLLM = EngineProfile(
     name="vLLM",
     launch=LAUNCH,
@@ -121,4 +153,5 @@ VLLM = EngineProfile(
     assumed=Version.parse("0.32.0"),
     unknown_since=Version.parse("0.8.5.post1"),
     types=("dtype", "kv_cache_dtype", "quantization"),
+    host_cache=HOST_CACHE,
 )

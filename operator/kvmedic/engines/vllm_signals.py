@@ -86,6 +86,7 @@ VLLM_SIGNALS = SignalTable(
         engine_tokens="kv_cache_size_tokens",
         cache_dtype="cache_dtype",
         null_blocks=1,
+        caches_prefixes="enable_prefix_caching",
     ),
     steps=CounterSource(("vllm:iteration_tokens_total_count",), begins_unseen=True),
     engine_label="engine",

@@ -200,6 +200,13 @@ def _respelled(given: Given, setting: Setting) -> Change:
     return Change(token, 0, setting.text if given.values else f"{token.text}={setting.text}")
 
 
+def _appendix(option: Option, setting: Setting) -> str:
+    """Return the one word that gives an option a value; one without a text is its own."""
+    if option.kind is Kind.SWITCH:
+        return _switch(option, setting)
+    return setting.flag.name if option.kind is Kind.PRESENCE else f"{setting.flag.name}={setting.text}"
+
+
 def _switch(option: Option, setting: Setting, separator: str = "-") -> str:
     positive = next(name for name in option.names if name.startswith("--") and not name.startswith("--no-"))
     name = positive if setting.value else "--no-" + positive.removeprefix("--")
@@ -215,7 +222,7 @@ def _appended(
     if parsed.config is not None:
         message = f"{setting.flag.dest} is not on the command line and may be in the file {parsed.config}"
         return Refusal(RefusalReason.IN_CONFIG_FILE, f"{message}, which is not edited: set it there")
-    text = _switch(option, setting) if option.kind is Kind.SWITCH else f"{setting.flag.name}={setting.text}"
+    text = _appendix(option, setting)
     if parsed.tail is not None:
         return appended(container, parsed.tail, text)
     field = Field.ARGS if container.get(Field.ARGS) else Field.COMMAND

@@ -12,7 +12,15 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from kvmedic.core.evidence import Absence, Measured, Missing, Reading, measured
-from kvmedic.core.vitals import CLOCK_FAULTS, SERIES, Device, Vital
+from kvmedic.core.vitals import (
+    CLOCK_FAULTS,
+    MEMORY_SERIES,
+    NO_NUMBER,
+    SERIES,
+    Device,
+    MemorySeries,
+    Vital,
+)
 from kvmedic.metrics.options import Labels
 from kvmedic.metrics.promql import Span, duration_text
 from kvmedic.metrics.series import PodKey, Reply, Series, Unanswered
@@ -23,9 +31,6 @@ _OWN_NAMESPACE = ("namespace", "pod_namespace", "exported_namespace")
 one is the exporter's own."""
 _IDENTITY = ("UUID", "uuid", "gpu")
 """Labels that tell the devices of one pod apart. Parts of one device (MIG) share its health."""
-_BLANK = 0x7FFFFFF0
-"""From here on a number of DCGM says that there is none (DCGM_INT32_BLANK, dcgm_structs.h); old exporters
-pass it on."""
 _FOLD = {Vital.MEMORY_FREE: "min"}
 """Which of several values is the worst: the largest, but for what there should be much of."""
 _POD, _NAMESPACE = "kvmedic_pod", "kvmedic_namespace"
@@ -37,7 +42,8 @@ def device_queries(span: Span, labels: Labels) -> dict[Vital, str]:
     Several exporters of one device, or several pods of one exporter one after the other, count as one:
     the worst value does.
     """
-    return {vital: _by_user(_expression(vital, span), labels, _FOLD.get(vital, "max")) for vital in SERIES}
+    found = {vital: _by_user(_expression(vital, span), labels, _FOLD.get(vital, "max")) for vital in SERIES}
+    return {**found, Vital.MEMORY_IN_USE: _by_user(_in_use(span), labels, "max")}
 
 
 def devices_of(
@@ -56,10 +62,26 @@ def _expression(vital: Vital, span: Span) -> str:
     if vital is Vital.MEMORY_FREE:
         window = duration_text(span.window)
         return " or ".join(
-            f"(min_over_time({name}[{window}]) < {_BLANK} and last_over_time({name}[{recent}]))"
+            f"(min_over_time({name}[{window}]) < {NO_NUMBER} and last_over_time({name}[{recent}]))"
             for name in names
         )
-    return " or ".join(f"last_over_time({name}[{recent}]) < {_BLANK}" for name in names)
+    return " or ".join(f"last_over_time({name}[{recent}]) < {NO_NUMBER}" for name in names)
+
+
+def _in_use(span: Span) -> str:
+    """Return the largest share of a device's memory that was in use at any moment of the grid."""
+    grid = f"[{duration_text(span.window)}:{duration_text(span.resolution)}]"
+    recent = duration_text(span.freshness)
+    return " or ".join(
+        f"(max_over_time(({_share(series)}){grid}) and last_over_time({series.used}[{recent}]))"
+        for series in MEMORY_SERIES
+    )
+
+
+def _share(series: MemorySeries) -> str:
+    """Return used over used and free; nothing where one of them is no number, or both are 0."""
+    used, free = (f"({name} < {series.no_number})" for name in (series.used, series.free))
+    return f"{used} / ({used} + {free} > 0)"
 
 
 def _faults(name: str, grid: str) -> str:
@@ -67,7 +89,7 @@ def _faults(name: str, grid: str) -> str:
 
     Ordinary bits come and go beside them, so the largest mask of the window would say nothing.
     """
-    told = f"({name} < {_BLANK})"
+    told = f"({name} < {NO_NUMBER})"
     bits = (f"{bit} * max_over_time((floor({told} / {bit}) % 2){grid})" for bit in CLOCK_FAULTS)
     return f"({' + '.join(bits)})"
 

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Reading, Unsupported
@@ -74,14 +74,13 @@ def _frontend(replica: Replica, series: Sequence[Series]) -> _Frontend | Missing
 
 def _joined(replica: Replica, frontends: Sequence[_Frontend]) -> Reading[Pool]:
     engines = [engine for frontend in frontends for engine in frontend.engines]
-    kinds = {(frontend.pool.block_tokens, frontend.pool.cache_dtype) for frontend in frontends}
+    kinds = {replace(frontend.pool, blocks=0) for frontend in frontends}
     if len(engines) > len(set(engines)) or len(kinds) > 1:
         return Missing(Absence.AMBIGUOUS)
     if set(engines) < replica.presence.engines:
         return Missing(Absence.NOTHING_FOUND)
-    tokens, dtype = kinds.pop()
     blocks = sum(frontend.pool.blocks for frontend in frontends)
-    return Measured(Pool(blocks, tokens, dtype), replica.presence.at)
+    return Measured(replace(kinds.pop(), blocks=blocks), replica.presence.at)
 
 
 def _told(source: PoolSource, series: Series, engines: int) -> _Told:
@@ -96,7 +95,10 @@ def _told(source: PoolSource, series: Series, engines: int) -> _Told:
         return Missing(Absence.NOT_A_NUMBER)
     held = _whole(series.labels.get(source.engine_tokens, ""))
     return Pool(
-        usable, _block_tokens(declared, held, total / engines), series.labels.get(source.cache_dtype, "auto")
+        usable,
+        _block_tokens(declared, held, total / engines),
+        series.labels.get(source.cache_dtype, "auto"),
+        {"True": True, "False": False}.get(series.labels.get(source.caches_prefixes, _UNTOLD)),
     )
 
 

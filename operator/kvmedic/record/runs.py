@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
+from kvmedic.core.engine import Knob
 from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep, template_before
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
@@ -17,10 +18,11 @@ from kvmedic.core.record import (
     TriedRollback,
     Truth,
 )
-from kvmedic.core.run import Outcome, Run, StepState
+from kvmedic.core.run import Outcome, Run, StepRecord, StepState
 from kvmedic.core.summary import summary_of
 from kvmedic.core.verdict import Verdict
 from kvmedic.record.conditions import Claim, with_conditions
+from kvmedic.record.supplies import borrowed_after, speaks_against
 
 HEALED = frozenset({Reason.RECOVERED, Reason.IMPROVED})
 """Outcomes after which the change stays because it helped."""
@@ -61,6 +63,9 @@ NEEDS_A_PERSON = frozenset(
         Reason.LEVER_WITHOUT_EFFECT,
         Reason.PRESENT_VALUE_UNKNOWN,
         Reason.NO_LEVER_LEFT,
+        Reason.HEADROOM_UNKNOWN,
+        Reason.HEADROOM_SHORT,
+        Reason.HOST_MEMORY_SHORT,
         Reason.FLAG_NOT_EDITABLE,
         Reason.CONFIG_MAP_UNAVAILABLE,
         Reason.CONFIG_COPY_IMPOSSIBLE,
@@ -147,6 +152,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         levers=_levers(record.levers, run, now),
         replacements=_replacements(record.replacements, run, now),
         rollbacks=_rollbacks(record.rollbacks, run, outcome, now),
+        borrowed=borrowed_after(record.borrowed, run, now),
         history=(entry, *record.history)[:HISTORY_LENGTH],
         summary=summary_of(run, outcome, now) or record.summary,
     )
@@ -160,18 +166,31 @@ def _levers(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[Tr
             record.step.knob,
             record.step.before_template,
             run.blocks,
-            record.verdict,
+            Verdict.NOT_RECOVERED,
             now,
             run.baseline.prompt_tokens_mean if run.baseline else None,
             run.baseline.output_tokens_mean if run.baseline else None,
+            record.step.reason,
         )
         for record in run.steps
         if isinstance(record.step, FlagStep | ConfigStep)
         and record.state is StepState.REVERTED
-        and record.verdict is Verdict.NOT_RECOVERED
+        and _did_not_help(record, run)
     )
-    known = {(lever.knob, lever.revision) for lever in failed}
-    return (*failed, *(old for old in levers if (old.knob, old.revision) not in known))[:HISTORY_LENGTH]
+    known = {_what(lever) for lever in failed}
+    return (*failed, *(old for old in levers if _what(old) not in known))[:HISTORY_LENGTH]
+
+
+def _did_not_help(record: StepRecord, run: Run) -> bool:
+    """Return whether a step that was taken back is to be left alone on the same evidence."""
+    if record.verdict is Verdict.NOT_RECOVERED:
+        return True
+    return run.ending is not None and speaks_against(record.step, run.ending.reason)
+
+
+def _what(lever: TriedLever) -> tuple[Knob, str, bool]:
+    """Return what tells one memory from another: the same knob may have been turned up and down."""
+    return lever.knob, lever.revision, lever.reason is Reason.MEMORY_STEPPED_UP
 
 
 def _replacements(

@@ -13,7 +13,7 @@ from math import inf
 
 from kvmedic.core.complete import Complete, complete, histogram, number, pools
 from kvmedic.core.diagnosis import Evidence, Inconclusive
-from kvmedic.core.distribution import above, longest, mean_below, merged, moments, quantile
+from kvmedic.core.distribution import above, longest, lower_bound, mean_below, merged, moments, quantile
 from kvmedic.core.evidence import Histogram, Observation, Pool, Signal
 from kvmedic.core.sizing import (
     STALL_SECONDS,
@@ -30,6 +30,8 @@ the short requests and misses the long ones that fill the pool."""
 SHARED_PREFIXES = 0.05
 """Share of the looked-up tokens found in the prefix cache from which shared blocks matter: at 5 % of the
 prompts the mean sequence is at most 5 % smaller."""
+SHORTEST = 0.05
+"""Share of the prompts that may be shorter than a common beginning: health checks and other strays."""
 SMALLEST_GROUP = 10
 """Requests that a group needs so that its mean length says something about their spread: the deviation
 of a mean of 10 is a third of a single one's."""
@@ -103,6 +105,9 @@ class Case:
     """Finished requests that the lengths come from."""
     reach: Reach
     """The longest of them."""
+    shortest_tokens: float = 0.0
+    """Prompts of a request: nineteen in twenty have more. The lower bound of the bucket in which the shortest
+    twentieth ends, so that no prompt is taken for longer than it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,7 @@ def case_of(seen: Seen) -> Case:
         running_max=_running_max(seen) / engines,
         requests=output.count,
         reach=_reach(seen, prompt, output),
+        shortest_tokens=lower_bound(prompt, SHORTEST),
     )
 
 

@@ -11,16 +11,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvmedic.core.diagnosis import Assignment, NoChange, Setting, SettingAdvice
+from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting, SettingAdvice
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
+from kvmedic.runbooks import offload
 from kvmedic.runbooks.case import Case
+from kvmedic.runbooks.chunks import spread_prefills
 from kvmedic.runbooks.cut import cut
+from kvmedic.runbooks.memory_share_up import is_for_raising, step_up
 from kvmedic.runbooks.model_len import shorten_requests
+from kvmedic.runbooks.prefixes import reuse_prefixes
 from kvmedic.runbooks.step_tokens import shorten_steps
 from kvmedic.runbooks.watermark import keep_free
 
 Turn: TypeAlias = Callable[[Case, Setting], SettingAdvice]
+
+
+def _always(_bound: LeverBound) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,17 @@ class Lever:
     turn: Turn
     expects: str
     """What it should bring and what it costs, for people, in one sentence."""
+    called: str = ""
+    """Its name in a spec, where that is not the knob's."""
+    is_meant: Callable[[LeverBound], bool] = _always
+    """Whether an entry of `spec.levers` is about this lever: another branch turns some knobs back."""
+    remembers: bool = False
+    """Its function knows by itself what was tried; otherwise a knob that was tried is left alone."""
+
+    @property
+    def name(self) -> str:
+        """Return its name in a spec."""
+        return self.called or str(self.knob)
 
 
 LEVERS = (
@@ -57,6 +76,34 @@ LEVERS = (
         "A step computes fewer tokens at once, so it takes less memory, which goes to the cache, and holds "
         "others up for a shorter time; a long prompt takes more steps to its first token.",
     ),
+    Lever(
+        Knob.GPU_MEMORY_UTILIZATION,
+        step_up,
+        "The KV cache grows by one step of the GPU's memory, as far as that was seen to stay free under "
+        "load; less is left for what the engine does not plan with.",
+        is_meant=is_for_raising,
+        remembers=True,
+    ),
+    Lever(
+        Knob.PREFIX_CACHING,
+        reuse_prefixes,
+        "What prompts begin with in common is kept once, so more run at once; it stays on only if hits "
+        "confirm it.",
+    ),
+    Lever(
+        Knob.CHUNKED_PREFILL,
+        spread_prefills,
+        "A step need not hold the longest request any more, so it takes less memory, which goes to the "
+        "cache; long prompts take more steps to their first token.",
+    ),
+    Lever(
+        Knob.KV_OFFLOADING_SIZE,
+        offload.use_host,
+        "Who was preempted is fetched from the host's memory and not computed again; it prevents no "
+        "preemption, and stays only if answers come more smoothly.",
+        called=offload.NAME,
+        remembers=True,
+    ),
 )
 """By the runbook's order; the order of trying is that of `spec.levers`."""
 
@@ -67,6 +114,7 @@ HARMLESS = frozenset(
         Reason.CAP_WITHOUT_EFFECT,
         Reason.LEVER_WITHOUT_EFFECT,
         Reason.LENGTH_IN_USE,
+        Reason.PREFIXES_NOT_SHARED,
     }
 )
 """Reasons after which nobody has to do anything: the lever is free, and nothing would be gained."""
@@ -75,30 +123,31 @@ HARMLESS = frozenset(
 def first_that_applies(case: Case, setting: Setting, levers: Sequence[Lever] = LEVERS) -> SettingAdvice:
     """Return the proposal of the first allowed lever that applies, or why none does."""
     by_knob = {lever.knob: lever for lever in levers}
-    refusals: list[tuple[Knob, NoChange]] = []
+    refusals: list[tuple[str, NoChange]] = []
     for bound in setting.levers:
-        if bound.knob not in by_knob:
+        lever = by_knob.get(bound.knob)
+        if lever is None or not lever.is_meant(bound):
             continue
-        advice = _asked(by_knob[bound.knob], case, setting)
+        advice = _asked(lever, case, setting)
         if isinstance(advice, Assignment):
             return advice
-        refusals.append((bound.knob, advice))
+        refusals.append((lever.name, advice))
     return _none_left([*refusals, *_missed(case, setting, refusals)])
 
 
 def _asked(lever: Lever, case: Case, setting: Setting) -> SettingAdvice:
-    if lever.knob in setting.exhausted:
+    if lever.knob in setting.exhausted and not lever.remembers:
         return NoChange(
             Reason.LEVER_EXHAUSTED,
-            f"{lever.knob} was tried on this revision, these lengths and this pool and did not help; "
+            f"{lever.name} was tried on this revision, these lengths and this pool and did not help; "
             "more KV cache or replicas may",
         )
     return setting.refused.get(lever.knob) or lever.turn(case, setting)
 
 
 def _missed(
-    case: Case, setting: Setting, refusals: Sequence[tuple[Knob, NoChange]]
-) -> list[tuple[Knob, NoChange]]:
+    case: Case, setting: Setting, refusals: Sequence[tuple[str, NoChange]]
+) -> list[tuple[str, NoChange]]:
     """Return the cap that would help where it is not allowed, or why there is none where nothing is."""
     if setting.bound(Knob.MAX_NUM_SEQS) is not None:
         return []
@@ -107,7 +156,7 @@ def _missed(
     return [(Knob.MAX_NUM_SEQS, advice)] if isinstance(advice, NoChange) and told else []
 
 
-def _none_left(refusals: Sequence[tuple[Knob, NoChange]]) -> NoChange:
+def _none_left(refusals: Sequence[tuple[str, NoChange]]) -> NoChange:
     if len(refusals) == 1:
         return refusals[0][1]
     harmless = all(refusal.reason in HARMLESS for _, refusal in refusals)
@@ -116,5 +165,5 @@ def _none_left(refusals: Sequence[tuple[Knob, NoChange]]) -> NoChange:
     return NoChange(reason, f"none of the allowed levers would help now: {told}")
 
 
-def _named(knob: Knob, refusal: NoChange) -> str:
-    return refusal.message if refusal.message.startswith(knob) else f"{knob}: {refusal.message}"
+def _named(name: str, refusal: NoChange) -> str:
+    return refusal.message if refusal.message.startswith(name) else f"{name}: {refusal.message}"

@@ -13,6 +13,7 @@ from kvmedic.core.diagnosis import Evidence, Inconclusive
 from kvmedic.core.distribution import merged
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Signal
+from kvmedic.core.reasons import Reason
 from kvmedic.core.record import TriedLever
 from kvmedic.runbooks.doubts import POOLS_ALIKE
 
@@ -26,6 +27,22 @@ _LENGTHS = (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)
 def exhausted(tried: Sequence[TriedLever], revision: str, evidence: Evidence) -> frozenset[Knob]:
     """Return the levers that are not to be tried again on this evidence.
 
+    A share of the devices' memory that was raised in vain may still be lowered: that is another trouble's
+    lever (`raised_in_vain`).
+    """
+    failed = failures(tried, revision, evidence)
+    return frozenset(lever.knob for lever in failed if lever.reason is not Reason.MEMORY_STEPPED_UP)
+
+
+def raised_in_vain(tried: Sequence[TriedLever], revision: str, evidence: Evidence) -> bool:
+    """Return whether a larger share of the devices' memory was tried on this evidence and did not help."""
+    failed = failures(tried, revision, evidence)
+    return any(lever.reason is Reason.MEMORY_STEPPED_UP for lever in failed)
+
+
+def failures(tried: Sequence[TriedLever], revision: str, evidence: Evidence) -> tuple[TriedLever, ...]:
+    """Return what was tried on this evidence and did not help.
+
     What cannot be read counts as unchanged: silence is no new evidence.
 
     Args:
@@ -34,8 +51,8 @@ def exhausted(tried: Sequence[TriedLever], revision: str, evidence: Evidence) ->
         evidence: both looks.
     """
     means, blocks = _means(evidence), _blocks(evidence)
-    return frozenset(
-        lever.knob
+    return tuple(
+        lever
         for lever in tried
         if lever.revision == revision
         and _alike((lever.prompt_tokens, lever.output_tokens), means, LENGTHS_ALIKE)

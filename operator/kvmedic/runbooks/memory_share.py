@@ -37,7 +37,7 @@ def step_down(setting: Setting) -> SettingAdvice:
     if isinstance(bounds, NoChange):
         return bounds
     if share.ratio is None or share.unread:
-        return _unknown(share)
+        return unknown_share(share)
     return _stepped(share.ratio, share, bounds)
 
 
@@ -61,7 +61,8 @@ def _bounds(setting: Setting) -> _Bounds | NoChange:
     return _Bounds(lever.minimum, lever.step)
 
 
-def _unknown(share: MemoryShare) -> NoChange:
+def unknown_share(share: MemoryShare) -> NoChange:
+    """Return that no value is known to be a step away from the present share, and why."""
     why = (
         f"the engine also reads {share.unread}, which may set it"
         if share.unread

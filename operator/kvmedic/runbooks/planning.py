@@ -23,14 +23,17 @@ from kvmedic.core.fleet import Fleet
 from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, Plan, ReplaceStep, RevisionStep
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import TriedLever, TriedReplacement, TriedRollback
+from kvmedic.core.record import OutgrownShare, TriedLever, TriedReplacement, TriedRollback
+from kvmedic.core.supply import Supply
 from kvmedic.core.template import template_hash
 from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, parsed_of, read_flags, setting_of
 from kvmedic.manifests.flags import Setting as FlagSetting
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.runbooks.configuration import Configuration, configuration_at, edited
-from kvmedic.runbooks.memory import exhausted
+from kvmedic.runbooks.host_memory import host_terms
+from kvmedic.runbooks.memory import exhausted, raised_in_vain
+from kvmedic.runbooks.present_supply import Given, supply_of
 
 UNKNOWN_ENGINE = frozenset({RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES})
 NOT_IN_ENGINE = frozenset({RefusalReason.NOT_IN_VERSION, RefusalReason.VERSION_UNKNOWN})
@@ -164,22 +167,43 @@ def _unrecognised(doubts: Sequence[Refusal]) -> Fault:
     )
 
 
-def setting(
-    workload: Workload, levers: tuple[LeverBound, ...], tried: Sequence[TriedLever], evidence: Evidence
-) -> Setting:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is on record and bears on what may be turned."""
+
+    levers: Sequence[TriedLever] = ()
+    """What was tried and did not help."""
+    outgrown: Sequence[OutgrownShare] = ()
+    """Shares of the devices' memory that were too much."""
+
+
+def setting(workload: Workload, levers: tuple[LeverBound, ...], known: Known, evidence: Evidence) -> Setting:
     """Return what advice needs to know of the present setting."""
     cap = workload.given(Knob.MAX_NUM_SEQS)
     cap = cap if isinstance(cap, int) else None
     default = workload.engine.profile.flag(Knob.MAX_NUM_SEQS)
+    steps = workload.engine.profile.flag(Knob.MAX_NUM_BATCHED_TOKENS)
     return Setting(
         max_num_seqs=cap,
         levers=levers,
-        exhausted=exhausted(tried, template_hash(workload.template), evidence),
+        exhausted=exhausted(known.levers, template_hash(workload.template), evidence),
         given=workload.knobs(),
         most_sequences=cap if cap is not None or default is None else default.most,
         chunks_prefill=workload.has_on(Knob.CHUNKED_PREFILL),
         memory=memory_share(workload),
+        supply=_supply(workload, known, evidence),
+        least_step_tokens=None if steps is None else steps.least,
     )
+
+
+def _supply(workload: Workload, known: Known, evidence: Evidence) -> Supply:
+    given = Given(
+        caches_prefixes=workload.has_on(Knob.PREFIX_CACHING),
+        is_given=workload.given(Knob.PREFIX_CACHING) is not None,
+        host=host_terms(workload.template, workload.container, workload.engine),
+        raised_in_vain=raised_in_vain(known.levers, template_hash(workload.template), evidence),
+    )
+    return supply_of(given, workload.template, known.outgrown, evidence)
 
 
 def memory_share(workload: Workload) -> MemoryShare:
@@ -343,12 +367,17 @@ def _flag_step(workload: Workload, wanted: FlagSetting, advice: Assignment) -> F
                 target=workload.target,
                 knob=advice.knob,
                 edit=change,
-                before=None if before is None else str(before),
+                before=None if before is None else _shown(before),
                 after=wanted.text,
                 before_template=template_hash(workload.template),
                 after_template=template_hash(change.apply(workload.template)),
                 reason=advice.reason,
             )
+
+
+def _shown(value: Scalar) -> str:
+    """Return a value as it is written on a command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _fault(refusal: Refusal) -> Fault:

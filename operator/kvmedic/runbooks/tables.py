@@ -51,5 +51,5 @@ def _row(number: int, branch: Branch) -> str:
 
 def lever_table(levers: tuple[Lever, ...]) -> str:
     """Return a runbook's levers as a Markdown table, in the runbook's order."""
-    rows = (f"| `{lever.knob}` | {lever.expects} |" for lever in levers)
+    rows = (f"| `{lever.name}` | {lever.expects} |" for lever in levers)
     return "\n".join(("| lever | expected |", "|---|---|", *rows))

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from lab.bench.workloads import Lengths, Workload
 from lab.engine.blocks import BlockPool
+from lab.engine.host_tier import HostTier
 from lab.engine.metrics import EngineMetrics, Times
 from lab.engine.requests import BlockTable, Request
 from lab.engine.scheduler import Limits, Output, Scheduler, Step
@@ -59,15 +60,19 @@ class Drive:
         *,
         watermark: float = 0.0,
         batched_tokens: int = BATCHED_TOKENS,
+        caching: bool = True,
+        host_blocks: int = 0,
     ) -> None:
         self.workload = workload
         limits = Limits(cap, batched_tokens, workload.max_model_len, watermark=watermark)
-        pool = BlockPool(workload.blocks + 1)
-        self.scheduler = Scheduler(limits, pool, workload.block_tokens)
+        pool = BlockPool(workload.blocks + 1, caching=caching)
+        host = HostTier(host_blocks) if host_blocks else None
+        self.scheduler = Scheduler(limits, pool, workload.block_tokens, host)
         labels = {
             "num_gpu_blocks": str(workload.blocks + 1),
             "block_size": str(workload.block_tokens),
             "cache_dtype": "auto",
+            "enable_prefix_caching": str(caching),
             "engine": "0",
         }
         self.metrics = EngineMetrics("bench", workload.max_model_len, labels)
@@ -138,7 +143,7 @@ class Drive:
             for request in step.admitted:
                 times = self._clients[request].times
                 times.scheduled_at = times.scheduled_at or self.now
-            self._last_end = max(self.now, self._last_end) + self.workload.cost.of(step.tokens)
+            self._last_end = max(self.now, self._last_end) + self.workload.cost.of(step.tokens, step.loaded)
             self._in_flight.append((step, self._last_end))
         step, self.now = self._in_flight.pop(0)
         return self._take(self.scheduler.finish(step))

@@ -98,6 +98,8 @@ async def _load(
     message = faults.crash_message(config.limits.max_num_seqs)
     if faults.runs_out_at_start(config.utilization):
         message = logs.OUT_OF_MEMORY
+    if config.asks_host_in_vain:
+        message = "Exception: CPU Offloading is currently only supported on CUDA-alike and XPU GPUs"
     if message is not None:
         logs.log_failed_start(message)
         return 1

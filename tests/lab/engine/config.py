@@ -53,6 +53,10 @@ class EngineConfig:
     labels: Mapping[str, str]
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    host_blocks: int = 0
+    """Blocks that the host's memory holds beside the pool; 0: none are kept there."""
+    asks_host_in_vain: bool = False
+    """It should keep blocks in the host's memory, and is the CPU build: it dies at start, as vLLM's does."""
 
     @property
     def utilization(self) -> float:
@@ -69,7 +73,8 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
     max_model_len = _max_model_len(parsed, int(environ.get("LAB_MODEL_MAX_LEN", "4096")))
     limits = _limits(parsed, max_model_len)
     faults = Faults.from_environ(limits.max_num_seqs, environ)
-    pool = _pool(parsed, _kv_bytes(parsed, environ), max_model_len, faults.missing_blocks)
+    kv_bytes = _kv_bytes(parsed, environ, limits.max_num_batched_tokens)
+    pool = _pool(parsed, kv_bytes, max_model_len, faults.missing_blocks)
     names = parsed.served_model_name or [parsed.model]
     return EngineConfig(
         model=parsed.model,
@@ -84,6 +89,8 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
         labels=_cache_config_labels(parsed, pool, max_model_len),
         max_num_queued_reqs=parsed.max_num_queued_reqs,
         max_num_queued_tokens=parsed.max_num_queued_tokens,
+        host_blocks=_host_blocks(parsed, pool, environ),
+        asks_host_in_vain=bool(parsed.kv_offloading_size) and "LAB_DEVICE_MEMORY_MIB" not in environ,
     )
 
 
@@ -149,8 +156,7 @@ def _check_limits(limits: Limits) -> None:
 
 def _pool(parsed: argparse.Namespace, kv_bytes: int, max_model_len: int, missing_blocks: int) -> Pool:
     block_size = DEFAULT_BLOCK_SIZE if parsed.block_size is None else parsed.block_size
-    eight_bit = parsed.kv_cache_dtype.startswith(("fp8", "int8"))
-    block_bytes = block_size * (BYTES_PER_TOKEN // 2 if eight_bit else BYTES_PER_TOKEN)
+    block_bytes = _block_bytes(parsed, block_size)
     profiled = kv_bytes // block_bytes
     if profiled <= 0:
         raise ConfigError(
@@ -170,12 +176,25 @@ def _pool(parsed: argparse.Namespace, kv_bytes: int, max_model_len: int, missing
     return Pool(total, block_size, kv_bytes, profiled)
 
 
-def _kv_bytes(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _block_bytes(parsed: argparse.Namespace, block_size: int) -> int:
+    eight_bit = parsed.kv_cache_dtype.startswith(("fp8", "int8"))
+    return block_size * (BYTES_PER_TOKEN // 2 if eight_bit else BYTES_PER_TOKEN)
+
+
+def _host_blocks(parsed: argparse.Namespace, pool: Pool, environ: Mapping[str, str]) -> int:
+    """Return how many blocks `--kv-offloading-size` GiB of the host's memory hold; none without a device."""
+    if not parsed.kv_offloading_size or "LAB_DEVICE_MEMORY_MIB" not in environ:
+        return 0
+    return int(parsed.kv_offloading_size * GIB) // _block_bytes(parsed, pool.block_size)
+
+
+def _kv_bytes(parsed: argparse.Namespace, environ: Mapping[str, str], step_tokens: int) -> int:
     """Return the memory for keys and values.
 
-    `--kv-cache-memory-bytes` beats everything, as in vLLM. With LAB_DEVICE_MEMORY_MIB the engine behaves
-    like a GPU of that size whose weights take LAB_WEIGHTS_MIB; without, like the CPU build with a pool of
-    VLLM_CPU_KVCACHE_SPACE GiB.
+    `--kv-cache-memory-bytes` beats everything, as in vLLM. With LAB_DEVICE_MEMORY_MIB the engine behaves like
+    a GPU of that size whose weights take LAB_WEIGHTS_MIB and of which each token of the largest step takes
+    LAB_STEP_TOKEN_KIB, which the engine keeps back as vLLM's profile run does; without, like the CPU build
+    with a pool of VLLM_CPU_KVCACHE_SPACE GiB.
     """
     utilization = parsed.gpu_memory_utilization
     if not 0.0 < utilization <= 1.0:
@@ -184,7 +203,8 @@ def _kv_bytes(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return int(parsed.kv_cache_memory_bytes)
     if "LAB_DEVICE_MEMORY_MIB" in environ:
         device = float(environ["LAB_DEVICE_MEMORY_MIB"])
-        return int((device * utilization - float(environ.get("LAB_WEIGHTS_MIB", "0"))) * (1 << 20))
+        step = step_tokens * float(environ.get("LAB_STEP_TOKEN_KIB", "0")) / 1024
+        return int((device * utilization - float(environ.get("LAB_WEIGHTS_MIB", "0")) - step) * (1 << 20))
     return int(environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB
 
 

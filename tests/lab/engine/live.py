@@ -11,6 +11,7 @@ from typing import Protocol
 
 from lab.engine.blocks import BlockPool
 from lab.engine.config import EngineConfig
+from lab.engine.host_tier import HostTier
 from lab.engine.metrics import EngineMetrics, Times
 from lab.engine.requests import BlockTable, Request
 from lab.engine.scheduler import Output, Scheduler, Step
@@ -36,7 +37,8 @@ class LiveEngine:
 
     def __init__(self, config: EngineConfig, cost: StepCost, metrics: EngineMetrics) -> None:
         pool = BlockPool(config.pool.total_blocks, caching=config.prefix_caching)
-        self.scheduler = Scheduler(config.limits, pool, config.pool.block_size)
+        host = HostTier(config.host_blocks) if config.host_blocks else None
+        self.scheduler = Scheduler(config.limits, pool, config.pool.block_size, host)
         self.metrics = metrics
         self._cost = cost
         self._depth = 2 if config.limits.async_scheduling else 1
@@ -109,7 +111,7 @@ class LiveEngine:
                 break
             self._note_admissions(step, now)
             start = self._last_end if now - self._last_end < CATCH_UP_SECONDS else now
-            self._last_end = start + self._cost.of(step.tokens)
+            self._last_end = start + self._cost.of(step.tokens, step.loaded)
             self._in_flight.append((step, self._last_end))
         if self._in_flight:
             self._timer = self._loop.call_at(self._in_flight[0][1], self._end_step)

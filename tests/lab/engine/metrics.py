@@ -11,7 +11,7 @@ from lab.engine.exposition import Histogram, Number, Page
 from lab.engine.faults import Faults
 from lab.engine.process_metrics import process_families
 from lab.engine.requests import FinishReason
-from lab.engine.scheduler import Output, Scheduler
+from lab.engine.scheduler import Output, PrefixCounts, Scheduler
 
 
 @dataclass(slots=True)
@@ -47,6 +47,7 @@ class EngineMetrics:
         self.page["vllm:cache_config_info"].number(**cache_labels).value = 1.0
         self._number("engine_sleep_state", sleep_state="awake").value = 1.0
         self._prefix_seen = (0, 0)
+        self._external_seen = (0, 0)
         self.generated = self._number("generation_tokens_total")
         self.prompted = self._number("prompt_tokens_total")
         self._preemptions = self._number("num_preemptions_total")
@@ -86,6 +87,15 @@ class EngineMetrics:
         self._number("prefix_cache_queries_total").add(queries)
         self._number("prefix_cache_hits_total").add(hits)
         self._number("prompt_tokens_cached_by_source_total", source="device").add(hits)
+        self._record_external(scheduler.external)
+
+    def _record_external(self, external: PrefixCounts) -> None:
+        seen = (external.queries, external.hits)
+        queries, hits = (now - before for now, before in zip(seen, self._external_seen, strict=True))
+        self._external_seen = seen
+        self._number("external_prefix_cache_queries_total").add(queries)
+        self._number("external_prefix_cache_hits_total").add(hits)
+        self._number("prompt_tokens_cached_by_source_total", source="host").add(hits)
 
     def record_http(self, method: str, handler: str, status: int, seconds: float, size: int) -> None:
         """Count one answered HTTP request; `size` is the length of its body in bytes."""
@@ -108,12 +118,13 @@ class EngineMetrics:
     def _record_first_token(self, output: Output, times: Times, now: float) -> int:
         """Count the prompt along with its first token; return how many prompt tokens were computed."""
         request = output.request
-        cached = request.cached_prompt_tokens
-        computed = request.prompt_length - cached
+        cached, loaded = request.cached_prompt_tokens, request.loaded_prompt_tokens
+        computed = request.prompt_length - cached - loaded
         self.prompted.add(request.prompt_length)
         self._number("prompt_tokens_by_source_total", source="local_compute").add(computed)
         self._number("prompt_tokens_by_source_total", source="local_cache_hit").add(cached)
-        self._number("prompt_tokens_cached_total").add(cached)
+        self._number("prompt_tokens_by_source_total", source="external_kv_transfer").add(loaded)
+        self._number("prompt_tokens_cached_total").add(cached + loaded)
         self._first_token.observe(now - times.arrived_at)
         times.first_token_at = now
         return computed
@@ -130,7 +141,9 @@ class EngineMetrics:
             "request_inference_time_seconds": times.last_token_at - times.scheduled_at,
             "request_decode_time_seconds": decode,
             "request_num_preemptions": request.preemptions,
-            "request_prefill_kv_computed_tokens": request.prompt_length - request.cached_prompt_tokens,
+            "request_prefill_kv_computed_tokens": request.prompt_length
+            - request.cached_prompt_tokens
+            - request.loaded_prompt_tokens,
             "request_prompt_tokens": request.prompt_length,
             "request_generation_tokens": generated,
             "request_max_num_generation_tokens": generated,

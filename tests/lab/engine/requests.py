@@ -76,6 +76,7 @@ class Request:
     preemptions: int = 0
     unreported_preemptions: int = 0
     cached_prompt_tokens: int = 0
+    loaded_prompt_tokens: int = 0
     finish_reason: FinishReason | None = None
     digests: list[int] = field(default_factory=list)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lab.engine.blocks import Block, BlockPool
+from lab.engine.host_tier import HostTier
 from lab.engine.requests import FinishReason, Request, Status
 
 
@@ -54,6 +55,8 @@ class Step:
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     tokens: int = 0
+    loaded: int = 0
+    """Tokens whose keys and values come from the host's memory instead."""
 
     def add(self, request: Request, tokens: int) -> None:
         """Give `tokens` of the step's budget to the request."""
@@ -86,13 +89,18 @@ class Scheduler:
     `finish` of the step before it. Steps finish in the order in which they were scheduled.
     """
 
-    def __init__(self, limits: Limits, pool: BlockPool, block_size: int) -> None:
+    def __init__(
+        self, limits: Limits, pool: BlockPool, block_size: int, host: HostTier | None = None
+    ) -> None:
         self.limits = limits
+        self.host = host
         self.pool = pool
         self.block_size = block_size
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.prefix = PrefixCounts()
+        self.external = PrefixCounts()
+        """The same of the host's memory: looked up is what the device did not have."""
         self.preemptions = 0
         self._watermark_blocks = int(limits.watermark * pool.total)
 
@@ -208,15 +216,17 @@ class Scheduler:
         """Move the first waiting request into the running set if it may start and fits."""
         hit = self._cached_prefix(request)
         cached = len(hit) * request.table.block_size
-        tokens = len(request.tokens) - cached
+        loaded = self._held_by_host(request, len(hit)) * request.table.block_size
+        tokens = len(request.tokens) - cached - loaded
         budget = self.limits.max_num_batched_tokens - step.tokens
         if not self.limits.chunked_prefill and tokens > budget:
             return False
         tokens = min(tokens, budget)
-        if not self._fits(request, hit, cached + tokens):
+        if not self._fits(request, hit, cached + loaded + tokens):
             return False
-        self._start(request, hit, cached, tokens)
+        self._start(request, hit, loaded, tokens)
         step.admitted.append(request)
+        step.loaded += loaded
         step.add(request, tokens)
         return True
 
@@ -227,6 +237,13 @@ class Scheduler:
         longest = (len(request.tokens) - 1) // request.table.block_size
         return self.pool.longest_hit(request.full_block_digests()[:longest])
 
+    def _held_by_host(self, request: Request, known: int) -> int:
+        """Return how many blocks after those that the device has can be fetched from the host's memory."""
+        if self.host is None:
+            return 0
+        longest = (len(request.tokens) - 1) // request.table.block_size
+        return self.host.longest_hit(request.full_block_digests()[known:longest])
+
     def _fits(self, request: Request, hit: list[Block], slots: int) -> bool:
         if self.limits.reserve_full_isl:
             slots = max(slots, min(len(request.tokens), self.limits.max_model_len))
@@ -235,19 +252,30 @@ class Scheduler:
         wanted = -(-slots // request.table.block_size) - len(hit)
         return wanted + evictable + watermark <= self.pool.free_count
 
-    def _start(self, request: Request, hit: list[Block], cached: int, tokens: int) -> None:
+    def _start(self, request: Request, hit: list[Block], loaded: int, tokens: int) -> None:
+        cached = len(hit) * request.table.block_size
         self.waiting.popleft()
         self.running.append(request)
         if not request.preemptions:
-            self.prefix.queries += len(request.tokens)
-            self.prefix.hits += cached
-            request.cached_prompt_tokens = cached
+            self._count_first(request, cached, loaded)
         request.status = Status.RUNNING
         request.computed = cached
         self.pool.share(hit)
         request.table.blocks = list(hit)
         request.table.positions = list(range(cached))
+        if loaded:
+            self._allocate(request, loaded)
+            request.computed += loaded
         self._allocate(request, tokens)
+
+    def _count_first(self, request: Request, cached: int, loaded: int) -> None:
+        self.prefix.queries += len(request.tokens)
+        self.prefix.hits += cached
+        request.cached_prompt_tokens = cached
+        if self.host is not None:
+            self.external.queries += len(request.tokens) - cached
+            self.external.hits += loaded
+            request.loaded_prompt_tokens = loaded
 
     def _advance(self, share: Scheduled) -> None:
         request = share.request
@@ -271,6 +299,7 @@ class Scheduler:
         return Output(request, token, reported, request.finish_reason)
 
     def _cache_full_blocks(self, request: Request, tokens: int) -> None:
+        self._copy_to_host(request, tokens // request.table.block_size)
         if not self.pool.caching:
             return
         full = tokens // request.table.block_size
@@ -282,6 +311,15 @@ class Scheduler:
             if blocks[index].digest is not None:
                 break
             self.pool.remember(blocks[index], digests[index])
+
+    def _copy_to_host(self, request: Request, full: int) -> None:
+        if self.host is None:
+            return
+        digests = request.full_block_digests()
+        for index in range(full - 1, -1, -1):
+            if digests[index] in self.host:
+                break
+            self.host.store(digests[index])
 
     def _leave_queue(self, request: Request) -> None:
         if request.status is Status.RUNNING:

@@ -9,6 +9,10 @@ TOKEN_US = 420.0
 """Cost of one engine step: ~11 ms plus ~0.42 ms per token (two-point fit of worker CPU at caps 4 and 8,
 measured on vLLM 0.32.0, CPU build, small random-weight Llama)."""
 
+LOAD_US = 5.0
+"""Cost of one token whose keys and values are fetched from the host: 128 KiB (an 8B model in bf16) at 25
+GB/s, as PCIe 4 with 16 lanes moves them. Computed, not measured."""
+
 STARTUP_SECONDS = 12.0
 """From the first to the last line of the recorded start-up log (04:49:50 to 04:50:02)."""
 
@@ -21,22 +25,23 @@ class StepCost:
 
     step_seconds: float = STEP_MS / 1e3
     token_seconds: float = TOKEN_US / 1e6
+    load_seconds: float = LOAD_US / 1e6
 
-    def of(self, tokens: int) -> float:
-        """Return the duration of a step over `tokens` tokens, in seconds."""
-        return self.step_seconds + self.token_seconds * tokens
+    def of(self, tokens: int, loaded: int = 0) -> float:
+        """Return the duration of a step that computes `tokens` tokens and fetches `loaded`, in seconds."""
+        return self.step_seconds + self.token_seconds * tokens + self.load_seconds * loaded
 
     def scaled(self, factor: float) -> "StepCost":
         """Return this cost multiplied by `factor`."""
-        return StepCost(self.step_seconds * factor, self.token_seconds * factor)
+        return StepCost(self.step_seconds * factor, self.token_seconds * factor, self.load_seconds * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class LabSettings:
     """Pace of the engine.
 
-    `LAB_STEP_MS`, `LAB_TOKEN_US`, `LAB_STARTUP_SECONDS`; `LAB_TIME_SCALE` multiplies all three (0.5 is
-    twice as fast) and nothing else: whatever the engine exports is wall clock.
+    `LAB_STEP_MS`, `LAB_TOKEN_US`, `LAB_LOAD_US`, `LAB_STARTUP_SECONDS`; `LAB_TIME_SCALE` multiplies all (0.5
+    is twice as fast) and nothing else: whatever the engine exports is wall clock.
     """
 
     cost: StepCost = StepCost()
@@ -51,7 +56,9 @@ class LabSettings:
         """
         scale = number(environ, "LAB_TIME_SCALE", 1.0)
         cost = StepCost(
-            number(environ, "LAB_STEP_MS", STEP_MS) / 1e3, number(environ, "LAB_TOKEN_US", TOKEN_US) / 1e6
+            number(environ, "LAB_STEP_MS", STEP_MS) / 1e3,
+            number(environ, "LAB_TOKEN_US", TOKEN_US) / 1e6,
+            number(environ, "LAB_LOAD_US", LOAD_US) / 1e6,
         )
         return cls(cost.scaled(scale), number(environ, "LAB_STARTUP_SECONDS", STARTUP_SECONDS) * scale)
 

@@ -3,8 +3,8 @@
 The script is a JSON file: `{"old": "thrash", "new": "recovered", "pods": {"NAME": "missing"},
 "inFlight": 0}`. `old` and `new` tell replicas by their engine's cap: the old value stands in `cap`.
 `"devices": {"NAME": {"lastXid": 79}}` gives a replica one GPU, `*` every other replica; without it no
-exporter tells of any GPU. `"before": "recovered"` is how the replicas of an earlier revision fared; without
-it nobody remembers.
+exporter tells of any GPU. `memoryInUse` of such a GPU is not known unless it is told. `"before": "recovered"`
+is how the replicas of an earlier revision fared; without it nobody remembers.
 """
 
 from __future__ import annotations
@@ -85,4 +85,7 @@ def _device(told: Mapping[str, float] | None, at: datetime) -> Reading[tuple[Dev
     if told is None:
         return Missing(Absence.NO_SERIES)
     vitals = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS, Vital.ROW_REMAP_FAILED)
-    return Measured((Device("GPU 0", {v: Measured(float(told.get(v, 0)), at) for v in vitals}),), at)
+    readings: dict[Vital, Reading[float]] = {v: Measured(float(told.get(v, 0)), at) for v in vitals}
+    if Vital.MEMORY_IN_USE in told:
+        readings[Vital.MEMORY_IN_USE] = Measured(float(told[Vital.MEMORY_IN_USE]), at)
+    return Measured((Device("GPU 0", readings),), at)

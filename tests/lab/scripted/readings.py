@@ -30,6 +30,14 @@ class State(StrEnum):
     """Thrash of long prompts with short answers."""
     PROMPTS_RECOVERED = "prompts recovered"
     PROMPTS_WORSE = "prompts worse"
+    UNSHARED = "unshared"
+    """The same long prompts on an engine that does not reuse prefixes."""
+    SHARED = "shared"
+    """The same once they are reused: calm, and most tokens are found."""
+    SHARED_IN_VAIN = "shared in vain"
+    """Calm, and no token is found: something else helped."""
+    SMOOTH = "smooth"
+    """It preempts as before, and nobody hangs."""
     IDLE = "idle"
     MISSING = "missing"
     STALE = "stale"
@@ -120,7 +128,17 @@ def _of_long_prompts(numbers: Mapping[Signal, float], gaps: Histogram) -> Traffi
     return Traffic(told, fewer, LONG_PROMPTS, SHORT_OUTPUTS)
 
 
+def _finding(traffic: Traffic, share: float) -> Traffic:
+    """Return traffic of which a share of the looked-up tokens is found in the prefix cache."""
+    hits = share * traffic.numbers[Signal.PREFIX_CACHE_QUERIES]
+    return replace(traffic, numbers={**traffic.numbers, Signal.PREFIX_CACHE_HITS: hits})
+
+
 MEASURED = {
+    State.UNSHARED: _of_long_prompts(THRASH_NUMBERS, STALLED_GAPS),
+    State.SHARED: _finding(_of_long_prompts(CALM_NUMBERS, CALM_GAPS), 0.6),
+    State.SHARED_IN_VAIN: _of_long_prompts(CALM_NUMBERS, CALM_GAPS),
+    State.SMOOTH: Traffic(THRASH_NUMBERS, CALM_GAPS),
     State.THRASH: Traffic(THRASH_NUMBERS, STALLED_GAPS),
     State.RECOVERED: Traffic(CALM_NUMBERS, CALM_GAPS),
     State.WORSE: Traffic(WORSE_NUMBERS, STALLED_GAPS),

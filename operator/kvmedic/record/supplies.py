@@ -1,0 +1,86 @@
+"""What turns of the supply leave in the record: shares that were too much, what is meant for a time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.plan import FlagStep, Step
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import HISTORY_LENGTH, Borrowed, OutgrownShare, Record
+from kvmedic.core.run import Run, StepState
+from kvmedic.core.template import body_hash
+
+SUPPLY = frozenset(
+    {
+        Reason.MEMORY_STEPPED_UP,
+        Reason.PREFIXES_REUSED,
+        Reason.PREFILL_CHUNKED,
+        Reason.HOST_MEMORY_LENT,
+    }
+)
+"""What a change of the supply is for. A first new replica that does not come up with it speaks against the
+change, which asks for more memory than was there before."""
+_DUST = 1e-9
+
+
+def with_outgrown(record: Record, share: float, template: Mapping[str, object], now: datetime) -> Record:
+    """Return the record with a share of the devices' memory that was too much for a pod template.
+
+    Of one template the lowest counts; equal to the old record where that is known already.
+    """
+    body = body_hash(template)
+    if any(one.body == body and one.share <= share + _DUST for one in record.outgrown):
+        return record
+    others = tuple(one for one in record.outgrown if one.body != body)
+    return replace(record, outgrown=(OutgrownShare(share, body, now), *others)[:HISTORY_LENGTH])
+
+
+def after_trouble(
+    record: Record, run: Run, fleet: Fleet, template: Mapping[str, object], now: datetime
+) -> Record:
+    """Return the record as a change begins to be taken back.
+
+    Where replicas restarted that had just been given more of their devices' memory, that share is not tried
+    again, whatever ended them.
+    """
+    step = run.current.step
+    share = raised_share(step)
+    ended = any(pod.restarts for pod in fleet.pods if pod.revision == step.after_template)
+    return record if share is None or not ended else with_outgrown(record, share, template, now)
+
+
+def raised_share(step: Step) -> float | None:
+    """Return the share of the devices' memory that a step raises, or None where it raises none."""
+    if not isinstance(step, FlagStep) or step.reason is not Reason.MEMORY_STEPPED_UP or step.after is None:
+        return None
+    return float(step.after)
+
+
+def speaks_against(step: Step, ending: Reason) -> bool:
+    """Return whether a run that ended before any verdict says that its change did not help."""
+    return isinstance(step, FlagStep) and step.reason in SUPPLY and ending is Reason.CANARY_FAILED
+
+
+def borrowed_after(held: tuple[Borrowed, ...], run: Run, now: datetime) -> tuple[Borrowed, ...]:
+    """Return what is borrowed once a run is over: the host memory that it kept takes the place of earlier."""
+    kept = tuple(
+        Borrowed(
+            knob=record.step.knob,
+            before=record.step.before,
+            after=record.step.after,
+            revision=record.step.after_template,
+            at=now,
+            requests_per_second=run.baseline.requests_per_second if run.baseline else None,
+            prompt_tokens=run.baseline.prompt_tokens_mean if run.baseline else None,
+            output_tokens=run.baseline.output_tokens_mean if run.baseline else None,
+        )
+        for record in run.steps
+        if isinstance(record.step, FlagStep)
+        and record.step.reason is Reason.HOST_MEMORY_LENT
+        and record.state is StepState.KEPT
+    )
+    turned = {record.step.knob for record in run.steps if isinstance(record.step, FlagStep) and kept}
+    return (*kept, *(one for one in held if one.knob not in turned))[:HISTORY_LENGTH]

@@ -1,0 +1,208 @@
+"""Supply levers on real controllers: each where it applies, and taken back where it did not help."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from reconcile.test_levers import LOOKS_SECONDS, OFTEN, turned
+from reconcile.world import Eye, World
+
+PATIENCE_SECONDS = 300
+"""A run takes seconds on a machine of one's own, and minutes beside others."""
+SHARE = {"name": "gpuMemoryUtilization", "min": 0.8, "max": 0.95, "step": 0.02}
+HOST = {"name": "cpuOffload", "maxGiB": 16}
+GIVEN = "--gpu-memory-utilization=0.9"
+
+
+def spec(*levers: dict[str, Any]) -> dict[str, Any]:
+    return {"levers": list(levers), "limits": OFTEN}
+
+
+def roomy(container: dict[str, Any], pod: dict[str, Any]) -> None:
+    """Give a container 32 GiB of host memory, and shared memory without a limit of its own."""
+    container["resources"].setdefault("limits", {})["memory"] = "32Gi"
+    container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
+    pod["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+
+
+def close(world: World) -> None:
+    """Wait until a run is closed and nothing of it is left."""
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+
+def gone_on(world: World, reason: str) -> None:
+    """Let the next operator look several times, with every gate open."""
+    world.kill()
+    world.wait(
+        lambda: world.condition("Progressing") == ("False", reason),
+        PATIENCE_SECONDS,
+        "the next operator knows",
+    )
+    time.sleep(LOOKS_SECONDS)
+
+
+@pytest.mark.timeout(900)
+def test_a_share_is_raised_where_memory_stays_free_and_a_cap_would_not_help(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(spec=spec({"name": "maxNumSeqs"}, SHARE), arguments=[GIVEN])
+    world.rewrite(old="prompts", new="prompts recovered", devices={"*": {"memoryInUse": 0.9}})
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        close(world)
+
+    assert (world.outcomes(), turned(world)) == (["Recovered"], ["gpuMemoryUtilization"])
+    assert "--max-num-seqs=64" in world.args()
+    assert [arg for arg in world.args() if "utilization" in arg] == ["--gpu-memory-utilization=0.92"]
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+@pytest.mark.timeout(900)
+def test_a_share_that_did_not_help_is_lowered_again_and_remembered(a_world: Callable[..., World]) -> None:
+    world = a_world(spec=spec(SHARE), arguments=[GIVEN])
+    before = world.deployment()["spec"]["template"]
+    world.rewrite(new="worse", devices={"*": {"memoryInUse": 0.9}})
+
+    world.start()
+    close(world)
+    gone_on(world, "LeverExhausted")
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"]["template"] == before
+    [tried] = world.status()["levers"]
+    assert (tried["knob"], tried["reason"]) == ("gpuMemoryUtilization", "MemorySteppedUp")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("devices", "reason"),
+    [({}, "HeadroomUnknown"), ({"*": {"memoryInUse": 0.99}}, "HeadroomShort")],
+    ids=["nobody knows what is free", "hardly anything is free"],
+)
+def test_without_room_a_share_is_left_alone_and_somebody_is_told(
+    a_world: Callable[..., World], devices: dict[str, Any], reason: str
+) -> None:
+    world = a_world(spec=spec(SHARE), arguments=[GIVEN])
+    world.rewrite(devices=devices)
+
+    world.start()
+    world.wait(
+        lambda: world.condition("Progressing") == ("False", reason),
+        PATIENCE_SECONDS,
+        "it says why it does not",
+    )
+    time.sleep(LOOKS_SECONDS)
+
+    assert world.condition("ActionRequired") == ("True", reason)
+    assert (world.outcomes(), GIVEN in world.args()) == ([], True)
+
+
+@pytest.mark.timeout(900)
+def test_prefixes_are_reused_where_prompts_are_long_and_stay_so_if_hits_confirm_it(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(spec=spec({"name": "prefixCaching"}), arguments=["--no-enable-prefix-caching"])
+    world.rewrite(old="unshared", new="shared")
+
+    world.start()
+    close(world)
+
+    assert (world.outcomes(), turned(world)) == (["Recovered"], ["prefixCaching"])
+    assert world.args()[-1] == "--enable-prefix-caching"
+    assert "60% of the looked-up tokens" in world.status()["history"][0]["message"]
+
+
+@pytest.mark.timeout(900)
+def test_prefixes_without_hits_are_not_what_helped_and_are_not_tried_again(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(spec=spec({"name": "prefixCaching"}), arguments=["--no-enable-prefix-caching"])
+    before = world.deployment()["spec"]["template"]
+    world.rewrite(old="unshared", new="shared in vain")
+
+    world.start()
+    close(world)
+    gone_on(world, "LeverExhausted")
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"]["template"] == before
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("after", "outcome", "flag"),
+    [
+        ("recovered", "Recovered", "--enable-chunked-prefill"),
+        ("worse", "NotRecovered", "--no-enable-chunked-prefill"),
+    ],
+    ids=["it helps", "it does not"],
+)
+def test_prefills_are_chunked_where_that_frees_memory(
+    a_world: Callable[..., World], after: str, outcome: str, flag: str
+) -> None:
+    arguments = ["--max-model-len=32768", "--no-enable-chunked-prefill"]
+    world = a_world(spec=spec({"name": "chunkedPrefill"}), arguments=arguments)
+    world.rewrite(new=after)
+
+    world.start()
+    close(world)
+    if outcome == "NotRecovered":
+        gone_on(world, "LeverExhausted")
+
+    assert (world.outcomes(), turned(world)) == ([outcome], ["chunkedPrefill"])
+    assert world.args()[-1] == flag
+
+
+@pytest.mark.timeout(900)
+def test_host_memory_is_used_where_preempted_requests_hang_and_noted_as_borrowed(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(spec=spec(HOST), change=roomy)
+    world.rewrite(new="smooth")
+
+    world.start()
+    close(world)
+
+    assert (world.outcomes(), turned(world)) == (["Improved"], ["kvOffloadingSize"])
+    assert world.args()[-1] == "--kv-offloading-size=16"
+    [lent] = world.status()["borrowed"]
+    assert (lent["knob"], lent["after"], lent["revision"]) == ("kvOffloadingSize", "16", world.revision())
+    assert "before" not in lent, "the engine's own default"
+
+
+@pytest.mark.timeout(900)
+def test_host_memory_that_makes_nothing_smoother_is_given_back_and_not_tried_again(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(spec=spec(HOST), change=roomy)
+    before = world.deployment()["spec"]["template"]
+    world.rewrite(new="thrash")
+
+    world.start()
+    close(world)
+    gone_on(world, "LeverExhausted")
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"]["template"] == before
+    assert "borrowed" not in world.status()
+
+
+@pytest.mark.timeout(900)
+def test_without_a_memory_limit_that_covers_it_no_host_memory_is_used(a_world: Callable[..., World]) -> None:
+    world = a_world(spec=spec(HOST))
+
+    world.start()
+    world.wait(
+        lambda: world.condition("Progressing") == ("False", "HostMemoryShort"),
+        PATIENCE_SECONDS,
+        "it says why",
+    )
+    time.sleep(LOOKS_SECONDS)
+
+    assert world.condition("ActionRequired") == ("True", "HostMemoryShort")
+    assert world.outcomes() == []

@@ -1,0 +1,209 @@
+"""What turns of the supply leave behind: shares that were too much, and what is meant for a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from kvmedic.core.engine import Knob
+from kvmedic.core.plan import FlagStep
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import HISTORY_LENGTH, Borrowed, OutgrownShare, Record
+from kvmedic.core.run import Outcome, Run, StepState
+from kvmedic.core.template import body_hash
+from kvmedic.core.verdict import Judged, Verdict
+from kvmedic.record.runs import closed
+from kvmedic.record.supplies import after_trouble, raised_share, with_outgrown
+from run_builder import NEW, NOW, OLD, REPLACE, STEP, a_fleet, a_pod, a_run, an_intent
+
+RAISED = replace(
+    STEP,
+    knob=Knob.GPU_MEMORY_UTILIZATION,
+    before="0.9",
+    after="0.92",
+    reason=Reason.MEMORY_STEPPED_UP,
+)
+LENT = replace(STEP, knob=Knob.KV_OFFLOADING_SIZE, before=None, after="32", reason=Reason.HOST_MEMORY_LENT)
+KEPT = Judged(Verdict.IMPROVED, Reason.IMPROVED, "smoother")
+FAILED = Outcome(Reason.CANARY_FAILED, "it does not come up")
+
+
+def template(image: str = "a", **spec: object) -> dict[str, object]:
+    return {"spec": {"containers": [{"name": "vllm", "image": image, "args": ["--x"]}], **spec}}
+
+
+HERE = body_hash(template())
+
+
+def verified(step: FlagStep) -> Run:
+    return a_run(StepState.VERIFYING, an_intent(), step=step)
+
+
+def after(run: Run, ending: Reason, before: Record | None = None) -> Record:
+    record = replace(before or Record(), run=run)
+    return closed(record, run, Outcome(ending, ""), 1, NOW)
+
+
+def test_a_share_that_was_too_much_is_written_down_once() -> None:
+    once = with_outgrown(Record(), 0.92, template(), NOW)
+
+    again = with_outgrown(once, 0.92, template(), NOW + timedelta(hours=1))
+
+    assert once.outgrown == (OutgrownShare(0.92, HERE, NOW),)
+    assert again == once
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.9, 0.9), (0.95, 0.92)], ids=["a lower one", "a higher one"]
+)
+def test_of_one_template_the_lowest_counts(share: float, expected: float) -> None:
+    record = with_outgrown(with_outgrown(Record(), 0.92, template(), NOW), share, template(), NOW)
+
+    assert [one.share for one in record.outgrown] == [expected]
+
+
+def test_templates_are_told_apart_and_bounded_in_number() -> None:
+    record = Record()
+    for number in range(HISTORY_LENGTH + 3):
+        record = with_outgrown(record, 0.9, template(f"image-{number}"), NOW)
+
+    assert len(record.outgrown) == HISTORY_LENGTH
+    assert record.outgrown[0].body == body_hash(template(f"image-{HISTORY_LENGTH + 2}"))
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (template(), True),
+        ({**template(), "metadata": {"annotations": {"restartedAt": "now"}}}, True),
+        ({"spec": {"containers": [{"name": "vllm", "image": "a", "args": ["--y"], "env": []}]}}, True),
+        (template("b"), False),
+        (template(nodeSelector={"gpu": "h100"}), False),
+    ],
+    ids=["the same", "restarted", "other flags", "another image", "other nodes"],
+)
+def test_a_template_is_the_same_as_long_as_its_memory_is(other: dict[str, object], *, same: bool) -> None:
+    assert (body_hash(other) == HERE) is same
+
+
+def test_a_template_without_containers_has_a_hash_too() -> None:
+    assert body_hash({}) == body_hash({"spec": None})
+
+
+@pytest.mark.parametrize(
+    ("step", "share"),
+    [
+        (RAISED, 0.92),
+        (replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN), None),
+        (replace(RAISED, after=None), None),
+        (STEP, None),
+        (REPLACE, None),
+    ],
+    ids=["raised", "lowered", "put back", "another knob", "another step"],
+)
+def test_only_a_raise_raises(step: FlagStep, share: float | None) -> None:
+    assert raised_share(step) == share
+
+
+@pytest.mark.parametrize(
+    ("step", "revision", "restarts", "known"),
+    [
+        (RAISED, NEW, 1, [0.92]),
+        (RAISED, NEW, 0, []),
+        (RAISED, OLD, 3, []),
+        (replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN), NEW, 3, []),
+        (STEP, NEW, 3, []),
+    ],
+    ids=["a new replica restarted", "none restarted", "an old one did", "a share lowered", "another knob"],
+)
+def test_replicas_that_end_with_more_memory_mark_the_share(
+    step: FlagStep, revision: str, restarts: int, known: list[float]
+) -> None:
+    fleet = a_fleet(pods=(a_pod("x", revision, restarts=restarts), a_pod("y", NEW)))
+
+    done = after_trouble(Record(), verified(step), fleet, template(), NOW)
+
+    assert [one.share for one in done.outgrown] == known
+
+
+def test_host_memory_that_was_kept_is_noted_with_what_was_before() -> None:
+    run = verified(LENT).kept(KEPT)
+    assert run.baseline is not None
+
+    done = after(run, Reason.IMPROVED)
+
+    assert done.borrowed == (
+        Borrowed(
+            Knob.KV_OFFLOADING_SIZE,
+            None,
+            "32",
+            NEW,
+            NOW,
+            run.baseline.requests_per_second,
+            run.baseline.prompt_tokens_mean,
+            run.baseline.output_tokens_mean,
+        ),
+    )
+
+
+def test_more_of_it_takes_the_place_of_less() -> None:
+    first = after(verified(LENT).kept(KEPT), Reason.IMPROVED)
+    more = replace(LENT, before="32", after="64")
+
+    done = after(verified(more).kept(KEPT), Reason.IMPROVED, first)
+
+    assert [(one.before, one.after) for one in done.borrowed] == [("32", "64")]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        verified(STEP).kept(KEPT),
+        verified(LENT).turned_back(Outcome(Reason.NOT_RECOVERED, ""), Verdict.NOT_RECOVERED).reverted(),
+    ],
+    ids=["another knob", "taken back"],
+)
+def test_what_is_not_borrowed_is_not_noted_and_what_is_stays(run: Run) -> None:
+    held = after(verified(LENT).kept(KEPT), Reason.IMPROVED)
+
+    assert after(run, Reason.NOT_RECOVERED, held).borrowed == held.borrowed
+    assert after(run, Reason.NOT_RECOVERED).borrowed == ()
+
+
+@pytest.mark.parametrize(
+    ("step", "remembered"),
+    [
+        (RAISED, True),
+        (LENT, True),
+        (replace(STEP, knob=Knob.PREFIX_CACHING, reason=Reason.PREFIXES_REUSED), True),
+        (replace(STEP, knob=Knob.CHUNKED_PREFILL, reason=Reason.PREFILL_CHUNKED), True),
+        (STEP, False),
+        (replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN), False),
+    ],
+    ids=["a larger share", "host memory", "prefixes", "chunks", "a cap", "a smaller share"],
+)
+def test_a_replica_that_does_not_come_up_speaks_against_what_takes_memory(
+    step: FlagStep, *, remembered: bool
+) -> None:
+    run = verified(step).turned_back(FAILED, None).reverted()
+
+    done = after(run, Reason.CANARY_FAILED)
+
+    assert [(one.knob, one.verdict) for one in done.levers] == (
+        [(step.knob, Verdict.NOT_RECOVERED)] if remembered else []
+    )
+
+
+def test_the_same_knob_up_and_down_are_two_memories() -> None:
+    back = Outcome(Reason.NOT_RECOVERED, "")
+    down = replace(RAISED, after="0.88", reason=Reason.MEMORY_STEPPED_DOWN)
+
+    first = after(verified(down).turned_back(back, Verdict.NOT_RECOVERED).reverted(), back.reason)
+    done = after(verified(RAISED).turned_back(back, Verdict.NOT_RECOVERED).reverted(), back.reason, first)
+
+    assert [(one.reason, one.revision) for one in done.levers] == [
+        (Reason.MEMORY_STEPPED_UP, OLD),
+        (Reason.MEMORY_STEPPED_DOWN, OLD),
+    ]

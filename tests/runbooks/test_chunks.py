@@ -1,0 +1,95 @@
+"""Chunked prefills: only where they are known to be off, and where that frees memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from builders import THRASHING, an_evidence
+from kvmedic.core.diagnosis import Assignment, NoChange, Setting
+from kvmedic.core.engine import Knob, Scalar
+from kvmedic.core.plan import ObjectRef, Plan
+from kvmedic.core.reasons import Reason
+from kvmedic.engines import ENGINES
+from kvmedic.runbooks.chunks import spread_prefills
+from kvmedic.runbooks.planning import Known, Workload, plan_of, setting, workload_of
+from runbooks.cases import CASE
+
+LONG = replace(CASE, reach=replace(CASE.reach, counted_tokens=20_000))
+
+
+def advised(given: dict[Knob, Scalar] | None, *, chunks: bool | None = False) -> Assignment | NoChange:
+    return spread_prefills(
+        LONG, Setting(None, (), given=given, chunks_prefill=chunks, least_step_tokens=2048)
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "longest"),
+    [({}, 20_000), ({Knob.MAX_MODEL_LEN: 32_768}, 32_768), ({Knob.MAX_MODEL_LEN: -1}, 20_000)],
+    ids=["what is counted up to", "as given", "fitted to memory"],
+)
+def test_a_step_need_not_hold_the_longest_request(given: dict[Knob, Scalar], longest: int) -> None:
+    found = advised(given)
+
+    assert isinstance(found, Assignment)
+    assert (found.knob, found.value, found.reason) == (Knob.CHUNKED_PREFILL, True, Reason.PREFILL_CHUNKED)
+    assert f"{longest} tokens" in found.message
+
+
+@pytest.mark.parametrize(
+    ("given", "chunks", "reason"),
+    [
+        pytest.param({}, True, Reason.LEVER_WITHOUT_EFFECT, id="they are chunked"),
+        pytest.param({}, None, Reason.PRESENT_VALUE_UNKNOWN, id="nobody knows"),
+        pytest.param(None, False, Reason.PRESENT_VALUE_UNKNOWN, id="a file may say more"),
+        pytest.param({Knob.MAX_NUM_BATCHED_TOKENS: 32_768}, False, Reason.LEVER_WITHOUT_EFFECT, id="budget"),
+        pytest.param({Knob.NUM_GPU_BLOCKS_OVERRIDE: 150}, False, Reason.LEVER_WITHOUT_EFFECT, id="blocks"),
+        pytest.param({Knob.KV_CACHE_MEMORY_BYTES: 1}, False, Reason.LEVER_WITHOUT_EFFECT, id="bytes"),
+        pytest.param({Knob.MAX_MODEL_LEN: 2_700}, False, Reason.GAIN_WITHIN_NOISE, id="short requests"),
+    ],
+)
+def test_it_is_not_switched_on(given: dict[Knob, Scalar] | None, chunks: bool | None, reason: Reason) -> None:
+    found = advised(given, chunks=chunks)
+
+    assert isinstance(found, NoChange)
+    assert found.reason is reason
+
+
+def workload(*args: str, version: str) -> Workload:
+    container = {"name": "vllm", "image": f"vllm/vllm-openai:v{version}", "args": ["--model=m", *args]}
+    found = workload_of(
+        ObjectRef("Deployment", "llm"), "uid", {"spec": {"containers": [container]}}, None, ENGINES
+    )
+    assert isinstance(found, Workload)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("args", "version", "token"),
+    [
+        (("--no-enable-chunked-prefill",), "0.32.0", "--enable-chunked-prefill"),
+        (("--enable-chunked-prefill=False",), "0.7.3", "--enable-chunked-prefill=true"),
+    ],
+    ids=["today's switch", "a value of old"],
+)
+def test_the_plan_is_one_token_of_the_command_line_that_switches_it_off(
+    args: tuple[str, ...], version: str, token: str
+) -> None:
+    off = workload(*args, version=version)
+    advice = spread_prefills(LONG, setting(off, (), Known(), an_evidence(THRASHING)))
+    assert isinstance(advice, Assignment), advice
+
+    plan = plan_of(off, advice, 1)
+
+    assert isinstance(plan, Plan)
+    (step,) = plan.steps
+    assert (step.edit.before, step.edit.after) == (args[0], token)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.7.3"])
+def test_without_the_flag_nothing_is_known_to_be_off(version: str) -> None:
+    found = spread_prefills(LONG, setting(workload(version=version), (), Known(), an_evidence(THRASHING)))
+
+    assert isinstance(found, NoChange)
