@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.engine import Knob
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.core.plan import FlagStep, ObjectRef, ReplaceStep, Step
+from kvmedic.core.plan import FlagStep, ObjectRef, ReplaceStep, ScaleStep, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Intent, Outcome, Run, StepRecord, StepState
 from kvmedic.core.verdict import Baseline
@@ -36,6 +36,14 @@ REPLACE = ReplaceStep(
     replicas=3,
     template=OLD,
     reason=Reason.ONE_REPLICA_PRESSURED,
+)
+SCALE = ScaleStep(
+    target=ObjectRef("Deployment", "llm"),
+    container="vllm",
+    before=3,
+    after=4,
+    template=OLD,
+    reason=Reason.REPLICAS_ADDED,
 )
 BASELINE = Baseline(
     window_seconds=300,

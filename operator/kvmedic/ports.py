@@ -110,6 +110,8 @@ class Senses:
 
     metrics: Metrics
     ends: Ends
+    now: datetime | None = None
+    """The operator's own time; None: that of the look."""
 
 
 class Reporter(Protocol):

@@ -29,6 +29,7 @@ from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.evidence import Observation
 from kvmedic.core.fleet import Fleet
+from kvmedic.core.footprint import footprint_after
 from kvmedic.core.gates import Blocked, forward_gate
 from kvmedic.core.moves import (
     Cordon,
@@ -49,7 +50,7 @@ from kvmedic.core.moves import (
     Uncordon,
     Wait,
 )
-from kvmedic.core.plan import FlagStep, ReplaceStep
+from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.resource import Resource
@@ -63,6 +64,7 @@ from kvmedic.core.run import (
     is_foreign,
     standing,
 )
+from kvmedic.core.scale_verdict import judge_fewer, judge_more
 from kvmedic.core.steadiness import steadiness
 from kvmedic.core.verdict import Judged, judge, judge_replacement
 from kvmedic.ports import View
@@ -239,6 +241,8 @@ async def _judged(tick: Tick, view: View | None, stands: Standing) -> Judged | N
 def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
     """Return the verdict on the step that is being verified; `restarts`: of all its replicas so far."""
     before, policy, step = tick.run.baseline, tick.policy, tick.run.current.step
+    if tick.run.goal is Goal.CALM:
+        return judge_fewer(looked, policy.trigger)
     if before is None or tick.run.goal is Goal.STEADINESS:
         return steadiness(looked, restarts)
     match step:
@@ -247,6 +251,9 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
         case ReplaceStep():
             fresh = max(0, restarts - before.restarts)
             return judge_replacement(before, looked, policy.objectives, policy.trigger, fresh)
+        case ScaleStep():
+            fresh = max(0, restarts - before.restarts)
+            return judge_more(before, looked, policy.objectives, policy.trigger, fresh)
         case _:
             assert_never(step)
 
@@ -276,6 +283,8 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     if view is not None and outcome.reason is not Reason.FENCE_LOST and tick.ports.leader.is_held():
         await _unclaim(tick, view.fleet)
     done = closed(tick.record, run, outcome, tick.resource.generation, tick.now)
+    number = view.fleet.replicas if view is not None else None
+    done = replace(done, footprint=footprint_after(run, tick.record.footprint, number, outcome, tick.now))
     await tick.ports.store.save(tick.resource, done)
     await tick.ports.reporter.saved(tick.resource, tick.record, done)
     return timedelta(0)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from kvmedic.core.decide import Wish, outcome_of
 from kvmedic.core.diagnosis import Inconclusive
+from kvmedic.core.footprint import Footprint
 from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
@@ -20,6 +21,7 @@ from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome, Run, StepRecord, Terms
 from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
+from kvmedic.footprints import give_back, holding, noted
 from kvmedic.obstacles import accompanied, claimed, consent, crowded, gate, unfit, unrecognised
 from kvmedic.ports import Ports, Senses
 from kvmedic.pursue import pursue
@@ -49,11 +51,21 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     if record.run is not None:
         return await _pursue(resource, record, record.run, ports, now)
     if resource.wish in (Wish.DELETE, Wish.ABANDON):
-        await _unfinalized(resource, ports)
-        return None
+        return await _deleted(resource, record, ports, now)
     if policy is None:
         return await _complain(resource, record, ports, now)
     return await _survey(resource, policy, record, ports, now)
+
+
+async def _deleted(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta | None:
+    """Let a resource go; what was added for a while is given back before, unless its owner abandons it."""
+    held = record.footprint
+    if held is not None and resource.wish is Wish.DELETE:
+        again = await give_back(resource, record, held, ports, now)
+        if again is not None:
+            return again
+    await _unfinalized(resource, ports)
+    return None
 
 
 async def _unreadable(resource: Resource, ports: Ports) -> timedelta | None:
@@ -89,7 +101,7 @@ async def _complain(resource: Resource, record: Record, ports: Ports, now: datet
     """Say what is wrong with the spec."""
     await _write(resource, ports, complaint(record, _problem(resource), resource.generation, now))
     if record.run is None:
-        await _unfinalized(resource, ports)
+        await _unfinalized(resource, ports, record.footprint)
     return ports.pace.idle
 
 
@@ -106,9 +118,10 @@ async def _survey(
     if view is None or problem is not None:
         return await _complain(replace(resource, problem=problem), record, ports, now)
     await ports.crowd.heed(now)
-    found = await survey(resource, policy, view, Senses(ports.metrics, ports.target))
+    found = await survey(resource, policy, view, Senses(ports.metrics, ports.target, now))
     found = await accompanied(found, resource, policy, ports.target)
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
+    seen = noted(seen, found, now)
     if good := await proved_good(found, resource, policy, ports.metrics, now):
         seen = with_last_good(seen, good)
     held = found.obstacle or unrecognised(policy, view) or await claimed(resource, found, ports)
@@ -127,8 +140,9 @@ async def _survey(
         why = await _opened(resource, seen, replace(run, terms=terms, approval=approval), ports, now)
         if why is None:
             return AT_ONCE
+    why = why or holding(seen.footprint, policy.scale_out)
     await _write(resource, ports, planned(seen, found.plan, why, resource.generation, now))
-    await _unfinalized(resource, ports)
+    await _unfinalized(resource, ports, seen.footprint)
     return ports.pace.idle
 
 
@@ -170,8 +184,9 @@ async def _opened(
         return blocked
 
 
-async def _unfinalized(resource: Resource, ports: Ports) -> None:
-    if resource.finalized:
+async def _unfinalized(resource: Resource, ports: Ports, held: Footprint | None = None) -> None:
+    """Take the finalizer off; not while something is held that has to be given back before the end."""
+    if resource.finalized and held is None:
         await ports.store.finalize(resource, present=False)
 
 

@@ -15,18 +15,19 @@ from kvmedic.core.diagnosis import (
     Finding,
     Goal,
     Inconclusive,
-    LeverBound,
     NoChange,
     Relief,
+    Resize,
     Setting,
     diagnose,
 )
 from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal, Unsupported
 from kvmedic.core.fleet import Pod
+from kvmedic.core.footprint import is_held
 from kvmedic.core.moved import TRAFFIC, moves, traffic_of
-from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep
+from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, ScaleStep
 from kvmedic.core.policy import Mode, Policy
-from kvmedic.core.preconditions import refusal, replacement_refusal
+from kvmedic.core.preconditions import step_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import LastGood, Record
 from kvmedic.core.resource import Resource
@@ -37,12 +38,16 @@ from kvmedic.engines import ENGINES
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.ports import Ends, Metrics, Senses, View
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.capacity import spent_by
+from kvmedic.runbooks.outlook import fewer_replicas
 from kvmedic.runbooks.planning import (
     Fault,
     Workload,
     proposal,
     replaced_in_vain,
     replacement_of,
+    resizing_of,
+    scaled_in_vain,
     setting,
     workload_of,
 )
@@ -61,6 +66,8 @@ class Survey:
     """Why there is no plan although a branch applies, or why the plan cannot be carried out."""
     proposal: Proposal | None = None
     """What to give to the owner of the target, who makes the change instead of us."""
+    outlook: str = ""
+    """Whether fewer replicas would do, where some were added for a while and somebody asked."""
 
     @property
     def burn(self) -> Observation:
@@ -70,6 +77,9 @@ class Survey:
     @property
     def goal(self) -> Goal:
         """Return by what a change would be judged."""
+        steps = self.plan.steps if self.plan else ()
+        if any(isinstance(step, ScaleStep) and step.gives_back for step in steps):
+            return Goal.CALM
         return self.diagnosis.branch.goal if isinstance(self.diagnosis, Diagnosed) else Goal.RELIEF
 
     def baseline(self) -> Baseline | Inconclusive | None:
@@ -82,7 +92,7 @@ class Survey:
         going = {step.uid for step in steps if isinstance(step, ReplaceStep)}
         staying = [pod for pod in expected(self.view) if pod.uid not in going]
         found = baseline_of(self.evidence.burn, sum(pod.restarts for pod in staying))
-        return None if isinstance(found, Inconclusive) and self.goal is Goal.STEADINESS else found
+        return None if isinstance(found, Inconclusive) and self.goal is not Goal.RELIEF else found
 
     def blocks(self) -> int | None:
         """Return the smallest pool of the replicas (usable blocks), or None when one is not known."""
@@ -131,7 +141,7 @@ async def survey(resource: Resource, policy: Policy, view: View, senses: Senses)
     histograms, and a calm fleet needs none of them.
     """
     glanced = await _glance(resource, policy, view, senses)
-    if glanced is not None:
+    if glanced is not None and not _is_due(glanced, resource, policy, senses):
         return _with_shown_plan(glanced, resource, policy)
     return await examine(resource, policy, view, senses)
 
@@ -142,7 +152,8 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     runbook, diagnosis = judged(policy, evidence)
     diagnosis = _with_moves(diagnosis, resource, view, evidence.burn)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
-    return _with_shown_plan(_planned(found, resource, policy), resource, policy)
+    planned = _returning(found, resource, policy) if _is_due(found, resource, policy, senses) else found
+    return _with_shown_plan(_planned(planned, resource, policy), resource, policy)
 
 
 def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
@@ -190,25 +201,65 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
     workload = engine_of(found.view, policy)
-    known = _setting(workload, found, policy.levers, resource.record or Record())
+    known = _setting(workload, found, policy, resource.record or Record())
     plan = _plan(found, workload, known, resource, policy)
+    if isinstance(plan, NoChange) and plan.passes_on and found.evidence.spent is None:
+        return _planned(_passed_on(found, plan, known, resource, policy), resource, policy)
     if not isinstance(plan, Plan):
         return _hindered(found, plan.reason, plan.message)
-    replaces = any(isinstance(step, ReplaceStep) for step in plan.steps)
-    refused = replacement_refusal(fleet) if replaces else refusal(fleet, whole=found.goal is Goal.RELIEF)
+    refused = step_refusal(fleet, plan.steps[0], whole=found.goal is Goal.RELIEF)
     obstacle = Outcome(refused.reason, refused.message) if refused else None
     return replace(found, plan=plan, obstacle=obstacle)
 
 
-def _setting(
-    workload: Workload | Fault, found: Survey, levers: tuple[LeverBound, ...], record: Record
-) -> Setting:
+def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey judged anew, once it is known that no lever is left."""
+    spent = spent_by(why, known, found.view.fleet.replicas)
+    evidence = replace(found.evidence, spent=spent)
+    runbook, diagnosis = judged(policy, evidence)
+    diagnosis = _with_moves(diagnosis, resource, found.view, evidence.burn)
+    return replace(found, evidence=evidence, diagnosis=diagnosis, runbook=runbook)
+
+
+def _is_due(found: Survey, resource: Resource, policy: Policy, senses: Senses) -> bool:
+    """Return whether to ask if fewer replicas would do: it has been calm for long enough."""
+    held = resource.record.footprint if resource.record else None
+    calm = isinstance(found.diagnosis, Diagnosed) and found.diagnosis.reason is Reason.HEALTHY
+    if held is None or not calm or not is_held(held, found.view.fleet):
+        return False
+    return held.is_due(policy.scale_out, senses.now or found.burn.at)
+
+
+def _returning(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey of a calm fleet with the plan that gives replicas back, or why it has none."""
+    record, fleet = resource.record or Record(), found.view.fleet
+    held = record.footprint
+    workload = engine_of(found.view, policy)
+    if held is None or isinstance(workload, Fault):
+        return found
+    known = _setting(workload, found, policy, record)
+    advice = fewer_replicas(found.evidence, held, known, fleet.revision)
+    if isinstance(advice, NoChange):
+        return replace(found, outlook=advice.message)
+    plan = resizing_of(policy.target, fleet, advice, resource.generation)
+    refused = step_refusal(fleet, plan.steps[0], whole=False)
+    obstacle = Outcome(refused.reason, refused.message) if refused else None
+    return replace(found, plan=plan, obstacle=obstacle, outlook=advice.message)
+
+
+def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: Record) -> Setting:
     """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
+    levers, fleet = policy.levers, found.view.fleet
     known = (
         setting(workload, levers, record.levers, found.evidence) if isinstance(workload, Workload) else None
     )
-    failed = replaced_in_vain(record.replacements, found.view.fleet)
-    return replace(known or Setting(None, levers), replacing_failed=failed)
+    return replace(
+        known or Setting(None, levers),
+        replacing_failed=replaced_in_vain(record.replacements, fleet),
+        scale_out=policy.scale_out,
+        scaling_failed=scaled_in_vain(record.scalings, fleet),
+        before_scaling=record.footprint.before if record.footprint else None,
+    )
 
 
 def _plan(
@@ -228,6 +279,8 @@ def _plan(
         advice = told if isinstance(told, Relief) else NoChange(workload.reason, workload.message)
     if isinstance(advice, Relief):
         return replacement_of(policy.target, found.view.fleet, advice, resource.generation)
+    if isinstance(advice, Resize):
+        return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
     return advice
 
 

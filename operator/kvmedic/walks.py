@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from kvmedic.core import release, replacement, rollout
+from kvmedic.core import release, replacement, rollout, scaling
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Cordon, Failed, Move, Wait
-from kvmedic.core.plan import FlagStep, ReplaceStep
+from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
@@ -27,6 +27,7 @@ from kvmedic.core.replacement import Replacement, scaled_by, spare_of
 from kvmedic.core.resource import Resource
 from kvmedic.core.rollout import Order
 from kvmedic.core.run import Outcome, Run
+from kvmedic.core.scaling import Scaling, is_explained
 from kvmedic.core.starting import StartLimits
 from kvmedic.ports import Ports
 
@@ -67,6 +68,9 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
             move = replacement.replacing_move(fleet, _replacement(tick, fleet, way, drain), tick.now)
             spare = spare_of(fleet, step)
             canaries = (spare,) if spare else ()
+        case ScaleStep():
+            toward = step if direction is Direction.FORWARD else step.inverse()
+            return scaling.scaling_move(fleet, _scaling(tick, fleet, toward, drain), tick.now)
         case _:
             assert_never(step)
     if direction is Direction.FORWARD and isinstance(move, Cordon):
@@ -83,6 +87,9 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
         case ReplaceStep():
             order = _replacement(tick, fleet, step, await _drain(tick, fleet))
             return replacement.leaving_move(fleet, order, tick.now)
+        case ScaleStep():
+            scaled = _scaling(tick, fleet, step, await _drain(tick, fleet))
+            return scaling.leaving_move(fleet, scaled, tick.now)
         case _:
             assert_never(step)
 
@@ -95,6 +102,8 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
             return rollout.resting_move(fleet, tick.now, _assigned_at(tick.run))
         case ReplaceStep():
             return replacement.resting_move(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
+        case ScaleStep():
+            return scaling.resting_move(fleet)
         case _:
             assert_never(step)
 
@@ -136,6 +145,19 @@ def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> R
         limits=_limits(tick),
         drain_limit=tick.policy.rollout.drain_timeout,
         assigned_at=_assigned_at(tick.run),
+    )
+
+
+def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling:
+    run = tick.run
+    abandoned = run.ending is not None and run.ending.reason is Reason.ABANDONED
+    return Scaling(
+        step=step,
+        victim=run.victim,
+        drain=drain,
+        limits=_limits(tick),
+        is_ours=not abandoned and is_explained(run, tick.resource.uid, fleet),
+        assigned_at=_assigned_at(run),
     )
 
 

@@ -231,7 +231,6 @@ PENDING = [
             "prefixCaching",
             "chunkedPrefill",
             "cpuOffload",
-            "scaleOut",
         )
     ),
     Row(

@@ -46,7 +46,7 @@ def test_bounds_are_inside(spec: dict[str, Any]) -> None:
 
 def test_everything_that_is_not_implemented_is_named_at_once() -> None:
     spec = spec_from_wire(
-        {**MINIMAL, "compression": {}, "levers": [{"name": "prefixCaching"}, {"name": "scaleOut"}]}
+        {**MINIMAL, "compression": {}, "levers": [{"name": "prefixCaching"}, {"name": "cpuOffload"}]}
     )
 
     assert [named.partition(": ")[0] for named in not_implemented(spec)] == [

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.records import full_record
+from api.records import full_record, holding_record
 from kvmedic.api.problems import RunUnreadable
 from kvmedic.api.status import (
     FINDINGS_LENGTH,
@@ -273,3 +273,20 @@ CHANGES = {
 @pytest.mark.parametrize(("record", "change"), CHANGES.values(), ids=CHANGES)
 def test_the_newest_change_is_one_line(record: Record, change: str) -> None:
     assert newest_change(record) == change
+
+
+def test_what_is_held_for_a_while_is_read_as_it_was_written() -> None:
+    record = holding_record()
+
+    status = stored(record)
+
+    assert record_from_wire(status) == record
+    assert (status["footprint"]["before"], status["footprint"]["after"]) == (3, 4)
+    assert status["footprint"]["calmSince"] == "2026-03-01T02:00:00Z"
+    assert status["run"]["steps"][0]["step"]["kind"] == "ScaleStep"
+
+
+@pytest.mark.parametrize("field", ["footprint", "scalings"])
+def test_what_is_held_and_cannot_be_read_is_never_forgotten(field: str) -> None:
+    with pytest.raises(RunUnreadable):
+        record_from_wire(stored(holding_record()) | {field: "fine"})

@@ -113,6 +113,7 @@ def test_resources_in_trouble(
         ("KvmedicGpuFault", "GpuFault"),
         ("KvmedicThermalEmergency", "ThermalEmergency"),
         ("KvmedicHostOutOfMemory", "HostOutOfMemory"),
+        ("KvmedicCapacityExhausted", "CapacityExhausted"),
     ],
 )
 def test_trouble_that_another_runbook_is_for_is_told_under_its_name(

@@ -15,6 +15,7 @@ from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Fate, Write
 from reconcile.phases import drained, let_go
 from reconcile.replacing import names, press_one
+from reconcile.scaling import calm, held, press, spec
 from reconcile.test_ill_replicas import LEVERS, TORCH, crash
 from reconcile.world import Eye
 
@@ -172,3 +173,43 @@ def test_killed_at_every_write_a_replica_out_of_memory_is_met_all_the_same(a_wor
     assert eye.lost == []
     assert eye.fewest >= 1
     assert killer.kills
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_killed_at_every_write_replicas_are_added_and_given_back_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=spec())
+    before, deployed = names(world), world.deployment()["spec"]
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        press(world)
+        world.start()
+        world.wait(lambda: bool(held(world)) and "run" not in world.status(), SECONDS, "a replica is added")
+        calm(world)
+        world.wait(lambda: len(world.outcomes()) == 2 and world.is_closed(), SECONDS, "it is given back")
+    print(f"{world.starts} processes; {killer.report()}")
+
+    assert world.outcomes() == ["Recovered", "Recovered"]
+    assert world.deployment()["spec"] == deployed
+    assert (names(world), held(world)) == (before, {})
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 3, "one came, and the same one went"
+    assert {"ScaleOut", "ScaleIn"} <= {word for write in killer.kills for word in write.step.split()}
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_replicas_that_did_not_help_go_again(a_world, killer):
+    often = {"cooldown": "24h", "maxRunsPerDay": 10}
+    world = a_world(replicas=2, decide=killer.decide, spec=spec(limits=often))
+    before, deployed = names(world), world.deployment()["spec"]
+    press(world, more="fewer requests, and thrash")
+
+    eye = survive(world, 2, killer)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == deployed
+    assert (names(world), held(world)) == (before, {})
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from builders import CALM, IDLE, THRASHING, Replica, an_evidence
-from kvmedic.core.diagnosis import Evidence
+from kvmedic.core.diagnosis import Evidence, Spent
 from kvmedic.core.reasons import Reason
 from kvmedic.core.vitals import Cause, NodeHealth
 from vitals_builder import a_device, an_end, ill, required, restarted, without_metrics
@@ -22,7 +22,14 @@ BUSY_AND_WELL_CAPPED = Replica(
     stalls=10,
 )
 THRASH = an_evidence(*[THRASHING] * 3)
+ROOM_FOR_MORE = Spent("the cap is what the cache holds", may_scale=True)
+NOTHING_LEFT = Spent("the cap is what the cache holds; scaleOut is not in spec.levers", may_scale=False)
 QUIET = an_evidence(*[CALM] * 3)
+
+
+def spent(evidence: Evidence, how: Spent) -> Evidence:
+    """Return evidence after every lever was asked."""
+    return replace(evidence, spent=how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +149,24 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         Incident("one of three", an_evidence(THRASHING, CALM, CALM), fires=False),
         Incident("half of four", an_evidence(THRASHING, THRASHING, CALM, CALM), fires=False),
         Incident("full, capped right, requests wait", an_evidence(*[BUSY_AND_WELL_CAPPED] * 3), fires=False),
+    ),
+    Reason.CAPACITY_SHORT: (
+        Incident("no setting is left, replicas may be added", spent(THRASH, ROOM_FOR_MORE), fires=True),
+        Incident("a single replica", replace(an_evidence(THRASHING), spent=ROOM_FOR_MORE), fires=True),
+        Incident("nobody asked the levers yet", THRASH, fires=False),
+        Incident("replicas may not be added", spent(THRASH, NOTHING_LEFT), fires=False),
+        Incident("calm", spent(QUIET, ROOM_FOR_MORE), fires=False),
+        Incident("one of three", spent(an_evidence(THRASHING, CALM, CALM), ROOM_FOR_MORE), fires=False),
+        Incident("half of four", spent(an_evidence(*[THRASHING, CALM] * 2), ROOM_FOR_MORE), fires=False),
+        Incident("at the trigger", spent(an_evidence(*[AT_THE_TRIGGER] * 3), ROOM_FOR_MORE), fires=False),
+        Incident("on a broken GPU", spent(ill(THRASH, a_device(last_xid=79)), ROOM_FOR_MORE), fires=False),
+    ),
+    Reason.CAPACITY_EXHAUSTED: (
+        Incident("no lever is left", spent(THRASH, NOTHING_LEFT), fires=True),
+        Incident("nobody asked the levers yet", THRASH, fires=False),
+        Incident("replicas may be added", spent(THRASH, ROOM_FOR_MORE), fires=False),
+        Incident("calm", spent(QUIET, NOTHING_LEFT), fires=False),
+        Incident("one of three", spent(an_evidence(THRASHING, CALM, CALM), NOTHING_LEFT), fires=False),
     ),
 }
 """By the reason of the branch."""

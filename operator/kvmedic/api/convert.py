@@ -11,7 +11,7 @@ from kvmedic.api.quantities import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.api.spec import MaintenanceWindow as WireWindow
 from kvmedic.api.spec import Objectives as WireObjectives
-from kvmedic.core.diagnosis import LeverBound, Trigger
+from kvmedic.core.diagnosis import RESTORE_AFTER, LeverBound, ScaleBound, Trigger
 from kvmedic.core.engine import Knob
 from kvmedic.core.maintenance import MaintenanceWindow
 from kvmedic.core.policy import Limits, Policy, RolloutPolicy, RotationLabel, TargetRef, Windows
@@ -57,6 +57,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
             windows=tuple(_maintenance(window) for window in spec.limits.windows or ()),
             approval_max_age=parse_duration(spec.limits.approval_max_age),
         ),
+        scale_out=next((_scale(lever) for lever in spec.levers if lever.name is LeverName.SCALE_OUT), None),
     )
 
 
@@ -103,3 +104,11 @@ def _seconds(duration: str | None) -> float | None:
 
 def _bound(lever: LeverSpec) -> LeverBound:
     return LeverBound(KNOBS[lever.name], lever.minimum, lever.maximum, lever.step)
+
+
+def _scale(lever: LeverSpec) -> ScaleBound:
+    return ScaleBound(
+        most=lever.max_replicas,
+        step=int(lever.step or 1),
+        restore_after=parse_duration(lever.restore_after) if lever.restore_after else RESTORE_AFTER,
+    )

@@ -134,13 +134,15 @@ class LeverSpec(Wire):
     """Greatest value, for watermark (0.001 to 0.5) and gpuMemoryUtilization (0.1 to 1). The other levers
     are only ever lowered."""
     step: Annotated[float, Field(strict=True)] | None = None
-    """Greatest change at once, for gpuMemoryUtilization (0.001 to 0.1) and scaleOut (1 to 100 replicas)."""
+    """Greatest change at once, for gpuMemoryUtilization (0.001 to 0.1) and scaleOut (1 to 100 replicas;
+    absent: 1)."""
     max_gib: Annotated[int, Field(strict=True), whole(1, 65536)] | None = Field(default=None, alias="maxGiB")
     """Host memory for KV blocks per replica, at most (GiB), for cpuOffload. From 1 to 65536."""
     max_replicas: Annotated[int, Field(strict=True), whole(1, 10000)] | None = None
-    """Replicas, at most, for scaleOut. From 1 to 10000."""
+    """Replicas, at most, for scaleOut. From 1 to 10000. Absent: one step more than there were."""
     restore_after: Annotated[str, Field(max_length=DURATION_LENGTH), duration("1m", "168h")] | None = None
-    """How long it must have been calm before replicas are given back, for scaleOut. From 1m to 168h."""
+    """How long it must have been calm before replicas are given back, for scaleOut. From 1m to 168h.
+    Absent: 1h."""
 
     def bounds(self) -> dict[str, float]:
         """Return the bounds that are given, by field; a duration counts as 0."""

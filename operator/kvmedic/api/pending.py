@@ -23,6 +23,7 @@ IMPLEMENTED_LEVERS = frozenset(
         LeverName.MAX_MODEL_LEN,
         LeverName.MAX_NUM_BATCHED_TOKENS,
         LeverName.GPU_MEMORY_UTILIZATION,
+        LeverName.SCALE_OUT,
     }
 )
 """The levers that this version turns."""

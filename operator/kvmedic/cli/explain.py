@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from kvmedic.cli.live import Name, finished, load
+from kvmedic.core.footprint import Footprint
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.record import Condition, ConditionType, Record, Truth
 from kvmedic.core.remedies import LOOK, REMEDIES, Remedy
@@ -71,7 +72,8 @@ def _task(resource: Resource) -> str:
     policy = resource.policy
     if policy is None:
         return f"KVRemediation {resource.namespace}/{resource.name} cannot be followed."
-    levers = ", ".join(lever.knob for lever in policy.levers) or "none"
+    knobs = [str(lever.knob) for lever in policy.levers] + ["scaleOut"] * (policy.scale_out is not None)
+    levers = ", ".join(knobs) or "none"
     held = " It is suspended." if policy.suspended else ""
     return (
         f"KVRemediation {resource.namespace}/{resource.name} looks after {policy.target.kind} "
@@ -117,7 +119,17 @@ def _why(record: Record) -> Condition | None:
     return found
 
 
+def _held(held: Footprint) -> Iterator[str]:
+    """Yield what was added for a while, and what it waits for."""
+    calm = f"calm since {held.calm_since:%Y-%m-%dT%H:%M:%SZ}" if held.calm_since else "not calm yet"
+    yield f"For a while it holds {held.line()}; {calm}."
+    if held.outlook and held.looked_at:
+        yield f"  Would fewer do ({held.looked_at:%Y-%m-%dT%H:%M:%SZ})? {held.outlook}."
+
+
 def _memory(record: Record) -> Iterator[str]:
+    if record.footprint is not None:
+        yield from _held(record.footprint)
     for tried in record.levers:
         yield (
             f"{tried.knob} was tried ({tried.at:%Y-%m-%dT%H:%M:%SZ}): {tried.verdict}; "
@@ -127,6 +139,11 @@ def _memory(record: Record) -> Iterator[str]:
         yield (
             f"Replica {one.pod} was replaced ({one.at:%Y-%m-%dT%H:%M:%SZ}): {one.verdict}; no other of "
             f"{one.replicas} replicas with this template is."
+        )
+    for scaling in record.scalings:
+        yield (
+            f"Replicas {scaling.before} -> {scaling.after} was tried ({scaling.at:%Y-%m-%dT%H:%M:%SZ}): "
+            f"{scaling.verdict}; not tried again from {scaling.before} with this template."
         )
     if record.history:
         last = record.history[0]

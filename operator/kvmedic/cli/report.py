@@ -10,9 +10,9 @@ from math import isfinite
 from typing import Any, assert_never
 
 from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
-from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief
+from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief, Resize
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
-from kvmedic.core.plan import FlagStep, ReplaceStep, Step
+from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep, Step
 from kvmedic.core.run import Outcome
 from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm import VLLM
@@ -28,6 +28,7 @@ class Form(StrEnum):
 
 
 REPLICA = "replica"
+REPLICAS = "replicas"
 A_NEW_ONE = "a new one"
 
 
@@ -36,7 +37,7 @@ class Change:
     """One thing that would be changed: a setting of the engine, or which pod a replica is."""
 
     knob: str
-    """`REPLICA` where a replica is replaced."""
+    """`REPLICA` where a replica is replaced, `REPLICAS` where their number changes."""
     before: str | None
     """None: not given on the command line, so the engine's default, or not known."""
     after: str | None
@@ -178,6 +179,8 @@ def change_of(step: Step) -> Change:
             return Change(str(step.knob), step.before, step.after, target)
         case ReplaceStep():
             return Change(REPLICA, step.pod, A_NEW_ONE, target)
+        case ScaleStep():
+            return Change(REPLICAS, str(step.before), str(step.after), target)
         case _:
             assert_never(step)
 
@@ -187,9 +190,11 @@ def flag_name(knob: str) -> str | None:
     return next((flag.name for flag in VLLM.flags if flag.knob == knob), None)
 
 
-def _advised(advice: Assignment | Relief) -> Change:
+def _advised(advice: Assignment | Relief | Resize) -> Change:
     if isinstance(advice, Relief):
         return Change(REPLICA, advice.pod, A_NEW_ONE, "")
+    if isinstance(advice, Resize):
+        return Change(REPLICAS, None, str(advice.replicas), "")
     return Change(str(advice.knob), None, str(advice.value), "")
 
 

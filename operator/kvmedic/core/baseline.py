@@ -69,6 +69,9 @@ class Baseline:
     waiting_mean: float
     """Waiting requests of the whole fleet, on average."""
     restarts: int
+    running_mean: float | None = None
+    """Running sequences of the whole fleet, on average. None: not measured, or written by a version that
+    did not say."""
 
 
 def baseline_of(observation: Observation, restarts: int) -> Baseline | Inconclusive:
@@ -128,7 +131,14 @@ def _figures(found: Mapping[str, Complete], observation: Observation, restarts: 
         kv_cache_usage_ratio=_total(found, Signal.KV_CACHE_USAGE_MEAN) / len(found),
         waiting_mean=_total(found, Signal.WAITING_MEAN),
         restarts=restarts,
+        running_mean=_running(observation),
     )
+
+
+def _running(observation: Observation) -> float | None:
+    means = [number(readings, Signal.RUNNING_MEAN) for readings in observation.pods.values()]
+    known = [mean for mean in means if mean is not None]
+    return sum(known) if len(known) == len(means) else None
 
 
 def _total(found: Mapping[str, Complete], signal: Signal) -> float:

@@ -116,7 +116,49 @@ class ReplaceStep:
         return f"{self.target.kind}/{self.target.name}: replica {self.pod} {end}"
 
 
-Step: TypeAlias = FlagStep | ReplaceStep
+@dataclass(frozen=True, slots=True)
+class ScaleStep:
+    """The target has another number of replicas for a while. The pod template is not touched.
+
+    Absolute, both ways: `after` above `before` adds replicas, below it gives them back, each one
+    drained. Where somebody else decides the number, this step is not the one (`kvmedic.core.neighbours`).
+    """
+
+    target: ObjectRef
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+    before: int
+    after: int
+    template: str
+    """Hash of the pod template, before and after."""
+    reason: Reason
+    kind: Literal["ScaleStep"] = "ScaleStep"
+
+    @property
+    def before_template(self) -> str:
+        """Return the hash of the pod template that the step begins with."""
+        return self.template
+
+    @property
+    def after_template(self) -> str:
+        """Return the hash of the pod template that the step ends with: the same."""
+        return self.template
+
+    @property
+    def gives_back(self) -> bool:
+        """Return whether the step takes away what an earlier one added."""
+        return self.after < self.before
+
+    def inverse(self) -> ScaleStep:
+        """Return the step that puts the recorded number back."""
+        return replace(self, before=self.after, after=self.before, reason=Reason.ROLLING_BACK)
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        return f"{self.target.kind}/{self.target.name}: replicas {self.before} -> {self.after}"
+
+
+Step: TypeAlias = FlagStep | ReplaceStep | ScaleStep
 """Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
 
 
@@ -125,7 +167,7 @@ def template_before(step: Step) -> str:
     match step:
         case FlagStep():
             return step.before_template
-        case ReplaceStep():
+        case ReplaceStep() | ScaleStep():
             return step.template
         case _:
             assert_never(step)
@@ -134,7 +176,7 @@ def template_before(step: Step) -> str:
 def is_revocable(step: Step) -> bool:
     """Return whether a step that settled can still be taken back."""
     match step:
-        case FlagStep():
+        case FlagStep() | ScaleStep():
             return True
         case ReplaceStep():
             return False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 from kvmedic.core.fleet import Fleet, Owner
 from kvmedic.core.moves import Refused
+from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep, Step
 from kvmedic.core.reasons import Reason
 
 Row: TypeAlias = tuple[bool, Reason, str]
@@ -46,6 +47,33 @@ def replacement_refusal(fleet: Fleet) -> Refused | None:
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
         *_rows(fleet, whole=True),
     )
+
+
+def scaling_refusal(fleet: Fleet, step: ScaleStep) -> Refused | None:
+    """Return why this fleet's number of replicas cannot be changed by a step, or None.
+
+    What is given back was ours: a replica that is not Ready does not keep it from going, it goes first.
+    """
+    who = fleet.scaler.name if fleet.scaler else "nobody"
+    scaled = f"{who} decides the number of replicas: set {step.after} there"
+    return _first(
+        _frozen(fleet),
+        (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
+        *_rows(fleet, whole=not step.gives_back),
+    )
+
+
+def step_refusal(fleet: Fleet, step: Step, *, whole: bool) -> Refused | None:
+    """Return why a step cannot begin on this fleet, or None. `whole`: see `refusal`."""
+    match step:
+        case FlagStep():
+            return refusal(fleet, whole=whole)
+        case ReplaceStep():
+            return replacement_refusal(fleet)
+        case ScaleStep():
+            return scaling_refusal(fleet, step)
+        case _:
+            assert_never(step)
 
 
 def _first(*rows: Row) -> Refused | None:

@@ -26,6 +26,8 @@ class Reason(StrEnum):
     CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
     ONE_REPLICA_PRESSURED = "OneReplicaPressured"
     FLEET_WIDE_DEMAND = "FleetWideDemand"
+    CAPACITY_SHORT = "CapacityShort"
+    CAPACITY_EXHAUSTED = "CapacityExhausted"
     # Why nothing can be said.
     METRICS_MISSING = "MetricsMissing"
     METRICS_STALE = "MetricsStale"
@@ -64,6 +66,10 @@ class Reason(StrEnum):
     WATERMARK_RAISED = "WatermarkRaised"
     LENGTH_LIMIT_LOWERED = "LengthLimitLowered"
     STEP_BUDGET_LOWERED = "StepBudgetLowered"
+    REPLICAS_ADDED = "ReplicasAdded"
+    REPLICAS_GIVEN_BACK = "ReplicasGivenBack"
+    # Why what was added for a while is still there.
+    FOOTPRINT_HELD = "FootprintHeld"
     # Why a fleet cannot be changed safely.
     TARGET_NOT_FOUND = "TargetNotFound"
     SPEC_INVALID = "SpecInvalid"
@@ -148,6 +154,14 @@ SENTENCES = MappingProxyType(
         Reason.FLEET_WIDE_DEMAND: (
             "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."
         ),
+        Reason.CAPACITY_SHORT: (
+            "Most replicas preempt beyond the trigger and no setting is left that would help: more replicas "
+            "are allowed."
+        ),
+        Reason.CAPACITY_EXHAUSTED: (
+            "Most replicas preempt beyond the trigger, and no lever is left: neither a setting nor more "
+            "replicas."
+        ),
         Reason.METRICS_MISSING: "At least one replica has no value for a signal that the diagnosis needs.",
         Reason.METRICS_STALE: "The newest sample of at least one replica is too old.",
         Reason.METRICS_AMBIGUOUS: "The source returned contradicting series for one replica.",
@@ -193,6 +207,11 @@ SENTENCES = MappingProxyType(
         Reason.WATERMARK_RAISED: "A share of the KV cache is kept free when a sequence is admitted.",
         Reason.LENGTH_LIMIT_LOWERED: "No request of the window needs the length that the engine takes.",
         Reason.STEP_BUDGET_LOWERED: "A step may have far more tokens than the traffic needs.",
+        Reason.REPLICAS_ADDED: "Replicas are added for a while, until fewer carry the load.",
+        Reason.REPLICAS_GIVEN_BACK: "Replicas that were added for a while go one by one, drained.",
+        Reason.FOOTPRINT_HELD: (
+            "Replicas that were added for a while stay until it has been calm and fewer carry the load."
+        ),
         Reason.TARGET_NOT_FOUND: "The target Deployment or its container does not exist.",
         Reason.SPEC_INVALID: "The spec cannot be followed as it is written.",
         Reason.SPEC_NOT_IMPLEMENTED: "The spec asks for something that this version does not do yet.",

@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from kvmedic.core.engine import Knob
+from kvmedic.core.footprint import Footprint
 from kvmedic.core.moved import Traffic
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
@@ -138,6 +139,18 @@ class TriedReplacement:
 
 
 @dataclass(frozen=True, slots=True)
+class TriedScaling:
+    """Replicas that were added on some evidence, which did not help."""
+
+    before: int
+    after: int
+    revision: str
+    """Hash of the pod template; another template is other evidence."""
+    verdict: Verdict
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ClosedRun:
     """A run that ended."""
 
@@ -169,6 +182,9 @@ class Record:
     replacements: tuple[TriedReplacement, ...] = ()
     history: tuple[ClosedRun, ...] = field(default=())
     """Newest first, at most `HISTORY_LENGTH`."""
+    scalings: tuple[TriedScaling, ...] = ()
+    footprint: Footprint | None = None
+    """Replicas that were added for a while; None while there are none."""
 
     def condition(self, of: ConditionType) -> Condition | None:
         """Return the condition of a type, if it was ever written."""

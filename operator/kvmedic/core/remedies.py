@@ -69,6 +69,8 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         Reason.LENGTHS_MISFIT: LOOK,
         Reason.POOL_TOO_SMALL: Remedy("to add replicas", _SCALE),
         Reason.LEVER_NOT_ALLOWED: Remedy("to allow a lever, or to widen its bounds", _EDIT),
+        Reason.CAPACITY_EXHAUSTED: Remedy("to allow more replicas, or another lever", _EDIT),
+        Reason.FOOTPRINT_HELD: Remedy("to give them back by hand, undrained", _SCALE),
         Reason.NO_LEVER_LEFT: Remedy("to allow another lever", _EDIT),
         Reason.FLAG_NOT_EDITABLE: Remedy("to see where the flags stand", _FLAGS),
         Reason.FLAG_UNKNOWN_TO_ENGINE: Remedy(

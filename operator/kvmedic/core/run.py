@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import assert_never
 
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
-from kvmedic.core.plan import FlagStep, ReplaceStep, Step
+from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep, Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
 from kvmedic.core.verdict import Baseline, Judged, Verdict
@@ -277,13 +278,23 @@ def _sequence_in(fence: str, claims: str) -> int | None:
 def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     """Return whether the number of replicas is not the one that the record explains.
 
-    Only a replacement that is under way counts on it: a rollout counts its replicas anew.
+    A replacement counts on it while it is under way, and a scaling as long as the run is open: its
+    number is what is judged. A rollout counts its replicas anew.
     """
-    step, intent = run.current.step, run.intent
-    if not isinstance(step, ReplaceStep) or run.current.state not in WALKING:
+    step, intent, state = run.current.step, run.intent, run.current.state
+    match step:
+        case FlagStep():
+            return False
+        case ReplaceStep():
+            counts, recorded = state in WALKING, step.replicas
+        case ScaleStep():
+            counts, recorded = state in WALKING or state is StepState.VERIFYING, step.before
+        case _:
+            assert_never(step)
+    if not counts:
         return False
     if intent is None:
-        return fleet.replicas != step.replicas
+        return fleet.replicas != recorded
     told = intent.replicas_after if committed == intent.sequence else intent.replicas_before
     return told is not None and fleet.replicas != told
 

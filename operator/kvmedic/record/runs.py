@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from kvmedic.core.plan import FlagStep, ReplaceStep, template_before
+from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep, template_before
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
@@ -14,6 +14,7 @@ from kvmedic.core.record import (
     Record,
     TriedLever,
     TriedReplacement,
+    TriedScaling,
     Truth,
 )
 from kvmedic.core.run import Outcome, Run, StepState
@@ -50,6 +51,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.GPU_FAULT,
         Reason.THERMAL_EMERGENCY,
         Reason.HOST_OUT_OF_MEMORY,
+        Reason.CAPACITY_EXHAUSTED,
         Reason.POOL_TOO_SMALL,
         Reason.LEVER_NOT_ALLOWED,
         Reason.LEVER_EXHAUSTED,
@@ -71,7 +73,14 @@ NEEDS_A_PERSON = frozenset(
 )
 """Reasons that do not pass without somebody doing something."""
 
-DIVERTS = frozenset({Reason.GPU_FAULT, Reason.THERMAL_EMERGENCY, Reason.HOST_OUT_OF_MEMORY})
+DIVERTS = frozenset(
+    {
+        Reason.GPU_FAULT,
+        Reason.THERMAL_EMERGENCY,
+        Reason.HOST_OUT_OF_MEMORY,
+        Reason.CAPACITY_EXHAUSTED,
+    }
+)
 """Diagnoses that another runbook, and a person, is for: nothing is changed on the workload."""
 
 
@@ -140,6 +149,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         run=None,
         levers=_levers(record.levers, run, now),
         replacements=_replacements(record.replacements, run, now),
+        scalings=_scalings(record.scalings, run, now),
         history=(entry, *record.history)[:HISTORY_LENGTH],
     )
     return with_conditions(done, claims, generation, now)
@@ -177,3 +187,16 @@ def _replacements(
     )
     known = {(one.revision, one.replicas) for one in failed}
     return (*failed, *(old for old in tried if (old.revision, old.replicas) not in known))[:HISTORY_LENGTH]
+
+
+def _scalings(tried: tuple[TriedScaling, ...], run: Run, now: datetime) -> tuple[TriedScaling, ...]:
+    """Return the numbers of replicas that did not help, with this run's added."""
+    failed = tuple(
+        TriedScaling(record.step.before, record.step.after, record.step.template, record.verdict, now)
+        for record in run.steps
+        if isinstance(record.step, ScaleStep)
+        and not record.step.gives_back
+        and record.verdict is Verdict.NOT_RECOVERED
+    )
+    known = {(one.revision, one.before) for one in failed}
+    return (*failed, *(old for old in tried if (old.revision, old.before) not in known))[:HISTORY_LENGTH]

@@ -13,15 +13,16 @@ from kvmedic.core.diagnosis import (
     MemoryShare,
     NoChange,
     Relief,
+    Resize,
     Setting,
 )
 from kvmedic.core.edit import TokenEdit, container_at
 from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
 from kvmedic.core.fleet import Fleet
-from kvmedic.core.plan import FlagStep, ObjectRef, Plan, ReplaceStep
+from kvmedic.core.plan import FlagStep, ObjectRef, Plan, ReplaceStep, ScaleStep, Step
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import TriedLever, TriedReplacement
+from kvmedic.core.record import TriedLever, TriedReplacement, TriedScaling
 from kvmedic.core.template import template_hash
 from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, read_flags, setting_of
 from kvmedic.manifests.invocation import version_of
@@ -156,7 +157,17 @@ def setting(
         most_sequences=cap if cap is not None or default is None else default.most,
         chunks_prefill=workload.has_on(Knob.CHUNKED_PREFILL),
         memory=memory_share(workload),
+        gpus=gpus_of(workload.container),
     )
+
+
+def gpus_of(container: Mapping[str, object]) -> int | None:
+    """Return how many GPUs a container asks for; None where it asks for none by a known name."""
+    resources = container.get("resources")
+    limits = resources.get("limits") if isinstance(resources, Mapping) else None
+    asked = limits if isinstance(limits, Mapping) else {}
+    counts = [str(asked[name]) for name in asked if str(name).endswith("/gpu")]
+    return sum(int(count) for count in counts if count.isdecimal()) or None
 
 
 def memory_share(workload: Workload) -> MemoryShare:
@@ -175,15 +186,15 @@ def memory_share(workload: Workload) -> MemoryShare:
 
 def proposal(
     workload: Workload, advise: Adviser, evidence: Evidence, known: Setting, generation: int
-) -> Plan | Relief | NoChange:
-    """Return the plan that advice leads to, or why there is none; a relief is no matter of settings.
+) -> Plan | Relief | Resize | NoChange:
+    """Return the plan that advice leads to, or why there is none; replicas are no matter of settings.
 
     A lever that this engine or its command line does not let be set is told to the adviser, which may
     know another one.
     """
     for _ in range(len(known.levers) + 1):
         advice = advise(evidence, known)
-        if isinstance(advice, NoChange | Relief):
+        if isinstance(advice, NoChange | Relief | Resize):
             return advice
         plan = plan_of(workload, advice, generation)
         if isinstance(plan, Plan):
@@ -212,6 +223,24 @@ def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: 
         template=fleet.revision,
         reason=advice.reason,
     )
+    return plan_for(fleet, step, advice, generation)
+
+
+def resizing_of(target: TargetRef, fleet: Fleet, advice: Resize, generation: int) -> Plan:
+    """Return the plan that gives a fleet another number of replicas."""
+    step = ScaleStep(
+        target=ObjectRef(target.kind, target.name),
+        container=target.container,
+        before=fleet.replicas,
+        after=advice.replicas,
+        template=fleet.revision,
+        reason=advice.reason,
+    )
+    return plan_for(fleet, step, advice, generation)
+
+
+def plan_for(fleet: Fleet, step: Step, advice: Relief | Resize, generation: int) -> Plan:
+    """Return the plan of one step that leaves the pod template alone."""
     return Plan(
         steps=(step,),
         target_uid=fleet.uid,
@@ -220,6 +249,11 @@ def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: 
         reason=advice.reason,
         message=advice.message,
     )
+
+
+def scaled_in_vain(tried: Sequence[TriedScaling], fleet: Fleet) -> bool:
+    """Return whether more replicas than this very fleet has are on record as no help."""
+    return any((one.revision, one.before) == (fleet.revision, fleet.replicas) for one in tried)
 
 
 def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | Fault:
