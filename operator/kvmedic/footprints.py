@@ -16,7 +16,7 @@ from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome, Run, StepRecord
 from kvmedic.core.terms import policy_from
-from kvmedic.ports import Ports
+from kvmedic.ports import Ports, Target, View
 from kvmedic.record.runs import reported
 from kvmedic.record.surveys import REFRESH, complaint
 from kvmedic.survey import Survey
@@ -44,6 +44,13 @@ def _looked_at(held: Footprint, outlook: str, now: datetime) -> Footprint:
     return replace(held, outlook=outlook, looked_at=now)
 
 
+async def with_holder(view: View, held: Footprint | None, target: Target) -> View:
+    """Return the target with what is held for it, where that is an autoscaler's."""
+    if held is None or held.holder == held.target:
+        return view
+    return await target.with_minimum(view, held.holder)
+
+
 def holding(held: Footprint | None, bound: ScaleBound | None) -> Blocked | None:
     """Return why replicas that were added for a while are still there; None where there are none."""
     if held is None:
@@ -63,10 +70,13 @@ async def give_back(
 
     Returns when to look again, or None where nothing is left to give back.
     """
-    step = returning_step(held, held.before)
+    step = returning_step(held, held.fewest, held.template)
     policy = resource.policy or (policy_from(step, held.terms) if held.terms else None)
     view = await ports.target.look(resource.namespace, policy) if policy is not None else None
-    if view is None or not is_held(held, view.fleet):
+    if view is None:
+        return None
+    view = await with_holder(view, held, ports.target)
+    if not is_held(held, view.fleet):
         return None
     if refused := step_refusal(view.fleet, step, whole=False):
         why = Outcome(refused.reason, f"{refused.message}; it is deleted once {held.line()} is given back")
@@ -87,7 +97,7 @@ async def _told(resource: Resource, after: Record, ports: Ports) -> timedelta:
 
 
 def _run(resource: Resource, held: Footprint, fleet: Fleet, now: datetime) -> Run:
-    step = replace(returning_step(held, held.before), template=fleet.revision)
+    step = returning_step(held, held.fewest, fleet.revision)
     message = f"the resource is deleted: {SENTENCES[Reason.REPLICAS_GIVEN_BACK]}"
     plan = Plan((step,), fleet.uid, fleet.revision, resource.generation, step.reason, message)
     return Run(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvmedic.core.diagnosis import (
-    Advice,
     Assignment,
     Diagnosis,
     Evidence,
@@ -56,23 +55,27 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
     found = Consultation(evidence, runbook, diagnosis, None, None, None)
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
-    known = Setting(None, policy.levers)
+    known = _known(evidence, policy, workload)
     if isinstance(workload, Workload):
-        known = setting(workload, policy.levers, (), evidence)
-    known = replace(known, scale_out=policy.scale_out)
-    advice: Plan | Advice
-    if isinstance(workload, Workload):
-        advice = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
-    else:
-        advice = diagnosis.branch.then(evidence, known)
+        plan = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
+        if isinstance(plan, NoChange):
+            return _without_lever(found, plan, known, policy, workload)
+        return replace(found, plan=plan) if isinstance(plan, Plan) else replace(found, advice=plan)
+    advice = diagnosis.branch.then(evidence, known)
     if isinstance(advice, NoChange):
         return _without_lever(found, advice, known, policy, workload)
-    if isinstance(advice, Plan):
-        return replace(found, plan=advice)
     if workload is None or isinstance(advice, Relief | Resize):
         return replace(found, advice=advice)
     why = f"{advice.knob} {advice.value} cannot be set: {workload.message}"
     return replace(_hindered(found, NoChange(workload.reason, why)), advice=advice)
+
+
+def _known(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Setting:
+    """Return what advice needs to know of the present setting."""
+    known = Setting(None, policy.levers)
+    if isinstance(workload, Workload):
+        known = setting(workload, policy.levers, (), evidence)
+    return replace(known, scale_out=policy.scale_out)
 
 
 def _without_lever(

@@ -46,11 +46,12 @@ from kvmedic.core.moves import (
     Revert,
     ScaleIn,
     ScaleOut,
+    SetMinimum,
     Settled,
     Uncordon,
     Wait,
 )
-from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep
+from kvmedic.core.plan import AutoscalerStep, FlagStep, ReplaceStep, ScaleStep
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.resource import Resource
@@ -74,7 +75,7 @@ from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, wal
 
 async def pursue(tick: Tick) -> timedelta:
     """Make the next move of the open run; return when to look again."""
-    view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
+    view = await _looked(tick)
     stands = await _standing(tick, view)
     blocked = await _blocked(tick)
     judged = await _judged(tick, view, stands)
@@ -84,6 +85,15 @@ async def pursue(tick: Tick) -> timedelta:
         outcome = decision.outcome if isinstance(decision, Close) else outcome_of(Reason.TARGET_DELETED)
         return await _close(tick, view, outcome)
     return await _carry_out(tick, view, decision)
+
+
+async def _looked(tick: Tick) -> View | None:
+    """Return the target as it is now; with its autoscaler's minimum where the step goes through that."""
+    step, target = tick.run.current.step, tick.ports.target
+    view = await target.look(tick.resource.namespace, tick.policy)
+    if view is None or not isinstance(step, AutoscalerStep):
+        return view
+    return await target.with_minimum(view, step.holder)
 
 
 async def _standing(tick: Tick, view: View | None) -> Standing:
@@ -165,7 +175,8 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             reason = blocked.reason if blocked else _reason(run)
             resource = await _save(tick, run, reason, blocked.message if blocked else "")
             if tick.ports.leader.is_held():
-                await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, run.sequence))
+                number = move.number if isinstance(move, SetMinimum) else run.sequence
+                await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, number))
             return pace.controller
 
 
@@ -183,7 +194,7 @@ def _intended(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
         case Uncordon(pod):
             same = run.victim is not None and run.victim.uid == pod.uid
             return replace(run, victim=None) if same else run
-        case DeletePod():
+        case DeletePod() | SetMinimum():
             return run
         case _:
             return _assigned(tick, fleet, effect)
@@ -251,7 +262,7 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
         case ReplaceStep():
             fresh = max(0, restarts - before.restarts)
             return judge_replacement(before, looked, policy.objectives, policy.trigger, fresh)
-        case ScaleStep():
+        case ScaleStep() | AutoscalerStep():
             fresh = max(0, restarts - before.restarts)
             return judge_more(before, looked, policy.objectives, policy.trigger, fresh)
         case _:
@@ -283,8 +294,8 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     if view is not None and outcome.reason is not Reason.FENCE_LOST and tick.ports.leader.is_held():
         await _unclaim(tick, view.fleet)
     done = closed(tick.record, run, outcome, tick.resource.generation, tick.now)
-    number = view.fleet.replicas if view is not None else None
-    done = replace(done, footprint=footprint_after(run, tick.record.footprint, number, outcome, tick.now))
+    fleet = view.fleet if view is not None else None
+    done = replace(done, footprint=footprint_after(run, tick.record.footprint, fleet, outcome, tick.now))
     await tick.ports.store.save(tick.resource, done)
     await tick.ports.reporter.saved(tick.resource, tick.record, done)
     return timedelta(0)

@@ -21,7 +21,7 @@ from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome, Run, StepRecord, Terms
 from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
-from kvmedic.footprints import give_back, holding, noted
+from kvmedic.footprints import give_back, holding, noted, with_holder
 from kvmedic.obstacles import accompanied, claimed, consent, crowded, gate, unfit, unrecognised
 from kvmedic.ports import Ports, Senses
 from kvmedic.pursue import pursue
@@ -117,6 +117,7 @@ async def _survey(
     problem = unfit(resource, policy, view, ports)
     if view is None or problem is not None:
         return await _complain(replace(resource, problem=problem), record, ports, now)
+    view = await with_holder(view, record.footprint, ports.target)
     await ports.crowd.heed(now)
     found = await survey(resource, policy, view, Senses(ports.metrics, ports.target, now))
     found = await accompanied(found, resource, policy, ports.target)

@@ -25,7 +25,7 @@ from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal, 
 from kvmedic.core.fleet import Pod
 from kvmedic.core.footprint import is_held
 from kvmedic.core.moved import TRAFFIC, moves, traffic_of
-from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, ScaleStep
+from kvmedic.core.plan import AutoscalerStep, ObjectRef, Plan, ReplaceStep, ScaleStep
 from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import step_refusal
 from kvmedic.core.reasons import Reason
@@ -47,6 +47,7 @@ from kvmedic.runbooks.planning import (
     replaced_in_vain,
     replacement_of,
     resizing_of,
+    returning_of,
     scaled_in_vain,
     setting,
     workload_of,
@@ -78,7 +79,7 @@ class Survey:
     def goal(self) -> Goal:
         """Return by what a change would be judged."""
         steps = self.plan.steps if self.plan else ()
-        if any(isinstance(step, ScaleStep) and step.gives_back for step in steps):
+        if any(isinstance(step, ScaleStep | AutoscalerStep) and step.gives_back for step in steps):
             return Goal.CALM
         return self.diagnosis.branch.goal if isinstance(self.diagnosis, Diagnosed) else Goal.RELIEF
 
@@ -241,7 +242,7 @@ def _returning(found: Survey, resource: Resource, policy: Policy) -> Survey:
     advice = fewer_replicas(found.evidence, held, known, fleet.revision)
     if isinstance(advice, NoChange):
         return replace(found, outlook=advice.message)
-    plan = resizing_of(policy.target, fleet, advice, resource.generation)
+    plan = returning_of(fleet, held, advice, resource.generation)
     refused = step_refusal(fleet, plan.steps[0], whole=False)
     obstacle = Outcome(refused.reason, refused.message) if refused else None
     return replace(found, plan=plan, obstacle=obstacle, outlook=advice.message)
@@ -258,7 +259,7 @@ def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: 
         replacing_failed=replaced_in_vain(record.replacements, fleet),
         scale_out=policy.scale_out,
         scaling_failed=scaled_in_vain(record.scalings, fleet),
-        before_scaling=record.footprint.before if record.footprint else None,
+        before_scaling=record.footprint.fewest if record.footprint else None,
     )
 
 

@@ -12,21 +12,22 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from kvmedic.core import release, replacement, rollout, scaling
+from kvmedic.core import autoscaling, release, replacement, rollout, scaling
+from kvmedic.core.autoscaling import Autoscaling
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Cordon, Failed, Move, Wait
-from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep
+from kvmedic.core.plan import AutoscalerStep, FlagStep, ReplaceStep, ScaleStep
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.replacement import Replacement, scaled_by, spare_of
 from kvmedic.core.resource import Resource
 from kvmedic.core.rollout import Order
-from kvmedic.core.run import Outcome, Run
+from kvmedic.core.run import Outcome, Run, is_kept
 from kvmedic.core.scaling import Scaling, is_explained
 from kvmedic.core.starting import StartLimits
 from kvmedic.ports import Ports
@@ -71,6 +72,9 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
         case ScaleStep():
             toward = step if direction is Direction.FORWARD else step.inverse()
             return scaling.scaling_move(fleet, _scaling(tick, fleet, toward, drain), tick.now)
+        case AutoscalerStep():
+            kept = step if direction is Direction.FORWARD else step.inverse()
+            return autoscaling.autoscaling_move(fleet, _autoscaling(tick, fleet, kept), tick.now)
         case _:
             assert_never(step)
     if direction is Direction.FORWARD and isinstance(move, Cordon):
@@ -90,6 +94,8 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
         case ScaleStep():
             scaled = _scaling(tick, fleet, step, await _drain(tick, fleet))
             return scaling.leaving_move(fleet, scaled, tick.now)
+        case AutoscalerStep():
+            return autoscaling.leaving_move(fleet, _autoscaling(tick, fleet, step))
         case _:
             assert_never(step)
 
@@ -104,6 +110,8 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
             return replacement.resting_move(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
         case ScaleStep():
             return scaling.resting_move(fleet)
+        case AutoscalerStep():
+            return autoscaling.resting_move(fleet)
         case _:
             assert_never(step)
 
@@ -148,15 +156,28 @@ def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> R
     )
 
 
+def _autoscaling(tick: Tick, fleet: Fleet, step: AutoscalerStep) -> Autoscaling:
+    return Autoscaling(
+        step=step,
+        replicas=tick.run.replicas,
+        limits=_limits(tick),
+        is_ours=not _is_abandoned(tick.run) and is_kept(tick.run, tick.resource.uid, fleet),
+        assigned_at=_assigned_at(tick.run),
+    )
+
+
+def _is_abandoned(run: Run) -> bool:
+    return run.ending is not None and run.ending.reason is Reason.ABANDONED
+
+
 def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling:
     run = tick.run
-    abandoned = run.ending is not None and run.ending.reason is Reason.ABANDONED
     return Scaling(
         step=step,
         victim=run.victim,
         drain=drain,
         limits=_limits(tick),
-        is_ours=not abandoned and is_explained(run, tick.resource.uid, fleet),
+        is_ours=not _is_abandoned(run) and is_explained(run, tick.resource.uid, fleet),
         assigned_at=_assigned_at(run),
     )
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmedic.core.diagnosis import ScaleBound
-from kvmedic.core.fleet import Owner
+from kvmedic.core.fleet import Fleet, Owner
 from kvmedic.core.footprint import Footprint, Load, footprint_after, in_calm, is_held, returning_step
 from kvmedic.core.plan import ObjectRef, ScaleStep
 from kvmedic.core.reasons import Reason
@@ -23,10 +23,12 @@ HELD = Footprint(
     run="20260301-020000",
     target=TARGET,
     holder=TARGET,
+    holder_uid="uid-1",
     target_uid="uid-1",
     container=None,
     before=3,
     after=5,
+    fewest=3,
     template=OLD,
     at=NOW - timedelta(hours=3),
     calm_since=NOW - timedelta(hours=2),
@@ -43,10 +45,14 @@ def a_scaled_run(before: int, after: int, state: StepState = StepState.KEPT) -> 
     return a_run(state, a_scaling(1, before, after), step=a_step(before, after))
 
 
+def fleet_of(replicas: int | None) -> Fleet | None:
+    return None if replicas is None else a_fleet(replicas=replicas)
+
+
 def test_replicas_that_helped_are_held_with_the_load_that_was_too_much():
     run = replace(a_scaled_run(3, 4), baseline=replace(BASELINE, running_mean=60.0))
 
-    held = footprint_after(run, None, 4, KEPT, NOW)
+    held = footprint_after(run, None, fleet_of(4), KEPT, NOW)
 
     assert held is not None
     assert (held.before, held.after, held.run, held.at, held.calm_since) == (3, 4, run.id, NOW, None)
@@ -56,7 +62,7 @@ def test_replicas_that_helped_are_held_with_the_load_that_was_too_much():
 
 
 def test_a_load_that_was_not_measured_is_not_made_up():
-    held = footprint_after(a_scaled_run(3, 4), None, 4, KEPT, NOW)
+    held = footprint_after(a_scaled_run(3, 4), None, fleet_of(4), KEPT, NOW)
 
     assert held is not None
     assert held.load is None
@@ -90,7 +96,7 @@ ENDS = [
     ("held", "run", "number", "outcome", "expected"), [row[1:] for row in ENDS], ids=[row[0] for row in ENDS]
 )
 def test_what_is_held_once_a_run_is_closed(held, run, number, outcome, expected):
-    found = footprint_after(run, held, number, outcome, NOW)
+    found = footprint_after(run, held, fleet_of(number), outcome, NOW)
 
     assert (found and (found.before, found.after)) == expected
 
@@ -101,12 +107,12 @@ def test_what_is_held_once_a_run_is_closed(held, run, number, outcome, expected)
     numbers=st.lists(st.integers(0, 14), max_size=6),
 )
 def test_whatever_numbers_come_only_what_was_added_is_ever_given_back(before, first, numbers):
-    held = footprint_after(a_scaled_run(before, before + first), None, before + first, KEPT, NOW)
+    held = footprint_after(a_scaled_run(before, before + first), None, fleet_of(before + first), KEPT, NOW)
     for number in numbers:
         if held is None:
             break
         wanted = number if before <= number != held.after else before
-        held = footprint_after(a_scaled_run(held.after, wanted), held, number, KEPT, NOW)
+        held = footprint_after(a_scaled_run(held.after, wanted), held, fleet_of(number), KEPT, NOW)
 
         assert held is None or (held.before, held.after) == (before, number)
         assert held is None or held.before < held.after
@@ -162,11 +168,13 @@ def test_without_a_greatest_number_one_step_is_the_limit(bound, limit):
 
 
 def test_the_step_back_is_the_way_from_what_is_there_to_what_was():
-    step = returning_step(HELD, HELD.before)
+    step = returning_step(HELD, HELD.fewest, OLD)
 
     assert (step.before, step.after, step.gives_back, step.target) == (5, 3, True, TARGET)
     assert "replicas 3 -> 5 since 2026-03-01T00:00:00Z (run 20260301-020000)" in HELD.line()
 
 
 def test_a_flag_of_another_run_is_nobodys_footprint():
-    assert footprint_after(a_run(StepState.KEPT, an_intent(), KEPT, STEP), None, 3, KEPT, NOW) is None
+    assert (
+        footprint_after(a_run(StepState.KEPT, an_intent(), KEPT, STEP), None, fleet_of(3), KEPT, NOW) is None
+    )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.fleet import Fleet, Owner, Pod
 from kvmedic.core.moves import (
+    Claim,
     Cordon,
     Effect,
     Failed,
@@ -76,7 +77,7 @@ class Walker:
     def apply(self, effect: Effect) -> None:
         if isinstance(effect, Cordon):
             self.victim = Victim(effect.pod.name, effect.pod.uid, self.model.now)
-        if isinstance(effect, ScaleOut | ScaleIn):
+        if isinstance(effect, ScaleOut | ScaleIn | Claim):
             self.assigned_at = self.model.now
         try:
             self.model.apply(effect)
@@ -332,7 +333,7 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
         Failed,
         "CanaryFailed",
     ),
-    ("before any is drained the target is claimed", four(), an_order(4, 3, **BEGIN), ScaleIn, ""),
+    ("before any is drained the target is claimed", four(), an_order(4, 3, **BEGIN), Claim, ""),
     ("given back: the newest is taken out", four(), an_order(4, 3), Cordon, "z"),
     ("it still has requests", four(**OUT_OF_ROTATION), an_order(4, 3, Drain.BUSY), Wait, "Draining"),
     ("nobody says whether it is busy", four(**OUT_OF_ROTATION), an_order(4, 3), Wait, "Draining"),

@@ -31,7 +31,9 @@ WINDOW = 1800 / 300
 
 
 def held(before: int = 2, after: int = 3, load: Load | None = THEN) -> Footprint:
-    return Footprint("run", TARGET, TARGET, "uid-1", None, before, after, "template", NOW, load)
+    return Footprint(
+        "run", TARGET, TARGET, "uid-1", "uid-1", None, before, after, before, "template", NOW, load=load
+    )
 
 
 def light(share: float, **changes: object) -> Replica:

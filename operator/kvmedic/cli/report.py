@@ -12,7 +12,7 @@ from typing import Any, assert_never
 from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
 from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief, Resize
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
-from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep, Step
+from kvmedic.core.plan import AutoscalerStep, FlagStep, ReplaceStep, ScaleStep, Step
 from kvmedic.core.run import Outcome
 from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm import VLLM
@@ -29,6 +29,7 @@ class Form(StrEnum):
 
 REPLICA = "replica"
 REPLICAS = "replicas"
+MINIMUM = "minimum of replicas"
 A_NEW_ONE = "a new one"
 
 
@@ -181,6 +182,9 @@ def change_of(step: Step) -> Change:
             return Change(REPLICA, step.pod, A_NEW_ONE, target)
         case ScaleStep():
             return Change(REPLICAS, str(step.before), str(step.after), target)
+        case AutoscalerStep():
+            holder = f"{step.holder.kind}/{step.holder.name}"
+            return Change(MINIMUM, str(step.before), str(step.after), holder)
         case _:
             assert_never(step)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, assert_never
 
 from kvmedic.cluster.ends import ends_of
+from kvmedic.cluster.minimums import minimum_of, set_minimum, unmark
 from kvmedic.cluster.neighbours import neighbours_of
 from kvmedic.cluster.rotation import move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
 from kvmedic.cluster.workloads import assign, notes_on, unclaim
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import (
+    Claim,
     Cordon,
     DeletePod,
     Effect,
@@ -26,9 +28,11 @@ from kvmedic.core.moves import (
     Revert,
     ScaleIn,
     ScaleOut,
+    SetMinimum,
     Uncordon,
 )
 from kvmedic.core.neighbours import Neighbours
+from kvmedic.core.plan import ObjectRef
 from kvmedic.core.policy import Policy
 from kvmedic.core.vitals import EngineEnd
 from kvmedic.kube.client import Client
@@ -47,6 +51,14 @@ class Seen(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class _Sized:
+    """A target as it was read, with its autoscaler's minimum."""
+
+    fleet: Fleet
+    template: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentTarget:
     """Deployments of one cluster."""
 
@@ -55,6 +67,11 @@ class DeploymentTarget:
     async def look(self, namespace: str, policy: Policy) -> Snapshot | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
         return await snapshot(self.client, namespace, policy.target, policy.rollout.rotation_label)
+
+    async def with_minimum(self, view: Seen, holder: ObjectRef) -> Seen:
+        """Return the target with the minimum that an autoscaler has for it now."""
+        found = await minimum_of(self.client, view.fleet.namespace, holder)
+        return _Sized(replace(view.fleet, minimum=found), view.template)
 
     async def neighbours(self, view: Seen) -> Neighbours:
         """Return who else has a say in the target's replicas and pods."""
@@ -71,8 +88,10 @@ class DeploymentTarget:
                 await move_pod(self.client, fleet, effect)
             case Freeze() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
-            case ScaleOut() | ScaleIn():
+            case ScaleOut() | ScaleIn() | Claim():
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
+            case SetMinimum():
+                await set_minimum(self.client, fleet, effect, claim)
             case _:
                 assert_never(effect)
 
@@ -82,5 +101,7 @@ class DeploymentTarget:
 
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
+        if fleet.minimum is not None and fleet.minimum.mark:
+            await unmark(self.client, fleet.namespace, fleet.minimum)
         if fleet.fence:
             await unclaim(self.client, fleet)

@@ -16,6 +16,7 @@ from kvmedic.cluster.marks import PREFIX, RECORDED, RUN
 from kvmedic.core.edit import Json, PatchOperation, TokenEdit
 from kvmedic.core.fleet import Fleet, RolloutFields
 from kvmedic.core.moves import (
+    Claim,
     DeploymentMove,
     Freeze,
     Pause,
@@ -143,6 +144,8 @@ def _changes(live: JsonObject, move: DeploymentMove) -> tuple[PatchOperation, ..
             return field_operations(spec, fields)
         case ScaleOut(_, replicas) | ScaleIn(_, replicas):
             return (PatchOperation("replace", "/spec/replicas", replicas),)
+        case Claim():
+            return ()
         case _:
             assert_never(move)
 

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from kvmedic.core.gates import Blocked
-from kvmedic.core.plan import ScaleStep, is_revocable
+from kvmedic.core.plan import AutoscalerStep, ScaleStep, is_revocable
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.run import Outcome, Run, Standing, StepState
 from kvmedic.core.verdict import Judged, Verdict
@@ -153,7 +153,7 @@ def _left_as(run: Run, standing: Standing) -> Reason | None:
 
 def _brings_back_a_setting(run: Run) -> bool:
     """Return whether a fleet that is scaled out from zero again would come with an unjudged setting."""
-    return is_revocable(run.current.step) and not isinstance(run.current.step, ScaleStep)
+    return is_revocable(run.current.step) and not isinstance(run.current.step, ScaleStep | AutoscalerStep)
 
 
 def outcome_of(reason: Reason) -> Outcome:
@@ -163,7 +163,7 @@ def outcome_of(reason: Reason) -> Outcome:
 
 def _gives_back(run: Run) -> bool:
     step = run.current.step
-    return isinstance(step, ScaleStep) and step.gives_back
+    return isinstance(step, ScaleStep | AutoscalerStep) and step.gives_back
 
 
 def _given_back(run: Run) -> Decision:

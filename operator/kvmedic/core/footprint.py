@@ -13,7 +13,7 @@ from datetime import datetime
 
 from kvmedic.core.diagnosis import RESTORE_AFTER, ScaleBound
 from kvmedic.core.fleet import Fleet
-from kvmedic.core.plan import ObjectRef, ScaleStep
+from kvmedic.core.plan import AutoscalerStep, ObjectRef, ScaleStep
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome, Run, Terms
 
@@ -42,15 +42,20 @@ class Footprint:
     target: ObjectRef
     holder: ObjectRef
     """The object that has the number: the target itself, or the autoscaler whose minimum it is."""
+    holder_uid: str
     target_uid: str
     container: str | None
     before: int
     """The number that is put back."""
     after: int
     """The number as it was set last."""
+    fewest: int
+    """Replicas that there were before."""
     template: str
     """Hash of the pod template that the load was carried with."""
     at: datetime
+    is_given: bool = True
+    """An autoscaler's minimum stood in the object before; otherwise it is removed where it is put back."""
     load: Load | None = None
     """None: it was not measured; another measure has to do then."""
     terms: Terms | None = None
@@ -62,7 +67,7 @@ class Footprint:
 
     def line(self) -> str:
         """Return what is held in one clause."""
-        what = "replicas" if self.holder.kind == self.target.kind else f"minimum of {self.holder.kind}"
+        what = "replicas" if self.holder == self.target else f"minimum of {self.holder.kind}"
         return f"{what} {self.before} -> {self.after} since {self.at:%Y-%m-%dT%H:%M:%SZ} (run {self.run})"
 
     def is_due(self, bound: ScaleBound | None, now: datetime) -> bool:
@@ -72,38 +77,57 @@ class Footprint:
 
 
 def footprint_after(
-    run: Run, held: Footprint | None, number: int | None, outcome: Outcome, now: datetime
+    run: Run, held: Footprint | None, fleet: Fleet | None, outcome: Outcome, now: datetime
 ) -> Footprint | None:
     """Return what is held once a run is closed.
 
     Args:
         run: the run that is being closed.
         held: what was held before it.
-        number: the number as it is now; None where nothing has one any more.
+        fleet: the target as it is now; None where it is gone.
         outcome: how the run ends.
         now: the time.
     """
     step = run.current.step
-    if not isinstance(step, ScaleStep):
+    if not isinstance(step, ScaleStep | AutoscalerStep):
         return held
+    number = None if fleet is None else _number(step, fleet)
     before = held.before if held else min(step.before, step.after)
     if number is None or outcome.reason in THEIRS or not before < number <= max(step.before, step.after):
         return None
     if held is not None and number <= held.after:
         return replace(held, after=number, calm_since=None, outlook="", looked_at=None)
+    holder, uid, is_given = _holder(step, run)
     return Footprint(
         run=run.id,
         target=step.target,
-        holder=step.target,
+        holder=holder,
+        holder_uid=uid,
         target_uid=run.target_uid,
         container=step.container,
         before=before,
         after=number,
+        fewest=held.fewest if held else run.replicas,
         template=step.template,
         at=now,
+        is_given=is_given,
         load=_load(run),
         terms=run.terms,
     )
+
+
+def _holder(step: ScaleStep | AutoscalerStep, run: Run) -> tuple[ObjectRef, str, bool]:
+    """Return the object that has the number, its uid, and whether the number stood in it before."""
+    if isinstance(step, AutoscalerStep):
+        return step.holder, step.holder_uid, step.is_given
+    return step.target, run.target_uid, True
+
+
+def _number(step: ScaleStep | AutoscalerStep, fleet: Fleet) -> int | None:
+    if isinstance(step, ScaleStep):
+        return fleet.replicas
+    found = fleet.minimum
+    return found.number if found is not None and found.uid == step.holder_uid else None
 
 
 def _load(run: Run) -> Load | None:
@@ -119,8 +143,16 @@ def _load(run: Run) -> Load | None:
 
 
 def is_held(held: Footprint, fleet: Fleet) -> bool:
-    """Return whether a fleet still has what was added, by nobody else's doing."""
-    return fleet.uid == held.target_uid and fleet.replicas == held.after and fleet.scaler is None
+    """Return whether the number is the one that was set, by nobody else's doing.
+
+    Where it is an autoscaler's minimum, the fleet must have been read with it.
+    """
+    if fleet.uid != held.target_uid:
+        return False
+    if held.holder == held.target:
+        return fleet.replicas == held.after and fleet.scaler is None
+    found = fleet.minimum
+    return found is not None and (found.uid, found.number) == (held.holder_uid, held.after)
 
 
 def in_calm(held: Footprint, since: datetime | None) -> Footprint:
@@ -130,13 +162,28 @@ def in_calm(held: Footprint, since: datetime | None) -> Footprint:
     return held if held.calm_since is not None else replace(held, calm_since=since)
 
 
-def returning_step(held: Footprint, number: int) -> ScaleStep:
-    """Return the step that gives a footprint back, down to a number."""
-    return ScaleStep(
+def returning_step(held: Footprint, replicas: int, template: str) -> ScaleStep | AutoscalerStep:
+    """Return the step that gives a footprint back, so far that some replicas are enough.
+
+    Args:
+        held: what is held.
+        replicas: that are enough; no more than there were before give it back as a whole.
+        template: hash of the pod template that runs now.
+    """
+    number = held.before if replicas <= held.fewest else replicas
+    if held.holder == held.target:
+        return ScaleStep(
+            held.target, held.container, held.after, number, template, Reason.REPLICAS_GIVEN_BACK
+        )
+    return AutoscalerStep(
         target=held.target,
         container=held.container,
+        holder=held.holder,
+        holder_uid=held.holder_uid,
         before=held.after,
         after=number,
-        template=held.template,
+        is_given=held.is_given or number > held.before,
+        template=template,
         reason=Reason.REPLICAS_GIVEN_BACK,
+        gives_back=True,
     )

@@ -158,7 +158,58 @@ class ScaleStep:
         return f"{self.target.kind}/{self.target.name}: replicas {self.before} -> {self.after}"
 
 
-Step: TypeAlias = FlagStep | ReplaceStep | ScaleStep
+@dataclass(frozen=True, slots=True)
+class AutoscalerStep:
+    """An autoscaler that decides the target's number of replicas keeps more of them for a while.
+
+    Absolute, both ways, and only its minimum: the autoscaler itself makes the replicas and takes them
+    away. The Deployment's number is never touched.
+    """
+
+    target: ObjectRef
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+    holder: ObjectRef
+    """The HorizontalPodAutoscaler or ScaledObject."""
+    holder_uid: str
+    """Another of the same name is somebody else's decision."""
+    before: int
+    after: int
+    is_given: bool
+    """The minimum stood in the object before; otherwise it is removed where it is put back."""
+    template: str
+    """Hash of the pod template, before and after."""
+    reason: Reason
+    gives_back: bool = False
+    """What an earlier step raised is put back."""
+    kind: Literal["AutoscalerStep"] = "AutoscalerStep"
+
+    @property
+    def before_template(self) -> str:
+        """Return the hash of the pod template that the step begins with."""
+        return self.template
+
+    @property
+    def after_template(self) -> str:
+        """Return the hash of the pod template that the step ends with: the same."""
+        return self.template
+
+    def inverse(self) -> AutoscalerStep:
+        """Return the step that puts the recorded minimum back."""
+        return replace(
+            self,
+            before=self.after,
+            after=self.before,
+            gives_back=not self.gives_back,
+            reason=Reason.ROLLING_BACK,
+        )
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        return f"{self.holder.kind}/{self.holder.name}: minimum {self.before} -> {self.after} replicas"
+
+
+Step: TypeAlias = FlagStep | ReplaceStep | ScaleStep | AutoscalerStep
 """Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
 
 
@@ -167,7 +218,7 @@ def template_before(step: Step) -> str:
     match step:
         case FlagStep():
             return step.before_template
-        case ReplaceStep() | ScaleStep():
+        case ReplaceStep() | ScaleStep() | AutoscalerStep():
             return step.template
         case _:
             assert_never(step)
@@ -176,7 +227,7 @@ def template_before(step: Step) -> str:
 def is_revocable(step: Step) -> bool:
     """Return whether a step that settled can still be taken back."""
     match step:
-        case FlagStep() | ScaleStep():
+        case FlagStep() | ScaleStep() | AutoscalerStep():
             return True
         case ReplaceStep():
             return False

@@ -6,7 +6,7 @@ from typing import TypeAlias, assert_never
 
 from kvmedic.core.fleet import Fleet, Owner
 from kvmedic.core.moves import Refused
-from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep, Step
+from kvmedic.core.plan import AutoscalerStep, FlagStep, ReplaceStep, ScaleStep, Step
 from kvmedic.core.reasons import Reason
 
 Row: TypeAlias = tuple[bool, Reason, str]
@@ -49,6 +49,25 @@ def replacement_refusal(fleet: Fleet) -> Refused | None:
     )
 
 
+def autoscaling_refusal(fleet: Fleet, step: AutoscalerStep) -> Refused | None:
+    """Return why an autoscaler's minimum cannot be changed by a step, or None.
+
+    Who owns the Deployment's template does not matter: nothing of it is changed. Nor does the rotation
+    label, as no replica is drained.
+    """
+    found = fleet.minimum
+    gone = f"{step.holder.kind} {step.holder.name} is gone, or is another one"
+    moved = "" if found is None else f"it keeps {found.number} replicas and {step.before} were planned with"
+    unsettled = _unsettled(fleet, not step.gives_back)
+    return _first(
+        _frozen(fleet),
+        (found is None or found.uid != step.holder_uid, Reason.REPLICAS_CHANGED, gone),
+        (found is not None and found.number != step.before, Reason.REPLICAS_CHANGED, moved),
+        (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
+        (unsettled != "" and not step.gives_back, Reason.TARGET_NOT_SETTLED, unsettled),
+    )
+
+
 def scaling_refusal(fleet: Fleet, step: ScaleStep) -> Refused | None:
     """Return why this fleet's number of replicas cannot be changed by a step, or None.
 
@@ -72,6 +91,8 @@ def step_refusal(fleet: Fleet, step: Step, *, whole: bool) -> Refused | None:
             return replacement_refusal(fleet)
         case ScaleStep():
             return scaling_refusal(fleet, step)
+        case AutoscalerStep():
+            return autoscaling_refusal(fleet, step)
         case _:
             assert_never(step)
 

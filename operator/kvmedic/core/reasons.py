@@ -122,6 +122,7 @@ class Reason(StrEnum):
     INCONCLUSIVE = "Inconclusive"
     CANARY_FAILED = "CanaryFailed"
     REPLACEMENT_CALLED_OFF = "ReplacementCalledOff"
+    AUTOSCALER_IDLE = "AutoscalerIdle"
     REPLICAS_CHANGED = "ReplicasChanged"
     FLAG_DRIFTED = "FlagDrifted"
     CHANGE_REVERTED = "ChangeReverted"
@@ -268,6 +269,7 @@ SENTENCES = MappingProxyType(
         Reason.REPLACEMENT_CALLED_OFF: (
             "The replica could not be replaced safely; it was left in rotation and the spare was removed."
         ),
+        Reason.AUTOSCALER_IDLE: "The autoscaler did not follow its own minimum.",
         Reason.REPLICAS_CHANGED: (
             "Someone else changed the number of replicas; it was left alone and the run ended."
         ),

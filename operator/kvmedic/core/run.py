@@ -14,7 +14,7 @@ from typing import assert_never
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
-from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep, Step
+from kvmedic.core.plan import AutoscalerStep, FlagStep, ReplaceStep, ScaleStep, Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
 from kvmedic.core.verdict import Baseline, Judged, Verdict
@@ -244,7 +244,24 @@ def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool
         return Standing.REVERTED if _is_reverted(run, fleet) else Standing.DRIFTED
     if fleet.replicas == 0:
         return Standing.SCALED_TO_ZERO
-    return Standing.RESCALED if _is_rescaled(run, fleet, committed) else Standing.AS_RECORDED
+    if _is_rescaled(run, fleet, committed) or not is_kept(run, resource_uid, fleet):
+        return Standing.RESCALED
+    return Standing.AS_RECORDED
+
+
+def is_kept(run: Run, resource_uid: str, fleet: Fleet) -> bool:
+    """Return whether the autoscaler that a step goes through has the minimum that the record explains.
+
+    The mark on it, set in the same patch, has the number that was set last. Without a mark of this run
+    nothing was set yet: the number must be the one that the step begins with. True for other steps.
+    """
+    step, found = run.current.step, fleet.minimum
+    if not isinstance(step, AutoscalerStep):
+        return True
+    if found is None or found.uid != step.holder_uid:
+        return False
+    marked = _sequence_in(found.mark, run.claims(resource_uid))
+    return found.number == (step.before if marked is None else marked)
 
 
 def is_foreign(resource_uid: str, fence: str) -> bool:
@@ -283,7 +300,7 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     """
     step, intent, state = run.current.step, run.intent, run.current.state
     match step:
-        case FlagStep():
+        case FlagStep() | AutoscalerStep():
             return False
         case ReplaceStep():
             counts, recorded = state in WALKING, step.replicas

@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
 from kvmedic.core.fleet import Fleet, Pod
-from kvmedic.core.moves import Failed, Move, ScaleIn, ScaleOut, Settled, Wait
+from kvmedic.core.moves import Claim, Failed, Move, ScaleIn, ScaleOut, Settled, Wait
 from kvmedic.core.plan import ScaleStep
 from kvmedic.core.preconditions import scaling_refusal
 from kvmedic.core.reasons import Reason
@@ -115,12 +115,12 @@ _AWAIT_REMOVAL = Wait(Reason.AWAITING_CONTROLLER, "the replica that is to go has
 
 
 def _first(fleet: Fleet, step: ScaleStep) -> Move:
-    """Return the first assignment. Before a replica is drained it only claims the target: the same number.
+    """Return the first assignment. Before a replica is drained it only claims the target.
 
     Whoever finds a replica out of rotation then finds a run that began, and nobody else's can.
     """
     if step.gives_back:
-        return ScaleIn(fleet.replicas, fleet.replicas, "", None)
+        return Claim()
     return ScaleOut(fleet.replicas, step.after, "")
 
 
@@ -164,27 +164,35 @@ def _arrived(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
     if step.gives_back or serving >= step.after:
         return Settled()
-    text = f"{serving} of {step.after} replicas serve"
-    return _failure(fleet, order, now) or Wait(Reason.AWAITING_REPLICA, text)
-
-
-def _failure(fleet: Fleet, order: Scaling, now: datetime) -> Failed | None:
-    """Return why the replicas that were added will not come up, or that it takes too long."""
-    newest = sorted(fleet.live, key=lambda pod: (-pod.created_at.timestamp(), pod.name))
-    added = newest[: max(0, len(fleet.live) - order.step.before)]
-    for pod in added:
-        if failed := start_failure(pod, False, order.limits, now):
-            return failed
     waited = now - order.assigned_at if order.assigned_at else timedelta(0)
-    if len(fleet.live) < order.step.after and waited > order.limits.spare:
-        made = f"{len(fleet.live)} of {order.step.after} replicas were made"
-        text = f"{made} within {int(waited.total_seconds())} s"
+    failed = start_of_added(fleet, (step.before, step.after), order.limits, waited, now)
+    return failed or Wait(Reason.AWAITING_REPLICA, f"{serving} of {step.after} replicas serve")
+
+
+def start_of_added(
+    fleet: Fleet, numbers: tuple[int, int], limits: StartLimits, waited: timedelta, now: datetime
+) -> Failed | None:
+    """Return why replicas that were added will not come up, or that it takes too long; None while they may.
+
+    Args:
+        fleet: the fleet.
+        numbers: replicas before, and as they are to be.
+        limits: how long each may take.
+        waited: since the number was raised.
+        now: the time of asking.
+    """
+    before, wanted = numbers
+    newest = sorted(fleet.live, key=lambda pod: (-pod.created_at.timestamp(), pod.name))
+    for pod in newest[: max(0, len(fleet.live) - before)]:
+        if failed := start_failure(pod, False, limits, now):
+            return failed
+    seconds = int(waited.total_seconds())
+    if len(fleet.live) < wanted and waited > limits.spare:
+        text = f"{len(fleet.live)} of {wanted} replicas were made within {seconds} s"
         return Failed(Reason.SPARE_UNSCHEDULABLE, f"{text}: look for a quota in the Events of the ReplicaSet")
-    if waited > STARTS * order.limits.start:
-        return Failed(
-            Reason.CANARY_FAILED,
-            f"not every replica served {int(waited.total_seconds())} s after their number was raised",
-        )
+    if waited > STARTS * limits.start:
+        text = f"not every replica served {seconds} s after their number was raised"
+        return Failed(Reason.CANARY_FAILED, text)
     return None
 
 

@@ -12,7 +12,7 @@ from math import inf
 from typing import assert_never
 
 from kvmedic.core.diagnosis import Trigger
-from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep, Step
+from kvmedic.core.plan import AutoscalerStep, FlagStep, ReplaceStep, ScaleStep, Step
 from kvmedic.core.policy import (
     Limits,
     Mode,
@@ -65,7 +65,7 @@ def _container(step: Step) -> str | None:
     match step:
         case FlagStep():
             return step.edit.container
-        case ReplaceStep() | ScaleStep():
+        case ReplaceStep() | ScaleStep() | AutoscalerStep():
             return step.container
         case _:
             assert_never(step)

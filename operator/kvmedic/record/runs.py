@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from kvmedic.core.plan import FlagStep, ReplaceStep, ScaleStep, template_before
+from kvmedic.core.plan import AutoscalerStep, FlagStep, ReplaceStep, ScaleStep, template_before
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
@@ -46,6 +46,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.ROTATION_LABEL_WITHOUT_EFFECT,
         Reason.REPLICAS_AUTOSCALED,
         Reason.REPLACEMENT_CALLED_OFF,
+        Reason.AUTOSCALER_IDLE,
         Reason.CLAIMED_BY_ANOTHER,
         Reason.TARGET_SHARED,
         Reason.GPU_FAULT,
@@ -192,9 +193,9 @@ def _replacements(
 def _scalings(tried: tuple[TriedScaling, ...], run: Run, now: datetime) -> tuple[TriedScaling, ...]:
     """Return the numbers of replicas that did not help, with this run's added."""
     failed = tuple(
-        TriedScaling(record.step.before, record.step.after, record.step.template, record.verdict, now)
+        TriedScaling(run.replicas, record.step.after, record.step.template, record.verdict, now)
         for record in run.steps
-        if isinstance(record.step, ScaleStep)
+        if isinstance(record.step, ScaleStep | AutoscalerStep)
         and not record.step.gives_back
         and record.verdict is Verdict.NOT_RECOVERED
     )

@@ -71,9 +71,9 @@ def fewer_replicas(evidence: Evidence, held: Footprint, setting: Setting, templa
     if isinstance(found, Inconclusive):
         return NoChange(found.reason, found.message)
     now = _carried(found, evidence.sizing.window_seconds)
-    if now.at_once <= held.before:
-        text = f"{now.at_once:.0f} sequences ran or waited at once, no more than {held.before} replicas"
-        return Resize(held.before, Reason.REPLICAS_GIVEN_BACK, text)
+    if now.at_once <= held.fewest:
+        text = f"{now.at_once:.0f} sequences ran or waited at once, no more than {held.fewest} replicas"
+        return Resize(held.fewest, Reason.REPLICAS_GIVEN_BACK, text)
     if now.waiting >= QUEUED * now.replicas:
         return NoChange(Reason.FOOTPRINT_HELD, f"{now.waiting:.0f} requests wait on {now.replicas} replicas")
     case = sized(evidence, found)
@@ -105,7 +105,7 @@ def _room(case: Case, setting: Setting, evidence: Evidence) -> Room:
 
 def _fewest(now: Carried, held: Footprint, room: Room, template: str) -> Resize | NoChange:
     said = ""
-    for replicas in range(held.before, now.replicas):
+    for replicas in range(held.fewest, now.replicas):
         running = _running(now, held.load if held.template == template else None, room, replicas)
         said = said or _told(replicas, running, room)
         if running is not None and _peak(running) <= room.sequences:

@@ -19,6 +19,7 @@ from kvmedic.core.diagnosis import (
 from kvmedic.core.edit import TokenEdit, container_at
 from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
 from kvmedic.core.fleet import Fleet
+from kvmedic.core.footprint import Footprint, returning_step
 from kvmedic.core.plan import FlagStep, ObjectRef, Plan, ReplaceStep, ScaleStep, Step
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
@@ -236,6 +237,12 @@ def resizing_of(target: TargetRef, fleet: Fleet, advice: Resize, generation: int
         template=fleet.revision,
         reason=advice.reason,
     )
+    return plan_for(fleet, step, advice, generation)
+
+
+def returning_of(fleet: Fleet, held: Footprint, advice: Resize, generation: int) -> Plan:
+    """Return the plan that gives back what was added for a while, so far as advice says."""
+    step = returning_step(held, advice.replicas, fleet.revision)
     return plan_for(fleet, step, advice, generation)
 
 
