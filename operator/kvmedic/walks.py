@@ -172,12 +172,14 @@ def _is_abandoned(run: Run) -> bool:
 
 def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling:
     run = tick.run
+    begun = run.current.step
+    explained = isinstance(begun, ScaleStep) and is_explained(run, begun, tick.resource.uid, fleet)
     return Scaling(
         step=step,
         victim=run.victim,
         drain=drain,
         limits=_limits(tick),
-        is_ours=not _is_abandoned(run) and is_explained(run, tick.resource.uid, fleet),
+        is_ours=explained and not _is_abandoned(run),
         assigned_at=_assigned_at(run),
     )
 

@@ -27,7 +27,7 @@ from kvmedic.core.moves import (
 from kvmedic.core.plan import ObjectRef, ScaleStep
 from kvmedic.core.reasons import Reason
 from kvmedic.core.replacement import MAKING_LIMIT, STARTS
-from kvmedic.core.run import Standing, StepState, standing
+from kvmedic.core.run import Intent, Standing, StepState, standing
 from kvmedic.core.scaling import Scaling, is_explained, leaving_move, resting_move, scaling_move
 from kvmedic.core.starting import StartLimits
 from model_controller import Model, StaleError
@@ -493,24 +493,46 @@ def claimed(sequence: int, replicas: int) -> Fleet:
 )
 @pytest.mark.parametrize("state", [StepState.ROLLING_OUT, StepState.VERIFYING, StepState.ROLLING_BACK])
 def test_a_number_that_no_assignment_explains_is_somebody_elses(fleet, expected, state):
-    run = a_run(state, OUT, step=a_step(3, 4, OLD))
+    step = a_step(3, 4, OLD)
+    run = a_run(state, OUT, step=step)
 
     assert standing(run, UID, fleet) is expected
-    assert is_explained(run, UID, fleet) is (expected is Standing.AS_RECORDED)
+    assert is_explained(run, step, UID, fleet) is (expected is Standing.AS_RECORDED)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "expected"),
+    [
+        (claimed(1, 4), Standing.AS_RECORDED),
+        (claimed(1, 3), Standing.RESCALED),
+        (claimed(1, 6), Standing.RESCALED),
+    ],
+    ids=["as it was", "scaled to what is wanted", "scaled up"],
+)
+def test_while_the_first_is_drained_the_number_is_the_one_of_before(fleet, expected):
+    step = a_step(4, 3, OLD)
+    run = a_run(StepState.ROLLING_OUT, Intent(1, "Claim", OLD, OLD, False, NOW), step=step)
+
+    assert standing(run, UID, fleet) is expected
+    assert is_explained(run, step, UID, fleet) is (expected is Standing.AS_RECORDED)
 
 
 def test_before_the_first_assignment_the_number_is_the_recorded_one():
-    run = a_run(step=a_step(3, 4, OLD))
+    step = a_step(3, 4, OLD)
+    run = a_run(step=step)
 
     assert standing(run, UID, a_fleet()) is Standing.AS_RECORDED
     assert standing(run, UID, a_fleet(replicas=4)) is Standing.RESCALED
-    assert is_explained(run, UID, a_fleet())
+    assert is_explained(run, step, UID, a_fleet())
 
 
 def test_where_an_undo_took_the_claim_away_both_numbers_may_be_ours():
-    run = a_run(StepState.ROLLING_OUT, replace(a_scaling(3, 5, 4)), step=a_step(3, 5, OLD))
+    step = a_step(3, 5, OLD)
+    run = a_run(StepState.ROLLING_OUT, a_scaling(3, 5, 4), step=step)
 
-    assert [is_explained(run, UID, a_fleet(replicas=n)) for n in (3, 4, 5, 6)] == [False, True, True, False]
+    found = [is_explained(run, step, UID, a_fleet(replicas=n)) for n in (3, 4, 5, 6)]
+
+    assert found == [False, True, True, False]
 
 
 def test_the_inverse_of_the_inverse_is_the_step():

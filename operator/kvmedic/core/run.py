@@ -313,7 +313,7 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     if intent is None:
         return fleet.replicas != recorded
     told = intent.replicas_after if committed == intent.sequence else intent.replicas_before
-    return told is not None and fleet.replicas != told
+    return fleet.replicas != (recorded if told is None else told)
 
 
 def _is_reverted(run: Run, fleet: Fleet) -> bool:

@@ -43,15 +43,16 @@ class Scaling:
     """When the last assignment was intended; None before the first."""
 
 
-def is_explained(run: Run, resource_uid: str, fleet: Fleet) -> bool:
+def is_explained(run: Run, step: ScaleStep, resource_uid: str, fleet: Fleet) -> bool:
     """Return whether a run's own record explains the fleet's number of replicas.
 
     The claim says which assignment was committed last. Where a person's `kubectl rollout undo` took
-    the claim away, both numbers of the last intent may be ours.
+    the claim away, both numbers of the last intent may be ours. Until a number was assigned it is the one
+    that the run's step begins with.
     """
     intent = run.intent
-    if intent is None:
-        return True
+    if intent is None or intent.replicas_before is None or intent.replicas_after is None:
+        return fleet.replicas == step.before
     committed = committed_sequence(run, resource_uid, fleet.fence)
     told = {intent.replicas_before, intent.replicas_after}
     if committed is not None:
