@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
 from kvmedic.core.moves import (
+    Claim,
     Cordon,
     DeletePod,
     Effect,
@@ -116,6 +117,8 @@ class Model:
                 self._remove(self._find(pod.name))
             case ScaleOut(before, replicas) | ScaleIn(before, replicas):
                 self._scale(effect, before, replicas)
+            case Claim():
+                self.committed += 1
 
     def _scale(self, move: ScaleOut | ScaleIn, before: int, replicas: int) -> None:
         """The API server's side of it: the tests of the patch hold, or nothing changes."""

@@ -9,7 +9,7 @@ from kvmedic.core.config_map import FileEdit
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.engine import Knob
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, ReplaceStep, RevisionStep, Step
+from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reference import ReferenceEdit
 from kvmedic.core.revisions import Revision
@@ -58,6 +58,14 @@ CONFIG = ConfigStep(
     before_template=OLD,
     after_template=NEW,
     reason=Reason.CAP_RIGHT_SIZED,
+)
+SCALE = ScaleStep(
+    target=ObjectRef("Deployment", "llm"),
+    container="vllm",
+    before=3,
+    after=4,
+    template=OLD,
+    reason=Reason.REPLICAS_ADDED,
 )
 BASELINE = Baseline(
     window_seconds=300,

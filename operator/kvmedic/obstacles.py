@@ -7,11 +7,11 @@ from datetime import datetime
 
 from kvmedic.core.approval import Request, approved
 from kvmedic.core.gates import Blocked, forward_gate, opening_gate
-from kvmedic.core.neighbours import hindrance, remarks
+from kvmedic.core.neighbours import Neighbours, hindrance, remarks, rerouted
 from kvmedic.core.owner import OwnerKind, TemplateOwner
-from kvmedic.core.plan import Plan
+from kvmedic.core.plan import Plan, ScaleStep
 from kvmedic.core.policy import Mode, Policy
-from kvmedic.core.preconditions import frozen_message
+from kvmedic.core.preconditions import frozen_message, step_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
@@ -56,15 +56,28 @@ async def accompanied(found: Survey, resource: Resource, policy: Policy, target:
     """
     if found.plan is None:
         return found
-    owned = proposed(found, resource, policy)
     neighbours = await target.neighbours(found.view)
-    told = (
-        *remarks(neighbours),
-        *file_remarks(found.view.template, found.view.config_maps, found.view.fleet.live),
-    )
-    plan = replace(found.plan, message="; ".join((found.plan.message, *told)))
+    found, plan = await _rerouted(found, found.plan, neighbours, target)
+    owned = proposed(found, resource, policy)
+    files = file_remarks(found.view.template, found.view.config_maps, found.view.fleet.live)
+    plan = replace(plan, message="; ".join((plan.message, *remarks(neighbours), *files)))
     obstacle = owned.obstacle or hindrance(neighbours, found.view.fleet)
     return replace(owned, plan=plan, obstacle=obstacle)
+
+
+async def _rerouted(found: Survey, plan: Plan, neighbours: Neighbours, target: Target) -> tuple[Survey, Plan]:
+    """Return a survey and its plan, which goes through the autoscaler where one decides the number."""
+    step = plan.steps[0]
+    if not isinstance(step, ScaleStep) or not neighbours.autoscalers:
+        return found, plan
+    through = rerouted(step, neighbours, found.view.fleet)
+    if isinstance(through, Outcome):
+        return replace(found, obstacle=through), plan
+    view = await target.with_minimum(found.view, through.holder)
+    refused = step_refusal(view.fleet, through, whole=True)
+    obstacle = Outcome(refused.reason, refused.message) if refused else None
+    plan = replace(plan, steps=(through,))
+    return replace(found, view=view, plan=plan, obstacle=obstacle), plan
 
 
 def proposed(found: Survey, resource: Resource, policy: Policy) -> Survey:

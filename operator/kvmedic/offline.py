@@ -14,12 +14,14 @@ from kvmedic.core.diagnosis import (
     Inconclusive,
     NoChange,
     Relief,
+    Resize,
     RollBack,
     Setting,
 )
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
+from kvmedic.runbooks.capacity import spent_by
 from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
 from kvmedic.survey import judged
 
@@ -34,7 +36,7 @@ class Consultation:
     evidence: Evidence
     runbook: str
     diagnosis: Diagnosis
-    advice: Assignment | Relief | RollBack | None
+    advice: Assignment | Relief | RollBack | Resize | None
     """What the branch asks for; None where it asks for nothing."""
     plan: Plan | None
     """The advice on the workload's own command line; None without a workload."""
@@ -54,21 +56,37 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
     found = Consultation(evidence, runbook, diagnosis, None, None, None)
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
+    known = _known(evidence, policy, workload)
     if isinstance(workload, Workload):
-        known = setting(workload, policy.levers, Known(), evidence)
         plan = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
         if isinstance(plan, NoChange):
-            return _hindered(found, plan)
-        return (
-            replace(found, advice=plan) if isinstance(plan, Relief | RollBack) else replace(found, plan=plan)
-        )
-    advice = diagnosis.branch.then(evidence, Setting(None, policy.levers))
+            return _without_lever(found, plan, known, policy, workload)
+        return replace(found, plan=plan) if isinstance(plan, Plan) else replace(found, advice=plan)
+    advice = diagnosis.branch.then(evidence, known)
     if isinstance(advice, NoChange):
-        return _hindered(found, advice)
-    if workload is None or isinstance(advice, Relief | RollBack):
+        return _without_lever(found, advice, known, policy, workload)
+    if workload is None or isinstance(advice, Relief | RollBack | Resize):
         return replace(found, advice=advice)
     why = f"{advice.knob} {advice.value} cannot be set: {workload.message}"
     return replace(_hindered(found, NoChange(workload.reason, why)), advice=advice)
+
+
+def _known(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Setting:
+    """Return what advice needs to know of the present setting."""
+    known = Setting(None, policy.levers)
+    if isinstance(workload, Workload):
+        known = setting(workload, policy.levers, Known(), evidence)
+    return replace(known, scale_out=policy.scale_out)
+
+
+def _without_lever(
+    found: Consultation, why: NoChange, known: Setting, policy: Policy, workload: Workload | Fault | None
+) -> Consultation:
+    """Return what follows where no lever applies: the branches for that, once each was asked."""
+    if not why.passes_on or found.evidence.spent is not None:
+        return _hindered(found, why)
+    spent = spent_by(why, known, len(found.evidence.burn.pods))
+    return consult(replace(found.evidence, spent=spent), policy, workload)
 
 
 def _hindered(found: Consultation, why: NoChange) -> Consultation:

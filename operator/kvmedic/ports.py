@@ -16,6 +16,7 @@ from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gates import Blocked, Stop
 from kvmedic.core.moves import Effect
 from kvmedic.core.neighbours import Neighbours
+from kvmedic.core.plan import ObjectRef
 from kvmedic.core.policy import Policy
 from kvmedic.core.record import ConfigCopy, Record
 from kvmedic.core.resource import Key, Resource
@@ -70,6 +71,9 @@ class Target(Protocol):
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
+
+    async def with_minimum(self, view: View, holder: ObjectRef) -> View:
+        """Return the target with the minimum that an autoscaler has for it now."""
 
     async def neighbours(self, view: View) -> Neighbours:
         """Return who else has a say in the target's replicas and pods."""
@@ -141,6 +145,8 @@ class Senses:
 
     metrics: Metrics
     ends: Ends
+    now: datetime | None = None
+    """The operator's own time; None: that of the look."""
 
 
 class Reporter(Protocol):

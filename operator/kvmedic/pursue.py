@@ -32,6 +32,7 @@ from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.evidence import Observation
 from kvmedic.core.fleet import Fleet
+from kvmedic.core.footprint import footprint_after
 from kvmedic.core.gates import Blocked, forward_gate
 from kvmedic.core.moves import (
     Cordon,
@@ -49,11 +50,12 @@ from kvmedic.core.moves import (
     Revert,
     ScaleIn,
     ScaleOut,
+    SetMinimum,
     Settled,
     Uncordon,
     Wait,
 )
-from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.resource import Resource
@@ -67,6 +69,7 @@ from kvmedic.core.run import (
     is_foreign,
     standing,
 )
+from kvmedic.core.scale_verdict import judge_fewer, judge_more
 from kvmedic.core.steadiness import steadiness
 from kvmedic.core.verdict import Judged, judge, judge_replacement
 from kvmedic.ports import View
@@ -78,7 +81,7 @@ from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, wal
 
 async def pursue(tick: Tick) -> timedelta:
     """Make the next move of the open run; return when to look again."""
-    view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
+    view = await _looked(tick)
     if view is not None:
         tick = replace(tick, spending=tick.run.spent(view.fleet, tick.now))
         tick = await with_files(tick, view.fleet)
@@ -93,6 +96,15 @@ async def pursue(tick: Tick) -> timedelta:
     if first := copy_first(tick, decision):
         return await _advance(tick, view, first, Direction.FORWARD)
     return await _carry_out(tick, view, decision)
+
+
+async def _looked(tick: Tick) -> View | None:
+    """Return the target as it is now; with its autoscaler's minimum where the step goes through that."""
+    step, target = tick.run.current.step, tick.ports.target
+    view = await target.look(tick.resource.namespace, tick.policy)
+    if view is None or not isinstance(step, AutoscalerStep):
+        return view
+    return await target.with_minimum(view, step.holder)
 
 
 async def _standing(tick: Tick, view: View | None) -> Standing:
@@ -205,7 +217,8 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             reason = blocked.reason if blocked else _reason(run)
             resource = await _save(tick, run, reason, blocked.message if blocked else "")
             if tick.ports.leader.is_held():
-                await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, run.sequence))
+                number = move.number if isinstance(move, SetMinimum) else run.sequence
+                await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, number))
             return pace.controller
 
 
@@ -228,7 +241,7 @@ def _intended(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
         case Uncordon(pod):
             same = run.victim is not None and run.victim.uid == pod.uid
             return replace(run, victim=None) if same else run
-        case DeletePod():
+        case DeletePod() | SetMinimum():
             return run
         case _:
             return _assigned(tick, fleet, effect)
@@ -287,6 +300,8 @@ async def _judged(tick: Tick, view: View | None, stands: Standing) -> Judged | N
 def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
     """Return the verdict on the step that is being verified; `restarts`: of all its replicas so far."""
     before, policy, step = tick.run.baseline, tick.policy, tick.run.current.step
+    if tick.run.goal is Goal.CALM:
+        return judge_fewer(looked, policy.trigger)
     if before is None or tick.run.goal is Goal.STEADINESS:
         return steadiness(looked, restarts)
     match step:
@@ -298,6 +313,9 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
         case ReplaceStep():
             fresh = max(0, restarts - before.restarts)
             return judge_replacement(before, looked, policy.objectives, policy.trigger, fresh)
+        case ScaleStep() | AutoscalerStep():
+            fresh = max(0, restarts - before.restarts)
+            return judge_more(before, looked, policy.objectives, policy.trigger, fresh)
         case _:
             assert_never(step)
 
@@ -326,8 +344,10 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
         run = replace(run, ending=outcome)
     if view is not None and outcome.reason is not Reason.FENCE_LOST and tick.ports.leader.is_held():
         await _unclaim(tick, view.fleet)
-    record = await swept(tick.record, run, view.fleet if view else None, tick.ports)
+    fleet = view.fleet if view is not None else None
+    record = await swept(tick.record, run, fleet, tick.ports)
     done = closed(record, run, outcome, tick.resource.generation, tick.now)
+    done = replace(done, footprint=footprint_after(run, tick.record.footprint, fleet, outcome, tick.now))
     await tick.ports.store.save(tick.resource, done)
     await tick.ports.reporter.saved(tick.resource, tick.record, done)
     return timedelta(0)

@@ -13,6 +13,7 @@ from kvmedic.baselines import pressed_baseline
 from kvmedic.copies import swept
 from kvmedic.core.decide import Wish, outcome_of
 from kvmedic.core.diagnosis import Inconclusive
+from kvmedic.core.footprint import Footprint
 from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
@@ -24,6 +25,7 @@ from kvmedic.core.severity import urgency_of
 from kvmedic.core.spending import devices_of
 from kvmedic.core.terms import policy_during
 from kvmedic.core.verdict import Baseline
+from kvmedic.footprints import give_back, holding, noted, with_holder
 from kvmedic.obstacles import accompanied, claimed, consent, crowded, gate, unfit, unrecognised
 from kvmedic.outgrown import with_known_limit
 from kvmedic.ports import Ports, Senses
@@ -54,11 +56,21 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     if record.run is not None:
         return await _pursue(resource, record, record.run, ports, now)
     if resource.wish in (Wish.DELETE, Wish.ABANDON):
-        await _unfinalized(resource, ports)
-        return None
+        return await _deleted(resource, record, ports, now)
     if policy is None:
         return await _complain(resource, record, ports, now)
     return await _survey(resource, policy, record, ports, now)
+
+
+async def _deleted(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta | None:
+    """Let a resource go; what was added for a while is given back before, unless its owner abandons it."""
+    held = record.footprint
+    if held is not None and resource.wish is Wish.DELETE:
+        again = await give_back(resource, record, held, ports, now)
+        if again is not None:
+            return again
+    await _unfinalized(resource, ports)
+    return None
 
 
 async def _unreadable(resource: Resource, ports: Ports) -> timedelta | None:
@@ -94,7 +106,7 @@ async def _complain(resource: Resource, record: Record, ports: Ports, now: datet
     """Say what is wrong with the spec."""
     await _write(resource, ports, complaint(record, _problem(resource), resource.generation, now))
     if record.run is None:
-        await _unfinalized(resource, ports)
+        await _unfinalized(resource, ports, record.footprint)
     return ports.pace.idle
 
 
@@ -110,12 +122,12 @@ async def _survey(
     problem = unfit(resource, policy, view, ports)
     if view is None or problem is not None:
         return await _complain(replace(resource, problem=problem), record, ports, now)
+    view = await with_holder(view, record.footprint, ports.target)
     await ports.crowd.heed(now)
     record = await swept(record, None, view.fleet, ports)
-    found = await survey(resource, policy, view, Senses(ports.metrics, ports.target))
+    found = await survey(resource, policy, view, Senses(ports.metrics, ports.target, now))
     found = await accompanied(found, resource, policy, ports.target)
     seen = _seen(found, record, resource, policy, now)
-    seen = with_known_limit(seen, found, policy, now)
     if good := await proved_good(found, resource, policy, ports.metrics, now):
         seen = with_last_good(seen, good)
     held = found.obstacle or unrecognised(policy, view) or await claimed(resource, found, ports)
@@ -129,25 +141,26 @@ async def _survey(
     if isinstance(granted, Outcome):
         why = granted
     if found.plan is not None and why is None and not isinstance(baseline, Inconclusive):
-        run = _run(found, found.plan, baseline, now)
-        terms = Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
         approval = granted if isinstance(granted, Approved) else None
-        why = await _opened(resource, seen, replace(run, terms=terms, approval=approval), ports, now)
+        run = replace(_run(found, found.plan, policy, baseline, now), approval=approval)
+        why = await _opened(resource, seen, run, ports, now)
         if why is None:
             return AT_ONCE
+    why = why or holding(seen.footprint, policy.scale_out)
     await _write(resource, ports, planned(seen, found.plan, why, resource.generation, now))
-    await _unfinalized(resource, ports)
+    await _unfinalized(resource, ports, seen.footprint)
     return ports.pace.idle
 
 
 def _seen(found: Survey, record: Record, resource: Resource, policy: Policy, now: datetime) -> Record:
-    """Return the record with what a look found: the diagnosis and how urgent it is."""
+    """Return the record with what a look found: the diagnosis, how urgent it is, what is held or too much."""
     seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
     urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, record.urgency)
-    return replace(seen, urgency=urgent)
+    seen = noted(replace(seen, urgency=urgent), found, now)
+    return with_known_limit(seen, found, policy, now)
 
 
-def _run(found: Survey, plan: Plan, baseline: Baseline | None, now: datetime) -> Run:
+def _run(found: Survey, plan: Plan, policy: Policy, baseline: Baseline | None, now: datetime) -> Run:
     fleet = found.view.fleet
     return Run(
         id=now.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
@@ -163,6 +176,7 @@ def _run(found: Survey, plan: Plan, baseline: Baseline | None, now: datetime) ->
         in_rotation=fleet.in_rotation,
         blocks=found.blocks(),
         baseline=baseline,
+        terms=Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout),
         goal=found.goal,
         gpus=devices_of(found.view.template),
     )
@@ -186,8 +200,9 @@ async def _opened(
         return blocked
 
 
-async def _unfinalized(resource: Resource, ports: Ports) -> None:
-    if resource.finalized:
+async def _unfinalized(resource: Resource, ports: Ports, held: Footprint | None = None) -> None:
+    """Take the finalizer off; not while something is held that has to be given back before the end."""
+    if resource.finalized and held is None:
         await ports.store.finalize(resource, present=False)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from kvmedic.core.approval import stands
 from kvmedic.core.diagnosis import (
@@ -17,40 +15,46 @@ from kvmedic.core.diagnosis import (
     Inconclusive,
     NoChange,
     Relief,
+    Resize,
     RollBack,
     Setting,
     diagnose,
 )
 from kvmedic.core.edge import least_free_mib
-from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal, Unsupported
-from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal
+from kvmedic.core.footprint import is_held
 from kvmedic.core.moved import TRAFFIC, moves, traffic_of
-from kvmedic.core.moves import Refused
-from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep
+from kvmedic.core.plan import AutoscalerStep, ObjectRef, Plan, ReplaceStep, ScaleStep
 from kvmedic.core.policy import Mode, Policy
-from kvmedic.core.preconditions import refusal, replacement_refusal
+from kvmedic.core.preconditions import step_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.recall import recall_refusal
-from kvmedic.core.record import ClosedRun, LastGood, Record
+from kvmedic.core.record import LastGood, Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
-from kvmedic.core.vitals import Device, Vitals
-from kvmedic.deploys import Moment, latest_deploy
+from kvmedic.core.vitals import Device
 from kvmedic.engines import ENGINES
+from kvmedic.gathering import expected, gather, vitals_of
 from kvmedic.manifests.proposals import Proposal
-from kvmedic.ports import Ends, Metrics, Senses, View
+from kvmedic.ports import Metrics, Senses, View
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.capacity import spent_by
+from kvmedic.runbooks.fleet_plans import (
+    replaced_in_vain,
+    replacement_of,
+    resizing_of,
+    returning_of,
+    rollback_of,
+    rolled_back_in_vain,
+    scaled_in_vain,
+)
+from kvmedic.runbooks.outlook import fewer_replicas
 from kvmedic.runbooks.planning import (
     Fault,
     Known,
     Workload,
     configured,
     proposal,
-    replaced_in_vain,
-    replacement_of,
-    rollback_of,
-    rolled_back_in_vain,
     setting,
     workload_of,
 )
@@ -69,6 +73,8 @@ class Survey:
     """Why there is no plan although a branch applies, or why the plan cannot be carried out."""
     proposal: Proposal | None = None
     """What to give to the owner of the target, who makes the change instead of us."""
+    outlook: str = ""
+    """Whether fewer replicas would do, where some were added for a while and somebody asked."""
 
     @property
     def burn(self) -> Observation:
@@ -78,6 +84,9 @@ class Survey:
     @property
     def goal(self) -> Goal:
         """Return by what a change would be judged."""
+        steps = self.plan.steps if self.plan else ()
+        if any(isinstance(step, ScaleStep | AutoscalerStep) and step.gives_back for step in steps):
+            return Goal.CALM
         return self.diagnosis.branch.goal if isinstance(self.diagnosis, Diagnosed) else Goal.RELIEF
 
     def baseline(self) -> Baseline | Inconclusive | None:
@@ -95,7 +104,7 @@ class Survey:
         staying = [pod for pod in expected(self.view) if pod.uid not in going]
         found = baseline_of(seen, sum(pod.restarts for pod in staying))
         if isinstance(found, Inconclusive):
-            return None if self.goal is Goal.STEADINESS else found
+            return None if self.goal is not Goal.RELIEF else found
         return replace(found, memory_free_mib=least_free_mib(self._devices()))
 
     def _devices(self) -> tuple[Reading[tuple[Device, ...]], ...]:
@@ -108,50 +117,6 @@ class Survey:
         return min(known) if known and len(known) == len(pools) else None
 
 
-def expected(view: View) -> tuple[Pod, ...]:
-    """Return the pods that should serve: every one that is not terminating, by name."""
-    return tuple(sorted((p for p in view.fleet.pods if not p.terminating), key=lambda p: p.name))
-
-
-async def gather(
-    policy: Policy, namespace: str, view: View, senses: Senses, history: Sequence[ClosedRun] = ()
-) -> Evidence:
-    """Return the evidence for one target: two looks at the same replicas, how they fare, what was deployed.
-
-    Args:
-        policy: the spec.
-        namespace: of the target.
-        view: the target.
-        senses: what to look with.
-        history: closed runs of the resource, whose changes are no deploys.
-    """
-    pods, metrics = expected(view), senses.metrics
-    windows = policy.windows
-    burn, sizing, devices = await asyncio.gather(
-        metrics.observe(policy.source, pods, namespace, windows.trigger, windows.hold),
-        metrics.observe(policy.source, pods, namespace, windows.sizing, timedelta(0)),
-        metrics.devices(policy.source, pods, namespace, windows.trigger),
-    )
-    vitals = await _vitals(burn, namespace, view, senses.ends, devices)
-    deploy = await latest_deploy(policy, namespace, view, metrics, Moment(burn.at, history))
-    return Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy)
-
-
-async def _vitals(
-    burn: Observation,
-    namespace: str,
-    view: View,
-    ends: Ends,
-    devices: Mapping[str, Reading[tuple[Device, ...]]],
-) -> dict[str, Vitals]:
-    """Return how each replica fares: its devices, and its engine's last end inside the look's window."""
-    pods = expected(view)
-    ended = await ends.ends(namespace, pods, burn.at - timedelta(seconds=burn.window_seconds))
-    return {
-        pod.name: Vitals(pod.node, devices.get(pod.name, Unsupported()), ended.get(pod.name)) for pod in pods
-    }
-
-
 async def survey(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
     """Return what a look at the target finds; the plan is made, never carried out.
 
@@ -159,7 +124,7 @@ async def survey(resource: Resource, policy: Policy, view: View, senses: Senses)
     histograms, and a calm fleet needs none of them.
     """
     glanced = await _glance(resource, policy, view, senses)
-    if glanced is not None:
+    if glanced is not None and not _is_due(glanced, resource, policy, senses):
         return _with_shown_plan(glanced, resource, policy)
     return await examine(resource, policy, view, senses)
 
@@ -171,7 +136,8 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     runbook, diagnosis = judged(policy, evidence)
     diagnosis = _with_moves(diagnosis, resource, view, evidence.burn)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
-    return _with_shown_plan(_planned(found, resource, policy), resource, policy)
+    planned = _returning(found, resource, policy) if _is_due(found, resource, policy, senses) else found
+    return _with_shown_plan(_planned(planned, resource, policy), resource, policy)
 
 
 def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
@@ -193,7 +159,7 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     signals = frozenset[Signal]().union(*(branch.signals for _, branch in firsts), _proof(resource, view))
     asked = Look(policy.windows.trigger, policy.windows.hold, signals)
     seen = await senses.metrics.look(policy.source, expected(view), resource.namespace, asked)
-    vitals = await _vitals(seen, resource.namespace, view, senses.ends, {})
+    vitals = await vitals_of(seen, resource.namespace, view, senses.ends, {})
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health)
     for runbook, branch in firsts:
         match branch.when(evidence):
@@ -221,31 +187,63 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
     workload = engine_of(found.view, policy)
     known = _setting(workload, found, policy, resource.record or Record())
     plan = _plan(found, workload, known, resource, policy)
+    if isinstance(plan, NoChange) and plan.passes_on and found.evidence.spent is None:
+        return _planned(_passed_on(found, plan, known, resource, policy), resource, policy)
     if not isinstance(plan, Plan):
         return _hindered(found, plan.reason, plan.message)
-    replaces = any(isinstance(step, ReplaceStep) for step in plan.steps)
-    refused = replacement_refusal(fleet) if replaces else refusal(fleet, whole=found.goal is Goal.RELIEF)
-    refused = refused or _recall_refusal(plan, fleet)
+    refused = step_refusal(fleet, plan.steps[0], whole=found.goal is Goal.RELIEF)
     obstacle = Outcome(refused.reason, refused.message) if refused else None
     return replace(found, plan=plan, obstacle=obstacle)
 
 
-def _recall_refusal(plan: Plan, fleet: Fleet) -> Refused | None:
-    """Return why the revision that a plan goes back to cannot be put, or None."""
-    wanted = (step.after for step in plan.steps if isinstance(step, RevisionStep))
-    return next((refused for each in wanted if (refused := recall_refusal(fleet, each))), None)
+def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey judged anew, once it is known that no lever is left."""
+    spent = spent_by(why, known, found.view.fleet.replicas)
+    evidence = replace(found.evidence, spent=spent)
+    runbook, diagnosis = judged(policy, evidence)
+    diagnosis = _with_moves(diagnosis, resource, found.view, evidence.burn)
+    return replace(found, evidence=evidence, diagnosis=diagnosis, runbook=runbook)
+
+
+def _is_due(found: Survey, resource: Resource, policy: Policy, senses: Senses) -> bool:
+    """Return whether to ask if fewer replicas would do: it has been calm for long enough."""
+    held = resource.record.footprint if resource.record else None
+    calm = isinstance(found.diagnosis, Diagnosed) and found.diagnosis.reason is Reason.HEALTHY
+    if held is None or not calm or not is_held(held, found.view.fleet):
+        return False
+    return held.is_due(policy.scale_out, senses.now or found.burn.at)
+
+
+def _returning(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey of a calm fleet with the plan that gives replicas back, or why it has none."""
+    record, fleet = resource.record or Record(), found.view.fleet
+    held = record.footprint
+    workload = engine_of(found.view, policy)
+    if held is None or isinstance(workload, Fault):
+        return found
+    known = _setting(workload, found, policy, record)
+    advice = fewer_replicas(found.evidence, held, known, fleet.revision)
+    if isinstance(advice, NoChange):
+        return replace(found, outlook=advice.message)
+    plan = returning_of(fleet, held, advice, resource.generation)
+    refused = step_refusal(fleet, plan.steps[0], whole=False)
+    obstacle = Outcome(refused.reason, refused.message) if refused else None
+    return replace(found, plan=plan, obstacle=obstacle, outlook=advice.message)
 
 
 def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: Record) -> Setting:
     """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
-    known = Setting(None, policy.levers)
+    fleet, known = found.view.fleet, Setting(None, policy.levers)
     if isinstance(workload, Workload):
         known = setting(workload, policy.levers, Known(record.levers, record.outgrown), found.evidence)
     return replace(
         known,
-        replacing_failed=replaced_in_vain(record.replacements, found.view.fleet),
+        replacing_failed=replaced_in_vain(record.replacements, fleet),
         rollback_allowed=policy.rollback.is_allowed,
-        rollback_failed=rolled_back_in_vain(record.rollbacks, found.view.fleet),
+        rollback_failed=rolled_back_in_vain(record.rollbacks, fleet),
+        scale_out=policy.scale_out,
+        scaling_failed=scaled_in_vain(record.scalings, fleet),
+        before_scaling=record.footprint.fewest if record.footprint else None,
     )
 
 
@@ -270,6 +268,8 @@ def _plan(
         return rollback_of(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Relief):
         return replacement_of(policy.target, found.view.fleet, advice, resource.generation)
+    if isinstance(advice, Resize):
+        return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
     return advice
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from kvmedic.core import recall, release, replacement, rollout
+from kvmedic.core import autoscaling, recall, release, replacement, rollout, scaling
+from kvmedic.core.autoscaling import Autoscaling
 from kvmedic.core.copying import Files
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
@@ -20,14 +21,15 @@ from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Cordon, Failed, Move, Wait
-from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.replacement import Replacement, scaled_by, spare_of
 from kvmedic.core.resource import Resource
 from kvmedic.core.rollout import Order
-from kvmedic.core.run import Outcome, Run
+from kvmedic.core.run import Outcome, Run, is_kept
+from kvmedic.core.scaling import Scaling, is_explained
 from kvmedic.core.severity import Urgency
 from kvmedic.core.spending import Spending
 from kvmedic.core.starting import StartLimits
@@ -80,6 +82,12 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
             move = replacement.replacing_move(fleet, _replacement(tick, fleet, way, drain), tick.now)
             spare = spare_of(fleet, step)
             canaries = (spare,) if spare else ()
+        case ScaleStep():
+            toward = step if direction is Direction.FORWARD else step.inverse()
+            return scaling.scaling_move(fleet, _scaling(tick, fleet, toward, drain), tick.now)
+        case AutoscalerStep():
+            kept = step if direction is Direction.FORWARD else step.inverse()
+            return autoscaling.autoscaling_move(fleet, _autoscaling(tick, fleet, kept), tick.now)
         case _:
             assert_never(step)
     if direction is Direction.FORWARD and isinstance(move, Cordon):
@@ -96,6 +104,11 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
         case ReplaceStep():
             order = _replacement(tick, fleet, step, await _drain(tick, fleet))
             return replacement.leaving_move(fleet, order, tick.now)
+        case ScaleStep():
+            scaled = _scaling(tick, fleet, step, await _drain(tick, fleet))
+            return scaling.leaving_move(fleet, scaled, tick.now)
+        case AutoscalerStep():
+            return autoscaling.leaving_move(fleet, _autoscaling(tick, fleet, step))
         case _:
             assert_never(step)
 
@@ -108,6 +121,10 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
             return rollout.resting_move(fleet, tick.now, _assigned_at(tick.run))
         case ReplaceStep():
             return replacement.resting_move(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
+        case ScaleStep():
+            return scaling.resting_move(fleet)
+        case AutoscalerStep():
+            return autoscaling.resting_move(fleet)
         case _:
             assert_never(step)
 
@@ -155,6 +172,34 @@ def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> R
         limits=_limits(tick),
         drain_limit=tick.policy.rollout.drain_timeout,
         assigned_at=_assigned_at(tick.run),
+    )
+
+
+def _autoscaling(tick: Tick, fleet: Fleet, step: AutoscalerStep) -> Autoscaling:
+    return Autoscaling(
+        step=step,
+        replicas=tick.run.replicas,
+        limits=_limits(tick),
+        is_ours=not _is_abandoned(tick.run) and is_kept(tick.run, tick.resource.uid, fleet),
+        assigned_at=_assigned_at(tick.run),
+    )
+
+
+def _is_abandoned(run: Run) -> bool:
+    return run.ending is not None and run.ending.reason is Reason.ABANDONED
+
+
+def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling:
+    run = tick.run
+    begun = run.current.step
+    explained = isinstance(begun, ScaleStep) and is_explained(run, begun, tick.resource.uid, fleet)
+    return Scaling(
+        step=step,
+        victim=run.victim,
+        drain=drain,
+        limits=_limits(tick),
+        is_ours=explained and not _is_abandoned(run),
+        assigned_at=_assigned_at(run),
     )
 
 

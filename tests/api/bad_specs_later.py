@@ -16,7 +16,6 @@ from api.bad_specs import (
     Row,
     baseline,
     compression,
-    lever,
     window,
 )
 
@@ -218,16 +217,6 @@ PENDING = [
         "spec.runbooks",
         "CompressionWithoutSavings is not implemented yet: remove it",
         is_pending=True,
-    ),
-    *(
-        Row(
-            f"lever {name}",
-            lever(name=name),
-            "spec.levers[0].name",
-            "is not implemented yet: remove it",
-            is_pending=True,
-        )
-        for name in ("scaleOut",)
     ),
     Row(
         "a rollout without a spare",

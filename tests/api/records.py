@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+from kvmedic.core.diagnosis import Goal
 from kvmedic.core.engine import Knob
+from kvmedic.core.footprint import Footprint, Load
 from kvmedic.core.plan import Plan
+from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     ClosedRun,
@@ -17,11 +20,12 @@ from kvmedic.core.record import (
     ShownDiagnosis,
     ShownPlan,
     TriedLever,
+    TriedScaling,
     Truth,
 )
-from kvmedic.core.run import Approved, Outcome, StepState
+from kvmedic.core.run import Approved, Outcome, StepState, Terms
 from kvmedic.core.verdict import Verdict
-from run_builder import NOW, OLD, STEP, a_run, an_intent
+from run_builder import NOW, OLD, SCALE, STEP, a_run, a_scaling, an_intent
 
 
 def approved_record() -> Record:
@@ -34,6 +38,37 @@ def approved_record() -> Record:
         plan=ShownPlan(plan.digest, plan.reason, plan.message, (STEP.line(),), NOW, plan),
         run=replace(record.run, approval=used),
         history=tuple(replace(run, approval=used) for run in record.history),
+    )
+
+
+def holding_record() -> Record:
+    """Return a record that holds replicas for a while, with a run that gives them back."""
+    target, terms = SCALE.target, Terms(RotationLabel("serving", "draining"), timedelta(minutes=10))
+    held = Footprint(
+        run="20260301-020000",
+        target=target,
+        holder=target,
+        holder_uid="uid-1",
+        target_uid="uid-1",
+        container="vllm",
+        before=3,
+        after=4,
+        fewest=3,
+        template=OLD,
+        at=NOW - timedelta(hours=2),
+        load=Load(20.0, 380.0, 64.0, 190.0),
+        terms=terms,
+        calm_since=NOW - timedelta(hours=1),
+        outlook="3 replicas would run 9.1 sequences each",
+        looked_at=NOW,
+    )
+    run = a_run(StepState.ROLLING_OUT, a_scaling(2, 4, 3), step=SCALE.inverse())
+    tried = TriedScaling(4, 5, OLD, Verdict.NOT_RECOVERED, NOW)
+    return replace(
+        full_record(),
+        run=replace(run, goal=Goal.CALM, baseline=None, terms=terms),
+        footprint=held,
+        scalings=(tried,),
     )
 
 

@@ -9,9 +9,8 @@ import pytest
 from api.bad_specs import MINIMAL
 from kvmedic.api.convert import KNOBS, policy_of
 from kvmedic.api.levers import LeverName
-from kvmedic.api.pending import IMPLEMENTED_LEVERS
 from kvmedic.api.resource import spec_from_wire
-from kvmedic.core.diagnosis import LeverBound, Trigger
+from kvmedic.core.diagnosis import LeverBound, ScaleBound, Trigger
 from kvmedic.core.engine import Knob
 from kvmedic.core.policy import (
     Limits,
@@ -117,9 +116,9 @@ def test_levers_keep_their_order() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(IMPLEMENTED_LEVERS))
+@pytest.mark.parametrize("name", list(LeverName))
 def test_an_implemented_lever_is_a_knob_or_has_a_field_of_its_own(name: LeverName) -> None:
-    assert (name in KNOBS) is not (name is LeverName.REVISION_ROLLBACK)
+    assert (name in KNOBS) is not (name in (LeverName.REVISION_ROLLBACK, LeverName.SCALE_OUT))
 
 
 @pytest.mark.parametrize(
@@ -138,3 +137,24 @@ def test_a_way_back_to_another_revision_is_a_lever(
     levers: list[dict[str, str]], expected: RollbackPolicy
 ) -> None:
     assert policy_of(spec_from_wire({**MINIMAL, "levers": levers})).rollback == expected
+
+
+@pytest.mark.parametrize(
+    ("lever", "bound"),
+    [
+        ({"name": "scaleOut"}, ScaleBound(None, 1, timedelta(hours=1))),
+        (
+            {"name": "scaleOut", "maxReplicas": 8, "step": 2, "restoreAfter": "90m"},
+            ScaleBound(8, 2, timedelta(minutes=90)),
+        ),
+    ],
+    ids=["without bounds", "with all"],
+)
+def test_how_far_replicas_may_be_added(lever: dict[str, object], bound: ScaleBound) -> None:
+    policy = policy_of(spec_from_wire({**MINIMAL, "levers": [lever]}))
+
+    assert (policy.scale_out, policy.levers) == (bound, ())
+
+
+def test_replicas_that_are_not_mentioned_may_not_be_added() -> None:
+    assert policy_of(spec_from_wire(MINIMAL)).scale_out is None

@@ -45,13 +45,11 @@ def test_bounds_are_inside(spec: dict[str, Any]) -> None:
 
 
 def test_everything_that_is_not_implemented_is_named_at_once() -> None:
-    spec = spec_from_wire(
-        {**MINIMAL, "compression": {}, "levers": [{"name": "maxNumSeqs"}, {"name": "scaleOut"}]}
-    )
+    spec = spec_from_wire({**MINIMAL, "compression": {}, "rollout": {"spare": "BestEffort"}})
 
     assert [named.partition(": ")[0] for named in not_implemented(spec)] == [
+        "spec.rollout.spare",
         "spec.compression",
-        "spec.levers[1].name",
     ]
 
 

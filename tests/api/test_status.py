@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.records import full_record
+from api.records import full_record, holding_record
 from kvmedic.api.problems import RunUnreadable
 from kvmedic.api.status import (
     FINDINGS_LENGTH,
@@ -314,3 +314,20 @@ def test_what_was_too_much_is_a_record_and_never_started_anew(path: tuple[str | 
 
     with pytest.raises(RunUnreadable):
         record_from_wire(broken(stored(record), *path, value={}))
+
+
+def test_what_is_held_for_a_while_is_read_as_it_was_written() -> None:
+    record = holding_record()
+
+    status = stored(record)
+
+    assert record_from_wire(status) == record
+    assert (status["footprint"]["before"], status["footprint"]["after"]) == (3, 4)
+    assert status["footprint"]["calmSince"] == "2026-03-01T02:00:00Z"
+    assert status["run"]["steps"][0]["step"]["kind"] == "ScaleStep"
+
+
+@pytest.mark.parametrize("field", ["footprint", "scalings"])
+def test_what_is_held_and_cannot_be_read_is_never_forgotten(field: str) -> None:
+    with pytest.raises(RunUnreadable):
+        record_from_wire(stored(holding_record()) | {field: "fine"})

@@ -178,6 +178,7 @@ def test_a_breached_objective_pages_while_it_is_breached(
         ("KvmedicGpuFault", "GpuFault"),
         ("KvmedicThermalEmergency", "ThermalEmergency"),
         ("KvmedicHostOutOfMemory", "HostOutOfMemory"),
+        ("KvmedicCapacityExhausted", "CapacityExhausted"),
     ],
 )
 def test_trouble_that_another_runbook_is_for_is_told_under_its_name(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from api.records import holding_record
 from kvmedic.cli.explain import Place, explained
 from kvmedic.core.decide import Wish
 from kvmedic.core.engine import Knob
@@ -110,3 +113,24 @@ def test_a_change_in_a_file_names_the_file_and_a_copy_that_is_left_is_told() -> 
 
     assert any("maxNumSeqs 64 -> 16 (ConfigMap/limits, engine.yaml): Pending" in line for line in said)
     assert any(line.startswith("ConfigMap limits-0123456789 is a copy of ours") for line in said)
+
+
+def test_what_is_held_for_a_while_is_told_with_what_it_waits_for() -> None:
+    said = lines(replace(holding_record(), run=None))
+
+    assert (
+        "For a while it holds replicas 3 -> 4 since 2026-03-01T01:00:00Z (run 20260301-020000); calm since "
+        "2026-03-01T02:00:00Z." in said
+    )
+    assert "  Would fewer do (2026-03-01T03:00:00Z)? 3 replicas would run 9.1 sequences each." in said
+    assert any(line.startswith("Replicas 4 -> 5 was tried") for line in said)
+
+
+def test_what_is_held_and_was_never_calm_says_so() -> None:
+    record = holding_record()
+    assert record.footprint is not None
+
+    said = lines(replace(record, footprint=replace(record.footprint, calm_since=None, outlook="")))
+
+    assert any(line.endswith("; not calm yet.") for line in said)
+    assert not any("Would fewer do" in line for line in said)

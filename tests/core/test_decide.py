@@ -23,7 +23,7 @@ from kvmedic.core.gates import Blocked
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.run import Outcome, Standing, StepState
 from kvmedic.core.verdict import Judged, Verdict
-from run_builder import CONFIG, NOW, RECALL, REPLACE, a_run, a_scaling, an_intent
+from run_builder import CONFIG, NOW, RECALL, REPLACE, SCALE, a_run, a_scaling, an_intent
 
 SUSPENDED = Blocked(Reason.SUSPENDED, "suspended")
 ENDING = Outcome(Reason.RECOVERED, "better")
@@ -42,6 +42,10 @@ def seen(
 
 REPLACING = a_run(S.ROLLING_OUT, a_scaling(1, 3, 4), step=REPLACE)
 REPLACED = a_run(S.VERIFYING, a_scaling(2, 4, 3), step=REPLACE)
+ADDING = a_run(S.ROLLING_OUT, a_scaling(1, 3, 4), step=SCALE)
+ADDED = a_run(S.VERIFYING, a_scaling(1, 3, 4), step=SCALE)
+RETURNING = a_run(S.ROLLING_OUT, a_scaling(2, 4, 3), step=SCALE.inverse())
+RETURNED = a_run(S.VERIFYING, a_scaling(2, 4, 3), step=SCALE.inverse())
 ROWS = [
     ("a recorded plan begins", a_run(), seen(), Walk(Direction.FORWARD)),
     ("a walk goes on", a_run(S.ROLLING_OUT, an_intent()), seen(), Walk(Direction.FORWARD)),
@@ -194,6 +198,41 @@ ROWS = [
         seen(verdict=V.INCONCLUSIVE),
         Watch(Reason.INCONCLUSIVE, "numbers"),
     ),
+    ("replicas are added", a_run(step=SCALE), seen(), Walk(Direction.FORWARD)),
+    ("more did not help: they go", ADDED, seen(verdict=V.NOT_RECOVERED), "TurnBack"),
+    ("somebody scaled while more are added: leave it", ADDING, seen(Standing.RESCALED), "Leave"),
+    ("somebody scaled while more are verified: leave it", ADDED, seen(Standing.RESCALED), "Leave"),
+    ("scaled to zero while more are added: leave it", ADDING, seen(Standing.SCALED_TO_ZERO), "Leave"),
+    ("deleted while more are added: they go", ADDING, seen(wish=Wish.DELETE), "TurnBack"),
+    ("deleted while more are verified: they go", ADDED, seen(wish=Wish.DELETE), "TurnBack"),
+    ("suspended while replicas are given back: the fleet rests", RETURNING, seen(blocked=SUSPENDED), "Rest"),
+    (
+        "deleted while replicas are given back: it goes on, whatever is stopped",
+        RETURNING,
+        seen(wish=Wish.DELETE, blocked=SUSPENDED),
+        Walk(Direction.FORWARD),
+    ),
+    (
+        "deleted before the first is given back: it goes on",
+        a_run(step=SCALE.inverse()),
+        seen(wish=Wish.DELETE, blocked=SUSPENDED),
+        Walk(Direction.FORWARD),
+    ),
+    (
+        "deleted after the last was given back: nobody waits for a verdict",
+        RETURNED,
+        seen(wish=Wish.DELETE),
+        Close(Outcome(Reason.RESOURCE_DELETED, SENTENCES[Reason.RESOURCE_DELETED])),
+    ),
+    (
+        "asked to roll back while replicas are given back: they come back",
+        RETURNING,
+        seen(wish=Wish.ROLL_BACK),
+        "TurnBack",
+    ),
+    ("fewer are too few: they come back", RETURNED, seen(verdict=V.NOT_RECOVERED), "TurnBack"),
+    ("fewer are enough: keep", RETURNED, seen(verdict=V.RECOVERED), Keep(judged(V.RECOVERED))),
+    ("abandoned while replicas are added: leave", ADDING, seen(wish=Wish.ABANDON), "Leave"),
     (
         "nothing can be said about a replacement, and told to roll back: it ends",
         REPLACED,

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.fleet import Fleet, ReplicaSet
 from kvmedic.core.moves import Cordon, Failed, Freeze, Move, Refused, Restore, Retarget, Revert, Settled, Wait
+from kvmedic.core.preconditions import recall_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.recall import recall_refusal, recalling_move
+from kvmedic.core.recall import recalling_move
 from kvmedic.core.revisions import Revision
 from kvmedic.core.rollout import Order
 from kvmedic.core.swap import TemplateSwap

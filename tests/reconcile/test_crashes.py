@@ -8,15 +8,19 @@ a new kind of step is covered without anything added here.
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 import pytest
 
+from kvmedic.core.plan import Step
 from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Fate, Write
 from reconcile.configured import CHANGED, config_map, configure, copies, referred, text_of
 from reconcile.deploying import ALLOWED, RAISED_CAP, break_earlier, cap, deploy
 from reconcile.phases import drained, let_go
 from reconcile.replacing import names, press_one
+from reconcile.scaling import calm, held, press, spec
+from reconcile.test_autoscaling import behind_hpa, marks, minimum
 from reconcile.test_ill_replicas import LEVERS, TORCH, crash
 from reconcile.world import Eye
 
@@ -267,3 +271,71 @@ def test_killed_at_every_write_a_change_in_a_file_is_taken_back_and_no_copy_is_l
     assert eye.lost == []
     assert eye.fewest >= 2
     assert config_maps_written(killer) == {"POST", "DELETE"}
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_killed_at_every_write_replicas_are_added_and_given_back_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=spec())
+    before, deployed = names(world), world.deployment()["spec"]
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        press(world)
+        world.start()
+        world.wait(lambda: bool(held(world)) and "run" not in world.status(), SECONDS, "a replica is added")
+        calm(world)
+        world.wait(lambda: len(world.outcomes()) == 2 and world.is_closed(), SECONDS, "it is given back")
+    print(f"{world.starts} processes; {killer.report()}")
+
+    assert world.outcomes() == ["Recovered", "Recovered"]
+    assert world.deployment()["spec"] == deployed
+    assert (names(world), held(world)) == (before, {})
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 3, "one came, and the same one went"
+    assert {"ScaleOut", "ScaleIn"} <= {word for write in killer.kills for word in write.step.split()}
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_replicas_that_did_not_help_go_again(a_world, killer):
+    often = {"cooldown": "24h", "maxRunsPerDay": 10}
+    world = a_world(replicas=2, decide=killer.decide, spec=spec(limits=often))
+    before, deployed = names(world), world.deployment()["spec"]
+    press(world, more="fewer requests, and thrash")
+
+    eye = survive(world, 2, killer)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == deployed
+    assert (names(world), held(world)) == (before, {})
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_killed_at_every_write_an_autoscalers_minimum_is_raised_and_put_back(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=spec())
+    behind_hpa(world)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        press(world)
+        world.start()
+        world.wait(lambda: bool(held(world)) and "run" not in world.status(), SECONDS, "it is raised")
+        raised = minimum(world)
+        calm(world)
+        world.wait(lambda: len(world.outcomes()) == 2 and world.is_closed(), SECONDS, "it is put back")
+    print(f"{world.starts} processes; {killer.report()}")
+
+    assert (raised, minimum(world)) == (3, 2)
+    assert world.outcomes() == ["Recovered", "Recovered"]
+    assert (held(world), marks(world), world.traces()) == ({}, [], [])
+    assert eye.fewest >= 2
+    assert "horizontalpodautoscalers" in {write.object for write in killer.kills}
+
+
+def test_every_kind_of_step_is_killed_at_every_write():
+    """The runs above have every kind of step there is; a new kind needs a run of its own."""
+    killed = {"FlagStep", "ReplaceStep", "ConfigStep", "RevisionStep", "ScaleStep", "AutoscalerStep"}
+
+    assert {kind.__name__ for kind in get_args(Step)} == killed

@@ -16,13 +16,24 @@ from lab.scripted.proxy import Proxy
 from reconcile.approving import APPROVE, approve, waits_as
 from reconcile.configured import configure, copies
 from reconcile.deploying import ALLOWED, deploy
+from reconcile.scaling import MORE, REPLICAS, press, spec
+from reconcile.test_autoscaling import HPA, SCALED_OBJECT, behind, minimum
+from reconcile.test_people import delete_resource, is_gone
 from reconcile.world import World, no_harm
 
 Right = tuple[str, str, str]
 """API group, resource with its subresource, verb."""
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-RARE = {
+THROUGH_AUTOSCALERS = {
+    (group, resource, verb)
+    for group, resource in (
+        ("autoscaling", "horizontalpodautoscalers"),
+        ("keda.sh", "scaledobjects"),
+    )
+    for verb in ("get", "patch")
+}
+RARE = THROUGH_AUTOSCALERS | {
     ("", "pods", "delete"),
     ("", "pods/log", "get"),
     ("apps", "replicasets", "get"),
@@ -30,8 +41,9 @@ RARE = {
     ("", "configmaps", "create"),
     ("", "configmaps", "delete"),
 }
-"""Asked for only while a peer of the drained replica is not Ready; after a restart; before a revision is put
-back; in mode Approve; where a flag stands in a configuration file."""
+"""Asked for only where replicas are added through an autoscaler; while a peer of the drained replica is not
+Ready; after a restart; before a revision is put back; in mode Approve; where a flag stands in a configuration
+file."""
 
 
 @dataclass(slots=True)
@@ -110,6 +122,28 @@ def test_the_charts_rights_suffice_and_none_is_idle(
     assert world.outcomes() == ["Recovered"]
     assert proxy.used - given == set()
     assert given - proxy.used == RARE
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", [HPA, SCALED_OBJECT])
+def test_the_charts_rights_suffice_for_an_autoscalers_minimum(
+    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger], kind: str
+) -> None:
+    world = a_world(spec=spec(verify={"for": "30m"}))
+    behind(world, kind)
+    proxy = with_rights_of_the_chart(world)
+    press(world)
+
+    world.start(proxy=proxy)
+    world.wait(lambda: minimum(world, kind) == MORE, 90, "the minimum is raised")
+    delete_resource(world)
+    world.wait(lambda: is_gone(world), 90, "it is put back")
+
+    resource = "horizontalpodautoscalers" if kind == HPA else "scaledobjects"
+    used = {right for right in proxy.used if right[1] == resource}
+    assert proxy.forbidden == []
+    assert {verb for _, _, verb in used} == {"list", "get", "patch"}
+    assert minimum(world, kind) in (REPLICAS, None)
 
 
 def test_the_charts_rights_suffice_for_a_plan_that_a_person_approves(

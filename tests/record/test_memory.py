@@ -8,19 +8,26 @@ import pytest
 
 from kvmedic.core.plan import Step
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import HISTORY_LENGTH, Record, TriedLever, TriedReplacement, TriedRollback
+from kvmedic.core.record import (
+    HISTORY_LENGTH,
+    Record,
+    TriedLever,
+    TriedReplacement,
+    TriedRollback,
+    TriedScaling,
+)
 from kvmedic.core.run import Outcome, StepState
 from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.record.runs import closed
-from kvmedic.runbooks.planning import replaced_in_vain, rolled_back_in_vain
-from run_builder import NEW, NOW, OLD, RECALL, REPLACE, STEP, a_fleet, a_run, a_scaling, an_intent
+from kvmedic.runbooks.fleet_plans import replaced_in_vain, rolled_back_in_vain, scaled_in_vain
+from run_builder import NEW, NOW, OLD, RECALL, REPLACE, SCALE, STEP, a_fleet, a_run, a_scaling, an_intent
 
 FAILED = Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, "still beyond the trigger")
 
 
 def after_verdict(step: Step, verdict: Verdict, before: Record | None = None) -> Record:
     """The record once a run with one step was judged and closed."""
-    scaling = a_scaling(2, 4, 3) if step is REPLACE else an_intent()
+    scaling = an_intent() if step is STEP else a_scaling(2, 4, 3)
     run = a_run(StepState.VERIFYING, scaling, step=step)
     judged = replace(FAILED, verdict=verdict)
     outcome = Outcome(judged.reason, judged.message)
@@ -111,3 +118,26 @@ def test_rollbacks_are_remembered_once_each_and_their_number_is_bounded() -> Non
     assert done.rollbacks[0] == TriedRollback(OLD, NEW, Reason.CANARY_FAILED, NOW)
     assert len(done.rollbacks) == HISTORY_LENGTH
     assert len({one.revision for one in done.rollbacks}) == HISTORY_LENGTH
+
+
+def test_more_replicas_that_did_not_help_are_remembered_by_template_and_number() -> None:
+    done = after_verdict(SCALE, Verdict.NOT_RECOVERED)
+
+    assert done.scalings == (TriedScaling(3, 4, OLD, Verdict.NOT_RECOVERED, NOW),)
+    assert (done.levers, done.replacements) == ((), ())
+    assert scaled_in_vain(done.scalings, a_fleet())
+    assert not scaled_in_vain(done.scalings, a_fleet(replicas=4))
+    assert not scaled_in_vain(done.scalings, a_fleet(revision=NEW))
+
+
+def test_fewer_replicas_that_were_too_few_are_no_lever_that_failed() -> None:
+    assert after_verdict(SCALE.inverse(), Verdict.NOT_RECOVERED).scalings == ()
+
+
+def test_the_same_number_is_remembered_once_and_memory_is_bounded() -> None:
+    old = tuple(TriedScaling(3 + i, 9, OLD, Verdict.NOT_RECOVERED, NOW) for i in range(HISTORY_LENGTH))
+
+    done = after_verdict(SCALE, Verdict.NOT_RECOVERED, Record(scalings=old))
+
+    assert len({(one.revision, one.before) for one in done.scalings}) == HISTORY_LENGTH
+    assert done.scalings[0].after == 4

@@ -16,7 +16,7 @@ from builders import (
     without,
 )
 from deploy_builder import CAP_RAISED, LENGTH_RAISED, a_deploy, a_past, deployed
-from kvmedic.core.diagnosis import Evidence
+from kvmedic.core.diagnosis import Evidence, Spent
 from kvmedic.core.evidence import Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import Deploy, Difference, NoDeploy, UnknownDeploy
@@ -40,12 +40,19 @@ SLOWER = replace(CALM, finished=0.75 * THRASHING.finished)
 """Requests that come more seldom than at five in today's seven."""
 FASTER = replace(CALM, finished=1.5 * THRASHING.finished)
 THRASH = an_evidence(*[THRASHING] * 3)
+ROOM_FOR_MORE = Spent("the cap is what the cache holds", may_scale=True)
+NOTHING_LEFT = Spent("the cap is what the cache holds; scaleOut is not in spec.levers", may_scale=False)
 QUIET = an_evidence(*[CALM] * 3)
 
 
 def since(*replicas: Replica) -> Deploy:
     """Return a deploy with these replicas before it."""
     return a_deploy(before=a_past(*replicas))
+
+
+def spent(evidence: Evidence, how: Spent) -> Evidence:
+    """Return evidence after every lever was asked."""
+    return replace(evidence, spent=how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +229,24 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         Incident("one of three", an_evidence(THRASHING, CALM, CALM), fires=False),
         Incident("half of four", an_evidence(THRASHING, THRASHING, CALM, CALM), fires=False),
         Incident("full, capped right, requests wait", an_evidence(*[BUSY_AND_WELL_CAPPED] * 3), fires=False),
+    ),
+    Reason.CAPACITY_SHORT: (
+        Incident("no setting is left, replicas may be added", spent(THRASH, ROOM_FOR_MORE), fires=True),
+        Incident("a single replica", replace(an_evidence(THRASHING), spent=ROOM_FOR_MORE), fires=True),
+        Incident("nobody asked the levers yet", THRASH, fires=False),
+        Incident("replicas may not be added", spent(THRASH, NOTHING_LEFT), fires=False),
+        Incident("calm", spent(QUIET, ROOM_FOR_MORE), fires=False),
+        Incident("one of three", spent(an_evidence(THRASHING, CALM, CALM), ROOM_FOR_MORE), fires=False),
+        Incident("half of four", spent(an_evidence(*[THRASHING, CALM] * 2), ROOM_FOR_MORE), fires=False),
+        Incident("at the trigger", spent(an_evidence(*[AT_THE_TRIGGER] * 3), ROOM_FOR_MORE), fires=False),
+        Incident("on a broken GPU", spent(ill(THRASH, a_device(last_xid=79)), ROOM_FOR_MORE), fires=False),
+    ),
+    Reason.CAPACITY_EXHAUSTED: (
+        Incident("no lever is left", spent(THRASH, NOTHING_LEFT), fires=True),
+        Incident("nobody asked the levers yet", THRASH, fires=False),
+        Incident("replicas may be added", spent(THRASH, ROOM_FOR_MORE), fires=False),
+        Incident("calm", spent(QUIET, NOTHING_LEFT), fires=False),
+        Incident("one of three", spent(an_evidence(THRASHING, CALM, CALM), NOTHING_LEFT), fires=False),
     ),
 }
 """By the reason of the branch."""

@@ -6,7 +6,8 @@ from kvmedic.core.diagnosis import Relief
 from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
-from kvmedic.runbooks.planning import Fault, replacement_of
+from kvmedic.runbooks.fleet_plans import replacement_of
+from kvmedic.runbooks.planning import Fault
 from run_builder import OLD, a_fleet, a_pod
 
 TARGET = TargetRef("Deployment", "llm", "vllm")

@@ -9,7 +9,7 @@ from kvmedic.core.plan import Plan, RevisionStep, is_revocable, template_before
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import Revision
-from kvmedic.runbooks.planning import rollback_of
+from kvmedic.runbooks.fleet_plans import rollback_of
 from run_builder import NEW, OLD, RECALL, a_fleet
 
 TARGET = TargetRef("Deployment", "llm", "vllm")

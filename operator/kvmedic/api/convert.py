@@ -11,7 +11,7 @@ from kvmedic.api.quantities import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.api.spec import MaintenanceWindow as WireWindow
 from kvmedic.api.spec import Objectives as WireObjectives
-from kvmedic.core.diagnosis import LeverBound, Trigger
+from kvmedic.core.diagnosis import RESTORE_AFTER, LeverBound, ScaleBound, Trigger
 from kvmedic.core.engine import Knob
 from kvmedic.core.maintenance import MaintenanceWindow
 from kvmedic.core.policy import (
@@ -68,6 +68,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
             approval_max_age=parse_duration(spec.limits.approval_max_age),
         ),
         rollback=_rollback(spec),
+        scale_out=next((_scale(lever) for lever in spec.levers if lever.name is LeverName.SCALE_OUT), None),
     )
 
 
@@ -123,3 +124,11 @@ def _seconds(duration: str | None) -> float | None:
 def _bound(lever: LeverSpec) -> LeverBound:
     most = lever.maximum if lever.max_gib is None else float(lever.max_gib)
     return LeverBound(KNOBS[lever.name], lever.minimum, most, lever.step)
+
+
+def _scale(lever: LeverSpec) -> ScaleBound:
+    return ScaleBound(
+        most=lever.max_replicas,
+        step=int(lever.step or 1),
+        restore_after=parse_duration(lever.restore_after) if lever.restore_after else RESTORE_AFTER,
+    )

@@ -136,14 +136,16 @@ class LeverSpec(Wire):
     """Greatest value, for watermark (0.001 to 0.5) and gpuMemoryUtilization (0.1 to 1), which is raised only
     where a max is given. The other levers with a value are only ever lowered."""
     step: Annotated[float, Field(strict=True)] | None = None
-    """Greatest change at once, for gpuMemoryUtilization (0.001 to 0.1) and scaleOut (1 to 100 replicas)."""
+    """Greatest change at once, for gpuMemoryUtilization (0.001 to 0.1) and scaleOut (1 to 100 replicas;
+    absent: 1)."""
     max_gib: Annotated[int, Field(strict=True), whole(1, 65536)] | None = Field(default=None, alias="maxGiB")
     """Host memory for KV blocks per replica, over all its engines and GPUs (GiB), for cpuOffload. From 1 to
     65536. It is refused unless the container's memory limit covers it."""
     max_replicas: Annotated[int, Field(strict=True), whole(1, 10000)] | None = None
-    """Replicas, at most, for scaleOut. From 1 to 10000."""
+    """Replicas, at most, for scaleOut. From 1 to 10000. Absent: one step more than there were."""
     restore_after: Annotated[str, Field(max_length=DURATION_LENGTH), duration("1m", "168h")] | None = None
-    """How long it must have been calm before replicas are given back, for scaleOut. From 1m to 168h."""
+    """How long it must have been calm before replicas are given back, for scaleOut. From 1m to 168h.
+    Absent: 1h."""
 
     within: Annotated[str, Field(max_length=DURATION_LENGTH), duration("5m", "24h")] | None = None
     """How long after a revision came it may be rolled back, for revisionRollback. From 5m to 24h. Absent: 1h,

@@ -9,27 +9,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from kvmedic.api.levers import LeverName, LeverSpec
 from kvmedic.api.rules import Rule
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.core.policy import Runbook, Spare
 
 T = TypeVar("T")
-
-IMPLEMENTED_LEVERS = frozenset(
-    {
-        LeverName.MAX_NUM_SEQS,
-        LeverName.WATERMARK,
-        LeverName.MAX_MODEL_LEN,
-        LeverName.MAX_NUM_BATCHED_TOKENS,
-        LeverName.GPU_MEMORY_UTILIZATION,
-        LeverName.REVISION_ROLLBACK,
-        LeverName.PREFIX_CACHING,
-        LeverName.CHUNKED_PREFILL,
-        LeverName.CPU_OFFLOAD,
-    }
-)
-"""The levers that this version turns."""
 
 PENDING: tuple[Rule[KVRemediationSpec], ...] = (
     Rule(
@@ -54,31 +38,12 @@ PENDING: tuple[Rule[KVRemediationSpec], ...] = (
         forbids=True,
     ),
 )
-"""Every feature of the spec that is not implemented yet, except levers."""
-
-_TURNED = sorted(str(name) for name in IMPLEMENTED_LEVERS)
-_ADVICE = f"is not implemented yet: remove it; this version turns {', '.join(_TURNED)}"
-
-PENDING_LEVER: Rule[LeverSpec] = Rule(
-    cel=f"self.name in {_TURNED}",
-    message=f"this lever {_ADVICE}",
-    holds=lambda lever: lever.name in IMPLEMENTED_LEVERS,
-    path=".name",
-    message_expression=f"'lever ' + self.name + ' {_ADVICE}'",
-    forbids=True,
-)
-"""The levers that are not implemented yet, as a rule on one lever."""
+"""Every feature of the spec that is not implemented yet."""
 
 
 def not_implemented(spec: KVRemediationSpec) -> tuple[str, ...]:
     """Return what the spec asks for and this version does not do, one sentence each; empty: nothing."""
-    broken = [f"spec{rule.path}: {rule.message}" for rule in PENDING if not _holds(rule, spec)]
-    levers = [
-        f"spec.levers[{i}].name: lever {lever.name} {_ADVICE}"
-        for i, lever in enumerate(spec.levers)
-        if not _holds(PENDING_LEVER, lever)
-    ]
-    return (*broken, *levers)
+    return tuple(f"spec{rule.path}: {rule.message}" for rule in PENDING if not _holds(rule, spec))
 
 
 def _holds(rule: Rule[T], value: T) -> bool:

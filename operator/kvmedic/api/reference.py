@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from kvmedic.api.pending import PENDING, PENDING_LEVER
+from kvmedic.api.pending import PENDING
 from kvmedic.api.resource import CATEGORIES, GROUP, KIND, SHORT_NAMES, VERSION
 from kvmedic.api.rules import VALIDATIONS
 from kvmedic.api.schema import COLUMNS, Column, Schema, open_api_schema
@@ -47,7 +47,6 @@ def sections(schema: Schema, part: str) -> Iterator[str]:
 
 def _not_yet() -> str:
     lines = [f"* `spec{rule.path}`: {rule.message}" for rule in PENDING]
-    lines.append(f"* `spec.levers[]{PENDING_LEVER.path}`: {PENDING_LEVER.message}")
     return _titled("Not implemented yet", NOT_YET + "\n" + "\n".join(lines))
 
 
@@ -76,7 +75,7 @@ def _section(path: str, schema: Schema) -> str:
         required = schema.get("required", ())
         rows = [_row(n, part, n in required) for n, part in schema["properties"].items()]
         text.append(_table(("Field", "Type", "Default", "Meaning"), rows))
-    pending = [*(rule.wire() for rule in PENDING), PENDING_LEVER.wire()]
+    pending = [rule.wire() for rule in PENDING]
     rules = [f"* {_rule(rule)}" for rule in schema.get(VALIDATIONS, ()) if rule not in pending]
     return _titled(path, "\n\n".join(part for part in (*text, "\n".join(rules)) if part))
 

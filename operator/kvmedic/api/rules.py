@@ -49,15 +49,12 @@ class Rule(Generic[T]):
     """The same condition; None where it needs the object as it was before, which only the API server has."""
     path: str = ""
     """The field at fault, relative to the object that has the rule: `.sizing.window`."""
-    message_expression: str = ""
-    """CEL for a message that names what was written; `message` is used where it fails."""
     forbids: bool = False
     """The field must not be there at all, or not yet."""
 
     def wire(self) -> dict[str, str]:
         """Return the rule as a structural schema carries it."""
         optional = {
-            "messageExpression": self.message_expression,
             "fieldPath": self.path,
             "reason": "FieldValueForbidden" if self.forbids else "",
         }

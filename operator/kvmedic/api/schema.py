@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
 
-from kvmedic.api.pending import PENDING, PENDING_LEVER
+from kvmedic.api.pending import PENDING
 from kvmedic.api.resource import (
     CATEGORIES,
     GROUP,
@@ -205,8 +205,6 @@ def spec_schema() -> Schema:
     """Return the structural schema of `spec`, with the rules about what is not implemented yet."""
     written = KVRemediationSpec.model_json_schema(by_alias=True)
     schema = structural(written, written["$defs"])
-    lever = schema["properties"]["levers"]["items"]
-    lever[VALIDATIONS] = [*lever[VALIDATIONS], PENDING_LEVER.wire()]
     schema[VALIDATIONS] = [*schema[VALIDATIONS], *(rule.wire() for rule in PENDING)]
     return schema
 

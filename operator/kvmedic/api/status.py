@@ -5,10 +5,10 @@ value, what is None or empty left out. So a new kind of step needs nothing here;
 because records that are stored must stay readable (`tests/api/data`).
 
 Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`, `rollbacks`,
-`copies`, `outgrown`, `borrowed`, `lastGood`) are what the operator itself relies on after a restart: one that
-cannot be read raises
-`RunUnreadable`, because starting from empty would forget a change under way or hand out a used-up
-budget. All other fields are for people, are computed anew, and are dropped when they cannot be read.
+`scalings`, `copies`, `outgrown`, `borrowed`, `footprint`, `lastGood`) are what the operator itself relies on
+after a restart: one that cannot be read raises `RunUnreadable`, because starting from empty would forget a
+change under way or hand out a used-up budget. All other fields are for people, are computed anew, and are
+dropped when they cannot be read.
 Unknown fields are ignored everywhere, so that an older operator can read what a newer one wrote.
 """
 
@@ -23,6 +23,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import SchemaValidator, core_schema
 
 from kvmedic.api.problems import RunUnreadable, problems_of
+from kvmedic.core.footprint import Footprint
 from kvmedic.core.record import (
     Borrowed,
     ClosedRun,
@@ -36,6 +37,7 @@ from kvmedic.core.record import (
     TriedLever,
     TriedReplacement,
     TriedRollback,
+    TriedScaling,
 )
 from kvmedic.core.run import Run
 from kvmedic.core.severity import Urgency
@@ -49,7 +51,19 @@ FINDINGS_LENGTH = 20
 """Findings of a diagnosis that are kept: enough to see the pattern, also in a fleet of hundreds."""
 
 RECORDS = frozenset(
-    {"run", "levers", "replacements", "rollbacks", "copies", "outgrown", "borrowed", "history", "lastGood"}
+    {
+        "run",
+        "levers",
+        "replacements",
+        "rollbacks",
+        "scalings",
+        "copies",
+        "outgrown",
+        "borrowed",
+        "footprint",
+        "history",
+        "lastGood",
+    }
 )
 """The fields that the operator relies upon after a restart."""
 
@@ -118,6 +132,12 @@ class KVRemediationStatus(BaseModel):
     """Changes that are meant for a time, with what was before. A record: do not edit it."""
     history: tuple[ClosedRun, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """The last 10 closed runs, newest first. A record: do not edit it."""
+    scalings: tuple[TriedScaling, ...] = Field(
+        default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Replicas that were added, which did not help. A record: do not edit it."""
+    footprint: Footprint | None = None
+    """Replicas that were added for a while, and when they are given back. A record: do not edit it."""
     urgency: Urgency | None = None
     """How urgent the trouble is: `page` while an objective of the spec is breached, else `ticket`."""
     summary: Summary | None = None

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from kvmedic.cli.live import Name, finished, load
+from kvmedic.core.footprint import Footprint
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.record import Condition, ConditionType, Record, Truth
 from kvmedic.core.remedies import LOOK, REMEDIES, Remedy
@@ -72,7 +73,8 @@ def _task(resource: Resource) -> str:
     if policy is None:
         return f"KVRemediation {resource.namespace}/{resource.name} cannot be followed."
     allowed = [str(lever.knob) for lever in policy.levers]
-    allowed += ["revisionRollback"] if policy.rollback.is_allowed else []
+    allowed += ["scaleOut"] * (policy.scale_out is not None)
+    allowed += ["revisionRollback"] * policy.rollback.is_allowed
     levers = ", ".join(allowed) or "none"
     held = " It is suspended." if policy.suspended else ""
     return (
@@ -122,6 +124,14 @@ def _why(record: Record) -> Condition | None:
     return found
 
 
+def _held(held: Footprint) -> Iterator[str]:
+    """Yield what was added for a while, and what it waits for."""
+    calm = f"calm since {held.calm_since:%Y-%m-%dT%H:%M:%SZ}" if held.calm_since else "not calm yet"
+    yield f"For a while it holds {held.line()}; {calm}."
+    if held.outlook and held.looked_at:
+        yield f"  Would fewer do ({held.looked_at:%Y-%m-%dT%H:%M:%SZ})? {held.outlook}."
+
+
 def _memory(record: Record) -> Iterator[str]:
     yield from _tried(record)
     yield from _kept(record)
@@ -156,10 +166,17 @@ def _tried(record: Record) -> Iterator[str]:
             f"Pod template {back.revision} was rolled back to {back.toward} ({back.at:%Y-%m-%dT%H:%M:%SZ}): "
             f"{back.outcome}; not tried again from this template."
         )
+    for scaling in record.scalings:
+        yield (
+            f"Replicas {scaling.before} -> {scaling.after} was tried ({scaling.at:%Y-%m-%dT%H:%M:%SZ}): "
+            f"{scaling.verdict}; not tried again from {scaling.before} with this template."
+        )
 
 
 def _kept(record: Record) -> Iterator[str]:
     """Yield what is there for a time and goes again."""
+    if record.footprint is not None:
+        yield from _held(record.footprint)
     for lent in record.borrowed:
         before = lent.before or "what the engine does by itself"
         yield (

@@ -12,6 +12,7 @@ import typer
 
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
+from kvmedic.footprints import with_holder
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
 from kvmedic.kube.objects import Ref
 from kvmedic.metrics.options import SourceOptions
@@ -78,10 +79,11 @@ async def surveyed(world: Connected, resource: Resource) -> Survey:
     """
     policy = _policy(resource)
     target = target_of(world)
-    view = await target.look(resource.namespace, policy)
-    if view is None:
+    seen = await target.look(resource.namespace, policy)
+    if seen is None:
         place = f"namespace {resource.namespace}"
         raise NotThere(f"Deployment {policy.target.name} does not exist in {place}")
+    view = await with_holder(seen, resource.record.footprint if resource.record else None, target)
     found = await examine(resource, policy, view, Senses(world.metrics, target))
     try:
         return await accompanied(found, resource, policy, target)

@@ -10,9 +10,9 @@ from math import isfinite
 from typing import Any, assert_never
 
 from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
-from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief, RollBack
+from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief, Resize, RollBack
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
-from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep, Step
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.run import Outcome
 from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm import VLLM
@@ -29,6 +29,8 @@ class Form(StrEnum):
 
 REPLICA = "replica"
 REVISION = "revision"
+REPLICAS = "replicas"
+MINIMUM = "minimum of replicas"
 A_NEW_ONE = "a new one"
 
 
@@ -37,7 +39,8 @@ class Change:
     """One thing that would be changed: a setting of the engine, or which pod a replica is."""
 
     knob: str
-    """`REPLICA` where a replica is replaced, `REVISION` where the whole pod template is another."""
+    """`REPLICA` where a replica is replaced, `REVISION` where the whole pod template is another, `REPLICAS`
+    and `MINIMUM` where their number changes."""
     before: str | None
     """None: not given on the command line, so the engine's default, or not known."""
     after: str | None
@@ -181,6 +184,11 @@ def change_of(step: Step) -> Change:
             return Change(REPLICA, step.pod, A_NEW_ONE, target)
         case RevisionStep():
             return Change(REVISION, str(step.before.number), str(step.after.number), target)
+        case ScaleStep():
+            return Change(REPLICAS, str(step.before), str(step.after), target)
+        case AutoscalerStep():
+            holder = f"{step.holder.kind}/{step.holder.name}"
+            return Change(MINIMUM, str(step.before), str(step.after), holder)
         case _:
             assert_never(step)
 
@@ -190,11 +198,18 @@ def flag_name(knob: str) -> str | None:
     return next((flag.name for flag in VLLM.flags if flag.knob == knob), None)
 
 
-def _advised(advice: Assignment | Relief | RollBack) -> Change:
-    if isinstance(advice, Relief):
-        return Change(REPLICA, advice.pod, A_NEW_ONE, "")
-    if isinstance(advice, RollBack):
-        return Change(REVISION, str(advice.before.number), str(advice.after.number), "")
+def _advised(advice: Assignment | Relief | RollBack | Resize) -> Change:
+    match advice:
+        case Relief():
+            return Change(REPLICA, advice.pod, A_NEW_ONE, "")
+        case RollBack():
+            return Change(REVISION, str(advice.before.number), str(advice.after.number), "")
+        case Resize():
+            return Change(REPLICAS, None, str(advice.replicas), "")
+        case Assignment():
+            return Change(str(advice.knob), None, str(advice.value), "")
+        case _:
+            assert_never(advice)
     return Change(str(advice.knob), None, str(advice.value), "")
 
 

@@ -10,11 +10,22 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from kvmedic.cluster.ownership import BY_HAND, owner_of
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.neighbours import Autoscaler, Neighbours, VerticalAutoscaler
+from kvmedic.core.reasons import Reason
 from kvmedic.kube.client import NOT_FOUND, Client
 from kvmedic.kube.errors import Refused
-from kvmedic.kube.objects import AUTOSCALERS, JsonObject, Resource, annotations_of, items, labels_of, section
+from kvmedic.kube.objects import (
+    AUTOSCALERS,
+    JsonObject,
+    Resource,
+    annotations_of,
+    items,
+    labels_of,
+    section,
+    uid_of,
+)
 
 SCALED_OBJECTS = Resource("keda.sh/v1alpha1", "scaledobjects")
 VERTICAL_AUTOSCALERS = Resource("autoscaling.k8s.io/v1", "verticalpodautoscalers")
@@ -75,6 +86,9 @@ def _of_keda(scaled: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]
                 int(spec.get("minReplicaCount", KEDA_MINIMUM)),
                 int(spec.get("maxReplicaCount", KEDA_MAXIMUM)),
                 paused=any(paused.get(name, "false") != "false" for name in KEDA_PAUSES),
+                uid=uid_of(body),
+                is_given="minReplicaCount" in spec,
+                owner=_owner(body, "minReplicaCount"),
             )
 
 
@@ -91,7 +105,26 @@ def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
                 int(spec.get("minReplicas", HPA_MINIMUM)),
                 int(spec.get("maxReplicas", HPA_MINIMUM)),
                 _wanted(section(body, "status")),
+                uid=uid_of(body),
+                is_given="minReplicas" in spec,
+                owner=_owner(body, "minReplicas"),
             )
+
+
+def _owner(body: JsonObject, field: str) -> str:
+    """Return who applies the minimum again and again, in words; empty where nobody is known to.
+
+    A Helm release does so only when a person upgrades it; its value then counts as theirs.
+    """
+    owner = owner_of(body)
+    if owner is not None and owner.reason is not Reason.MANAGED_BY_HELM:
+        return owner.name
+    for entry in items(section(body, "metadata"), "managedFields"):
+        manager = str(entry.get("manager", ""))
+        applied = entry.get("operation") == "Apply" and not manager.startswith(BY_HAND)
+        if applied and f"f:{field}" in section(entry, "fieldsV1", "f:spec"):
+            return f"field manager {manager}"
+    return ""
 
 
 def _wanted(status: Mapping[str, Any]) -> int | None:

@@ -9,12 +9,15 @@ from typing import Protocol, assert_never
 
 from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.ends import ends_of
+from kvmedic.cluster.minimums import minimum_of, set_minimum, unmark
 from kvmedic.cluster.neighbours import neighbours_of
 from kvmedic.cluster.rotation import move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
 from kvmedic.cluster.workloads import assign, notes_on, unclaim
+from kvmedic.core.config_map import Sight
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import (
+    Claim,
     Cordon,
     DeletePod,
     Effect,
@@ -27,9 +30,11 @@ from kvmedic.core.moves import (
     Revert,
     ScaleIn,
     ScaleOut,
+    SetMinimum,
     Uncordon,
 )
 from kvmedic.core.neighbours import Neighbours
+from kvmedic.core.plan import ObjectRef
 from kvmedic.core.policy import Policy
 from kvmedic.core.vitals import EngineEnd
 from kvmedic.kube.client import Client
@@ -45,6 +50,24 @@ class Seen(Protocol):
     @property
     def template(self) -> Mapping[str, object]:
         """Return the Deployment's `spec.template`."""
+
+    @property
+    def templates(self) -> Mapping[str, Mapping[str, object]]:
+        """Return the pod template of each of its ReplicaSets, by its name."""
+
+    @property
+    def config_maps(self) -> Mapping[str, Sight]:
+        """Return the ConfigMaps that the engine reads its configuration from, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """A target as it was read, with its autoscaler's minimum."""
+
+    fleet: Fleet
+    template: Mapping[str, object]
+    templates: Mapping[str, Mapping[str, object]]
+    config_maps: Mapping[str, Sight]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +86,12 @@ class DeploymentTarget:
             seen, config_maps=await config_maps_of(self.client, namespace, seen.template, container)
         )
 
+    async def with_minimum(self, view: Seen, holder: ObjectRef) -> Seen:
+        """Return the target with the minimum that an autoscaler has for it now."""
+        found = await minimum_of(self.client, view.fleet.namespace, holder)
+        fleet = replace(view.fleet, minimum=found)
+        return _Sized(fleet, view.template, view.templates, view.config_maps)
+
     async def neighbours(self, view: Seen) -> Neighbours:
         """Return who else has a say in the target's replicas and pods."""
         return await neighbours_of(self.client, view.fleet, view.template)
@@ -78,8 +107,10 @@ class DeploymentTarget:
                 await move_pod(self.client, fleet, effect)
             case Freeze() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
-            case ScaleOut() | ScaleIn():
+            case ScaleOut() | ScaleIn() | Claim():
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
+            case SetMinimum():
+                await set_minimum(self.client, fleet, effect, claim)
             case _:
                 assert_never(effect)
 
@@ -89,5 +120,7 @@ class DeploymentTarget:
 
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
+        if fleet.minimum is not None and fleet.minimum.mark:
+            await unmark(self.client, fleet.namespace, fleet.minimum)
         if fleet.fence:
             await unclaim(self.client, fleet)

@@ -17,6 +17,7 @@ from kvmedic.cluster.templates import note_of, template_of, template_operations
 from kvmedic.core.edit import Json, PatchOperation
 from kvmedic.core.fleet import Fleet, RolloutFields
 from kvmedic.core.moves import (
+    Claim,
     DeploymentMove,
     Freeze,
     Pause,
@@ -148,6 +149,8 @@ def _changes(
             return field_operations(spec, fields)
         case ScaleOut(_, replicas) | ScaleIn(_, replicas):
             return (PatchOperation("replace", "/spec/replicas", replicas),)
+        case Claim():
+            return ()
         case _:
             assert_never(move)
 

@@ -75,6 +75,9 @@ class Baseline:
     """Requests that ended without an answer, of all that ended (0-1). None: a replica does not tell."""
     memory_free_mib: float | None = None
     """The least that was free on a GPU. None: no exporter tells."""
+    running_mean: float | None = None
+    """Running sequences of the whole fleet, on average. None: not measured, or written by a version that
+    did not say."""
 
 
 def baseline_of(observation: Observation, restarts: int) -> Baseline | Inconclusive:
@@ -137,6 +140,7 @@ def _figures(found: Mapping[str, Complete], observation: Observation, restarts: 
         restarts=restarts,
         models=tuple(sorted({name for pod in observation.pods.values() for name in pod.model_names})),
         aborted_share=None if aborted is None else aborted / (aborted + finished),
+        running_mean=_running(observation),
     )
 
 
@@ -145,6 +149,12 @@ def _aborted(observation: Observation) -> float | None:
     told = [number(readings, Signal.REQUESTS_ABORTED) for readings in observation.pods.values()]
     known = [count for count in told if count is not None]
     return sum(known) if len(known) == len(told) else None
+
+
+def _running(observation: Observation) -> float | None:
+    means = [number(readings, Signal.RUNNING_MEAN) for readings in observation.pods.values()]
+    known = [mean for mean in means if mean is not None]
+    return sum(known) if len(known) == len(means) else None
 
 
 def _total(found: Mapping[str, Complete], signal: Signal) -> float:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from kvmedic.core.gates import Blocked
-from kvmedic.core.plan import is_revocable
+from kvmedic.core.plan import AutoscalerStep, ScaleStep, is_revocable
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.run import Outcome, Run, Standing, StepState
 from kvmedic.core.verdict import Baseline, Judged, Verdict
@@ -110,6 +110,8 @@ def decide(run: Run, seen: Situation) -> Decision:
         return ended
     if run.current.state is StepState.ROLLING_BACK:
         return Walk(Direction.BACK)
+    if seen.wish is Wish.DELETE and _gives_back(run):
+        return _given_back(run)
     if turned := _wished_back(run, seen):
         return turned
     if run.current.state is StepState.VERIFYING:
@@ -146,7 +148,7 @@ def _left_as(run: Run, standing: Standing) -> Reason | None:
             return Reason.CHANGE_REVERTED
         case Standing.RESCALED:
             return Reason.REPLICAS_CHANGED
-        case Standing.SCALED_TO_ZERO if not is_revocable(run.current.step):
+        case Standing.SCALED_TO_ZERO if not _brings_back_a_setting(run):
             return Reason.SCALED_TO_ZERO
         case _:
             return None
@@ -161,9 +163,29 @@ _OVERTAKEN = MappingProxyType(
 """Why a change is taken back by how the target stands to the record."""
 
 
+def _brings_back_a_setting(run: Run) -> bool:
+    """Return whether a fleet that is scaled out from zero again would come with an unjudged setting."""
+    return is_revocable(run.current.step) and not isinstance(run.current.step, ScaleStep | AutoscalerStep)
+
+
 def outcome_of(reason: Reason) -> Outcome:
     """Return an outcome whose message is the reason's own sentence."""
     return Outcome(reason, SENTENCES[reason])
+
+
+def _gives_back(run: Run) -> bool:
+    step = run.current.step
+    return isinstance(step, ScaleStep | AutoscalerStep) and step.gives_back
+
+
+def _given_back(run: Run) -> Decision:
+    """Return the next move of a resource that is deleted and whose replicas are being given back.
+
+    That is the way back already: nothing blocks it, and nobody waits for a verdict.
+    """
+    if run.current.state is StepState.VERIFYING:
+        return Close(outcome_of(Reason.RESOURCE_DELETED))
+    return Walk(Direction.FORWARD)
 
 
 def _wished_back(run: Run, seen: Situation) -> Decision | None:

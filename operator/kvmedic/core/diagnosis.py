@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -14,6 +15,10 @@ from kvmedic.core.revisions import LatestDeploy, NoDeploy, Revision
 from kvmedic.core.supply import Supply
 from kvmedic.core.vitals import NodeHealth, Vital, Vitals
 
+RESTORE_AFTER = timedelta(hours=1)
+"""How long it must have been calm where the spec does not say: load that comes and goes within an hour
+would cost a start of the model each time, which takes minutes of GPUs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
@@ -21,6 +26,16 @@ class Trigger:
 
     preemptions_per_request: float
     kv_cache_usage_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Every lever that is allowed was asked, and none is left that would help."""
+
+    message: str
+    """What each of them says."""
+    may_scale: bool
+    """Replicas may be added (spec.levers), and there are fewer than that allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +56,8 @@ class Evidence:
     """What unknown node health means (spec.nodeHealth)."""
     deploy: LatestDeploy = field(default_factory=NoDeploy)
     """What of the pod template changed of late. No deploy also where nobody looked."""
+    spent: Spent | None = None
+    """What came of asking every lever; None: nobody asked yet, or one is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,8 @@ class NoChange:
 
     reason: Reason
     message: str
+    passes_on: bool = False
+    """The trouble is real and no lever is left for it: the branches for that are asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +116,20 @@ class RollBack:
     """One sentence with the numbers behind it, and how long it will take."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """The fleet should have another number of replicas."""
+
+    replicas: int
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind it."""
+
+
 SettingAdvice: TypeAlias = Assignment | NoChange
 """What a lever says."""
 
-Advice: TypeAlias = SettingAdvice | Relief | RollBack
+Advice: TypeAlias = SettingAdvice | Relief | RollBack | Resize
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +141,22 @@ class LeverBound:
     maximum: float | None = None
     """Of host memory: GiB of a whole replica."""
     step: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleBound:
+    """How far replicas may be added (spec.levers, scaleOut)."""
+
+    most: int | None = None
+    """Replicas, at most; None: one `step` above what there was before."""
+    step: int = 1
+    """Replicas that are added at once, at most."""
+    restore_after: timedelta = RESTORE_AFTER
+    """How long it must have been calm before they are given back."""
+
+    def limit(self, before: int) -> int:
+        """Return the replicas that there may be, at most, of a fleet that had some before."""
+        return before + self.step if self.most is None else self.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +203,14 @@ class Setting:
     """What is known of the memory that the KV cache has, and could have."""
     least_step_tokens: int | None = None
     """The fewest tokens of a step that an engine takes by itself; None: not known."""
+    scale_out: ScaleBound | None = None
+    """How far replicas may be added; None where they may not."""
+    scaling_failed: bool = False
+    """Replicas were added on this evidence, and it did not help."""
+    before_scaling: int | None = None
+    """Replicas before the first were added for a while; None where none were."""
+    gpus: int | None = None
+    """GPUs of a replica; None: not known."""
 
     def bound(self, knob: Knob) -> LeverBound | None:
         """Return the bounds of a lever, or None where it is not allowed."""
@@ -180,6 +233,8 @@ class Goal(StrEnum):
     """Fewer preemptions and smoother answers than before, at like load."""
     STEADINESS = "Steadiness"
     """No replica that runs it restarts while requests are served."""
+    CALM = "Calm"
+    """No replica is beyond the trigger, whatever the load is: fewer replicas do as well."""
 
 
 @dataclass(frozen=True, slots=True)

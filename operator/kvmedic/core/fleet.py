@@ -145,6 +145,24 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class Minimum:
+    """The fewest replicas that an autoscaler of the target keeps."""
+
+    kind: str
+    name: str
+    uid: str
+    resource_version: str
+    number: int
+    """As given, else what the kind's default is."""
+    is_given: bool
+    """It stands in the object; without it the default counts."""
+    most: int
+    """Replicas, at most, by the same object."""
+    mark: str = ""
+    """Value of the claim annotation on the object; empty when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """A Deployment with its ReplicaSets and pods, read within one tick.
 
@@ -177,6 +195,8 @@ class Fleet:
     """Somebody else who decides the number of replicas; None where nobody is known to."""
     editor: str = ""
     """Field manager that wrote the pod template last, ourselves left out; empty where none is noted."""
+    minimum: Minimum | None = None
+    """Of the autoscaler that was asked for; None where nobody asked, or it is not there."""
 
     def serving(self, revision: str) -> tuple[Pod, ...]:
         """Return the pods of a revision that are not terminating, by name."""

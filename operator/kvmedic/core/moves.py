@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvmedic.core.config_map import FileEdit
-from kvmedic.core.fleet import Pod, RolloutFields
+from kvmedic.core.fleet import Minimum, Pod, RolloutFields
 from kvmedic.core.reasons import Reason
 from kvmedic.core.swap import TemplateChange
 
@@ -93,6 +93,22 @@ class ScaleIn:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Nothing but the claim: whatever follows is on another object than the Deployment."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetMinimum:
+    """Another minimum of an autoscaler; the Deployment is not touched."""
+
+    holder: Minimum
+    """As it was looked at."""
+    number: int
+    is_given: bool
+    """False: the field is removed, since the autoscaler did not have it before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cordon:
     """Take one pod out of rotation: label and deletion cost in one patch."""
 
@@ -151,7 +167,7 @@ class Refused:
 
 RolloutMove: TypeAlias = Freeze | Pause | Retarget | Pulse | Restore | Revert | Release
 ScaleMove: TypeAlias = ScaleOut | ScaleIn
-DeploymentMove: TypeAlias = RolloutMove | ScaleMove
+DeploymentMove: TypeAlias = RolloutMove | ScaleMove | Claim
 PodMove: TypeAlias = Cordon | Uncordon | DeletePod
-Effect: TypeAlias = DeploymentMove | PodMove
+Effect: TypeAlias = DeploymentMove | PodMove | SetMinimum
 Move: TypeAlias = Effect | Wait | Settled | Failed | Refused

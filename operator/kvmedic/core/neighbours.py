@@ -12,9 +12,10 @@ were judged: beside it none begins.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvmedic.core.fleet import Fleet
+from kvmedic.core.plan import AutoscalerStep, ObjectRef, ScaleStep
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome
 
@@ -34,6 +35,11 @@ class Autoscaler:
     """Replicas that it wants now; None: it did not say, or cannot tell."""
     paused: bool = False
     """Somebody told it to leave the number alone."""
+    uid: str = field(default="", compare=False)
+    is_given: bool = field(default=True, compare=False)
+    """The minimum stands in the object; otherwise its kind's default counts."""
+    owner: str = field(default="", compare=False)
+    """Who would put a changed minimum back; empty where nobody is known to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +93,42 @@ def remarks(neighbours: Neighbours) -> Iterator[str]:
     if neighbours.disruption_budgets:
         names = ", ".join(neighbours.disruption_budgets)
         yield f"PodDisruptionBudget {names} does not limit a rollout; kvmedic keeps the count itself"
+
+
+def rerouted(step: ScaleStep, neighbours: Neighbours, fleet: Fleet) -> AutoscalerStep | Outcome:
+    """Return the step that adds replicas through the autoscaler that decides their number, or why none can.
+
+    Its own maximum is a bound too.
+    """
+    if len(neighbours.autoscalers) > 1 or step.gives_back:
+        names = ", ".join(f"{each.kind} {each.name}" for each in neighbours.autoscalers)
+        return Outcome(Reason.REPLICAS_AUTOSCALED, f"{names} decide the number of replicas; set it there")
+    scaler = neighbours.autoscalers[0]
+    wanted = min(step.after, scaler.maximum)
+    if obstacle := _unmovable(scaler, wanted, fleet):
+        return obstacle
+    return AutoscalerStep(
+        target=step.target,
+        container=step.container,
+        holder=ObjectRef(scaler.kind, scaler.name),
+        holder_uid=scaler.uid,
+        before=scaler.minimum,
+        after=wanted,
+        is_given=scaler.is_given,
+        template=step.template,
+        reason=step.reason,
+    )
+
+
+def _unmovable(scaler: Autoscaler, wanted: int, fleet: Fleet) -> Outcome | None:
+    """Return why an autoscaler's minimum cannot be raised to a number, or None."""
+    who = f"{scaler.kind} {scaler.name}"
+    if scaler.paused:
+        return Outcome(Reason.REPLICAS_AUTOSCALED, f"{who} is paused: resume it, or scale by hand")
+    if scaler.owner:
+        text = f"{scaler.owner} applies {who} and would put its minimum back: set it to {wanted} there"
+        return Outcome(Reason.REPLICAS_AUTOSCALED, text)
+    if wanted <= fleet.replicas:
+        text = f"{who} keeps {scaler.maximum} replicas at most, and {fleet.replicas} are there: raise that"
+        return Outcome(Reason.LEVER_AT_BOUND, text)
+    return None

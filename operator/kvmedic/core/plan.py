@@ -204,7 +204,100 @@ class RevisionStep:
         )
 
 
-Step: TypeAlias = FlagStep | ReplaceStep | ConfigStep | RevisionStep
+@dataclass(frozen=True, slots=True)
+class ScaleStep:
+    """The target has another number of replicas for a while. The pod template is not touched.
+
+    Absolute, both ways: `after` above `before` adds replicas, below it gives them back, each one
+    drained. Where somebody else decides the number, this step is not the one (`kvmedic.core.neighbours`).
+    """
+
+    target: ObjectRef
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+    before: int
+    after: int
+    template: str
+    """Hash of the pod template, before and after."""
+    reason: Reason
+    kind: Literal["ScaleStep"] = "ScaleStep"
+
+    @property
+    def before_template(self) -> str:
+        """Return the hash of the pod template that the step begins with."""
+        return self.template
+
+    @property
+    def after_template(self) -> str:
+        """Return the hash of the pod template that the step ends with: the same."""
+        return self.template
+
+    @property
+    def gives_back(self) -> bool:
+        """Return whether the step takes away what an earlier one added."""
+        return self.after < self.before
+
+    def inverse(self) -> ScaleStep:
+        """Return the step that puts the recorded number back."""
+        return replace(self, before=self.after, after=self.before, reason=Reason.ROLLING_BACK)
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        return f"{self.target.kind}/{self.target.name}: replicas {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerStep:
+    """An autoscaler that decides the target's number of replicas keeps more of them for a while.
+
+    Absolute, both ways, and only its minimum: the autoscaler itself makes the replicas and takes them
+    away. The Deployment's number is never touched.
+    """
+
+    target: ObjectRef
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+    holder: ObjectRef
+    """The HorizontalPodAutoscaler or ScaledObject."""
+    holder_uid: str
+    """Another of the same name is somebody else's decision."""
+    before: int
+    after: int
+    is_given: bool
+    """The minimum stood in the object before; otherwise it is removed where it is put back."""
+    template: str
+    """Hash of the pod template, before and after."""
+    reason: Reason
+    gives_back: bool = False
+    """What an earlier step raised is put back."""
+    kind: Literal["AutoscalerStep"] = "AutoscalerStep"
+
+    @property
+    def before_template(self) -> str:
+        """Return the hash of the pod template that the step begins with."""
+        return self.template
+
+    @property
+    def after_template(self) -> str:
+        """Return the hash of the pod template that the step ends with: the same."""
+        return self.template
+
+    def inverse(self) -> AutoscalerStep:
+        """Return the step that puts the recorded minimum back."""
+        return replace(
+            self,
+            before=self.after,
+            after=self.before,
+            gives_back=not self.gives_back,
+            reason=Reason.ROLLING_BACK,
+        )
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        return f"{self.holder.kind}/{self.holder.name}: minimum {self.before} -> {self.after} replicas"
+
+
+Step: TypeAlias = FlagStep | ReplaceStep | ConfigStep | RevisionStep | ScaleStep | AutoscalerStep
 """Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
 
 
@@ -213,7 +306,7 @@ def template_before(step: Step) -> str:
     match step:
         case ConfigStep() | FlagStep() | RevisionStep():
             return step.before_template
-        case ReplaceStep():
+        case ReplaceStep() | ScaleStep() | AutoscalerStep():
             return step.template
         case _:
             assert_never(step)
@@ -222,7 +315,7 @@ def template_before(step: Step) -> str:
 def is_revocable(step: Step) -> bool:
     """Return whether a step that settled can still be taken back."""
     match step:
-        case ConfigStep() | FlagStep() | RevisionStep():
+        case AutoscalerStep() | ConfigStep() | FlagStep() | RevisionStep() | ScaleStep():
             return True
         case ReplaceStep():
             return False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from kvmedic.core.diagnosis import LeverBound, Trigger
+from kvmedic.core.diagnosis import LeverBound, ScaleBound, Trigger
 from kvmedic.core.maintenance import MaintenanceWindow
 from kvmedic.core.verdict import Objectives
 from kvmedic.core.vitals import NodeHealth
@@ -147,3 +147,5 @@ class Policy:
     on_inconclusive: OnInconclusive
     limits: Limits
     rollback: RollbackPolicy = RollbackPolicy()
+    scale_out: ScaleBound | None = None
+    """How far replicas may be added; None where they may not."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
-from kvmedic.core.fleet import Fleet, Owner
+from kvmedic.core.fleet import Fleet, Owner, ReplicaSet
 from kvmedic.core.moves import Refused
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.reasons import Reason
+from kvmedic.core.revisions import Revision
 
 Row: TypeAlias = tuple[bool, Reason, str]
 """Whether it applies, and what is said then."""
@@ -46,6 +48,79 @@ def replacement_refusal(fleet: Fleet) -> Refused | None:
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
         *_rows(fleet, whole=True),
     )
+
+
+def autoscaling_refusal(fleet: Fleet, step: AutoscalerStep) -> Refused | None:
+    """Return why an autoscaler's minimum cannot be changed by a step, or None.
+
+    Who owns the Deployment's template does not matter: nothing of it is changed. Nor does the rotation
+    label, as no replica is drained.
+    """
+    found = fleet.minimum
+    gone = f"{step.holder.kind} {step.holder.name} is gone, or is another one"
+    moved = "" if found is None else f"it keeps {found.number} replicas and {step.before} were planned with"
+    unsettled = _unsettled(fleet, not step.gives_back)
+    return _first(
+        _frozen(fleet),
+        (found is None or found.uid != step.holder_uid, Reason.REPLICAS_CHANGED, gone),
+        (found is not None and found.number != step.before, Reason.REPLICAS_CHANGED, moved),
+        (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
+        (unsettled != "" and not step.gives_back, Reason.TARGET_NOT_SETTLED, unsettled),
+    )
+
+
+def scaling_refusal(fleet: Fleet, step: ScaleStep) -> Refused | None:
+    """Return why this fleet's number of replicas cannot be changed by a step, or None.
+
+    What is given back was ours: a replica that is not Ready does not keep it from going, it goes first.
+    """
+    who = fleet.scaler.name if fleet.scaler else "nobody"
+    scaled = f"{who} decides the number of replicas: set {step.after} there"
+    return _first(
+        _frozen(fleet),
+        (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
+        *_rows(fleet, whole=not step.gives_back),
+    )
+
+
+def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
+    """Return why a fleet cannot be brought to another of its revisions, or None."""
+    kept = next((rs for rs in fleet.replica_sets if _is_kept_by(rs, wanted)), None)
+    if kept is None:
+        return Refused(
+            Reason.REVISION_GONE,
+            f"ReplicaSet {wanted.replica_set} does not keep pod template {wanted.template} any more "
+            "(revisionHistoryLimit, or somebody deleted or edited it): apply its manifest by hand",
+        )
+    if not kept.reachable:
+        services = ", ".join(fleet.rotation.services)
+        return Refused(
+            Reason.REVISION_UNREACHABLE,
+            f"the pods of ReplicaSet {kept.name} carry other labels than today's, and {services} would not "
+            "lead requests to them: take the change back by hand, with the labels of today",
+        )
+    return None
+
+
+def step_refusal(fleet: Fleet, step: Step, *, whole: bool) -> Refused | None:
+    """Return why a step cannot begin on this fleet, or None. `whole`: see `refusal`."""
+    match step:
+        case FlagStep() | ConfigStep():
+            return refusal(fleet, whole=whole)
+        case RevisionStep():
+            return refusal(fleet, whole=whole) or recall_refusal(fleet, step.after)
+        case ReplaceStep():
+            return replacement_refusal(fleet)
+        case ScaleStep():
+            return scaling_refusal(fleet, step)
+        case AutoscalerStep():
+            return autoscaling_refusal(fleet, step)
+        case _:
+            assert_never(step)
+
+
+def _is_kept_by(replica_set: ReplicaSet, wanted: Revision) -> bool:
+    return (replica_set.name, replica_set.revision) == (wanted.replica_set, wanted.template)
 
 
 def _first(*rows: Row) -> Refused | None:

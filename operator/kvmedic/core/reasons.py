@@ -27,6 +27,8 @@ class Reason(StrEnum):
     DEPLOY_CORRELATED = "DeployCorrelated"
     ONE_REPLICA_PRESSURED = "OneReplicaPressured"
     FLEET_WIDE_DEMAND = "FleetWideDemand"
+    CAPACITY_SHORT = "CapacityShort"
+    CAPACITY_EXHAUSTED = "CapacityExhausted"
     # Why nothing can be said.
     METRICS_MISSING = "MetricsMissing"
     METRICS_STALE = "MetricsStale"
@@ -76,6 +78,10 @@ class Reason(StrEnum):
     PREFIXES_REUSED = "PrefixesReused"
     PREFILL_CHUNKED = "PrefillChunked"
     HOST_MEMORY_LENT = "HostMemoryLent"
+    REPLICAS_ADDED = "ReplicasAdded"
+    REPLICAS_GIVEN_BACK = "ReplicasGivenBack"
+    # Why what was added for a while is still there.
+    FOOTPRINT_HELD = "FootprintHeld"
     # Why a fleet cannot be changed safely.
     TARGET_NOT_FOUND = "TargetNotFound"
     SPEC_INVALID = "SpecInvalid"
@@ -130,6 +136,7 @@ class Reason(StrEnum):
     INCONCLUSIVE = "Inconclusive"
     CANARY_FAILED = "CanaryFailed"
     REPLACEMENT_CALLED_OFF = "ReplacementCalledOff"
+    AUTOSCALER_IDLE = "AutoscalerIdle"
     REPLICAS_CHANGED = "ReplicasChanged"
     FLAG_DRIFTED = "FlagDrifted"
     CHANGE_REVERTED = "ChangeReverted"
@@ -169,6 +176,14 @@ SENTENCES = MappingProxyType(
         ),
         Reason.FLEET_WIDE_DEMAND: (
             "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."
+        ),
+        Reason.CAPACITY_SHORT: (
+            "Most replicas preempt beyond the trigger and no setting is left that would help: more replicas "
+            "are allowed."
+        ),
+        Reason.CAPACITY_EXHAUSTED: (
+            "Most replicas preempt beyond the trigger, and no lever is left: neither a setting nor more "
+            "replicas."
         ),
         Reason.METRICS_MISSING: "At least one replica has no value for a signal that the diagnosis needs.",
         Reason.METRICS_STALE: "The newest sample of at least one replica is too old.",
@@ -228,6 +243,11 @@ SENTENCES = MappingProxyType(
         Reason.PREFIXES_REUSED: "What prompts begin with in common is to be kept once.",
         Reason.PREFILL_CHUNKED: "Long prompts are to be spread over several steps.",
         Reason.HOST_MEMORY_LENT: "Preempted sequences are to be kept in the host's memory, for a time.",
+        Reason.REPLICAS_ADDED: "Replicas are added for a while, until fewer carry the load.",
+        Reason.REPLICAS_GIVEN_BACK: "Replicas that were added for a while go one by one, drained.",
+        Reason.FOOTPRINT_HELD: (
+            "Replicas that were added for a while stay until it has been calm and fewer carry the load."
+        ),
         Reason.TARGET_NOT_FOUND: "The target Deployment or its container does not exist.",
         Reason.SPEC_INVALID: "The spec cannot be followed as it is written.",
         Reason.SPEC_NOT_IMPLEMENTED: "The spec asks for something that this version does not do yet.",
@@ -288,6 +308,7 @@ SENTENCES = MappingProxyType(
         Reason.REPLACEMENT_CALLED_OFF: (
             "The replica could not be replaced safely; it was left in rotation and the spare was removed."
         ),
+        Reason.AUTOSCALER_IDLE: "The autoscaler did not follow its own minimum.",
         Reason.REPLICAS_CHANGED: (
             "Someone else changed the number of replicas; it was left alone and the run ended."
         ),

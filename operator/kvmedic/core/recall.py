@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from kvmedic.core.fleet import Fleet, ReplicaSet
-from kvmedic.core.moves import Failed, Move, Refused
-from kvmedic.core.reasons import Reason
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.moves import Failed, Move
+from kvmedic.core.preconditions import recall_refusal
 from kvmedic.core.revisions import Revision
 from kvmedic.core.rollout import Order, next_move
 
@@ -26,26 +26,3 @@ def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) 
         return next_move(fleet, order, now)
     # An intent was written down before, so the run has to be ended as one that had begun.
     return doubt if order.pulsed_at is None else Failed(doubt.reason, doubt.message)
-
-
-def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
-    """Return why a fleet cannot be brought to another of its revisions, or None."""
-    kept = next((rs for rs in fleet.replica_sets if _is_kept_by(rs, wanted)), None)
-    if kept is None:
-        return Refused(
-            Reason.REVISION_GONE,
-            f"ReplicaSet {wanted.replica_set} does not keep pod template {wanted.template} any more "
-            "(revisionHistoryLimit, or somebody deleted or edited it): apply its manifest by hand",
-        )
-    if not kept.reachable:
-        services = ", ".join(fleet.rotation.services)
-        return Refused(
-            Reason.REVISION_UNREACHABLE,
-            f"the pods of ReplicaSet {kept.name} carry other labels than today's, and {services} would not "
-            "lead requests to them: take the change back by hand, with the labels of today",
-        )
-    return None
-
-
-def _is_kept_by(replica_set: ReplicaSet, wanted: Revision) -> bool:
-    return (replica_set.name, replica_set.revision) == (wanted.replica_set, wanted.template)

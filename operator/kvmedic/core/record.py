@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from kvmedic.core.engine import Knob
+from kvmedic.core.footprint import Footprint
 from kvmedic.core.moved import Traffic
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
@@ -185,6 +186,18 @@ class TriedRollback:
 
 
 @dataclass(frozen=True, slots=True)
+class TriedScaling:
+    """Replicas that were added on some evidence, which did not help."""
+
+    before: int
+    after: int
+    revision: str
+    """Hash of the pod template; another template is other evidence."""
+    verdict: Verdict
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigCopy:
     """A copy of a ConfigMap that a run made, and that something may still refer to."""
 
@@ -229,6 +242,9 @@ class Record:
     borrowed: tuple[Borrowed, ...] = ()
     history: tuple[ClosedRun, ...] = field(default=())
     """Newest first, at most `HISTORY_LENGTH`."""
+    scalings: tuple[TriedScaling, ...] = ()
+    footprint: Footprint | None = None
+    """Replicas that were added for a while; None while there are none."""
     urgency: Urgency | None = None
     """None: no trouble."""
     summary: Summary | None = None

@@ -78,6 +78,11 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         ),
         Reason.POOL_TOO_SMALL: Remedy("to add replicas", _SCALE),
         Reason.LEVER_NOT_ALLOWED: Remedy("to allow a lever, or to widen its bounds", _EDIT),
+        Reason.CAPACITY_EXHAUSTED: Remedy("to allow more replicas, or another lever", _EDIT),
+        Reason.FOOTPRINT_HELD: Remedy("to give them back by hand, undrained", _SCALE),
+        Reason.AUTOSCALER_IDLE: Remedy(
+            "to see what it is waiting for", "kubectl -n $namespace describe horizontalpodautoscalers"
+        ),
         Reason.NO_LEVER_LEFT: Remedy("to allow another lever", _EDIT),
         Reason.HEADROOM_UNKNOWN: Remedy(
             "to see what the DCGM exporter tells of a GPU",

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import assert_never
 
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
-from kvmedic.core.plan import ReplaceStep, Step
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
 from kvmedic.core.spending import Footing, Spending, spent
@@ -269,7 +270,24 @@ def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool
         return Standing.REVERTED if _is_reverted(run, fleet) else Standing.DRIFTED
     if fleet.replicas == 0:
         return Standing.SCALED_TO_ZERO
-    return Standing.RESCALED if _is_rescaled(run, fleet, committed) else Standing.AS_RECORDED
+    if _is_rescaled(run, fleet, committed) or not is_kept(run, resource_uid, fleet):
+        return Standing.RESCALED
+    return Standing.AS_RECORDED
+
+
+def is_kept(run: Run, resource_uid: str, fleet: Fleet) -> bool:
+    """Return whether the autoscaler that a step goes through has the minimum that the record explains.
+
+    The mark on it, set in the same patch, has the number that was set last. Without a mark of this run
+    nothing was set yet: the number must be the one that the step begins with. True for other steps.
+    """
+    step, found = run.current.step, fleet.minimum
+    if not isinstance(step, AutoscalerStep):
+        return True
+    if found is None or found.uid != step.holder_uid:
+        return False
+    marked = _sequence_in(found.mark, run.claims(resource_uid))
+    return found.number == (step.before if marked is None else marked)
 
 
 def is_foreign(resource_uid: str, fence: str) -> bool:
@@ -303,25 +321,39 @@ def _sequence_in(fence: str, claims: str) -> int | None:
 def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     """Return whether the number of replicas is not the one that the record explains.
 
-    Only a replacement that is under way counts on it: a rollout counts its replicas anew.
+    A replacement counts on it while it is under way, and a scaling as long as the run is open: its
+    number is what is judged. A rollout counts its replicas anew.
     """
-    step, intent = run.current.step, run.intent
-    if not isinstance(step, ReplaceStep) or run.current.state not in WALKING:
+    step, intent, state = run.current.step, run.intent, run.current.state
+    match step:
+        case FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep():
+            return False
+        case ReplaceStep():
+            counts, recorded = state in WALKING, step.replicas
+        case ScaleStep():
+            counts, recorded = state in WALKING or state is StepState.VERIFYING, step.before
+        case _:
+            assert_never(step)
+    if not counts:
         return False
     if intent is None:
-        return fleet.replicas != step.replicas
+        return fleet.replicas != recorded
     told = intent.replicas_after if committed == intent.sequence else intent.replicas_before
-    return told is not None and fleet.replicas != told
+    return fleet.replicas != (recorded if told is None else told)
 
 
 def _is_reverted(run: Run, fleet: Fleet) -> bool:
     """Return whether a target that drifted has the very template from before the change again."""
     intent, current = run.intent, run.current
     forward = current.state in (StepState.ROLLING_OUT, StepState.VERIFYING)
-    if intent is None or not forward or isinstance(current.step, ReplaceStep):
+    if intent is None or not forward or _keeps_template(current.step):
         return False
     had = current.step.after_template in (intent.template_before, intent.template_after)
     return had and fleet.revision == current.step.before_template
+
+
+def _keeps_template(step: Step) -> bool:
+    return step.before_template == step.after_template
 
 
 def _is_drifted(run: Run, fleet: Fleet, committed: int) -> bool:

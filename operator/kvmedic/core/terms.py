@@ -12,7 +12,7 @@ from math import inf
 from typing import assert_never
 
 from kvmedic.core.diagnosis import Trigger
-from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep, Step
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.policy import (
     Limits,
     Mode,
@@ -38,13 +38,12 @@ def policy_during(run: Run, policy: Policy | None) -> Policy | None:
     if run.terms is None:
         return policy
     if policy is None:
-        return _from_record(run, run.terms)
+        return policy_from(run.current.step, run.terms)
     return replace(policy, rollout=replace(policy.rollout, rotation_label=run.terms.rotation_label))
 
 
-def _from_record(run: Run, terms: Terms) -> Policy:
-    """Return a policy with which a run can be taken back, and nothing else can be done."""
-    step = run.current.step
+def policy_from(step: Step, terms: Terms) -> Policy:
+    """Return a policy with which a step can be taken back, and nothing else can be done."""
     return Policy(
         target=TargetRef(step.target.kind, step.target.name, _container(step)),
         mode=Mode.OBSERVE,
@@ -66,7 +65,7 @@ def _container(step: Step) -> str | None:
     match step:
         case FlagStep():
             return step.edit.container
-        case ConfigStep() | ReplaceStep() | RevisionStep():
+        case AutoscalerStep() | ConfigStep() | ReplaceStep() | RevisionStep() | ScaleStep():
             return step.container
         case _:
             assert_never(step)

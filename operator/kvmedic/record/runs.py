@@ -6,7 +6,15 @@ from dataclasses import replace
 from datetime import datetime
 
 from kvmedic.core.engine import Knob
-from kvmedic.core.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep, template_before
+from kvmedic.core.plan import (
+    AutoscalerStep,
+    ConfigStep,
+    FlagStep,
+    ReplaceStep,
+    RevisionStep,
+    ScaleStep,
+    template_before,
+)
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
@@ -16,6 +24,7 @@ from kvmedic.core.record import (
     TriedLever,
     TriedReplacement,
     TriedRollback,
+    TriedScaling,
     Truth,
 )
 from kvmedic.core.run import Outcome, Run, StepRecord, StepState
@@ -51,11 +60,13 @@ NEEDS_A_PERSON = frozenset(
         Reason.REPLACEMENT_CALLED_OFF,
         Reason.REVISION_GONE,
         Reason.REVISION_UNREACHABLE,
+        Reason.AUTOSCALER_IDLE,
         Reason.CLAIMED_BY_ANOTHER,
         Reason.TARGET_SHARED,
         Reason.GPU_FAULT,
         Reason.THERMAL_EMERGENCY,
         Reason.HOST_OUT_OF_MEMORY,
+        Reason.CAPACITY_EXHAUSTED,
         Reason.POOL_TOO_SMALL,
         Reason.LEVER_NOT_ALLOWED,
         Reason.LEVER_EXHAUSTED,
@@ -82,7 +93,14 @@ NEEDS_A_PERSON = frozenset(
 )
 """Reasons that do not pass without somebody doing something."""
 
-DIVERTS = frozenset({Reason.GPU_FAULT, Reason.THERMAL_EMERGENCY, Reason.HOST_OUT_OF_MEMORY})
+DIVERTS = frozenset(
+    {
+        Reason.GPU_FAULT,
+        Reason.THERMAL_EMERGENCY,
+        Reason.HOST_OUT_OF_MEMORY,
+        Reason.CAPACITY_EXHAUSTED,
+    }
+)
 """Diagnoses that another runbook, and a person, is for: nothing is changed on the workload."""
 
 
@@ -152,6 +170,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         levers=_levers(record.levers, run, now),
         replacements=_replacements(record.replacements, run, now),
         rollbacks=_rollbacks(record.rollbacks, run, outcome, now),
+        scalings=_scalings(record.scalings, run, now),
         borrowed=borrowed_after(record.borrowed, run, now),
         history=(entry, *record.history)[:HISTORY_LENGTH],
         summary=summary_of(run, outcome, now) or record.summary,
@@ -219,3 +238,16 @@ def _rollbacks(
     )
     known = {one.revision for one in failed}
     return (*failed, *(old for old in tried if old.revision not in known))[:HISTORY_LENGTH]
+
+
+def _scalings(tried: tuple[TriedScaling, ...], run: Run, now: datetime) -> tuple[TriedScaling, ...]:
+    """Return the numbers of replicas that did not help, with this run's added."""
+    failed = tuple(
+        TriedScaling(run.replicas, record.step.after, record.step.template, record.verdict, now)
+        for record in run.steps
+        if isinstance(record.step, ScaleStep | AutoscalerStep)
+        and not record.step.gives_back
+        and record.verdict is Verdict.NOT_RECOVERED
+    )
+    known = {(one.revision, one.before) for one in failed}
+    return (*failed, *(old for old in tried if (old.revision, old.before) not in known))[:HISTORY_LENGTH]

@@ -147,15 +147,19 @@ def _record(body: JsonObject) -> tuple[Record | None, Outcome | None]:
         return _readable_run(body, error)
 
 
+NEEDED_AT_THE_END = (frozenset({"run", "footprint", "conditions"}), frozenset({"run", "conditions"}))
+"""What a resource that is being deleted needs of its status: the first where that can be read."""
+
+
 def _readable_run(body: JsonObject, error: RunUnreadable) -> tuple[Record | None, Outcome | None]:
     """Return what a record that cannot be read still says, or what a person has to type.
 
     A resource that is being deleted needs no budget and no history any more: its run is enough.
     """
-    if section(body, "metadata").get("deletionTimestamp"):
-        status = section(body, "status")
+    status = section(body, "status")
+    for needed in NEEDED_AT_THE_END if section(body, "metadata").get("deletionTimestamp") else ():
         with suppress(RunUnreadable):
-            return record_from_wire({k: v for k, v in status.items() if k in ("run", "conditions")}), None
+            return record_from_wire({k: v for k, v in status.items() if k in needed}), None
     return None, Outcome(Reason.RUN_UNREADABLE, f"{'; '.join(error.problems)}: {_advice(body)}")
 
 

@@ -109,4 +109,7 @@ def _survey_notes(old: Record, new: Record) -> tuple[Note, ...]:
     if new.plan is not None and (old.plan is None or old.plan.digest != new.plan.digest):
         text = f"plan {new.plan.digest}: {'; '.join(new.plan.steps)}. {new.plan.message}"
         found.append(Note(Reason.PLANNED, text, warning=False, run="", on_target=False))
+    if old.footprint is not None and new.footprint is None:
+        text = f"{old.footprint.line()} is forgotten: somebody else set the number, and it stays"
+        found.append(Note(Reason.REPLICAS_CHANGED, text, warning=False, run="", on_target=False))
     return tuple(found)

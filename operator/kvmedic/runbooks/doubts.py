@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf, sqrt
 
 from kvmedic.core.complete import number
-from kvmedic.core.diagnosis import Inconclusive
+from kvmedic.core.diagnosis import Evidence, Inconclusive
 from kvmedic.core.evidence import HISTOGRAMS, Histogram, Signal
 from kvmedic.core.reasons import Reason
-from kvmedic.runbooks.case import NOW, REQUESTS, Case, Seen, measured_blocks, residence_seconds
+from kvmedic.runbooks.case import (
+    NOW,
+    REQUESTS,
+    Case,
+    Seen,
+    case_of,
+    measured_blocks,
+    residence_seconds,
+    seen_of,
+)
 
 FEWEST_REQUESTS = 100
 """Requests that must have finished over the window, in the whole fleet, before their lengths count.
@@ -46,6 +56,23 @@ def misfit_of(seen: Seen, case: Case) -> Inconclusive | None:
         f"a running sequence takes {measured:.1f} blocks, its lengths predict {predicted:.1f}; "
         "a cap cannot be computed from lengths",
     )
+
+
+def sized(evidence: Evidence, pressured: Iterable[str]) -> Case | Inconclusive:
+    """Return what the sizing of a fleet rests on, or why its evidence does not do for it.
+
+    Args:
+        evidence: both looks.
+        pressured: the pods of which what happens now is read.
+    """
+    seen = seen_of(evidence, pressured)
+    if isinstance(seen, Inconclusive):
+        return seen
+    doubt = doubt_of(seen)
+    if doubt is not None:
+        return doubt
+    case = case_of(seen)
+    return misfit_of(seen, case) or case
 
 
 def _gauge_noise(seen: Seen, case: Case) -> float:

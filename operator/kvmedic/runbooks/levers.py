@@ -8,13 +8,14 @@ setting. A new lever is a module with such a function and one row in `LEVERS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting, SettingAdvice
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
 from kvmedic.runbooks import offload
+from kvmedic.runbooks.capacity import passes_on
 from kvmedic.runbooks.case import Case
 from kvmedic.runbooks.chunks import spread_prefills
 from kvmedic.runbooks.cut import cut
@@ -132,7 +133,8 @@ def first_that_applies(case: Case, setting: Setting, levers: Sequence[Lever] = L
         if isinstance(advice, Assignment):
             return advice
         refusals.append((lever.name, advice))
-    return _none_left([*refusals, *_missed(case, setting, refusals)])
+    why = _none_left([*refusals, *_missed(case, setting, refusals)])
+    return replace(why, passes_on=passes_on(case, setting))
 
 
 def _asked(lever: Lever, case: Case, setting: Setting) -> SettingAdvice:

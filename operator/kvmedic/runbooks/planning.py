@@ -14,16 +14,21 @@ from kvmedic.core.diagnosis import (
     MemoryShare,
     NoChange,
     Relief,
+    Resize,
     RollBack,
     Setting,
 )
 from kvmedic.core.edit import TokenEdit, container_at
 from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
-from kvmedic.core.fleet import Fleet
-from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, Plan, ReplaceStep, RevisionStep
-from kvmedic.core.policy import TargetRef
+from kvmedic.core.plan import (
+    ConfigStep,
+    FlagStep,
+    ObjectRef,
+    Plan,
+)
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import OutgrownShare, TriedLever, TriedReplacement, TriedRollback
+from kvmedic.core.record import OutgrownShare, TriedLever
+from kvmedic.core.spending import devices_of
 from kvmedic.core.supply import Supply
 from kvmedic.core.template import template_hash
 from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, parsed_of, read_flags, setting_of
@@ -191,6 +196,7 @@ def setting(workload: Workload, levers: tuple[LeverBound, ...], known: Known, ev
         most_sequences=cap if cap is not None or default is None else default.most,
         chunks_prefill=workload.has_on(Knob.CHUNKED_PREFILL),
         memory=memory_share(workload),
+        gpus=devices_of(workload.template),
         supply=_supply(workload, known, evidence),
         least_step_tokens=None if steps is None else steps.least,
     )
@@ -222,17 +228,17 @@ def memory_share(workload: Workload) -> MemoryShare:
 
 def proposal(
     workload: Workload, advise: Adviser, evidence: Evidence, known: Setting, generation: int
-) -> Plan | Relief | RollBack | NoChange:
+) -> Plan | Relief | RollBack | Resize | NoChange:
     """Return the plan that advice leads to, or why there is none.
 
-    A relief and a way back to another revision are no matter of settings.
+    A relief, a way back to another revision and a number of replicas are no matter of settings.
 
     A lever that this engine or its command line does not let be set is told to the adviser, which may
     know another one.
     """
     for _ in range(len(known.levers) + 1):
         advice = advise(evidence, known)
-        if isinstance(advice, NoChange | Relief | RollBack):
+        if isinstance(advice, NoChange | Relief | RollBack | Resize):
             return advice
         plan = plan_of(workload, advice, generation)
         if isinstance(plan, Plan):
@@ -240,59 +246,6 @@ def proposal(
         why = NoChange(plan.reason, f"{advice.knob} {advice.value} cannot be set: {plan.message}")
         known = replace(known, refused={**known.refused, advice.knob: why})
     return why
-
-
-def replaced_in_vain(tried: Sequence[TriedReplacement], fleet: Fleet) -> bool:
-    """Return whether replacing a replica of this very fleet is on record as no help."""
-    return any((one.revision, one.replicas) == (fleet.revision, fleet.replicas) for one in tried)
-
-
-def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: int) -> Plan | Fault:
-    """Return the plan that replaces one replica of a fleet, or why it cannot be carried out."""
-    pod = next((pod for pod in fleet.live if pod.name == advice.pod), None)
-    if pod is None:
-        return Fault(Reason.TARGET_NOT_SETTLED, f"{advice.pod} is gone: there is nothing to replace")
-    step = ReplaceStep(
-        target=ObjectRef(target.kind, target.name),
-        container=target.container,
-        pod=pod.name,
-        uid=pod.uid,
-        replicas=fleet.replicas,
-        template=fleet.revision,
-        reason=advice.reason,
-    )
-    return Plan(
-        steps=(step,),
-        target_uid=fleet.uid,
-        template=fleet.revision,
-        spec_generation=generation,
-        reason=advice.reason,
-        message=advice.message,
-    )
-
-
-def rolled_back_in_vain(tried: Sequence[TriedRollback], fleet: Fleet) -> bool:
-    """Return whether taking a fleet back from this very revision is on record as no help."""
-    return any(one.revision == fleet.revision for one in tried)
-
-
-def rollback_of(target: TargetRef, fleet: Fleet, advice: RollBack, generation: int) -> Plan:
-    """Return the plan that takes a fleet back to another of its revisions."""
-    step = RevisionStep(
-        target=ObjectRef(target.kind, target.name),
-        container=target.container,
-        before=advice.before,
-        after=advice.after,
-        reason=advice.reason,
-    )
-    return Plan(
-        steps=(step,),
-        target_uid=fleet.uid,
-        template=fleet.revision,
-        spec_generation=generation,
-        reason=advice.reason,
-        message=advice.message,
-    )
 
 
 def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | Fault:

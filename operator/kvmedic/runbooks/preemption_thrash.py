@@ -24,12 +24,14 @@ from kvmedic.core.diagnosis import (
     RollBack,
     Setting,
     SettingAdvice,
+    Spent,
 )
 from kvmedic.core.evidence import Signal
 from kvmedic.core.reasons import Reason
-from kvmedic.runbooks.case import HELPFUL, NOW, REQUESTS, Case, case_of, seen_of
+from kvmedic.runbooks.capacity import disaggregation, more_replicas
+from kvmedic.runbooks.case import HELPFUL, NOW, REQUESTS, Case
 from kvmedic.runbooks.deploy import HISTORY, roll_back, since_deploy
-from kvmedic.runbooks.doubts import doubt_of, misfit_of
+from kvmedic.runbooks.doubts import sized
 from kvmedic.runbooks.levers import first_that_applies
 from kvmedic.runbooks.node_health import (
     GPU_SIGNS,
@@ -79,6 +81,11 @@ def healthy(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 
 
 def demand(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Most replicas preempt beyond the trigger, and a lever may be left against it."""
+    return fleet_wide(evidence) if evidence.spent is None else None
+
+
+def fleet_wide(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."""
     held = _held(evidence)
     if isinstance(held, Inconclusive):
@@ -88,7 +95,7 @@ def demand(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
         return None
     if len(pressured) < ceil(FLEET_SHARE * len(held)):
         return _partial(held, pressured, evidence, SHARED)
-    case = _case(evidence, pressured)
+    case = sized(evidence, pressured)
     return case if isinstance(case, Inconclusive) else _findings(held, pressured, evidence)
 
 
@@ -162,11 +169,51 @@ def replace_replica(evidence: Evidence, setting: Setting) -> Advice:
 
 def right_size(evidence: Evidence, setting: Setting) -> SettingAdvice:
     """Return what the first allowed lever that applies would be set to, or why none applies."""
-    held = _held(evidence)
-    case = held if isinstance(held, Inconclusive) else _case(evidence, _pressured(held, evidence))
+    case = pressured_case(evidence)
     if isinstance(case, Inconclusive):
         return NoChange(case.reason, case.message)
     return first_that_applies(case, setting)
+
+
+def capacity(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Most replicas preempt beyond the trigger, every other lever was asked, and replicas may be added."""
+    spent = evidence.spent
+    return _spent(evidence, spent) if spent is not None and spent.may_scale else None
+
+
+def add_replicas(evidence: Evidence, setting: Setting) -> Advice:
+    """Return how many replicas there should be for a while, or why there should not be more."""
+    case = pressured_case(evidence)
+    if isinstance(case, Inconclusive):
+        return NoChange(case.reason, case.message)
+    return more_replicas(evidence, case, setting)
+
+
+def exhausted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Most replicas preempt beyond the trigger, every lever was asked, and replicas may not be added."""
+    spent = evidence.spent
+    return _spent(evidence, spent) if spent is not None and not spent.may_scale else None
+
+
+def divert_to_disaggregation(evidence: Evidence, setting: Setting) -> Advice:
+    """Return that nothing is changed, and the numbers for serving prompts and answers apart."""
+    case = pressured_case(evidence)
+    if isinstance(case, Inconclusive):
+        return NoChange(case.reason, case.message)
+    return disaggregation(evidence, case, setting)
+
+
+def pressured_case(evidence: Evidence) -> Case | Inconclusive:
+    """Return what sizing rests on for the replicas beyond the trigger, or what is missing."""
+    held = _held(evidence)
+    return held if isinstance(held, Inconclusive) else sized(evidence, _pressured(held, evidence))
+
+
+def _spent(evidence: Evidence, spent: Spent) -> tuple[Finding, ...] | Inconclusive | None:
+    found = fleet_wide(evidence)
+    if found is None or isinstance(found, Inconclusive):
+        return found
+    return (*found, Finding("fleet", None, None, None, spent.message))
 
 
 def _held(evidence: Evidence) -> dict[str, float] | Inconclusive:
@@ -200,17 +247,6 @@ def _rate(replica: Complete) -> float:
     numbers = replica.numbers
     over_all = numbers[Signal.PREEMPTIONS] / max(1.0, numbers[Signal.REQUESTS_FINISHED])
     return max(over_all, numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD])
-
-
-def _case(evidence: Evidence, pressured: tuple[str, ...]) -> Case | Inconclusive:
-    seen = seen_of(evidence, pressured)
-    if isinstance(seen, Inconclusive):
-        return seen
-    doubt = doubt_of(seen)
-    if doubt is not None:
-        return doubt
-    case = case_of(seen)
-    return misfit_of(seen, case) or case
 
 
 def _partial(
@@ -310,6 +346,20 @@ BRANCHES = (
         signals=TRIGGER | NOW | REQUESTS | HELPFUL,
         when=demand,
         then=right_size,
+    ),
+    Branch(
+        Reason.CAPACITY_SHORT,
+        section="Runbook 1, step 5: capacity",
+        signals=TRIGGER | NOW | REQUESTS | HELPFUL,
+        when=capacity,
+        then=add_replicas,
+    ),
+    Branch(
+        Reason.CAPACITY_EXHAUSTED,
+        section="Runbook 1, step 6: no lever left",
+        signals=TRIGGER | NOW | REQUESTS | HELPFUL,
+        when=exhausted,
+        then=divert_to_disaggregation,
     ),
 )
 """First match wins; the order is the runbook's."""

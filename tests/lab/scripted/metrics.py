@@ -2,6 +2,7 @@
 
 The script is a JSON file: `{"old": "thrash", "new": "recovered", "pods": {"NAME": "missing"},
 "inFlight": 0}`. `old` and `new` tell replicas by their engine's cap: the old value stands in `cap`.
+`"byCount": {"3": "recovered"}` tells every replica by how many there are, where that number is named.
 `"devices": {"NAME": {"lastXid": 79}}` gives a replica one GPU, `*` every other replica; without it no
 exporter tells of any GPU. `memoryInUse` of such a GPU is not known unless it is told. `"before": "recovered"`
 is how the replicas of an earlier revision fared; without it nobody remembers.
@@ -38,10 +39,12 @@ class ScriptedMetrics:
 
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         script, at = self._script(), datetime.now(UTC)
-        named = script.get("pods", {})
+        named, counted = script.get("pods", {}), script.get("byCount", {}).get(str(len(pods)))
         states = {
             pod.name: State(
-                named.get(pod.name) or script["old" if pod.revision == script["revision"] else "new"]
+                named.get(pod.name)
+                or counted
+                or script["old" if pod.revision == script["revision"] else "new"]
             )
             for pod in pods
         }

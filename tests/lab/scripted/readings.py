@@ -38,6 +38,8 @@ class State(StrEnum):
     """Calm, and no token is found: something else helped."""
     SMOOTH = "smooth"
     """It preempts as before, and nobody hangs."""
+    FEWER_THRASH = "fewer requests, and thrash"
+    """Thrash at two thirds of the requests."""
     IDLE = "idle"
     MISSING = "missing"
     STALE = "stale"
@@ -134,6 +136,27 @@ def _finding(traffic: Traffic, share: float) -> Traffic:
     return replace(traffic, numbers={**traffic.numbers, Signal.PREFIX_CACHE_HITS: hits})
 
 
+COUNTED = frozenset(
+    {
+        Signal.PREEMPTIONS,
+        Signal.REQUESTS_FINISHED,
+        Signal.PROMPT_TOKENS,
+        Signal.GENERATED_TOKENS,
+        Signal.PREFIX_CACHE_QUERIES,
+    }
+)
+
+
+def _thinned(traffic: Traffic, share: float) -> Traffic:
+    """Return the same trouble or calm at a share of the requests."""
+
+    def thin(whole: Histogram) -> Histogram:
+        return replace(whole, counts=tuple(c * share for c in whole.counts), total=whole.total * share)
+
+    numbers = {s: value * share if s in COUNTED else value for s, value in traffic.numbers.items()}
+    return Traffic(numbers, thin(traffic.gaps), thin(traffic.prompts), thin(traffic.outputs))
+
+
 MEASURED = {
     State.UNSHARED: _of_long_prompts(THRASH_NUMBERS, STALLED_GAPS),
     State.SHARED: _finding(_of_long_prompts(CALM_NUMBERS, CALM_GAPS), 0.6),
@@ -142,6 +165,7 @@ MEASURED = {
     State.THRASH: Traffic(THRASH_NUMBERS, STALLED_GAPS),
     State.RECOVERED: Traffic(CALM_NUMBERS, CALM_GAPS),
     State.WORSE: Traffic(WORSE_NUMBERS, STALLED_GAPS),
+    State.FEWER_THRASH: _thinned(Traffic(THRASH_NUMBERS, STALLED_GAPS), 2 / 3),
     State.PROMPTS: _of_long_prompts(THRASH_NUMBERS, STALLED_GAPS),
     State.PROMPTS_RECOVERED: _of_long_prompts(CALM_NUMBERS, CALM_GAPS),
     State.PROMPTS_WORSE: _of_long_prompts(WORSE_NUMBERS, STALLED_GAPS),

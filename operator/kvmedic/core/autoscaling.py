@@ -1,0 +1,103 @@
+"""More replicas for a while through an autoscaler's own minimum: an observed fleet in, the next move out.
+
+Where a HorizontalPodAutoscaler or a ScaledObject decides the number, it is not fought: its minimum is
+raised, it makes the replicas, and later its recorded minimum is put back. Whom it then takes away, and
+when, is its own decision, as it would be without us. A minimum that is neither the recorded one nor the
+one that was set is somebody else's and stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kvmedic.core.draining import stray_move
+from kvmedic.core.fleet import Fleet, Minimum
+from kvmedic.core.moves import Claim, Failed, Move, SetMinimum, Settled, Wait
+from kvmedic.core.plan import AutoscalerStep
+from kvmedic.core.preconditions import step_refusal
+from kvmedic.core.reasons import Reason
+from kvmedic.core.scaling import start_of_added
+from kvmedic.core.starting import StartLimits
+
+FOLLOWS_WITHIN = timedelta(minutes=2)
+"""How long an autoscaler may take to raise the target's number to its minimum: the controller looks every
+15 s (kube-controller-manager, --horizontal-pod-autoscaler-sync-period), KEDA takes a change of the
+ScaledObject over at once; the rest is for a busy control plane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """Which minimum is wanted, and what is known beside the fleet itself."""
+
+    step: AutoscalerStep
+    """Its `after` is the minimum that is wanted; on the way back it is the step's inverse."""
+    replicas: int
+    """Of the target before the run."""
+    limits: StartLimits
+    is_ours: bool = True
+    """The minimum is the one that was set, or the recorded one."""
+    assigned_at: datetime | None = None
+    """When the target was claimed; None before."""
+
+
+def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
+    """Return the single next move toward the wanted minimum.
+
+    It must be as the record explains it: anything else is somebody's edit, and the caller leaves
+    instead (`leaving_move`).
+    """
+    step, holder = order.step, fleet.minimum
+    if order.assigned_at is None:
+        return step_refusal(fleet, step, whole=not step.gives_back) or Claim()
+    if holder is None:
+        return Settled()
+    if not _is_set(holder, step):
+        return _assign(holder, step)
+    if step.gives_back:
+        return stray_move(fleet, fleet.pods) or Settled()
+    return _arrived(fleet, order, now)
+
+
+def resting_move(fleet: Fleet) -> Move:
+    """Return the next move toward a fleet that stands still: nothing of it was taken out of rotation."""
+    return stray_move(fleet, fleet.pods) or Wait(
+        Reason.HOLDING, "the fleet stands still with every replica in rotation"
+    )
+
+
+def leaving_move(fleet: Fleet, order: Autoscaling) -> Move:
+    """Return the next move toward an autoscaler without anything of ours.
+
+    A minimum that somebody else set stays, and what had begun to be given back stays as it is.
+    """
+    step, holder = order.step, fleet.minimum
+    raised = holder is not None and order.is_ours and not step.gives_back and _is_set(holder, step)
+    if holder is not None and raised:
+        return _assign(holder, step.inverse())
+    return stray_move(fleet, fleet.pods) or Settled()
+
+
+def _is_set(holder: Minimum, step: AutoscalerStep) -> bool:
+    given = step.is_given or not step.gives_back
+    return holder.number == step.after and holder.is_given == given
+
+
+def _assign(holder: Minimum, step: AutoscalerStep) -> SetMinimum:
+    return SetMinimum(holder, step.after, step.is_given or not step.gives_back)
+
+
+def _arrived(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
+    """Return whether as many replicas as the new minimum take requests, or what is waited for."""
+    step = order.step
+    serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
+    if serving >= step.after and fleet.observed:
+        return Settled()
+    waited = now - order.assigned_at if order.assigned_at else timedelta(0)
+    if fleet.replicas < step.after:
+        text = f"{step.holder.kind} {step.holder.name} keeps {step.after}, and {fleet.replicas} are asked for"
+        if waited > FOLLOWS_WITHIN:
+            return Failed(Reason.AUTOSCALER_IDLE, f"{text} after {int(waited.total_seconds())} s")
+        return Wait(Reason.AWAITING_CONTROLLER, text)
+    failed = start_of_added(fleet, (order.replicas, step.after), order.limits, waited, now)
+    return failed or Wait(Reason.AWAITING_REPLICA, f"{serving} of {step.after} replicas serve")

@@ -1,0 +1,210 @@
+"""More replicas for a while, and fewer again, as a pure state machine: an observed fleet in, the next
+assignment out.
+
+Out is one assignment: the Deployment's number goes from what was recorded to what was planned, and the
+step is settled when all of them take requests. Back is one replica at a time: the one that is to go is
+taken out of rotation and drained, and only then the number is lowered by one, so that the ReplicaSet's
+controller removes exactly that one: a replica that is not Ready goes first, and among Ready ones the
+lowest deletion cost (`kvmedic.core.replacement` has the source). The pod template and the rollout's
+fields are not touched.
+
+Nothing is remembered from tick to tick but which pod is being drained: the number of replicas itself
+says how far the step got. A number that no assignment of ours explains is somebody else's and stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
+from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.moves import Claim, Failed, Move, ScaleIn, ScaleOut, Settled, Wait
+from kvmedic.core.plan import ScaleStep
+from kvmedic.core.preconditions import scaling_refusal
+from kvmedic.core.reasons import Reason
+from kvmedic.core.replacement import MAKING_LIMIT, STARTS
+from kvmedic.core.run import Run, committed_sequence
+from kvmedic.core.starting import StartLimits, start_failure
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Which number of replicas is wanted, and what is known beside the fleet itself."""
+
+    step: ScaleStep
+    """Its `after` is the number that is wanted; on the way back it is the step's inverse."""
+    victim: Victim | None
+    drain: Drain
+    limits: StartLimits
+    is_ours: bool = True
+    """The number that the fleet has is one of our own assignments, or the recorded one."""
+    assigned_at: datetime | None = None
+    """When the last assignment was intended; None before the first."""
+
+
+def is_explained(run: Run, step: ScaleStep, resource_uid: str, fleet: Fleet) -> bool:
+    """Return whether a run's own record explains the fleet's number of replicas.
+
+    The claim says which assignment was committed last. Where a person's `kubectl rollout undo` took
+    the claim away, both numbers of the last intent may be ours. Until a number was assigned it is the one
+    that the run's step begins with.
+    """
+    intent = run.intent
+    if intent is None or intent.replicas_before is None or intent.replicas_after is None:
+        return fleet.replicas == step.before
+    committed = committed_sequence(run, resource_uid, fleet.fence)
+    told = {intent.replicas_before, intent.replicas_after}
+    if committed is not None:
+        told = {intent.replicas_after if committed == intent.sequence else intent.replicas_before}
+    return fleet.replicas in told
+
+
+def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
+    """Return the single next move toward the wanted number of replicas.
+
+    The pod template and the number must be as the record explains them: anything else is somebody's
+    edit, and the caller leaves instead (`leaving_move`).
+    """
+    wanted = order.step.after
+    if order.assigned_at is None:
+        return scaling_refusal(fleet, order.step) or _first(fleet, order.step)
+    if fleet.replicas < wanted:
+        # First the number: one that is back in rotation could still go by the one of before.
+        return ScaleOut(fleet.replicas, wanted, "")
+    if fleet.replicas > wanted:
+        return _one_fewer(fleet, order, now)
+    return _arrived(fleet, order, now)
+
+
+def resting_move(fleet: Fleet) -> Move:
+    """Return the next move toward a fleet that stands still with every replica in rotation."""
+    if not _is_followed(fleet):
+        return _AWAIT_REMOVAL
+    if back := stray_move(fleet, fleet.pods):
+        return back
+    return Wait(Reason.HOLDING, "the fleet stands still with every replica in rotation")
+
+
+def leaving_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
+    """Return the next move toward a fleet without anything of ours.
+
+    Somebody else's number of replicas stays. What a step had added goes as carefully as it came; in the
+    middle of somebody's rollout that waits until the rollout is complete. What a step had begun to
+    give back stays as it is, and is given back another time.
+    """
+    step = order.step
+    surplus = order.is_ours and not step.gives_back and fleet.replicas > step.before
+    edited = fleet.revision != step.template
+    if surplus and (not edited or _is_whole(fleet)):
+        return _one_fewer(fleet, replace(order, step=step.inverse()), now)
+    mixed = any(pod.revision != fleet.revision for pod in fleet.live)
+    if len(fleet.live) > fleet.replicas and not mixed and not surplus:
+        return _AWAIT_REMOVAL
+    if back := stray_move(fleet, fleet.pods):
+        return back
+    if not surplus:
+        return Settled()
+    text = (
+        f"{fleet.replicas} replicas are asked for, {step.before} were; they go one by one, drained, when the "
+        f"rollout is complete; to end it now: kubectl scale deployment/{fleet.name} --replicas={step.before}"
+    )
+    return Wait(Reason.TARGET_NOT_SETTLED, text)
+
+
+_AWAIT_REMOVAL = Wait(Reason.AWAITING_CONTROLLER, "the replica that is to go has not been removed yet")
+
+
+def _first(fleet: Fleet, step: ScaleStep) -> Move:
+    """Return the first assignment. Before a replica is drained it only claims the target.
+
+    Whoever finds a replica out of rotation then finds a run that began, and nobody else's can.
+    """
+    if step.gives_back:
+        return Claim()
+    return ScaleOut(fleet.replicas, step.after, "")
+
+
+def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
+    """Return the next move that lowers the number by one, without a replica that takes requests."""
+    asked, wanted = fleet.replicas, order.step.after
+    if not _is_followed(fleet):
+        return _AWAIT_REMOVAL
+    if len(fleet.live) < asked:
+        fewer = max(wanted, len(fleet.live))
+        waiting = stray_move(fleet, fleet.pods) or _await_making(order, now)
+        return waiting or ScaleIn(asked, fewer, "", fleet.ready)
+    goer = _goer(fleet.live, order.victim)
+    first = stray_move(fleet, fleet.pods, goer) or draining_move(fleet, goer, order.drain, wanted)
+    return first or ScaleIn(asked, asked - 1, goer.name, fleet.ready)
+
+
+def _goer(live: tuple[Pod, ...], victim: Victim | None) -> Pod:
+    """Return which replica goes: one that is not Ready, else the one being drained, else the newest.
+
+    The controller would take a replica that is not Ready before a drained one.
+    """
+    drained = victim.uid if victim else ""
+    return min(live, key=lambda pod: (pod.ready, pod.uid != drained, -pod.created_at.timestamp(), pod.name))
+
+
+def _await_making(order: Scaling, now: datetime) -> Wait | None:
+    """Return the wait for a replica that is told but not there yet: it could become Ready unseen."""
+    if order.assigned_at is None or now - order.assigned_at > MAKING_LIMIT:
+        return None
+    return Wait(Reason.AWAITING_CONTROLLER, "a replica that is to go has not been made yet")
+
+
+def _arrived(fleet: Fleet, order: Scaling, now: datetime) -> Move:
+    """Return whether the wanted number takes requests, or what is waited for."""
+    step = order.step
+    if not _is_followed(fleet):
+        return _AWAIT_REMOVAL
+    if back := stray_move(fleet, fleet.pods):
+        return back
+    serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
+    if step.gives_back or serving >= step.after:
+        return Settled()
+    waited = now - order.assigned_at if order.assigned_at else timedelta(0)
+    failed = start_of_added(fleet, (step.before, step.after), order.limits, waited, now)
+    return failed or Wait(Reason.AWAITING_REPLICA, f"{serving} of {step.after} replicas serve")
+
+
+def start_of_added(
+    fleet: Fleet, numbers: tuple[int, int], limits: StartLimits, waited: timedelta, now: datetime
+) -> Failed | None:
+    """Return why replicas that were added will not come up, or that it takes too long; None while they may.
+
+    Args:
+        fleet: the fleet.
+        numbers: replicas before, and as they are to be.
+        limits: how long each may take.
+        waited: since the number was raised.
+        now: the time of asking.
+    """
+    before, wanted = numbers
+    newest = sorted(fleet.live, key=lambda pod: (-pod.created_at.timestamp(), pod.name))
+    for pod in newest[: max(0, len(fleet.live) - before)]:
+        if failed := start_failure(pod, False, limits, now):
+            return failed
+    seconds = int(waited.total_seconds())
+    if len(fleet.live) < wanted and waited > limits.spare:
+        text = f"{len(fleet.live)} of {wanted} replicas were made within {seconds} s"
+        return Failed(Reason.SPARE_UNSCHEDULABLE, f"{text}: look for a quota in the Events of the ReplicaSet")
+    if waited > STARTS * limits.start:
+        text = f"not every replica served {seconds} s after their number was raised"
+        return Failed(Reason.CANARY_FAILED, text)
+    return None
+
+
+def _is_followed(fleet: Fleet) -> bool:
+    """Return whether the controllers have removed all that the present number asked them to."""
+    told = sum(rs.desired for rs in fleet.replica_sets)
+    return fleet.observed and told <= fleet.replicas and len(fleet.live) <= fleet.replicas
+
+
+def _is_whole(fleet: Fleet) -> bool:
+    """Return whether every replica runs the present template and is Ready, and nothing else is there."""
+    current = fleet.serving(fleet.revision)
+    whole = len(fleet.live) == len(current) == fleet.replicas
+    return _is_followed(fleet) and whole and all(pod.ready for pod in current)

@@ -1,0 +1,92 @@
+"""From advice that is no matter of one setting to a plan: another replica, revision or number of replicas.
+
+Which of them was tried on this very fleet and did not help is told here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvmedic.core.diagnosis import Relief, Resize, RollBack
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.footprint import Footprint, returning_step
+from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.core.policy import TargetRef
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import TriedReplacement, TriedRollback, TriedScaling
+from kvmedic.runbooks.planning import Fault
+
+
+def replaced_in_vain(tried: Sequence[TriedReplacement], fleet: Fleet) -> bool:
+    """Return whether replacing a replica of this very fleet is on record as no help."""
+    return any((one.revision, one.replicas) == (fleet.revision, fleet.replicas) for one in tried)
+
+
+def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: int) -> Plan | Fault:
+    """Return the plan that replaces one replica of a fleet, or why it cannot be carried out."""
+    pod = next((pod for pod in fleet.live if pod.name == advice.pod), None)
+    if pod is None:
+        return Fault(Reason.TARGET_NOT_SETTLED, f"{advice.pod} is gone: there is nothing to replace")
+    step = ReplaceStep(
+        target=ObjectRef(target.kind, target.name),
+        container=target.container,
+        pod=pod.name,
+        uid=pod.uid,
+        replicas=fleet.replicas,
+        template=fleet.revision,
+        reason=advice.reason,
+    )
+    return plan_for(fleet, step, advice, generation)
+
+
+def resizing_of(target: TargetRef, fleet: Fleet, advice: Resize, generation: int) -> Plan:
+    """Return the plan that gives a fleet another number of replicas."""
+    step = ScaleStep(
+        target=ObjectRef(target.kind, target.name),
+        container=target.container,
+        before=fleet.replicas,
+        after=advice.replicas,
+        template=fleet.revision,
+        reason=advice.reason,
+    )
+    return plan_for(fleet, step, advice, generation)
+
+
+def returning_of(fleet: Fleet, held: Footprint, advice: Resize, generation: int) -> Plan:
+    """Return the plan that gives back what was added for a while, so far as advice says."""
+    step = returning_step(held, advice.replicas, fleet.revision)
+    return plan_for(fleet, step, advice, generation)
+
+
+def plan_for(fleet: Fleet, step: Step, advice: Relief | RollBack | Resize, generation: int) -> Plan:
+    """Return the plan of one step that changes no setting of its own."""
+    return Plan(
+        steps=(step,),
+        target_uid=fleet.uid,
+        template=fleet.revision,
+        spec_generation=generation,
+        reason=advice.reason,
+        message=advice.message,
+    )
+
+
+def rolled_back_in_vain(tried: Sequence[TriedRollback], fleet: Fleet) -> bool:
+    """Return whether taking a fleet back from this very revision is on record as no help."""
+    return any(one.revision == fleet.revision for one in tried)
+
+
+def rollback_of(target: TargetRef, fleet: Fleet, advice: RollBack, generation: int) -> Plan:
+    """Return the plan that takes a fleet back to another of its revisions."""
+    step = RevisionStep(
+        target=ObjectRef(target.kind, target.name),
+        container=target.container,
+        before=advice.before,
+        after=advice.after,
+        reason=advice.reason,
+    )
+    return plan_for(fleet, step, advice, generation)
+
+
+def scaled_in_vain(tried: Sequence[TriedScaling], fleet: Fleet) -> bool:
+    """Return whether more replicas than this very fleet has are on record as no help."""
+    return any((one.revision, one.before) == (fleet.revision, fleet.replicas) for one in tried)

@@ -1,0 +1,138 @@
+"""Would fewer replicas carry the load as it is now? Asked of a calm fleet that has some for a while.
+
+Fewer carry more each, so each runs more sequences at once. How many, at most:
+
+* Where pod template and lengths are as they were when replicas had to be added, that is measured: each ran
+  R sequences then and generated T tokens per second. Tokens per second rise with the sequences that run
+  at once, ever more slowly, so for a share x of T no more than x R sequences run. Fewer must carry
+  clearly less than what was too much for them then.
+* Where the configuration or the lengths moved, nothing of then counts. With r times the load a replica
+  runs more than r times the sequences, because each step takes longer; at most `MOST_PREFILL` of a step
+  depends on how many they are, so at most r (1 - f) / (1 - f r) times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+from kvmedic.core.complete import Complete, complete
+from kvmedic.core.diagnosis import Evidence, Inconclusive, NoChange, Resize, Setting
+from kvmedic.core.evidence import Signal
+from kvmedic.core.footprint import Footprint, Load
+from kvmedic.core.reasons import Reason
+from kvmedic.core.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
+from kvmedic.core.verdict import LENGTHS_ALIKE, LIGHTER, QUEUED
+from kvmedic.runbooks.case import Case
+from kvmedic.runbooks.doubts import sized
+
+NEEDED = frozenset({Signal.RUNNING_MEAN, Signal.RUNNING_MAX, Signal.WAITING_MEAN, Signal.GENERATED_TOKENS})
+"""Signals that the question needs of every replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What the whole fleet carries now."""
+
+    replicas: int
+    running: float
+    """Sequences that run at once, on average."""
+    waiting: float
+    at_once: float
+    """Sequences that ran or waited at once, at most."""
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a replica holds, and the lengths that this was computed from."""
+
+    sequences: float
+    prompt_tokens: float
+    output_tokens: float
+
+    def is_like(self, load: Load) -> bool:
+        """Return whether requests have the lengths that they had under a load."""
+        pairs = ((self.prompt_tokens, load.prompt_tokens), (self.output_tokens, load.output_tokens))
+        return all(min(pair) >= LENGTHS_ALIKE * max(pair) for pair in pairs)
+
+
+def fewer_replicas(evidence: Evidence, held: Footprint, setting: Setting, template: str) -> Resize | NoChange:
+    """Return the fewest replicas that are predicted to carry the load, or why fewer are not.
+
+    Args:
+        evidence: both looks at the calm fleet.
+        held: what was added.
+        setting: the present setting.
+        template: hash of the pod template that runs now.
+    """
+    found = complete(evidence.sizing, NEEDED)
+    if isinstance(found, Inconclusive):
+        return NoChange(found.reason, found.message)
+    now = _carried(found, evidence.sizing.window_seconds)
+    if now.at_once <= held.fewest:
+        text = f"{now.at_once:.0f} sequences ran or waited at once, no more than {held.fewest} replicas"
+        return Resize(held.fewest, Reason.REPLICAS_GIVEN_BACK, text)
+    if now.waiting >= QUEUED * now.replicas:
+        return NoChange(Reason.FOOTPRINT_HELD, f"{now.waiting:.0f} requests wait on {now.replicas} replicas")
+    case = sized(evidence, found)
+    if isinstance(case, Inconclusive):
+        return NoChange(case.reason, case.message)
+    return _fewest(now, held, _room(case, setting, evidence), template)
+
+
+def _carried(found: Mapping[str, Complete], window_seconds: float) -> Carried:
+    def total(signal: Signal) -> float:
+        return sum(one.numbers[signal] for one in found.values())
+
+    return Carried(
+        replicas=len(found),
+        running=total(Signal.RUNNING_MEAN),
+        waiting=total(Signal.WAITING_MEAN),
+        at_once=total(Signal.RUNNING_MAX) + total(Signal.WAITING_MEAN),
+        tokens_per_second=total(Signal.GENERATED_TOKENS) / window_seconds,
+    )
+
+
+def _room(case: Case, setting: Setting, evidence: Evidence) -> Room:
+    seats = cap_at(case.blocks, case.sequence, SAFEST_FIT)
+    if setting.max_num_seqs is not None:
+        seats = min(seats, setting.max_num_seqs)
+    engines = min(readings.engines for readings in evidence.sizing.pods.values())
+    return Room(float(seats * engines), case.prompt_tokens, case.output_tokens)
+
+
+def _fewest(now: Carried, held: Footprint, room: Room, template: str) -> Resize | NoChange:
+    said = ""
+    for replicas in range(held.fewest, now.replicas):
+        running = _running(now, held.load if held.template == template else None, room, replicas)
+        said = said or _told(replicas, running, room)
+        if running is not None and _peak(running) <= room.sequences:
+            return Resize(replicas, Reason.REPLICAS_GIVEN_BACK, _told(replicas, running, room))
+    return NoChange(Reason.FOOTPRINT_HELD, said)
+
+
+def _told(replicas: int, running: float | None, room: Room) -> str:
+    if running is None:
+        return f"the load is too near to what {replicas} replicas could not carry, or nobody can tell"
+    return (
+        f"{replicas} replicas would run {running:.1f} sequences each, up to {_peak(running):.0f} at once, "
+        f"and have room for {room.sequences:.0f}"
+    )
+
+
+def _peak(running: float) -> float:
+    """Return how many run at once 9 times in 10, where their mean is known and they come at random."""
+    return running + SAFEST_FIT * sqrt(running)
+
+
+def _running(now: Carried, load: Load | None, room: Room, replicas: int) -> float | None:
+    """Return how many sequences each of so many replicas would run, at most; None where nobody can tell."""
+    if load is not None and room.is_like(load) and load.tokens_per_second > 0:
+        share = now.tokens_per_second / replicas / load.tokens_per_second
+        return load.running * share if share <= LIGHTER else None
+    more = now.replicas / replicas
+    if MOST_PREFILL * more >= 1:
+        return None
+    return now.running / replicas * (1 - MOST_PREFILL) / (1 - MOST_PREFILL * more)

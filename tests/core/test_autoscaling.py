@@ -1,0 +1,322 @@
+"""An autoscaler's minimum is raised for a while and put back; what others set stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmedic.core.autoscaling import (
+    FOLLOWS_WITHIN,
+    Autoscaling,
+    autoscaling_move,
+    leaving_move,
+    resting_move,
+)
+from kvmedic.core.fleet import Fleet, Minimum, Owner
+from kvmedic.core.footprint import footprint_after, is_held, returning_step
+from kvmedic.core.moves import Claim, Failed, Move, Refused, SetMinimum, Settled, Uncordon, Wait
+from kvmedic.core.neighbours import Autoscaler, Neighbours, rerouted
+from kvmedic.core.plan import AutoscalerStep, ObjectRef, ScaleStep
+from kvmedic.core.reasons import Reason
+from kvmedic.core.run import Intent, Outcome, Run, Standing, StepState, is_kept, standing
+from kvmedic.core.starting import StartLimits
+from run_builder import NOW, OLD, SCALE, UID, a_fleet, a_pod, a_run
+
+HPA = ObjectRef("HorizontalPodAutoscaler", "llm")
+LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))
+STEP = AutoscalerStep(
+    target=ObjectRef("Deployment", "llm"),
+    container="vllm",
+    holder=HPA,
+    holder_uid="hpa-1",
+    before=2,
+    after=4,
+    is_given=True,
+    template=OLD,
+    reason=Reason.REPLICAS_ADDED,
+)
+CLAIMED = Intent(1, "Claim", OLD, OLD, False, NOW, was_frozen=False)
+RUN = "20260301-025500"
+A_MOMENT = timedelta(seconds=1)
+
+
+def a_minimum(number: int = 2, **changes: object) -> Minimum:
+    found = Minimum(HPA.kind, HPA.name, "hpa-1", "7", number, is_given=True, most=8)
+    return replace(found, **changes)
+
+
+def marked(number: int, mark: int | None = None, **changes: object) -> Minimum:
+    """Return a minimum with the mark of a run that set a number."""
+    return a_minimum(number, mark=f"{UID}/{RUN}/{number if mark is None else mark}", **changes)
+
+
+def with_minimum(found: Minimum | None, fleet: Fleet | None = None) -> Fleet:
+    return replace(fleet or a_fleet(), minimum=found)
+
+
+def four(**last: object) -> Fleet:
+    sets = a_fleet().replica_sets
+    pods = (*a_fleet().pods, a_pod("z", **{"created_at": NOW - timedelta(minutes=1), **last}))
+    return a_fleet(replicas=4, pods=pods, replica_sets=(replace(sets[0], desired=4, available=4),))
+
+
+def an_order(step: AutoscalerStep = STEP, **changes: object) -> Autoscaling:
+    return replace(Autoscaling(step, 3, LIMITS, assigned_at=NOW - A_MOMENT), **changes)
+
+
+UNREADY = {"ready_at": None, "in_rotation": False, "unready_at": NOW - A_MOMENT, "created_at": NOW}
+BEGIN = {"assigned_at": None}
+BACK = STEP.inverse()
+ABSENT = replace(STEP, is_given=False, before=1)
+MOVES: list[tuple[str, Fleet, Autoscaling, type[Move], str]] = [
+    ("first the target is claimed", with_minimum(a_minimum()), an_order(**BEGIN), Claim, ""),
+    (
+        "another minimum was planned with",
+        with_minimum(a_minimum(3)),
+        an_order(**BEGIN),
+        Refused,
+        "ReplicasChanged",
+    ),
+    ("it is gone", with_minimum(None), an_order(**BEGIN), Refused, "ReplicasChanged"),
+    (
+        "another of its name",
+        with_minimum(a_minimum(uid="hpa-2")),
+        an_order(**BEGIN),
+        Refused,
+        "ReplicasChanged",
+    ),
+    (
+        "who owns the template does not matter",
+        with_minimum(a_minimum(), a_fleet(owner=Owner(Reason.MANAGED_BY_GITOPS, "Argo CD"))),
+        an_order(**BEGIN),
+        Claim,
+        "",
+    ),
+    (
+        "a replica is not Ready: none is added",
+        with_minimum(a_minimum(), a_fleet(pods=(*a_fleet().pods[:2], a_pod("c", **UNREADY)))),
+        an_order(**BEGIN),
+        Refused,
+        "TargetNotSettled",
+    ),
+    ("then its minimum is raised", with_minimum(a_minimum()), an_order(), SetMinimum, "4"),
+    ("it has not followed yet", with_minimum(marked(4)), an_order(), Wait, "AwaitingController"),
+    (
+        "it does not follow",
+        with_minimum(marked(4)),
+        an_order(assigned_at=NOW - FOLLOWS_WITHIN - A_MOMENT),
+        Failed,
+        "AutoscalerIdle",
+    ),
+    ("the new one starts", with_minimum(marked(4), four(**UNREADY)), an_order(), Wait, "AwaitingReplica"),
+    (
+        "the new one crashes",
+        with_minimum(marked(4), four(**UNREADY, waiting_reason="CrashLoopBackOff")),
+        an_order(),
+        Failed,
+        "CanaryFailed",
+    ),
+    ("all serve", with_minimum(marked(4), four()), an_order(), Settled, ""),
+    ("the way back", with_minimum(marked(4), four()), an_order(BACK), SetMinimum, "2"),
+    ("put back", with_minimum(marked(2), four()), an_order(BACK), Settled, ""),
+    ("it was gone before it could be put back", with_minimum(None), an_order(BACK), Settled, ""),
+    (
+        "a default that was not given is put back by removing it",
+        with_minimum(marked(1), four()),
+        an_order(ABSENT.inverse()),
+        SetMinimum,
+        "1 removed",
+    ),
+    (
+        "and then it is back",
+        with_minimum(marked(1, is_given=False), four()),
+        an_order(ABSENT.inverse()),
+        Settled,
+        "",
+    ),
+]
+
+
+def told(move: Move) -> str:
+    match move:
+        case SetMinimum(_, number, is_given):
+            return str(number) if is_given else f"{number} removed"
+        case Wait(reason) | Failed(reason) | Refused(reason):
+            return str(reason)
+        case Uncordon(pod):
+            return pod.name
+        case _:
+            return ""
+
+
+@pytest.mark.parametrize(
+    ("fleet", "order", "kind", "what"), [row[1:] for row in MOVES], ids=[row[0] for row in MOVES]
+)
+def test_the_next_move(fleet, order, kind, what):
+    move = autoscaling_move(fleet, order, NOW)
+
+    assert isinstance(move, kind)
+    assert told(move) == what
+
+
+LEAVING = [
+    ("what was raised is put back", with_minimum(marked(4)), an_order(), SetMinimum, "2"),
+    ("somebody set another: it stays", with_minimum(marked(5, 4)), an_order(is_ours=False), Settled, ""),
+    (
+        "somebody set ours, and it is not: it stays",
+        with_minimum(marked(4)),
+        an_order(is_ours=False),
+        Settled,
+        "",
+    ),
+    ("not raised yet", with_minimum(a_minimum()), an_order(), Settled, ""),
+    ("gone", with_minimum(None), an_order(), Settled, ""),
+    (
+        "what was being put back stays",
+        with_minimum(marked(2)),
+        an_order(replace(STEP.inverse(), reason=Reason.REPLICAS_GIVEN_BACK)),
+        Settled,
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fleet", "order", "kind", "what"), [row[1:] for row in LEAVING], ids=[row[0] for row in LEAVING]
+)
+def test_leaving(fleet, order, kind, what):
+    move = leaving_move(fleet, order)
+
+    assert isinstance(move, kind)
+    assert told(move) == what
+
+
+def test_it_rests_as_it_stands():
+    assert told(resting_move(a_fleet())) == "Holding"
+    cordoned = a_fleet(pods=(*a_fleet().pods[:2], a_pod("c", cordoned=True, in_rotation=False)))
+    assert told(resting_move(cordoned)) == "c"
+
+
+def a_run_through(state: StepState = StepState.ROLLING_OUT, step: AutoscalerStep = STEP) -> Run:
+    return a_run(state, CLAIMED, step=step)
+
+
+KEPT = [
+    ("not set yet", a_minimum(2), True),
+    ("set", marked(4), True),
+    ("set, and another of its kind came", marked(4, uid="hpa-2"), False),
+    ("somebody was first", a_minimum(3), False),
+    ("somebody was first with the very number", a_minimum(4), False),
+    ("set, and somebody set another", marked(5, 4), False),
+    ("set, and somebody put the old one back", marked(2, 4), False),
+    ("put back by us", marked(2), True),
+    ("the mark of an earlier run", a_minimum(2, mark=f"{UID}/20260101-000000/9"), True),
+    ("the mark of another resource", a_minimum(2, mark=f"another/{RUN}/4"), True),
+    ("gone", None, False),
+]
+
+
+@pytest.mark.parametrize(("found", "expected"), [row[1:] for row in KEPT], ids=[row[0] for row in KEPT])
+def test_a_minimum_that_no_assignment_explains_is_somebody_elses(found, expected):
+    fleet = with_minimum(found, a_fleet(fence=f"{UID}/{RUN}/1"))
+
+    assert is_kept(a_run_through(), UID, fleet) is expected
+    assert standing(a_run_through(), UID, fleet) is (Standing.AS_RECORDED if expected else Standing.RESCALED)
+
+
+@given(replicas=st.integers(1, 9))
+def test_how_many_replicas_it_makes_is_its_own_matter(replicas):
+    fleet = with_minimum(marked(4), a_fleet(fence=f"{UID}/{RUN}/1", replicas=replicas))
+
+    assert standing(a_run_through(StepState.VERIFYING), UID, fleet) is Standing.AS_RECORDED
+
+
+@given(
+    numbers=st.lists(st.sampled_from([2, 4, 4, 2]), max_size=6), edit=st.one_of(st.none(), st.integers(0, 9))
+)
+def test_in_every_order_of_moves_and_edits_an_edit_is_never_overwritten(numbers, edit):
+    found = a_minimum(2)
+    run = a_run_through()
+    for number in numbers:
+        assert is_kept(run, UID, with_minimum(found))
+        found = marked(number)
+    theirs = found if edit is None else replace(found, number=edit)
+
+    ours = is_kept(run, UID, with_minimum(theirs))
+
+    assert ours is (theirs.number == found.number)
+    leave = leaving_move(with_minimum(theirs), an_order(is_ours=ours))
+    assert ours or isinstance(leave, Settled)
+
+
+HELD_RUN = replace(a_run_through(StepState.KEPT), replicas=3)
+
+
+def test_what_is_held_is_the_minimum_and_it_is_given_back_through_it():
+    fleet = with_minimum(marked(4), four())
+
+    held = footprint_after(HELD_RUN, None, fleet, Outcome(Reason.RECOVERED, ""), NOW)
+
+    assert held is not None
+    assert (held.before, held.after, held.fewest, held.holder) == (2, 4, 3, HPA)
+    assert "minimum of HorizontalPodAutoscaler 2 -> 4" in held.line()
+    assert is_held(held, with_minimum(a_minimum(4), four(cordoned=False)))
+    assert not is_held(held, with_minimum(a_minimum(2)))
+    assert not is_held(held, with_minimum(None))
+    step = returning_step(held, 3, OLD)
+    assert isinstance(step, AutoscalerStep)
+    assert (step.before, step.after, step.gives_back, step.is_given) == (4, 2, True, True)
+    some = returning_step(replace(held, fewest=2, after=5), 4, OLD)
+    assert (some.before, some.after) == (5, 4)
+
+
+def test_a_minimum_that_was_not_given_is_given_in_between_and_removed_at_the_end():
+    run = replace(a_run_through(StepState.KEPT, replace(STEP, is_given=False, before=1)), replicas=2)
+
+    held = footprint_after(run, None, with_minimum(marked(4)), Outcome(Reason.RECOVERED, ""), NOW)
+
+    assert held is not None
+    whole, some = returning_step(held, 2, OLD), returning_step(held, 3, OLD)
+    assert isinstance(whole, AutoscalerStep)
+    assert isinstance(some, AutoscalerStep)
+    assert (whole.after, whole.is_given, some.after, some.is_given) == (1, False, 3, True)
+
+
+SCALER = Autoscaler("HorizontalPodAutoscaler", "llm", 2, 8, uid="hpa-1")
+PATHS = [
+    ("through a HorizontalPodAutoscaler", [SCALER], 4),
+    ("through a ScaledObject", [replace(SCALER, kind="ScaledObject")], 4),
+    ("its maximum is a bound", [replace(SCALER, maximum=3)], Reason.LEVER_AT_BOUND),
+    ("it is paused", [replace(SCALER, paused=True)], Reason.REPLICAS_AUTOSCALED),
+    ("somebody applies it", [replace(SCALER, owner="Argo CD Application llm")], Reason.REPLICAS_AUTOSCALED),
+    ("there are two", [SCALER, replace(SCALER, name="other")], Reason.REPLICAS_AUTOSCALED),
+]
+
+
+@pytest.mark.parametrize(("scalers", "expected"), [row[1:] for row in PATHS], ids=[row[0] for row in PATHS])
+def test_a_scaling_goes_through_the_autoscaler_or_not_at_all(scalers, expected):
+    found = rerouted(SCALE, Neighbours(tuple(scalers)), a_fleet())
+
+    if isinstance(found, Outcome):
+        assert found.reason is expected
+        return
+    assert (found.before, found.after, found.holder_uid) == (2, expected, "hpa-1")
+    assert found.holder == ObjectRef(scalers[0].kind, "llm")
+
+
+def test_what_the_deployment_itself_holds_is_not_given_back_through_an_autoscaler_that_came():
+    back = ScaleStep(SCALE.target, None, 4, 3, OLD, Reason.REPLICAS_GIVEN_BACK)
+
+    found = rerouted(back, Neighbours((SCALER,)), a_fleet())
+
+    assert isinstance(found, Outcome)
+    assert found.reason is Reason.REPLICAS_AUTOSCALED
+
+
+def test_the_inverse_of_the_inverse_is_the_step():
+    assert replace(STEP.inverse().inverse(), reason=STEP.reason) == STEP
+    assert STEP.line() == "HorizontalPodAutoscaler/llm: minimum 2 -> 4 replicas"

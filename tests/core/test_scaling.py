@@ -1,0 +1,543 @@
+"""More replicas and fewer again against a model of the controllers, in every order that luck finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvmedic.core.draining import Drain, Victim
+from kvmedic.core.fleet import Fleet, Owner, Pod
+from kvmedic.core.moves import (
+    Claim,
+    Cordon,
+    Effect,
+    Failed,
+    Move,
+    Refused,
+    ScaleIn,
+    ScaleOut,
+    Settled,
+    Uncordon,
+    Wait,
+)
+from kvmedic.core.plan import ObjectRef, ScaleStep
+from kvmedic.core.reasons import Reason
+from kvmedic.core.replacement import MAKING_LIMIT, STARTS
+from kvmedic.core.run import Intent, Standing, StepState, standing
+from kvmedic.core.scaling import Scaling, is_explained, leaving_move, resting_move, scaling_move
+from kvmedic.core.starting import StartLimits
+from model_controller import Model, StaleError
+from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling
+
+LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))
+ACTS = 6
+A_MOMENT = timedelta(seconds=1)
+
+
+def a_step(before: int, after: int, template: str = "old") -> ScaleStep:
+    return ScaleStep(
+        target=ObjectRef("Deployment", "llm"),
+        container="vllm",
+        before=before,
+        after=after,
+        template=template,
+        reason=Reason.REPLICAS_ADDED,
+    )
+
+
+class Walker:
+    """The operator's side: what a run's record holds, which survives every crash."""
+
+    def __init__(self, model: Model, step: ScaleStep) -> None:
+        self.model = model
+        self.step = step
+        self.victim: Victim | None = None
+        self.assigned_at = None
+        self.ended: Move | None = None
+
+    def order(self) -> Scaling:
+        return Scaling(self.step, self.victim, self.drain(), LIMITS, assigned_at=self.assigned_at)
+
+    def drain(self) -> Drain:
+        pods = {p.name: p for p in self.model.pods}
+        if self.victim is None or self.victim.uid not in pods:
+            return Drain.UNKNOWN
+        return Drain.BUSY if pods[self.victim.uid].busy else Drain.IDLE
+
+    def tick(self) -> None:
+        move = scaling_move(self.model.fleet(), self.order(), self.model.now)
+        self.ended = move if isinstance(move, Settled | Failed | Refused) else None
+        if not isinstance(move, Settled | Failed | Refused | Wait):
+            self.apply(move)
+
+    def apply(self, effect: Effect) -> None:
+        if isinstance(effect, Cordon):
+            self.victim = Victim(effect.pod.name, effect.pod.uid, self.model.now)
+        if isinstance(effect, ScaleOut | ScaleIn | Claim):
+            self.assigned_at = self.model.now
+        try:
+            self.model.apply(effect)
+        except StaleError:
+            return
+
+    def turn_back(self) -> None:
+        self.step, self.victim, self.ended = self.step.inverse(), None, None
+        self.assigned_at = self.assigned_at or self.model.now
+
+
+def happen(model: Model, act: int, which: int) -> None:
+    match act:
+        case 0:
+            model.deployment_controller()
+        case 1:
+            model.replica_set_controller("old")
+        case 2:
+            model.kubelet(which)
+        case 3:
+            model.endpoints()
+        case 4:
+            model.requests_end()
+        case _:
+            # Controllers act within a second.
+            model.deployment_controller()
+            model.replica_set_controller("old")
+            model.pass_time(1)
+
+
+def run_to_end(walker: Walker, events: list[tuple[int, int]]) -> None:
+    """Interleave the given events with ticks, then let everything happen in turn until the walk ends."""
+    for act, which in events:
+        happen(walker.model, act, which)
+        walker.tick()
+        if walker.ended:
+            return
+    for round_ in range(400):
+        for act in range(ACTS):
+            happen(walker.model, act, round_)
+        walker.tick()
+        if walker.ended:
+            return
+    raise AssertionError("the walk does not end")
+
+
+def come_to_rest(model: Model) -> None:
+    for round_ in range(3):
+        for act in range(ACTS):
+            happen(model, act, round_)
+
+
+EVENTS = st.lists(st.tuples(st.integers(0, ACTS), st.integers(0, 7)), max_size=100)
+MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def names(model: Model) -> set[str]:
+    return {pod.name for pod in model.pods}
+
+
+@given(before=st.integers(1, 4), more=st.integers(1, 3), events=EVENTS)
+@MANY
+def test_more_replicas_come_and_nobody_goes(before, more, events):
+    model = Model.healthy(before)
+    there = names(model)
+    walker = Walker(model, a_step(before, before + more))
+
+    run_to_end(walker, events)
+
+    assert isinstance(walker.ended, Settled)
+    assert there < names(model)
+    assert (model.replicas, len(model.pods)) == (before + more, before + more)
+    assert all(pod.in_rotation for pod in model.pods)
+    assert model.lost_in_rotation == []
+    assert model.fewest >= before
+
+
+@given(after=st.integers(1, 4), fewer=st.integers(1, 3), events=EVENTS)
+@MANY
+def test_given_back_each_replica_is_drained_and_the_newest_go(after, fewer, events):
+    model = Model.healthy(after + fewer)
+    oldest = sorted(names(model))[:after]
+    walker = Walker(model, a_step(after + fewer, after))
+
+    run_to_end(walker, events)
+
+    assert isinstance(walker.ended, Settled)
+    assert names(model) == set(oldest)
+    assert model.replicas == after
+    assert not any(pod.cordoned for pod in model.pods)
+    assert model.lost_in_rotation == []
+    assert model.fewest >= after
+
+
+@given(
+    before=st.integers(1, 4),
+    change=st.integers(-3, 3).filter(bool),
+    events=EVENTS,
+    turn=st.integers(0, 100),
+    after=EVENTS,
+)
+@MANY
+def test_turned_back_anywhere_the_number_and_the_rotation_are_as_before(before, change, events, turn, after):
+    had, wanted = (before + 3, before + 3 + change) if change < 0 else (before, before + change)
+    model = Model.healthy(had)
+    walker = Walker(model, a_step(had, wanted))
+    for act, which in events[:turn]:
+        happen(model, act, which)
+        walker.tick()
+        if walker.ended:
+            break
+
+    walker.turn_back()
+    run_to_end(walker, after)
+    come_to_rest(model)
+
+    assert isinstance(walker.ended, Settled)
+    assert (model.replicas, len(model.pods)) == (had, had)
+    assert not any(pod.cordoned for pod in model.pods)
+    assert model.lost_in_rotation == []
+    assert model.fewest >= min(had, wanted)
+
+
+@given(before=st.integers(1, 4), more=st.integers(1, 3), events=EVENTS, after=EVENTS)
+@MANY
+def test_replicas_that_do_not_start_go_and_everybody_else_stays(before, more, events, after):
+    model = Model.healthy(before)
+    there = names(model)
+    model.broken_revisions.add("old")
+    walker = Walker(model, a_step(before, before + more))
+
+    run_to_end(walker, events)
+    failed = walker.ended
+    walker.turn_back()
+    run_to_end(walker, after)
+    come_to_rest(model)
+
+    assert isinstance(failed, Failed)
+    assert failed.reason is Reason.CANARY_FAILED
+    assert isinstance(walker.ended, Settled)
+    assert names(model) == there
+    assert not any(pod.cordoned for pod in model.pods)
+    assert model.fewest >= before
+
+
+@given(
+    after=st.integers(1, 4),
+    fewer=st.integers(1, 2),
+    events=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=80),
+)
+@MANY
+def test_whatever_pods_turn_unready_nobody_in_rotation_goes_undrained(after, fewer, events):
+    model = Model.healthy(after + fewer)
+    walker = Walker(model, a_step(after + fewer, after))
+
+    for act, which in events:
+        if act >= ACTS:
+            pod = model.pods[which % len(model.pods)]
+            pod.ready = pod.in_rotation = pod.busy = False
+        else:
+            happen(model, act, which)
+        walker.tick()
+        if walker.ended:
+            break
+    if not walker.ended:
+        run_to_end(walker, [])
+    come_to_rest(model)
+
+    assert isinstance(walker.ended, Settled)
+    assert model.lost_in_rotation == []
+    assert (model.replicas, len(model.pods)) == (after, after)
+
+
+# One look at a time.
+
+OUT_OF_ROTATION = {"cordoned": True, "in_rotation": False}
+UNREADY = {"ready_at": None, "in_rotation": False, "unready_at": NOW - A_MOMENT}
+STARTING = {**UNREADY, "created_at": NOW - A_MOMENT}
+NEW = {"created_at": NOW - timedelta(minutes=1)}
+
+
+def a_fleet_of(*pods: Pod, replicas: int | None = None, told: int | None = None) -> Fleet:
+    count = len(pods) if replicas is None else replicas
+    sets = a_fleet().replica_sets
+    desired = count if told is None else told
+    return a_fleet(
+        replicas=count, pods=pods, replica_sets=(replace(sets[0], desired=desired, available=desired),)
+    )
+
+
+def four(**last: object) -> Fleet:
+    """Three replicas, and the one that was added: `z`."""
+    return a_fleet_of(a_pod("a"), a_pod("b"), a_pod("c"), a_pod("z", **{**NEW, **last}))
+
+
+def an_order(before: int, after: int, drain: Drain = Drain.UNKNOWN, **changes: object) -> Scaling:
+    order = Scaling(a_step(before, after, OLD), None, drain, LIMITS, assigned_at=NOW - timedelta(minutes=2))
+    return replace(order, **changes)
+
+
+BEGIN = {"assigned_at": None}
+MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
+    ("nothing done: the number is raised", a_fleet(), an_order(3, 4, **BEGIN), ScaleOut, ""),
+    (
+        "somebody decides the number",
+        a_fleet(scaler=Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")),
+        an_order(3, 4, **BEGIN),
+        Refused,
+        "ReplicasAutoscaled",
+    ),
+    (
+        "a replica is not Ready: none is added",
+        a_fleet_of(a_pod("a"), a_pod("b"), a_pod("c", **UNREADY)),
+        an_order(3, 4, **BEGIN),
+        Refused,
+        "TargetNotSettled",
+    ),
+    (
+        "a replica is not Ready: it goes first when some are given back",
+        a_fleet_of(a_pod("a", **UNREADY), a_pod("b"), a_pod("c")),
+        an_order(3, 2),
+        Cordon,
+        "a",
+    ),
+    (
+        "not made yet",
+        a_fleet_of(*a_fleet().pods, replicas=4),
+        an_order(3, 4, assigned_at=NOW),
+        Wait,
+        "AwaitingReplica",
+    ),
+    ("it starts", four(**STARTING), an_order(3, 4, assigned_at=NOW), Wait, "AwaitingReplica"),
+    ("all serve", four(), an_order(3, 4), Settled, ""),
+    ("Ready, and in no EndpointSlice yet", four(in_rotation=False), an_order(3, 4), Wait, "AwaitingReplica"),
+    (
+        "a quota keeps it from being made",
+        a_fleet_of(*a_fleet().pods, replicas=4),
+        an_order(3, 4, assigned_at=NOW - LIMITS.spare - A_MOMENT),
+        Failed,
+        "SpareUnschedulable",
+    ),
+    (
+        "no node takes it",
+        four(**{**UNREADY, "unready_at": NOW - timedelta(minutes=3), "unschedulable": True}),
+        an_order(3, 4),
+        Failed,
+        "SpareUnschedulable",
+    ),
+    (
+        "an old one flaps for ever",
+        a_fleet_of(a_pod("a", **UNREADY), a_pod("b"), a_pod("c"), a_pod("z", **NEW)),
+        an_order(3, 4, assigned_at=NOW - STARTS * LIMITS.start - A_MOMENT),
+        Failed,
+        "CanaryFailed",
+    ),
+    ("before any is drained the target is claimed", four(), an_order(4, 3, **BEGIN), Claim, ""),
+    ("given back: the newest is taken out", four(), an_order(4, 3), Cordon, "z"),
+    ("it still has requests", four(**OUT_OF_ROTATION), an_order(4, 3, Drain.BUSY), Wait, "Draining"),
+    ("nobody says whether it is busy", four(**OUT_OF_ROTATION), an_order(4, 3), Wait, "Draining"),
+    ("idle: one fewer", four(**OUT_OF_ROTATION), an_order(4, 3, Drain.IDLE), ScaleIn, "z"),
+    ("drain timed out", four(**OUT_OF_ROTATION), an_order(4, 3, Drain.TIMED_OUT), ScaleIn, "z"),
+    (
+        "a peer turns NotReady: it goes instead, and the drained one serves again",
+        a_fleet_of(a_pod("a", **UNREADY), a_pod("b"), a_pod("c"), a_pod("z", **NEW, **OUT_OF_ROTATION)),
+        an_order(4, 3, Drain.IDLE, victim=Victim("z", "uid-z", NOW)),
+        Uncordon,
+        "z",
+    ),
+    (
+        "not removed yet",
+        replace(four(**OUT_OF_ROTATION), replicas=3),
+        an_order(4, 3),
+        Wait,
+        "AwaitingController",
+    ),
+    (
+        "one that was never made is asked for no more",
+        a_fleet_of(*a_fleet().pods, replicas=4),
+        an_order(4, 3, assigned_at=NOW - MAKING_LIMIT - A_MOMENT),
+        ScaleIn,
+        "",
+    ),
+    (
+        "one that may be made any moment",
+        a_fleet_of(*a_fleet().pods, replicas=4),
+        an_order(4, 3, assigned_at=NOW - MAKING_LIMIT),
+        Wait,
+        "AwaitingController",
+    ),
+    (
+        "too few others take requests",
+        a_fleet_of(a_pod("a", in_rotation=False), a_pod("b"), a_pod("c"), a_pod("z", **NEW)),
+        an_order(4, 3),
+        Wait,
+        "AwaitingReplica",
+    ),
+    ("given back", a_fleet(), an_order(4, 3), Settled, ""),
+    (
+        "given back, and one still carries the label",
+        a_fleet_of(a_pod("a", **OUT_OF_ROTATION), a_pod("b"), a_pod("c")),
+        an_order(4, 3),
+        Uncordon,
+        "a",
+    ),
+]
+
+
+def told(move: Move) -> str:
+    match move:
+        case Cordon(pod) | Uncordon(pod):
+            return pod.name
+        case ScaleIn():
+            return move.pod
+        case Wait(reason) | Failed(reason) | Refused(reason):
+            return str(reason)
+        case _:
+            return ""
+
+
+@pytest.mark.parametrize(
+    ("fleet", "order", "kind", "what"), [row[1:] for row in MOVES], ids=[row[0] for row in MOVES]
+)
+def test_the_next_move(fleet, order, kind, what):
+    move = scaling_move(fleet, order, NOW)
+
+    assert isinstance(move, kind)
+    assert told(move) == what
+
+
+def test_one_fewer_is_tested_on_how_many_are_ready():
+    move = scaling_move(four(**OUT_OF_ROTATION), an_order(4, 3, Drain.IDLE), NOW)
+
+    assert move == ScaleIn(4, 3, "z", 4)
+
+
+LEAVING: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
+    ("what was added goes, drained", four(), an_order(3, 4), Cordon, "z"),
+    ("somebody set another number: it stays", four(), an_order(3, 4, is_ours=False), Settled, ""),
+    ("nothing was added yet", a_fleet(), an_order(3, 4), Settled, ""),
+    ("what was being given back stays", four(), an_order(4, 3), Settled, ""),
+    ("and serves again", four(**OUT_OF_ROTATION), an_order(4, 3), Uncordon, "z"),
+    (
+        "in somebody's rollout it waits",
+        replace(four(), revision="theirs"),
+        an_order(3, 4),
+        Wait,
+        "TargetNotSettled",
+    ),
+    (
+        "after somebody's rollout it goes",
+        replace(
+            four(),
+            revision="theirs",
+            pods=tuple(replace(pod, revision="theirs") for pod in four().pods),
+        ),
+        an_order(3, 4),
+        Cordon,
+        "z",
+    ),
+    (
+        "not removed yet",
+        replace(four(**OUT_OF_ROTATION), replicas=3),
+        an_order(3, 4),
+        Wait,
+        "AwaitingController",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fleet", "order", "kind", "what"), [row[1:] for row in LEAVING], ids=[row[0] for row in LEAVING]
+)
+def test_leaving(fleet, order, kind, what):
+    move = leaving_move(fleet, order, NOW)
+
+    assert isinstance(move, kind)
+    assert told(move) == what
+
+
+def test_a_fleet_rests_with_every_replica_in_rotation():
+    assert resting_move(four(**OUT_OF_ROTATION)) == Uncordon(four(**OUT_OF_ROTATION).pods[3])
+    assert resting_move(four()) == Wait(
+        Reason.HOLDING, "the fleet stands still with every replica in rotation"
+    )
+    assert told(resting_move(replace(four(), replicas=3))) == "AwaitingController"
+
+
+OUT = a_scaling(1, 3, 4)
+
+
+def claimed(sequence: int, replicas: int) -> Fleet:
+    return a_fleet(replicas=replicas, fence=f"{UID}/20260301-025500/{sequence}")
+
+
+@pytest.mark.parametrize(
+    ("fleet", "expected"),
+    [
+        (claimed(1, 4), Standing.AS_RECORDED),
+        (a_fleet(replicas=3), Standing.AS_RECORDED),
+        (claimed(1, 3), Standing.RESCALED),
+        (claimed(1, 5), Standing.RESCALED),
+        (a_fleet(replicas=4), Standing.RESCALED),
+        (claimed(1, 0), Standing.SCALED_TO_ZERO),
+    ],
+    ids=[
+        "committed",
+        "not committed",
+        "scaled to the number before",
+        "scaled up",
+        "somebody was first",
+        "scaled to zero",
+    ],
+)
+@pytest.mark.parametrize("state", [StepState.ROLLING_OUT, StepState.VERIFYING, StepState.ROLLING_BACK])
+def test_a_number_that_no_assignment_explains_is_somebody_elses(fleet, expected, state):
+    step = a_step(3, 4, OLD)
+    run = a_run(state, OUT, step=step)
+
+    assert standing(run, UID, fleet) is expected
+    assert is_explained(run, step, UID, fleet) is (expected is Standing.AS_RECORDED)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "expected"),
+    [
+        (claimed(1, 4), Standing.AS_RECORDED),
+        (claimed(1, 3), Standing.RESCALED),
+        (claimed(1, 6), Standing.RESCALED),
+    ],
+    ids=["as it was", "scaled to what is wanted", "scaled up"],
+)
+def test_while_the_first_is_drained_the_number_is_the_one_of_before(fleet, expected):
+    step = a_step(4, 3, OLD)
+    run = a_run(StepState.ROLLING_OUT, Intent(1, "Claim", OLD, OLD, False, NOW), step=step)
+
+    assert standing(run, UID, fleet) is expected
+    assert is_explained(run, step, UID, fleet) is (expected is Standing.AS_RECORDED)
+
+
+def test_before_the_first_assignment_the_number_is_the_recorded_one():
+    step = a_step(3, 4, OLD)
+    run = a_run(step=step)
+
+    assert standing(run, UID, a_fleet()) is Standing.AS_RECORDED
+    assert standing(run, UID, a_fleet(replicas=4)) is Standing.RESCALED
+    assert is_explained(run, step, UID, a_fleet())
+
+
+def test_where_an_undo_took_the_claim_away_both_numbers_may_be_ours():
+    step = a_step(3, 5, OLD)
+    run = a_run(StepState.ROLLING_OUT, a_scaling(3, 5, 4), step=step)
+
+    found = [is_explained(run, step, UID, a_fleet(replicas=n)) for n in (3, 4, 5, 6)]
+
+    assert found == [False, True, True, False]
+
+
+def test_the_inverse_of_the_inverse_is_the_step():
+    step = a_step(3, 5)
+
+    assert replace(step.inverse().inverse(), reason=step.reason) == step
+    assert (step.gives_back, step.inverse().gives_back) == (False, True)
+    assert step.line() == "Deployment/llm: replicas 3 -> 5"

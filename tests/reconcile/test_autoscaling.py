@@ -1,0 +1,255 @@
+"""Replicas are added through the minimum of whoever decides their number: a real HorizontalPodAutoscaler,
+and a ScaledObject whose definition alone is there (the test does what KEDA would)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from adapters.test_neighbours import DEFINITIONS, hpa, scaled
+from reconcile.phases import PATIENCE_SECONDS
+from reconcile.scaling import MORE, REPLICAS, calm, held, press, spec
+from reconcile.test_people import abandon_resource, delete_resource, edit_flag, is_gone
+from reconcile.world import Eye, World
+
+HPA, SCALED_OBJECT = "HorizontalPodAutoscaler", "ScaledObject"
+HPA_SECONDS = 60
+"""The controller looks every 15 s."""
+LOOKS_SECONDS = 3.0
+
+
+def minimum(world: World, kind: str = HPA) -> int | None:
+    spec_of = world.cluster.api.get(kind, "llm", world.namespace)["spec"]
+    return spec_of.get("minReplicas" if kind == HPA else "minReplicaCount")
+
+
+def marks(world: World, kind: str = HPA) -> list[str]:
+    found = world.cluster.api.get(kind, "llm", world.namespace)["metadata"].get("annotations", {})
+    return [name for name in found if name.startswith("kvmedic.io/")]
+
+
+def behind_hpa(world: World, least: int = REPLICAS) -> None:
+    """Put the fleet behind a HorizontalPodAutoscaler that never wants more than its minimum.
+
+    Without metrics it does nothing but keep its bounds.
+    """
+    world.cluster.api.create(hpa("llm", minReplicas=least, maxReplicas=5), world.namespace)
+
+
+def behind_keda(world: World) -> None:
+    """Put the fleet behind a ScaledObject without KEDA."""
+    world.cluster.apply(DEFINITIONS[0])
+    name = f"crd/{DEFINITIONS[0]['metadata']['name']}"
+    world.kubectl("wait", "--for=condition=Established", name, "--timeout=10s")
+    world.cluster.api.create(scaled("llm", maxReplicaCount=5), world.namespace)
+
+
+def behind(world: World, kind: str) -> None:
+    """Put the fleet behind an autoscaler of a kind."""
+    behind_hpa(world) if kind == HPA else behind_keda(world)
+
+
+def pressed(world: World) -> None:
+    """Let as many as there are now thrash, and one more be calm."""
+    press(world)
+
+
+def grow(world: World) -> None:
+    pressed(world)
+    world.start()
+    world.wait(
+        lambda: bool(held(world)) and "run" not in world.status(),
+        PATIENCE_SECONDS + HPA_SECONDS,
+        "it is kept",
+    )
+
+
+def closed(world: World, runs: int) -> None:
+    world.wait(
+        lambda: len(world.outcomes()) >= runs and "run" not in world.status(),
+        PATIENCE_SECONDS + HPA_SECONDS,
+        f"{runs} runs close",
+    )
+
+
+@pytest.mark.timeout(400)
+def test_the_minimum_of_a_real_autoscaler_is_raised_and_put_back(a_world: Callable[..., World]) -> None:
+    world = a_world(REPLICAS, spec=spec())
+    behind_hpa(world)
+
+    with Eye(world.cluster, world.namespace, REPLICAS) as eye:
+        grow(world)
+        raised, replicas, footprint = minimum(world), world.replicas(), held(world)
+        calm(world)
+        closed(world, 2)
+        world.wait(world.is_closed, PATIENCE_SECONDS, "the finalizer goes")
+
+    assert (raised, replicas) == (MORE, MORE), "the autoscaler itself made it"
+    assert footprint["holder"] == {"kind": HPA, "name": "llm"}
+    assert (footprint["before"], footprint["after"], footprint["fewest"]) == (REPLICAS, MORE, REPLICAS)
+    assert world.outcomes() == ["Recovered", "Recovered"]
+    assert [run["steps"][0] for run in world.status()["history"]] == [
+        f"{HPA}/llm: minimum {MORE} -> {REPLICAS} replicas: Kept",
+        f"{HPA}/llm: minimum {REPLICAS} -> {MORE} replicas: Kept",
+    ]
+    assert minimum(world) == REPLICAS
+    assert marks(world) == []
+    assert world.traces() == []
+    assert eye.fewest >= REPLICAS
+
+
+@pytest.mark.timeout(400)
+def test_more_that_did_not_help_puts_the_minimum_back(a_world: Callable[..., World]) -> None:
+    world = a_world(REPLICAS, spec=spec(limits={"cooldown": "24h"}))
+    behind_hpa(world)
+    press(world, more="fewer requests, and thrash")
+
+    world.start()
+    closed(world, 1)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert (minimum(world), marks(world), held(world)) == (REPLICAS, [], {})
+
+
+@pytest.mark.timeout(400)
+def test_the_definition_of_keda_alone_is_enough(a_world: Callable[..., World]) -> None:
+    world = a_world(REPLICAS, spec=spec())
+    behind_keda(world)
+
+    pressed(world)
+    world.start()
+    world.wait(lambda: minimum(world, SCALED_OBJECT) == MORE, PATIENCE_SECONDS, "its minimum is raised")
+    time.sleep(LOOKS_SECONDS)
+    before_keda = world.replicas()
+    world.kubectl("scale", "deployment/llm", f"--replicas={MORE}")
+    world.wait(lambda: bool(held(world)) and "run" not in world.status(), PATIENCE_SECONDS, "it is kept")
+    calm(world)
+    closed(world, 2)
+
+    assert before_keda == REPLICAS, "the Deployment's number is never touched"
+    assert world.replicas() == MORE, "whom KEDA takes away is its own matter"
+    assert minimum(world, SCALED_OBJECT) is None, "the field was not there before"
+    assert marks(world, SCALED_OBJECT) == []
+
+
+# People.
+
+
+def set_minimum(number: int) -> Callable[[World], None]:
+    def act(world: World) -> None:
+        world.cluster.api.patch(HPA, "llm", {"spec": {"minReplicas": number}}, world.namespace)
+
+    return act
+
+
+def delete_autoscaler(world: World) -> None:
+    world.cluster.api.delete(HPA, "llm", world.namespace)
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What a person does to the autoscaler, and what must come of it."""
+
+    act: Callable[[World], None]
+    outcome: str
+    minimum: int
+
+
+DEEDS = {
+    "raises the minimum": Deed(set_minimum(4), "ReplicasChanged", 4),
+    "puts the old minimum back": Deed(set_minimum(REPLICAS), "ReplicasChanged", REPLICAS),
+    "edits the flag": Deed(edit_flag, "FlagDrifted", REPLICAS),
+}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("deed", DEEDS.values(), ids=DEEDS)
+def test_what_people_do_in_the_middle_stays(a_world: Callable[..., World], deed: Deed) -> None:
+    world = a_world(REPLICAS, spec=spec(verify={"for": "30m"}, limits={"cooldown": "24h"}))
+    behind_hpa(world)
+    pressed(world)
+
+    world.start()
+    world.wait(lambda: minimum(world) == MORE, PATIENCE_SECONDS, "the minimum is raised")
+    deed.act(world)
+    closed(world, 1)
+
+    assert world.outcomes() == [deed.outcome]
+    assert minimum(world) == deed.minimum
+    assert marks(world) == []
+    assert held(world) == {}
+
+
+@pytest.mark.timeout(400)
+def test_a_minimum_that_somebody_sets_while_it_is_held_stays(a_world: Callable[..., World]) -> None:
+    world = a_world(REPLICAS, spec=spec())
+    behind_hpa(world)
+
+    grow(world)
+    set_minimum(4)(world)
+    calm(world)
+    world.wait(lambda: held(world) == {}, PATIENCE_SECONDS, "it is forgotten")
+    time.sleep(LOOKS_SECONDS)
+
+    assert minimum(world) == 4
+
+
+@pytest.mark.timeout(400)
+def test_an_autoscaler_that_is_deleted_while_it_is_held_is_forgotten(a_world: Callable[..., World]) -> None:
+    world = a_world(REPLICAS, spec=spec(limits={"cooldown": "24h"}))
+    behind_hpa(world)
+
+    grow(world)
+    delete_autoscaler(world)
+    world.wait(lambda: held(world) == {}, PATIENCE_SECONDS, "it is forgotten")
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the finalizer goes")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("abandoned", [False, True], ids=["deleting", "abandoning"])
+def test_with_the_resource_the_minimum_is_put_back(a_world: Callable[..., World], *, abandoned: bool) -> None:
+    world = a_world(REPLICAS, spec=spec())
+    behind_hpa(world)
+
+    grow(world)
+    (abandon_resource if abandoned else delete_resource)(world)
+    world.wait(lambda: is_gone(world), PATIENCE_SECONDS, "the finalizer goes")
+
+    assert minimum(world) == (MORE if abandoned else REPLICAS)
+    assert marks(world) == []
+
+
+# Twins: where it may not be moved.
+
+ARGO = {"argocd.argoproj.io/tracking-id": "llm:autoscaling/HorizontalPodAutoscaler:serving/llm"}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"spec": {"maxReplicas": REPLICAS}}, "LeverAtBound"),
+        ({"metadata": {"annotations": ARGO}}, "ReplicasAutoscaled"),
+    ],
+    ids=["its maximum is reached", "somebody applies it again and again"],
+)
+def test_a_minimum_that_cannot_be_moved_is_left_alone(
+    a_world: Callable[..., World], changes: dict[str, Any], reason: str
+) -> None:
+    world = a_world(REPLICAS, spec=spec())
+    behind_hpa(world)
+    world.cluster.api.patch(HPA, "llm", changes, world.namespace)
+    pressed(world)
+
+    world.start()
+    world.wait(
+        lambda: world.condition("ActionRequired") == ("True", reason), PATIENCE_SECONDS, "a person is asked"
+    )
+
+    assert minimum(world) == REPLICAS
+    assert world.replicas() == REPLICAS
+    assert "run" not in world.status()

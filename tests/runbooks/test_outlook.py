@@ -1,0 +1,187 @@
+"""Would fewer replicas carry the load? Asked of a calm fleet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders import CALM, IDLE, NO_SERIES, STALE, THRASHING, Replica, an_evidence, without
+from kvmedic.core.diagnosis import NoChange, Resize, Setting
+from kvmedic.core.evidence import Pool, Signal
+from kvmedic.core.footprint import Footprint, Load
+from kvmedic.core.plan import ObjectRef
+from kvmedic.core.reasons import Reason
+from kvmedic.core.sizing import SAFEST_FIT, cap_at
+from kvmedic.core.verdict import LIGHTER
+from kvmedic.runbooks.case import Case
+from kvmedic.runbooks.doubts import sized
+from kvmedic.runbooks.outlook import fewer_replicas
+from run_builder import NOW
+
+TARGET = ObjectRef("Deployment", "llm")
+SETTING = Setting(64, ())
+THEN = Load(running=22.8, tokens_per_second=THRASHING.generated / 300, prompt_tokens=60, output_tokens=190)
+"""What thrashing replicas carried."""
+WINDOW = 1800 / 300
+"""The sizing window is as many times the trigger's: the builders count the same requests in both."""
+
+
+def held(before: int = 2, after: int = 3, load: Load | None = THEN) -> Footprint:
+    return Footprint(
+        "run", TARGET, TARGET, "uid-1", "uid-1", None, before, after, before, "template", NOW, load=load
+    )
+
+
+def light(share: float, **changes: object) -> Replica:
+    """Return a calm replica that generates a share of what a thrashing one did, over the sizing window."""
+    running = 22.8 * share
+    calm = replace(
+        CALM,
+        finished=960 * share * WINDOW,
+        preemptions=0,
+        running_mean=running,
+        running_max=2 * running,
+        usage_mean=min(1.0, running * 4.9 / 149),
+    )
+    return replace(calm, **changes)
+
+
+def room() -> int:
+    evidence = an_evidence(*[light(0.3)] * 3)
+    case = sized(evidence, evidence.burn.pods)
+    assert isinstance(case, Case)
+    return cap_at(case.blocks, case.sequence, SAFEST_FIT)
+
+
+def peak(running: float) -> float:
+    return running + SAFEST_FIT * sqrt(running)
+
+
+def asked(
+    *replicas: Replica, of: Footprint | None = None, setting: Setting = SETTING, template: str = "template"
+):
+    return fewer_replicas(an_evidence(*replicas), of or held(), setting, template)
+
+
+def test_an_idle_fleet_needs_none_of_them():
+    assert asked(*[IDLE] * 3) == Resize(
+        2, Reason.REPLICAS_GIVEN_BACK, "0 sequences ran or waited at once, no more than 2 replicas"
+    )
+
+
+@pytest.mark.parametrize(("at_once", "fits"), [(2, True), (3, False)])
+def test_one_sequence_for_each_replica_needs_no_sizing(at_once, fits):
+    busy = replace(IDLE, running_max=at_once)
+
+    assert isinstance(asked(busy, IDLE, IDLE), Resize) is fits
+
+
+def test_a_load_that_fell_far_fits_fewer():
+    # Three replicas at 30 % are two at 45 % of what was too much for each.
+    advice = asked(*[light(0.3)] * 3)
+
+    assert isinstance(advice, Resize)
+    assert advice.replicas == 2
+    assert peak(22.8 * 0.45) <= room()
+    assert f"have room for {room()}" in advice.message
+
+
+@given(share=st.floats(0.15, 0.66))
+@settings(max_examples=50, deadline=None)
+def test_fewer_are_never_predicted_to_carry_what_does_not_fit_or_was_too_much(share):
+    advice = asked(*[light(share)] * 3)
+
+    each = 1.5 * share
+    fits = each <= LIGHTER and peak(22.8 * each) <= room()
+    near = abs(peak(22.8 * each) - room()) < 1e-6 or abs(each - LIGHTER) < 1e-6
+    assert near or isinstance(advice, Resize) is fits
+
+
+def test_a_load_as_it_was_keeps_them():
+    advice = asked(*[light(2 / 3)] * 3)
+
+    assert isinstance(advice, NoChange)
+    assert advice.reason is Reason.FOOTPRINT_HELD
+    assert "too near to what 2 replicas could not carry" in advice.message
+
+
+def test_as_many_are_given_back_as_the_load_allows():
+    # Six replicas at 30 %: at 45 % of then each of four fits, at 60 % each of three does not.
+    advice = asked(*[light(0.3)] * 6, of=held(2, 6))
+
+    assert isinstance(advice, Resize)
+    assert advice.replicas == next(n for n in range(2, 6) if peak(22.8 * 0.3 * 6 / n) <= room())
+    assert 2 < advice.replicas < 6
+
+
+def test_an_engines_own_cap_is_room_too():
+    advice = asked(*[light(0.3)] * 3, setting=Setting(5, ()))
+
+    assert isinstance(advice, NoChange)
+    assert "have room for 5" in advice.message
+
+
+def test_a_fleet_on_which_requests_wait_keeps_them():
+    advice = asked(*[light(0.3, waiting_mean=1.0)] * 3)
+
+    assert isinstance(advice, NoChange)
+    assert advice.message == "3 requests wait on 3 replicas"
+
+
+MOVED = [
+    ("another template", {"template": "another"}),
+    ("longer answers then", {"of": held(load=replace(THEN, output_tokens=400))}),
+    ("shorter prompts then", {"of": held(load=replace(THEN, prompt_tokens=40))}),
+    ("nothing measured then", {"of": held(load=None)}),
+    ("nothing generated then", {"of": held(load=replace(THEN, tokens_per_second=0))}),
+]
+
+
+@pytest.mark.parametrize("how", [row[1] for row in MOVED], ids=[row[0] for row in MOVED])
+def test_where_configuration_or_lengths_moved_half_as_much_again_cannot_be_predicted(how):
+    advice = asked(*[light(0.3)] * 3, **how)
+
+    assert isinstance(advice, NoChange)
+    assert "nobody can tell" in advice.message
+
+
+def test_where_the_configuration_moved_a_little_more_each_is_predicted_by_the_longest_steps():
+    # Eleven instead of twelve: 12/11 as much load each, 6/5 as long steps at most, so 22.8 x 0.3 x 1.5.
+    advice = asked(*[light(0.3)] * 12, of=held(11, 12), template="another")
+
+    assert isinstance(advice, Resize)
+    assert advice.replicas == 11
+    assert "would run 10.3 sequences each" in advice.message
+
+
+def test_a_larger_cache_lets_go_of_what_the_smaller_needed():
+    large = Pool(4 * 149, 32)
+    loaded = [light(0.6, pool=large, usage_mean=0.11)] * 12
+
+    assert isinstance(asked(*[light(0.6)] * 12, of=held(11, 12), template="another"), NoChange)
+    assert isinstance(asked(*loaded, of=held(11, 12), template="another"), Resize)
+
+
+@pytest.mark.parametrize("signal", [Signal.RUNNING_MAX, Signal.GENERATED_TOKENS, Signal.WAITING_MEAN])
+@pytest.mark.parametrize(
+    ("why", "reason"), [(NO_SERIES, Reason.METRICS_MISSING), (STALE, Reason.METRICS_STALE)]
+)
+def test_what_cannot_be_read_keeps_them(signal, why, reason):
+    silent = without(light(0.3).readings(), signal, why)
+    evidence = an_evidence(light(0.3), light(0.3), silent)
+
+    advice = fewer_replicas(evidence, held(), SETTING, "template")
+
+    assert isinstance(advice, NoChange)
+    assert advice.reason is reason
+
+
+def test_too_few_requests_for_their_lengths_keep_them():
+    advice = asked(*[light(0.3, finished=20, stalls=0)] * 3)
+
+    assert isinstance(advice, NoChange)
+    assert advice.reason is Reason.TOO_FEW_REQUESTS
