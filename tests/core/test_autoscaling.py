@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmedic.core.autoscaling import (
-    FOLLOWS_WITHIN,
     Autoscaling,
     autoscaling_move,
     leaving_move,
@@ -108,7 +107,7 @@ MOVES: list[tuple[str, Fleet, Autoscaling, type[Move], str]] = [
     (
         "it does not follow",
         with_minimum(marked(4)),
-        an_order(assigned_at=NOW - FOLLOWS_WITHIN - A_MOMENT),
+        an_order(assigned_at=NOW - LIMITS.start - A_MOMENT),
         Failed,
         "AutoscalerIdle",
     ),

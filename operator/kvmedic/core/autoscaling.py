@@ -20,11 +20,6 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.scaling import start_of_added
 from kvmedic.core.starting import StartLimits
 
-FOLLOWS_WITHIN = timedelta(minutes=2)
-"""How long an autoscaler may take to raise the target's number to its minimum: the controller looks every
-15 s (kube-controller-manager, --horizontal-pod-autoscaler-sync-period), KEDA takes a change of the
-ScaledObject over at once; the rest is for a busy control plane."""
-
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
@@ -35,6 +30,8 @@ class Autoscaling:
     replicas: int
     """Of the target before the run."""
     limits: StartLimits
+    """An autoscaler may take as long to follow as a replica to start. The controller looks every 15 s
+    (kube-controller-manager, --horizontal-pod-autoscaler-sync-period), KEDA passes a change on at once."""
     is_ours: bool = True
     """The minimum is the one that was set, or the recorded one."""
     assigned_at: datetime | None = None
@@ -96,7 +93,7 @@ def _arrived(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
     waited = now - order.assigned_at if order.assigned_at else timedelta(0)
     if fleet.replicas < step.after:
         text = f"{step.holder.kind} {step.holder.name} keeps {step.after}, and {fleet.replicas} are asked for"
-        if waited > FOLLOWS_WITHIN:
+        if waited > order.limits.start:
             return Failed(Reason.AUTOSCALER_IDLE, f"{text} after {int(waited.total_seconds())} s")
         return Wait(Reason.AWAITING_CONTROLLER, text)
     failed = start_of_added(fleet, (order.replicas, step.after), order.limits, waited, now)
