@@ -68,7 +68,8 @@ def an_order(step: AutoscalerStep = STEP, **changes: object) -> Autoscaling:
 
 
 UNREADY = {"ready_at": None, "in_rotation": False, "unready_at": NOW - A_MOMENT, "created_at": NOW}
-BEGIN = {"assigned_at": None}
+BEGIN = {"assigned_at": None, "begins": True}
+REPEATED = {"begins": True}
 BACK = STEP.inverse()
 ABSENT = replace(STEP, is_given=False, before=1)
 MOVES: list[tuple[str, Fleet, Autoscaling, type[Move], str]] = [
@@ -101,6 +102,14 @@ MOVES: list[tuple[str, Fleet, Autoscaling, type[Move], str]] = [
         an_order(**BEGIN),
         Refused,
         "TargetNotSettled",
+    ),
+    ("the claim was never committed: again", with_minimum(a_minimum()), an_order(**REPEATED), Claim, ""),
+    (
+        "never committed, and it is gone now: it ends",
+        with_minimum(None),
+        an_order(**REPEATED),
+        Failed,
+        "ReplicasChanged",
     ),
     ("then its minimum is raised", with_minimum(a_minimum()), an_order(), SetMinimum, "4"),
     ("it has not followed yet", with_minimum(marked(4)), an_order(), Wait, "AwaitingController"),

@@ -17,7 +17,7 @@ from kvmedic.core.moves import Claim, Failed, Move, SetMinimum, Settled, Wait
 from kvmedic.core.plan import AutoscalerStep
 from kvmedic.core.preconditions import step_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.scaling import start_of_added
+from kvmedic.core.scaling import begun, start_of_added
 from kvmedic.core.starting import StartLimits
 
 
@@ -32,10 +32,12 @@ class Autoscaling:
     limits: StartLimits
     """An autoscaler may take as long to follow as a replica to start. The controller looks every 15 s
     (kube-controller-manager, --horizontal-pod-autoscaler-sync-period), KEDA passes a change on at once."""
+    begins: bool = False
+    """The way forward, and the target is not claimed yet."""
     is_ours: bool = True
     """The minimum is the one that was set, or the recorded one."""
     assigned_at: datetime | None = None
-    """When the target was claimed; None before."""
+    """When the claim on the target was intended; None before."""
 
 
 def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
@@ -45,8 +47,9 @@ def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
     instead (`leaving_move`).
     """
     step, holder = order.step, fleet.minimum
-    if order.assigned_at is None:
-        return step_refusal(fleet, step, whole=not step.gives_back) or Claim()
+    if order.begins:
+        refused = step_refusal(fleet, step, whole=not step.gives_back)
+        return begun(refused, order.assigned_at) or Claim()
     if holder is None:
         return Settled()
     if not _is_set(holder, step):
