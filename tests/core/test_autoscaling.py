@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmedic.core.autoscaling import (
@@ -237,6 +237,7 @@ def test_a_minimum_that_no_assignment_explains_is_somebody_elses(found, expected
 
 
 @given(replicas=st.integers(1, 9))
+@settings(deadline=None)
 def test_how_many_replicas_it_makes_is_its_own_matter(replicas):
     fleet = with_minimum(marked(4), a_fleet(fence=f"{UID}/{RUN}/1", replicas=replicas))
 
@@ -246,6 +247,7 @@ def test_how_many_replicas_it_makes_is_its_own_matter(replicas):
 @given(
     numbers=st.lists(st.sampled_from([2, 4, 4, 2]), max_size=6), edit=st.one_of(st.none(), st.integers(0, 9))
 )
+@settings(deadline=None)
 def test_in_every_order_of_moves_and_edits_an_edit_is_never_overwritten(numbers, edit):
     found = a_minimum(2)
     run = a_run_through()
