@@ -28,7 +28,7 @@ from kvmedic.core.record import Record
 from kvmedic.core.replacement import Replacement, scaled_by, spare_of
 from kvmedic.core.resource import Resource
 from kvmedic.core.rollout import Order
-from kvmedic.core.run import Outcome, Run, is_kept
+from kvmedic.core.run import Outcome, Run, committed_sequence, is_kept
 from kvmedic.core.scaling import Scaling, is_explained
 from kvmedic.core.severity import Urgency
 from kvmedic.core.spending import Spending
@@ -84,10 +84,12 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
             canaries = (spare,) if spare else ()
         case ScaleStep():
             toward = step if direction is Direction.FORWARD else step.inverse()
-            return scaling.scaling_move(fleet, _scaling(tick, fleet, toward, drain), tick.now)
+            scaled = replace(_scaling(tick, fleet, toward, drain), begins=_begins(tick, fleet, direction))
+            return scaling.scaling_move(fleet, scaled, tick.now)
         case AutoscalerStep():
             kept = step if direction is Direction.FORWARD else step.inverse()
-            return autoscaling.autoscaling_move(fleet, _autoscaling(tick, fleet, kept), tick.now)
+            asked = replace(_autoscaling(tick, fleet, kept), begins=_begins(tick, fleet, direction))
+            return autoscaling.autoscaling_move(fleet, asked, tick.now)
         case _:
             assert_never(step)
     if direction is Direction.FORWARD and isinstance(move, Cordon):
@@ -183,6 +185,12 @@ def _autoscaling(tick: Tick, fleet: Fleet, step: AutoscalerStep) -> Autoscaling:
         is_ours=not _is_abandoned(tick.run) and is_kept(tick.run, tick.resource.uid, fleet),
         assigned_at=_assigned_at(tick.run),
     )
+
+
+def _begins(tick: Tick, fleet: Fleet, direction: Direction) -> bool:
+    """Return whether a step goes forward and nothing of its run was committed yet."""
+    committed = committed_sequence(tick.run, tick.resource.uid, fleet.fence)
+    return direction is Direction.FORWARD and not committed
 
 
 def _is_abandoned(run: Run) -> bool:

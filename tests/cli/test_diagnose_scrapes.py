@@ -127,6 +127,28 @@ def test_the_spec_bounds_the_lever_and_sets_the_trigger(write: Write) -> None:
     assert (calm["branch"], calm["plan"]) == ("Healthy", [])
 
 
+def test_where_only_replicas_are_allowed_their_number_is_planned(write: Write) -> None:
+    more = write("more.yaml", SPEC.replace("{name: maxNumSeqs, min: 14}", "{name: scaleOut, maxReplicas: 3}"))
+
+    found = answer(of(write, IDLE, THRASH, options=("--spec", more)))
+
+    assert (found["branch"], found["reason"]) == ("CapacityShort", "CapacityShort")
+    [change] = found["plan"]
+    assert (change["knob"], change["flag"], change["after"]) == ("replicas", None, "2")
+    assert "given back after 60 minutes of calm" in found["because"]
+
+
+def test_where_nothing_is_left_the_numbers_for_a_split_are_printed(write: Write) -> None:
+    none = write("none.yaml", SPEC.replace("{name: maxNumSeqs, min: 14}", "{name: scaleOut, maxReplicas: 1}"))
+
+    found = answer(of(write, IDLE, THRASH, options=("--spec", none)))
+
+    assert (found["branch"], found["reason"], found["plan"]) == ("CapacityExhausted", "CapacityExhausted", [])
+    assert "1 replicas are there and scaleOut allows 1" in found["message"]
+    assert re.search(r"prefill takes \d+% and decode \d+% of the time", found["obstacle"])
+    assert "answers of 434 tokens on average" in found["obstacle"]
+
+
 def test_a_lever_that_the_spec_does_not_allow_is_named(write: Write) -> None:
     spec = write("kvr.yaml", SPEC.replace("[{name: maxNumSeqs, min: 14}]", "[]"))
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmedic.core.autoscaling import (
-    FOLLOWS_WITHIN,
     Autoscaling,
     autoscaling_move,
     leaving_move,
@@ -69,7 +68,8 @@ def an_order(step: AutoscalerStep = STEP, **changes: object) -> Autoscaling:
 
 
 UNREADY = {"ready_at": None, "in_rotation": False, "unready_at": NOW - A_MOMENT, "created_at": NOW}
-BEGIN = {"assigned_at": None}
+BEGIN = {"assigned_at": None, "begins": True}
+REPEATED = {"begins": True}
 BACK = STEP.inverse()
 ABSENT = replace(STEP, is_given=False, before=1)
 MOVES: list[tuple[str, Fleet, Autoscaling, type[Move], str]] = [
@@ -103,12 +103,20 @@ MOVES: list[tuple[str, Fleet, Autoscaling, type[Move], str]] = [
         Refused,
         "TargetNotSettled",
     ),
+    ("the claim was never committed: again", with_minimum(a_minimum()), an_order(**REPEATED), Claim, ""),
+    (
+        "never committed, and it is gone now: it ends",
+        with_minimum(None),
+        an_order(**REPEATED),
+        Failed,
+        "ReplicasChanged",
+    ),
     ("then its minimum is raised", with_minimum(a_minimum()), an_order(), SetMinimum, "4"),
     ("it has not followed yet", with_minimum(marked(4)), an_order(), Wait, "AwaitingController"),
     (
         "it does not follow",
         with_minimum(marked(4)),
-        an_order(assigned_at=NOW - FOLLOWS_WITHIN - A_MOMENT),
+        an_order(assigned_at=NOW - LIMITS.start - A_MOMENT),
         Failed,
         "AutoscalerIdle",
     ),
@@ -229,6 +237,7 @@ def test_a_minimum_that_no_assignment_explains_is_somebody_elses(found, expected
 
 
 @given(replicas=st.integers(1, 9))
+@settings(deadline=None)
 def test_how_many_replicas_it_makes_is_its_own_matter(replicas):
     fleet = with_minimum(marked(4), a_fleet(fence=f"{UID}/{RUN}/1", replicas=replicas))
 
@@ -238,6 +247,7 @@ def test_how_many_replicas_it_makes_is_its_own_matter(replicas):
 @given(
     numbers=st.lists(st.sampled_from([2, 4, 4, 2]), max_size=6), edit=st.one_of(st.none(), st.integers(0, 9))
 )
+@settings(deadline=None)
 def test_in_every_order_of_moves_and_edits_an_edit_is_never_overwritten(numbers, edit):
     found = a_minimum(2)
     run = a_run_through()

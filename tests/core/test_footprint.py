@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmedic.core.diagnosis import ScaleBound
@@ -106,6 +106,7 @@ def test_what_is_held_once_a_run_is_closed(held, run, number, outcome, expected)
     first=st.integers(1, 4),
     numbers=st.lists(st.integers(0, 14), max_size=6),
 )
+@settings(deadline=None)
 def test_whatever_numbers_come_only_what_was_added_is_ever_given_back(before, first, numbers):
     held = footprint_after(a_scaled_run(before, before + first), None, fleet_of(before + first), KEPT, NOW)
     for number in numbers:

@@ -58,9 +58,13 @@ class Walker:
         self.victim: Victim | None = None
         self.assigned_at = None
         self.ended: Move | None = None
+        self.forward = True
 
     def order(self) -> Scaling:
-        return Scaling(self.step, self.victim, self.drain(), LIMITS, assigned_at=self.assigned_at)
+        begins = self.forward and self.model.committed == 0
+        return Scaling(
+            self.step, self.victim, self.drain(), LIMITS, begins=begins, assigned_at=self.assigned_at
+        )
 
     def drain(self) -> Drain:
         pods = {p.name: p for p in self.model.pods}
@@ -86,7 +90,7 @@ class Walker:
 
     def turn_back(self) -> None:
         self.step, self.victim, self.ended = self.step.inverse(), None, None
-        self.assigned_at = self.assigned_at or self.model.now
+        self.forward = False
 
 
 def happen(model: Model, act: int, which: int) -> None:
@@ -278,7 +282,8 @@ def an_order(before: int, after: int, drain: Drain = Drain.UNKNOWN, **changes: o
     return replace(order, **changes)
 
 
-BEGIN = {"assigned_at": None}
+BEGIN = {"assigned_at": None, "begins": True}
+REPEATED = {"begins": True}
 MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
     ("nothing done: the number is raised", a_fleet(), an_order(3, 4, **BEGIN), ScaleOut, ""),
     (
@@ -302,6 +307,15 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
         Cordon,
         "a",
     ),
+    ("it was written down and never committed: again", a_fleet(), an_order(3, 4, **REPEATED), ScaleOut, ""),
+    (
+        "never committed, and the fleet is not whole any more: it ends",
+        a_fleet_of(a_pod("a"), a_pod("b"), a_pod("c", **UNREADY)),
+        an_order(3, 4, **REPEATED),
+        Failed,
+        "TargetNotSettled",
+    ),
+    ("the claim was never committed: again", four(), an_order(4, 3, **REPEATED), Claim, ""),
     (
         "not made yet",
         a_fleet_of(*a_fleet().pods, replicas=4),

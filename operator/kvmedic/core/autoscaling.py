@@ -17,13 +17,8 @@ from kvmedic.core.moves import Claim, Failed, Move, SetMinimum, Settled, Wait
 from kvmedic.core.plan import AutoscalerStep
 from kvmedic.core.preconditions import step_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.scaling import start_of_added
+from kvmedic.core.scaling import begun, start_of_added
 from kvmedic.core.starting import StartLimits
-
-FOLLOWS_WITHIN = timedelta(minutes=2)
-"""How long an autoscaler may take to raise the target's number to its minimum: the controller looks every
-15 s (kube-controller-manager, --horizontal-pod-autoscaler-sync-period), KEDA takes a change of the
-ScaledObject over at once; the rest is for a busy control plane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +30,14 @@ class Autoscaling:
     replicas: int
     """Of the target before the run."""
     limits: StartLimits
+    """An autoscaler may take as long to follow as a replica to start. The controller looks every 15 s
+    (kube-controller-manager, --horizontal-pod-autoscaler-sync-period), KEDA passes a change on at once."""
+    begins: bool = False
+    """The way forward, and the target is not claimed yet."""
     is_ours: bool = True
     """The minimum is the one that was set, or the recorded one."""
     assigned_at: datetime | None = None
-    """When the target was claimed; None before."""
+    """When the claim on the target was intended; None before."""
 
 
 def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
@@ -48,8 +47,9 @@ def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
     instead (`leaving_move`).
     """
     step, holder = order.step, fleet.minimum
-    if order.assigned_at is None:
-        return step_refusal(fleet, step, whole=not step.gives_back) or Claim()
+    if order.begins:
+        refused = step_refusal(fleet, step, whole=not step.gives_back)
+        return begun(refused, order.assigned_at) or Claim()
     if holder is None:
         return Settled()
     if not _is_set(holder, step):
@@ -96,7 +96,7 @@ def _arrived(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
     waited = now - order.assigned_at if order.assigned_at else timedelta(0)
     if fleet.replicas < step.after:
         text = f"{step.holder.kind} {step.holder.name} keeps {step.after}, and {fleet.replicas} are asked for"
-        if waited > FOLLOWS_WITHIN:
+        if waited > order.limits.start:
             return Failed(Reason.AUTOSCALER_IDLE, f"{text} after {int(waited.total_seconds())} s")
         return Wait(Reason.AWAITING_CONTROLLER, text)
     failed = start_of_added(fleet, (order.replicas, step.after), order.limits, waited, now)

@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
 from kvmedic.core.fleet import Fleet, Pod
-from kvmedic.core.moves import Claim, Failed, Move, ScaleIn, ScaleOut, Settled, Wait
+from kvmedic.core.moves import Claim, Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Wait
 from kvmedic.core.plan import ScaleStep
 from kvmedic.core.preconditions import scaling_refusal
 from kvmedic.core.reasons import Reason
@@ -37,6 +37,8 @@ class Scaling:
     victim: Victim | None
     drain: Drain
     limits: StartLimits
+    begins: bool = False
+    """The way forward, and no assignment was committed yet."""
     is_ours: bool = True
     """The number that the fleet has is one of our own assignments, or the recorded one."""
     assigned_at: datetime | None = None
@@ -67,14 +69,22 @@ def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     edit, and the caller leaves instead (`leaving_move`).
     """
     wanted = order.step.after
-    if order.assigned_at is None:
-        return scaling_refusal(fleet, order.step) or _first(fleet, order.step)
+    if order.begins:
+        refused = scaling_refusal(fleet, order.step)
+        return begun(refused, order.assigned_at) or _first(fleet, order.step)
     if fleet.replicas < wanted:
         # First the number: one that is back in rotation could still go by the one of before.
         return ScaleOut(fleet.replicas, wanted, "")
     if fleet.replicas > wanted:
         return _one_fewer(fleet, order, now)
     return _arrived(fleet, order, now)
+
+
+def begun(refused: Refused | None, assigned_at: datetime | None) -> Refused | Failed | None:
+    """Return a refusal so that its run ends: as one that had begun, where an intent was written down."""
+    if refused is None or assigned_at is None:
+        return refused
+    return Failed(refused.reason, refused.message)
 
 
 def resting_move(fleet: Fleet) -> Move:

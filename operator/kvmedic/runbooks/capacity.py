@@ -118,7 +118,7 @@ def disaggregation(evidence: Evidence, case: Case, setting: Setting) -> NoChange
     """Return the advice to serve prompts and answers apart, with the numbers that speak for a split."""
     replicas = len(evidence.burn.pods)
     lengths = f"prompts of {case.prompt_tokens:.0f} and answers of {case.output_tokens:.0f} tokens on average"
-    gpus = "" if setting.gpus is None else f" with {setting.gpus} GPUs each"
+    gpus = "" if setting.gpus is None else f" with {setting.gpus} GPU{'s' if setting.gpus > 1 else ''} each"
     return NoChange(
         Reason.CAPACITY_EXHAUSTED,
         f"open the runbook 'disaggregate prefill and decode': {_shares(evidence.sizing, setting, replicas)}"

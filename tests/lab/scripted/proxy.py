@@ -204,7 +204,16 @@ class Proxy:
         return {"data": body or None, "headers": headers}
 
 
-KINDS = ("kvremediations", "deployments", "pods", "events", "leases", "configmaps")
+KINDS = (
+    "kvremediations",
+    "deployments",
+    "pods",
+    "events",
+    "leases",
+    "configmaps",
+    "horizontalpodautoscalers",
+    "scaledobjects",
+)
 
 
 def _coded(answer: Any, headers: dict[str, str]) -> dict[str, str]:

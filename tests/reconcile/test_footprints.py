@@ -1,0 +1,248 @@
+"""What is held for a while, from look to look: asked when due, noted, forgotten, rerouted. No cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.records import holding_record
+from kvmedic.core.diagnosis import Goal, NoChange, ScaleBound
+from kvmedic.core.evidence import EVERY_SIGNAL
+from kvmedic.core.fleet import Fleet, Minimum, Owner
+from kvmedic.core.footprint import Footprint
+from kvmedic.core.neighbours import Autoscaler, Neighbours
+from kvmedic.core.plan import AutoscalerStep, ObjectRef, ScaleStep
+from kvmedic.core.policy import Mode
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record
+from kvmedic.core.resource import Resource
+from kvmedic.footprints import holding, noted, with_holder
+from kvmedic.obstacles import accompanied
+from kvmedic.ports import Senses
+from kvmedic.record.surveys import REFRESH
+from kvmedic.record.transitions import notes
+from kvmedic.survey import Survey, survey
+from lab.scripted.readings import State
+from reconcile.test_obstacles import REVISION, TEMPLATE, Town, a_settled_fleet
+from reconcile.test_survey import Asked, a_resource
+from run_builder import NOW, a_pod
+
+ALLOWED = ScaleBound(most=6, step=1, restore_after=timedelta(hours=1))
+HPA = Autoscaler("HorizontalPodAutoscaler", "llm", 3, 8, uid="hpa-1")
+AN_HOUR_AND_MORE = timedelta(hours=1, seconds=1)
+HELD = holding_record().footprint
+assert HELD is not None
+HELD = replace(HELD, template=REVISION)
+
+
+def four(**changes: Any) -> Fleet:
+    fleet = a_settled_fleet()
+    sets = tuple(replace(each, desired=4, available=4) for each in fleet.replica_sets)
+    pods = (*fleet.pods, a_pod("z", REVISION))
+    return replace(fleet, replicas=4, pods=pods, replica_sets=sets, **changes)
+
+
+def resource_with(held: Footprint | None, bound: ScaleBound | None = ALLOWED, **policy: Any) -> Resource:
+    resource = a_resource(good=REVISION)
+    assert resource.policy is not None
+    assert resource.record is not None
+    record = replace(resource.record, footprint=held)
+    return replace(resource, record=record, policy=replace(resource.policy, scale_out=bound, **policy))
+
+
+async def looked(
+    state: State, held: Footprint | None = HELD, fleet: Fleet | None = None, **policy: Any
+) -> tuple[Survey, Asked]:
+    resource, metrics = resource_with(held, **policy), Asked(state)
+    assert resource.policy is not None
+    view: Any = SimpleNamespace(fleet=fleet or four(), template=TEMPLATE)
+    return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW)), metrics
+
+
+async def test_a_calm_fleet_is_asked_whether_fewer_do_once_it_is_due() -> None:
+    due, asked = await looked(State.IDLE)
+    early, glanced = await looked(State.IDLE, replace(HELD, calm_since=NOW - timedelta(minutes=59)))
+
+    assert [look.signals for look in asked.looks][-1] == EVERY_SIGNAL
+    assert due.plan is not None
+    assert due.plan.steps == (
+        ScaleStep(HELD.target, HELD.container, 4, 3, REVISION, Reason.REPLICAS_GIVEN_BACK),
+    )
+    assert (due.goal, due.obstacle) == (Goal.CALM, None)
+    assert due.baseline() is None, "an idle fleet has no figures, and needs none"
+    assert (early.plan, early.outlook, len(glanced.looks)) == (None, "", 1)
+
+
+async def test_a_load_that_did_not_fall_keeps_them_and_is_told() -> None:
+    found, _ = await looked(State.RECOVERED)
+
+    assert found.plan is None
+    assert found.outlook == "60 requests wait on 4 replicas"
+
+
+@pytest.mark.parametrize("state", [State.THRASH, State.MISSING])
+async def test_a_fleet_that_is_not_calm_is_not_asked(state: State) -> None:
+    found, _ = await looked(state, bound=None)
+
+    assert not [step for step in (found.plan.steps if found.plan else ()) if isinstance(step, ScaleStep)]
+    assert found.outlook == ""
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        replace(four(), uid="another"),
+        four(scaler=Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")),
+        a_settled_fleet(),
+    ],
+    ids=["another Deployment", "an autoscaler decides now", "another number"],
+)
+async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(fleet: Fleet) -> None:
+    found, _ = await looked(State.IDLE, fleet=fleet)
+    before = resource_with(HELD).record
+    assert before is not None
+
+    after = noted(before, found, NOW)
+
+    assert (found.plan, after.footprint) == (None, None)
+    [told] = [note for note in notes(before, after) if note.reason is Reason.REPLICAS_CHANGED]
+    assert "replicas 3 -> 4" in told.message
+    assert "it stays" in told.message
+
+
+async def test_calm_is_noted_once_and_ended_by_a_look_that_says_nothing() -> None:
+    record = Record(footprint=replace(HELD, calm_since=None, outlook="", looked_at=None))
+    calm, _ = await looked(State.RECOVERED)
+    blind, _ = await looked(State.MISSING)
+
+    first = noted(record, calm, NOW)
+    later = noted(first, replace(calm, outlook=""), NOW + timedelta(minutes=1))
+
+    assert first.footprint is not None
+    assert first.footprint.calm_since == NOW
+    assert later == first, "nothing new is worth no write"
+    ended = noted(first, blind, NOW).footprint
+    assert ended is not None
+    assert ended.calm_since is None
+
+
+async def test_an_outlook_is_told_anew_when_it_is_old() -> None:
+    calm, _ = await looked(State.RECOVERED)
+    fresh = Record(footprint=HELD)
+    old = Record(footprint=replace(HELD, looked_at=NOW - REFRESH))
+
+    told = [noted(each, calm, NOW).footprint for each in (fresh, old)]
+
+    assert [each.outlook for each in told if each] == [HELD.outlook, "60 requests wait on 4 replicas"]
+
+
+def test_why_they_are_still_there_is_said_where_there_are_some() -> None:
+    said = holding(HELD, ALLOWED)
+
+    assert holding(None, ALLOWED) is None
+    assert said is not None
+    assert said.reason is Reason.FOOTPRINT_HELD
+    assert "after 60 minutes of calm" in said.message
+
+
+async def test_nothing_is_noted_where_nothing_is_held() -> None:
+    calm, _ = await looked(State.RECOVERED, None)
+    record = Record()
+
+    assert noted(record, calm, NOW) is record
+
+
+async def test_a_plan_to_give_back_stands_while_a_person_approves_it() -> None:
+    found, _ = await looked(State.IDLE, mode=Mode.APPROVE)
+
+    assert found.plan is not None
+    assert found.plan.reason is Reason.REPLICAS_GIVEN_BACK
+
+
+class Keeper(Town):
+    """A town whose autoscaler has a minimum."""
+
+    minimum: Minimum | None = None
+
+    async def with_minimum(self, view: Any, holder: ObjectRef) -> Any:
+        assert holder == ObjectRef("HorizontalPodAutoscaler", "llm")
+        return SimpleNamespace(fleet=replace(view.fleet, minimum=self.minimum), template=view.template)
+
+
+def a_minimum(number: int = 3) -> Minimum:
+    return Minimum("HorizontalPodAutoscaler", "llm", "hpa-1", "7", number, is_given=True, most=8)
+
+
+async def short(town: Keeper) -> Survey:
+    """Return what is found of a thrashing fleet that may only be scaled, beside its neighbours."""
+    resource, metrics = resource_with(None, levers=()), Asked(State.THRASH)
+    assert resource.policy is not None
+    scaler = Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")
+    view: Any = SimpleNamespace(fleet=a_settled_fleet(scaler=scaler), template=TEMPLATE)
+    found = await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
+    return await accompanied(found, resource, resource.policy, town)  # type: ignore[arg-type]
+
+
+async def test_where_an_autoscaler_decides_the_plan_goes_through_it() -> None:
+    town = Keeper(Neighbours((HPA,)))
+    town.minimum = a_minimum()
+
+    found = await short(town)
+
+    assert found.diagnosis.reason is Reason.CAPACITY_SHORT
+    assert found.obstacle is None
+    assert found.plan is not None
+    [step] = found.plan.steps
+    assert isinstance(step, AutoscalerStep)
+    assert (step.before, step.after) == (3, 4)
+    assert "goes on setting the replicas (3 to 8)" in found.plan.message
+
+
+@pytest.mark.parametrize(
+    ("scaler", "minimum", "reason"),
+    [
+        (HPA, a_minimum(2), Reason.REPLICAS_CHANGED),
+        (HPA, None, Reason.REPLICAS_CHANGED),
+        (replace(HPA, paused=True), a_minimum(), Reason.REPLICAS_AUTOSCALED),
+        (replace(HPA, wanted=5), a_minimum(), Reason.AUTOSCALER_ACTIVE),
+    ],
+    ids=["it moved since", "it is gone since", "paused", "it is scaling"],
+)
+async def test_an_autoscaler_that_cannot_be_asked_stands_in_the_way(
+    scaler: Autoscaler, minimum: Minimum | None, reason: Reason
+) -> None:
+    town = Keeper(Neighbours((scaler,)))
+    town.minimum = minimum
+
+    found = await short(town)
+
+    assert found.obstacle is not None
+    assert found.obstacle.reason is reason
+
+
+async def test_only_what_an_autoscaler_holds_is_read_with_its_minimum() -> None:
+    town, view = Keeper(Neighbours()), SimpleNamespace(fleet=four(), template=TEMPLATE)
+    town.minimum = a_minimum(4)
+    through = replace(HELD, holder=ObjectRef("HorizontalPodAutoscaler", "llm"), holder_uid="hpa-1")
+
+    seen: Any = [await with_holder(view, held, town) for held in (None, HELD, through)]  # type: ignore[arg-type]
+
+    assert [each.fleet.minimum for each in seen] == [None, None, a_minimum(4)]
+
+
+async def test_where_nothing_is_left_the_numbers_for_a_split_are_told() -> None:
+    found, _ = await looked(State.THRASH, None, a_settled_fleet(), bound=ScaleBound(most=3), levers=())
+
+    assert found.diagnosis.reason is Reason.CAPACITY_EXHAUSTED
+    assert found.plan is None
+    assert found.obstacle is not None
+    assert "disaggregate prefill and decode" in found.obstacle.message
+    assert "3 replicas with 1 GPU each" in found.obstacle.message
+
+
+def test_the_last_word_passes_on_only_where_it_says_so() -> None:
+    assert not NoChange(Reason.PREEMPTIONS_CHEAP, "cheap").passes_on
