@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from kvmedic.deploys import Moment, latest_deploy
 from kvmedic.runbooks.deploy import HISTORY
 from lab.scripted.readings import State
 from reconcile.test_survey import Asked, a_resource
+from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NEW, NOW, OLD, a_fleet
 
@@ -56,7 +56,7 @@ def view(before: Any, after: Any, made_at: datetime = CAME) -> Any:
     pods = tuple(replace(pod, revision=NEW) for pod in a_fleet().pods)
     kept = {"llm-6f": before, "llm-7c": after} if before else {"llm-7c": after}
     fleet = a_fleet(revision=NEW, replica_sets=sets if before else sets[1:], pods=pods)
-    return SimpleNamespace(fleet=fleet, template=after, templates=kept)
+    return Viewed(fleet=fleet, template=after, templates=kept)
 
 
 async def found(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from kvmedic.survey import Survey, survey
 from lab.scripted.readings import State
 from reconcile.test_obstacles import REVISION, TEMPLATE, Town, a_settled_fleet
 from reconcile.test_survey import Asked, a_resource
+from reconcile.viewed import Viewed
 from run_builder import NOW, a_pod
 
 ALLOWED = ScaleBound(most=6, step=1, restore_after=timedelta(hours=1))
@@ -59,7 +59,7 @@ async def looked(
 ) -> tuple[Survey, Asked]:
     resource, metrics = resource_with(held, **policy), Asked(state)
     assert resource.policy is not None
-    view: Any = SimpleNamespace(fleet=fleet or four(), template=TEMPLATE)
+    view: Any = Viewed(fleet=fleet or four(), template=TEMPLATE)
     return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW)), metrics
 
 
@@ -170,7 +170,7 @@ class Keeper(Town):
 
     async def with_minimum(self, view: Any, holder: ObjectRef) -> Any:
         assert holder == ObjectRef("HorizontalPodAutoscaler", "llm")
-        return SimpleNamespace(fleet=replace(view.fleet, minimum=self.minimum), template=view.template)
+        return Viewed(fleet=replace(view.fleet, minimum=self.minimum), template=view.template)
 
 
 def a_minimum(number: int = 3) -> Minimum:
@@ -182,7 +182,7 @@ async def short(town: Keeper) -> Survey:
     resource, metrics = resource_with(None, levers=()), Asked(State.THRASH)
     assert resource.policy is not None
     scaler = Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")
-    view: Any = SimpleNamespace(fleet=a_settled_fleet(scaler=scaler), template=TEMPLATE)
+    view: Any = Viewed(fleet=a_settled_fleet(scaler=scaler), template=TEMPLATE)
     found = await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
     return await accompanied(found, resource, resource.policy, town)  # type: ignore[arg-type]
 
@@ -225,7 +225,7 @@ async def test_an_autoscaler_that_cannot_be_asked_stands_in_the_way(
 
 
 async def test_only_what_an_autoscaler_holds_is_read_with_its_minimum() -> None:
-    town, view = Keeper(Neighbours()), SimpleNamespace(fleet=four(), template=TEMPLATE)
+    town, view = Keeper(Neighbours()), Viewed(fleet=four(), template=TEMPLATE)
     town.minimum = a_minimum(4)
     through = replace(HELD, holder=ObjectRef("HorizontalPodAutoscaler", "llm"), holder_uid="hpa-1")
 

@@ -27,6 +27,7 @@ from kvmedic.record.surveys import REFRESH, planned
 from kvmedic.survey import Survey, examine
 from lab.scripted.readings import State
 from reconcile.test_survey import Asked, a_resource
+from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NOW, a_fleet
 
@@ -60,7 +61,7 @@ async def looked(
 ) -> Survey:
     resource = resource or a_resource()
     assert resource.policy is not None
-    view = SimpleNamespace(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
+    view = Viewed(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
     metrics = Asked(state)
     found = await examine(resource, resource.policy, view, Senses(metrics, metrics))
     return await accompanied(found, resource, resource.policy, town or Town(Neighbours()))
@@ -176,7 +177,7 @@ async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
 ) -> None:
     class Closed:
         async def look(self, namespace: str, policy: Any) -> Any:
-            return SimpleNamespace(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE, templates={})
+            return Viewed(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE, templates={})
 
         async def ends(self, *_: Any) -> dict[str, Any]:
             return {}

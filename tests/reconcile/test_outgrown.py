@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from kvmedic.ports import Senses
 from kvmedic.survey import Survey, survey
 from lab.scripted.readings import State
 from reconcile.test_survey import Asked, spec
+from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NOW, a_fleet
 from vitals_builder import an_end
@@ -29,7 +29,7 @@ def a_view(*args: str, image: str = "vllm/vllm-openai:v0.32.0") -> Any:
     container = template["spec"]["containers"][0]
     container["args"] += args
     container["image"] = image
-    return SimpleNamespace(fleet=a_fleet(), template=template)
+    return Viewed(fleet=a_fleet(), template=template)
 
 
 async def found(view: Any, ended: EngineEnd | None = OUT_OF_MEMORY, **more: Any) -> tuple[Survey, Policy]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +27,7 @@ from kvmedic.runbooks.planning import Workload, plan_of
 from kvmedic.runbooks.preemption_thrash import TRIGGER
 from kvmedic.survey import Survey, engine_of, examine, healthy_revision, proved_good, survey
 from lab.scripted.readings import State, only, readings
+from reconcile.viewed import Viewed
 from reconcile.world import deployment, remediation
 from run_builder import NOW, OLD, UID, a_fleet
 from vitals_builder import a_device, an_end
@@ -77,13 +77,13 @@ def a_resource(good: str = "", traffic: Traffic | None = None) -> Resource:
 
 
 def view() -> Any:
-    return SimpleNamespace(fleet=a_fleet(), template=deployment(3)["spec"]["template"], templates={})
+    return Viewed(fleet=a_fleet(), template=deployment(3)["spec"]["template"], templates={})
 
 
 def settled_view() -> Any:
     """A view whose fleet runs the very template."""
     template = deployment(3)["spec"]["template"]
-    return SimpleNamespace(fleet=a_fleet(revision=template_hash(template)), template=template, templates={})
+    return Viewed(fleet=a_fleet(revision=template_hash(template)), template=template, templates={})
 
 
 async def looked(state: State, good: str = "") -> tuple[Survey, Asked]:
@@ -201,7 +201,7 @@ async def test_a_gpu_that_ran_out_of_memory_is_met_whatever_the_metrics_say(stat
 
 async def test_a_replica_that_cannot_stay_up_does_not_stand_in_its_own_way() -> None:
     pods = (replace(a_fleet().pods[0], ready_at=None, in_rotation=False), *a_fleet().pods[1:])
-    broken = SimpleNamespace(fleet=a_fleet(pods=pods), template=deployment(3)["spec"]["template"])
+    broken = Viewed(fleet=a_fleet(pods=pods), template=deployment(3)["spec"]["template"])
     metrics, resource = Asked(State.MISSING, ended=an_end(Cause.DEVICE_MEMORY, NOW)), spec(levers=LEVERS)
     assert resource.policy is not None
 
