@@ -60,7 +60,7 @@ def workload_in(file: str, policy: Policy) -> Workload | Fault | None:
         if found.reason is RefusalReason.NOT_A_MANIFEST:
             raise GivenError(f"{file}: {found.message}")
         return Fault(_reason(found), f"{file}: {found.message}")
-    template = {"spec": {"containers": [*[{}] * found.index, dict(found.data)]}}
+    template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
     return workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, ENGINES)
 
 
