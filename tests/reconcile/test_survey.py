@@ -76,14 +76,21 @@ def a_resource(good: str = "", traffic: Traffic | None = None) -> Resource:
     return replace(resource_of(body), record=record)
 
 
+NOTHING_ELSE: dict[str, Any] = {"templates": {}, "config_maps": {}}
+
+
 def view() -> Any:
-    return SimpleNamespace(fleet=a_fleet(), template=deployment(3)["spec"]["template"], templates={})
+    return SimpleNamespace(
+        fleet=a_fleet(), template=deployment(3)["spec"]["template"], templates={}, config_maps={}
+    )
 
 
 def settled_view() -> Any:
     """A view whose fleet runs the very template."""
     template = deployment(3)["spec"]["template"]
-    return SimpleNamespace(fleet=a_fleet(revision=template_hash(template)), template=template, templates={})
+    return SimpleNamespace(
+        fleet=a_fleet(revision=template_hash(template)), template=template, templates={}, config_maps={}
+    )
 
 
 async def looked(state: State, good: str = "") -> tuple[Survey, Asked]:
@@ -201,7 +208,9 @@ async def test_a_gpu_that_ran_out_of_memory_is_met_whatever_the_metrics_say(stat
 
 async def test_a_replica_that_cannot_stay_up_does_not_stand_in_its_own_way() -> None:
     pods = (replace(a_fleet().pods[0], ready_at=None, in_rotation=False), *a_fleet().pods[1:])
-    broken = SimpleNamespace(fleet=a_fleet(pods=pods), template=deployment(3)["spec"]["template"])
+    broken = SimpleNamespace(
+        fleet=a_fleet(pods=pods), template=deployment(3)["spec"]["template"], config_maps={}
+    )
     metrics, resource = Asked(State.MISSING, ended=an_end(Cause.DEVICE_MEMORY, NOW)), spec(levers=LEVERS)
     assert resource.policy is not None
 
