@@ -23,14 +23,13 @@ from kvmedic.core.diagnosis import (
 )
 from kvmedic.core.edge import least_free_mib
 from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal, Unsupported
-from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.fleet import Pod
 from kvmedic.core.moved import TRAFFIC, moves, traffic_of
-from kvmedic.core.moves import Refused
 from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep
 from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import refusal, replacement_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.recall import recall_refusal
+from kvmedic.core.recall import opening_refusal
 from kvmedic.core.record import ClosedRun, LastGood, Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
@@ -225,15 +224,10 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
         return _hindered(found, plan.reason, plan.message)
     replaces = any(isinstance(step, ReplaceStep) for step in plan.steps)
     refused = replacement_refusal(fleet) if replaces else refusal(fleet, whole=found.goal is Goal.RELIEF)
-    refused = refused or _recall_refusal(plan, fleet)
+    recalled = [step.after for step in plan.steps if isinstance(step, RevisionStep)]
+    refused = opening_refusal(fleet, recalled[0]) if recalled else refused
     obstacle = Outcome(refused.reason, refused.message) if refused else None
     return replace(found, plan=plan, obstacle=obstacle)
-
-
-def _recall_refusal(plan: Plan, fleet: Fleet) -> Refused | None:
-    """Return why the revision that a plan goes back to cannot be put, or None."""
-    wanted = (step.after for step in plan.steps if isinstance(step, RevisionStep))
-    return next((refused for each in wanted if (refused := recall_refusal(fleet, each))), None)
 
 
 def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: Record) -> Setting:
