@@ -95,19 +95,6 @@ def contents_in(text: str) -> dict[str, Contents]:
     return {name: _contents(node) for name, node in pairs if names.count(name) == 1}
 
 
-def volumes_in(container: ManifestContainer) -> object:
-    """Return the volumes of a container's pod; every value is a text."""
-    return _plain(_at(container.pod, "volumes"))
-
-
-def _plain(node: Node | None) -> object:
-    if isinstance(node, MappingNode):
-        return {_scalar(key): _plain(value) for key, value in node.value}
-    if isinstance(node, SequenceNode):
-        return [_plain(item) for item in node.value]
-    return _scalar(node)
-
-
 def repointed(text: str, file: ConfigFile, dest: str, value: str) -> str | Refusal:
     """Return a manifest's text with a changed copy of a file's ConfigMap, and the template pointing to it."""
     span, pieces = file.read.span(dest), pieces_of(text, file.data)
