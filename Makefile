@@ -115,6 +115,10 @@ bench-sizing: setup ## Compare the operator's caps and verdicts with a sweep (WO
 bench-levers: setup ## Compare the operator's watermarks and step budgets with what they really do (WORKLOADS="Azure drawn=0-9")
 	$(PY) -m lab.bench.levers $(WORKLOADS)
 
+.PHONY: bench-supply
+bench-supply: setup ## Measure what shared prefixes and the host's memory bring, and what the operator makes of them
+	$(PY) -m lab.bench.supply
+
 .PHONY: bench-lab
 bench-lab: setup ## Replay the table measured on real vLLM on the lab engine and compare
 	$(PY) -m lab.engine.bench

@@ -22,7 +22,10 @@ def a_past(*replicas: Replica | PodReadings) -> Reading[Observation]:
 
 
 def a_deploy(
-    *differences: Difference, before: Reading[Observation] | None = None, start_seconds: float | None = 120
+    *differences: Difference,
+    before: Reading[Observation] | None = None,
+    start_seconds: float | None = 120,
+    pods: frozenset[str] = frozenset(),
 ) -> Deploy:
     """Return a revision that came a quarter of an hour ago; before it all was calm unless told."""
     return Deploy(
@@ -32,6 +35,7 @@ def a_deploy(
         differences=differences or (CAP_RAISED,),
         before=a_past() if before is None else before,
         to_start=3,
+        pods=pods,
         start_seconds=start_seconds,
     )
 

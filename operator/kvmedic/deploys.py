@@ -69,6 +69,7 @@ async def latest_deploy(
         differences=found,
         before=await metrics.past(policy.source, namespace, previous.replica_set, came.came_at, look),
         to_start=to_start(view.fleet, previous.template),
+        pods=frozenset(pod.name for pod in view.fleet.serving(came.now.revision)),
         start_seconds=start_seconds(view.fleet),
     )
 

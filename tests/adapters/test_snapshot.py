@@ -91,6 +91,26 @@ class TestRealServer:
         assert seen.template == body["spec"]["template"]
         assert (seen.container_index, seen.image) == (0, "vllm/vllm-openai:v0.32.0")
 
+    async def test_a_revision_is_known_by_when_it_came_and_by_its_template(self, live: LiveFleet) -> None:
+        first = await live.serving(1)
+        labels = {"app": NAME, "serving": "other"}
+        live.patch({"spec": {"template": {"metadata": {"labels": labels}}}})
+        await live.until(lambda fleet: len(fleet.replica_sets) == 2, "another ReplicaSet")
+
+        seen = await live.look()
+
+        sets = {each.revision: each for each in seen.fleet.replica_sets}
+        old, new = sets[first.revision], sets[seen.fleet.revision]
+        assert old.created_at is not None
+        assert new.created_at is not None
+        assert old.created_at <= new.created_at
+        assert (old.number, new.number) == (1, 2)
+        assert (old.reachable, new.reachable) == (True, True), "no Service selects the present template"
+        assert {name: template_hash(each) for name, each in seen.templates.items()} == {
+            old.name: old.revision,
+            new.name: new.revision,
+        }
+
     async def test_a_look_costs_six_calls_in_the_order_of_cause_and_effect(self, live: LiveFleet) -> None:
         await live.serving(1)
         client = Counted(live.client)

@@ -91,6 +91,38 @@ def test_a_manifest_may_hold_numbers_and_booleans_as_every_real_one_does(write: 
     assert [step["before"] for step in found["plan"]] == ["64"]
 
 
+IN_A_FILE = """\
+kind: ConfigMap
+metadata: {name: limits}
+data:
+  engine.yaml: |
+    max-num-seqs: 64  # cap
+---
+kind: Deployment
+metadata: {name: chat}
+spec:
+  template:
+    spec:
+      volumes: [{name: config, configMap: {name: limits}}]
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.32.0
+        args: [--model=/models/tiny, --config, /etc/vllm/engine.yaml]
+        volumeMounts: [{name: config, mountPath: /etc/vllm}]
+"""
+
+
+def test_a_flag_in_a_config_map_of_the_manifest_is_told_too(write: Write) -> None:
+    seen = answer(of(write, IDLE, THRASH, options=("--manifest", write("chat.yaml", IN_A_FILE))))
+    alone = IN_A_FILE.partition("---\n")[2]
+    unseen = answer(of(write, IDLE, THRASH, options=("--manifest", write("chat.yaml", alone))))
+
+    [change] = seen["plan"]
+    assert (change["knob"], change["before"]) == ("maxNumSeqs", "64")
+    assert unseen["reason"] == "FlagNotEditable"
+    assert "ConfigMap/limits, which does not exist" in unseen["obstacle"]
+
+
 def test_the_manifest_tells_what_is_set_now(write: Write) -> None:
     result = of(write, IDLE, THRASH, options=("--manifest", write("chat.yaml", MANIFEST)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 
 import pytest
@@ -324,3 +325,22 @@ def test_a_config_map_that_is_missing_is_named(a_world: Callable[..., World]) ->
 
     (told,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
     assert "ConfigMap/limits, which does not exist" in told
+
+
+def test_replicas_that_are_older_than_the_file_are_noted_and_nothing_is_done_about_it(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2, spec={"mode": "Observe"})
+    configure(world)
+    time.sleep(1.1)  # the API server notes edits in whole seconds
+    edit_file(world, new="48")
+    generation = world.deployment()["metadata"]["generation"]
+
+    world.start()
+    world.wait(lambda: "plan" in world.status(), PATIENCE_SECONDS, "a plan is shown")
+
+    plan = world.status()["plan"]
+    assert plan["steps"] == ["Deployment/llm: maxNumSeqs 48 -> 14 (ConfigMap/limits, engine.yaml)"]
+    assert "ConfigMap limits was edited at " in plan["message"]
+    assert all(pod["metadata"]["name"] in plan["message"] for pod in world.pods())
+    assert world.deployment()["metadata"]["generation"] == generation

@@ -239,3 +239,46 @@ def test_labels_that_no_service_of_today_selects_forbid_it(a_world: Callable[...
 
     assert "llm would not lead requests to them" in told(world, "ActionRequired")
     assert world.deployment()["metadata"]["generation"] == generation
+
+
+SOAK_SECONDS = 60
+"""How long a new replica of this fleet must serve before the controller goes on."""
+
+
+def is_available(world: World) -> bool:
+    status = world.deployment()["status"]
+    return status.get("availableReplicas", 0) == status.get("replicas") == world.replicas()
+
+
+@pytest.mark.timeout(400)
+def test_a_deploy_that_is_under_way_is_turned_and_ready_replicas_of_before_are_kept(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2, spec=ALLOWED)
+    world.kubectl("patch", "deployment", "llm", "-p", json.dumps({"spec": {"minReadySeconds": SOAK_SECONDS}}))
+    world.wait(lambda: is_available(world), 2 * SOAK_SECONDS, "the fleet has soaked")
+    before, kept = world.deployment()["spec"], {pod["metadata"]["name"] for pod in world.pods()}
+    patch_args(world, lambda args: [RAISED_CAP if arg == CALM_CAP else arg for arg in args])
+    world.wait(lambda: len(ready(world)) == 3, PATIENCE_SECONDS, "the first replica of the deploy serves")
+    world.write_script(old="thrash", new="recovered", before="recovered", revision=world.revision())
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        world.wait(world.is_closed, 2 * PATIENCE_SECONDS, "the run closes")
+
+    run = world.status()["history"][0]
+    assert (run["reason"], run["outcome"]) == ("DeployCorrelated", "Recovered")
+    assert {pod["metadata"]["name"] for pod in world.pods()} == kept, "none was made, and none of these went"
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 3
+
+
+def ready(world: World) -> list[str]:
+    return [
+        pod["metadata"]["name"]
+        for pod in world.pods()
+        if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+    ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.core.plan import Step
+from kvmedic.core.plan import ConfigStep, FlagStep, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
@@ -20,7 +20,20 @@ from kvmedic.core.run import Outcome, StepState
 from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.record.runs import closed
 from kvmedic.runbooks.fleet_plans import replaced_in_vain, rolled_back_in_vain, scaled_in_vain
-from run_builder import NEW, NOW, OLD, RECALL, REPLACE, SCALE, STEP, a_fleet, a_run, a_scaling, an_intent
+from run_builder import (
+    CONFIG,
+    NEW,
+    NOW,
+    OLD,
+    RECALL,
+    REPLACE,
+    SCALE,
+    STEP,
+    a_fleet,
+    a_run,
+    a_scaling,
+    an_intent,
+)
 
 FAILED = Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, "still beyond the trigger")
 
@@ -51,11 +64,12 @@ def test_a_replacement_that_may_have_helped_is_not(verdict: Verdict) -> None:
     assert after_verdict(REPLACE, verdict).replacements == ()
 
 
-def test_a_lever_that_did_not_help_is_remembered_and_no_replacement() -> None:
-    done = after_verdict(STEP, Verdict.NOT_RECOVERED)
+@pytest.mark.parametrize("step", [STEP, CONFIG], ids=["on the command line", "in a file"])
+def test_a_lever_that_did_not_help_is_remembered_and_no_replacement(step: FlagStep | ConfigStep) -> None:
+    done = after_verdict(step, Verdict.NOT_RECOVERED)
 
     assert done.levers == (
-        TriedLever(STEP.knob, OLD, 149, Verdict.NOT_RECOVERED, NOW, 64, 190, Reason.CAP_RIGHT_SIZED),
+        TriedLever(step.knob, OLD, 149, Verdict.NOT_RECOVERED, NOW, 64, 190, Reason.CAP_RIGHT_SIZED),
     )
     assert done.replacements == ()
 

@@ -34,6 +34,7 @@ BUSY_AND_WELL_CAPPED = Replica(
     usage_mean=0.97,
     stalls=10,
 )
+HALF = frozenset({"llm-2", "llm-3"})
 SHORTER = replace(CALM, outputs=spread(140))
 """Requests that are by a quarter shorter."""
 SLOWER = replace(CALM, finished=0.75 * THRASHING.finished)
@@ -162,6 +163,21 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             fires=True,
         ),
         Incident("fewer requests than before", deployed(THRASH, since(FASTER)), fires=True),
+        Incident(
+            "two of four run it, and both are pressured",
+            deployed(an_evidence(CALM, CALM, THRASHING, THRASHING), a_deploy(pods=HALF)),
+            fires=True,
+        ),
+        Incident(
+            "two of four run it, and one of the others is pressured",
+            deployed(an_evidence(CALM, THRASHING, THRASHING, THRASHING), a_deploy(pods=HALF)),
+            fires=False,
+        ),
+        Incident(
+            "two of four run it, and one of them is pressured",
+            deployed(an_evidence(CALM, CALM, CALM, THRASHING), a_deploy(pods=HALF)),
+            fires=False,
+        ),
         Incident("pressured before too", deployed(THRASH, since(THRASHING)), fires=False),
         Incident(
             "one replica pressured before", deployed(THRASH, since(CALM, OVER_THE_TRIGGER)), fires=False

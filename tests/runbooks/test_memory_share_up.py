@@ -61,16 +61,18 @@ def given_share(ratio: float) -> MemoryShare:
         (0.90, 0.95, 0.92),
         (0.92, 0.96, 0.94),
         (0.94, 0.90, 0.95),
-        (0.90, 0.97, 0.915),
+        (0.90, 0.97, 0.91),
         (0.90, 0.98, 0.91),
+        (0.935, 0.90, 0.95),
     ],
     ids=[
         "a step",
         "half of what is free is more than a step",
         "exactly a step",
         "the bound is nearer",
-        "free memory is nearer",
+        "free memory allows half a step",
         "exactly half a step",
+        "the rest of the way to the bound",
     ],
 )
 def test_it_goes_up_by_one_step_at_most(before: float, used: float, after: float) -> None:
@@ -79,6 +81,14 @@ def test_it_goes_up_by_one_step_at_most(before: float, used: float, after: float
     assert isinstance(found, Assignment)
     assert (found.knob, found.value, found.reason) == (SHARE, after, Reason.MEMORY_STEPPED_UP)
     assert f"{used:.1%} of any GPU's memory" in found.message
+
+
+@pytest.mark.parametrize("used", [0.9601, 0.967, 0.9732, 0.9799])
+def test_the_value_does_not_follow_the_noise_of_a_measurement(used: float) -> None:
+    found = advised(given_share(0.9), in_use(used))
+
+    assert isinstance(found, Assignment)
+    assert found.value == 0.91
 
 
 def test_from_the_engines_default_it_says_so() -> None:

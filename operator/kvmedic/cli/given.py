@@ -12,15 +12,17 @@ from kvmedic.api.pending import not_implemented
 from kvmedic.api.problems import SpecInvalid
 from kvmedic.api.resource import KIND, resource_from_manifest
 from kvmedic.api.spec import KVRemediationSpec, TargetRef
+from kvmedic.core.config_map import ConfigMap
 from kvmedic.core.plan import ObjectRef
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.vitals import NodeHealth
 from kvmedic.engines import ENGINES
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.config_file import contents_in
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.selection import Selector, engine_in
-from kvmedic.runbooks.planning import Fault, Workload, workload_of
+from kvmedic.runbooks.planning import Fault, Workload, configured, workload_of
 
 _ANY = "any"
 """Name of the workload where no spec names one."""
@@ -55,13 +57,16 @@ def workload_in(file: str, policy: Policy) -> Workload | Fault | None:
         return None
     target = policy.target
     owner = None if target.name == _ANY else target.name
-    found = engine_in(_read(file), VLLM, Selector(target.container, owner))
+    text = _read(file)
+    found = engine_in(text, VLLM, Selector(target.container, owner))
     if isinstance(found, Refusal):
         if found.reason is RefusalReason.NOT_A_MANIFEST:
             raise GivenError(f"{file}: {found.message}")
         return Fault(_reason(found), f"{file}: {found.message}")
-    template = {"spec": {"containers": [*[{}] * found.index, dict(found.data)]}}
-    return workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, ENGINES)
+    template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
+    workload = workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, ENGINES)
+    maps = {name: ConfigMap(contents) for name, contents in contents_in(text).items()}
+    return configured(workload, maps)
 
 
 def _reason(refusal: Refusal) -> Reason:

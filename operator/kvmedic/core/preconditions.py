@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias, assert_never
 
-from kvmedic.core.fleet import Fleet, Owner, ReplicaSet
+from kvmedic.core.fleet import SURGE, Fleet, Owner, ReplicaSet
 from kvmedic.core.moves import Refused
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.reasons import Reason
@@ -30,6 +30,49 @@ def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
         *_rows(fleet, whole),
     )
+
+
+def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
+    """Return why a rollout that is under way cannot be turned into one back to an earlier revision, or None.
+
+    Replicas of both revisions run then, and one more than the Deployment asks for: a paused controller
+    scales both in proportion while there are more or fewer (Kubernetes 1.36, deployment sync.go, scale),
+    which takes replicas undrained.
+
+    Args:
+        fleet: the fleet.
+        earlier: hash of the earlier revision's pod template.
+    """
+    unsettled = _unbalanced(fleet, earlier)
+    strategy = f"strategy is {fleet.strategy}: set strategy.type: RollingUpdate"
+    rows = [row for row in _rows(fleet, whole=True) if row[1] is not Reason.TARGET_NOT_SETTLED]
+    return _first(
+        _frozen(fleet),
+        (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
+        *rows,
+        (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
+    )
+
+
+def _unbalanced(fleet: Fleet, earlier: str) -> str:
+    """Return what of a fleet with two revisions is moving right now; empty when nothing is."""
+    live, told = fleet.live, sum(rs.desired for rs in fleet.replica_sets)
+    wanted, known = fleet.replicas + SURGE, (fleet.revision, earlier)
+    for applies, text in (
+        (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
+        (len(live) != len(fleet.pods), "a pod is terminating"),
+        (
+            any(pod.revision not in known for pod in live),
+            "pods of a third revision exist",
+        ),
+        (len(live) != wanted or told != wanted, f"{len(live)} replicas exist in the middle of a rollout"),
+        (any(not pod.ready for pod in live), f"{fleet.ready} of {len(live)} replicas are Ready"),
+        (any(pod.cordoned for pod in live), "a replica carries the draining label"),
+        (any(not pod.in_rotation for pod in live), "a replica is in no Service's EndpointSlices"),
+    ):
+        if applies:
+            return text
+    return ""
 
 
 def replacement_refusal(fleet: Fleet) -> Refused | None:
@@ -102,13 +145,28 @@ def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
     return None
 
 
+def opening_refusal(fleet: Fleet, wanted: Revision, *, whole: bool = True) -> Refused | None:
+    """Return why a way back to another revision cannot begin on this fleet, or None. `whole`: see `refusal`."""
+    if doubt := recall_refusal(fleet, wanted):
+        return doubt
+    return (
+        halfway_refusal(fleet, wanted.template) if is_halfway(fleet, wanted) else refusal(fleet, whole=whole)
+    )
+
+
+def is_halfway(fleet: Fleet, wanted: Revision) -> bool:
+    """Return whether somebody's rollout away from a revision is under way: replicas of it still run."""
+    left = fleet.revision != wanted.template and not fleet.fields.is_frozen
+    return left and fleet.desired(wanted.template) > 0
+
+
 def step_refusal(fleet: Fleet, step: Step, *, whole: bool) -> Refused | None:
     """Return why a step cannot begin on this fleet, or None. `whole`: see `refusal`."""
     match step:
         case FlagStep() | ConfigStep():
             return refusal(fleet, whole=whole)
         case RevisionStep():
-            return refusal(fleet, whole=whole) or recall_refusal(fleet, step.after)
+            return opening_refusal(fleet, step.after, whole=whole)
         case ReplaceStep():
             return replacement_refusal(fleet)
         case ScaleStep():

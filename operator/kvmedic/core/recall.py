@@ -2,16 +2,17 @@
 
 The moves are those of `kvmedic.core.rollout`. What is added: the template that is to be put is kept by a
 ReplicaSet, which others may delete (`revisionHistoryLimit`, a person), and its pods may carry labels of
-their own. Where it is gone nothing can be put, and nothing is begun.
+their own. Where it is gone nothing can be put, and nothing is begun. And somebody's rollout away from it may
+still be under way: its Ready replicas are then kept, and only the missing ones are started.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from kvmedic.core.fleet import Fleet
-from kvmedic.core.moves import Failed, Move
-from kvmedic.core.preconditions import recall_refusal
+from kvmedic.core.fleet import Fleet, frozen
+from kvmedic.core.moves import Failed, Freeze, Move, Pulse
+from kvmedic.core.preconditions import halfway_refusal, is_halfway, recall_refusal
 from kvmedic.core.revisions import Revision
 from kvmedic.core.rollout import Order, next_move
 
@@ -22,7 +23,24 @@ def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) 
     Forward nothing was begun yet where the answer is `Refused`; `Failed` says that it cannot go on.
     """
     doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
-    if doubt is None:
-        return next_move(fleet, order, now)
-    # An intent was written down before, so the run has to be ended as one that had begun.
-    return doubt if order.pulsed_at is None else Failed(doubt.reason, doubt.message)
+    if doubt is not None:
+        # An intent was written down before, so the run has to be ended as one that had begun.
+        return doubt if order.pulsed_at is None else Failed(doubt.reason, doubt.message)
+    if is_halfway(fleet, wanted) and not order.repairs:
+        held = Freeze(order.edit, frozen(max_unavailable=0, paused=True))
+        return halfway_refusal(fleet, wanted.template) or held
+    if _lacks_spare(fleet, wanted):
+        return Pulse("", frozen(max_unavailable=0, paused=False))
+    return next_move(fleet, order, now)
+
+
+def _lacks_spare(fleet: Fleet, wanted: Revision) -> bool:
+    """Return whether replicas of both revisions are there, and no spare beside them.
+
+    That of a rollout which was under way may have gone in the very moment. One more of the wanted revision
+    is made before any of the other is drained; nothing goes meanwhile, as all of the wanted revision count
+    as unavailable.
+    """
+    told, there = sum(rs.desired for rs in fleet.replica_sets), fleet.desired(wanted.template)
+    held = fleet.revision == wanted.template and fleet.fields.is_frozen and fleet.fields.paused
+    return held and fleet.observed and 0 < there < fleet.replicas and told <= fleet.replicas

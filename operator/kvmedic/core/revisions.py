@@ -69,6 +69,8 @@ class Deploy:
     """The replicas of the previous revision, over one trigger window that ends when the new one came."""
     to_start: int
     """Replicas that a way back would have to start."""
+    pods: frozenset[str]
+    """Names of the replicas that run the new one; those of the one before may still run beside them."""
     start_seconds: float | None
     """How long a replica took from its making to Ready (median); None where none tells."""
 

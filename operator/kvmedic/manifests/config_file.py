@@ -87,6 +87,14 @@ def config_file(text: str, container: ManifestContainer, path: str, engine: Engi
     return ConfigFile(name, key, found[0], data, source.reference, read)
 
 
+def contents_in(text: str) -> dict[str, Contents]:
+    """Return what the ConfigMaps of a manifest hold, by name; one that is there twice is left out."""
+    maps = [node for node in roots_of(text) if _scalar(_at(node, "kind")) == "ConfigMap"]
+    names = [_scalar(_at(node, "metadata", "name")) for node in maps]
+    pairs = zip(names, maps, strict=True)
+    return {name: _contents(node) for name, node in pairs if names.count(name) == 1}
+
+
 def repointed(text: str, file: ConfigFile, dest: str, value: str) -> str | Refusal:
     """Return a manifest's text with a changed copy of a file's ConfigMap, and the template pointing to it."""
     span, pieces = file.read.span(dest), pieces_of(text, file.data)
@@ -100,7 +108,7 @@ def repointed(text: str, file: ConfigFile, dest: str, value: str) -> str | Refus
     return _with_copy(text, file, copy, change)
 
 
-def _contents(document: MappingNode) -> Contents:
+def _contents(document: Node) -> Contents:
     """Return what a ConfigMap in a manifest holds."""
     data, binary = (_at(document, name) for name in ("data", "binaryData"))
     return Contents(_texts(data), _texts(binary))

@@ -61,6 +61,8 @@ class ManifestContainer:
     lists: Mapping[Field, ListNode]
     pod: MappingNode
     """The mapping in the text that has the containers."""
+    pod_spec: Mapping[str, object]
+    """The same as Kubernetes would read it."""
 
     @property
     def name(self) -> str:
@@ -160,10 +162,14 @@ class _Document:
         kind = self._walk(obj, ("kind",))
         for index, item in enumerate(containers.node.value):
             place = self._at(item, containers)
-            data = self._plain(item)
-            if isinstance(data, Mapping) and isinstance(spec.node, MappingNode):
+            data, pod_spec = self._plain(item), self._plain(spec.node)
+            if (
+                isinstance(data, Mapping)
+                and isinstance(pod_spec, Mapping)
+                and isinstance(spec.node, MappingNode)
+            ):
                 lists = dict(self._lists(place))
-                yield ManifestContainer(_text(kind), _text(owner), index, data, lists, spec.node)
+                yield ManifestContainer(_text(kind), _text(owner), index, data, lists, spec.node, pod_spec)
 
     def _lists(self, container: _Place) -> Iterator[tuple[Field, ListNode]]:
         for field in Field:

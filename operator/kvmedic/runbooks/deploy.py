@@ -46,6 +46,13 @@ def since_deploy(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | Non
             assert_never(deploy)
 
 
+def running_it(evidence: Evidence) -> frozenset[str]:
+    """Return the replicas that run the latest revision: all, unless some still run the one before."""
+    everyone = frozenset(evidence.burn.pods)
+    mine = evidence.deploy.pods & everyone if isinstance(evidence.deploy, Deploy) else everyone
+    return mine or everyone
+
+
 def roll_back(evidence: Evidence, setting: Setting) -> RollBack | NoChange:
     """Return that the fleet should run the previous revision again, or why it should not."""
     deploy = evidence.deploy
@@ -113,7 +120,7 @@ def _compared(deploy: Deploy, evidence: Evidence) -> tuple[Finding, ...] | Incon
     if isinstance(before, Inconclusive):
         text = f"{deploy.line()}; how revision {deploy.previous.number} fared is not known: {before.message}"
         return Inconclusive(before.reason, text)
-    now = _figures(evidence.burn)
+    now = _figures(evidence.burn.only(sorted(running_it(evidence))))
     if isinstance(now, Inconclusive):
         return now
     # Requests that the revision before would have refused are longer because of this one.

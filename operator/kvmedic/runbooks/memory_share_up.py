@@ -17,6 +17,7 @@ from kvmedic.runbooks.memory_share import DIGITS, KNOB, unknown_share
 TAKEN = 0.5
 """Share of what stayed free that one step may take. A choice, not a measurement: the window need not have
 held the worst moment, so as much again is left for it."""
+_DUST = 1e-9
 LEAST_STEP = 0.5
 """Share of the lever's `step` under which the rest of the way is not worth a restart of the fleet."""
 
@@ -104,7 +105,7 @@ def _ways(ratio: float, setting: Setting, step: float) -> list[_Way]:
             ),
         ),
         _Way(
-            ratio + TAKEN * max(0.0, 1.0 - used),
+            ratio + _room(used, step),
             NoChange(
                 Reason.HEADROOM_SHORT,
                 f"{used:.1%} of a GPU's memory was in use over the window; half of the rest is under half a "
@@ -119,6 +120,15 @@ def _ways(ratio: float, setting: Setting, step: float) -> list[_Way]:
         f"a GPU ran out of memory at {outgrown:g} with this pod template; it is left a step of {step:g} below"
     )
     return [*ways, _Way(outgrown - step, NoChange(Reason.LEVER_AT_BOUND, f"{KNOB} is {ratio:g}: {told}"))]
+
+
+def _room(used: float, step: float) -> float:
+    """Return how far free memory allows to go, in whole halves of a step.
+
+    What is measured is never twice the same; so a plan does not change while somebody is about to approve it.
+    """
+    half = LEAST_STEP * step
+    return half * floor(TAKEN * max(0.0, 1.0 - used) / half + _DUST)
 
 
 def floored(value: float) -> float:

@@ -30,7 +30,7 @@ from kvmedic.core.evidence import Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.runbooks.capacity import disaggregation, more_replicas
 from kvmedic.runbooks.case import HELPFUL, NOW, REQUESTS, Case
-from kvmedic.runbooks.deploy import HISTORY, roll_back, since_deploy
+from kvmedic.runbooks.deploy import HISTORY, roll_back, running_it, since_deploy
 from kvmedic.runbooks.doubts import sized
 from kvmedic.runbooks.levers import first_that_applies
 from kvmedic.runbooks.node_health import (
@@ -102,13 +102,16 @@ def fleet_wide(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 def deploy_correlated(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """Most replicas preempt beyond the trigger, and did not before the latest revision, at no lighter load.
 
-    What a revision changed holds for all its replicas, so a minority of pressured ones has another cause.
+    What a revision changed holds for all its replicas, so a minority of pressured ones has another cause; and
+    so has the trouble of replicas that still run the revision before.
     """
     held = _held(evidence)
     if isinstance(held, Inconclusive):
         return held
-    pressured = _pressured(held, evidence)
-    if not pressured or len(pressured) < ceil(FLEET_SHARE * len(held)):
+    pressured, running = _pressured(held, evidence), running_it(evidence)
+    if not pressured or not running.issuperset(pressured):
+        return None
+    if len(pressured) < ceil(FLEET_SHARE * len(running)):
         return None
     found = since_deploy(evidence)
     return (*found, *_findings(held, pressured, evidence)) if isinstance(found, tuple) else found

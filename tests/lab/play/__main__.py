@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 
@@ -71,13 +71,23 @@ def _play(chosen: Sequence[Scenario], known: Sequence[Scenario], at_once: int) -
         def played(scenario: Scenario, stopped: Event) -> Result:
             return _played(made, scenario, lanes.forbidden(scenario.name, known), stopped)
 
-        results = lanes.play_all(chosen, at_once, played, lambda result: say(report.row(result)))
-    OUT.mkdir(parents=True, exist_ok=True)
-    report.write(results, OUT / "summary.json")
+        results = lanes.play_all(chosen, at_once, played, _told([]))
     print(report.table(results))
     missed = sum(bool(each.missed) for each in results)
     say(f"{len(results)} scenarios in {(time.time() - began) / 60:.1f} min, {missed} ended otherwise")
     return 1 if missed else 0
+
+
+def _told(so_far: list[Result]) -> Callable[[Result], None]:
+    """Return what tells of each play as soon as it has ended, and keeps the summary of all so far."""
+    OUT.mkdir(parents=True, exist_ok=True)
+
+    def told(result: Result) -> None:
+        so_far.append(result)
+        report.write(so_far, OUT / "summary.json")
+        say("\n".join([report.row(result), *result.missed]))
+
+    return told
 
 
 def _played(made: Stage, scenario: Scenario, forbidden: frozenset[str], stopped: Event) -> Result:
@@ -92,7 +102,15 @@ def _played(made: Stage, scenario: Scenario, forbidden: frozenset[str], stopped:
             return play.run(directory, forbidden, stopped)
     finally:
         _keep(directory / "story.txt", notes)
+        _remove(made, namespace)
+
+
+def _remove(made: Stage, namespace: str) -> None:
+    """Take a fleet away; one that stays says nothing about the play, and the next of its name clears it."""
+    try:
         made.remove(namespace)
+    except EXPECTED as error:
+        say(f"namespace {namespace} is left: {error}")
 
 
 def _keep(path: Path, notes: Notes) -> None:

@@ -21,6 +21,8 @@ from lab.play.schema import FLEET, Engine, Scenario
 from lab.prometheus import cluster_prometheus
 
 GONE_SECONDS = 120.0
+ANSWER_SECONDS = 60.0
+"""For one request: an API server on a machine with twenty times more to do than it can took over 15 s."""
 OWNER = "kubectl"
 """The field manager of a person: what a GitOps tool applies again and again is never touched."""
 SCRAPE_INTERVAL = "2s"
@@ -64,7 +66,7 @@ class Stage:
     @contextmanager
     def place(self, scenario: Scenario, namespace: str) -> Iterator[Place]:
         """Put a scenario's fleet into a namespace that is cleared before; it stays there afterwards."""
-        with Api(self.cluster.access) as api:
+        with Api(self.cluster.access, ANSWER_SECONDS) as api:
             clear(api, namespace)
             api.apply(manifests.namespace(namespace, scenario.fleet.engine))
             for each in manifests.objects(scenario, self.image):
@@ -76,7 +78,7 @@ class Stage:
 
     def remove(self, namespace: str) -> None:
         """Take a fleet away with its namespace; returns when both are gone."""
-        with Api(self.cluster.access) as api:
+        with Api(self.cluster.access, ANSWER_SECONDS) as api:
             clear(api, namespace)
             api.delete("Namespace", namespace)
             until(lambda: not _is_there(api, namespace), GONE_SECONDS, f"namespace {namespace} is gone")

@@ -31,7 +31,7 @@ class State(StrEnum):
     PROMPTS_RECOVERED = "prompts recovered"
     PROMPTS_WORSE = "prompts worse"
     UNSHARED = "unshared"
-    """The same long prompts on an engine that does not reuse prefixes."""
+    """Thrash of prompts of which none is short, on an engine that does not reuse prefixes."""
     SHARED = "shared"
     """The same once they are reused: calm, and most tokens are found."""
     SHARED_IN_VAIN = "shared in vain"
@@ -112,6 +112,7 @@ class Traffic:
 
 
 LONG_PROMPTS = _histogram(LENGTHS, {200.0: 0.2, 500.0: 0.7, 1000.0: 0.1}, 310.0, REQUESTS)
+ALL_LONG_PROMPTS = _histogram(LENGTHS, {500.0: 0.95, 1000.0: 0.05}, 310.0, REQUESTS)
 SHORT_OUTPUTS = _histogram(LENGTHS, {20.0: 0.2, 50.0: 0.6, 100.0: 0.2}, 40.0, REQUESTS)
 FEW_TOKENS = 40.0 * REQUESTS
 
@@ -130,10 +131,12 @@ def _of_long_prompts(numbers: Mapping[Signal, float], gaps: Histogram) -> Traffi
     return Traffic(told, fewer, LONG_PROMPTS, SHORT_OUTPUTS)
 
 
-def _finding(traffic: Traffic, share: float) -> Traffic:
-    """Return traffic of which a share of the looked-up tokens is found in the prefix cache."""
-    hits = share * traffic.numbers[Signal.PREFIX_CACHE_QUERIES]
-    return replace(traffic, numbers={**traffic.numbers, Signal.PREFIX_CACHE_HITS: hits})
+def _with_prefixes(numbers: Mapping[Signal, float], gaps: Histogram, found: float = 0.0) -> Traffic:
+    """Return the same for prompts of which none is short, with a share of their tokens found in the cache."""
+    traffic = _of_long_prompts(numbers, gaps)
+    hits = found * traffic.numbers[Signal.PREFIX_CACHE_QUERIES]
+    told = {**traffic.numbers, Signal.PREFIX_CACHE_HITS: hits}
+    return replace(traffic, numbers=told, prompts=ALL_LONG_PROMPTS)
 
 
 COUNTED = frozenset(
@@ -158,9 +161,9 @@ def _thinned(traffic: Traffic, share: float) -> Traffic:
 
 
 MEASURED = {
-    State.UNSHARED: _of_long_prompts(THRASH_NUMBERS, STALLED_GAPS),
-    State.SHARED: _finding(_of_long_prompts(CALM_NUMBERS, CALM_GAPS), 0.6),
-    State.SHARED_IN_VAIN: _of_long_prompts(CALM_NUMBERS, CALM_GAPS),
+    State.UNSHARED: _with_prefixes(THRASH_NUMBERS, STALLED_GAPS),
+    State.SHARED: _with_prefixes(CALM_NUMBERS, CALM_GAPS, 0.6),
+    State.SHARED_IN_VAIN: _with_prefixes(CALM_NUMBERS, CALM_GAPS),
     State.SMOOTH: Traffic(THRASH_NUMBERS, CALM_GAPS),
     State.THRASH: Traffic(THRASH_NUMBERS, STALLED_GAPS),
     State.RECOVERED: Traffic(CALM_NUMBERS, CALM_GAPS),
