@@ -15,7 +15,7 @@ from lab.demo.stage import clear, stage
 from lab.demo.view import PlainView
 from lab.installation import uninstall
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture

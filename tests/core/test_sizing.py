@@ -165,6 +165,12 @@ def test_a_step_never_shrinks_to_nothing() -> None:
     assert found.throughput_ratio < 19 / 22.8 / (1 - MOST_PREFILL)
 
 
+def test_where_every_gap_is_a_stall_no_step_is_known_and_none_gets_shorter() -> None:
+    slow = replace(STRAINED, step_seconds=0, stalls_per_request=3.5)
+
+    assert effect_of(slow, CHAT, POOL, 19).throughput_ratio == pytest.approx(19 / 22.8)
+
+
 def test_stalls_beyond_counting_make_no_difference() -> None:
     many, more = (replace(STRAINED, stalls_per_request=count) for count in (9, 1e6))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from kvmedic.core.template import template_hash
@@ -113,7 +114,7 @@ class Eye:
         while not self._stop.wait(0.05):
             try:
                 pods = api.list("Pod", self.namespace, "app=llm")
-            except (ApiError, OSError):
+            except (ApiError, httpx.TransportError):
                 continue
             for pod in pods:
                 self._look(pod)

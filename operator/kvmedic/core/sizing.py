@@ -83,7 +83,7 @@ class Strain:
     stalls_per_request: float
     """Gaps over `STALL_SECONDS` between two tokens, per request."""
     step_seconds: float
-    """Mean gap between two tokens of a request that is not stalled."""
+    """Mean gap between two tokens of a request that is not stalled; 0 where every gap is a stall."""
     prefill_extra_seconds: float
     """By how much the step of a request's prefill is longer than the mean one; 0 where not measured."""
     prefill_tokens: float
@@ -174,8 +174,9 @@ def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int
     running = min(float(cap), strain.running_mean)
     before = tokens_per_step(strain, sequence, block_tokens)
     after = running * (1 + (strain.prefill_tokens + left) / strain.output_tokens)
-    step = strain.step_seconds - _token_seconds(strain, again, before) * (before - after)
-    throughput = running / strain.running_mean * strain.step_seconds / step
+    saved = _token_seconds(strain, again, before) * (before - after)
+    step_ratio = 1 - saved / strain.step_seconds if strain.step_seconds > 0 else 1.0
+    throughput = running / strain.running_mean / step_ratio
     stalls = min(strain.stalls_per_request, MOST_STALLS)
     share = STALLS_LEFT + (1 - STALLS_LEFT) * unfit**STALLS_CROWDED
     stalls_left = stalls * share * unfit**STALLS_FALL
