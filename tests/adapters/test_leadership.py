@@ -40,10 +40,13 @@ class Cut:
         self.client = client
         self.hangs = False
         self.loses_answers = False
+        self.looks = 0
 
     async def get(self, ref: Ref) -> JsonObject | None:
         await self._pass()
-        return await self.client.get(ref)
+        found = await self.client.get(ref)
+        self.looks += 1
+        return found
 
     async def create(self, ref: Ref, body: JsonObject) -> JsonObject:
         await self._pass()
@@ -75,6 +78,11 @@ class Candidate:
     async def until(self, holds: bool, seconds: float = 5) -> None:
         async with asyncio.timeout(seconds):
             while self.holds is not holds:
+                await asyncio.sleep(0.01)
+
+    async def looked(self, seconds: float = 20) -> None:
+        async with asyncio.timeout(seconds):
+            while not self.wire.looks:
                 await asyncio.sleep(0.01)
 
     @asynccontextmanager
@@ -254,14 +262,13 @@ class TestElection:
         candidate = Candidate(client, lease, clock)
 
         async with candidate.running():
-            await asyncio.sleep(0.2)
+            await candidate.looked()
             await pauses(clock, 30)
             before = candidate.holds
-            async with asyncio.timeout(20):
-                while not candidate.holds:
-                    await pauses(clock, 1)
+            clock.now += 2
+            await candidate.until(True)
 
-            assert not before
+            assert (before, candidate.holds) == (False, True)
 
     async def test_without_permission_nobody_holds_it_and_it_is_said_once(
         self, light: LightCluster, lease: Ref, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -20,7 +20,7 @@ from lab.play.witness import Witness
 NAMESPACE = "serving"
 REPRESENTATIVE = ("thrash", "gpu-fault")
 """One in which a fleet is healed and one in which it must be left alone; `make scenarios` plays all."""
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture

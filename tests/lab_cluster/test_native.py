@@ -19,7 +19,7 @@ from lab.cluster.node import PAUSE_IMAGE
 from lab.cluster.paths import KUBECONFIG
 from lab_cluster.footprint import differences, footprint
 
-pytestmark = [pytest.mark.cluster, pytest.mark.takes_cluster_down]
+pytestmark = pytest.mark.takes_cluster_down
 
 # Measured 4.3 to 5.7 s on 2 cores once the binary is built.
 UP_BOUND_SECONDS = 60

@@ -100,7 +100,6 @@ def test_a_rule_that_prometheus_would_refuse_is_refused_before_it_starts():
         pass
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize(
     "through_api_server", [False, True], ids=["directly", "through the API server, as for kind"]
 )

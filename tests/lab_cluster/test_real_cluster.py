@@ -12,8 +12,6 @@ import pytest
 
 from lab.cluster.api import ApiError, is_rolled_out, until
 
-pytestmark = pytest.mark.cluster
-
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 SAFE = {
     "allowPrivilegeEscalation": False,

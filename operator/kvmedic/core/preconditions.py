@@ -146,7 +146,7 @@ def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
 
 
 def opening_refusal(fleet: Fleet, wanted: Revision, *, whole: bool = True) -> Refused | None:
-    """Return why a way back to another revision cannot begin on this fleet, or None. `whole`: see `refusal`."""
+    """Return why a way back to an earlier revision cannot begin, or None. `whole`: see `refusal`."""
     if doubt := recall_refusal(fleet, wanted):
         return doubt
     return (
