@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from kvmedic.aside import Cared, Ward, cared_for, put_back, told
 from kvmedic.baselines import pressed_baseline
 from kvmedic.copies import swept
 from kvmedic.core.decide import Wish, outcome_of
 from kvmedic.core.diagnosis import Inconclusive
-from kvmedic.core.footprint import Footprint
 from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
-from kvmedic.core.run import Approved, Outcome, Run, StepRecord, Terms
+from kvmedic.core.run import Outcome, Run, StepRecord, Terms
 from kvmedic.core.severity import urgency_of
 from kvmedic.core.spending import devices_of
 from kvmedic.core.terms import policy_during
@@ -63,10 +63,11 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
 
 
 async def _deleted(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta | None:
-    """Let a resource go; what was added for a while is given back before, unless its owner abandons it."""
-    held = record.footprint
-    if held is not None and resource.wish is Wish.DELETE:
-        again = await give_back(resource, record, held, ports, now)
+    """Let a resource go, once nothing of ours is left on its target, unless its owner abandons that."""
+    if resource.wish is Wish.DELETE:
+        again = await put_back(resource, record, ports)
+        if again is None and record.footprint is not None:
+            again = await give_back(resource, record, record.footprint, ports, now)
         if again is not None:
             return again
     await _unfinalized(resource, ports)
@@ -106,7 +107,7 @@ async def _complain(resource: Resource, record: Record, ports: Ports, now: datet
     """Say what is wrong with the spec."""
     await _write(resource, ports, complaint(record, _problem(resource), resource.generation, now))
     if record.run is None:
-        await _unfinalized(resource, ports, record.footprint)
+        await _unfinalized(resource, ports, record)
     return ports.pace.idle
 
 
@@ -127,40 +128,53 @@ async def _survey(
     record = await swept(record, None, view.fleet, ports)
     found = await survey(resource, policy, view, Senses(ports.metrics, ports.target, now))
     found = await accompanied(found, resource, policy, ports.target)
-    seen = _seen(found, record, resource, policy, now)
-    if good := await proved_good(found, resource, policy, ports.metrics, now):
-        seen = with_last_good(seen, good)
-    held = found.obstacle or unrecognised(policy, view) or await claimed(resource, found, ports)
-    why = held or await gate(policy, record, found, ports, now)
-    why = why or await crowded(resource, found, ports, now)
-    opening = found.plan is not None and why is None
-    baseline = await pressed_baseline(found, policy, resource.namespace, ports.metrics) if opening else None
-    if isinstance(baseline, Inconclusive):
-        why = Outcome(baseline.reason, baseline.message)
-    granted = None if found.plan is None or why else await consent(resource, policy, found.plan, ports, now)
-    if isinstance(granted, Outcome):
-        why = granted
-    if found.plan is not None and why is None and not isinstance(baseline, Inconclusive):
-        approval = granted if isinstance(granted, Approved) else None
-        run = replace(_run(found, found.plan, policy, baseline, now), approval=approval)
-        why = await _opened(resource, seen, run, ports, now)
-        if why is None:
-            return AT_ONCE
+    ward = Ward(resource, policy, record, found, ports, now)
+    cared = await cared_for(ward)
+    if isinstance(cared, timedelta):
+        return cared
+    seen = await _seen(ward, cared)
+    why = await _begun(ward, seen)
+    if found.plan is not None and why is None:
+        return AT_ONCE
     why = why or holding(seen.footprint, policy.scale_out)
-    await _write(resource, ports, planned(seen, found.plan, why, resource.generation, now))
-    await _unfinalized(resource, ports, seen.footprint)
+    await _write(resource, ports, planned(seen, found.plan, told(cared, why), resource.generation, now))
+    if seen.aside != record.aside:
+        return AT_ONCE
+    await _unfinalized(resource, ports, seen)
     return ports.pace.idle
 
 
-def _seen(found: Survey, record: Record, resource: Resource, policy: Policy, now: datetime) -> Record:
-    """Return the record with what a look found: the diagnosis, how urgent it is, what is held or too much."""
-    seen = surveyed(record, found.diagnosis, found.runbook, resource.generation, now)
-    urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, record.urgency)
-    seen = noted(replace(seen, urgency=urgent), found, now)
-    return with_known_limit(seen, found, policy, now)
+async def _seen(ward: Ward, cared: Cared) -> Record:
+    """Return the record with what a look found: the diagnosis, its urgency, what is held or was too much."""
+    found, policy, generation = ward.found, ward.policy, ward.resource.generation
+    seen = surveyed(ward.record, found.diagnosis, found.runbook, generation, ward.now)
+    urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, ward.record.urgency)
+    seen = noted(replace(seen, urgency=urgent, aside=cared.aside), found, ward.now)
+    seen = with_known_limit(seen, found, policy, ward.now)
+    good = await proved_good(found, ward.resource, policy, ward.ports.metrics, ward.now)
+    return with_last_good(seen, good) if good else seen
 
 
-def _run(found: Survey, plan: Plan, policy: Policy, baseline: Baseline | None, now: datetime) -> Run:
+async def _begun(ward: Ward, seen: Record) -> Outcome | Blocked | None:
+    """Open a run for the plan, where there is one and every gate is open; return what speaks against it."""
+    resource, policy, found, ports, now = ward.resource, ward.policy, ward.found, ward.ports, ward.now
+    held = found.obstacle or unrecognised(policy, found.view) or await claimed(resource, found, ports)
+    why = held or await gate(policy, ward.record, found, ports, now)
+    why = why or await crowded(resource, found, ports, now)
+    if found.plan is None or why is not None:
+        return why
+    baseline = await pressed_baseline(found, policy, resource.namespace, ports.metrics)
+    if isinstance(baseline, Inconclusive):
+        return Outcome(baseline.reason, baseline.message)
+    granted = await consent(resource, policy, found.plan, ports, now)
+    if isinstance(granted, Outcome):
+        return granted
+    run = _run(found, found.plan, baseline, now)
+    terms = Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
+    return await _opened(resource, seen, replace(run, terms=terms, approval=granted), ports, now)
+
+
+def _run(found: Survey, plan: Plan, baseline: Baseline | None, now: datetime) -> Run:
     fleet = found.view.fleet
     return Run(
         id=now.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
@@ -176,7 +190,6 @@ def _run(found: Survey, plan: Plan, policy: Policy, baseline: Baseline | None, n
         in_rotation=fleet.in_rotation,
         blocks=found.blocks(),
         baseline=baseline,
-        terms=Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout),
         goal=found.goal,
         gpus=devices_of(found.view.template),
     )
@@ -200,10 +213,15 @@ async def _opened(
         return blocked
 
 
-async def _unfinalized(resource: Resource, ports: Ports, held: Footprint | None = None) -> None:
-    """Take the finalizer off; not while something is held that has to be given back before the end."""
-    if resource.finalized and held is None:
+async def _unfinalized(resource: Resource, ports: Ports, record: Record | None = None) -> None:
+    """Take the finalizer off; not while something of a record has to be put or given back before the end."""
+    if resource.finalized and (record is None or not _is_owing(record)):
         await ports.store.finalize(resource, present=False)
+
+
+def _is_owing(record: Record) -> bool:
+    """Return whether something of ours is on the target although no run is open."""
+    return record.footprint is not None or (record.aside is not None and record.aside.is_active)
 
 
 async def _write(resource: Resource, ports: Ports, after: Record) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+from kvmedic.core.aside import SetAside, Station
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.engine import Knob
 from kvmedic.core.footprint import Footprint, Load
 from kvmedic.core.plan import Plan
-from kvmedic.core.policy import RotationLabel
+from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     ClosedRun,
@@ -24,6 +25,8 @@ from kvmedic.core.record import (
     Truth,
 )
 from kvmedic.core.run import Approved, Outcome, StepState, Terms
+from kvmedic.core.severity import Severity, Urgency
+from kvmedic.core.spending import Spending
 from kvmedic.core.verdict import Verdict
 from run_builder import NOW, OLD, SCALE, STEP, a_run, a_scaling, an_intent
 
@@ -101,4 +104,31 @@ def full_record() -> Record:
                 ended_at=NOW,
             ),
         ),
+    )
+
+
+def spared_record() -> Record:
+    """Return a record with a replica out of rotation, an urgency, and a run whose cost was counted."""
+    record = full_record()
+    assert record.run is not None
+    assert record.run.baseline is not None
+    figures = replace(record.run.baseline, models=("chat",), aborted_share=0.01, memory_free_mib=4000)
+    step = replace(record.run.steps[0], after=figures)
+    spent = Spending(NOW, 1, 120.5, 2, 1)
+    spared = SetAside(
+        "a",
+        "uid-a",
+        "gpu-7",
+        Reason.GPU_FAULT,
+        "GPU 0: XID 79",
+        NOW,
+        TargetRef("Deployment", "llm", "vllm"),
+        Terms(RotationLabel("serving", "draining"), timedelta(minutes=10)),
+        Station.OUT,
+    )
+    return replace(
+        record,
+        run=replace(record.run, baseline=figures, steps=(step,), gpus=4, spending=spent),
+        aside=spared,
+        urgency=Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",)),
     )

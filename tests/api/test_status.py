@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from api.records import full_record, holding_record
+from api.records import full_record, holding_record, spared_record
 from kvmedic.api.problems import RunUnreadable
 from kvmedic.api.status import (
     FINDINGS_LENGTH,
@@ -138,6 +138,23 @@ def test_a_status_of_the_first_version_still_reads() -> None:
     record = record_from_wire(json.loads(GOLDEN.read_text()))
 
     assert record == full_record()
+
+
+def test_a_status_with_a_spared_replica_and_a_counted_run_still_reads() -> None:
+    assert record_from_wire(json.loads((GOLDEN.parent / "status-v1alpha1-spared.json").read_text())) == (
+        spared_record()
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [(("aside", "uid"), None), (("aside", "station"), "Elysium"), (("run", "spending", "above"), "many")],
+)
+def test_a_spared_replica_that_cannot_be_read_is_never_forgotten(
+    path: tuple[str | int, ...], value: Any
+) -> None:
+    with pytest.raises(RunUnreadable):
+        record_from_wire(broken(stored(spared_record()), *path, value=value))
 
 
 def test_times_are_written_in_utc_and_conditions_in_kubernetes_words() -> None:

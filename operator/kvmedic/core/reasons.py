@@ -150,6 +150,9 @@ class Reason(StrEnum):
     # How urgent it is.
     OBJECTIVE_BREACHED = "ObjectiveBreached"
     OBJECTIVES_MET = "ObjectivesMet"
+    # What became of an ill replica.
+    SET_ASIDE = "SetAside"
+    PUT_BACK = "PutBack"
     # The operator's own trouble.
     RUN_UNREADABLE = "RunUnreadable"
     INTERNAL_ERROR = "InternalError"
@@ -330,6 +333,8 @@ SENTENCES = MappingProxyType(
         Reason.TARGET_DELETED: "The target Deployment was deleted during the run.",
         Reason.OBJECTIVE_BREACHED: "The fleet is in trouble and an objective of the spec is breached.",
         Reason.OBJECTIVES_MET: "The fleet is in trouble and no objective of the spec is breached any more.",
+        Reason.SET_ASIDE: "A replica on an ill node is out of rotation; its peers carry its requests.",
+        Reason.PUT_BACK: "A replica that was out of rotation for its node's sake is not so any more.",
         Reason.RUN_UNREADABLE: (
             "The run recorded in the status cannot be read; nothing is done until a person looks."
         ),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from kvmedic.core.aside import SetAside
 from kvmedic.core.engine import Knob
 from kvmedic.core.footprint import Footprint
 from kvmedic.core.moved import Traffic
@@ -247,6 +248,8 @@ class Record:
     """Replicas that were added for a while; None while there are none."""
     urgency: Urgency | None = None
     """None: no trouble."""
+    aside: SetAside | None = None
+    """The replica that was taken out of rotation because its node is ill; None: none was."""
     summary: Summary | None = None
     """Of the last run that touched anything."""
 

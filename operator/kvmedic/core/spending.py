@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import count
+from itertools import count, takewhile
 
 from kvmedic.core.edit import container_at
 from kvmedic.core.fleet import Fleet
@@ -80,15 +80,14 @@ def devices_of(template: Mapping[str, object]) -> int | None:
     Whole devices (`nvidia.com/gpu`, `amd.com/gpu`) and parts of one (`nvidia.com/mig-…`) count alike:
     both are extended resources, whose limits are whole numbers.
     """
-    found = 0
-    for index in count():
-        container = container_at(template, index)
-        if container is None:
-            return found or None
-        resources = container.get("resources")
-        limits = resources.get("limits") if isinstance(resources, Mapping) else None
-        found += sum(_number(amount) for name, amount in _items(limits) if _is_device(name))
-    raise AssertionError
+    containers = takewhile(lambda one: one is not None, (container_at(template, i) for i in count()))
+    return sum(_devices(container or {}) for container in containers) or None
+
+
+def _devices(container: Mapping[str, object]) -> int:
+    resources = container.get("resources")
+    limits = resources.get("limits") if isinstance(resources, Mapping) else None
+    return sum(_number(amount) for name, amount in _items(limits) if _is_device(name))
 
 
 def _items(limits: object) -> list[tuple[str, object]]:

@@ -44,8 +44,13 @@ def policy_during(run: Run, policy: Policy | None) -> Policy | None:
 
 def policy_from(step: Step, terms: Terms) -> Policy:
     """Return a policy with which a step can be taken back, and nothing else can be done."""
+    return without_spec(TargetRef(step.target.kind, step.target.name, _container(step)), terms)
+
+
+def without_spec(target: TargetRef, terms: Terms) -> Policy:
+    """Return a policy with which what was done to a target can be taken back, and nothing else."""
     return Policy(
-        target=TargetRef(step.target.kind, step.target.name, _container(step)),
+        target=target,
         mode=Mode.OBSERVE,
         suspended=True,
         runbooks=(),

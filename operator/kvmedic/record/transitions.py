@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvmedic.core.aside import SetAside, Station
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.record import ConditionType, Record, Truth
 from kvmedic.core.run import Run, StepState
@@ -37,7 +38,7 @@ class Note:
 def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
     """Return what is new in the later of two records, in the order of reading."""
     old = before or Record()
-    told = (*_notes(old, after), *_urgency_notes(old, after))
+    told = (*_notes(old, after), *_urgency_notes(old, after), *_aside_notes(old.aside, after.aside))
     severity = after.urgency.severity if after.urgency else None
     return tuple(replace(note, severity=severity) for note in told)
 
@@ -74,6 +75,18 @@ def _urgency_notes(old: Record, new: Record) -> tuple[Note, ...]:
     reason = Reason.OBJECTIVES_MET if paged else Reason.OBJECTIVE_BREACHED
     text = f"{SENTENCES[reason]} {new.urgency.message}"
     return (Note(reason, text, warning=not paged, run="", on_target=False),)
+
+
+def _aside_notes(old: SetAside | None, new: SetAside | None) -> tuple[Note, ...]:
+    """Return that an ill replica left rotation, or that it is back or gone."""
+    was_out = old is not None and old.station in (Station.OUT, Station.RETURNING)
+    if new is not None and new.station is Station.OUT and not was_out:
+        return (Note(Reason.SET_ASIDE, f"{new.reason}: {new.line()}", warning=True, run="", on_target=True),)
+    if old is None or not was_out or (new is not None and new.is_active):
+        return ()
+    why = new.ended if new is not None and new.uid == old.uid else "the pod is gone"
+    text = f"replica {old.pod} is not out of rotation any more: {why}"
+    return (Note(Reason.PUT_BACK, text, warning=False, run="", on_target=True),)
 
 
 def _diagnosis_notes(old: Record, new: Record) -> tuple[Note, ...]:

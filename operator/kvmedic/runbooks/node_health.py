@@ -6,7 +6,7 @@ never healthy; `spec.nodeHealth` says what unknown means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from kvmedic.core.diagnosis import Advice, Evidence, Finding, Inconclusive, NoChange, Setting
@@ -59,6 +59,16 @@ def divert_to_gpu_fault(evidence: Evidence, _setting: Setting) -> Advice:
 def divert_to_thermal_emergency(evidence: Evidence, _setting: Setting) -> Advice:
     """Return that nothing is changed, and which runbook a person opens."""
     return _diverted(Reason.THERMAL_EMERGENCY, "thermal emergency", _findings(evidence, _slowed))
+
+
+def faults_of(devices: Iterable[Device]) -> tuple[str, ...]:
+    """Return what is known to be wrong with some GPUs, each fact with its GPU; nothing: none is known ill."""
+    return tuple(
+        f"{device.name}: {text}"
+        for device in devices
+        for signs in (_broken, _slowed)
+        for _, _, text in signs(device)
+    )
 
 
 def place(name: str, vitals: Vitals) -> str:

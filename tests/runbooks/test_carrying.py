@@ -1,0 +1,80 @@
+"""A replica is spared only where its peers are known to carry its requests too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from builders import (
+    CALM,
+    IDLE,
+    STALE,
+    THRASHING,
+    Replica,
+    an_evidence,
+    with_number,
+    without,
+)
+from kvmedic.core.evidence import PodReadings, Signal
+from kvmedic.runbooks.carrying import NEEDED, beyond_trigger, overload
+
+ILL = replace(THRASHING, usage_mean=0.5, waiting_mean=9)
+ROOMY = replace(CALM, usage_mean=0.6)
+
+
+def told(*peers: Replica | PodReadings) -> str:
+    """Return what speaks against sparing llm-0, whose cache is half full."""
+    return overload(an_evidence(ILL, *peers), "llm-0")
+
+
+def held(rate: float) -> PodReadings:
+    return with_number(ROOMY.readings(), Signal.PREEMPTIONS_PER_REQUEST_HELD, rate)
+
+
+@pytest.mark.parametrize(
+    ("peers", "why"),
+    [
+        ((ROOMY, ROOMY), ""),
+        ((IDLE,), ""),
+        ((), "it is the only replica"),
+        ((replace(ROOMY, usage_mean=0.35),), ""),
+        ((replace(ROOMY, usage_mean=0.36),), "their KV cache would be 0.86 full (limit 0.85)"),
+        ((replace(ROOMY, usage_mean=0.1), replace(ROOMY, usage_mean=0.61)), "would be 0.86 full"),
+        ((held(0.25), ROOMY), ""),
+        ((ROOMY, held(0.26)), "llm-2 has 0.26 preemptions per request"),
+        ((replace(ROOMY, waiting_mean=0.9), ROOMY), ""),
+        ((replace(ROOMY, waiting_mean=1.0), ROOMY), "1 requests wait on llm-1"),
+    ],
+    ids=[
+        "two with room",
+        "an idle one",
+        "no peer",
+        "just room",
+        "no room",
+        "the fullest counts",
+        "at half the trigger",
+        "over it",
+        "hardly a queue",
+        "a queue",
+    ],
+)
+def test_peers_carry_a_replica_or_the_reason_why_not(
+    peers: tuple[Replica | PodReadings, ...], why: str
+) -> None:
+    found = told(*peers)
+
+    assert why in found
+    assert bool(found) is bool(why)
+
+
+@pytest.mark.parametrize("signal", sorted(NEEDED))
+def test_what_is_not_known_of_a_peer_spares_nobody(signal: Signal) -> None:
+    assert f"llm-1: {signal}: " in told(without(ROOMY.readings(), signal, STALE), ROOMY)
+
+
+def test_only_what_is_known_of_a_peer_takes_a_replica_back() -> None:
+    silent = without(THRASHING.readings(), Signal.PREEMPTIONS_PER_REQUEST_HELD, STALE)
+
+    assert beyond_trigger(an_evidence(THRASHING, CALM, silent), "llm-0") == ()
+    assert beyond_trigger(an_evidence(ILL, CALM, THRASHING, held(0.5)), "llm-0") == ("llm-2",)
