@@ -244,6 +244,7 @@ def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: 
         scale_out=policy.scale_out,
         scaling_failed=scaled_in_vain(record.scalings, fleet),
         before_scaling=record.footprint.fewest if record.footprint else None,
+        is_our_cap=record.sized is not None and record.sized.is_open_on(fleet.revision),
     )
 
 

@@ -20,6 +20,7 @@ from kvmedic.core.record import (
     Record,
     ShownDiagnosis,
     ShownPlan,
+    SizedCap,
     TriedLever,
     TriedScaling,
     Truth,
@@ -130,5 +131,6 @@ def spared_record() -> Record:
         record,
         run=replace(record.run, baseline=figures, steps=(step,), gpus=4, spending=spent),
         aside=spared,
+        sized=SizedCap(OLD, "16", NOW, is_corrected=True),
         urgency=Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",)),
     )

@@ -19,6 +19,7 @@ from kvmedic.core.sizing import (
     Strain,
     best_cap,
     cap_at,
+    corrected,
     effect_of,
     fit_of,
     occupancy,
@@ -293,3 +294,23 @@ def test_of_caps_that_are_as_good_the_safest_is_taken(extra: float) -> None:
 
     assert goodput(cap) >= AS_GOOD * best
     assert cap == lowest or goodput(cap - 1) < AS_GOOD * best
+
+
+@pytest.mark.parametrize(
+    ("blocks", "deviation", "expected"),
+    [
+        (6.0, 4.0, (7.0, 5.0, 0.6)),
+        (7.0, 5.0, (7.0, 5.0, 0.6)),
+        (8.0, 4.0, (8.0, 5.0, 0.65)),
+        (6.0, 9.0, (7.0, 9.0, 0.6)),
+        (14.0, 9.0, (14.0, 9.0, 0.8)),
+    ],
+    ids=["less is seen", "as expected", "larger ones", "wider spread", "both"],
+)
+def test_what_is_seen_to_run_counts_where_it_is_more_than_the_lengths_told(
+    blocks: float, deviation: float, expected: tuple[float, float, float]
+) -> None:
+    """What is more than the prompts is growth: of 7 blocks 2.8 are the prompt's."""
+    found = corrected(Occupancy(7.0, 5.0, 0.6), blocks, deviation)
+
+    assert (found.mean_blocks, found.deviation_blocks, found.growth_share) == pytest.approx(expected)

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from kvmedic.core.engine import Knob
 from kvmedic.core.plan import ConfigStep, FlagStep, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
     Record,
+    SizedCap,
     TriedLever,
     TriedReplacement,
     TriedRollback,
@@ -155,3 +157,26 @@ def test_the_same_number_is_remembered_once_and_memory_is_bounded() -> None:
 
     assert len({(one.revision, one.before) for one in done.scalings}) == HISTORY_LENGTH
     assert done.scalings[0].after == 4
+
+
+def kept(step: Step, before: SizedCap | None = None, verdict: Verdict = Verdict.IMPROVED) -> SizedCap | None:
+    """The cap that is remembered once a run with one step is over."""
+    return after_verdict(step, verdict, Record(sized=before)).sized
+
+
+FIRST = SizedCap(NEW, "16", NOW)
+AGAIN = replace(STEP, before="16", after="11", before_template=NEW, after_template="c")
+
+
+def test_a_cap_that_was_kept_is_remembered_so_that_it_can_be_corrected_once() -> None:
+    assert kept(STEP) == FIRST
+    assert kept(AGAIN, FIRST) == SizedCap("c", "11", NOW, is_corrected=True)
+    assert kept(AGAIN, replace(FIRST, revision="other")) == SizedCap("c", "11", NOW)
+
+
+def test_a_cap_that_was_taken_back_and_another_lever_leave_what_is_remembered() -> None:
+    watermark = replace(STEP, knob=Knob.WATERMARK)
+
+    assert kept(AGAIN, FIRST, Verdict.NOT_RECOVERED) == FIRST
+    assert kept(watermark, FIRST) == FIRST
+    assert kept(REPLACE, None) is None

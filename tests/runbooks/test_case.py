@@ -310,3 +310,24 @@ def test_a_replica_that_does_not_tell_what_was_asked_for_leaves_it_unknown() -> 
 
     assert case(an_evidence(THRASHING, silent)).reach.limit_tokens is None
     assert case(an_evidence(THRASHING, empty)).reach.limit_tokens is None
+
+
+def test_the_spread_of_what_runs_is_read_off_the_gauge() -> None:
+    """A deviation of 0.02 of 149 blocks, by 22.8 sequences: each has its root of 22.8th part."""
+    found = case(an_evidence(*[THRASHING] * 3)).measured
+
+    assert found == pytest.approx((149 * 0.99 / 22.8, 149 * 0.02 / 22.8**0.5))
+
+
+def test_of_several_engines_each_has_its_share_of_pool_and_sequences() -> None:
+    parallel = replace(THRASHING, engines=2, pool=Pool(298, 32), running_mean=45.6, running_max=64)
+
+    found = case(an_evidence(parallel)).measured
+
+    assert found == pytest.approx((149 * 0.99 / 22.8, 149 * 0.02 / 22.8**0.5))
+
+
+def test_an_engine_that_does_not_tell_its_spread_leaves_it_unknown() -> None:
+    silent = without(THRASHING.readings(), Signal.KV_CACHE_USAGE_DEVIATION, UNSUPPORTED)
+
+    assert case(an_evidence(THRASHING, silent)).measured is None

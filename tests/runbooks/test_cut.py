@@ -186,3 +186,31 @@ def test_a_small_pool_is_said_to_be_small(growth: float, blocks: float, *, warne
 
     assert isinstance(found, Assignment)
     assert ("more KV cache or replicas would help more" in found.message) is warned
+
+
+LARGER = 1.25 * CASE.sequence.mean_blocks
+WIDER = replace(CASE, measured=(LARGER, 1.6 * CASE.sequence.deviation_blocks))
+
+
+def test_a_cap_of_ours_that_does_not_fit_is_corrected_by_what_is_seen_to_run() -> None:
+    """Without it the same lengths lead to the cap that is set already."""
+    kept = replace(setting(now=CAP), is_our_cap=True)
+
+    found = cut(WIDER, kept)
+
+    assert cut(WIDER, setting(now=CAP)).reason is Reason.CAP_WITHOUT_EFFECT
+    assert assigned(found) < CAP
+    assert f"{LARGER:.1f} +- {1.6 * CASE.sequence.deviation_blocks:.1f}" in found.message
+
+
+def test_a_cap_that_is_not_ours_is_sized_from_the_lengths_alone() -> None:
+    assert assigned(cut(WIDER, setting(now=64))) == CAP
+
+
+@pytest.mark.parametrize(
+    "measured", [None, (5.0, 3.0)], ids=["an engine that does not tell", "a spread as expected"]
+)
+def test_without_a_wider_spread_nothing_is_corrected(measured: tuple[float, float] | None) -> None:
+    kept = replace(setting(now=CAP), is_our_cap=True)
+
+    assert cut(replace(CASE, measured=measured), kept).reason is Reason.CAP_WITHOUT_EFFECT

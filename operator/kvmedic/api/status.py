@@ -5,10 +5,10 @@ value, what is None or empty left out. So a new kind of step needs nothing here;
 because records that are stored must stay readable (`tests/api/data`).
 
 Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`, `rollbacks`,
-`scalings`, `copies`, `outgrown`, `borrowed`, `footprint`, `lastGood`, `aside`) are what the operator itself
-relies on after a restart: one that cannot be read raises `RunUnreadable`, because starting from empty would
-forget a change under way or hand out a used-up budget. All other fields are for people, are computed anew,
-and are dropped when they cannot be read.
+`scalings`, `copies`, `outgrown`, `borrowed`, `footprint`, `lastGood`, `aside`, `sized`) are what the operator
+itself relies on after a restart: one that cannot be read raises `RunUnreadable`, because starting from empty
+would forget a change under way or hand out a used-up budget. All other fields are for people, are computed
+anew, and are dropped when they cannot be read.
 Unknown fields are ignored everywhere, so that an older operator can read what a newer one wrote.
 """
 
@@ -35,6 +35,7 @@ from kvmedic.core.record import (
     Record,
     ShownDiagnosis,
     ShownPlan,
+    SizedCap,
     TriedLever,
     TriedReplacement,
     TriedRollback,
@@ -65,6 +66,7 @@ RECORDS = frozenset(
         "history",
         "lastGood",
         "aside",
+        "sized",
     }
 )
 """The fields that the operator relies upon after a restart."""
@@ -142,6 +144,8 @@ class KVRemediationStatus(BaseModel):
     """Replicas that were added for a while, and when they are given back. A record: do not edit it."""
     urgency: Urgency | None = None
     """How urgent the trouble is: `page` while an objective of the spec is breached, else `ticket`."""
+    sized: SizedCap | None = None
+    """The cap that a run computed and kept last. A record: do not edit it."""
     aside: SetAside | None = None
     """The replica that was taken out of rotation because its node is ill. A record: do not edit it."""
     summary: Summary | None = None

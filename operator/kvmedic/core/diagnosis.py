@@ -211,6 +211,8 @@ class Setting:
     """Replicas before the first were added for a while; None where none were."""
     gpus: int | None = None
     """GPUs of a replica; None: not known."""
+    is_our_cap: bool = False
+    """The present cap is one that was computed, kept and not corrected yet."""
 
     def bound(self, knob: Knob) -> LeverBound | None:
         """Return the bounds of a lever, or None where it is not allowed."""

@@ -162,6 +162,22 @@ class Borrowed:
 
 
 @dataclass(frozen=True, slots=True)
+class SizedCap:
+    """The cap on running sequences that a run computed and kept last."""
+
+    revision: str
+    """Hash of the pod template with it; another template is another setting."""
+    cap: str
+    at: datetime
+    is_corrected: bool = False
+    """It is the second one in a row: what is left after it is not for a third."""
+
+    def is_open_on(self, revision: str) -> bool:
+        """Return whether the cap is in force on a revision and may be corrected."""
+        return self.revision == revision and not self.is_corrected
+
+
+@dataclass(frozen=True, slots=True)
 class TriedReplacement:
     """A replica that was replaced on some evidence, which did not help."""
 
@@ -248,6 +264,8 @@ class Record:
     """Replicas that were added for a while; None while there are none."""
     urgency: Urgency | None = None
     """None: no trouble."""
+    sized: SizedCap | None = None
+    """None: no cap was kept."""
     aside: SetAside | None = None
     """The replica that was taken out of rotation because its node is ill; None: none was."""
     summary: Summary | None = None

@@ -144,6 +144,23 @@ def with_shared_prefixes(alone: Occupancy, measured_blocks: float, hit_blocks: f
     return replace(alone, mean_blocks=mean, growth_share=min(1.0, growth))
 
 
+def corrected(expected: Occupancy, measured_blocks: float, measured_deviation: float) -> Occupancy:
+    """Return the occupancy under a cap that was computed from lengths and still does not fit.
+
+    The lengths told too little then: of requests that have not finished yet, or of some that come and end
+    together. The gauges see what runs. Where the pool is full they read too low, as whoever is preempted is
+    not in it, so of both the larger counts.
+
+    Args:
+        expected: from the lengths of finished requests.
+        measured_blocks: blocks in use per running sequence, by the gauges.
+        measured_deviation: the deviation of the blocks in use, over the root of the running sequences.
+    """
+    mean = max(expected.mean_blocks, measured_blocks)
+    growth = 1 - (1 - expected.growth_share) * expected.mean_blocks / mean
+    return Occupancy(mean, max(expected.deviation_blocks, measured_deviation), growth)
+
+
 def cap_at(pool_blocks: float, sequence: Occupancy, fit: float) -> int:
     """Return the most sequences that fit a pool by a number of standard deviations; 0 where not one does."""
     m, s = sequence.mean_blocks, fit * sequence.deviation_blocks

@@ -21,6 +21,7 @@ from kvmedic.core.record import (
     ClosedRun,
     ConditionType,
     Record,
+    SizedCap,
     TriedLever,
     TriedReplacement,
     TriedRollback,
@@ -174,8 +175,25 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         borrowed=borrowed_after(record.borrowed, run, now),
         history=(entry, *record.history)[:HISTORY_LENGTH],
         summary=summary_of(run, outcome, now) or record.summary,
+        sized=_sized(record.sized, run, now),
     )
     return with_conditions(done, claims, generation, now)
+
+
+def _sized(before: SizedCap | None, run: Run, now: datetime) -> SizedCap | None:
+    """Return the cap that was kept last; the one that replaced another of ours is its correction."""
+    for record in run.steps:
+        step = record.step
+        if (
+            not isinstance(step, FlagStep | ConfigStep)
+            or step.knob is not Knob.MAX_NUM_SEQS
+            or step.after is None
+        ):
+            continue
+        if record.state is StepState.KEPT:
+            follows = before is not None and before.revision == step.before_template
+            return SizedCap(step.after_template, step.after, now, is_corrected=follows)
+    return before
 
 
 def _levers(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[TriedLever, ...]:

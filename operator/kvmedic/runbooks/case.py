@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
+from statistics import fmean
 
 from kvmedic.core.complete import Complete, complete, histogram, number, pools
 from kvmedic.core.diagnosis import Evidence, Inconclusive
@@ -50,6 +51,7 @@ REQUESTS = frozenset({Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH, Signal.E2E_SEC
 """Needed of every replica over the sizing window."""
 HELPFUL = frozenset(
     {
+        Signal.KV_CACHE_USAGE_DEVIATION,
         Signal.RUNNING_MAX,
         Signal.PREFILL_SECONDS,
         Signal.PREFIX_CACHE_QUERIES,
@@ -108,6 +110,9 @@ class Case:
     shortest_tokens: float = 0.0
     """Prompts of a request: nineteen in twenty have more. The lower bound of the bucket in which the shortest
     twentieth ends, so that no prompt is taken for longer than it is."""
+    measured: tuple[float, float] | None = None
+    """Blocks in use per running sequence on the pressured replicas, and their deviation over the root of the
+    running sequences, by the gauges; None where an engine does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +181,7 @@ def case_of(seen: Seen) -> Case:
         requests=output.count,
         reach=_reach(seen, prompt, output),
         shortest_tokens=lower_bound(prompt, SHORTEST),
+        measured=_measured(seen),
     )
 
 
@@ -190,6 +196,22 @@ def measured_blocks(seen: Seen) -> float:
         seen.pools[name].blocks * one.numbers[Signal.KV_CACHE_USAGE_MEAN] for name, one in seen.now.items()
     )
     return used / max(1.0, seen.total(Signal.RUNNING_MEAN))
+
+
+def _measured(seen: Seen) -> tuple[float, float] | None:
+    """Return mean and deviation of a running sequence's blocks by the gauges; None where one is missing.
+
+    The deviation of N independent sequences together is the root of N times that of one.
+    """
+    found = []
+    for name, one in seen.now.items():
+        deviation = number(seen.burn.pods[name], Signal.KV_CACHE_USAGE_DEVIATION)
+        engines = seen.burn.pods[name].engines
+        if deviation is None:
+            return None
+        running = max(1.0, one.numbers[Signal.RUNNING_MEAN] / engines)
+        found.append(deviation * seen.pools[name].blocks / engines / sqrt(running))
+    return measured_blocks(seen), fmean(found)
 
 
 def _reach(seen: Seen, prompt: Histogram, output: Histogram) -> Reach:

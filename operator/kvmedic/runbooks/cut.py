@@ -6,12 +6,13 @@ own bounds, and none of them is a matter of taste.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import erfc, floor, inf, sqrt
 
 from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting, SettingAdvice
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
-from kvmedic.core.sizing import STALL_SECONDS, Effect, best_cap, effect_of, fit_of, wave_cap
+from kvmedic.core.sizing import STALL_SECONDS, Effect, best_cap, corrected, effect_of, fit_of, wave_cap
 from kvmedic.runbooks.case import Case
 
 LEAST_GROWTH = 0.2
@@ -32,6 +33,8 @@ MOSTLY_GROWTH = 0.5
 
 def cut(case: Case, setting: Setting) -> SettingAdvice:
     """Return the cap for a case, within the lever's bounds, or why none is set."""
+    if setting.is_our_cap and case.measured is not None:
+        case = replace(case, sequence=corrected(case.sequence, *case.measured))
     growth = case.sequence.growth_share
     if growth < LEAST_GROWTH:
         return NoChange(

@@ -21,6 +21,7 @@ from lab.bench.drive import Outcome
 
 TRIGGER = Trigger(preemptions_per_request=0.1, kv_cache_usage_ratio=0.85)
 """Lower than the default, so that sizing is asked where a cut must not come, too."""
+_LEVERS = (LeverBound(Knob.MAX_NUM_SEQS),)
 
 
 def observed(outcome: Outcome, pages: int) -> Observation:
@@ -45,9 +46,15 @@ def advice_on(evidence: Evidence, setting: Setting) -> Advice:
     return found.branch.then(evidence, setting)
 
 
-def chosen_cap(outcome: Outcome, present: int | None = None) -> tuple[int | None, str]:
-    """Return the cap that the operator reads off the scrapes, or None, with its reason."""
-    return _advised(seen(outcome), present)
+def chosen_cap(outcome: Outcome, present: int | None = None, *, ours: bool = False) -> tuple[int | None, str]:
+    """Return the cap that the operator reads off the scrapes, or None, with its reason.
+
+    Args:
+        outcome: the run.
+        present: the cap that is set.
+        ours: it is one that the operator computed, and has not corrected yet.
+    """
+    return _advised(seen(outcome), Setting(present, _LEVERS, is_our_cap=ours))
 
 
 def glimpsed_cap(outcome: Outcome) -> tuple[int | None, str]:
@@ -55,11 +62,11 @@ def glimpsed_cap(outcome: Outcome) -> tuple[int | None, str]:
     first, last = outcome.pages[0][1], outcome.pages[-1][1]
     pages = [parse_page(text, moment(place)) for place, text in enumerate((first, last))]
     glanced = glimpse({"bench-0": pages}, VLLM_SIGNALS, None).observation
-    return _advised(Evidence(glanced, glanced, TRIGGER), None)
+    return _advised(Evidence(glanced, glanced, TRIGGER), Setting(None, _LEVERS))
 
 
-def _advised(evidence: Evidence, present: int | None) -> tuple[int | None, str]:
-    advice = advice_on(evidence, Setting(present, (LeverBound(Knob.MAX_NUM_SEQS),)))
+def _advised(evidence: Evidence, setting: Setting) -> tuple[int | None, str]:
+    advice = advice_on(evidence, setting)
     return (
         (int(advice.value), str(advice.reason))
         if isinstance(advice, Assignment)

@@ -55,6 +55,15 @@ class Followed:
         return sum(window >= WINDOWS_BEFORE for window, _ in self.caps)
 
 
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """The cap that is set."""
+
+    value: int | None
+    ours: bool
+    """It is the first that the operator computed, so it may be corrected."""
+
+
 SHIFTS = (
     Shift(
         "prompts, then long outputs",
@@ -78,7 +87,7 @@ def follow(shift: Shift) -> Followed:
     for window in range(1, round(WINDOWS_BEFORE + WINDOWS_AFTER) + 1):
         outcome = drive.measure(WINDOW)
         present = caps[-1][1] if caps else None
-        wanted, before = _next(outcome, before, present, verdicts)
+        wanted, before = _next(outcome, before, Cap(present, ours=len(caps) == 1), verdicts)
         if wanted is not None:
             caps.append((window, wanted))
             drive = _fresh(shift, wanted, lengths)
@@ -93,7 +102,7 @@ def _fresh(shift: Shift, cap: int, lengths: Iterator[Lengths]) -> Drive:
 
 
 def _next(
-    outcome: Outcome, before: Baseline | None, present: int | None, verdicts: list[str]
+    outcome: Outcome, before: Baseline | None, present: Cap, verdicts: list[str]
 ) -> tuple[int | None, Baseline | None]:
     """Return the cap to restart with, if any, and the baseline of a change that is not judged yet."""
     if before is not None:
@@ -101,7 +110,7 @@ def _next(
         verdicts.append(str(judged.verdict))
         if judged.verdict is Verdict.NOT_RECOVERED:
             return UNCAPPED, None
-    cap, _ = chosen_cap(outcome, present)
+    cap, _ = chosen_cap(outcome, present.value, ours=present.ours)
     baseline = baseline_of(observed(outcome, len(outcome.pages)), 0)
     if cap is None or isinstance(baseline, Inconclusive):
         return None, None
