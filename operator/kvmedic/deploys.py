@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kvmedic.core.evidence import Look
+from kvmedic.core.fleet import ReplicaSet
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ClosedRun
@@ -27,7 +28,7 @@ from kvmedic.core.revisions import (
     to_start,
 )
 from kvmedic.engines import ENGINES
-from kvmedic.manifests.revisions import Unreadable, differences
+from kvmedic.manifests.revisions import Revised, Unreadable, differences
 from kvmedic.ports import Metrics, View
 from kvmedic.runbooks.deploy import HISTORY
 
@@ -54,12 +55,13 @@ async def latest_deploy(
         moment: of the look that found the trouble.
     """
     came = newcomer(view.fleet, policy.rollback.within, moment.at)
-    if came is None or is_ours(came, moment.history):
+    # One whose predecessor is gone (spec.revisionHistoryLimit) cannot be taken back whatever it changed.
+    if came is None or came.previous is None or is_ours(came, moment.history):
         return NoDeploy()
-    found = _differences(came, view, policy.target.container)
+    found = _differences(came, came.previous, view, policy.target.container)
     if isinstance(found, UnknownDeploy):
         return found
-    if not found or came.previous is None:
+    if not found:
         return NoDeploy()
     previous, look = revision_of(came.previous), Look(policy.windows.trigger, signals=HISTORY)
     return Deploy(
@@ -88,14 +90,13 @@ def is_ours(came: Newcomer, history: Sequence[ClosedRun]) -> bool:
     )
 
 
-def _differences(came: Newcomer, view: View, container: str | None) -> tuple[Difference, ...] | UnknownDeploy:
+def _differences(
+    came: Newcomer, previous: ReplicaSet, view: View, container: str | None
+) -> tuple[Difference, ...] | UnknownDeploy:
     """Return what the revision changed that matters, or why that cannot be told."""
     what = f"revision {came.now.number} came at {came.came_at:%Y-%m-%dT%H:%M:%SZ}"
-    before = view.templates.get(came.previous.name) if came.previous else None
-    if before is None:
-        text = f"{what}, and the one before is gone (spec.revisionHistoryLimit), so nobody knows what changed"
-        return UnknownDeploy(Reason.REVISION_GONE, text)
-    compared = differences(before, view.template, container, ENGINES)
+    before = view.templates[previous.name]
+    compared = differences(Revised(before, view.template, view.config_maps), container, ENGINES)
     if isinstance(compared, Unreadable):
         text = f"{what}, and what it changed cannot be read: {compared.message}"
         return UnknownDeploy(Reason.REVISION_UNREADABLE, text)

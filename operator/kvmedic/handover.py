@@ -7,8 +7,9 @@ left out whole, because half a patch is none, and `kvmedic plan` prints it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
-from kvmedic.core.config_map import FileEdit
+from kvmedic.core.config_map import FileEdit, Sight
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.owner import TemplateOwner
 from kvmedic.core.plan import ConfigStep, FlagStep, Plan, RevisionStep
@@ -16,19 +17,27 @@ from kvmedic.engines import ENGINES
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
 from kvmedic.manifests.reverts import Reverted, operations_between, revert_for
-from kvmedic.manifests.revisions import Unreadable, differences, options_of_interest
+from kvmedic.manifests.revisions import Revised, Unreadable, differences, options_of_interest
 from kvmedic.runbooks.planning import Workload
 
 MESSAGE_BYTES = 1000
 """Bytes of a message, at most: an Event's note takes 1,024 (events.k8s.io/v1)."""
 
 
-Templates = Mapping[str, Mapping[str, object]]
-"""Pod templates by the ReplicaSet that keeps them. They may hold secrets."""
+class Kept(Protocol):
+    """What of a target was read besides its present pod template. It may hold secrets."""
+
+    @property
+    def templates(self) -> Mapping[str, Mapping[str, object]]:
+        """Return the pod template of each of its ReplicaSets, by its name."""
+
+    @property
+    def config_maps(self) -> Mapping[str, Sight]:
+        """Return the ConfigMaps that these engines read their configuration from, by name."""
 
 
 def handed_over(
-    owner: TemplateOwner, namespace: str, workload: Workload, plan: Plan, templates: Templates
+    owner: TemplateOwner, namespace: str, workload: Workload, plan: Plan, kept: Kept
 ) -> Proposal | None:
     """Return what to give to an owner so that a plan's change is made; None where it is no template's.
 
@@ -37,14 +46,13 @@ def handed_over(
         namespace: of the target.
         workload: the engine in the target's pod template.
         plan: what would be done if nobody owned the template.
-        templates: those of the target's revisions.
+        kept: the target's revisions.
     """
     match plan.steps[0]:
         case FlagStep() | ConfigStep() as step:
             return _flag_of(owner, namespace, workload, step)
         case RevisionStep() as step:
-            earlier = templates.get(step.after.replica_set)
-            return None if earlier is None else _revision_of(owner, namespace, workload, step, earlier)
+            return _revision_of(owner, namespace, workload, step, kept)
         case _:
             return None
 
@@ -66,9 +74,12 @@ def _revision_of(
     namespace: str,
     workload: Workload,
     step: RevisionStep,
-    earlier: Mapping[str, object],
+    kept: Kept,
 ) -> Proposal | None:
-    changed = differences(earlier, workload.template, str(workload.container.get("name")), ENGINES)
+    earlier, container = kept.templates.get(step.after.replica_set), str(workload.container.get("name"))
+    if earlier is None:
+        return None
+    changed = differences(Revised(earlier, workload.template, kept.config_maps), container, ENGINES)
     if isinstance(changed, Unreadable):
         return None
     names = options_of_interest(workload.engine.profile)

@@ -17,8 +17,8 @@ from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome, is_foreign
 from kvmedic.handover import advice, handed_over
+from kvmedic.manifests.configuration import file_remarks, owner_of_file
 from kvmedic.ports import Ports, Target, View
-from kvmedic.runbooks.configuration import file_remarks, owner_of_file
 from kvmedic.runbooks.planning import Fault, Workload
 from kvmedic.survey import Survey, engine_of
 
@@ -90,7 +90,7 @@ def proposed(found: Survey, resource: Resource, policy: Policy) -> Survey:
         return _of_file_owner(found, resource, workload, plan) or _contested(found, resource, workload, plan)
     if fleet.owner is None or fleet.owner.template is None or refused.reason is not fleet.owner.reason:
         return found
-    proposal = handed_over(fleet.owner.template, fleet.namespace, workload, plan, found.view.templates)
+    proposal = handed_over(fleet.owner.template, fleet.namespace, workload, plan, found.view)
     message = advice(refused.message, proposal, _shown(resource))
     return replace(found, obstacle=Outcome(refused.reason, message), proposal=proposal)
 
@@ -100,7 +100,7 @@ def _of_file_owner(found: Survey, resource: Resource, workload: Workload, plan: 
     owner = owner_of_file(plan, found.view.config_maps)
     if owner is None or owner.template is None:
         return None
-    proposal = handed_over(owner.template, found.view.fleet.namespace, workload, plan, found.view.templates)
+    proposal = handed_over(owner.template, found.view.fleet.namespace, workload, plan, found.view)
     why = (
         f"{owner.name} decides what is in the ConfigMap, and a copy would hide its next change from the "
         "fleet: make the change there"
@@ -123,7 +123,7 @@ def _contested(found: Survey, resource: Resource, workload: Workload, plan: Plan
         return found
     who = f"field manager {fleet.editor}" if fleet.editor else "somebody else"
     applier = TemplateOwner(OwnerKind.APPLIER, who)
-    proposal = handed_over(applier, fleet.namespace, workload, plan, found.view.templates)
+    proposal = handed_over(applier, fleet.namespace, workload, plan, found.view)
     why = (
         f"{who} put the old setting back in run {last.id}; nothing more is tried on this template. "
         f"Try again: kubectl -n {resource.namespace} annotate --overwrite kvr {resource.name} "

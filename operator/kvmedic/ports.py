@@ -41,7 +41,7 @@ class View(Protocol):
 
     @property
     def config_maps(self) -> Mapping[str, Sight]:
-        """Return the ConfigMaps that the engine reads its configuration from, by name."""
+        """Return the ConfigMaps that this template's engines and those of the one before read, by name."""
 
 
 class Store(Protocol):

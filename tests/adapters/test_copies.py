@@ -149,7 +149,7 @@ async def test_only_the_file_of_the_engine_is_read_and_what_it_is_a_copy_of(plac
     await StoredCopies(place.client).make(place.fleet(), edit)
 
     async def read(name: str, *args: str, container: str | None = None) -> set[str]:
-        return set(await config_maps_of(place.client, place.namespace, template(name, *args), container))
+        return set(await config_maps_of(place.client, place.namespace, [template(name, *args)], container))
 
     assert await read("limits", *FILE) == {"limits"}
     assert await read("limits", *FILE, container="vllm") == {"limits"}
@@ -157,7 +157,7 @@ async def test_only_the_file_of_the_engine_is_read_and_what_it_is_a_copy_of(plac
     assert await read("limits", "--port=80") == set()
     assert await read("limits", "--config", "/elsewhere/engine.yaml") == set()
     assert await read(edit.copy, *FILE) == {"limits", edit.copy}
-    found = await config_maps_of(place.client, place.namespace, template(edit.copy, *FILE), None)
+    found = await config_maps_of(place.client, place.namespace, [template(edit.copy, *FILE)], None)
     copy = found[edit.copy]
     assert isinstance(copy, ConfigMap)
     assert (copy.copy_of, copy.copied_content) == ("limits", CONTENTS.digest)

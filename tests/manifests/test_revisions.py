@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from kvmedic.core.config_map import ConfigMap, Contents, Sight
 from kvmedic.core.revisions import Difference
 from kvmedic.engines import ENGINES
-from kvmedic.manifests.revisions import Compared, Unreadable, differences
+from kvmedic.manifests.revisions import Compared, Revised, Unreadable, differences
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 ARGS = ("--model=m", "--max-num-seqs=64", "--max-model-len", "8192")
@@ -19,8 +20,20 @@ def template(*args: str, image: str = IMAGE, labels: dict[str, str] | None = Non
     return {"metadata": {"labels": labels or {"app": "llm"}}, "spec": {"containers": [spec]}}
 
 
-def compared(before: Any, after: Any, container: str | None = "vllm") -> Compared:
-    return differences(before, after, container, ENGINES)
+def compared(before: Any, after: Any, container: str | None = "vllm", **files: str) -> Compared:
+    """Compare two templates; `files` are ConfigMaps by name, with what `engine.yaml` is in each."""
+    maps: dict[str, Sight] = {
+        name: ConfigMap(Contents({"engine.yaml": text})) for name, text in files.items()
+    }
+    return differences(Revised(before, after, maps), container, ENGINES)
+
+
+def configured(config_map: str, *args: str, **container: Any) -> Any:
+    """Return a template whose engine reads its configuration from a ConfigMap."""
+    made = template("--model=m", "--config", "/etc/vllm/engine.yaml", *args, **container)
+    made["spec"]["containers"][0]["volumeMounts"] = [{"name": "c", "mountPath": "/etc/vllm"}]
+    made["spec"]["volumes"] = [{"name": "c", "configMap": {"name": config_map}}]
+    return made
 
 
 def flags(*more: str) -> Any:
@@ -149,8 +162,20 @@ UNREADABLE = [
     pytest.param(
         flags("--max-num-seqs=16", "--config", "/c.yaml"),
         flags("--max-num-seqs=64", "--config", "/c.yaml"),
-        "configuration file /c.yaml",
-        id="a configuration file may say more",
+        "/c.yaml",
+        id="a configuration file that is in no ConfigMap may say more",
+    ),
+    pytest.param(
+        configured("gone"),
+        configured("here"),
+        "the revision before: /etc/vllm/engine.yaml is in ConfigMap/gone",
+        id="the file of the revision before is gone",
+    ),
+    pytest.param(
+        configured("here"),
+        configured("gone"),
+        "/etc/vllm/engine.yaml is in ConfigMap/gone",
+        id="the file of this revision is gone",
     ),
     pytest.param(
         template("--model=m", "--max-num-seqs=$(A)", env=[{"name": "A", "valueFrom": {}}]),
@@ -181,10 +206,68 @@ UNREADABLE = [
 
 @pytest.mark.parametrize(("before", "after", "words"), UNREADABLE)
 def test_what_cannot_be_told_is_never_taken_for_nothing(before: Any, after: Any, words: str) -> None:
-    found = compared(before, after)
+    found = compared(before, after, here="max-num-seqs: 64")
 
     assert isinstance(found, Unreadable)
     assert words in found.message
+
+
+FILES = {
+    "low": "max-num-seqs: 16\n",
+    "high": "max-num-seqs: 64\ndtype: auto\n",
+    "fp8": "kv-cache-dtype: fp8\n",
+}
+IN_FILES = [
+    pytest.param(configured("low"), configured("high"), [("maxNumSeqs", "16", "64")], id="another file"),
+    pytest.param(configured("high"), configured("low"), [], id="a lower cap"),
+    pytest.param(
+        configured("low"),
+        configured("low", "--max-num-seqs=32"),
+        [("maxNumSeqs", "16", "32")],
+        id="the command line beats the file",
+    ),
+    pytest.param(
+        configured("low", "--max-num-seqs=8"),
+        configured("high", "--max-num-seqs=8"),
+        [],
+        id="and then what the file gives is of no interest",
+    ),
+    pytest.param(
+        template("--model=m", "--max-num-seqs=16"), configured("low"), [], id="the flag moved into a file"
+    ),
+    pytest.param(
+        template("--model=m", "--max-num-seqs=16"),
+        configured("high"),
+        [("maxNumSeqs", "16", "64")],
+        id="the flag moved into a file and rose",
+    ),
+    pytest.param(
+        configured("high"),
+        template("--model=m", "--max-num-seqs=65"),
+        [("maxNumSeqs", "64", "65")],
+        id="the flag moved out of a file and rose",
+    ),
+    pytest.param(
+        configured("low"),
+        configured("fp8", "--max-num-seqs=16"),
+        [("kv_cache_dtype", None, "fp8")],
+        id="a type in the file",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), IN_FILES)
+def test_what_a_file_gives_counts(before: Any, after: Any, expected: list[Any]) -> None:
+    assert compared(before, after, **FILES) == tuple(Difference(*one) for one in expected)
+
+
+def test_of_a_file_nothing_else_is_told() -> None:
+    secret = "max-num-seqs: {}\napi-key: s3cret\n"
+
+    found = compared(configured("a"), configured("b"), a=secret.format(1), b=secret.format(2))
+
+    assert found == (Difference("maxNumSeqs", "1", "2"),)
+    assert "s3cret" not in repr(Revised({}, {}, {"a": ConfigMap(Contents({"engine.yaml": secret}))}))
 
 
 def test_a_file_does_not_matter_where_nothing_else_changed() -> None:

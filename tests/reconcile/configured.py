@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from lab.cluster.api import ApiError
@@ -67,6 +68,14 @@ def text_of(world: World, name: str) -> str:
     found = config_map(world, name)
     assert found is not None, f"ConfigMap {name} is gone"
     return str(found["data"][KEY])
+
+
+def point_at(world: World, name: str, text: str) -> None:
+    """Have a person repoint the template to another ConfigMap, as a tool does that names them by hash."""
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {KEY: text}}
+    world.cluster.api.create(body, world.namespace)
+    patch = [{"op": "replace", "path": "/spec/template/spec/volumes/0/configMap/name", "value": name}]
+    world.kubectl("patch", "deployment", "llm", "--type=json", "-p", json.dumps(patch))
 
 
 def edit_file(world: World, old: str = "64", new: str = "32") -> None:

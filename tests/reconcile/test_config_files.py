@@ -17,9 +17,11 @@ from reconcile.configured import (
     configure,
     copies,
     edit_file,
+    point_at,
     referred,
     text_of,
 )
+from reconcile.deploying import ALLOWED, settle
 from reconcile.phases import PATIENCE_SECONDS, Phase, let_go, reach
 from reconcile.world import Eye, World
 
@@ -118,6 +120,26 @@ def test_without_a_history_no_copy_is_left_over(a_world: Callable[..., World]) -
     assert world.deployment()["spec"] == before
     assert config_map(world) == original
     world.wait(lambda: "copies" not in world.status(), PATIENCE_SECONDS, "the record is clean")
+
+
+def test_a_file_that_raised_the_cap_is_rolled_back_to_the_one_before(a_world: Callable[..., World]) -> None:
+    world = a_world(2, spec=ALLOWED)
+    configure(world)
+    before = world.deployment()["spec"]
+    point_at(world, "more", TEXT.replace("64", "256"))
+    settle(world)
+    world.write_script(old="thrash", new="recovered", before="recovered", revision=world.revision())
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        settled(world)
+
+    run = world.status()["history"][0]
+    assert (run["reason"], run["outcome"]) == ("DeployCorrelated", "Recovered")
+    assert world.deployment()["spec"] == before
+    assert referred(world) == NAME
+    assert (copies(world), world.traces()) == ([], [])
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
 
 
 def test_an_immutable_config_map_is_copied_all_the_same(a_world: Callable[..., World]) -> None:

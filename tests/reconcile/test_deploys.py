@@ -116,11 +116,8 @@ async def test_what_cannot_be_read_is_said_with_its_number_and_time() -> None:
     )
 
 
-async def test_a_predecessor_that_is_gone_is_said() -> None:
-    deploy = await found(view(None, template("64")))
-
-    assert isinstance(deploy, UnknownDeploy)
-    assert deploy.reason is Reason.REVISION_GONE
+async def test_a_predecessor_that_is_gone_cannot_be_gone_back_to_whatever_it_was() -> None:
+    assert await found(view(None, template("64"))) == NoDeploy()
 
 
 OURS = ClosedRun(

@@ -170,6 +170,7 @@ AGAIN = replace(STEP, before="16", after="11", before_template=NEW, after_templa
 
 def test_a_cap_that_was_kept_is_remembered_so_that_it_can_be_corrected_once() -> None:
     assert kept(STEP) == FIRST
+    assert kept(CONFIG) == FIRST
     assert kept(AGAIN, FIRST) == SizedCap("c", "11", NOW, is_corrected=True)
     assert kept(AGAIN, replace(FIRST, revision="other")) == SizedCap("c", "11", NOW)
 

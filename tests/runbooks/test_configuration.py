@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.template import template_hash
 from kvmedic.engines.vllm import VLLM
 from kvmedic.handover import handed_over
-from kvmedic.runbooks.configuration import file_remarks, owner_of_file
+from kvmedic.manifests.configuration import file_remarks, owner_of_file
 from kvmedic.runbooks.planning import Fault, Workload, configured, plan_of, workload_of
 from run_builder import NOW, a_pod
 
@@ -27,6 +28,8 @@ SECRET = "s3cret"
 TARGET = ObjectRef("Deployment", "chat")
 TEXT = f"# of the fleet\nmax-num-seqs: 64  # cap\ngpu_memory_utilization: '0.9'\napi-key: {SECRET}\n"
 CONTENTS = Contents({"engine.yaml": TEXT, "template.jinja": SECRET})
+NOTHING = SimpleNamespace(templates={}, config_maps={})
+"""No earlier revision is kept."""
 
 
 def a_template(*args: str, path: str = "/etc/vllm/engine.yaml") -> dict[str, Any]:
@@ -206,7 +209,7 @@ def test_whoever_owns_it_is_told_the_value_and_no_more_of_the_file(kind: OwnerKi
     plan = planned(workload)
     assert isinstance(plan, Plan)
 
-    proposal = handed_over(TemplateOwner(kind, "prod", part="m"), "serving", workload, plan, {})
+    proposal = handed_over(TemplateOwner(kind, "prod", part="m"), "serving", workload, plan, NOTHING)
 
     assert proposal is not None
     assert "16" in proposal.text
@@ -218,7 +221,7 @@ def test_the_value_in_a_file_in_git_is_told_in_words() -> None:
     plan = planned(workload)
     assert isinstance(plan, Plan)
 
-    proposal = handed_over(GIT, "serving", workload, plan, {})
+    proposal = handed_over(GIT, "serving", workload, plan, NOTHING)
 
     assert proposal is not None
     assert proposal.text.startswith('max_num_seqs in engine.yaml of ConfigMap/limits: "64" -> "16"')

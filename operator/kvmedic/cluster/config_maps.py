@@ -6,7 +6,7 @@ What they hold may be secret: it is never logged and never stored.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvmedic.cluster.marks import COPY_OF, TARGET
@@ -32,23 +32,24 @@ from kvmedic.manifests.refusal import Refusal
 
 
 async def config_maps_of(
-    client: Client, namespace: str, template: Mapping[str, Any], container: str | None
+    client: Client, namespace: str, templates: Sequence[Mapping[str, Any]], container: str | None
 ) -> dict[str, Sight]:
-    """Return the ConfigMaps that a template's engines read their configuration from, by name.
+    """Return the ConfigMaps that the engines of templates read their configuration from, by name.
 
     That of which one is a copy is there too. A target without such a file costs no read.
 
     Args:
         client: the API.
         namespace: of the target.
-        template: its `spec.template`.
+        templates: its `spec.template`, and earlier ones.
         container: the engine's; None: any that runs an engine.
 
     Raises:
         ApiError: a read failed otherwise than by a missing right.
     """
     found: dict[str, Sight] = {}
-    for name in dict.fromkeys(_mounted(template, container)):
+    names = (name for template in templates for name in _mounted(template, container))
+    for name in dict.fromkeys(names):
         seen = found[name] = await read_config_map(client, namespace, name)
         original = seen.copy_of if isinstance(seen, ConfigMap) else ""
         if original and original not in found:

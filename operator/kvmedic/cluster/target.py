@@ -36,6 +36,7 @@ from kvmedic.core.moves import (
 from kvmedic.core.neighbours import Neighbours
 from kvmedic.core.plan import ObjectRef
 from kvmedic.core.policy import Policy
+from kvmedic.core.revisions import previous
 from kvmedic.core.vitals import EngineEnd
 from kvmedic.kube.client import Client
 
@@ -57,7 +58,7 @@ class Seen(Protocol):
 
     @property
     def config_maps(self) -> Mapping[str, Sight]:
-        """Return the ConfigMaps that the engine reads its configuration from, by name."""
+        """Return the ConfigMaps that this template's engines and those of the one before read, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,11 @@ class DeploymentTarget:
         seen = await snapshot(self.client, namespace, policy.target, policy.rollout.rotation_label)
         if seen is None:
             return None
-        container = policy.target.container
-        return replace(
-            seen, config_maps=await config_maps_of(self.client, namespace, seen.template, container)
-        )
+        earlier = previous(seen.fleet)
+        template = seen.templates.get(earlier.name) if earlier else None
+        templates = [seen.template, *([template] if template else [])]
+        maps = await config_maps_of(self.client, namespace, templates, policy.target.container)
+        return replace(seen, config_maps=maps)
 
     async def with_minimum(self, view: Seen, holder: ObjectRef) -> Seen:
         """Return the target with the minimum that an autoscaler has for it now."""

@@ -99,13 +99,23 @@ def newcomer(fleet: Fleet, within: timedelta, at: datetime) -> Newcomer | None:
     A first revision has none before it. One that was brought back (`kubectl rollout undo`) is no news: its
     ReplicaSet was made long ago, and it ran before.
     """
-    now = next((rs for rs in fleet.replica_sets if rs.revision == fleet.revision), None)
+    now = _present(fleet)
     if now is None or now.created_at is None or at - now.created_at > within:
         return None
     if now.number < 2 or any(_is_younger(rs, now.created_at) for rs in fleet.replica_sets):
         return None
-    older = [rs for rs in fleet.replica_sets if rs.number < now.number]
-    return Newcomer(now, max(older, key=lambda rs: rs.number, default=None), now.created_at)
+    return Newcomer(now, previous(fleet), now.created_at)
+
+
+def previous(fleet: Fleet) -> ReplicaSet | None:
+    """Return what keeps the revision before the present one; None where nothing does."""
+    now = _present(fleet)
+    older = [rs for rs in fleet.replica_sets if now is not None and rs.number < now.number]
+    return max(older, key=lambda rs: rs.number, default=None)
+
+
+def _present(fleet: Fleet) -> ReplicaSet | None:
+    return next((rs for rs in fleet.replica_sets if rs.revision == fleet.revision), None)
 
 
 def revision_of(replica_set: ReplicaSet) -> Revision:

@@ -9,14 +9,16 @@ leave this module.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from kvmedic.core.config_map import Sight
 from kvmedic.core.edit import container_at
 from kvmedic.core.engine import Engine, EngineProfile, Flag, Knob, Scalar
 from kvmedic.core.revisions import Difference
+from kvmedic.manifests.configuration import configuration_at
 from kvmedic.manifests.flags import parsed_of
-from kvmedic.manifests.grammar import Parsed
+from kvmedic.manifests.grammar import Given, Parsed
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.refusal import Refusal
 
@@ -40,28 +42,41 @@ Compared: TypeAlias = tuple[Difference, ...] | Unreadable
 
 
 @dataclass(frozen=True, slots=True)
+class Revised:
+    """Two pod templates, with the ConfigMaps that their engines are configured from, as they are now.
+
+    A file that was edited since tells what going back would give, not what ran then.
+    """
+
+    before: Mapping[str, object] = field(repr=False)
+    after: Mapping[str, object] = field(repr=False)
+    config_maps: Mapping[str, Sight] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class _Side:
     """One of the two templates, as its engine reads it."""
 
     container: Mapping[str, object]
     profile: EngineProfile
     line: Parsed
+    file: Parsed | None = None
+    """What its configuration file gives, where it has one."""
+
+    def last(self, dest: str) -> Given | None:
+        """Return what decides an option: the command line before the file; None where neither gives it."""
+        return self.line.last(dest) or (self.file.last(dest) if self.file else None)
 
 
-def differences(
-    before: Mapping[str, object],
-    after: Mapping[str, object],
-    container: str | None,
-    engines: Sequence[EngineProfile],
-) -> Compared:
+def differences(revised: Revised, container: str | None, engines: Sequence[EngineProfile]) -> Compared:
     """Return what the later of two pod templates changed that the KV cache depends on.
 
     Args:
-        before: the earlier one.
-        after: the later one.
+        revised: both.
         container: the engine's container by name; None: the only one that runs a known engine.
         engines: the engines that are known.
     """
+    before, after = revised.before, revised.after
     now = _side(after, container, engines)
     if isinstance(now, Unreadable):
         return now
@@ -72,12 +87,12 @@ def differences(
     volumes = [_of_pod(template, "volumes") for template in (before, after)]
     if all(was.get(key) == now.container.get(key) for key in UNTOUCHED) and volumes[0] == volumes[1]:
         return ()
-    then = _side(before, name, engines)
+    now = _with_file(now, after, revised.config_maps)
+    if isinstance(now, Unreadable):
+        return now
+    then = _with_file(_side(before, name, engines), before, revised.config_maps)
     if isinstance(then, Unreadable):
         return Unreadable(f"the revision before: {then.message}")
-    file = then.line.config or now.line.config
-    if file is not None:
-        return Unreadable(f"the configuration file {file} may give flags too, and it is not read")
     variable = next((dest for dest in _of_interest(now) if _depends(then, dest) != _depends(now, dest)), None)
     if variable is not None:
         return Unreadable(f"{variable} comes from a variable that is set outside of the manifest")
@@ -91,7 +106,7 @@ def _of_interest(side: _Side) -> tuple[str, ...]:
 
 def _depends(side: _Side, dest: str) -> str:
     """Return how an option names variables whose values are not in the manifest; empty: it names none."""
-    given = side.line.last(dest)
+    given = side.last(dest)
     return given.held_by.text if given is not None and given.held_by.unresolved else ""
 
 
@@ -122,6 +137,17 @@ def _side(
     if found or not doubts:
         return Unreadable("it is not known which container runs the engine")
     return Unreadable(doubts[0].message)
+
+
+def _with_file(
+    side: _Side | Unreadable, template: Mapping[str, object], maps: Mapping[str, Sight]
+) -> _Side | Unreadable:
+    """Return one side with what its configuration file gives."""
+    if isinstance(side, Unreadable) or side.line.config is None:
+        return side
+    engine = Engine(side.profile, version_of(side.container, side.profile))
+    found = configuration_at(side.line.config, template, side.container, engine, maps)
+    return Unreadable(found.message) if isinstance(found, Refusal) else replace(side, file=found.read.parsed)
 
 
 def _named(template: Mapping[str, object], name: str) -> Mapping[str, object] | None:
@@ -188,7 +214,7 @@ def _image(before: _Side, after: _Side) -> Difference | None:
 
 
 def _value(side: _Side, dest: str) -> Scalar:
-    given = side.line.last(dest)
+    given = side.last(dest)
     return None if given is None else given.value
 
 

@@ -184,13 +184,9 @@ def _sized(before: SizedCap | None, run: Run, now: datetime) -> SizedCap | None:
     """Return the cap that was kept last; the one that replaced another of ours is its correction."""
     for record in run.steps:
         step = record.step
-        if (
-            not isinstance(step, FlagStep | ConfigStep)
-            or step.knob is not Knob.MAX_NUM_SEQS
-            or step.after is None
-        ):
+        if not isinstance(step, FlagStep | ConfigStep) or record.state is not StepState.KEPT:
             continue
-        if record.state is StepState.KEPT:
+        if step.knob is Knob.MAX_NUM_SEQS and step.after is not None:
             follows = before is not None and before.revision == step.before_template
             return SizedCap(step.after_template, step.after, now, is_corrected=follows)
     return before

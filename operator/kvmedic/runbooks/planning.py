@@ -31,11 +31,11 @@ from kvmedic.core.record import OutgrownShare, TriedLever
 from kvmedic.core.spending import devices_of
 from kvmedic.core.supply import Supply
 from kvmedic.core.template import template_hash
+from kvmedic.manifests.configuration import Configuration, configuration_at, edited
 from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, parsed_of, read_flags, setting_of
 from kvmedic.manifests.flags import Setting as FlagSetting
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.runbooks.configuration import Configuration, configuration_at, edited
 from kvmedic.runbooks.host_memory import host_terms
 from kvmedic.runbooks.memory import exhausted, raised_in_vain
 from kvmedic.runbooks.present_supply import Given, supply_of
