@@ -247,10 +247,20 @@ def a_surged_fleet(**named: object) -> Fleet:
     return a_fleet(replicas=4, pods=pods, replica_sets=(replace(sets[0], desired=4, available=4),))
 
 
+RECORDED = Victim("a", "uid-a", NOW - timedelta(minutes=1))
+"""The drained one by the record, as it mostly is."""
+
+
 def an_order(scaled: Scaled = Scaled.OUT, **changes: object) -> Replacement:
     step = a_step(3, "uid-a", OLD)
     order = Replacement(
-        replace(step, pod="a"), scaled, None, Drain.UNKNOWN, LIMITS, DRAIN_LIMIT, NOW - timedelta(minutes=2)
+        replace(step, pod="a"),
+        scaled,
+        RECORDED,
+        Drain.UNKNOWN,
+        LIMITS,
+        DRAIN_LIMIT,
+        NOW - timedelta(minutes=2),
     )
     return replace(order, **changes)
 
@@ -302,6 +312,14 @@ MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
     ("nobody says whether it is busy", CORDONED, an_order(), Wait, "Draining"),
     ("idle: the recorded number", CORDONED, an_order(**IDLE), ScaleIn, "a"),
     ("drain timed out", CORDONED, an_order(drain=Drain.TIMED_OUT), ScaleIn, "a"),
+    ("out of rotation, by nobody's record", CORDONED, an_order(victim=None), Cordon, "a"),
+    (
+        "idle is another one that went meanwhile",
+        CORDONED,
+        an_order(**IDLE, victim=replace(RECORDED, uid="uid-gone")),
+        Cordon,
+        "a",
+    ),
     (
         "the named one is dead: it goes first anyway",
         with_pod(CORDONED, "a", ready_at=None),
@@ -502,6 +520,13 @@ LEAVING: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
         "TargetNotSettled",
     ),
     ("their rollout is complete: our number goes back, drained", ROLLED, an_order(), Cordon, "z"),
+    (
+        "one that was out of rotation before it was theirs is taken out again, by the record",
+        with_pod(ROLLED, "z", **OUT_OF_ROTATION),
+        an_order(victim=None),
+        Cordon,
+        "z",
+    ),
     ("abandoned: the spare is drained", a_surged_fleet(), an_order(), Cordon, "z"),
     ("scaled to zero", a_fleet(replicas=0, pods=()), an_order(), Settled, ""),
 ]

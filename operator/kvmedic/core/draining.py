@@ -35,13 +35,19 @@ class Drain(StrEnum):
     """`drainTimeout` passed; the engine's own graceful shutdown has to do the rest."""
 
 
-def draining_move(fleet: Fleet, victim: Pod, drain: Drain, needed: int) -> Cordon | Wait | None:
+def draining_move(
+    fleet: Fleet, victim: Pod, recorded: Victim | None, drain: Drain, needed: int
+) -> Cordon | Wait | None:
     """Return the next move until the victim is out of rotation and idle; None when it may go.
+
+    One that carries the label although the record knows of none, or of another, is taken out once more:
+    what is known of requests, and since when, is the recorded one's.
 
     Args:
         fleet: the fleet.
         victim: the pod that is to go.
-        drain: what is known of the requests on it.
+        recorded: the pod that is being drained, by the record.
+        drain: what is known of the requests on that one.
         needed: replicas that must be in rotation beside it before it is taken out.
     """
     if not victim.cordoned:
@@ -54,6 +60,8 @@ def draining_move(fleet: Fleet, victim: Pod, drain: Drain, needed: int) -> Cordo
         return Wait(Reason.DRAINING, f"{victim.name} is still in the Service's EndpointSlices")
     if not victim.ready and drain is Drain.UNKNOWN:
         return None
+    if recorded is None or recorded.uid != victim.uid:
+        return Cordon(victim)
     if drain in (Drain.BUSY, Drain.UNKNOWN):
         return Wait(Reason.DRAINING, f"{victim.name} is out of rotation and finishes its requests")
     return None

@@ -182,7 +182,7 @@ def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Mo
     if short := _short(fleet, order, now):
         since, missing = short
         return Uncordon(named) if named.cordoned and now - since > PEER_GRACE else missing
-    waiting = draining_move(fleet, named, order.drain, order.wanted)
+    waiting = draining_move(fleet, named, order.victim, order.drain, order.wanted)
     return waiting or ScaleIn(order.surged, order.wanted, named.name, order.wanted + named.ready)
 
 
@@ -241,7 +241,7 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     goer = _goer(fleet.live, order)
     if back := stray_move(fleet, fleet.pods, goer):
         return back
-    if waiting := draining_move(fleet, goer, order.drain, order.wanted):
+    if waiting := draining_move(fleet, goer, order.victim, order.drain, order.wanted):
         return waiting
     return ScaleIn(order.surged, order.wanted, goer.name, None)
 

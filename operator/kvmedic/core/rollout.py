@@ -199,7 +199,7 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
     victim = chosen(old, order.victim)
     if back := stray_move(fleet, old, victim):
         return back
-    if waiting := draining_move(fleet, victim, order.drain, fleet.replicas):
+    if waiting := draining_move(fleet, victim, order.victim, order.drain, fleet.replicas):
         return waiting
     return _let_go(fleet, victim, old, now)
 
@@ -254,7 +254,7 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     if _lacks_spare(fleet, order):
         return Retarget(order.edit, frozen(max_unavailable=0, paused=True))
     victim = chosen(leaving, order.victim)
-    if waiting := draining_move(fleet, victim, order.drain, fleet.replicas):
+    if waiting := draining_move(fleet, victim, order.victim, order.drain, fleet.replicas):
         return waiting
     whole = fleet.desired(order.toward) >= fleet.replicas
     if len(leaving) == 1 and whole and not _leaves_failed_behind(fleet, order):
