@@ -278,7 +278,8 @@ def four(**last: object) -> Fleet:
 
 
 def an_order(before: int, after: int, drain: Drain = Drain.UNKNOWN, **changes: object) -> Scaling:
-    order = Scaling(a_step(before, after, OLD), None, drain, LIMITS, assigned_at=NOW - timedelta(minutes=2))
+    out = Victim("z", "uid-z", NOW - timedelta(minutes=1))
+    order = Scaling(a_step(before, after, OLD), out, drain, LIMITS, assigned_at=NOW - timedelta(minutes=2))
     return replace(order, **changes)
 
 
@@ -352,6 +353,13 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
     ("it still has requests", four(**OUT_OF_ROTATION), an_order(4, 3, Drain.BUSY), Wait, "Draining"),
     ("nobody says whether it is busy", four(**OUT_OF_ROTATION), an_order(4, 3), Wait, "Draining"),
     ("idle: one fewer", four(**OUT_OF_ROTATION), an_order(4, 3, Drain.IDLE), ScaleIn, "z"),
+    (
+        "out of rotation, by nobody's record",
+        four(**OUT_OF_ROTATION),
+        an_order(4, 3, Drain.IDLE, victim=None),
+        Cordon,
+        "z",
+    ),
     ("drain timed out", four(**OUT_OF_ROTATION), an_order(4, 3, Drain.TIMED_OUT), ScaleIn, "z"),
     (
         "a peer turns NotReady: it goes instead, and the drained one serves again",
