@@ -145,9 +145,10 @@ def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
         waiting = stray_move(fleet, fleet.pods) or _await_making(order, now)
         return waiting or ScaleIn(asked, fewer, "", fleet.ready)
     goer = _goer(fleet.live, order.victim)
-    first = stray_move(fleet, fleet.pods, goer)
-    first = first or draining_move(fleet, goer, order.victim, order.drain, wanted)
-    return first or ScaleIn(asked, asked - 1, goer.name, fleet.ready)
+    if back := stray_move(fleet, fleet.pods, goer):
+        return back
+    draining = draining_move(fleet, goer, order.victim, order.drain, wanted)
+    return draining or ScaleIn(asked, asked - 1, goer.name, fleet.ready)
 
 
 def _goer(live: tuple[Pod, ...], victim: Victim | None) -> Pod:
