@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from kvmedic.core.diagnosis import Evidence
-from kvmedic.core.evidence import Observation, Reading, Unsupported
+from kvmedic.core.evidence import Measured, Observation, PodReadings, Reading, Unsupported
 from kvmedic.core.fleet import Pod
+from kvmedic.core.logged_pool import LoggedSize
 from kvmedic.core.policy import Policy
 from kvmedic.core.record import ClosedRun
 from kvmedic.core.vitals import Device, Vitals
 from kvmedic.deploys import Moment, latest_deploy
-from kvmedic.ports import Ends, Senses, View
+from kvmedic.engines import SIGNALS
+from kvmedic.ports import Logs, Senses, View
+from kvmedic.runbooks.planning import Workload
 
 
 def expected(view: View) -> tuple[Pod, ...]:
@@ -40,7 +44,7 @@ async def gather(
         metrics.observe(policy.source, pods, namespace, windows.sizing, timedelta(0)),
         metrics.devices(policy.source, pods, namespace, windows.trigger),
     )
-    vitals = await vitals_of(burn, namespace, view, senses.ends, devices)
+    vitals = await vitals_of(burn, namespace, view, senses.logs, devices)
     deploy = await latest_deploy(policy, namespace, view, metrics, Moment(burn.at, history))
     return Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy)
 
@@ -49,12 +53,54 @@ async def vitals_of(
     burn: Observation,
     namespace: str,
     view: View,
-    ends: Ends,
+    logs: Logs,
     devices: Mapping[str, Reading[tuple[Device, ...]]],
 ) -> dict[str, Vitals]:
     """Return how each replica fares: its devices, and its engine's last end inside the look's window."""
     pods = expected(view)
-    ended = await ends.ends(namespace, pods, burn.at - timedelta(seconds=burn.window_seconds))
+    ended = await logs.ends(namespace, pods, burn.at - timedelta(seconds=burn.window_seconds))
     return {
         pod.name: Vitals(pod.node, devices.get(pod.name, Unsupported()), ended.get(pod.name)) for pod in pods
     }
+
+
+async def with_logged_pools(
+    evidence: Evidence, namespace: str, view: View, workload: Workload, logs: Logs
+) -> Evidence:
+    """Return evidence with the pools of those replicas whose engine tells its pool in its log alone.
+
+    Args:
+        evidence: as the metrics tell.
+        namespace: of the target.
+        view: the target.
+        workload: its engine.
+        logs: what the engines wrote.
+    """
+    forms = SIGNALS[workload.engine.profile.name].pool.logged
+    silent = [pod for pod in expected(view) if _is_silent(evidence.burn.pods.get(pod.name))]
+    if not silent or forms is None:
+        return evidence
+    container = str(workload.container.get("name"))
+    told = await logs.logged_pools(namespace, silent, container, forms)
+    null = SIGNALS[workload.engine.profile.name].pool.null_blocks
+    burn, sizing = (_completed(seen, told, null) for seen in (evidence.burn, evidence.sizing))
+    return replace(evidence, burn=burn, sizing=sizing)
+
+
+def _is_silent(readings: PodReadings | None) -> bool:
+    return (
+        readings is not None and isinstance(readings.pool, Unsupported) and readings.block_tokens is not None
+    )
+
+
+def _completed(seen: Observation, told: Mapping[str, LoggedSize], null_blocks: int) -> Observation:
+    """Return a look with the pools that logs told."""
+    pods = dict(seen.pods)
+    for name, size in told.items():
+        readings = pods.get(name)
+        if readings is None or readings.block_tokens is None or not _is_silent(readings):
+            continue
+        pool = size.pool(readings.block_tokens, readings.engines, null_blocks)
+        if pool is not None:
+            pods[name] = replace(readings, pool=Measured(pool, seen.at))
+    return replace(seen, pods=pods)

@@ -14,6 +14,7 @@ from kvmedic.core.copying import Files
 from kvmedic.core.evidence import Look, Observation, Pool, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gates import Blocked, Stop
+from kvmedic.core.logged_pool import LogForms, LoggedSize
 from kvmedic.core.moves import Effect
 from kvmedic.core.neighbours import Neighbours
 from kvmedic.core.plan import ObjectRef
@@ -84,6 +85,11 @@ class Target(Protocol):
     async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> Mapping[str, EngineEnd]:
         """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
 
+    async def logged_pools(
+        self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
+    ) -> Mapping[str, LoggedSize]:
+        """Return the pools that the present logs of replicas tell, by pod; who tells none is not there."""
+
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
 
@@ -101,11 +107,16 @@ class Copies(Protocol):
         """Remove those copies that nothing refers to any more; return the others."""
 
 
-class Ends(Protocol):
-    """How engines ended."""
+class Logs(Protocol):
+    """What engines' logs tell: how they ended, and what they said when they started."""
 
     async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> Mapping[str, EngineEnd]:
         """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
+
+    async def logged_pools(
+        self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
+    ) -> Mapping[str, LoggedSize]:
+        """Return the pools that the present logs of replicas tell, by pod; who tells none is not there."""
 
 
 class Metrics(Protocol):
@@ -144,7 +155,7 @@ class Senses:
     """What a look at a fleet without an open run is made with."""
 
     metrics: Metrics
-    ends: Ends
+    logs: Logs
     now: datetime | None = None
     """The operator's own time; None: that of the look."""
 

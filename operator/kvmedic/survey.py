@@ -34,7 +34,7 @@ from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.core.vitals import Device
 from kvmedic.engines import ENGINES
-from kvmedic.gathering import expected, gather, vitals_of
+from kvmedic.gathering import expected, gather, vitals_of, with_logged_pools
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.ports import Metrics, Senses, View
 from kvmedic.runbooks import RUNBOOKS
@@ -133,6 +133,9 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     """Return what a whole look at the target finds, however calm it is."""
     history = resource.record.history if resource.record else ()
     evidence = await gather(policy, resource.namespace, view, senses, history)
+    workload = engine_of(view, policy)
+    if isinstance(workload, Workload):
+        evidence = await with_logged_pools(evidence, resource.namespace, view, workload, senses.logs)
     runbook, diagnosis = judged(policy, evidence)
     diagnosis = _with_moves(diagnosis, resource, view, evidence.burn)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
@@ -159,7 +162,7 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     signals = frozenset[Signal]().union(*(branch.signals for _, branch in firsts), _proof(resource, view))
     asked = Look(policy.windows.trigger, policy.windows.hold, signals)
     seen = await senses.metrics.look(policy.source, expected(view), resource.namespace, asked)
-    vitals = await vitals_of(seen, resource.namespace, view, senses.ends, {})
+    vitals = await vitals_of(seen, resource.namespace, view, senses.logs, {})
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health)
     for runbook, branch in firsts:
         match branch.when(evidence):

@@ -11,8 +11,19 @@ import pytest
 
 from kvmedic.core.diagnosis import Assignment, Goal, Inconclusive
 from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Reading, Signal
+from kvmedic.core.evidence import (
+    EVERY_SIGNAL,
+    Absence,
+    Look,
+    Measured,
+    Missing,
+    Observation,
+    Reading,
+    Signal,
+    Unsupported,
+)
 from kvmedic.core.fleet import Pod
+from kvmedic.core.logged_pool import LogForms, LoggedSize, SizeUnit
 from kvmedic.core.moved import TRAFFIC, Traffic
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Mode
@@ -42,11 +53,19 @@ class Asked:
     gpus: Reading[tuple[Device, ...]] = field(default_factory=lambda: Missing(Absence.NO_SERIES))
     ended: EngineEnd | None = None
     """Of the first replica."""
+    silent: bool = False
+    """The engine tells how large its blocks are, and not how many."""
+    logged: LoggedSize | None = None
+    """What each log tells."""
+    read: list[tuple[str, ...]] = field(default_factory=list)
+    """Whose logs were asked for a pool."""
     asked_for_devices: int = 0
 
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         self.looks.append(look)
         seen = {pod.name: only(readings(self.state, NOW), look.signals) for pod in pods}
+        if self.silent:
+            seen = {name: replace(one, pool=Unsupported(), block_tokens=32) for name, one in seen.items()}
         return Observation(NOW, look.window.total_seconds(), look.hold.total_seconds(), seen)
 
     async def past(
@@ -62,6 +81,12 @@ class Asked:
 
     async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> dict[str, EngineEnd]:
         return {pod.name: self.ended for pod in pods[:1] if self.ended}
+
+    async def logged_pools(
+        self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
+    ) -> dict[str, LoggedSize]:
+        self.read.append((container, *(pod.name for pod in pods)))
+        return {pod.name: self.logged for pod in pods if self.logged}
 
     async def observe(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta
@@ -125,6 +150,33 @@ async def test_a_fleet_in_trouble_is_looked_at_as_a_whole() -> None:
     assert [look.signals for look in metrics.looks] == [TRIGGER, EVERY_SIGNAL, EVERY_SIGNAL]
     assert found.diagnosis.reason is Reason.FLEET_WIDE_DEMAND
     assert found.plan is not None
+
+
+async def test_a_pool_that_the_log_alone_tells_is_as_good_as_one_of_the_metrics() -> None:
+    told, _ = await looked(State.THRASH, good=OLD)
+    metrics = Asked(State.THRASH, silent=True, logged=LoggedSize(4800, SizeUnit.TOKENS))
+
+    found = await surveyed(metrics)
+
+    assert found.plan is not None
+    assert told.plan is not None
+    assert (found.plan.steps, found.blocks()) == (told.plan.steps, 149)
+    assert metrics.read == [("vllm", *sorted(pod.name for pod in a_fleet().pods))]
+
+
+async def test_a_pool_that_nothing_tells_makes_no_cap() -> None:
+    found = await surveyed(Asked(State.THRASH, silent=True))
+
+    assert (found.diagnosis.reason, found.plan) == (Reason.SIGNAL_UNSUPPORTED, None)
+
+
+async def test_no_log_is_read_where_the_metrics_tell_or_the_fleet_is_calm() -> None:
+    telling, calm = Asked(State.THRASH), Asked(State.RECOVERED, silent=True)
+
+    await surveyed(telling)
+    await surveyed(calm)
+
+    assert (telling.read, calm.read) == ([], [])
 
 
 @pytest.mark.parametrize("state", list(State))

@@ -13,9 +13,11 @@ from kvmedic.cluster.minimums import minimum_of, set_minimum, unmark
 from kvmedic.cluster.neighbours import neighbours_of
 from kvmedic.cluster.rotation import move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
+from kvmedic.cluster.starts import pools_of
 from kvmedic.cluster.workloads import assign, notes_on, unclaim
 from kvmedic.core.config_map import Sight
 from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.logged_pool import LogForms, LoggedSize
 from kvmedic.core.moves import (
     Claim,
     Cordon,
@@ -119,6 +121,12 @@ class DeploymentTarget:
     async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> Mapping[str, EngineEnd]:
         """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
         return await ends_of(self.client, namespace, pods, since)
+
+    async def logged_pools(
+        self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
+    ) -> Mapping[str, LoggedSize]:
+        """Return the pools that the present logs of replicas tell, by pod; who tells none is not there."""
+        return await pools_of(self.client, namespace, pods, container, forms)
 
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""

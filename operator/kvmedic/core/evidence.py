@@ -219,6 +219,8 @@ class PodReadings:
     engines: int = 1
     """Data-parallel engines of the replica. Its pool is that of all of them; a cap on running sequences
     holds for each."""
+    block_tokens: int | None = None
+    """Tokens per block as the engine declares them, also where it does not tell its number of blocks."""
     gauge_samples: int | None = None
     """Moments that the means of gauges rest on, where these are few enough to count; None: many."""
 

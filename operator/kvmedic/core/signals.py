@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from kvmedic.core.evidence import Signal
+from kvmedic.core.logged_pool import LogForms
 
 
 class Over(Enum):
@@ -157,6 +158,8 @@ class PoolSource:
     """Blocks per engine that never hold a token."""
     caches_prefixes: str = ""
     """Label: `True` where the blocks of shared prefixes are reused; empty: no label tells."""
+    logged: LogForms | None = None
+    """How the engine's log tells the same where no label does; None: it does not."""
 
 
 @dataclass(frozen=True, slots=True)

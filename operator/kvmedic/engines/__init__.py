@@ -3,7 +3,15 @@
 Data only. `ENGINES` lists every engine; a new one is a file of its own and an entry here.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from kvmedic.core.signals import SignalTable
 from kvmedic.engines.vllm import VLLM
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 
 ENGINES = (VLLM,)
 """Every engine that is known."""
+
+SIGNALS: Mapping[str, SignalTable] = MappingProxyType({VLLM.name: VLLM_SIGNALS})
+"""What each of them exports, by its name."""

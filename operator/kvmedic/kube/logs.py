@@ -31,3 +31,13 @@ async def previous_log(client: Client, pod: Ref, container: str, tail: Tail) -> 
         ("limitBytes", str(tail.limit_bytes)),
     )
     return await client.text(pod, "log", query)
+
+
+async def log_start(client: Client, pod: Ref, container: str, limit_bytes: int) -> str:
+    """Return the beginning of the log of a container as far as it is kept. It may hold prompts.
+
+    Raises:
+        Refused: the log is gone, or may not be read.
+        Unavailable: the kubelet did not answer.
+    """
+    return await client.text(pod, "log", (("container", container), ("limitBytes", str(limit_bytes))))

@@ -38,7 +38,7 @@ from kvmedic.core.signals import (
     SignalTable,
     StartSource,
 )
-from kvmedic.metrics.pools import pool
+from kvmedic.metrics.pools import block_tokens, pool
 from kvmedic.metrics.readings import Replica, absent, histogram, number
 from kvmedic.metrics.series import Series, presence_of, series_of
 
@@ -226,6 +226,7 @@ def _readings(pages: Sequence[Page], table: SignalTable) -> PodReadings:
         numbers={s: _number(replica, s, series) for s, series in found.items() if s not in HISTOGRAMS},
         histograms={s: _histogram(replica, series) for s, series in found.items() if s in HISTOGRAMS},
         pool=pool(replica, pages[-1].of(table.pool.name)),
+        block_tokens=block_tokens(replica, pages[-1].of(table.pool.name)),
         model_names=replica.presence.models,
         engines=len(replica.presence.engines),
     )

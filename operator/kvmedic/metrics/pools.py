@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -53,6 +53,13 @@ def pool(replica: Replica, series: Iterable[Series]) -> Reading[Pool]:
     return _joined(replica, sorted(frontends, key=lambda f: sorted(f.engines)))
 
 
+def block_tokens(replica: Replica, series: Iterable[Series]) -> int | None:
+    """Return tokens per block as the labels declare them; None where they do not, or not with one voice."""
+    labels = [one.labels for many in _by_scraper(replica, series).values() for one in many]
+    said = {_declared(replica.table.pool, each) for each in labels}
+    return said.pop() or None if len(said) == 1 else None
+
+
 def _by_scraper(replica: Replica, series: Iterable[Series]) -> dict[Scraper, list[Series]]:
     found: dict[Scraper, list[Series]] = {}
     for one in series:
@@ -89,7 +96,7 @@ def _told(source: PoolSource, series: Series, engines: int) -> _Told:
     if series.labels.get(source.blocks, _UNTOLD) == _UNTOLD or all(size == _UNTOLD for size in sizes):
         return Unsupported()
     total = _whole(series.labels[source.blocks])
-    declared = next(filter(None, map(_whole, sizes)), 0)
+    declared = _declared(source, series.labels)
     usable = total - engines * source.null_blocks
     if usable < 1 or not declared:
         return Missing(Absence.NOT_A_NUMBER)
@@ -100,6 +107,11 @@ def _told(source: PoolSource, series: Series, engines: int) -> _Told:
         series.labels.get(source.cache_dtype, "auto"),
         {"True": True, "False": False}.get(series.labels.get(source.caches_prefixes, _UNTOLD)),
     )
+
+
+def _declared(source: PoolSource, labels: Mapping[str, str]) -> int:
+    """Return tokens per block by the labels; 0 where none of them is a number."""
+    return next(filter(None, (_whole(labels.get(name, _UNTOLD)) for name in source.block_tokens)), 0)
 
 
 def _block_tokens(declared: int, held: int, blocks: float) -> int:

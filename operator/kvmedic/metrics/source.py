@@ -26,6 +26,7 @@ from kvmedic.core.signals import SignalTable
 from kvmedic.core.vitals import Device
 from kvmedic.metrics.devices import device_queries, devices_of
 from kvmedic.metrics.options import SourceOptions
+from kvmedic.metrics.pools import block_tokens
 from kvmedic.metrics.pools import pool as pool_of
 from kvmedic.metrics.promql import Span, expression, pool, presence
 from kvmedic.metrics.readings import Replica, absent, histogram, number, unavailable
@@ -81,6 +82,7 @@ def _readings(pod: PodKey, answers: _Answers) -> PodReadings:
         numbers={s: _number(replica, s, answers, pod) for s in answers.signals if s not in HISTOGRAMS},
         histograms={s: _histogram(replica, s, answers, pod) for s in answers.signals if s in HISTOGRAMS},
         pool=_pool(replica, answers, pod),
+        block_tokens=block_tokens(replica, _series(answers.pool, pod) or ()),
         model_names=presence.models,
         engines=len(presence.engines),
     )

@@ -1,0 +1,68 @@
+"""What engines say at their start: the beginning of their present log, of which only a number is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from kubernetes.aio.client import Configuration
+
+from http_double import HangUpError, Reply, Request, Server
+from kvmedic.cluster.starts import BEGINNING_BYTES, pools_of
+from kvmedic.core.logged_pool import LoggedSize, SizeUnit
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.kube.client import Client, Limits
+from run_builder import a_pod
+
+LOG = "starting\nINFO [kv_cache_utils.py:634] GPU KV cache size: 4,800 tokens\nprompt: my secret\n"
+
+
+async def looked(
+    answer: Callable[[Request], Reply], *names: str
+) -> tuple[dict[str, LoggedSize], list[Request]]:
+    forms = VLLM_SIGNALS.pool.logged
+    assert forms is not None
+    with Server(answer) as server:
+        configuration = Configuration()
+        configuration.host = server.url
+        async with Client(configuration, Limits(total_seconds=2)) as client:
+            found = await pools_of(client, "serving", [a_pod(name) for name in names], "vllm", forms)
+    return found, server.requests
+
+
+async def test_the_beginning_of_the_present_log_of_the_engines_container_is_read() -> None:
+    found, requests = await looked(lambda _: Reply(200, LOG.encode()), "llm-0")
+
+    assert found == {"llm-0": LoggedSize(4800, SizeUnit.TOKENS)}
+    (request,) = requests
+    assert urlsplit(request.path).path == "/api/v1/namespaces/serving/pods/llm-0/log"
+    assert parse_qs(urlsplit(request.path).query) == {
+        "container": ["vllm"],
+        "limitBytes": [str(BEGINNING_BYTES)],
+    }
+
+
+def hang_up(_: Request) -> Reply:
+    raise HangUpError
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda _: Reply(200, b"unable to retrieve container logs for containerd://1"),
+        lambda _: Reply(403, b'{"kind":"Status","message":"forbidden"}'),
+        lambda _: Reply(404, b'{"kind":"Status","message":"gone"}'),
+        hang_up,
+    ],
+    ids=["no log", "no right", "no pod", "no answer"],
+)
+async def test_a_log_that_cannot_be_read_tells_nothing(answer: Callable[[Request], Reply]) -> None:
+    assert (await looked(answer, "llm-0"))[0] == {}
+
+
+async def test_one_that_tells_nothing_leaves_the_others() -> None:
+    def answer(request: Request) -> Reply:
+        return Reply(200, LOG.encode() if "llm-1" in request.path else b"")
+
+    assert (await looked(answer, "llm-0", "llm-1"))[0] == {"llm-1": LoggedSize(4800, SizeUnit.TOKENS)}
