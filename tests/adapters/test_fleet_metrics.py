@@ -80,7 +80,7 @@ async def test_a_replica_is_asked_at_its_own_address() -> None:
     assert isinstance(in_flight, Measured)
     assert in_flight.value == 21.0
     assert isinstance(pool, Measured)
-    assert pool.value == Pool(149, 32, "auto")
+    assert pool.value == Pool(149, 32, "auto", caches_prefixes=True)
     assert nowhere == UNAVAILABLE
     assert [request.path for request in replica.requests] == ["/metrics", "/metrics"]
 

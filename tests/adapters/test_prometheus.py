@@ -143,8 +143,8 @@ async def test_windows_differ(history: PrometheusServer) -> None:
 POOLS = [
     ("one block holds no tokens", "calm", Measured(Pool(149, 32, "auto"), END)),
     ("one block per engine; the label has the sum", "parallel", Measured(Pool(298, 32, "auto"), END)),
-    ("as recorded", "recorded", Measured(Pool(149, 32, "auto"), END)),
-    ("several API servers", "two-servers", Measured(Pool(149, 32, "auto"), END)),
+    ("as recorded", "recorded", Measured(Pool(149, 32, "auto", caches_prefixes=True), END)),
+    ("several API servers", "two-servers", Measured(Pool(149, 32, "auto", caches_prefixes=True), END)),
     ("duplicates count once", "twice", Measured(Pool(149, 32, "auto"), END)),
     ("an engine without a word", "half-said", Missing(Absence.NOTHING_FOUND)),
     ("nobody there", "nobody", Missing(Absence.NO_SERIES)),

@@ -70,7 +70,7 @@ async def test_a_scraped_replica_is_measured(scraped: Scraped) -> None:
     assert isinstance(running, Measured)
     assert running.value == 11.0
     assert timedelta(0) <= now - running.at < timedelta(seconds=2)
-    assert pod.pool == Measured(Pool(149, 32, "auto"), running.at)
+    assert pod.pool == Measured(Pool(149, 32, "auto", caches_prefixes=True), running.at)
     assert pod.number(Signal.STARTED_SECONDS) == Measured(1.79523658462e9, running.at)
 
 

@@ -134,7 +134,7 @@ async def test_the_pool_is_asked_of_the_replica_itself() -> None:
             readings.append(value_of(await scraper.pool(PodAddress(POD, "127.0.0.1"))))
             await scraper.close()
 
-    assert readings == [Pool(149, 32, "auto"), Missing(Absence.NO_SERIES)]
+    assert readings == [Pool(149, 32, "auto", caches_prefixes=True), Missing(Absence.NO_SERIES)]
 
 
 def test_a_pod_is_found_by_template_or_by_the_addresses_file(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_two_recorded_pages_tell_what_happened_between_them() -> None:
         Signal.PREFIX_CACHE_HITS: 0.0,
         Signal.STARTED_SECONDS: 1.79523658462e9,
     }
-    assert value_of(pod.pool) == Pool(149, 32, "auto")
+    assert value_of(pod.pool) == Pool(149, 32, "auto", caches_prefixes=True)
     assert pod.model_names == ("tiny",)
 
 
