@@ -19,6 +19,7 @@ from kvmedic.core.moves import (
     DeletePod,
     Effect,
     Freeze,
+    Hold,
     Pause,
     Pulse,
     Release,
@@ -32,6 +33,8 @@ from kvmedic.core.moves import (
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 EDIT = TokenEdit("vllm", 0, Field.ARGS, 1, "--max-num-seqs=64", "--max-num-seqs=16")
+LONGEST_SOAK_SECONDS = 86_400
+"""No person's `minReadySeconds` is longer, in this model; the frozen one is."""
 OWN_FIELDS = RolloutFields(False, "25%", "25%", 0, 600)
 
 
@@ -60,6 +63,8 @@ class ModelPod:
     in_rotation: bool = False
     busy: bool = False
     broken: bool = False
+    soaked: bool = False
+    """It has been Ready for longer than any `minReadySeconds` of a person."""
     number: int = 0
     """Pods are made in this order, one a second."""
 
@@ -107,7 +112,7 @@ class Model:
             case Freeze(_, fields) | Retarget(_, fields) | Revert(_, fields):
                 self.revision = "new" if self.revision == "old" else "old"
                 self._assign(fields)
-            case Pause(fields) | Pulse(_, fields) | Restore(fields) | Release(fields):
+            case Hold(_, fields) | Pause(fields) | Pulse(_, fields) | Restore(fields) | Release(fields):
                 self._assign(fields)
             case Cordon(pod):
                 self._find(pod.name).cordoned = True
@@ -145,6 +150,8 @@ class Model:
             if self.fields.paused:
                 return
             target = self.sets[self.revision] = ModelSet(self.revision)
+        if self.fields.paused:
+            self._saturated(target)
         if target.min_ready != self.fields.min_ready_seconds:
             target.min_ready = self.fields.min_ready_seconds
             target.seen = False
@@ -152,6 +159,12 @@ class Model:
         if self._scaled_in(target) or self.fields.paused or self._scaled_up(target):
             return
         self._scale_down(target)
+
+    def _saturated(self, target: ModelSet) -> None:
+        """A paused Deployment whose revision has every replica Available keeps no other (sync.go, scale)."""
+        if self.replicas == target.desired == target.reported_available:
+            for other in self.sets.values():
+                other.desired = other.desired if other is target else 0
 
     def _scaled_in(self, target: ModelSet) -> bool:
         """A Deployment with one revision follows its number at once (sync.go, scale)."""
@@ -207,7 +220,10 @@ class Model:
         pods = [p for p in self.pods if p.revision == revision]
         own.seen = True
         own.reported = len(pods)
-        own.reported_available = sum(p.ready for p in pods) if own.min_ready == 0 else 0
+        own.reported_available = sum(p.ready and self._is_long_ready(p, own.min_ready) for p in pods)
+
+    def _is_long_ready(self, pod: ModelPod, seconds: int) -> bool:
+        return seconds == 0 or (pod.soaked and seconds <= LONGEST_SOAK_SECONDS)
 
     def _remove(self, pod: ModelPod) -> None:
         if pod.in_rotation or pod.busy:

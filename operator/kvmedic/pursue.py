@@ -41,6 +41,7 @@ from kvmedic.core.moves import (
     Effect,
     Failed,
     Freeze,
+    Hold,
     MakeCopy,
     Move,
     Pause,
@@ -256,7 +257,7 @@ def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
     run = tick.run
     if run.current.state is StepState.PENDING:
         run = run.with_step(replace(run.current, state=StepState.ROLLING_OUT))
-    if isinstance(effect, Freeze):
+    if isinstance(effect, Freeze | Hold):
         run = replace(run, recorded=fleet.fields)
     turns = isinstance(effect, Freeze | Retarget | Revert)
     committed = committed_sequence(run, tick.resource.uid, fleet.fence)
@@ -265,7 +266,7 @@ def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
         move=type(effect).__name__,
         template_before=fleet.revision,
         template_after=_other_template(run, fleet.revision) if turns else fleet.revision,
-        is_frozen=isinstance(effect, Freeze | Retarget | Pause | Pulse),
+        is_frozen=isinstance(effect, Freeze | Hold | Retarget | Pause | Pulse),
         at=tick.now,
         was_frozen=fleet.fields.is_frozen,
         replicas_before=effect.before if isinstance(effect, ScaleOut | ScaleIn) else None,

@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 
 from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.fleet import Fleet, Owner, ReplicaSet, frozen
-from kvmedic.core.moves import Cordon, Failed, Freeze, Move, Refused, Restore, Retarget, Revert, Settled, Wait
+from kvmedic.core.moves import (
+    Cordon,
+    Failed,
+    Freeze,
+    Hold,
+    Move,
+    Refused,
+    Restore,
+    Retarget,
+    Revert,
+    Settled,
+    Wait,
+)
 from kvmedic.core.preconditions import opening_refusal, recall_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.recall import recalling_move
@@ -195,17 +207,20 @@ def test_a_whole_walk_is_a_frozen_rollout() -> None:
 def half_deployed(replicas: int, kept: int, soak_seconds: int = 900) -> Walk:
     """Return a fleet in the middle of a deploy, with one replica more than asked for.
 
-    In the model a soak never ends, so that the controller does not go on by itself.
+    In the model a soak never ends, so that the controller does not go on by itself; that of the replicas of
+    before is behind them.
     """
     walk = Walk(replicas, MODELLED)
     model = walk.model
     model.fields = replace(OWN_FIELDS, max_surge=1, max_unavailable=0, min_ready_seconds=soak_seconds)
     for name, count in (("old", replicas + 1 - kept), ("new", kept)):
-        model.sets[name] = ModelSet(name, count, soak_seconds, count, 0 if soak_seconds else count)
+        available = count if name == "new" or not soak_seconds else 0
+        model.sets[name] = ModelSet(name, count, soak_seconds, count, available)
     model.pods.clear()
     for place in range(replicas + 1):
         pod = model._pod("new" if place < kept else "old")
         pod.ready = pod.in_rotation = pod.busy = True
+        pod.soaked = pod.revision == "new"
     walk.order = replace(walk.order, recorded=model.fields)
     return walk
 
@@ -215,9 +230,12 @@ def half_deployed(replicas: int, kept: int, soak_seconds: int = 900) -> Walk:
 def test_whatever_becomes_of_a_deploy_that_was_turned_no_replica_goes_with_its_requests(
     data: st.DataObject, replicas: int, acts: list[int]
 ) -> None:
-    walk = half_deployed(replicas, data.draw(st.integers(1, replicas)), soak_seconds=0)
+    kept = data.draw(st.integers(1, replicas))
+    walk = half_deployed(replicas, kept, soak_seconds=0)
     recorded = walk.model.fields
-    walk.step()
+    if isinstance(walk.step(), Refused):
+        assert kept == 1, "their rollout is all but complete, and stays theirs"
+        return
     for which in acts:
         walk.act(which)
         if which % 3 == 0:
@@ -268,6 +286,34 @@ def test_a_deploy_under_way_is_held_and_turned_in_one_patch() -> None:
     assert move == Freeze(MODELLED, frozen(max_unavailable=0, paused=True))
 
 
+def test_where_the_wanted_revision_is_whole_the_other_replica_is_drained_before_the_template_turns() -> None:
+    walk = half_deployed(3, 3)
+
+    assert walk.step() == Hold(MODELLED, frozen(max_unavailable=0, paused=True))
+    ended = walk.settle()
+
+    effects = [move for move in walk.moves if move != "Wait"]
+    assert ended == Settled()
+    assert effects == ["Hold", "Cordon", "Revert", "Settled"]
+    assert walk.model.lost_in_rotation == []
+
+
+def test_where_a_wanted_one_went_in_the_moment_the_rollout_was_held_another_is_made() -> None:
+    walk = half_deployed(3, 3)
+    walk.step()
+    gone = next(pod for pod in walk.model.pods if pod.revision == "new")
+    gone.in_rotation = gone.busy = False
+    walk.model.pods.remove(gone)
+    walk.model.sets["new"].desired -= 1
+
+    ended = walk.settle()
+
+    assert ended == Settled()
+    assert "Retarget" in walk.moves[: walk.moves.index("Cordon")]
+    assert walk.model.lost_in_rotation == []
+    assert walk.model.fewest >= 3
+
+
 def test_where_the_spare_went_in_that_moment_another_is_made_first() -> None:
     walk = half_deployed(3, 2)
     walk.step()
@@ -286,7 +332,7 @@ def test_where_the_spare_went_in_that_moment_another_is_made_first() -> None:
 
 HALFWAY = replace(
     deployed(replace(KEPT, desired=2)),
-    replica_sets=(replace(RUNNING, desired=2), replace(KEPT, desired=2)),
+    replica_sets=(replace(RUNNING, desired=2, available=2), replace(KEPT, desired=2)),
     pods=(a_pod("a", NEW), a_pod("b", NEW), a_pod("c", OLD), a_pod("d", OLD)),
 )
 

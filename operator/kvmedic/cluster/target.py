@@ -24,6 +24,7 @@ from kvmedic.core.moves import (
     DeletePod,
     Effect,
     Freeze,
+    Hold,
     Pause,
     Pulse,
     Release,
@@ -109,7 +110,7 @@ class DeploymentTarget:
         match effect:
             case Cordon() | Uncordon() | DeletePod():
                 await move_pod(self.client, fleet, effect)
-            case Freeze() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():
+            case Freeze() | Hold() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
             case ScaleOut() | ScaleIn() | Claim():
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))

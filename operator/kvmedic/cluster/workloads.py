@@ -20,6 +20,7 @@ from kvmedic.core.moves import (
     Claim,
     DeploymentMove,
     Freeze,
+    Hold,
     Pause,
     Pulse,
     Release,
@@ -90,7 +91,7 @@ def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
     """
     if isinstance(move, ScaleOut):
         return {RECORDED: json.dumps({"replicas": move.before, "pod": move.pod})}
-    if not isinstance(move, Freeze) or fleet.fields.is_frozen:
+    if not isinstance(move, Freeze | Hold) or fleet.fields.is_frozen:
         return {}
     return {RECORDED: json.dumps({**_note_of_fields(fleet.fields), **note_of(move.edit)})}
 
@@ -145,7 +146,7 @@ def _changes(
         case Freeze(edit, fields) | Retarget(edit, fields) | Revert(edit, fields):
             changed = template_operations(edit, section(spec, "template"), kept)
             return (*changed, *field_operations(spec, fields))
-        case Pause(fields) | Release(fields) | Restore(fields, _) | Pulse(_, fields):
+        case Hold(_, fields) | Pause(fields) | Release(fields) | Restore(fields, _) | Pulse(_, fields):
             return field_operations(spec, fields)
         case ScaleOut(_, replicas) | ScaleIn(_, replicas):
             return (PatchOperation("replace", "/spec/replicas", replicas),)

@@ -20,6 +20,15 @@ class Freeze:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Freeze somebody's rollout where it stands: the template stays, and nothing is added or removed."""
+
+    edit: TemplateChange
+    """What the template is to become later."""
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Stop the controller and take back every permit."""
 
@@ -165,7 +174,7 @@ class Refused:
     message: str
 
 
-RolloutMove: TypeAlias = Freeze | Pause | Retarget | Pulse | Restore | Revert | Release
+RolloutMove: TypeAlias = Freeze | Hold | Pause | Retarget | Pulse | Restore | Revert | Release
 ScaleMove: TypeAlias = ScaleOut | ScaleIn
 DeploymentMove: TypeAlias = RolloutMove | ScaleMove | Claim
 PodMove: TypeAlias = Cordon | Uncordon | DeletePod

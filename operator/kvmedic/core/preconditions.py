@@ -69,10 +69,16 @@ def _unbalanced(fleet: Fleet, earlier: str) -> str:
         (any(not pod.ready for pod in live), f"{fleet.ready} of {len(live)} replicas are Ready"),
         (any(pod.cordoned for pod in live), "a replica carries the draining label"),
         (any(not pod.in_rotation for pod in live), "a replica is in no Service's EndpointSlices"),
+        (_is_over(fleet), "the rollout is complete but for replicas of before, which go now"),
     ):
         if applies:
             return text
     return ""
+
+
+def _is_over(fleet: Fleet) -> bool:
+    """Return whether the present revision has every replica Available: a controller keeps no other then."""
+    return any(rs.revision == fleet.revision and rs.available >= fleet.replicas for rs in fleet.replica_sets)
 
 
 def replacement_refusal(fleet: Fleet) -> Refused | None:

@@ -11,10 +11,13 @@ from __future__ import annotations
 from datetime import datetime
 
 from kvmedic.core.fleet import Fleet, frozen
-from kvmedic.core.moves import Failed, Freeze, Move, Pulse
+from kvmedic.core.moves import Failed, Freeze, Hold, Move, Pulse, Retarget
 from kvmedic.core.preconditions import halfway_refusal, is_halfway, recall_refusal
 from kvmedic.core.revisions import Revision
 from kvmedic.core.rollout import Order, next_move
+
+STILL = frozen(max_unavailable=0, paused=True)
+"""The rollout's fields while nothing may be added or removed."""
 
 
 def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) -> Move:
@@ -27,11 +30,32 @@ def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) 
         # An intent was written down before, so the run has to be ended as one that had begun.
         return doubt if order.pulsed_at is None else Failed(doubt.reason, doubt.message)
     if is_halfway(fleet, wanted) and not order.repairs:
-        held = Freeze(order.edit, frozen(max_unavailable=0, paused=True))
-        return halfway_refusal(fleet, wanted.template) or held
+        return halfway_refusal(fleet, wanted.template) or _halted(fleet, order)
+    if _is_held(fleet, order) and not _is_saturated(fleet, order.toward):
+        return Retarget(order.edit, STILL)
     if _lacks_spare(fleet, wanted):
         return Pulse("", frozen(max_unavailable=0, paused=False))
     return next_move(fleet, order, now)
+
+
+def _halted(fleet: Fleet, order: Order) -> Freeze | Hold:
+    """Return the move that stops somebody's rollout.
+
+    With the template turned at once, the controller takes what is not of it, undrained, where the wanted
+    revision has all its replicas (Kubernetes 1.36, deployment sync.go, scale: saturated; seen on it). The one
+    replica beside these is drained first then.
+    """
+    return (Hold if _is_saturated(fleet, order.toward) else Freeze)(order.edit, STILL)
+
+
+def _is_held(fleet: Fleet, order: Order) -> bool:
+    """Return whether somebody's rollout was stopped where it stood, with its own template."""
+    stopped = fleet.fields.is_frozen and fleet.fields.paused and fleet.observed
+    return stopped and fleet.revision == order.away and not order.repairs
+
+
+def _is_saturated(fleet: Fleet, template: str) -> bool:
+    return fleet.desired(template) >= fleet.replicas
 
 
 def _lacks_spare(fleet: Fleet, wanted: Revision) -> bool:

@@ -107,6 +107,8 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     waiting = None if _leaves_failed_behind(fleet, order) else _not_ready(fleet, new, order)
     if waiting:
         return waiting
+    if back := stray_move(fleet, new):
+        return back
     if not old and fleet.desired(order.away) == 0:
         return _finish(fleet, order)
     return _next_victim(fleet, order, old, now)
