@@ -338,12 +338,14 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     """Take the claim off the target, then close the run; the finalizer goes on the next tick.
 
     Dying between the two is harmless: the run's end is already in its record, and a claim that is
-    gone is not looked for again.
+    gone is not looked for again. Whoever does not lead leaves both to the one who does.
     """
+    if not tick.ports.leader.is_held():
+        return tick.ports.pace.controller
     run = replace(tick.run, spending=tick.spending or tick.run.spending)
     if run.ending is None and run.intent is not None:
         run = replace(run, ending=outcome)
-    if view is not None and outcome.reason is not Reason.FENCE_LOST and tick.ports.leader.is_held():
+    if view is not None and outcome.reason is not Reason.FENCE_LOST:
         await _unclaim(tick, view.fleet)
     fleet = view.fleet if view is not None else None
     record = await swept(tick.record, run, fleet, tick.ports)

@@ -71,6 +71,7 @@ def test_an_image_by_digest_is_no_hindrance_to_a_flag_that_every_version_has(
 ) -> None:
     world = a_world(2)
     replace_containers(world, {"name": "vllm", "image": f"vllm/vllm-openai@sha256:{'5' * 64}"})
+    world.rewrite(before="thrash")
 
     world.start()
     world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")

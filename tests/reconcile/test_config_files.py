@@ -338,7 +338,7 @@ def test_a_config_map_that_somebody_owns_is_not_copied_and_they_are_told_the_val
 
 def test_a_config_map_that_is_missing_is_named(a_world: Callable[..., World]) -> None:
     world = a_world(2)
-    configure(world)
+    configure(world, history=0)
     world.kubectl("delete", "configmap", NAME)
 
     world.start()

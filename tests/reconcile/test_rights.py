@@ -207,7 +207,7 @@ def test_without_the_right_to_read_config_maps_a_file_counts_as_unseen(
     a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger]
 ) -> None:
     world = a_world()
-    configure(world)
+    configure(world, history=0)
     proxy = with_rights_of_the_chart(world)
     role = world.cluster.api.get("Role", "kvmedic", world.namespace)
     rules = [rule for rule in role["rules"] if rule["resources"] != ["configmaps"]]

@@ -1,0 +1,65 @@
+"""A run is closed by the one who leads, and by nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvmedic.core.gates import Stop
+from kvmedic.core.record import Record
+from kvmedic.core.run import StepState
+from kvmedic.pursue import pursue
+from kvmedic.walks import Tick
+from reconcile.test_survey import a_resource
+from run_builder import NOW, a_run, an_intent
+
+SOON = timedelta(seconds=1)
+
+
+@dataclass
+class Saved:
+    """A store that takes what it is given."""
+
+    records: list[Any] = field(default_factory=list)
+
+    async def save(self, resource: Any, record: Any) -> Any:
+        self.records.append(record)
+        return resource
+
+    async def saved(self, *_: Any) -> None:
+        """Report nothing."""
+
+
+async def ended(*, leads: bool) -> tuple[timedelta, Saved]:
+    """Pursue a run whose target was deleted."""
+
+    async def gone(*_: Any) -> None:
+        return None
+
+    async def read() -> Stop:
+        return Stop.OFF
+
+    saved, run, resource = Saved(), a_run(StepState.ROLLING_OUT, an_intent()), a_resource()
+    ports: Any = SimpleNamespace(
+        target=SimpleNamespace(look=gone),
+        stop=SimpleNamespace(read=read),
+        leader=SimpleNamespace(is_held=lambda: leads),
+        pace=SimpleNamespace(controller=SOON),
+        store=saved,
+        reporter=saved,
+    )
+    assert resource.policy is not None
+    record = Record(run=run)
+    return await pursue(Tick(resource, resource.policy, record, run, ports, NOW, None)), saved
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_who_does_not_lead_leaves_the_end_to_the_one_who_does(*, leads: bool) -> None:
+    again, saved = await ended(leads=leads)
+
+    assert [record.run for record in saved.records] == ([None] if leads else [])
+    assert again == (timedelta(0) if leads else SOON)
