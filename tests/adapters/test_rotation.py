@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvmedic.cluster.marks import CORDON_COST, CORDONED, DELETION_COST
-from kvmedic.cluster.rotation import cordon, delete, move_pod, uncordon
+from kvmedic.cluster.rotation import confirm, cordon, delete, move_pod, uncordon
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Cordon, DeletePod, Uncordon
 from kvmedic.kube.client import Client, Limits, connect
@@ -223,3 +223,17 @@ async def test_of_two_who_cordon_the_same_pod_one_wins(live: LiveFleet) -> None:
     )
 
     assert sorted(type(end).__name__ for end in ends) == ["Conflict", "NoneType"]
+
+
+async def test_who_went_while_its_drain_was_told_is_noticed(live: LiveFleet) -> None:
+    fleet = await live.serving(2)
+    victim = fleet.pods[0]
+
+    await confirm(live.client, fleet, victim.name)
+    await confirm(live.client, fleet, "")
+    live.light.api.delete("Pod", victim.name, live.namespace)
+    with pytest.raises(Conflict):
+        await confirm(live.client, fleet, victim.name)
+    await live.until(lambda seen: victim.uid not in {pod.uid for pod in seen.pods}, "it is gone")
+    with pytest.raises(Conflict):
+        await confirm(live.client, fleet, victim.name)

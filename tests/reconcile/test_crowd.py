@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from lab.cluster.api import ApiError
 from reconcile.phases import PATIENCE_SECONDS, Phase, drained, let_go, reach
 from reconcile.test_unusable import events, told
 from reconcile.world import SERVICE, World, deployment, remediation
@@ -128,7 +130,8 @@ def storm(world: World, minutes_ago: float = 5, count: int = 3) -> None:
     while not history(world, "ruins"):
         body = world.cluster.api.get("KVRemediation", "ruins", world.namespace)
         body["status"] = {**(body.get("status") or {}), "history": ended}
-        world.cluster.api.request("PUT", path, json=body)
+        with suppress(ApiError):  # the operator may write in between
+            world.cluster.api.request("PUT", path, json=body)
 
 
 def waits_for_calm(world: World) -> None:

@@ -90,6 +90,22 @@ async def delete(client: Client, fleet: Fleet, pod: Pod) -> None:
     await client.delete(_ref(fleet, pod), Preconditions(pod.uid, pod.resource_version))
 
 
+async def confirm(client: Client, fleet: Fleet, name: str) -> None:
+    """Make sure that the replica which is to go is still there, right before one is let go.
+
+    Its drain took a while to be told. Had it gone meanwhile, the controller would take one of its peers.
+
+    Raises:
+        Conflict: it is gone or goes already.
+    """
+    pod = next((pod for pod in fleet.pods if pod.name == name), None)
+    if pod is None:
+        return
+    live = section(await client.get(_ref(fleet, pod)) or {}, "metadata")
+    if live.get("uid") != pod.uid or "deletionTimestamp" in live:
+        raise Conflict(Call("get", _ref(fleet, pod).path), None, "it went since it was looked at")
+
+
 async def _unchanged(client: Client, fleet: Fleet, pod: Pod) -> JsonObject:
     """Return the pod as it is now, which must be as it was looked at; the patch tests the same again."""
     ref = _ref(fleet, pod)

@@ -11,7 +11,7 @@ from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.ends import ends_of
 from kvmedic.cluster.minimums import minimum_of, set_minimum, unmark
 from kvmedic.cluster.neighbours import neighbours_of
-from kvmedic.cluster.rotation import move_pod
+from kvmedic.cluster.rotation import confirm, move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
 from kvmedic.cluster.starts import pools_of
 from kvmedic.cluster.workloads import assign, notes_on, unclaim
@@ -110,7 +110,10 @@ class DeploymentTarget:
         match effect:
             case Cordon() | Uncordon() | DeletePod():
                 await move_pod(self.client, fleet, effect)
-            case Freeze() | Hold() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():
+            case Pulse(victim):
+                await confirm(self.client, fleet, victim)
+                await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
+            case Freeze() | Hold() | Pause() | Retarget() | Restore() | Revert() | Release():
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
             case ScaleOut() | ScaleIn() | Claim():
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
