@@ -16,6 +16,17 @@ def test_branches_are_remembered_in_their_order_and_each_once_per_time() -> None
     assert told.reason == ""
 
 
+def test_what_was_found_before_there_was_traffic_does_not_count() -> None:
+    told = Chronicle()
+    for reason in ("Healthy", "MetricsMissing"):
+        told.learn(a_status(reason))
+    told.begin()
+    for reason in ("MetricsMissing", "Healthy", "MetricsMissing"):
+        told.learn(a_status(reason))
+
+    assert told.branches == ["Healthy", "MetricsMissing"]
+
+
 def test_a_run_is_remembered_after_it_is_closed() -> None:
     told = Chronicle()
     told.learn(a_status("FleetWideDemand", run=a_run()))

@@ -139,7 +139,7 @@ def test_a_fleet_that_is_healed_has_figures_moves_and_a_verdict(engine: int, tmp
 
     assert result.missed == []
     assert (result.branch, result.moves, result.verdicts) == (DEMAND, [CAP], ["Recovered"])
-    assert result.branches == ["Healthy", DEMAND, "Healthy"]
+    assert result.branches == [DEMAND, "Healthy"]
     assert (result.failed_requests, result.min_in_rotation) == (0, 1)
     assert result.requests > 20
     assert result.before is not None
@@ -148,6 +148,27 @@ def test_a_fleet_that_is_healed_has_figures_moves_and_a_verdict(engine: int, tmp
     assert 5 <= result.seconds < 30
     assert others.happened == [("approve", a_plan()["digest"])]
     assert any("approve happened" in line for line in notes.lines)
+
+
+def test_a_plan_before_the_pools_are_full_leaves_no_figures_of_before(
+    engine: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(playing, "RAMP_SECONDS", 60.0)
+    healed = {
+        "branch": DEMAND,
+        "moves": [{"knob": "maxNumSeqs", "after": (10, 30)}],
+        "verdicts": ["Recovered"],
+    }
+    script = {
+        0.5: a_status(DEMAND, run=a_run(settled=True)),
+        2.5: a_status("Healthy", history=[a_closed_run()]),
+    }
+
+    result, _ = played(one_replica(healed, limits={"measure": "1s"}), engine, script, tmp_path)
+
+    assert result.missed == []
+    assert result.before is None
+    assert result.after is not None
 
 
 def test_where_nothing_must_happen_it_is_watched_and_ends_early(engine: int, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ class Chronicle:
     status: Object = field(default_factory=dict)
     """As it is now."""
     branches: list[str] = field(default_factory=list)
-    """Reasons of the diagnosis, each once per time that it was found anew."""
+    """Reasons of the diagnosis, each once per time that it was found anew since `begin`."""
     opened: dict[str, Object] = field(default_factory=dict)
     """Every run that was ever open, by id, as it was last recorded."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -26,12 +26,21 @@ class Chronicle:
     def learn(self, status: Mapping[str, Any]) -> None:
         """Take the next state."""
         with self._lock:
+            before = self.reason
             self.status = dict(status)
-            reason = self.reason
-            if reason and self.branches[-1:] != [reason]:
-                self.branches.append(reason)
+            if self.reason not in ("", before):
+                self.branches.append(self.reason)
             if run := self.run:
                 self.opened[str(run["id"])] = run
+
+    def begin(self) -> None:
+        """Forget the branches of before: what is found of a fleet without traffic shows nothing of the play.
+
+        The one that stands now is not found anew by going on to stand. A fleet that has just come up has
+        no series over a whole look yet.
+        """
+        with self._lock:
+            self.branches.clear()
 
     @property
     def reason(self) -> str:

@@ -119,6 +119,7 @@ class Play:
     def _act(self, traffic: Traffic, stopped: Event) -> None:
         fleet, clients = self.scenario.fleet, sum(stream.clients for stream in self.scenario.load)
         self._started = time.time()
+        self.witness.chronicle.begin()
         text = (
             f"{clients} clients send to {fleet.replicas} replicas; each may run {fleet.cap} requests at once"
         )
@@ -202,16 +203,18 @@ class Play:
         return str((last or told.condition("ActionRequired") or diagnosis).get("message", ""))
 
     def _figures(self, traffic: Traffic) -> tuple[Figures | None, Figures | None]:
+        """Return the figures of before and after; none of before where the plan came too soon."""
         records, samples = traffic.records(), self.witness.scraper.samples()
         cues, span = self._course.cues, self.scenario.limits.measure
         if Cue.PLAN not in cues:
             return None, None
         turning = self._started + cues[Cue.PLAN]
-        before = Window(max(self._started + RAMP_SECONDS, turning - span), turning)
+        full = max(self._started + RAMP_SECONDS, turning - span)
+        before = figures(Window(full, turning), records, samples) if full < turning else None
         if Cue.SETTLED not in cues:
-            return figures(before, records, samples), None
+            return before, None
         start = self._started + cues[Cue.SETTLED]
-        return figures(before, records, samples), figures(Window(start, start + span), records, samples)
+        return before, figures(Window(start, start + span), records, samples)
 
     def _restarts(self) -> float:
         """Return how often a replica was swapped or restarted, per replica.
