@@ -211,7 +211,7 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             await _save(told, tick.run, shown.reason, shown.message)
             if blocked is not None:
                 return pace.idle
-            return pace.controller if reason is Reason.AWAITING_CONTROLLER else pace.replica
+            return pace.controller if hurried else pace.replica
         case Settled():
             return timedelta(0)
         case _:
