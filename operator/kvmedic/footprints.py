@@ -10,7 +10,6 @@ from kvmedic.core.footprint import Footprint, in_calm, is_held, returning_step
 from kvmedic.core.gates import Blocked
 from kvmedic.core.opening import Measure, run_of
 from kvmedic.core.plan import Plan
-from kvmedic.core.preconditions import step_refusal
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
@@ -20,7 +19,7 @@ from kvmedic.ports import Ports, Target, View
 from kvmedic.record.runs import opened
 from kvmedic.record.surveys import REFRESH, complaint
 from kvmedic.saving import save
-from kvmedic.survey import Survey
+from kvmedic.survey import Survey, obstacle_to
 
 
 def noted(record: Record, found: Survey, now: datetime) -> Record:
@@ -79,7 +78,7 @@ async def give_back(
     view = await with_holder(view, held, ports.target)
     if not is_held(held, view.fleet):
         return None
-    if refused := step_refusal(view.fleet, step, whole=False):
+    if refused := obstacle_to(step, view.fleet, Goal.CALM):
         why = Outcome(refused.reason, f"{refused.message}; it is deleted once {held.line()} is given back")
         await save(resource, complaint(record, why, resource.generation, now), ports)
         return ports.pace.idle
