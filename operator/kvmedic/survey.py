@@ -35,7 +35,7 @@ from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.core.vitals import Device
 from kvmedic.engines import ENGINES
-from kvmedic.gathering import expected, gather, vitals_of, with_logged_pools
+from kvmedic.gathering import expected, gather, silent_on_pools, vitals_of, with_logged_pools
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.ports import Metrics, Senses, View
 from kvmedic.runbooks import RUNBOOKS
@@ -134,9 +134,10 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     """Return what a whole look at the target finds, however calm it is."""
     history = resource.record.history if resource.record else ()
     evidence = await gather(policy, resource.namespace, view, senses, history)
-    workload = engine_of(view, policy)
-    if isinstance(workload, Workload):
-        evidence = await with_logged_pools(evidence, resource.namespace, view, workload, senses.logs)
+    if silent := silent_on_pools(evidence, view):
+        workload = engine_of(view, policy)
+        if isinstance(workload, Workload):
+            evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
     runbook, diagnosis = judged(policy, evidence)
     diagnosis = _with_moves(diagnosis, resource, view, evidence.burn)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
