@@ -18,8 +18,8 @@ from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
-from kvmedic.core.run import Outcome, Terms
-from kvmedic.core.terms import without_spec
+from kvmedic.core.run import Outcome
+from kvmedic.core.terms import terms_of, without_spec
 from kvmedic.ports import Ports
 from kvmedic.runbooks.carrying import beyond_trigger, overload
 from kvmedic.runbooks.node_health import faults_of
@@ -161,7 +161,7 @@ async def _wanted(ward: Ward) -> SetAside | str:
         message="; ".join(faults),
         since=ward.now,
         target=policy.target,
-        terms=Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout),
+        terms=terms_of(policy),
     )
 
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from kvmedic.core.diagnosis import Diagnosed, Goal, ScaleBound
 from kvmedic.core.footprint import Footprint, in_calm, is_held, returning_step
 from kvmedic.core.gates import Blocked
+from kvmedic.core.opening import Measure, run_of
 from kvmedic.core.plan import Plan
-from kvmedic.core.preconditions import step_refusal
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
-from kvmedic.core.run import Outcome, Run, StepRecord
-from kvmedic.core.spending import devices_of
+from kvmedic.core.run import Outcome, Run
 from kvmedic.core.terms import policy_from
 from kvmedic.ports import Ports, Target, View
-from kvmedic.record.runs import reported
+from kvmedic.record.runs import opened
 from kvmedic.record.surveys import REFRESH, complaint
-from kvmedic.survey import Survey
+from kvmedic.saving import save
+from kvmedic.survey import Survey, obstacle_to
 
 
 def noted(record: Record, found: Survey, now: datetime) -> Record:
@@ -78,43 +78,18 @@ async def give_back(
     view = await with_holder(view, held, ports.target)
     if not is_held(held, view.fleet):
         return None
-    if refused := step_refusal(view.fleet, step, whole=False):
+    if refused := obstacle_to(step, view.fleet, Goal.CALM):
         why = Outcome(refused.reason, f"{refused.message}; it is deleted once {held.line()} is given back")
-        return await _told(resource, complaint(record, why, resource.generation, now), ports)
-    run = replace(_run(resource, held, view, now), terms=held.terms)
-    opened = reported(
-        replace(record, run=run), Outcome(Reason.PLANNED, run.message), resource.generation, now
-    )
-    await _told(resource, opened, ports)
+        await save(resource, complaint(record, why, resource.generation, now), ports)
+        return ports.pace.idle
+    run = _run(resource, held, view, now)
+    await save(resource, opened(record, run, resource.generation, now), ports)
     return timedelta(0)
-
-
-async def _told(resource: Resource, after: Record, ports: Ports) -> timedelta:
-    if after != resource.record:
-        await ports.store.save(resource, after)
-        await ports.reporter.saved(resource, resource.record, after)
-    return ports.pace.idle
 
 
 def _run(resource: Resource, held: Footprint, view: View, now: datetime) -> Run:
     fleet = view.fleet
     step = returning_step(held, held.fewest, fleet.revision)
     message = f"the resource is deleted: {SENTENCES[Reason.REPLICAS_GIVEN_BACK]}"
-    plan = Plan((step,), fleet.uid, fleet.revision, resource.generation, step.reason, message)
-    return Run(
-        id=now.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
-        target_uid=fleet.uid,
-        digest=plan.digest,
-        reason=Reason.RESOURCE_DELETED,
-        message=message,
-        spec_generation=resource.generation,
-        started_at=now,
-        steps=(StepRecord(step),),
-        recorded=fleet.fields,
-        replicas=fleet.replicas,
-        in_rotation=fleet.in_rotation,
-        blocks=None,
-        baseline=None,
-        goal=Goal.CALM,
-        gpus=devices_of(view.template),
-    )
+    plan = Plan((step,), fleet.uid, fleet.revision, resource.generation, Reason.RESOURCE_DELETED, message)
+    return replace(run_of(plan, fleet, view.template, Measure(Goal.CALM), now), terms=held.terms)

@@ -64,43 +64,47 @@ async def vitals_of(
     }
 
 
+def silent_on_pools(evidence: Evidence, view: View) -> tuple[Pod, ...]:
+    """Return the replicas whose metrics never tell their pool; their engine's log may."""
+    silent = {name for name, readings in evidence.burn.pods.items() if _lone_tokens(readings) is not None}
+    return tuple(pod for pod in expected(view) if pod.name in silent)
+
+
 async def with_logged_pools(
-    evidence: Evidence, namespace: str, view: View, workload: Workload, logs: Logs
+    evidence: Evidence, namespace: str, silent: Sequence[Pod], workload: Workload, logs: Logs
 ) -> Evidence:
     """Return evidence with the pools of those replicas whose engine tells its pool in its log alone.
 
     Args:
         evidence: as the metrics tell.
         namespace: of the target.
-        view: the target.
-        workload: its engine.
+        silent: replicas whose metrics never tell their pool.
+        workload: their engine.
         logs: what the engines wrote.
     """
-    forms = SIGNALS[workload.engine.profile.name].pool.logged
-    silent = [pod for pod in expected(view) if _is_silent(evidence.burn.pods.get(pod.name))]
-    if not silent or forms is None:
+    signals = SIGNALS[workload.engine.profile.name].pool
+    if signals.logged is None:
         return evidence
     container = str(workload.container.get("name"))
-    told = await logs.logged_pools(namespace, silent, container, forms)
-    null = SIGNALS[workload.engine.profile.name].pool.null_blocks
+    told = await logs.logged_pools(namespace, silent, container, signals.logged)
+    null = signals.null_blocks
     burn, sizing = (_completed(seen, told, null) for seen in (evidence.burn, evidence.sizing))
     return replace(evidence, burn=burn, sizing=sizing)
 
 
-def _is_silent(readings: PodReadings | None) -> bool:
-    return (
-        readings is not None and isinstance(readings.pool, Unsupported) and readings.block_tokens is not None
-    )
+def _lone_tokens(readings: PodReadings) -> int | None:
+    """Return the tokens of a block where no metric ever tells how many blocks there are; None elsewhere."""
+    return readings.block_tokens if isinstance(readings.pool, Unsupported) else None
 
 
 def _completed(seen: Observation, told: Mapping[str, LoggedSize], null_blocks: int) -> Observation:
     """Return a look with the pools that logs told."""
     pods = dict(seen.pods)
-    for name, size in told.items():
-        readings = pods.get(name)
-        if readings is None or readings.block_tokens is None or not _is_silent(readings):
+    for name, readings in seen.pods.items():
+        tokens, size = _lone_tokens(readings), told.get(name)
+        if tokens is None or size is None:
             continue
-        pool = size.pool(readings.block_tokens, readings.engines, null_blocks)
+        pool = size.pool(tokens, readings.engines, null_blocks)
         if pool is not None:
             pods[name] = replace(readings, pool=Measured(pool, seen.at))
     return replace(seen, pods=pods)

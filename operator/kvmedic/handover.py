@@ -6,10 +6,7 @@ left out whole, because half a patch is none, and `kvmedic plan` prints it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
-
-from kvmedic.core.config_map import FileEdit, Sight
+from kvmedic.core.config_map import FileEdit
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.owner import TemplateOwner
 from kvmedic.core.plan import ConfigStep, FlagStep, Plan, RevisionStep
@@ -18,26 +15,15 @@ from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
 from kvmedic.manifests.reverts import Reverted, operations_between, revert_for
 from kvmedic.manifests.revisions import Revised, Unreadable, differences, options_of_interest
+from kvmedic.ports import View
 from kvmedic.runbooks.planning import Workload
 
 MESSAGE_BYTES = 1000
 """Bytes of a message, at most: an Event's note takes 1,024 (events.k8s.io/v1)."""
 
 
-class Kept(Protocol):
-    """What of a target was read besides its present pod template. It may hold secrets."""
-
-    @property
-    def templates(self) -> Mapping[str, Mapping[str, object]]:
-        """Return the pod template of each of its ReplicaSets, by its name."""
-
-    @property
-    def config_maps(self) -> Mapping[str, Sight]:
-        """Return the ConfigMaps that these engines read their configuration from, by name."""
-
-
 def handed_over(
-    owner: TemplateOwner, namespace: str, workload: Workload, plan: Plan, kept: Kept
+    owner: TemplateOwner, namespace: str, workload: Workload, plan: Plan, view: View
 ) -> Proposal | None:
     """Return what to give to an owner so that a plan's change is made; None where it is no template's.
 
@@ -46,13 +32,13 @@ def handed_over(
         namespace: of the target.
         workload: the engine in the target's pod template.
         plan: what would be done if nobody owned the template.
-        kept: the target's revisions.
+        view: the target.
     """
     match plan.steps[0]:
         case FlagStep() | ConfigStep() as step:
             return _flag_of(owner, namespace, workload, step)
         case RevisionStep() as step:
-            return _revision_of(owner, namespace, workload, step, kept)
+            return _revision_of(owner, namespace, workload, step, view)
         case _:
             return None
 
@@ -74,12 +60,12 @@ def _revision_of(
     namespace: str,
     workload: Workload,
     step: RevisionStep,
-    kept: Kept,
+    view: View,
 ) -> Proposal | None:
-    earlier, container = kept.templates.get(step.after.replica_set), str(workload.container.get("name"))
+    earlier, container = view.templates.get(step.after.replica_set), str(workload.container.get("name"))
     if earlier is None:
         return None
-    changed = differences(Revised(earlier, workload.template, kept.config_maps), container, ENGINES)
+    changed = differences(Revised(earlier, workload.template, view.config_maps), container, ENGINES)
     if isinstance(changed, Unreadable):
         return None
     names = options_of_interest(workload.engine.profile)

@@ -6,12 +6,13 @@ from dataclasses import replace
 from datetime import datetime
 
 from kvmedic.core.approval import Request, approved
+from kvmedic.core.diagnosis import Goal
 from kvmedic.core.gates import Blocked, forward_gate, opening_gate
 from kvmedic.core.neighbours import Neighbours, hindrance, remarks, rerouted
 from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.core.plan import Plan, ScaleStep
 from kvmedic.core.policy import Mode, Policy
-from kvmedic.core.preconditions import frozen_message, step_refusal
+from kvmedic.core.preconditions import frozen_message
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
@@ -20,7 +21,7 @@ from kvmedic.handover import advice, handed_over
 from kvmedic.manifests.configuration import file_remarks, owner_of_file
 from kvmedic.ports import Ports, Target, View
 from kvmedic.runbooks.planning import Fault, Workload
-from kvmedic.survey import Survey, engine_of
+from kvmedic.survey import Survey, engine_of, obstacle_to
 
 
 def unfit(resource: Resource, policy: Policy, view: View | None, ports: Ports) -> Outcome | None:
@@ -74,9 +75,8 @@ async def _rerouted(found: Survey, plan: Plan, neighbours: Neighbours, target: T
     if isinstance(through, Outcome):
         return replace(found, obstacle=through), plan
     view = await target.with_minimum(found.view, through.holder)
-    refused = step_refusal(view.fleet, through, whole=True)
-    obstacle = Outcome(refused.reason, refused.message) if refused else None
     plan = replace(plan, steps=(through,))
+    obstacle = obstacle_to(through, view.fleet, Goal.RELIEF)
     return replace(found, view=view, plan=plan, obstacle=obstacle), plan
 
 

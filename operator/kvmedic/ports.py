@@ -67,8 +67,20 @@ class Store(Protocol):
         """Put our finalizer on the resource, or take it off."""
 
 
-class Target(Protocol):
-    """The workload."""
+class Logs(Protocol):
+    """What engines' logs tell: how they ended, and what they said when they started."""
+
+    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> Mapping[str, EngineEnd]:
+        """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
+
+    async def logged_pools(
+        self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
+    ) -> Mapping[str, LoggedSize]:
+        """Return the pools that the present logs of replicas tell, by pod; who tells none is not there."""
+
+
+class Target(Logs, Protocol):
+    """The workload, and what its engines write."""
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
@@ -81,14 +93,6 @@ class Target(Protocol):
 
     async def apply(self, fleet: Fleet, effect: Effect, claim: str) -> None:
         """Carry out one effect on the fleet as it was viewed. Raises Conflict when it moved."""
-
-    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> Mapping[str, EngineEnd]:
-        """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
-
-    async def logged_pools(
-        self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
-    ) -> Mapping[str, LoggedSize]:
-        """Return the pools that the present logs of replicas tell, by pod; who tells none is not there."""
 
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
@@ -105,18 +109,6 @@ class Copies(Protocol):
 
     async def sweep(self, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
         """Remove those copies that nothing refers to any more; return the others."""
-
-
-class Logs(Protocol):
-    """What engines' logs tell: how they ended, and what they said when they started."""
-
-    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> Mapping[str, EngineEnd]:
-        """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
-
-    async def logged_pools(
-        self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
-    ) -> Mapping[str, LoggedSize]:
-        """Return the pools that the present logs of replicas tell, by pod; who tells none is not there."""
 
 
 class Metrics(Protocol):

@@ -76,6 +76,7 @@ from kvmedic.core.verdict import Judged, judge, judge_replacement
 from kvmedic.ports import View
 from kvmedic.record.runs import closed, reported
 from kvmedic.record.supplies import after_trouble
+from kvmedic.saving import save
 from kvmedic.urgency import graded
 from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, walking_move
 
@@ -210,7 +211,7 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             await _save(told, tick.run, shown.reason, shown.message)
             if blocked is not None:
                 return pace.idle
-            return pace.controller if reason is Reason.AWAITING_CONTROLLER else pace.replica
+            return pace.controller if hurried else pace.replica
         case Settled():
             return timedelta(0)
         case _:
@@ -351,8 +352,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     record = await swept(tick.record, run, fleet, tick.ports)
     done = closed(record, run, outcome, tick.resource.generation, tick.now)
     done = replace(done, footprint=footprint_after(run, tick.record.footprint, fleet, outcome, tick.now))
-    await tick.ports.store.save(tick.resource, done)
-    await tick.ports.reporter.saved(tick.resource, tick.record, done)
+    await save(tick.resource, done, tick.ports)
     return timedelta(0)
 
 
@@ -383,6 +383,4 @@ async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
     if after == tick.record and not _costs_otherwise(tick, reason):
         return tick.resource
     after = replace(after, run=replace(run, spending=tick.spending or run.spending))
-    saved = await tick.ports.store.save(tick.resource, after)
-    await tick.ports.reporter.saved(tick.resource, tick.record, after)
-    return saved
+    return await save(tick.resource, after, tick.ports)

@@ -7,7 +7,7 @@ Event and metric.
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from kvmedic.aside import Cared, Ward, cared_for, put_back, told
 from kvmedic.baselines import pressed_baseline
@@ -15,24 +15,23 @@ from kvmedic.copies import swept
 from kvmedic.core.decide import Wish, outcome_of
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.gates import Blocked
-from kvmedic.core.plan import Plan
+from kvmedic.core.opening import Measure, run_of
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
-from kvmedic.core.run import Outcome, Run, StepRecord, Terms
+from kvmedic.core.run import Outcome, Run
 from kvmedic.core.severity import urgency_of
-from kvmedic.core.spending import devices_of
-from kvmedic.core.terms import policy_during
-from kvmedic.core.verdict import Baseline
+from kvmedic.core.terms import policy_during, terms_of
 from kvmedic.footprints import give_back, holding, noted, with_holder
 from kvmedic.obstacles import accompanied, claimed, consent, crowded, gate, unfit, unrecognised
 from kvmedic.outgrown import with_known_limit
 from kvmedic.ports import Ports, Senses
 from kvmedic.pursue import pursue
-from kvmedic.record.runs import reported
+from kvmedic.record.runs import opened
 from kvmedic.record.surveys import complaint, planned, surveyed, with_last_good
-from kvmedic.survey import Survey, proved_good, survey
+from kvmedic.saving import save
+from kvmedic.survey import proved_good, survey
 from kvmedic.walks import Tick
 
 AT_ONCE = timedelta(0)
@@ -105,7 +104,7 @@ async def _pursue(resource: Resource, record: Record, run: Run, ports: Ports, no
 
 async def _complain(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta:
     """Say what is wrong with the spec."""
-    await _write(resource, ports, complaint(record, _problem(resource), resource.generation, now))
+    await save(resource, complaint(record, _problem(resource), resource.generation, now), ports)
     if record.run is None:
         await _unfinalized(resource, ports, record)
     return ports.pace.idle
@@ -137,7 +136,7 @@ async def _survey(
     if found.plan is not None and why is None:
         return AT_ONCE
     why = why or holding(seen.footprint, policy.scale_out)
-    await _write(resource, ports, planned(seen, found.plan, told(cared, why), resource.generation, now))
+    await save(resource, planned(seen, found.plan, told(cared, why), resource.generation, now), ports)
     if seen.aside != record.aside:
         return AT_ONCE
     await _unfinalized(resource, ports, seen)
@@ -169,30 +168,10 @@ async def _begun(ward: Ward, seen: Record) -> Outcome | Blocked | None:
     granted = await consent(resource, policy, found.plan, ports, now)
     if isinstance(granted, Outcome):
         return granted
-    run = _run(found, found.plan, baseline, now)
-    terms = Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
-    return await _opened(resource, seen, replace(run, terms=terms, approval=granted), ports, now)
-
-
-def _run(found: Survey, plan: Plan, baseline: Baseline | None, now: datetime) -> Run:
-    fleet = found.view.fleet
-    return Run(
-        id=now.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
-        target_uid=fleet.uid,
-        digest=plan.digest,
-        reason=found.diagnosis.reason,
-        message=plan.message,
-        spec_generation=plan.spec_generation,
-        started_at=now,
-        steps=tuple(StepRecord(step) for step in plan.steps),
-        recorded=fleet.fields,
-        replicas=fleet.replicas,
-        in_rotation=fleet.in_rotation,
-        blocks=found.blocks(),
-        baseline=baseline,
-        goal=found.goal,
-        gpus=devices_of(found.view.template),
-    )
+    measure = Measure(found.goal, baseline, found.blocks())
+    run = run_of(found.plan, found.view.fleet, found.view.template, measure, now)
+    run = replace(run, reason=found.diagnosis.reason, terms=terms_of(policy), approval=granted)
+    return await _opened(resource, seen, run, ports, now)
 
 
 async def _opened(
@@ -207,9 +186,7 @@ async def _opened(
         return None
     async with ports.crowd.place(resource.uid, now) as blocked:
         if blocked is None:
-            opened = replace(record, run=run)
-            opened = reported(opened, Outcome(Reason.PLANNED, run.message), resource.generation, now)
-            await _write(resource, ports, opened)
+            await save(resource, opened(record, run, resource.generation, now), ports)
         return blocked
 
 
@@ -222,9 +199,3 @@ async def _unfinalized(resource: Resource, ports: Ports, record: Record | None =
 def _is_owing(record: Record) -> bool:
     """Return whether something of ours is on the target although no run is open."""
     return record.footprint is not None or (record.aside is not None and record.aside.is_active)
-
-
-async def _write(resource: Resource, ports: Ports, after: Record) -> None:
-    if after != resource.record:
-        await ports.store.save(resource, after)
-        await ports.reporter.saved(resource, resource.record, after)

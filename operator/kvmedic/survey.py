@@ -22,9 +22,10 @@ from kvmedic.core.diagnosis import (
 )
 from kvmedic.core.edge import least_free_mib
 from kvmedic.core.evidence import Look, Measured, Observation, Reading, Signal
+from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import is_held
 from kvmedic.core.moved import TRAFFIC, moves, traffic_of
-from kvmedic.core.plan import AutoscalerStep, ObjectRef, Plan, ReplaceStep, ScaleStep
+from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, Step, gives_back
 from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import step_refusal
 from kvmedic.core.reasons import Reason
@@ -34,7 +35,7 @@ from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.core.vitals import Device
 from kvmedic.engines import ENGINES
-from kvmedic.gathering import expected, gather, vitals_of, with_logged_pools
+from kvmedic.gathering import expected, gather, silent_on_pools, vitals_of, with_logged_pools
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.ports import Metrics, Senses, View
 from kvmedic.runbooks import RUNBOOKS
@@ -85,7 +86,7 @@ class Survey:
     def goal(self) -> Goal:
         """Return by what a change would be judged."""
         steps = self.plan.steps if self.plan else ()
-        if any(isinstance(step, ScaleStep | AutoscalerStep) and step.gives_back for step in steps):
+        if any(gives_back(step) for step in steps):
             return Goal.CALM
         return self.diagnosis.branch.goal if isinstance(self.diagnosis, Diagnosed) else Goal.RELIEF
 
@@ -133,9 +134,10 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     """Return what a whole look at the target finds, however calm it is."""
     history = resource.record.history if resource.record else ()
     evidence = await gather(policy, resource.namespace, view, senses, history)
-    workload = engine_of(view, policy)
-    if isinstance(workload, Workload):
-        evidence = await with_logged_pools(evidence, resource.namespace, view, workload, senses.logs)
+    if silent := silent_on_pools(evidence, view):
+        workload = engine_of(view, policy)
+        if isinstance(workload, Workload):
+            evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
     runbook, diagnosis = judged(policy, evidence)
     diagnosis = _with_moves(diagnosis, resource, view, evidence.burn)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
@@ -194,8 +196,7 @@ def _planned(found: Survey, resource: Resource, policy: Policy) -> Survey:
         return _planned(_passed_on(found, plan, known, resource, policy), resource, policy)
     if not isinstance(plan, Plan):
         return _hindered(found, plan.reason, plan.message)
-    refused = step_refusal(fleet, plan.steps[0], whole=found.goal is Goal.RELIEF)
-    obstacle = Outcome(refused.reason, refused.message) if refused else None
+    obstacle = obstacle_to(plan.steps[0], fleet, found.goal)
     return replace(found, plan=plan, obstacle=obstacle)
 
 
@@ -229,8 +230,7 @@ def _returning(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if isinstance(advice, NoChange):
         return replace(found, outlook=advice.message)
     plan = returning_of(fleet, held, advice, resource.generation)
-    refused = step_refusal(fleet, plan.steps[0], whole=False)
-    obstacle = Outcome(refused.reason, refused.message) if refused else None
+    obstacle = obstacle_to(plan.steps[0], fleet, Goal.CALM)
     return replace(found, plan=plan, obstacle=obstacle, outlook=advice.message)
 
 
@@ -304,6 +304,15 @@ def engine_of(view: View, policy: Policy) -> Workload | Fault:
     target = ObjectRef(policy.target.kind, policy.target.name)
     found = workload_of(target, view.fleet.uid, view.template, policy.target.container, ENGINES)
     return configured(found, view.config_maps)
+
+
+def obstacle_to(step: Step, fleet: Fleet, goal: Goal) -> Outcome | None:
+    """Return why a plan's first step cannot begin on the fleet as it is, or None.
+
+    Only a change that is to relieve a fleet needs it whole (`kvmedic.core.preconditions.refusal`).
+    """
+    refused = step_refusal(fleet, step, whole=goal is Goal.RELIEF)
+    return Outcome(refused.reason, refused.message) if refused else None
 
 
 def _hindered(found: Survey, reason: Reason, message: str) -> Survey:

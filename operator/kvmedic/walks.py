@@ -67,31 +67,28 @@ class Tick:
 async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     """Return the next move of the step under way, forward or back."""
     step, drain = tick.run.current.step, await _drain(tick, fleet)
-    match step:
+    way = step if direction is Direction.FORWARD else step.inverse()
+    match way:
         case FlagStep() | ConfigStep():
-            order = _order(tick, step if direction is Direction.FORWARD else step.inverse(), drain)
+            order = _order(tick, way, drain)
             move = rollout.next_move(fleet, order, tick.now)
             canaries = _canaries(fleet, order)
         case RevisionStep():
-            wanted = step if direction is Direction.FORWARD else step.inverse()
-            order = _order(tick, wanted, drain)
-            move = recall.recalling_move(fleet, order, wanted.after, tick.now)
+            order = _order(tick, way, drain)
+            move = recall.recalling_move(fleet, order, way.after, tick.now)
             canaries = _canaries(fleet, order)
         case ReplaceStep():
-            way = step if direction is Direction.FORWARD else step.inverse()
             move = replacement.replacing_move(fleet, _replacement(tick, fleet, way, drain), tick.now)
-            spare = spare_of(fleet, step)
+            spare = spare_of(fleet, way)
             canaries = (spare,) if spare else ()
         case ScaleStep():
-            toward = step if direction is Direction.FORWARD else step.inverse()
-            scaled = replace(_scaling(tick, fleet, toward, drain), begins=_begins(tick, fleet, direction))
+            scaled = replace(_scaling(tick, fleet, way, drain), begins=_begins(tick, fleet, direction))
             return scaling.scaling_move(fleet, scaled, tick.now)
         case AutoscalerStep():
-            kept = step if direction is Direction.FORWARD else step.inverse()
-            asked = replace(_autoscaling(tick, fleet, kept), begins=_begins(tick, fleet, direction))
+            asked = replace(_autoscaling(tick, fleet, way), begins=_begins(tick, fleet, direction))
             return autoscaling.autoscaling_move(fleet, asked, tick.now)
         case _:
-            assert_never(step)
+            assert_never(way)
     if direction is Direction.FORWARD and isinstance(move, Cordon):
         return await _refused_canary(tick, canaries) or move
     return move

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from kvmedic.core.gates import Blocked
-from kvmedic.core.plan import AutoscalerStep, ScaleStep, is_revocable
+from kvmedic.core.plan import AutoscalerStep, ScaleStep, gives_back, is_revocable
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.run import Outcome, Run, Standing, StepState
 from kvmedic.core.verdict import Baseline, Judged, Verdict
@@ -110,7 +110,7 @@ def decide(run: Run, seen: Situation) -> Decision:
         return ended
     if run.current.state is StepState.ROLLING_BACK:
         return Walk(Direction.BACK)
-    if seen.wish is Wish.DELETE and _gives_back(run):
+    if seen.wish is Wish.DELETE and gives_back(run.current.step):
         return _given_back(run)
     if turned := _wished_back(run, seen):
         return turned
@@ -171,11 +171,6 @@ def _brings_back_a_setting(run: Run) -> bool:
 def outcome_of(reason: Reason) -> Outcome:
     """Return an outcome whose message is the reason's own sentence."""
     return Outcome(reason, SENTENCES[reason])
-
-
-def _gives_back(run: Run) -> bool:
-    step = run.current.step
-    return isinstance(step, ScaleStep | AutoscalerStep) and step.gives_back
 
 
 def _given_back(run: Run) -> Decision:

@@ -323,6 +323,17 @@ def is_revocable(step: Step) -> bool:
             assert_never(step)
 
 
+def gives_back(step: Step) -> bool:
+    """Return whether a step takes away what an earlier one added for a while."""
+    match step:
+        case ScaleStep() | AutoscalerStep():
+            return step.gives_back
+        case ConfigStep() | FlagStep() | ReplaceStep() | RevisionStep():
+            return False
+        case _:
+            assert_never(step)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The steps that would be taken, bound to what they were computed from."""

@@ -30,6 +30,11 @@ from kvmedic.core.vitals import NodeHealth
 NEVER = timedelta(0)
 
 
+def terms_of(policy: Policy) -> Terms:
+    """Return what is to be remembered of a spec, so that what is begun by it can be ended without it."""
+    return Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
+
+
 def policy_during(run: Run, policy: Policy | None) -> Policy | None:
     """Return what an open run goes by; None where neither the spec nor the record says enough.
 

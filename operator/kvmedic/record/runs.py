@@ -112,6 +112,11 @@ def action(reason: Reason, message: str) -> Claim:
     return Claim(ConditionType.ACTION_REQUIRED, Truth.FALSE, Reason.NOTHING_TO_DO)
 
 
+def opened(record: Record, run: Run, generation: int, now: datetime) -> Record:
+    """Return the record with a run opened: planned, and nothing of it done yet."""
+    return reported(replace(record, run=run), Outcome(Reason.PLANNED, run.message), generation, now)
+
+
 def reported(
     record: Record, told: Outcome, generation: int, now: datetime, problem: Outcome | None = None
 ) -> Record:
