@@ -54,6 +54,23 @@ async def test_a_closed_loop_sends_its_requests_and_ends():
         assert await engine.metric("prefix_cache_hits_total") == 0  # no two prompts share a beginning
 
 
+async def test_prompts_that_begin_alike_are_found_in_the_prefix_cache():
+    async with an_engine() as engine:
+        records = await sent(a_plan(engine, shared=256, arrivals=ClosedLoop(clients=1), requests=3))
+
+        assert [record.prompt_tokens for record in records] == [256 + 10] * 3
+        assert await engine.metric("prompt_tokens_total") == 3 * (256 + 10)
+        assert await engine.metric("prefix_cache_hits_total") == 2 * 256
+
+
+async def test_prompts_of_other_groups_begin_otherwise():
+    async with an_engine() as engine:
+        plan = a_plan(engine, shared=64, groups=3, arrivals=ClosedLoop(clients=1), requests=4)
+        await sent(plan)
+
+        assert await engine.metric("prefix_cache_hits_total") == 64  # the fourth begins as the first
+
+
 async def test_each_clients_first_request_goes_where_it_is_told_and_all_others_are_drawn():
     async with an_engine() as first, an_engine() as other:
         port = int(str(first.http.base_url).rstrip("/").rpartition(":")[2])

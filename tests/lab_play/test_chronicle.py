@@ -27,6 +27,14 @@ def test_what_was_found_before_there_was_traffic_does_not_count() -> None:
     assert told.branches == ["Healthy", "MetricsMissing"]
 
 
+def test_reasons_of_conditions_are_remembered_after_they_are_gone() -> None:
+    told = Chronicle()
+    for reason in ("Suspended", "Verifying"):
+        told.learn({"conditions": [{"type": "Progressing", "reason": reason}]})
+
+    assert (told.reasons, told.ever) == ({"Verifying"}, {"Suspended", "Verifying"})
+
+
 def test_a_run_is_remembered_after_it_is_closed() -> None:
     told = Chronicle()
     told.learn(a_status("FleetWideDemand", run=a_run()))

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from lab.cluster.api import read_manifests, until
+from lab.cluster.api import ApiError, read_manifests, until
 from lab.cluster.light import LightCluster
 from lab.cluster.paths import ROOT
+from lab.installation import NAMESPACE as OPERATOR
 from lab.play.exporter import LABELS, Exporter
 from lab.play.hands import Hands
 from lab.play.manifests import deployment, objects
@@ -108,6 +109,22 @@ def test_the_plan_that_is_shown_is_approved(light: LightCluster, fleet: tuple[Ha
     assert hands.carry_out(happening(do="approve"), "") == "no plan is shown that could be approved"
     (approval,) = light.api.list("KVApproval", namespace)
     assert approval["spec"] == {"remediation": FLEET, "digest": "0123456789abcdef"}
+
+
+def test_the_operator_is_stopped_as_a_whole_and_goes_on(
+    light: LightCluster, fleet: tuple[Hands, str]
+) -> None:
+    hands, _ = fleet
+    light.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR}})
+
+    hands.carry_out(happening(do="stop"), "")
+    hands.carry_out(happening(do="stop"), "")
+    assert light.api.get("ConfigMap", "kvmedic-stop", OPERATOR)
+
+    hands.carry_out(happening(do="resume"), "")
+    hands.resume()
+    with pytest.raises(ApiError, match="not found"):
+        light.api.get("ConfigMap", "kvmedic-stop", OPERATOR)
 
 
 def test_an_object_is_created(light: LightCluster, fleet: tuple[Hands, str]) -> None:

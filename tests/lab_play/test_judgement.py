@@ -40,6 +40,7 @@ def test_a_good_end_misses_nothing() -> None:
         ({"min_in_rotation": 2}, "only 2 replicas were in rotation at some time, expected 3"),
         ({"requests": 0}, "no request was answered"),
         ({"unsaid": ["XID 79"]}, "nothing in the status says 'XID 79'"),
+        ({"untold": ["Suspended"]}, "no condition said Suspended at any time"),
         ({"trouble": "TimeoutError: no pods"}, "it could not be played to its end: TimeoutError: no pods"),
     ],
 )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
+from lab.play import __main__ as main
 from lab.play import report
 from lab.play.lanes import forbidden, in_order, most_gpus, play_all
 from lab.play.result import Result
 from lab.play.schema import Scenario
-from lab_play.plays import CAP, a_result, a_scenario
+from lab_play.plays import CAP, SPEC, a_result, a_scenario
 
 QUIET = {"branch": "Healthy"}
 
@@ -74,6 +76,49 @@ def test_what_takes_long_begins_first() -> None:
     assert [each.name for each in in_order(plays)] == ["run", "quiet"]
 
 
+def test_who_is_named_first_is_played_first_and_the_rest_as_ever() -> None:
+    plays = [a_scenario(QUIET, name="quiet"), a_scenario(QUIET, name="silent"), a_scenario(name="run")]
+
+    ordered = in_order(plays, ["silent", "quiet"])
+
+    assert [each.name for each in ordered] == ["silent", "quiet", "run"]
+
+
+def test_who_stops_the_operator_is_played_last_and_alone() -> None:
+    stops = [{"at": "5s", "do": "stop"}]
+    plays = [
+        a_scenario(name="stop-a", incidents=stops),
+        a_scenario(name="beside-a"),
+        a_scenario(name="stop-b", incidents=stops),
+        a_scenario(name="beside-b"),
+    ]
+    on: list[str] = []
+    seen: list[tuple[str, ...]] = []
+    both = threading.Barrier(2, timeout=20)
+
+    def played(scenario: Scenario, stopped: threading.Event) -> Result:
+        on.append(scenario.name)
+        if not scenario.stops_everything:
+            both.wait()
+        seen.append(tuple(sorted(on)))
+        if not scenario.stops_everything:
+            both.wait()
+        on.remove(scenario.name)
+        return Result(scenario)
+
+    results = play_all(plays, 2, played, lambda result: None)
+
+    assert seen == [("beside-a", "beside-b")] * 2 + [("stop-a",), ("stop-b",)]
+    assert len(results) == 4
+
+
+def test_replicas_that_may_be_added_need_gpus_too() -> None:
+    levers = [{"name": "scaleOut", "maxReplicas": 5}]
+    play = a_scenario(fleet={"replicas": 2}, remediation={**SPEC, "levers": levers})
+
+    assert (play.gpus, a_scenario(fleet={"replicas": 3}).gpus) == (5 + 1, 3 + 1)
+
+
 def test_the_node_has_a_gpu_for_every_replica_and_spare_that_may_stand_at_once() -> None:
     plays = [a_scenario(fleet={"replicas": count}) for count in (1, 3, 2)]
 
@@ -86,6 +131,23 @@ def test_the_branches_of_all_whose_twin_it_is_are_forbidden() -> None:
 
     assert forbidden("calm", plays) == {"FleetWideDemand", "GpuFault"}
     assert forbidden("hot", plays) == frozenset()
+
+
+def test_what_has_ended_so_far_is_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "OUT", tmp_path)
+    told = main.teller([])
+
+    told(a_result(seconds=251.4))
+    first = (tmp_path / "table.md").read_text()
+    told(a_result(failed_requests=3, missed=["3 requests failed"]))
+
+    assert (first.count("a-play"), first.count("MISSED")) == (1, 0)
+    assert "MISSED a-play: 3 requests failed" in (tmp_path / "table.md").read_text()
+
+
+def test_a_name_that_there_is_not_is_refused_with_its_variable() -> None:
+    with pytest.raises(ValueError, match="FIRST=thrush: there are a-play"):
+        main.require_known([a_scenario()], ["thrush"], "FIRST")
 
 
 def test_the_table_has_a_row_for_each_play_and_a_line_for_each_miss() -> None:

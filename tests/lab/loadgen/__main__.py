@@ -26,6 +26,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lengths", default="64+512", help=f"PROMPT+OUTPUT tokens, or one of: {', '.join(lengths.names())}"
     )
+    parser.add_argument(
+        "--shared", type=int, default=0, help="tokens with which prompts begin alike, before --lengths"
+    )
+    parser.add_argument("--groups", type=int, default=1, help="ways in which --shared tokens begin prompts")
     parser.add_argument("--clients", type=int, default=0, help="closed loop: how many clients")
     parser.add_argument("--kept", type=int, default=0, help="closed loop: how many keep their connection")
     parser.add_argument("--rate", type=float, default=0.0, help="open loop: requests per second")
@@ -58,6 +62,8 @@ def plan_from(parsed: argparse.Namespace) -> Plan:
         timeout_seconds=parsed.timeout,
         grace_seconds=parsed.grace,
         first=Target.parse(parsed.first_url) if parsed.first_url else None,
+        shared=parsed.shared,
+        groups=parsed.groups,
     )
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle, islice
 from random import Random
 
@@ -18,6 +19,9 @@ flooded."""
 
 TOKEN_IDS = 30_000
 """Prompt token ids are below this: fewer than the 32,000 of a small Llama's vocabulary."""
+
+SHARED_IDS = 2_000
+"""Further ones, of which a common beginning is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,10 @@ class Plan:
     timeout_seconds: float = 120.0
     grace_seconds: float = 0.0
     first: Target | None = None
+    shared: int = 0
+    """Tokens with which a prompt begins as others do, before those of `lengths`."""
+    groups: int = 1
+    """Ways in which they begin, in turn."""
 
 
 class Load:
@@ -161,14 +169,23 @@ class Load:
         if self._stop.is_set() or self._sent >= self.plan.requests or time.monotonic() >= self._until:
             return None
         self._sent += 1
-        prompt, output = self.plan.lengths.draw(self._random)
-        drawn = self._random.choice(self.plan.targets)
-        return Ask(
-            target or drawn, self._sent, prompt, output, prompt_ids(self.plan.seed, self._sent, prompt)
+        own, output = self.plan.lengths.draw(self._random)
+        drawn, shared = self._random.choice(self.plan.targets), self.plan.shared
+        parts = (
+            shared_ids(self._sent % self.plan.groups, shared),
+            prompt_ids(self.plan.seed, self._sent, own),
         )
+        ids = b",".join(filter(None, parts))
+        return Ask(target or drawn, self._sent, shared + own, output, ids)
 
     def _client(self, mode: ConnectionMode) -> Client:
         return Client(self.plan.model, mode, self.plan.timeout_seconds)
+
+
+@cache
+def shared_ids(group: int, length: int) -> bytes:
+    """Return token ids that prompts of a group begin with, and no others, whatever their number and seed."""
+    return b",".join(b"%d" % (TOKEN_IDS + (group + place) % SHARED_IDS) for place in range(length))
 
 
 async def _all_ended(tasks: "list[asyncio.Task[None]]") -> None:

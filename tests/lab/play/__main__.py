@@ -1,6 +1,8 @@
 """`make scenarios`: play every scenario and its near twin, print one table; exit 1 when one ended otherwise.
 
-SCENARIOS="thrash healthy" plays some of them, LIST=1 only checks and lists them, LANES=2 plays two at once.
+SCENARIOS="thrash healthy" plays some of them, FIRST="thrash healthy" plays these first and then the rest,
+LIST=1 only checks and lists them, LANES=2 plays two at once. The table of what has ended so far is in
+build/scenarios/table.md.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def main() -> int:
     """List the scenarios, or play them."""
     try:
         known = read_all()
-        chosen = _chosen(known, os.environ.get("SCENARIOS", "").split())
+        named, first = (os.environ.get(name, "").split() for name in ("SCENARIOS", "FIRST"))
+        require_known(known, first, "FIRST")
+        chosen = lanes.in_order(_chosen(known, named), first)
         if os.environ.get("LIST"):
             print(report.listed(chosen))
             return 0
@@ -56,10 +60,20 @@ def _chosen(known: Sequence[Scenario], named: Sequence[str]) -> list[Scenario]:
     Raises:
         ValueError: there is none of a name.
     """
+    require_known(known, named, "SCENARIOS")
     by_name = {each.name: each for each in known}
-    if unknown := [name for name in named if name not in by_name]:
-        raise ValueError(f"SCENARIOS={' '.join(unknown)}: there are {', '.join(by_name)}")
     return [by_name[name] for name in named] or [e for e in known if e.fleet.engine is Engine.LAB]
+
+
+def require_known(known: Sequence[Scenario], named: Sequence[str], variable: str) -> None:
+    """Check the names that a variable gives.
+
+    Raises:
+        ValueError: there is no scenario of a name.
+    """
+    names = [each.name for each in known]
+    if unknown := [name for name in named if name not in names]:
+        raise ValueError(f"{variable}={' '.join(unknown)}: there are {', '.join(names)}")
 
 
 def _play(chosen: Sequence[Scenario], known: Sequence[Scenario], at_once: int) -> int:
@@ -71,20 +85,21 @@ def _play(chosen: Sequence[Scenario], known: Sequence[Scenario], at_once: int) -
         def played(scenario: Scenario, stopped: Event) -> Result:
             return _played(made, scenario, lanes.forbidden(scenario.name, known), stopped)
 
-        results = lanes.play_all(chosen, at_once, played, _told([]))
+        results = lanes.play_all(chosen, at_once, played, teller([]))
     print(report.table(results))
     missed = sum(bool(each.missed) for each in results)
     say(f"{len(results)} scenarios in {(time.time() - began) / 60:.1f} min, {missed} ended otherwise")
     return 1 if missed else 0
 
 
-def _told(so_far: list[Result]) -> Callable[[Result], None]:
-    """Return what tells of each play as soon as it has ended, and keeps the summary of all so far."""
+def teller(so_far: list[Result]) -> Callable[[Result], None]:
+    """Return what tells of each play as soon as it has ended, and keeps summary and table of all so far."""
     OUT.mkdir(parents=True, exist_ok=True)
 
     def told(result: Result) -> None:
         so_far.append(result)
         report.write(so_far, OUT / "summary.json")
+        (OUT / "table.md").write_text(report.table(so_far), encoding="utf-8")
         say("\n".join([report.row(result), *result.missed]))
 
     return told

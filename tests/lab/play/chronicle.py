@@ -21,6 +21,8 @@ class Chronicle:
     """Reasons of the diagnosis, each once per time that it was found anew since `begin`."""
     opened: dict[str, Object] = field(default_factory=dict)
     """Every run that was ever open, by id, as it was last recorded."""
+    ever: set[str] = field(default_factory=set)
+    """Reasons that a condition ever gave."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def learn(self, status: Mapping[str, Any]) -> None:
@@ -28,6 +30,7 @@ class Chronicle:
         with self._lock:
             before = self.reason
             self.status = dict(status)
+            self.ever |= self.reasons
             if self.reason not in ("", before):
                 self.branches.append(self.reason)
             if run := self.run:

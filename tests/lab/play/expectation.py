@@ -113,6 +113,8 @@ class Expectation(_Part):
     """How often each replica was swapped or restarted, at most."""
     ratios: dict[str, Bound] = Field(default_factory=dict)
     """Bounds of figures after the change over before it."""
+    told: tuple[Reason, ...] = ()
+    """Reasons that a condition gave at some time of the play."""
     says: tuple[str, ...] = ()
     """Texts that stand in a condition, a plan or a closed run at the end."""
 

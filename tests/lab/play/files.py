@@ -22,8 +22,10 @@ from lab.play.schema import (
     Kill,
     Limits,
     Patch,
+    Resume,
     Scenario,
     Slow,
+    Stop,
     Stream,
 )
 
@@ -34,7 +36,7 @@ LIKE = "like"
 """Field that names the scenario which a file starts from, instead of the defaults."""
 PARTS: tuple[type[BaseModel], ...] = (
     *(Scenario, Fleet, Stream, Limits, Expectation, Move, Bound),
-    *(Devices, Slow, Patch, Kill, Apply, Create, Approve),
+    *(Devices, Slow, Patch, Kill, Apply, Create, Approve, Stop, Resume),
 )
 """Every model of a file, for suggestions and for the page that lists the fields."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 import httpx
 
 from lab.cluster.api import Api
 from lab.engine.server import SLOWDOWN
+from lab.installation import NAMESPACE
 from lab.play.exporter import Exporter
 from lab.play.files import merged
 from lab.play.manifests import PORT, deployment
@@ -25,10 +26,14 @@ from lab.play.schema import (
     Kill,
     On,
     Patch,
+    Resume,
     Slow,
+    Stop,
 )
 from lab.play.witness import EDITOR
 
+STOP: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kvmedic-stop"}}
+"""While it exists in the operator's namespace no forward move is made anywhere (the chart's default name)."""
 ANSWER_SECONDS = 10.0
 """A thrashing engine on a busy machine answers within a second or two."""
 
@@ -66,19 +71,27 @@ class Hands:
                 return self._tell(incident)
             case Slow():
                 return self._slow(incident)
-            case Patch():
-                return self._patch(incident)
             case Kill():
                 return self._kill(incident)
-            case Apply():
-                return self._apply(incident)
-            case Create():
-                self._api.create(copy.deepcopy(incident.object), self._namespace)
-                return f"{incident.object['kind']} is created"
+            case Patch() | Apply() | Create():
+                return self._write(incident)
             case Approve():
                 return self._approve(digest)
+            case Stop() | Resume():
+                return self._stop(incident)
             case _:
                 assert_never(incident)
+
+    def _stop(self, incident: Stop | Resume) -> str:
+        if isinstance(incident, Resume):
+            self.resume()
+            return "the operator-wide stop is taken away"
+        self._api.apply(STOP, NAMESPACE, manager=EDITOR)
+        return "the operator is stopped as a whole"
+
+    def resume(self) -> None:
+        """Take the operator-wide stop away; nothing to do where there is none."""
+        self._api.delete("ConfigMap", STOP["metadata"]["name"], NAMESPACE)
 
     def _chosen(self, on: On) -> tuple[str, ...]:
         return {On.FIRST: self._first[:1], On.OTHERS: self._first[1:], On.ALL: self._first}[on]
@@ -101,6 +114,18 @@ class Hands:
         for pod in gone:
             self._api.delete("Pod", pod, self._namespace)
         return f"pods deleted: {', '.join(gone)}"
+
+    def _write(self, incident: Patch | Apply | Create) -> str:
+        match incident:
+            case Patch():
+                return self._patch(incident)
+            case Apply():
+                return self._apply(incident)
+            case Create():
+                self._api.create(copy.deepcopy(incident.object), self._namespace)
+                return f"{incident.object['kind']} is created"
+            case _:
+                assert_never(incident)
 
     def _patch(self, incident: Patch) -> str:
         path = self._api.resource(incident.kind).path(self._namespace, incident.name)

@@ -33,6 +33,8 @@ def _said(result: Result) -> Iterator[str]:
         yield f"{told}, expected {wanted.branch}: {result.message}"
     if wanted.held is not None and wanted.held not in result.reasons:
         yield f"no condition says {wanted.held}; there are {', '.join(result.reasons) or 'none'}"
+    for reason in result.untold:
+        yield f"no condition said {reason} at any time"
     for text in result.unsaid:
         yield f"nothing in the status says {text!r}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from threading import Event
 
@@ -13,9 +13,19 @@ from lab.play.schema import Scenario
 Played = Callable[[Scenario, Event], Result]
 
 
-def in_order(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """Return the scenarios with those first that take long, so that none of them is left over alone."""
-    return sorted(scenarios, key=lambda each: (-_expected_seconds(each), each.name))
+def in_order(scenarios: Sequence[Scenario], first: Sequence[str] = ()) -> list[Scenario]:
+    """Return the scenarios in the order of playing.
+
+    Those that take long come early, so that none of them is left over alone.
+
+    Args:
+        scenarios: what is played.
+        first: names of those that come before all others, in this order.
+    """
+    place = {name: number for number, name in enumerate(first)}
+    return sorted(
+        scenarios, key=lambda each: (place.get(each.name, len(place)), -_expected_seconds(each), each.name)
+    )
 
 
 def play_all(
@@ -24,29 +34,36 @@ def play_all(
     """Play all scenarios, so many at once; return what is left of each, in the order of their ends.
 
     Args:
-        scenarios: what is played.
+        scenarios: what is played, in this order; those that stop the operator last, one at a time.
         lanes: how many at once.
         played: plays one, until it is over or the event is set; what it raises is that play's trouble and
             nobody else's.
         told: called with each result as soon as there is one.
     """
-    results, stopped = [], Event()
+    alone = [each for each in scenarios if each.stops_everything]
+    beside = [each for each in scenarios if not each.stops_everything]
+    return [*_all(beside, lanes, played, told), *_all(alone, 1, played, told)]
+
+
+def _all(
+    scenarios: Sequence[Scenario], lanes: int, played: Played, told: Callable[[Result], None]
+) -> Iterator[Result]:
+    stopped = Event()
     with ThreadPoolExecutor(lanes, thread_name_prefix="lane") as pool:
-        waiting = [pool.submit(_guarded, played, each, stopped) for each in in_order(scenarios)]
+        waiting = [pool.submit(_guarded, played, each, stopped) for each in scenarios]
         try:
             for done in as_completed(waiting):
-                results.append(done.result())
-                told(results[-1])
+                told(done.result())
+                yield done.result()
         except BaseException:
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return results
 
 
 def most_gpus(scenarios: Sequence[Scenario], lanes: int) -> int:
     """Return the GPUs of the fleets that may stand at once, with a spare for each."""
-    needed = sorted((each.fleet.replicas + 1 for each in scenarios), reverse=True)
+    needed = sorted((each.gpus for each in scenarios), reverse=True)
     return sum(needed[:lanes])
 
 

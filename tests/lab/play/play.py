@@ -180,6 +180,7 @@ class Play:
             branch=told.found,
             branches=list(told.branches),
             reasons=sorted(reasons - {""}),
+            untold=sorted(set(self.scenario.expect.told) - told.ever),
             planned=told.planned,
             moves=told.moves,
             ended=[step.partition(": ")[2] for run in told.closed for step in run.get("steps", ())],

@@ -33,6 +33,8 @@ class Result:
     """All that were diagnosed, in their order."""
     reasons: list[str] = field(default_factory=list)
     """Of all conditions at the end."""
+    untold: list[str] = field(default_factory=list)
+    """Reasons that a condition should have given at some time and did not."""
     planned: list[Object] = field(default_factory=list)
     """Steps of the plan that is shown at the end."""
     moves: list[Object] = field(default_factory=list)

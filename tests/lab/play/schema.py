@@ -102,6 +102,10 @@ class Stream(Part):
     """Requests per second that arrive whatever the fleet does."""
     lengths: str
     """A table of `lab/loadgen/lengths.json`, or PROMPT+OUTPUT tokens, such as 64+512."""
+    shared: int = Field(default=0, ge=0, le=4096)
+    """Tokens with which prompts begin alike, before those of `lengths`."""
+    groups: int = Field(default=1, ge=1, le=2000)
+    """Ways in which they begin, in turn; with very many no two that are served together begin alike."""
     kept: int = Field(default=0, ge=0)
     """Clients of the closed loop that keep their connection; the others open one for each request."""
     to: Route = Route.SERVICE
@@ -201,6 +205,18 @@ class Create(_Happening):
     """The whole object, without namespace."""
 
 
+class Stop(_Happening):
+    """Somebody stops the operator as a whole; no other play is on meanwhile."""
+
+    do: Literal["stop"]
+
+
+class Resume(_Happening):
+    """Somebody takes the operator-wide stop away."""
+
+    do: Literal["resume"]
+
+
 class Approve(_Happening):
     """Somebody approves the plan that is shown, whichever it is."""
 
@@ -208,7 +224,7 @@ class Approve(_Happening):
 
 
 Incident: TypeAlias = Annotated[
-    Devices | Slow | Patch | Kill | Apply | Create | Approve, Field(discriminator="do")
+    Devices | Slow | Patch | Kill | Apply | Create | Approve | Stop | Resume, Field(discriminator="do")
 ]
 """Everything that may happen. Another kind joins here and in `lab/play/hands.py`."""
 
@@ -262,6 +278,18 @@ class Scenario(Part):
         if pending:
             raise ValueError("; ".join(pending))
         return spec
+
+    @property
+    def stops_everything(self) -> bool:
+        """Return whether the operator is stopped as a whole, so that no other play may be on."""
+        return any(isinstance(each, Stop) for each in self.incidents)
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs that its fleet may have at once: those of all replicas, also of added ones, and
+        one of a spare."""
+        added = (int(each.get("maxReplicas", 0)) for each in self.remediation.get("levers", ()))
+        return max(self.fleet.replicas, *added, 0) + 1
 
     @model_validator(mode="after")
     def _possible(self) -> Scenario:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from lab.play.schema import FLEET, Engine, Scenario
 from lab.prometheus import cluster_prometheus
 
 GONE_SECONDS = 120.0
+SERVED_SECONDS = 30.0
+"""From a definition until its kind is served: a second or two on a machine that has the time."""
 ANSWER_SECONDS = 60.0
 """For one request: an API server on a machine with twenty times more to do than it can took over 15 s."""
 OWNER = "kubectl"
@@ -71,10 +73,15 @@ class Stage:
             api.apply(manifests.namespace(namespace, scenario.fleet.engine))
             for each in manifests.objects(scenario, self.image):
                 api.apply(each, namespace, manager=OWNER)
+                _await_served(api, each)
             address = api.get("Service", FLEET, namespace)["spec"]["clusterIP"]
             hands = Hands(api, namespace, scenario.fleet, self.image, self.exporter)
             url = f"http://{address}:{manifests.PORT}"
-            yield Place(self.cluster.access, namespace, url, hands)
+            try:
+                yield Place(self.cluster.access, namespace, url, hands)
+            finally:
+                if scenario.stops_everything:
+                    hands.resume()
 
     def remove(self, namespace: str) -> None:
         """Take a fleet away with its namespace; returns when both are gone."""
@@ -143,6 +150,21 @@ def clear(api: Api, namespace: str) -> None:
     until(lambda: not api.list("Pod", namespace), GONE_SECONDS, f"the earlier fleet of {namespace} is gone")
     for kind in ("Event", "EndpointSlice"):
         api.request("DELETE", api.resource(kind).path(namespace))
+
+
+def _await_served(api: Api, body: Mapping[str, Any]) -> None:
+    """Wait until the kind is served that a definition defines; anything else defines none."""
+    if body["kind"] != "CustomResourceDefinition":
+        return
+    spec = body["spec"]
+    version = f"{spec['group']}/{spec['versions'][0]['name']}"
+    until(lambda: _is_served(api, spec["names"]["kind"], version), SERVED_SECONDS, f"{version} is served")
+
+
+def _is_served(api: Api, kind: str, version: str) -> bool:
+    with suppress(LookupError):
+        return bool(api.resource(kind, version))
+    return False
 
 
 def _is_there(api: Api, namespace: str) -> bool:

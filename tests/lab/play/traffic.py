@@ -129,6 +129,8 @@ def command(stream: Stream, urls: tuple[str, ...], file: Path) -> list[str]:
         "--url": urls[-1],
         "--model": MODEL,
         "--lengths": stream.lengths,
+        "--shared": stream.shared,
+        "--groups": stream.groups,
         "--clients": stream.clients,
         "--kept": stream.kept,
         "--rate": stream.rate,
