@@ -15,9 +15,9 @@ from kvmedic.core.draining import stray_move
 from kvmedic.core.fleet import Fleet, Minimum
 from kvmedic.core.moves import Claim, Failed, Move, SetMinimum, Settled, Wait
 from kvmedic.core.plan import AutoscalerStep
-from kvmedic.core.preconditions import step_refusal
+from kvmedic.core.preconditions import begun, step_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.scaling import begun, start_of_added
+from kvmedic.core.scaling import start_of_added
 from kvmedic.core.starting import StartLimits
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TypeAlias, assert_never
 
 from kvmedic.core.fleet import SURGE, Fleet, Owner, ReplicaSet
-from kvmedic.core.moves import Refused
+from kvmedic.core.moves import Failed, Refused
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import Revision
@@ -181,6 +182,13 @@ def step_refusal(fleet: Fleet, step: Step, *, whole: bool) -> Refused | None:
             return autoscaling_refusal(fleet, step)
         case _:
             assert_never(step)
+
+
+def begun(refused: Refused | None, assigned_at: datetime | None) -> Refused | Failed | None:
+    """Return a refusal so that its run ends: as one that had begun, where an intent was written down."""
+    if refused is None or assigned_at is None:
+        return refused
+    return Failed(refused.reason, refused.message)
 
 
 def _is_kept_by(replica_set: ReplicaSet, wanted: Revision) -> bool:

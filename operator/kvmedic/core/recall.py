@@ -11,8 +11,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from kvmedic.core.fleet import Fleet, frozen
-from kvmedic.core.moves import Failed, Freeze, Hold, Move, Pulse, Retarget
-from kvmedic.core.preconditions import halfway_refusal, is_halfway, recall_refusal
+from kvmedic.core.moves import Freeze, Hold, Move, Pulse, Retarget
+from kvmedic.core.preconditions import begun, halfway_refusal, is_halfway, recall_refusal
 from kvmedic.core.revisions import Revision
 from kvmedic.core.rollout import Order, next_move
 
@@ -26,9 +26,8 @@ def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) 
     Forward nothing was begun yet where the answer is `Refused`; `Failed` says that it cannot go on.
     """
     doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
-    if doubt is not None:
-        # An intent was written down before, so the run has to be ended as one that had begun.
-        return doubt if order.pulsed_at is None else Failed(doubt.reason, doubt.message)
+    if ended := begun(doubt, order.pulsed_at):
+        return ended
     if is_halfway(fleet, wanted) and not order.repairs:
         return halfway_refusal(fleet, wanted.template) or _halted(fleet, order)
     if _is_held(fleet, order) and not _is_saturated(fleet, order.toward):

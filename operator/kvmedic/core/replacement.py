@@ -25,7 +25,7 @@ from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Uncordon, Wait
 from kvmedic.core.plan import Goer, ReplaceStep
-from kvmedic.core.preconditions import replacement_refusal
+from kvmedic.core.preconditions import begun, replacement_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Run, committed_sequence
 from kvmedic.core.starting import PEER_GRACE, StartLimits, start_failure, unready_since
@@ -167,10 +167,7 @@ def _begin(fleet: Fleet, order: Replacement) -> Move:
     refused = replacement_refusal(fleet)
     if refused is None and _named(fleet, order) is None:
         refused = Refused(Reason.TARGET_NOT_SETTLED, f"{order.step.pod} is gone: there is nothing to replace")
-    if refused is None:
-        return ScaleOut(order.wanted, order.surged, order.step.pod)
-    # An intent was written down before, so the run has to be ended as one that had begun.
-    return refused if order.assigned_at is None else Failed(refused.reason, refused.message)
+    return begun(refused, order.assigned_at) or ScaleOut(order.wanted, order.surged, order.step.pod)
 
 
 def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Move:

@@ -19,9 +19,9 @@ from datetime import datetime, timedelta
 
 from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
 from kvmedic.core.fleet import Fleet, Pod
-from kvmedic.core.moves import Claim, Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Wait
+from kvmedic.core.moves import Claim, Failed, Move, ScaleIn, ScaleOut, Settled, Wait
 from kvmedic.core.plan import ScaleStep
-from kvmedic.core.preconditions import scaling_refusal
+from kvmedic.core.preconditions import begun, scaling_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.replacement import MAKING_LIMIT, STARTS
 from kvmedic.core.run import Run, committed_sequence
@@ -78,13 +78,6 @@ def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     if fleet.replicas > wanted:
         return _one_fewer(fleet, order, now)
     return _arrived(fleet, order, now)
-
-
-def begun(refused: Refused | None, assigned_at: datetime | None) -> Refused | Failed | None:
-    """Return a refusal so that its run ends: as one that had begun, where an intent was written down."""
-    if refused is None or assigned_at is None:
-        return refused
-    return Failed(refused.reason, refused.message)
 
 
 def resting_move(fleet: Fleet) -> Move:
