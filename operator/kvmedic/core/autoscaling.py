@@ -59,13 +59,6 @@ def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
     return _arrived(fleet, order, now)
 
 
-def resting_move(fleet: Fleet) -> Move:
-    """Return the next move toward a fleet that stands still: nothing of it was taken out of rotation."""
-    return stray_move(fleet, fleet.pods) or Wait(
-        Reason.HOLDING, "the fleet stands still with every replica in rotation"
-    )
-
-
 def leaving_move(fleet: Fleet, order: Autoscaling) -> Move:
     """Return the next move toward an autoscaler without anything of ours.
 

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import assert_never
 
-from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
+from kvmedic.core.draining import Drain, Victim, draining_move, holding_move, stray_move
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Uncordon, Wait
 from kvmedic.core.plan import Goer, ReplaceStep
@@ -128,9 +128,7 @@ def resting_move(fleet: Fleet, order: Replacement) -> Move:
     """
     if order.scaled is Scaled.BACK and not _is_scaled_in(fleet, order):
         return _AWAIT_REMOVAL
-    if back := stray_move(fleet, fleet.pods):
-        return back
-    return Wait(Reason.HOLDING, "the fleet stands still with every replica in rotation")
+    return holding_move(fleet)
 
 
 def leaving_move(fleet: Fleet, order: Replacement, now: datetime) -> Move:

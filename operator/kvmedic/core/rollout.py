@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
+from kvmedic.core.draining import Drain, Victim, draining_move, holding_move, stray_move
 from kvmedic.core.fleet import SURGE, Fleet, Pod, RolloutFields, frozen
 from kvmedic.core.moves import (
     DeletePod,
@@ -88,9 +88,7 @@ def resting_move(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Mov
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     if fleet.fields.is_frozen and not fleet.fields.paused:
         return _await_controller(fleet, now, pulsed_at)
-    if back := stray_move(fleet, fleet.pods):
-        return back
-    return Wait(Reason.HOLDING, "the fleet stands still with every replica in rotation")
+    return holding_move(fleet)
 
 
 def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
+from kvmedic.core.draining import Drain, Victim, draining_move, holding_move, stray_move
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Claim, Failed, Move, ScaleIn, ScaleOut, Settled, Wait
 from kvmedic.core.plan import ScaleStep
@@ -82,11 +82,7 @@ def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
 
 def resting_move(fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
-    if not _is_followed(fleet):
-        return _AWAIT_REMOVAL
-    if back := stray_move(fleet, fleet.pods):
-        return back
-    return Wait(Reason.HOLDING, "the fleet stands still with every replica in rotation")
+    return holding_move(fleet) if _is_followed(fleet) else _AWAIT_REMOVAL
 
 
 def leaving_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
