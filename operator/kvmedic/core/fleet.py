@@ -50,6 +50,13 @@ def frozen(*, max_unavailable: int, paused: bool) -> RolloutFields:
     )
 
 
+STILL = frozen(max_unavailable=0, paused=True)
+"""The rollout's fields while nothing may be added or removed."""
+
+ADDING = frozen(max_unavailable=0, paused=False)
+"""The rollout's fields while what is missing may be added, and nothing removed."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerEnd:
     """The end of a container that was started again."""
@@ -210,6 +217,15 @@ class Fleet:
     def desired(self, revision: str) -> int:
         """Return how many pods the ReplicaSets of a revision are told to have."""
         return sum(rs.desired for rs in self.replica_sets if rs.revision == revision)
+
+    def is_saturated(self, revision: str) -> bool:
+        """Return whether the ReplicaSets of a revision are told to have every replica."""
+        return self.desired(revision) >= self.replicas
+
+    @property
+    def told(self) -> int:
+        """Return how many pods all ReplicaSets together are told to have."""
+        return sum(rs.desired for rs in self.replica_sets)
 
     @property
     def live(self) -> tuple[Pod, ...]:

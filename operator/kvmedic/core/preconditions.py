@@ -57,7 +57,7 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
 
 def _unbalanced(fleet: Fleet, earlier: str) -> str:
     """Return what of a fleet with two revisions is moving right now; empty when nothing is."""
-    live, told = fleet.live, sum(rs.desired for rs in fleet.replica_sets)
+    live, told = fleet.live, fleet.told
     wanted, known = fleet.replicas + SURGE, (fleet.revision, earlier)
     for applies, text in (
         (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
