@@ -29,7 +29,7 @@ def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, whole),
+        *_rows(fleet, _unsettled(fleet, whole), whole=whole),
     )
 
 
@@ -44,14 +44,11 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
         fleet: the fleet.
         earlier: hash of the earlier revision's pod template.
     """
-    unsettled = _unbalanced(fleet, earlier)
     strategy = f"strategy is {fleet.strategy}: set strategy.type: RollingUpdate"
-    rows = [row for row in _rows(fleet, whole=True) if row[1] is not Reason.TARGET_NOT_SETTLED]
     return _first(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *rows,
-        (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
+        *_rows(fleet, _unbalanced(fleet, earlier), whole=True),
     )
 
 
@@ -96,7 +93,7 @@ def replacement_refusal(fleet: Fleet) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, whole=True),
+        *_rows(fleet, _unsettled(fleet, whole=True), whole=True),
     )
 
 
@@ -126,10 +123,11 @@ def scaling_refusal(fleet: Fleet, step: ScaleStep) -> Refused | None:
     """
     who = fleet.scaler.name if fleet.scaler else "nobody"
     scaled = f"{who} decides the number of replicas: set {step.after} there"
+    whole = not step.gives_back
     return _first(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, whole=not step.gives_back),
+        *_rows(fleet, _unsettled(fleet, whole), whole=whole),
     )
 
 
@@ -203,9 +201,14 @@ def _frozen(fleet: Fleet) -> Row:
     return fleet.fields.is_frozen, Reason.CLAIMED_BY_ANOTHER, frozen_message(fleet)
 
 
-def _rows(fleet: Fleet, whole: bool) -> tuple[Row, ...]:  # noqa: FBT001 - what is asked, not how
-    """Return what keeps any change from a fleet, in the order of telling."""
-    unsettled = _unsettled(fleet, whole)
+def _rows(fleet: Fleet, unsettled: str, *, whole: bool) -> tuple[Row, ...]:
+    """Return what keeps any change from a fleet, in the order of telling.
+
+    Args:
+        fleet: the fleet.
+        unsettled: what of it is moving; empty when nothing is.
+        whole: as for `refusal`.
+    """
     return (
         (
             whole and fleet.owner is not None,
