@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvmedic.core.complete import complete
+from kvmedic.core.complete import complete, total
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Absence, Missing, Observation, Signal, Unsupported
@@ -64,8 +64,7 @@ def _by_hits(judged: Judged, looked: Observation) -> Judged:
     found = complete(looked, _COUNTED)
     if isinstance(found, Inconclusive):
         return Judged(Verdict.INCONCLUSIVE, found.reason, found.message)
-    queries = sum(one.numbers[Signal.PREFIX_CACHE_QUERIES] for one in found.values())
-    hits = sum(one.numbers[Signal.PREFIX_CACHE_HITS] for one in found.values())
+    queries, hits = total(found, Signal.PREFIX_CACHE_QUERIES), total(found, Signal.PREFIX_CACHE_HITS)
     share = hits / queries if queries > 0 else 0.0
     told = f"{share:.0%} of the looked-up tokens were found in the prefix cache ({LEAST_HITS:.0%} are needed)"
     if share >= LEAST_HITS or judged.verdict is Verdict.NOT_RECOVERED:

@@ -54,10 +54,7 @@ def judge_fewer(observation: Observation, trigger: Trigger) -> Judged:
     found = complete(observation, NEEDED)
     if isinstance(found, Inconclusive):
         return Judged(Verdict.INCONCLUSIVE, found.reason, found.message)
-    rates = {
-        name: one.numbers[Signal.PREEMPTIONS] / max(1.0, one.numbers[Signal.REQUESTS_FINISHED])
-        for name, one in found.items()
-    }
+    rates = {name: one.preemptions_per_request for name, one in found.items()}
     limit = trigger.preemptions_per_request
     hot = [f"{name} ({rate:.2f} per request)" for name, rate in rates.items() if rate > limit]
     if hot:
