@@ -11,8 +11,8 @@ from kvmedic.core.baseline import FEWEST_FINISHED
 from kvmedic.core.complete import complete, total
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.evidence import Observation, Signal
+from kvmedic.core.judged import Judged, Verdict, not_recovered, undecided
 from kvmedic.core.reasons import Reason
-from kvmedic.core.verdict import Judged, Verdict
 
 NEEDED = frozenset({Signal.REQUESTS_FINISHED})
 """Signals that the verdict needs of every replica."""
@@ -27,10 +27,10 @@ def steadiness(observation: Observation, restarts: int) -> Judged:
     """
     if restarts > 0:
         text = f"{restarts} restarts of replicas that run the change"
-        return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, text)
+        return not_recovered(text)
     found = complete(observation, NEEDED)
     if isinstance(found, Inconclusive):
-        return Judged(Verdict.INCONCLUSIVE, found.reason, found.message)
+        return undecided(found)
     finished = total(found, Signal.REQUESTS_FINISHED)
     seen = f"{finished:.0f} requests finished in {observation.window_seconds:.0f} s"
     if finished < FEWEST_FINISHED:
