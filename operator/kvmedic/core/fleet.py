@@ -123,6 +123,13 @@ class ReplicaSet:
     """When it was made: the first time that its revision was rolled out. None: not known."""
     reachable: bool = True
     """Every Service that selects the Deployment's own pods selects its pods too."""
+    earlier_numbers: tuple[int, ...] = ()
+    """Numbers that it had before its revision was rolled out again."""
+
+    @property
+    def first_number(self) -> int:
+        """Return the number under which its revision was rolled out for the first time."""
+        return min((self.number, *self.earlier_numbers))
 
 
 @dataclass(frozen=True, slots=True)
