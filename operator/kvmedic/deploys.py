@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kvmedic.core.evidence import Look
-from kvmedic.core.fleet import ReplicaSet
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ClosedRun
@@ -55,10 +54,9 @@ async def latest_deploy(
         moment: of the look that found the trouble.
     """
     came = newcomer(view.fleet, policy.rollback.within, moment.at)
-    # One whose predecessor is gone (spec.revisionHistoryLimit) cannot be taken back whatever it changed.
-    if came is None or came.previous is None or is_ours(came, moment.history):
+    if came is None or is_ours(came, moment.history):
         return NoDeploy()
-    found = _differences(came, came.previous, view, policy.target.container)
+    found = _differences(came, view, policy.target.container)
     if isinstance(found, UnknownDeploy):
         return found
     if not found:
@@ -82,20 +80,19 @@ def is_ours(came: Newcomer, history: Sequence[ClosedRun]) -> bool:
     It came before the run's end, in place of the template that the run began on, and nobody else changed the
     template meanwhile.
     """
-    before = came.previous.revision if came.previous else ""
     return any(
-        run.template == before and came.came_at <= run.ended_at and run.outcome is not Reason.FLAG_DRIFTED
+        run.template == came.previous.revision
+        and came.came_at <= run.ended_at
+        and run.outcome is not Reason.FLAG_DRIFTED
         for run in history
         if run.template
     )
 
 
-def _differences(
-    came: Newcomer, previous: ReplicaSet, view: View, container: str | None
-) -> tuple[Difference, ...] | UnknownDeploy:
+def _differences(came: Newcomer, view: View, container: str | None) -> tuple[Difference, ...] | UnknownDeploy:
     """Return what the revision changed that matters, or why that cannot be told."""
     what = f"revision {came.now.number} came at {came.came_at:%Y-%m-%dT%H:%M:%SZ}"
-    before = view.templates[previous.name]
+    before = view.templates[came.previous.name]
     compared = differences(Revised(before, view.template, view.config_maps), container, ENGINES)
     if isinstance(compared, Unreadable):
         text = f"{what}, and what it changed cannot be read: {compared.message}"

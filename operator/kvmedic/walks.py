@@ -17,7 +17,7 @@ from kvmedic.core.autoscaling import Autoscaling
 from kvmedic.core.copying import Files
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
-from kvmedic.core.draining import Drain, Victim
+from kvmedic.core.draining import Drain, Victim, holding_move
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Cordon, Failed, Move, Wait
@@ -123,7 +123,7 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
         case ScaleStep():
             return scaling.resting_move(fleet)
         case AutoscalerStep():
-            return autoscaling.resting_move(fleet)
+            return holding_move(fleet)
         case _:
             assert_never(step)
 

@@ -111,6 +111,19 @@ class TestRealServer:
             new.name: new.revision,
         }
 
+    async def test_a_revision_that_was_brought_back_keeps_its_earlier_number(self, live: LiveFleet) -> None:
+        first = await live.serving(1)
+        for note in ("tried", None):
+            live.patch({"spec": {"template": {"metadata": {"annotations": {"note": note}}}}})
+            await live.until(lambda fleet: len(fleet.replica_sets) == 2, "another ReplicaSet")
+        await live.until(lambda fleet: any(rs.number == 3 for rs in fleet.replica_sets), "a third number")
+
+        seen = await live.look()
+
+        assert seen.fleet.revision == first.revision
+        sets = {rs.first_number: (rs.number, rs.earlier_numbers) for rs in seen.fleet.replica_sets}
+        assert sets == {1: (3, (1,)), 2: (2, ())}
+
     async def test_a_look_costs_six_calls_in_the_order_of_cause_and_effect(self, live: LiveFleet) -> None:
         await live.serving(1)
         client = Counted(live.client)

@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.autoscaling import (
-    Autoscaling,
-    autoscaling_move,
-    leaving_move,
-    resting_move,
-)
+from kvmedic.core.autoscaling import Autoscaling, autoscaling_move, leaving_move
+from kvmedic.core.draining import holding_move
 from kvmedic.core.fleet import Fleet, Minimum, Owner
 from kvmedic.core.footprint import footprint_after, is_held, returning_step
 from kvmedic.core.moves import Claim, Failed, Move, Refused, SetMinimum, Settled, Uncordon, Wait
@@ -204,9 +200,9 @@ def test_leaving(fleet, order, kind, what):
 
 
 def test_it_rests_as_it_stands():
-    assert told(resting_move(a_fleet())) == "Holding"
+    assert told(holding_move(a_fleet())) == "Holding"
     cordoned = a_fleet(pods=(*a_fleet().pods[:2], a_pod("c", cordoned=True, in_rotation=False)))
-    assert told(resting_move(cordoned)) == "c"
+    assert told(holding_move(cordoned)) == "c"
 
 
 def a_run_through(state: StepState = StepState.ROLLING_OUT, step: AutoscalerStep = STEP) -> Run:

@@ -28,10 +28,10 @@ def fleet_of(*sets: ReplicaSet) -> Fleet:
 LAST, BEFORE, FIRST = a_set(NEW, 7, 10 * MINUTE, 3), a_set(OLD, 6, 5 * HOUR), a_set("cc", 2, 9 * HOUR)
 
 
-def came(fleet: Fleet, at: datetime = NOW) -> tuple[int, int | None] | None:
+def came(fleet: Fleet, at: datetime = NOW) -> tuple[int, int] | None:
     """Return the numbers of the revision that came and of the one before."""
     found = newcomer(fleet, HOUR, at)
-    return None if found is None else (found.now.number, found.previous.number if found.previous else None)
+    return None if found is None else (found.now.number, found.previous.number)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def came(fleet: Fleet, at: datetime = NOW) -> tuple[int, int | None] | None:
         pytest.param(
             fleet_of(LAST, FIRST), (7, 2), id="the one right before is gone, an older one ran before"
         ),
-        pytest.param(fleet_of(LAST), (7, None), id="none is left of those before"),
+        pytest.param(fleet_of(LAST), None, id="none is left of those before"),
         pytest.param(fleet_of(BEFORE, a_set(NEW, 7, HOUR)), (7, 6), id="as old as counts"),
         pytest.param(fleet_of(BEFORE, a_set(NEW, 7, HOUR + MINUTE)), None, id="older than counts"),
         pytest.param(fleet_of(a_set(NEW, 1, MINUTE)), None, id="the first one has none before it"),
@@ -52,9 +52,29 @@ def came(fleet: Fleet, at: datetime = NOW) -> tuple[int, int | None] | None:
             None,
             id="one that was brought back ran before the other",
         ),
+        pytest.param(
+            fleet_of(replace(a_set(NEW, 7, MINUTE), earlier_numbers=(5,)), a_set(OLD, 6, MINUTE)),
+            None,
+            id="brought back over one that was made in the same second",
+        ),
+        pytest.param(
+            fleet_of(replace(a_set(NEW, 10, MINUTE), earlier_numbers=(8,)), a_set(OLD, 9, MINUTE)),
+            None,
+            id="the same, and numbers are compared as numbers",
+        ),
+        pytest.param(
+            fleet_of(a_set(NEW, 10, MINUTE), a_set(OLD, 9, MINUTE)),
+            (10, 9),
+            id="the second of two that were made in the same second",
+        ),
+        pytest.param(
+            fleet_of(a_set(NEW, 7, MINUTE), replace(a_set(OLD, 6, MINUTE), earlier_numbers=(2, 4))),
+            (7, 6),
+            id="one that was rolled out often before, all in the same second",
+        ),
     ],
 )
-def test_the_latest_revision(fleet: Fleet, numbers: tuple[int, int | None] | None) -> None:
+def test_the_latest_revision(fleet: Fleet, numbers: tuple[int, int] | None) -> None:
     assert came(fleet) == numbers
 
 

@@ -26,10 +26,9 @@ from kvmedic.core.moves import (
 )
 from kvmedic.core.plan import ObjectRef, ScaleStep
 from kvmedic.core.reasons import Reason
-from kvmedic.core.replacement import MAKING_LIMIT, STARTS
 from kvmedic.core.run import Intent, Standing, StepState, standing
 from kvmedic.core.scaling import Scaling, is_explained, leaving_move, resting_move, scaling_move
-from kvmedic.core.starting import StartLimits
+from kvmedic.core.starting import MAKING_LIMIT, STARTS, StartLimits
 from model_controller import Model, StaleError
 from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling
 

@@ -43,6 +43,8 @@ from kvmedic.kube.objects import (
 
 REVISION = "deployment.kubernetes.io/revision"
 """Annotation of a ReplicaSet: the number that `kubectl rollout history` shows."""
+EARLIER_REVISIONS = "deployment.kubernetes.io/revision-history"
+"""Annotation of a ReplicaSet that was rolled out again: its numbers of before, with commas between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,19 +173,26 @@ def rollout_fields(spec: Mapping[str, Any]) -> RolloutFields:
 
 
 def _replica_set(body: JsonObject, parts: _Parts) -> ReplicaSet:
-    spec, number = section(body, "spec"), annotations_of(body).get(REVISION, "")
-    metadata = section(body, "metadata")
+    spec, metadata = section(body, "spec"), section(body, "metadata")
+    number = _numbers(body, REVISION)
     return ReplicaSet(
         name=str(metadata["name"]),
         revision=template_hash(section(spec, "template")),
-        number=int(number) if number.isdecimal() else 0,
+        number=number[0] if number else 0,
         desired=int(spec.get("replicas", 1)),
         available=int(section(body, "status").get("availableReplicas", 0)),
         min_ready_seconds=int(spec.get("minReadySeconds", 0)),
         observed=_is_observed(body),
         created_at=moment(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
         reachable=reaches(parts.services, parts.deployment, section(spec, "template", "metadata", "labels")),
+        earlier_numbers=_numbers(body, EARLIER_REVISIONS),
     )
+
+
+def _numbers(body: JsonObject, annotation: str) -> tuple[int, ...]:
+    """Return the whole numbers in an annotation; what is none is left out."""
+    texts = annotations_of(body).get(annotation, "").split(",")
+    return tuple(int(text) for text in texts if text.isdecimal())
 
 
 def _pods(parts: _Parts, rotation: Rotation, container: str | None) -> tuple[Pod, ...]:

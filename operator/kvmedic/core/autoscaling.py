@@ -15,9 +15,9 @@ from kvmedic.core.draining import stray_move
 from kvmedic.core.fleet import Fleet, Minimum
 from kvmedic.core.moves import Claim, Failed, Move, SetMinimum, Settled, Wait
 from kvmedic.core.plan import AutoscalerStep
-from kvmedic.core.preconditions import step_refusal
+from kvmedic.core.preconditions import begun, step_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.scaling import begun, start_of_added
+from kvmedic.core.scaling import start_of_added
 from kvmedic.core.starting import StartLimits
 
 
@@ -57,13 +57,6 @@ def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
     if step.gives_back:
         return stray_move(fleet, fleet.pods) or Settled()
     return _arrived(fleet, order, now)
-
-
-def resting_move(fleet: Fleet) -> Move:
-    """Return the next move toward a fleet that stands still: nothing of it was taken out of rotation."""
-    return stray_move(fleet, fleet.pods) or Wait(
-        Reason.HOLDING, "the fleet stands still with every replica in rotation"
-    )
 
 
 def leaving_move(fleet: Fleet, order: Autoscaling) -> Move:

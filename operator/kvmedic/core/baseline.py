@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from kvmedic.core.complete import Complete, complete, number
+from kvmedic.core.complete import Complete, complete, number, total, total_if_told
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.distribution import above, merged, quantile
 from kvmedic.core.evidence import HISTOGRAMS, Histogram, Observation, Signal
@@ -107,7 +107,7 @@ def _doubt(found: Mapping[str, Complete], observation: Observation) -> Inconclus
     for signal in sorted(NEEDED & HISTOGRAMS):
         if len({one.histograms[signal].bounds for one in found.values()}) > 1:
             return Inconclusive(Reason.REPLICAS_DIFFER, f"the replicas count {signal} in different buckets")
-    finished = min(_total(found, Signal.REQUESTS_FINISHED), *(_counted(found, s).count for s in _PER_REQUEST))
+    finished = min(total(found, Signal.REQUESTS_FINISHED), *(_counted(found, s).count for s in _PER_REQUEST))
     if finished >= FEWEST_FINISHED and _counted(found, Signal.INTER_TOKEN_SECONDS).count > 0:
         return None
     return Inconclusive(
@@ -118,47 +118,30 @@ def _doubt(found: Mapping[str, Complete], observation: Observation) -> Inconclus
 
 
 def _figures(found: Mapping[str, Complete], observation: Observation, restarts: int) -> Baseline:
-    window, finished = observation.window_seconds, _total(found, Signal.REQUESTS_FINISHED)
-    aborted = _aborted(observation)
-    arrived = finished + (aborted or 0.0) + _total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE)
+    window, finished = observation.window_seconds, total(found, Signal.REQUESTS_FINISHED)
+    aborted = total_if_told(observation, Signal.REQUESTS_ABORTED)
+    arrived = finished + (aborted or 0.0) + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE)
     gaps = _counted(found, Signal.INTER_TOKEN_SECONDS)
     return Baseline(
         window_seconds=window,
         replicas=len(found),
-        preemptions_per_request=_total(found, Signal.PREEMPTIONS) / finished,
+        preemptions_per_request=total(found, Signal.PREEMPTIONS) / finished,
         requests_per_second=max(0.0, arrived / window),
         prompt_tokens_mean=_counted(found, Signal.PROMPT_LENGTH).mean,
         output_tokens_mean=_counted(found, Signal.OUTPUT_LENGTH).mean,
-        generated_tokens_per_second=_total(found, Signal.GENERATED_TOKENS) / window,
+        generated_tokens_per_second=total(found, Signal.GENERATED_TOKENS) / window,
         inter_token_p95_seconds=_quantile(gaps, 0.95),
         inter_token_tail_seconds=_quantile(gaps, max(0.0, 1 - TAIL_PER_REQUEST * finished / gaps.count)),
         stalls_per_request=above(gaps, STALL_SECONDS) / finished,
         time_to_first_token_p95_seconds=_quantile(_counted(found, Signal.TIME_TO_FIRST_TOKEN_SECONDS), 0.95),
         end_to_end_p95_seconds=_quantile(_counted(found, Signal.E2E_SECONDS), 0.95),
-        kv_cache_usage_ratio=_total(found, Signal.KV_CACHE_USAGE_MEAN) / len(found),
-        waiting_mean=_total(found, Signal.WAITING_MEAN),
+        kv_cache_usage_ratio=total(found, Signal.KV_CACHE_USAGE_MEAN) / len(found),
+        waiting_mean=total(found, Signal.WAITING_MEAN),
         restarts=restarts,
         models=tuple(sorted({name for pod in observation.pods.values() for name in pod.model_names})),
         aborted_share=None if aborted is None else aborted / (aborted + finished),
-        running_mean=_running(observation),
+        running_mean=total_if_told(observation, Signal.RUNNING_MEAN),
     )
-
-
-def _aborted(observation: Observation) -> float | None:
-    """Return the requests that ended without an answer; None where a replica does not tell."""
-    told = [number(readings, Signal.REQUESTS_ABORTED) for readings in observation.pods.values()]
-    known = [count for count in told if count is not None]
-    return sum(known) if len(known) == len(told) else None
-
-
-def _running(observation: Observation) -> float | None:
-    means = [number(readings, Signal.RUNNING_MEAN) for readings in observation.pods.values()]
-    known = [mean for mean in means if mean is not None]
-    return sum(known) if len(known) == len(means) else None
-
-
-def _total(found: Mapping[str, Complete], signal: Signal) -> float:
-    return sum(one.numbers[signal] for one in found.values())
 
 
 def _counted(found: Mapping[str, Complete], signal: Signal) -> Histogram:

@@ -65,6 +65,11 @@ class Complete:
     numbers: Mapping[Signal, float]
     histograms: Mapping[Signal, Histogram]
 
+    @property
+    def preemptions_per_request(self) -> float:
+        """Return preemptions per finished request; where none finished, per one."""
+        return self.numbers[Signal.PREEMPTIONS] / max(1.0, self.numbers[Signal.REQUESTS_FINISHED])
+
 
 def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[str, Complete] | Inconclusive:
     """Return every replica's values by pod name, or what is missing on which replica."""
@@ -87,6 +92,23 @@ def pools(observation: Observation) -> Mapping[str, Pool] | Inconclusive:
     if gaps:
         return _inconclusive(gaps)
     return {name: reading.value for name, reading in found.items() if isinstance(reading, Measured)}
+
+
+def total(found: Mapping[str, Complete], signal: Signal) -> float:
+    """Return a number, added up over replicas."""
+    return sum(one.numbers[signal] for one in found.values())
+
+
+def total_if_told(observation: Observation, signal: Signal) -> float | None:
+    """Return a number that a judgement can do without, added up; None where a replica does not tell."""
+    told = [number(readings, signal) for readings in observation.pods.values()]
+    known = [each for each in told if each is not None]
+    return sum(known) if len(known) == len(told) else None
+
+
+def total_of_told(observation: Observation, signal: Signal) -> float:
+    """Return a number that a judgement can do without, added up over the replicas that tell it."""
+    return sum(number(readings, signal) or 0.0 for readings in observation.pods.values())
 
 
 def number(readings: PodReadings, signal: Signal) -> float | None:

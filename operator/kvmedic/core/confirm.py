@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvmedic.core.complete import complete
+from kvmedic.core.complete import complete, total
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Absence, Missing, Observation, Signal, Unsupported
+from kvmedic.core.judged import Judged, Verdict, not_recovered, undecided
 from kvmedic.core.reasons import Reason
-from kvmedic.core.verdict import Baseline, Judged, Objectives, Verdict, is_smoother, serves_more
+from kvmedic.core.verdict import Baseline, Objectives, is_smoother, serves_more
 
 LEAST_HITS = 0.05
 """Share of the looked-up tokens that must be found for prefixes to count as shared. At 5 % of the prompts the
@@ -63,14 +64,13 @@ def _by_hits(judged: Judged, looked: Observation) -> Judged:
         return replace(judged, message=f"this engine counts no hits, so none confirm it; {judged.message}")
     found = complete(looked, _COUNTED)
     if isinstance(found, Inconclusive):
-        return Judged(Verdict.INCONCLUSIVE, found.reason, found.message)
-    queries = sum(one.numbers[Signal.PREFIX_CACHE_QUERIES] for one in found.values())
-    hits = sum(one.numbers[Signal.PREFIX_CACHE_HITS] for one in found.values())
+        return undecided(found)
+    queries, hits = total(found, Signal.PREFIX_CACHE_QUERIES), total(found, Signal.PREFIX_CACHE_HITS)
     share = hits / queries if queries > 0 else 0.0
     told = f"{share:.0%} of the looked-up tokens were found in the prefix cache ({LEAST_HITS:.0%} are needed)"
     if share >= LEAST_HITS or judged.verdict is Verdict.NOT_RECOVERED:
         return replace(judged, message=f"{told}; {judged.message}")
-    return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, f"{told}; {judged.message}")
+    return not_recovered(f"{told}; {judged.message}")
 
 
 def _are_uncounted(looked: Observation) -> bool:
@@ -88,4 +88,4 @@ def _by_latency(judged: Judged, before: Baseline, looked: Observation, objective
     if smoother or judged.verdict is Verdict.NOT_RECOVERED:
         return judged
     told = f"answers come no more smoothly, so it is not what helped; {judged.message}"
-    return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, told)
+    return not_recovered(told)

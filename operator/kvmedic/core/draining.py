@@ -80,3 +80,10 @@ def stray_move(fleet: Fleet, pods: Iterable[Pod], victim: Pod | None = None) -> 
     if len(fleet.serving(stray.revision)) > fleet.desired(stray.revision):
         return Wait(Reason.AWAITING_CONTROLLER, f"a ReplicaSet has yet to end a pod, maybe {stray.name}")
     return Uncordon(stray)
+
+
+def holding_move(fleet: Fleet) -> Uncordon | Wait:
+    """Return the next move toward a fleet that stands still: nothing of it was taken out of rotation."""
+    return stray_move(fleet, fleet.pods) or Wait(
+        Reason.HOLDING, "the fleet stands still with every replica in rotation"
+    )

@@ -201,14 +201,18 @@ class TokenEdit:
         return f"{self.field}[{self.index}]{within} of container {self.container}"
 
 
-def container_at(template: Mapping[str, object], index: int) -> Mapping[str, object] | None:
-    """Return one of a pod template's containers, or None where there is none of that index."""
+def containers_of(template: Mapping[str, object]) -> tuple[Mapping[str, object], ...]:
+    """Return a pod template's containers, each at its index; one that is no object is empty."""
     spec = template.get("spec")
     containers = spec.get("containers") if isinstance(spec, Mapping) else None
-    if not isinstance(containers, list) or index >= len(containers):
-        return None
-    container = containers[index]
-    return container if isinstance(container, Mapping) else None
+    found = containers if isinstance(containers, list) else []
+    return tuple(each if isinstance(each, Mapping) else {} for each in found)
+
+
+def container_at(template: Mapping[str, object], index: int) -> Mapping[str, object] | None:
+    """Return one of a pod template's containers, or None where there is none of that index."""
+    found = containers_of(template)
+    return found[index] if index < len(found) else None
 
 
 def _text_of(item: object) -> str:

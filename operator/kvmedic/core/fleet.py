@@ -50,6 +50,13 @@ def frozen(*, max_unavailable: int, paused: bool) -> RolloutFields:
     )
 
 
+STILL = frozen(max_unavailable=0, paused=True)
+"""The rollout's fields while nothing may be added or removed."""
+
+ADDING = frozen(max_unavailable=0, paused=False)
+"""The rollout's fields while what is missing may be added, and nothing removed."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerEnd:
     """The end of a container that was started again."""
@@ -116,6 +123,13 @@ class ReplicaSet:
     """When it was made: the first time that its revision was rolled out. None: not known."""
     reachable: bool = True
     """Every Service that selects the Deployment's own pods selects its pods too."""
+    earlier_numbers: tuple[int, ...] = ()
+    """Numbers that it had before its revision was rolled out again."""
+
+    @property
+    def first_number(self) -> int:
+        """Return the number under which its revision was rolled out for the first time."""
+        return min((self.number, *self.earlier_numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +224,15 @@ class Fleet:
     def desired(self, revision: str) -> int:
         """Return how many pods the ReplicaSets of a revision are told to have."""
         return sum(rs.desired for rs in self.replica_sets if rs.revision == revision)
+
+    def is_saturated(self, revision: str) -> bool:
+        """Return whether the ReplicaSets of a revision are told to have every replica."""
+        return self.desired(revision) >= self.replicas
+
+    @property
+    def told(self) -> int:
+        """Return how many pods all ReplicaSets together are told to have."""
+        return sum(rs.desired for rs in self.replica_sets)
 
     @property
     def live(self) -> tuple[Pod, ...]:

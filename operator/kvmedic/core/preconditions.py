@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TypeAlias, assert_never
 
 from kvmedic.core.fleet import SURGE, Fleet, Owner, ReplicaSet
-from kvmedic.core.moves import Refused
+from kvmedic.core.moves import Failed, Refused
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import Revision
@@ -28,7 +29,7 @@ def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, whole),
+        *_rows(fleet, _unsettled(fleet, whole), whole=whole),
     )
 
 
@@ -43,20 +44,17 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
         fleet: the fleet.
         earlier: hash of the earlier revision's pod template.
     """
-    unsettled = _unbalanced(fleet, earlier)
     strategy = f"strategy is {fleet.strategy}: set strategy.type: RollingUpdate"
-    rows = [row for row in _rows(fleet, whole=True) if row[1] is not Reason.TARGET_NOT_SETTLED]
     return _first(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *rows,
-        (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
+        *_rows(fleet, _unbalanced(fleet, earlier), whole=True),
     )
 
 
 def _unbalanced(fleet: Fleet, earlier: str) -> str:
     """Return what of a fleet with two revisions is moving right now; empty when nothing is."""
-    live, told = fleet.live, sum(rs.desired for rs in fleet.replica_sets)
+    live, told = fleet.live, fleet.told
     wanted, known = fleet.replicas + SURGE, (fleet.revision, earlier)
     for applies, text in (
         (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
@@ -95,7 +93,7 @@ def replacement_refusal(fleet: Fleet) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, whole=True),
+        *_rows(fleet, _unsettled(fleet, whole=True), whole=True),
     )
 
 
@@ -125,10 +123,11 @@ def scaling_refusal(fleet: Fleet, step: ScaleStep) -> Refused | None:
     """
     who = fleet.scaler.name if fleet.scaler else "nobody"
     scaled = f"{who} decides the number of replicas: set {step.after} there"
+    whole = not step.gives_back
     return _first(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, whole=not step.gives_back),
+        *_rows(fleet, _unsettled(fleet, whole), whole=whole),
     )
 
 
@@ -183,6 +182,13 @@ def step_refusal(fleet: Fleet, step: Step, *, whole: bool) -> Refused | None:
             assert_never(step)
 
 
+def begun(refused: Refused | None, assigned_at: datetime | None) -> Refused | Failed | None:
+    """Return a refusal so that its run ends: as one that had begun, where an intent was written down."""
+    if refused is None or assigned_at is None:
+        return refused
+    return Failed(refused.reason, refused.message)
+
+
 def _is_kept_by(replica_set: ReplicaSet, wanted: Revision) -> bool:
     return (replica_set.name, replica_set.revision) == (wanted.replica_set, wanted.template)
 
@@ -195,9 +201,14 @@ def _frozen(fleet: Fleet) -> Row:
     return fleet.fields.is_frozen, Reason.CLAIMED_BY_ANOTHER, frozen_message(fleet)
 
 
-def _rows(fleet: Fleet, whole: bool) -> tuple[Row, ...]:  # noqa: FBT001 - what is asked, not how
-    """Return what keeps any change from a fleet, in the order of telling."""
-    unsettled = _unsettled(fleet, whole)
+def _rows(fleet: Fleet, unsettled: str, *, whole: bool) -> tuple[Row, ...]:
+    """Return what keeps any change from a fleet, in the order of telling.
+
+    Args:
+        fleet: the fleet.
+        unsettled: what of it is moving; empty when nothing is.
+        whole: as for `refusal`.
+    """
     return (
         (
             whole and fleet.owner is not None,

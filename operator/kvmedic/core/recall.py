@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from kvmedic.core.fleet import Fleet, frozen
-from kvmedic.core.moves import Failed, Freeze, Hold, Move, Pulse, Retarget
-from kvmedic.core.preconditions import halfway_refusal, is_halfway, recall_refusal
+from kvmedic.core.fleet import ADDING, STILL, Fleet
+from kvmedic.core.moves import Freeze, Hold, Move, Pulse, Retarget
+from kvmedic.core.preconditions import begun, halfway_refusal, is_halfway, recall_refusal
 from kvmedic.core.revisions import Revision
 from kvmedic.core.rollout import Order, next_move
-
-STILL = frozen(max_unavailable=0, paused=True)
-"""The rollout's fields while nothing may be added or removed."""
 
 
 def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) -> Move:
@@ -26,15 +23,14 @@ def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) 
     Forward nothing was begun yet where the answer is `Refused`; `Failed` says that it cannot go on.
     """
     doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
-    if doubt is not None:
-        # An intent was written down before, so the run has to be ended as one that had begun.
-        return doubt if order.pulsed_at is None else Failed(doubt.reason, doubt.message)
+    if ended := begun(doubt, order.pulsed_at):
+        return ended
     if is_halfway(fleet, wanted) and not order.repairs:
         return halfway_refusal(fleet, wanted.template) or _halted(fleet, order)
-    if _is_held(fleet, order) and not _is_saturated(fleet, order.toward):
+    if _is_held(fleet, order) and not fleet.is_saturated(order.toward):
         return Retarget(order.edit, STILL)
     if _lacks_spare(fleet, wanted):
-        return Pulse("", frozen(max_unavailable=0, paused=False))
+        return Pulse("", ADDING)
     return next_move(fleet, order, now)
 
 
@@ -45,17 +41,13 @@ def _halted(fleet: Fleet, order: Order) -> Freeze | Hold:
     revision has all its replicas (Kubernetes 1.36, deployment sync.go, scale: saturated; seen on it). The one
     replica beside these is drained first then.
     """
-    return (Hold if _is_saturated(fleet, order.toward) else Freeze)(order.edit, STILL)
+    return (Hold if fleet.is_saturated(order.toward) else Freeze)(order.edit, STILL)
 
 
 def _is_held(fleet: Fleet, order: Order) -> bool:
     """Return whether somebody's rollout was stopped where it stood, with its own template."""
     stopped = fleet.fields.is_frozen and fleet.fields.paused and fleet.observed
     return stopped and fleet.revision == order.away and not order.repairs
-
-
-def _is_saturated(fleet: Fleet, template: str) -> bool:
-    return fleet.desired(template) >= fleet.replicas
 
 
 def _lacks_spare(fleet: Fleet, wanted: Revision) -> bool:
@@ -65,6 +57,6 @@ def _lacks_spare(fleet: Fleet, wanted: Revision) -> bool:
     is made before any of the other is drained; nothing goes meanwhile, as all of the wanted revision count
     as unavailable.
     """
-    told, there = sum(rs.desired for rs in fleet.replica_sets), fleet.desired(wanted.template)
+    there = fleet.desired(wanted.template)
     held = fleet.revision == wanted.template and fleet.fields.is_frozen and fleet.fields.paused
-    return held and fleet.observed and 0 < there < fleet.replicas and told <= fleet.replicas
+    return held and fleet.observed and 0 < there < fleet.replicas and fleet.told <= fleet.replicas

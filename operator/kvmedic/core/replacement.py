@@ -21,22 +21,15 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import assert_never
 
-from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
+from kvmedic.core.draining import Drain, Victim, draining_move, holding_move, stray_move
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Uncordon, Wait
 from kvmedic.core.plan import Goer, ReplaceStep
-from kvmedic.core.preconditions import replacement_refusal
+from kvmedic.core.preconditions import begun, replacement_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Run, committed_sequence
-from kvmedic.core.starting import PEER_GRACE, StartLimits, start_failure, unready_since
-
-STARTS = 2
-"""Starts for which a replacement waits, beside one drain, before it is called off: that of the spare,
-and that of a peer which somebody deleted or which died meanwhile."""
-
-MAKING_LIMIT = timedelta(seconds=10)
-"""How long the controllers may take to make the spare before it counts as not made (a quota). Measured:
-they need 0.2-0.4 s. Taken back earlier, the number could meet a spare that is made and Ready unseen."""
+from kvmedic.core.starting import PEER_GRACE, STARTS, StartLimits, making_wait, start_failure, unready_since
+from kvmedic.core.surplus import AWAIT_REMOVAL, is_followed, is_whole, newest_first, parting_move, surplus_of
 
 
 class Scaled(Enum):
@@ -97,7 +90,7 @@ def scaled_by(run: Run, step: ReplaceStep, resource_uid: str, fleet: Fleet) -> S
 def spare_of(fleet: Fleet, step: ReplaceStep) -> Pod | None:
     """Return the replica that came last beside the named one; None while there is not one more."""
     others = [pod for pod in fleet.live if pod.uid != step.uid]
-    return min(others, key=_newest_first) if len(others) >= step.replicas else None
+    return min(others, key=newest_first) if len(others) >= step.replicas else None
 
 
 def replacing_move(fleet: Fleet, order: Replacement, now: datetime) -> Move:
@@ -126,11 +119,9 @@ def resting_move(fleet: Fleet, order: Replacement) -> Move:
     The spare stays: it serves too. Once the recorded number is asked for again, the controller takes
     its victim by the marks on it, so they stay until it did.
     """
-    if order.scaled is Scaled.BACK and not _is_scaled_in(fleet, order):
-        return _AWAIT_REMOVAL
-    if back := stray_move(fleet, fleet.pods):
-        return back
-    return Wait(Reason.HOLDING, "the fleet stands still with every replica in rotation")
+    if order.scaled is Scaled.BACK and not is_followed(fleet, order.wanted):
+        return AWAIT_REMOVAL
+    return holding_move(fleet)
 
 
 def leaving_move(fleet: Fleet, order: Replacement, now: datetime) -> Move:
@@ -141,23 +132,9 @@ def leaving_move(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     """
     surplus = order.scaled is Scaled.OUT and fleet.replicas == order.surged
     edited = fleet.revision != order.step.template
-    if surplus and (not edited or _is_whole(fleet)):
+    if surplus and (not edited or is_whole(fleet)):
         return _take_back(fleet, order, now)
-    mixed = any(pod.revision != fleet.revision for pod in fleet.live)
-    if len(fleet.live) > fleet.replicas and not mixed and not surplus:
-        return _AWAIT_REMOVAL
-    if back := stray_move(fleet, fleet.pods):
-        return back
-    if not surplus:
-        return Settled()
-    text = (
-        f"{order.surged} replicas are asked for, {order.wanted} were; one goes, drained, when the rollout is "
-        f"complete; to end it now: kubectl scale deployment/{fleet.name} --replicas={order.wanted}"
-    )
-    return Wait(Reason.TARGET_NOT_SETTLED, text)
-
-
-_AWAIT_REMOVAL = Wait(Reason.AWAITING_CONTROLLER, "the replica that is to go has not been removed yet")
+    return parting_move(fleet, surplus_of(fleet, order.wanted) if surplus else None)
 
 
 def _begin(fleet: Fleet, order: Replacement) -> Move:
@@ -167,10 +144,7 @@ def _begin(fleet: Fleet, order: Replacement) -> Move:
     refused = replacement_refusal(fleet)
     if refused is None and _named(fleet, order) is None:
         refused = Refused(Reason.TARGET_NOT_SETTLED, f"{order.step.pod} is gone: there is nothing to replace")
-    if refused is None:
-        return ScaleOut(order.wanted, order.surged, order.step.pod)
-    # An intent was written down before, so the run has to be ended as one that had begun.
-    return refused if order.assigned_at is None else Failed(refused.reason, refused.message)
+    return begun(refused, order.assigned_at) or ScaleOut(order.wanted, order.surged, order.step.pod)
 
 
 def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Move:
@@ -235,7 +209,7 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     if len(fleet.live) <= order.wanted:
         return (
             stray_move(fleet, fleet.pods)
-            or _await_spare(order, now)
+            or making_wait(order.assigned_at, now)
             or ScaleIn(order.surged, order.wanted, "", None)
         )
     goer = _goer(fleet.live, order)
@@ -246,28 +220,17 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     return ScaleIn(order.surged, order.wanted, goer.name, None)
 
 
-def _await_spare(order: Replacement, now: datetime) -> Wait | None:
-    """Return the wait for a spare that is told but not there yet: it could become Ready unseen."""
-    if order.assigned_at is None or now - order.assigned_at > MAKING_LIMIT:
-        return None
-    return Wait(Reason.AWAITING_CONTROLLER, "the spare that is to go has not been made yet")
-
-
 def _goer(live: tuple[Pod, ...], order: Replacement) -> Pod:
     """Return which replica goes on the way back: one that is not Ready, else the newest; never the named."""
     others = [pod for pod in live if pod.uid != order.step.uid] or list(live)
     recorded = [pod for pod in others if order.victim is not None and pod.uid == order.victim.uid]
-    return min(recorded or others, key=lambda pod: (pod.ready, *_newest_first(pod)))
-
-
-def _newest_first(pod: Pod) -> tuple[float, str]:
-    return -pod.created_at.timestamp(), pod.name
+    return min(recorded or others, key=lambda pod: (pod.ready, *newest_first(pod)))
 
 
 def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     """Return whether the replacement is complete, or what it waits for."""
-    if not _is_scaled_in(fleet, order):
-        return _AWAIT_REMOVAL
+    if not is_followed(fleet, order.wanted):
+        return AWAIT_REMOVAL
     if back := stray_move(fleet, fleet.pods):
         return back
     if order.step.goes is Goer.SPARE:
@@ -286,17 +249,3 @@ def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
 
 def _named(fleet: Fleet, order: Replacement) -> Pod | None:
     return next((pod for pod in fleet.live if pod.uid == order.step.uid), None)
-
-
-def _is_scaled_in(fleet: Fleet, order: Replacement) -> bool:
-    """Return whether the controllers have removed all that the recorded number asked them to."""
-    told = sum(rs.desired for rs in fleet.replica_sets)
-    return fleet.observed and told <= order.wanted and len(fleet.live) <= order.wanted
-
-
-def _is_whole(fleet: Fleet) -> bool:
-    """Return whether every replica runs the present template and is Ready, and nothing else is there."""
-    current = fleet.serving(fleet.revision)
-    told = sum(rs.desired for rs in fleet.replica_sets)
-    whole = len(fleet.live) == len(current) == fleet.replicas == told
-    return fleet.observed and whole and all(pod.ready for pod in current)

@@ -88,23 +88,23 @@ class Newcomer:
     """The ReplicaSet of the present template, made of late, and the one that ran before it."""
 
     now: ReplicaSet
-    previous: ReplicaSet | None
-    """None: it is gone (`revisionHistoryLimit`)."""
+    previous: ReplicaSet
     came_at: datetime
 
 
 def newcomer(fleet: Fleet, within: timedelta, at: datetime) -> Newcomer | None:
-    """Return the revision that came within some time, or None.
+    """Return the revision that came within some time and could be taken back, or None.
 
-    A first revision has none before it. One that was brought back (`kubectl rollout undo`) is no news: its
-    ReplicaSet was made long ago, and it ran before.
+    A first revision has none before it, and where the one before is gone (`revisionHistoryLimit`) nothing
+    can be taken back. One that was brought back (`kubectl rollout undo`) is no news: its ReplicaSet was
+    made before another's.
     """
-    now = _present(fleet)
-    if now is None or now.created_at is None or at - now.created_at > within:
+    now, before = _present(fleet), previous(fleet)
+    if now is None or before is None or now.created_at is None or at - now.created_at > within:
         return None
-    if now.number < 2 or any(_is_younger(rs, now.created_at) for rs in fleet.replica_sets):
+    if now.number < 2 or any(_is_younger(rs, now, now.created_at) for rs in fleet.replica_sets):
         return None
-    return Newcomer(now, previous(fleet), now.created_at)
+    return Newcomer(now, before, now.created_at)
 
 
 def previous(fleet: Fleet) -> ReplicaSet | None:
@@ -141,8 +141,15 @@ def to_start(fleet: Fleet, template: str) -> int:
     return max(0, fleet.replicas - running)
 
 
-def _is_younger(replica_set: ReplicaSet, moment: datetime) -> bool:
-    return replica_set.created_at is not None and replica_set.created_at > moment
+def _is_younger(replica_set: ReplicaSet, than: ReplicaSet, made_at: datetime) -> bool:
+    """Return whether a ReplicaSet was made after another.
+
+    The API server notes whole seconds. Of two that were made in one, that with the higher first number is
+    the younger: numbers only grow, and the earlier ones are kept (Kubernetes 1.36, deployment_util.go,
+    SetNewReplicaSetAnnotations).
+    """
+    made = replica_set.created_at
+    return made is not None and (made, replica_set.first_number) > (made_at, than.first_number)
 
 
 def _seconds_to_ready(pod: Pod) -> float:

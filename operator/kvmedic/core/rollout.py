@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
-from kvmedic.core.fleet import SURGE, Fleet, Pod, RolloutFields, frozen
+from kvmedic.core.draining import Drain, Victim, draining_move, holding_move, stray_move
+from kvmedic.core.fleet import ADDING, STILL, SURGE, Fleet, Pod, RolloutFields, frozen
 from kvmedic.core.moves import (
     DeletePod,
     Failed,
@@ -34,7 +34,7 @@ from kvmedic.core.moves import (
 )
 from kvmedic.core.preconditions import refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.starting import PEER_GRACE, StartLimits, start_failure, unready_since
+from kvmedic.core.starting import PEER_GRACE, StartLimits, making_wait, start_failure, unready_since
 from kvmedic.core.swap import TemplateChange
 
 PULSE_LIMIT = timedelta(seconds=10)
@@ -81,16 +81,14 @@ def next_move(fleet: Fleet, order: Order, now: datetime) -> Move:
     if fleet.replicas == 0 and order.repairs:
         return Revert(order.edit, fleet.fields)
     refused = refusal(fleet, whole=not (order.repairs or order.mends))
-    return refused or Freeze(order.edit, frozen(max_unavailable=0, paused=False))
+    return refused or Freeze(order.edit, ADDING)
 
 
 def resting_move(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     if fleet.fields.is_frozen and not fleet.fields.paused:
         return _await_controller(fleet, now, pulsed_at)
-    if back := stray_move(fleet, fleet.pods):
-        return back
-    return Wait(Reason.HOLDING, "the fleet stands still with every replica in rotation")
+    return holding_move(fleet)
 
 
 def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
@@ -103,7 +101,7 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     if failure := _failure(fleet, order, now):
         return failure
     if fleet.desired(order.toward) == 0:
-        return Pulse("", frozen(max_unavailable=0, paused=False))
+        return Pulse("", ADDING)
     waiting = None if _leaves_failed_behind(fleet, order) else _not_ready(fleet, new, order)
     if waiting:
         return waiting
@@ -116,14 +114,14 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
 
 def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Move:
     """Return the pause, once the controller has spent the permit or has had its time."""
-    others = sum(rs.desired for rs in fleet.replica_sets if rs.revision != fleet.revision)
     wanted = fleet.desired(fleet.revision)
+    others = fleet.told - wanted
     permitted = fleet.fields.max_unavailable if isinstance(fleet.fields.max_unavailable, int) else 0
     spent = others <= fleet.replicas - permitted and wanted >= min(
         fleet.replicas, fleet.replicas + SURGE - others
     )
     if (fleet.observed and spent) or pulsed_at is None or now - pulsed_at > PULSE_LIMIT:
-        return Pause(frozen(max_unavailable=0, paused=True))
+        return Pause(STILL)
     return Wait(Reason.AWAITING_CONTROLLER, "the deployment controller has not acted on the last step yet")
 
 
@@ -158,9 +156,7 @@ def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order) -> Wait | None:
     told = fleet.desired(order.toward)
     if ready >= told:
         return None
-    reason = (
-        Reason.AWAITING_CANARY if fleet.desired(order.away) >= fleet.replicas else Reason.AWAITING_REPLICA
-    )
+    reason = Reason.AWAITING_CANARY if fleet.is_saturated(order.away) else Reason.AWAITING_REPLICA
     return Wait(reason, f"{ready} of {told} new replicas are Ready")
 
 
@@ -168,8 +164,8 @@ def _finish(fleet: Fleet, order: Order) -> Move:
     """Return the restore, once the controller's own count says that only new replicas exist."""
     if fleet.updated_replicas == fleet.status_replicas == fleet.replicas:
         return Restore(order.recorded, fleet.replicas)
-    if fleet.desired(order.toward) < fleet.replicas:
-        return Pulse("", frozen(max_unavailable=0, paused=False))
+    if not fleet.is_saturated(order.toward):
+        return Pulse("", ADDING)
     return Wait(Reason.AWAITING_CONTROLLER, "the Deployment's status does not show the last replacement yet")
 
 
@@ -223,9 +219,8 @@ def _let_go(fleet: Fleet, victim: Pod, old: tuple[Pod, ...], now: datetime) -> M
         if now - since <= PEER_GRACE:
             return Wait(Reason.AWAITING_REPLICA, f"{names} must be Ready before {victim.name} may go")
         return DeletePod(victim)
-    permit = max(
-        0, fleet.replicas + 1 - sum(rs.desired for rs in fleet.replica_sets if rs.revision != fleet.revision)
-    )
+    others = fleet.told - fleet.desired(fleet.revision)
+    permit = max(0, fleet.replicas + SURGE - others)
     return Pulse(victim.name, frozen(max_unavailable=permit, paused=False))
 
 
@@ -252,16 +247,15 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     if fleet.replicas == 0:
         return Revert(order.edit, order.recorded)
     if not leaving:
-        return _await_pod(fleet, order, now) or Revert(order.edit, order.recorded)
+        return _await_making(fleet, order, now) or Revert(order.edit, order.recorded)
     if _lacks_spare(fleet, order):
-        return Retarget(order.edit, frozen(max_unavailable=0, paused=True))
+        return Retarget(order.edit, STILL)
     victim = chosen(leaving, order.victim)
     if waiting := draining_move(fleet, victim, order.victim, order.drain, fleet.replicas):
         return waiting
-    whole = fleet.desired(order.toward) >= fleet.replicas
-    if len(leaving) == 1 and whole and not _leaves_failed_behind(fleet, order):
+    if len(leaving) == 1 and fleet.is_saturated(order.toward) and not _leaves_failed_behind(fleet, order):
         return Revert(order.edit, order.recorded)
-    return Retarget(order.edit, frozen(max_unavailable=0, paused=True))
+    return Retarget(order.edit, STILL)
 
 
 def _lacks_spare(fleet: Fleet, order: Order) -> bool:
@@ -270,13 +264,8 @@ def _lacks_spare(fleet: Fleet, order: Order) -> bool:
     Nobody may be drained then, since nobody carries on in its place; and nobody can go either when
     the template is put back, since the controller first has one pod of it to add.
     """
-    told = sum(rs.desired for rs in fleet.replica_sets)
-    return fleet.desired(order.toward) == 0 and told <= fleet.replicas
+    return fleet.desired(order.toward) == 0 and fleet.told <= fleet.replicas
 
 
-def _await_pod(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
-    """Return the wait for a pod that is told but not there yet: it could become Ready unseen."""
-    told = fleet.desired(order.away) > 0
-    if told and order.pulsed_at is not None and now - order.pulsed_at <= PULSE_LIMIT:
-        return Wait(Reason.AWAITING_CONTROLLER, "a replica that is to go has not been made yet")
-    return None
+def _await_making(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
+    return making_wait(order.pulsed_at, now) if fleet.desired(order.away) > 0 else None

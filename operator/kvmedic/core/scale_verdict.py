@@ -12,8 +12,9 @@ from kvmedic.core.baseline import baseline_of
 from kvmedic.core.complete import complete
 from kvmedic.core.diagnosis import Inconclusive, Trigger
 from kvmedic.core.evidence import Observation, Signal
+from kvmedic.core.judged import Judged, Verdict, not_recovered, undecided
 from kvmedic.core.reasons import Reason
-from kvmedic.core.verdict import Baseline, Judged, Objectives, Verdict, compare
+from kvmedic.core.verdict import Baseline, Objectives, compare
 
 NEEDED = frozenset({Signal.PREEMPTIONS, Signal.REQUESTS_FINISHED})
 """Signals that tell of every replica whether it is beyond the trigger."""
@@ -33,10 +34,10 @@ def judge_more(
     """
     if restarts > 0:
         text = f"{restarts} restarts since the number of replicas was raised"
-        return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, text)
+        return not_recovered(text)
     after = baseline_of(observation, restarts)
     if isinstance(after, Inconclusive):
-        return Judged(Verdict.INCONCLUSIVE, after.reason, after.message)
+        return undecided(after)
     found = compare(before, replace(after, replicas=before.replicas), objectives, trigger)
     text = f"{before.replicas} -> {after.replicas} replicas, the fleet's figures: {found.message}"
     return replace(found, message=text, after=after)
@@ -53,15 +54,12 @@ def judge_fewer(observation: Observation, trigger: Trigger) -> Judged:
     """
     found = complete(observation, NEEDED)
     if isinstance(found, Inconclusive):
-        return Judged(Verdict.INCONCLUSIVE, found.reason, found.message)
-    rates = {
-        name: one.numbers[Signal.PREEMPTIONS] / max(1.0, one.numbers[Signal.REQUESTS_FINISHED])
-        for name, one in found.items()
-    }
+        return undecided(found)
+    rates = {name: one.preemptions_per_request for name, one in found.items()}
     limit = trigger.preemptions_per_request
     hot = [f"{name} ({rate:.2f} per request)" for name, rate in rates.items() if rate > limit]
     if hot:
         text = f"{len(found)} replicas are too few: beyond the trigger are {', '.join(hot)}"
-        return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, text)
+        return not_recovered(text)
     text = f"{len(found)} replicas have {max(rates.values()):.2f} preemptions per request at most"
     return Judged(Verdict.RECOVERED, Reason.RECOVERED, f"{text}, limit {limit:g}")

@@ -17,15 +17,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from kvmedic.core.draining import Drain, Victim, draining_move, stray_move
+from kvmedic.core.draining import Drain, Victim, draining_move, holding_move, stray_move
 from kvmedic.core.fleet import Fleet, Pod
-from kvmedic.core.moves import Claim, Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Wait
+from kvmedic.core.moves import Claim, Failed, Move, ScaleIn, ScaleOut, Settled, Wait
 from kvmedic.core.plan import ScaleStep
-from kvmedic.core.preconditions import scaling_refusal
+from kvmedic.core.preconditions import begun, scaling_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.replacement import MAKING_LIMIT, STARTS
 from kvmedic.core.run import Run, committed_sequence
-from kvmedic.core.starting import StartLimits, start_failure
+from kvmedic.core.starting import STARTS, StartLimits, making_wait, start_failure
+from kvmedic.core.surplus import AWAIT_REMOVAL, is_followed, is_whole, newest_first, parting_move, surplus_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +80,9 @@ def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     return _arrived(fleet, order, now)
 
 
-def begun(refused: Refused | None, assigned_at: datetime | None) -> Refused | Failed | None:
-    """Return a refusal so that its run ends: as one that had begun, where an intent was written down."""
-    if refused is None or assigned_at is None:
-        return refused
-    return Failed(refused.reason, refused.message)
-
-
 def resting_move(fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
-    if not _is_followed(fleet):
-        return _AWAIT_REMOVAL
-    if back := stray_move(fleet, fleet.pods):
-        return back
-    return Wait(Reason.HOLDING, "the fleet stands still with every replica in rotation")
+    return holding_move(fleet) if is_followed(fleet, fleet.replicas) else AWAIT_REMOVAL
 
 
 def leaving_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
@@ -106,23 +95,9 @@ def leaving_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     step = order.step
     surplus = order.is_ours and not step.gives_back and fleet.replicas > step.before
     edited = fleet.revision != step.template
-    if surplus and (not edited or _is_whole(fleet)):
+    if surplus and (not edited or is_whole(fleet)):
         return _one_fewer(fleet, replace(order, step=step.inverse()), now)
-    mixed = any(pod.revision != fleet.revision for pod in fleet.live)
-    if len(fleet.live) > fleet.replicas and not mixed and not surplus:
-        return _AWAIT_REMOVAL
-    if back := stray_move(fleet, fleet.pods):
-        return back
-    if not surplus:
-        return Settled()
-    text = (
-        f"{fleet.replicas} replicas are asked for, {step.before} were; they go one by one, drained, when the "
-        f"rollout is complete; to end it now: kubectl scale deployment/{fleet.name} --replicas={step.before}"
-    )
-    return Wait(Reason.TARGET_NOT_SETTLED, text)
-
-
-_AWAIT_REMOVAL = Wait(Reason.AWAITING_CONTROLLER, "the replica that is to go has not been removed yet")
+    return parting_move(fleet, surplus_of(fleet, step.before) if surplus else None)
 
 
 def _first(fleet: Fleet, step: ScaleStep) -> Move:
@@ -138,11 +113,11 @@ def _first(fleet: Fleet, step: ScaleStep) -> Move:
 def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     """Return the next move that lowers the number by one, without a replica that takes requests."""
     asked, wanted = fleet.replicas, order.step.after
-    if not _is_followed(fleet):
-        return _AWAIT_REMOVAL
+    if not is_followed(fleet, fleet.replicas):
+        return AWAIT_REMOVAL
     if len(fleet.live) < asked:
         fewer = max(wanted, len(fleet.live))
-        waiting = stray_move(fleet, fleet.pods) or _await_making(order, now)
+        waiting = stray_move(fleet, fleet.pods) or making_wait(order.assigned_at, now)
         return waiting or ScaleIn(asked, fewer, "", fleet.ready)
     goer = _goer(fleet.live, order.victim)
     if back := stray_move(fleet, fleet.pods, goer):
@@ -157,21 +132,14 @@ def _goer(live: tuple[Pod, ...], victim: Victim | None) -> Pod:
     The controller would take a replica that is not Ready before a drained one.
     """
     drained = victim.uid if victim else ""
-    return min(live, key=lambda pod: (pod.ready, pod.uid != drained, -pod.created_at.timestamp(), pod.name))
-
-
-def _await_making(order: Scaling, now: datetime) -> Wait | None:
-    """Return the wait for a replica that is told but not there yet: it could become Ready unseen."""
-    if order.assigned_at is None or now - order.assigned_at > MAKING_LIMIT:
-        return None
-    return Wait(Reason.AWAITING_CONTROLLER, "a replica that is to go has not been made yet")
+    return min(live, key=lambda pod: (pod.ready, pod.uid != drained, *newest_first(pod)))
 
 
 def _arrived(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     """Return whether the wanted number takes requests, or what is waited for."""
     step = order.step
-    if not _is_followed(fleet):
-        return _AWAIT_REMOVAL
+    if not is_followed(fleet, fleet.replicas):
+        return AWAIT_REMOVAL
     if back := stray_move(fleet, fleet.pods):
         return back
     serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
@@ -195,7 +163,7 @@ def start_of_added(
         now: the time of asking.
     """
     before, wanted = numbers
-    newest = sorted(fleet.live, key=lambda pod: (-pod.created_at.timestamp(), pod.name))
+    newest = sorted(fleet.live, key=newest_first)
     for pod in newest[: max(0, len(fleet.live) - before)]:
         if failed := start_failure(pod, False, limits, now):
             return failed
@@ -207,16 +175,3 @@ def start_of_added(
         text = f"not every replica served {seconds} s after their number was raised"
         return Failed(Reason.CANARY_FAILED, text)
     return None
-
-
-def _is_followed(fleet: Fleet) -> bool:
-    """Return whether the controllers have removed all that the present number asked them to."""
-    told = sum(rs.desired for rs in fleet.replica_sets)
-    return fleet.observed and told <= fleet.replicas and len(fleet.live) <= fleet.replicas
-
-
-def _is_whole(fleet: Fleet) -> bool:
-    """Return whether every replica runs the present template and is Ready, and nothing else is there."""
-    current = fleet.serving(fleet.revision)
-    whole = len(fleet.live) == len(current) == fleet.replicas
-    return _is_followed(fleet) and whole and all(pod.ready for pod in current)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import count, takewhile
 
-from kvmedic.core.edit import container_at
+from kvmedic.core.edit import containers_of
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.plan import Step
+from kvmedic.core.quantity import whole_amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,13 @@ def devices_of(template: Mapping[str, object]) -> int | None:
     Whole devices (`nvidia.com/gpu`, `amd.com/gpu`) and parts of one (`nvidia.com/mig-…`) count alike:
     both are extended resources, whose limits are whole numbers.
     """
-    containers = takewhile(lambda one: one is not None, (container_at(template, i) for i in count()))
-    return sum(_devices(container or {}) for container in containers) or None
+    return sum(_devices(container) for container in containers_of(template)) or None
 
 
 def _devices(container: Mapping[str, object]) -> int:
     resources = container.get("resources")
     limits = resources.get("limits") if isinstance(resources, Mapping) else None
-    return sum(_number(amount) for name, amount in _items(limits) if _is_device(name))
+    return sum(whole_amount(amount) or 0 for name, amount in _items(limits) if _is_device(name))
 
 
 def _items(limits: object) -> list[tuple[str, object]]:
@@ -96,8 +95,3 @@ def _items(limits: object) -> list[tuple[str, object]]:
 
 def _is_device(name: str) -> bool:
     return name.endswith("/gpu") or "/mig-" in name
-
-
-def _number(amount: object) -> int:
-    text = str(amount)
-    return int(text) if text.isdecimal() else 0

@@ -8,11 +8,11 @@ without traffic does not run out of memory, and proves nothing.
 from __future__ import annotations
 
 from kvmedic.core.baseline import FEWEST_FINISHED
-from kvmedic.core.complete import complete
+from kvmedic.core.complete import complete, total
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.evidence import Observation, Signal
+from kvmedic.core.judged import Judged, Verdict, not_recovered, undecided
 from kvmedic.core.reasons import Reason
-from kvmedic.core.verdict import Judged, Verdict
 
 NEEDED = frozenset({Signal.REQUESTS_FINISHED})
 """Signals that the verdict needs of every replica."""
@@ -27,11 +27,11 @@ def steadiness(observation: Observation, restarts: int) -> Judged:
     """
     if restarts > 0:
         text = f"{restarts} restarts of replicas that run the change"
-        return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, text)
+        return not_recovered(text)
     found = complete(observation, NEEDED)
     if isinstance(found, Inconclusive):
-        return Judged(Verdict.INCONCLUSIVE, found.reason, found.message)
-    finished = sum(one.numbers[Signal.REQUESTS_FINISHED] for one in found.values())
+        return undecided(found)
+    finished = total(found, Signal.REQUESTS_FINISHED)
     seen = f"{finished:.0f} requests finished in {observation.window_seconds:.0f} s"
     if finished < FEWEST_FINISHED:
         text = f"{seen}, {FEWEST_FINISHED} are needed: without load nothing runs out of memory; wait"

@@ -9,13 +9,13 @@ fitted on simulated cuts: `docs/explanation/verdict-thresholds.md`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from math import exp, inf
 
 from kvmedic.core.baseline import Baseline, baseline_of
 from kvmedic.core.complete import number
 from kvmedic.core.diagnosis import Inconclusive, Trigger
 from kvmedic.core.evidence import Observation, Signal
+from kvmedic.core.judged import Judged, Verdict, not_recovered, undecided
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import MOST_STALLS, STALL_SECONDS
 
@@ -74,15 +74,6 @@ GIVEN_UP = 1 - THROUGHPUT_HELD
 A cap moves waiting in front of the first token; clients that do not wait so long are lost."""
 
 
-class Verdict(StrEnum):
-    """The judgement of one step over its sustained window."""
-
-    RECOVERED = "Recovered"
-    IMPROVED = "Improved"
-    NOT_RECOVERED = "NotRecovered"
-    INCONCLUSIVE = "Inconclusive"
-
-
 @dataclass(frozen=True, slots=True)
 class Objectives:
     """Service levels that the spec names; None where it names none."""
@@ -90,17 +81,6 @@ class Objectives:
     inter_token_p95_seconds: float | None = None
     e2e_p95_seconds: float | None = None
     time_to_first_token_p95_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A verdict with its reason and the numbers in one sentence."""
-
-    verdict: Verdict
-    reason: Reason
-    message: str
-    after: Baseline | None = None
-    """The figures that it rests on; None where there are none."""
 
 
 def judge(
@@ -117,10 +97,10 @@ def judge(
     """
     if restarts > 0:
         text = f"{restarts} restarts of replicas that run the change"
-        return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, text)
+        return not_recovered(text)
     after = baseline_of(observation, restarts)
     if isinstance(after, Inconclusive):
-        return Judged(Verdict.INCONCLUSIVE, after.reason, after.message)
+        return undecided(after)
     return compare(before, after, objectives, trigger)
 
 
@@ -141,26 +121,22 @@ def judge_replacement(
         restarts: restarts since then.
     """
     if restarts > 0:
-        return Judged(
-            Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, f"{restarts} restarts since the replacement"
-        )
+        return not_recovered(f"{restarts} restarts since the replacement")
     after = baseline_of(observation, restarts)
     if isinstance(after, Inconclusive):
-        return Judged(Verdict.INCONCLUSIVE, after.reason, after.message)
+        return undecided(after)
     change = _Change(before, after)
     text = change.line(objectives)
-    unlike = change.unlike()
-    if unlike is not None:
-        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{unlike}; {text}", after)
+    if unlike := change.unlike():
+        return _unlike(unlike, text, after)
     hot = _pressured(observation, trigger)
     if not hot and change.is_harmless(objectives):
         verdict = Verdict.IMPROVED if change.missed(objectives) else Verdict.RECOVERED
         return Judged(verdict, Reason(verdict.value), f"no replica is beyond the trigger; {text}", after)
     why = f"beyond the trigger: {hot}; {text}" if hot else text
-    if change.arrivals > HEAVIER:
-        heavier = f"{change.arrivals:.2f} times the arrivals of before (limit {HEAVIER})"
-        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{heavier}; {why}", after)
-    return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, why, after)
+    if heavier := change.heavier():
+        return _unlike(heavier, why, after)
+    return not_recovered(why, after)
 
 
 def _pressured(observation: Observation, trigger: Trigger) -> str:
@@ -178,14 +154,16 @@ def compare(before: Baseline, after: Baseline, objectives: Objectives, trigger: 
     """Return whether a fleet is better off with a change, by its figures before and after."""
     change = _Change(before, after)
     text = change.line(objectives)
-    unlike = change.unlike()
-    if unlike is not None:
-        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{unlike}; {text}", after)
+    if unlike := change.unlike():
+        return _unlike(unlike, text, after)
     verdict = _verdict(change, objectives, trigger)
-    if verdict is Verdict.NOT_RECOVERED and change.arrivals > HEAVIER:
-        heavier = f"{change.arrivals:.2f} times the arrivals of before (limit {HEAVIER})"
-        return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{heavier}; {text}", after)
+    if verdict is Verdict.NOT_RECOVERED and (heavier := change.heavier()):
+        return _unlike(heavier, text, after)
     return Judged(verdict, Reason(verdict.value), text, after)
+
+
+def _unlike(how: str, text: str, after: Baseline) -> Judged:
+    return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{how}; {text}", after)
 
 
 def _verdict(change: _Change, objectives: Objectives, trigger: Trigger) -> Verdict:
@@ -254,6 +232,12 @@ class _Change:
             if min(then, now) < LENGTHS_ALIKE * max(then, now):
                 return f"{name} of {now:.0f} tokens on average, {then:.0f} before"
         return None
+
+    def heavier(self) -> str | None:
+        """Return how much more there was to do, so much that a bad verdict is not the change's, or None."""
+        if self.arrivals <= HEAVIER:
+            return None
+        return f"{self.arrivals:.2f} times the arrivals of before (limit {HEAVIER})"
 
     def is_harmless(self, objectives: Objectives) -> bool:
         """Return whether nobody is worse off: tokens, objectives that were met, answers at all."""

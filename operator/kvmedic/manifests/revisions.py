@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from kvmedic.core.config_map import Sight
-from kvmedic.core.edit import container_at
+from kvmedic.core.edit import containers_of
 from kvmedic.core.engine import Engine, EngineProfile, Flag, Knob, Scalar
 from kvmedic.core.revisions import Difference
 from kvmedic.manifests.configuration import configuration_at
@@ -123,9 +123,7 @@ def _side(
     """Return the one container that runs a known engine."""
     found: list[_Side] = []
     doubts: list[Refusal] = []
-    index = 0
-    while (spec := container_at(template, index)) is not None:
-        index += 1
+    for spec in containers_of(template):
         for profile in engines if container in (None, spec.get("name")) else ():
             line = parsed_of(spec, Engine(profile, version_of(spec, profile)))
             if isinstance(line, Refusal):
@@ -151,12 +149,7 @@ def _with_file(
 
 
 def _named(template: Mapping[str, object], name: str) -> Mapping[str, object] | None:
-    index = 0
-    while (spec := container_at(template, index)) is not None:
-        if spec.get("name") == name:
-            return spec
-        index += 1
-    return None
+    return next((spec for spec in containers_of(template) if spec.get("name") == name), None)
 
 
 def _of_pod(template: Mapping[str, object], key: str) -> object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil, exp, inf
 
-from kvmedic.core.complete import histogram, number
+from kvmedic.core.complete import histogram, total_of_told
 from kvmedic.core.diagnosis import Evidence, NoChange, Resize, Setting, Spent
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Observation, Signal
@@ -95,7 +95,7 @@ def more_replicas(evidence: Evidence, case: Case, setting: Setting) -> Resize | 
     if replicas >= most:
         return NoChange(Reason.LEVER_AT_BOUND, f"{replicas} replicas are there and scaleOut allows {most}")
     room = seats_of(case, setting) * _engines(evidence.burn)
-    demand = _total(evidence.burn, Signal.RUNNING_MEAN) + _total(evidence.burn, Signal.WAITING_MEAN)
+    demand = sum(total_of_told(evidence.burn, each) for each in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN))
     enough = max(replicas + 1, ceil(demand / room))
     wanted = min(most, enough, replicas + bound.step)
     minutes = bound.restore_after.total_seconds() / 60
@@ -159,10 +159,6 @@ def _seconds(seen: Observation, signal: Signal) -> float | None:
     found = [histogram(pod, signal) for pod in seen.pods.values()]
     known = [one.total for one in found if one is not None]
     return sum(known) if known and len(known) == len(found) else None
-
-
-def _total(seen: Observation, signal: Signal) -> float:
-    return sum(number(pod, signal) or 0.0 for pod in seen.pods.values())
 
 
 def _engines(seen: Observation) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from statistics import fmean
 
-from kvmedic.core.complete import Complete, complete, histogram, number, pools
+from kvmedic.core.complete import Complete, complete, histogram, number, pools, total, total_of_told
 from kvmedic.core.diagnosis import Evidence, Inconclusive
 from kvmedic.core.distribution import above, longest, lower_bound, mean_below, merged, moments, quantile
 from kvmedic.core.evidence import Histogram, Observation, Pool, Signal
@@ -136,7 +136,7 @@ class Seen:
 
     def total(self, signal: Signal) -> float:
         """Return a number, added up over the pressured replicas."""
-        return sum(one.numbers[signal] for one in self.now.values())
+        return total(self.now, signal)
 
 
 def seen_of(evidence: Evidence, pressured: Iterable[str]) -> Seen | Inconclusive:
@@ -260,8 +260,8 @@ def _prefill_seconds(burn: Observation) -> float:
 
 def _hit_share(sizing: Observation) -> float:
     """Return the share of prompt tokens found in the prefix cache; 0 where the engine does not tell."""
-    queries = sum(number(readings, Signal.PREFIX_CACHE_QUERIES) or 0.0 for readings in sizing.pods.values())
-    hits = sum(number(readings, Signal.PREFIX_CACHE_HITS) or 0.0 for readings in sizing.pods.values())
+    queries = total_of_told(sizing, Signal.PREFIX_CACHE_QUERIES)
+    hits = total_of_told(sizing, Signal.PREFIX_CACHE_HITS)
     return min(1.0, hits / queries) if queries > 0 else 0.0
 
 

@@ -7,11 +7,10 @@ gets more or longer requests now, has another trouble, which a way back would no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
-from kvmedic.core.complete import Complete, complete
+from kvmedic.core.complete import complete, total
 from kvmedic.core.diagnosis import Evidence, Finding, Inconclusive, NoChange, RollBack, Setting
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Absence, Measured, Missing, Observation, Reading, Signal
@@ -158,20 +157,12 @@ def _figures(observation: Observation) -> _Figures | Inconclusive:
     found = complete(observation, HISTORY)
     if isinstance(found, Inconclusive):
         return found
-    finished = max(1.0, _total(found, Signal.REQUESTS_FINISHED))
-    arrived = _total(found, Signal.REQUESTS_FINISHED) + _total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE)
+    finished = max(1.0, total(found, Signal.REQUESTS_FINISHED))
+    arrived = total(found, Signal.REQUESTS_FINISHED) + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE)
     return _Figures(
-        preemptions=_total(found, Signal.PREEMPTIONS) / finished,
-        worst=max(_preemptions(one) for one in found.values()),
+        preemptions=total(found, Signal.PREEMPTIONS) / finished,
+        worst=max(one.preemptions_per_request for one in found.values()),
         requests=max(0.0, arrived) / observation.window_seconds / len(found),
-        prompt_tokens=_total(found, Signal.PROMPT_TOKENS) / finished,
-        output_tokens=_total(found, Signal.GENERATED_TOKENS) / finished,
+        prompt_tokens=total(found, Signal.PROMPT_TOKENS) / finished,
+        output_tokens=total(found, Signal.GENERATED_TOKENS) / finished,
     )
-
-
-def _preemptions(replica: Complete) -> float:
-    return replica.numbers[Signal.PREEMPTIONS] / max(1.0, replica.numbers[Signal.REQUESTS_FINISHED])
-
-
-def _total(found: Mapping[str, Complete], signal: Signal) -> float:
-    return sum(one.numbers[signal] for one in found.values())

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 
-from kvmedic.core.complete import Complete, complete
+from kvmedic.core.complete import Complete, complete, total
 from kvmedic.core.diagnosis import Evidence, Inconclusive, NoChange, Resize, Setting
 from kvmedic.core.evidence import Signal
 from kvmedic.core.footprint import Footprint, Load
@@ -83,15 +83,12 @@ def fewer_replicas(evidence: Evidence, held: Footprint, setting: Setting, templa
 
 
 def _carried(found: Mapping[str, Complete], window_seconds: float) -> Carried:
-    def total(signal: Signal) -> float:
-        return sum(one.numbers[signal] for one in found.values())
-
     return Carried(
         replicas=len(found),
-        running=total(Signal.RUNNING_MEAN),
-        waiting=total(Signal.WAITING_MEAN),
-        at_once=total(Signal.RUNNING_MAX) + total(Signal.WAITING_MEAN),
-        tokens_per_second=total(Signal.GENERATED_TOKENS) / window_seconds,
+        running=total(found, Signal.RUNNING_MEAN),
+        waiting=total(found, Signal.WAITING_MEAN),
+        at_once=total(found, Signal.RUNNING_MAX) + total(found, Signal.WAITING_MEAN),
+        tokens_per_second=total(found, Signal.GENERATED_TOKENS) / window_seconds,
     )
 
 

@@ -18,7 +18,7 @@ from kvmedic.core.diagnosis import (
     RollBack,
     Setting,
 )
-from kvmedic.core.edit import TokenEdit, container_at
+from kvmedic.core.edit import TokenEdit, container_at, containers_of
 from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
 from kvmedic.core.plan import (
     ConfigStep,
@@ -114,8 +114,7 @@ def workload_of(
     """
     found: list[Workload] = []
     doubts: list[Refusal] = []
-    index = 0
-    while (spec := container_at(template, index)) is not None:
+    for index, spec in enumerate(containers_of(template)):
         if container is None or spec.get("name") == container:
             for profile in engines:
                 engine = Engine(profile, version_of(spec, profile))
@@ -124,7 +123,6 @@ def workload_of(
                     doubts.append(flags)
                 else:
                     found.append(Workload(target, uid, template, index, engine, flags))
-        index += 1
     if len(found) == 1:
         return found[0]
     return _not_one(found, doubts, container)

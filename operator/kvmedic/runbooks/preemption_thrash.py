@@ -247,9 +247,7 @@ def _crowd(found: Mapping[str, Complete], pressured: str, evidence: Evidence) ->
 
 def _rate(replica: Complete) -> float:
     """Return a replica's preemptions per request over the whole window, or at its best moment if more."""
-    numbers = replica.numbers
-    over_all = numbers[Signal.PREEMPTIONS] / max(1.0, numbers[Signal.REQUESTS_FINISHED])
-    return max(over_all, numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD])
+    return max(replica.preemptions_per_request, replica.numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD])
 
 
 def _partial(

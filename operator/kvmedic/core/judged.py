@@ -1,0 +1,40 @@
+"""What a verdict is: one of four words, its reason, and the numbers that it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvmedic.core.baseline import Baseline
+from kvmedic.core.diagnosis import Inconclusive
+from kvmedic.core.reasons import Reason
+
+
+class Verdict(StrEnum):
+    """The judgement of one step over its sustained window."""
+
+    RECOVERED = "Recovered"
+    IMPROVED = "Improved"
+    NOT_RECOVERED = "NotRecovered"
+    INCONCLUSIVE = "Inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict with its reason and the numbers in one sentence."""
+
+    verdict: Verdict
+    reason: Reason
+    message: str
+    after: Baseline | None = None
+    """The figures that it rests on; None where there are none."""
+
+
+def undecided(why: Inconclusive) -> Judged:
+    """Return the verdict where something that it needs is missing."""
+    return Judged(Verdict.INCONCLUSIVE, why.reason, why.message)
+
+
+def not_recovered(text: str, after: Baseline | None = None) -> Judged:
+    """Return the verdict that a change did not help."""
+    return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, text, after)
