@@ -20,10 +20,10 @@ from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.terms import terms_of, without_spec
+from kvmedic.findings import Survey
 from kvmedic.ports import Ports
 from kvmedic.runbooks.carrying import beyond_trigger, overload
 from kvmedic.runbooks.node_health import faults_of
-from kvmedic.survey import Survey
 
 ILL = frozenset({Reason.GPU_FAULT, Reason.THERMAL_EMERGENCY})
 """Diagnoses that are about single replicas."""

@@ -10,9 +10,9 @@ from kvmedic.core.evidence import Look, Signal
 from kvmedic.core.onset import PARTS, SHORTEST, has_begun, preemptions, pressured
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
+from kvmedic.findings import Survey
 from kvmedic.gathering import expected
 from kvmedic.ports import Metrics
-from kvmedic.survey import Survey
 
 _ASKED = NEEDED | {Signal.STARTED_SECONDS, Signal.REQUESTS_ABORTED}
 _BEGIN = frozenset({Signal.PREEMPTIONS})

@@ -15,11 +15,12 @@ from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome, Run
 from kvmedic.core.terms import policy_from
+from kvmedic.findings import Survey
+from kvmedic.plans import obstacle_to
 from kvmedic.ports import Ports, Target, View
 from kvmedic.record.runs import opened
 from kvmedic.record.surveys import REFRESH, complaint
 from kvmedic.saving import save
-from kvmedic.survey import Survey, obstacle_to
 
 
 def noted(record: Record, found: Survey, now: datetime) -> Record:

@@ -17,11 +17,12 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome, is_foreign
+from kvmedic.findings import Survey, engine_of
 from kvmedic.handover import advice, handed_over
 from kvmedic.manifests.configuration import file_remarks, owner_of_file
+from kvmedic.plans import obstacle_to
 from kvmedic.ports import Ports, Target, View
 from kvmedic.runbooks.planning import Fault, Workload
-from kvmedic.survey import Survey, engine_of, obstacle_to
 
 
 def unfit(resource: Resource, policy: Policy, view: View | None, ports: Ports) -> Outcome | None:

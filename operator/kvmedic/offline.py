@@ -21,9 +21,9 @@ from kvmedic.core.diagnosis import (
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
+from kvmedic.plans import judged
 from kvmedic.runbooks.capacity import spent_by
 from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
-from kvmedic.survey import judged
 
 _FIRST_GENERATION = 1
 """A manifest has no generation; nobody approves an offline plan by its digest."""

@@ -8,9 +8,9 @@ from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
+from kvmedic.findings import Survey, engine_of
 from kvmedic.record.supplies import with_outgrown
 from kvmedic.runbooks.planning import Workload, memory_share
-from kvmedic.survey import Survey, engine_of
 
 
 def with_known_limit(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:

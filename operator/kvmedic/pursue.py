@@ -11,9 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import assert_never
 
-from kvmedic.aftermath import in_view_of_the_rest
 from kvmedic.copies import copy_first, held_back, overtaken, swept, unavailable, with_files
-from kvmedic.core.confirm import confirmed
 from kvmedic.core.decide import (
     Close,
     Decision,
@@ -28,56 +26,22 @@ from kvmedic.core.decide import (
     decide,
     outcome_of,
 )
-from kvmedic.core.diagnosis import Goal
-from kvmedic.core.draining import Victim
-from kvmedic.core.evidence import Observation
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import footprint_after
 from kvmedic.core.gates import Blocked, forward_gate
-from kvmedic.core.moves import (
-    Cordon,
-    DeletePod,
-    DeploymentMove,
-    Effect,
-    Failed,
-    Freeze,
-    Hold,
-    MakeCopy,
-    Move,
-    Pause,
-    Pulse,
-    Refused,
-    Retarget,
-    Revert,
-    ScaleIn,
-    ScaleOut,
-    SetMinimum,
-    Settled,
-    Uncordon,
-    Wait,
-)
-from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
+from kvmedic.core.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
+from kvmedic.core.plan import AutoscalerStep
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.resource import Resource
-from kvmedic.core.run import (
-    Intent,
-    Outcome,
-    Run,
-    Standing,
-    StepState,
-    committed_sequence,
-    is_foreign,
-    standing,
-)
-from kvmedic.core.scale_verdict import judge_fewer, judge_more
-from kvmedic.core.steadiness import steadiness
-from kvmedic.core.verdict import Judged, judge, judge_replacement
+from kvmedic.core.run import Outcome, Run, Standing, StepState, is_foreign, standing
+from kvmedic.intents import intended
 from kvmedic.ports import View
 from kvmedic.record.runs import closed, reported
 from kvmedic.record.supplies import after_trouble
 from kvmedic.saving import save
 from kvmedic.urgency import graded
+from kvmedic.verdicts import judged_window
 from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, walking_move
 
 
@@ -89,7 +53,7 @@ async def pursue(tick: Tick) -> timedelta:
         tick = await with_files(tick, view.fleet)
     stands = overtaken(tick, await _standing(tick, view))
     blocked = await _blocked(tick)
-    judged = await _judged(tick, view, stands)
+    judged = await judged_window(tick, view, stands)
     roll_back = tick.policy.on_inconclusive is OnInconclusive.ROLL_BACK
     decision = decide(tick.run, Situation(stands, tick.resource.wish, blocked, judged, roll_back))
     if view is None or isinstance(decision, Close):
@@ -215,7 +179,7 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
         case Settled():
             return timedelta(0)
         case _:
-            run = _intended(tick, view.fleet, move)
+            run = intended(tick, view.fleet, move)
             reason = blocked.reason if blocked else _reason(run)
             resource = await _save(tick, run, reason, blocked.message if blocked else "")
             if tick.ports.leader.is_held():
@@ -231,95 +195,6 @@ def _outgrown(tick: Tick, view: View) -> Tick:
 
 def _reason(run: Run) -> Reason:
     return Reason.ROLLING_BACK if run.current.state is StepState.ROLLING_BACK else Reason.ROLLING_OUT
-
-
-def _intended(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
-    """Return the run with the effect written down."""
-    run = tick.run
-    match effect:
-        case Cordon(pod):
-            known = run.victim is not None and run.victim.uid == pod.uid
-            return run if known else replace(run, victim=Victim(pod.name, pod.uid, tick.now))
-        case Uncordon(pod):
-            same = run.victim is not None and run.victim.uid == pod.uid
-            return replace(run, victim=None) if same else run
-        case DeletePod() | SetMinimum():
-            return run
-        case _:
-            return _assigned(tick, fleet, effect)
-
-
-def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
-    """Return the run with an assignment to the Deployment written down.
-
-    An assignment that was written down and never committed gives its number to the next one, so the
-    claim and the record can never be more than one apart.
-    """
-    run = tick.run
-    if run.current.state is StepState.PENDING:
-        run = run.with_step(replace(run.current, state=StepState.ROLLING_OUT))
-    if isinstance(effect, Freeze | Hold):
-        run = replace(run, recorded=fleet.fields)
-    turns = isinstance(effect, Freeze | Retarget | Revert)
-    committed = committed_sequence(run, tick.resource.uid, fleet.fence)
-    intent = Intent(
-        sequence=(run.sequence if committed is None else committed) + 1,
-        move=type(effect).__name__,
-        template_before=fleet.revision,
-        template_after=_other_template(run, fleet.revision) if turns else fleet.revision,
-        is_frozen=isinstance(effect, Freeze | Hold | Retarget | Pause | Pulse),
-        at=tick.now,
-        was_frozen=fleet.fields.is_frozen,
-        replicas_before=effect.before if isinstance(effect, ScaleOut | ScaleIn) else None,
-        replicas_after=effect.replicas if isinstance(effect, ScaleOut | ScaleIn) else None,
-    )
-    return replace(run, intent=intent)
-
-
-def _other_template(run: Run, revision: str) -> str:
-    step = run.current.step
-    return step.after_template if revision == step.before_template else step.before_template
-
-
-async def _judged(tick: Tick, view: View | None, stands: Standing) -> Judged | None:
-    """Return the verdict over the sustained window; None while it is open or not to be judged."""
-    record = tick.run.current
-    if view is None or record.state is not StepState.VERIFYING or stands is not Standing.AS_RECORDED:
-        return None
-    if tick.problem is not None:
-        return None
-    window = tick.policy.windows.verify
-    if record.settled_at is None or tick.now - record.settled_at < window:
-        return None
-    pods = view.fleet.serving(record.step.after_template)
-    looked = await tick.ports.metrics.observe(
-        tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
-    )
-    judged = _judgement(tick, looked, sum(pod.restarts for pod in pods))
-    return await in_view_of_the_rest(tick, pods, judged)
-
-
-def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
-    """Return the verdict on the step that is being verified; `restarts`: of all its replicas so far."""
-    before, policy, step = tick.run.baseline, tick.policy, tick.run.current.step
-    if tick.run.goal is Goal.CALM:
-        return judge_fewer(looked, policy.trigger)
-    if before is None or tick.run.goal is Goal.STEADINESS:
-        return steadiness(looked, restarts)
-    match step:
-        case ConfigStep(knob=knob) | FlagStep(knob=knob):
-            judged = judge(before, looked, policy.objectives, policy.trigger, restarts)
-            return judged if restarts else confirmed(knob, judged, before, looked, policy.objectives)
-        case RevisionStep():
-            return judge(before, looked, policy.objectives, policy.trigger, restarts)
-        case ReplaceStep():
-            fresh = max(0, restarts - before.restarts)
-            return judge_replacement(before, looked, policy.objectives, policy.trigger, fresh)
-        case ScaleStep() | AutoscalerStep():
-            fresh = max(0, restarts - before.restarts)
-            return judge_more(before, looked, policy.objectives, policy.trigger, fresh)
-        case _:
-            assert_never(step)
 
 
 async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:

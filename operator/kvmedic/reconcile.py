@@ -24,6 +24,7 @@ from kvmedic.core.run import Outcome, Run
 from kvmedic.core.severity import urgency_of
 from kvmedic.core.terms import policy_during, terms_of
 from kvmedic.footprints import give_back, holding, noted, with_holder
+from kvmedic.last_good import proved_good
 from kvmedic.obstacles import accompanied, claimed, consent, crowded, gate, unfit, unrecognised
 from kvmedic.outgrown import with_known_limit
 from kvmedic.ports import Ports, Senses
@@ -31,7 +32,7 @@ from kvmedic.pursue import pursue
 from kvmedic.record.runs import opened
 from kvmedic.record.surveys import complaint, planned, surveyed, with_last_good
 from kvmedic.saving import save
-from kvmedic.survey import proved_good, survey
+from kvmedic.survey import survey
 from kvmedic.walks import Tick
 
 AT_ONCE = timedelta(0)

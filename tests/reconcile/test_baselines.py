@@ -19,8 +19,8 @@ from kvmedic.core.evidence import Look, Observation, Signal
 from kvmedic.core.fleet import Pod
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
+from kvmedic.findings import Survey
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.survey import Survey
 from run_builder import a_fleet, a_pod
 
 MINUTE = timedelta(minutes=1)

@@ -19,12 +19,13 @@ from kvmedic.core.policy import Mode
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
+from kvmedic.findings import Survey
 from kvmedic.footprints import holding, noted, with_holder
 from kvmedic.obstacles import accompanied
 from kvmedic.ports import Senses
 from kvmedic.record.surveys import REFRESH
 from kvmedic.record.transitions import notes
-from kvmedic.survey import Survey, survey
+from kvmedic.survey import survey
 from lab.scripted.readings import State
 from reconcile.test_obstacles import REVISION, TEMPLATE, Town, a_settled_fleet
 from reconcile.test_survey import Asked, a_resource

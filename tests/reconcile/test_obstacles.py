@@ -20,11 +20,12 @@ from kvmedic.core.record import ClosedRun, ConditionType, Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.template import template_hash
+from kvmedic.findings import Survey
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.obstacles import accompanied
 from kvmedic.ports import Senses
 from kvmedic.record.surveys import REFRESH, planned
-from kvmedic.survey import Survey, examine
+from kvmedic.survey import examine
 from lab.scripted.readings import State
 from reconcile.test_survey import Asked, a_resource
 from reconcile.viewed import Viewed

@@ -11,9 +11,10 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.template import body_hash
 from kvmedic.core.vitals import Cause, EngineEnd
+from kvmedic.findings import Survey
 from kvmedic.outgrown import with_known_limit
 from kvmedic.ports import Senses
-from kvmedic.survey import Survey, survey
+from kvmedic.survey import survey
 from lab.scripted.readings import State
 from reconcile.test_survey import Asked, spec
 from reconcile.viewed import Viewed

@@ -32,11 +32,13 @@ from kvmedic.core.record import LastGood, Record, ShownPlan
 from kvmedic.core.resource import Resource
 from kvmedic.core.template import template_hash
 from kvmedic.core.vitals import Cause, Device, EngineEnd
+from kvmedic.findings import Survey, engine_of
+from kvmedic.last_good import healthy_revision, proved_good
 from kvmedic.ports import Senses
 from kvmedic.record.store import resource_of
 from kvmedic.runbooks.planning import Workload, plan_of
 from kvmedic.runbooks.preemption_thrash import TRIGGER
-from kvmedic.survey import Survey, engine_of, examine, healthy_revision, proved_good, survey
+from kvmedic.survey import examine, survey
 from lab.scripted.readings import State, only, readings
 from reconcile.viewed import Viewed
 from reconcile.world import deployment, remediation

@@ -12,6 +12,7 @@ import typer
 
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
+from kvmedic.findings import Survey
 from kvmedic.footprints import with_holder
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
 from kvmedic.kube.objects import Ref
@@ -20,7 +21,7 @@ from kvmedic.obstacles import accompanied, proposed
 from kvmedic.ports import Senses
 from kvmedic.record.store import RESOURCES, resource_of
 from kvmedic.settings import Settings, SettingsError
-from kvmedic.survey import Survey, examine
+from kvmedic.survey import examine
 from kvmedic.wiring import Connected, target_of
 
 USAGE, REFUSED, NOT_FOUND = 2, 3, 4

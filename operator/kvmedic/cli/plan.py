@@ -14,9 +14,9 @@ from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.record import ConditionType, Record, ShownPlan
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Run
+from kvmedic.findings import Survey
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.settings import load as load_settings
-from kvmedic.survey import Survey
 from kvmedic.wiring import connected
 
 

@@ -16,8 +16,8 @@ from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep,
 from kvmedic.core.run import Outcome
 from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm import VLLM
+from kvmedic.findings import Survey
 from kvmedic.offline import Consultation
-from kvmedic.survey import Survey
 
 
 class Form(StrEnum):

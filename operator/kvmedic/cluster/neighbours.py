@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from kvmedic.cluster.bounds import BOUNDS, HPA, SCALED_OBJECT, SCALED_OBJECTS
 from kvmedic.cluster.ownership import BY_HAND, owner_of
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.neighbours import Autoscaler, Neighbours, VerticalAutoscaler
@@ -27,14 +29,9 @@ from kvmedic.kube.objects import (
     uid_of,
 )
 
-SCALED_OBJECTS = Resource("keda.sh/v1alpha1", "scaledobjects")
 VERTICAL_AUTOSCALERS = Resource("autoscaling.k8s.io/v1", "verticalpodautoscalers")
 DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
 
-HPA_MINIMUM = 1
-"""`minReplicas` of a HorizontalPodAutoscaler that does not say (autoscaling/v2)."""
-KEDA_MINIMUM, KEDA_MAXIMUM = 0, 100
-"""`minReplicaCount` and `maxReplicaCount` of a ScaledObject that does not say (KEDA 2.21)."""
 KEDA_PAUSES = ("autoscaling.keda.sh/paused", "autoscaling.keda.sh/paused-replicas")
 VPA_MODE = "Recreate"
 """`updateMode` of a VerticalPodAutoscaler that does not say; older versions call the same `Auto`
@@ -79,17 +76,9 @@ def _of_keda(scaled: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]
     for body in scaled:
         spec = section(body, "spec")
         if _targets(section(spec, "scaleTargetRef"), fleet):
-            paused = annotations_of(body)
-            yield Autoscaler(
-                "ScaledObject",
-                _name(body),
-                int(spec.get("minReplicaCount", KEDA_MINIMUM)),
-                int(spec.get("maxReplicaCount", KEDA_MAXIMUM)),
-                paused=any(paused.get(name, "false") != "false" for name in KEDA_PAUSES),
-                uid=uid_of(body),
-                is_given="minReplicaCount" in spec,
-                owner=_owner(body, "minReplicaCount"),
-            )
+            marks = annotations_of(body)
+            paused = any(marks.get(name, "false") != "false" for name in KEDA_PAUSES)
+            yield replace(_autoscaler(SCALED_OBJECT, body), paused=paused)
 
 
 def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
@@ -97,18 +86,23 @@ def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
     for body in hpas:
         spec = section(body, "spec")
         owners = items(section(body, "metadata"), "ownerReferences")
-        of_keda = any(owner.get("kind") == "ScaledObject" for owner in owners)
+        of_keda = any(owner.get("kind") == SCALED_OBJECT for owner in owners)
         if not of_keda and _targets(section(spec, "scaleTargetRef"), fleet):
-            yield Autoscaler(
-                "HorizontalPodAutoscaler",
-                _name(body),
-                int(spec.get("minReplicas", HPA_MINIMUM)),
-                int(spec.get("maxReplicas", HPA_MINIMUM)),
-                _wanted(section(body, "status")),
-                uid=uid_of(body),
-                is_given="minReplicas" in spec,
-                owner=_owner(body, "minReplicas"),
-            )
+            yield replace(_autoscaler(HPA, body), wanted=_wanted(section(body, "status")))
+
+
+def _autoscaler(kind: str, body: JsonObject) -> Autoscaler:
+    """Return an autoscaler with what every kind of them says in its own words."""
+    spec, bounds = section(body, "spec"), BOUNDS[kind]
+    return Autoscaler(
+        kind,
+        _name(body),
+        bounds.minimum(spec),
+        bounds.maximum(spec),
+        uid=uid_of(body),
+        is_given=bounds.is_given(spec),
+        owner=_owner(body, bounds.minimum_field),
+    )
 
 
 def _owner(body: JsonObject, field: str) -> str:

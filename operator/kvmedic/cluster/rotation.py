@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from kvmedic.cluster.marks import CORDON_COST, CORDONED, DELETION_COST
+from kvmedic.cluster.patches import ANNOTATIONS, LABELS, as_seen, path_of
 from kvmedic.core.edit import PatchOperation
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Cordon, DeletePod, PodMove, Uncordon
 from kvmedic.kube.client import Client, Preconditions
 from kvmedic.kube.errors import Call, Conflict
 from kvmedic.kube.objects import DEPLOYMENTS, PODS, JsonObject, Ref, annotations_of, labels_of, section
-
-LABELS = "/metadata/labels"
-ANNOTATIONS = "/metadata/annotations"
 
 
 async def move_pod(client: Client, fleet: Fleet, move: PodMove) -> None:
@@ -48,13 +46,13 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     marks, label = annotations_of(live), fleet.rotation.label
     before = {"label": labels_of(live).get(label), "cost": marks.get(DELETION_COST)}
     operations = [
-        *_guards(pod),
+        *as_seen(pod),
         *_parents(live),
-        PatchOperation("add", _path(LABELS, label), fleet.rotation.draining),
-        PatchOperation("add", _path(ANNOTATIONS, DELETION_COST), CORDON_COST),
+        PatchOperation("add", path_of(LABELS, label), fleet.rotation.draining),
+        PatchOperation("add", path_of(ANNOTATIONS, DELETION_COST), CORDON_COST),
     ]
     if CORDONED not in marks:
-        operations.append(PatchOperation("add", _path(ANNOTATIONS, CORDONED), json.dumps(before)))
+        operations.append(PatchOperation("add", path_of(ANNOTATIONS, CORDONED), json.dumps(before)))
     await client.json_patch(_ref(fleet, pod), operations)
 
 
@@ -73,7 +71,7 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
         return
     before = _remembered(marks.get(CORDONED, "")) or await _usual(client, fleet)
     operations = [
-        *_guards(pod),
+        *as_seen(pod),
         *_assignment(labels_of(live), LABELS, fleet.rotation.label, before.get("label")),
         *_assignment(marks, ANNOTATIONS, DELETION_COST, before.get("cost")),
         *_assignment(marks, ANNOTATIONS, CORDONED, None),
@@ -131,13 +129,6 @@ def _remembered(note: str) -> Mapping[str, str | None]:
     return before if isinstance(before, dict) else {}
 
 
-def _guards(pod: Pod) -> tuple[PatchOperation, ...]:
-    return (
-        PatchOperation("test", "/metadata/uid", pod.uid),
-        PatchOperation("test", "/metadata/resourceVersion", pod.resource_version),
-    )
-
-
 def _parents(live: JsonObject) -> list[PatchOperation]:
     """Return the operations that make the maps which a pod may not have."""
     has = {LABELS: labels_of(live), ANNOTATIONS: annotations_of(live)}
@@ -147,13 +138,8 @@ def _parents(live: JsonObject) -> list[PatchOperation]:
 def _assignment(seen: Mapping[str, str], parent: str, name: str, value: str | None) -> list[PatchOperation]:
     """Return the operation that gives a label or annotation its value, or takes it away."""
     if value is None:
-        return [PatchOperation("remove", _path(parent, name))] if name in seen else []
-    return [PatchOperation("add", _path(parent, name), value)]
-
-
-def _path(parent: str, name: str) -> str:
-    """Return the path of a label or annotation (RFC 6901: a slash in a name is written ~1)."""
-    return f"{parent}/{name.replace('~', '~0').replace('/', '~1')}"
+        return [PatchOperation("remove", path_of(parent, name))] if name in seen else []
+    return [PatchOperation("add", path_of(parent, name), value)]
 
 
 def _ref(fleet: Fleet, pod: Pod) -> Ref:

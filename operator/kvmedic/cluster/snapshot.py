@@ -54,20 +54,10 @@ class Snapshot:
     fleet: Fleet
     template: Mapping[str, object]
     """The Deployment's `spec.template`. It may hold secrets: never print it, never store it."""
-    container_index: int | None
-    """Place of the engine's container; None where it is not named and there are several."""
     templates: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """The pod template of each ReplicaSet, by its name. The same holds for these."""
     config_maps: Mapping[str, Sight] = field(default_factory=dict)
     """ConfigMaps that the engine reads its configuration from, by name, and what these were copied from."""
-
-    @property
-    def image(self) -> str:
-        """Return the engine container's image; empty when the container is not known."""
-        if self.container_index is None:
-            return ""
-        containers = items(section(self.template, "spec"), "containers")
-        return str(containers[self.container_index].get("image", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +91,7 @@ async def snapshot(
     kept = {
         str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
     }
-    return Snapshot(_fleet(parts, rotation, _name_at(template, index)), template, index, kept)
+    return Snapshot(_fleet(parts, rotation, _name_at(template, index)), template, kept)
 
 
 def container_index(template: Mapping[str, Any], name: str | None) -> int | None:

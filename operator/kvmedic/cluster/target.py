@@ -65,16 +65,6 @@ class Seen(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Sized:
-    """A target as it was read, with its autoscaler's minimum."""
-
-    fleet: Fleet
-    template: Mapping[str, object]
-    templates: Mapping[str, Mapping[str, object]]
-    config_maps: Mapping[str, Sight]
-
-
-@dataclass(frozen=True, slots=True)
 class DeploymentTarget:
     """Deployments of one cluster."""
 
@@ -95,7 +85,7 @@ class DeploymentTarget:
         """Return the target with the minimum that an autoscaler has for it now."""
         found = await minimum_of(self.client, view.fleet.namespace, holder)
         fleet = replace(view.fleet, minimum=found)
-        return _Sized(fleet, view.template, view.templates, view.config_maps)
+        return Snapshot(fleet, view.template, view.templates, view.config_maps)
 
     async def neighbours(self, view: Seen) -> Neighbours:
         """Return who else has a say in the target's replicas and pods."""

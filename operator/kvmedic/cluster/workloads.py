@@ -12,7 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, assert_never
 
-from kvmedic.cluster.marks import PREFIX, RECORDED, RUN
+from kvmedic.cluster.marks import RECORDED, RUN
+from kvmedic.cluster.patches import ANNOTATIONS, annotating, path_of, same_object, same_version, unmarking
 from kvmedic.cluster.templates import note_of, template_of, template_operations
 from kvmedic.core.edit import Json, PatchOperation
 from kvmedic.core.fleet import Fleet, RolloutFields
@@ -62,7 +63,7 @@ async def assign(
     operations = (
         *guards(fleet, move),
         *_changes(live, move, kept),
-        *_annotations(live, {**notes, RUN: claim}),
+        *annotating(live, {**notes, RUN: claim}),
     )
     await client.json_patch(ref, operations)
 
@@ -75,12 +76,8 @@ async def unclaim(client: Client, fleet: Fleet) -> None:
     """
     ref = _ref(fleet)
     live = await client.get(ref)
-    ours = [] if live is None else [name for name in annotations_of(live) if name.startswith(PREFIX)]
-    if not ours:
-        return
-    operations = [PatchOperation("test", "/metadata/uid", fleet.uid), _claim_test(fleet)]
-    operations += [PatchOperation("remove", _annotation(name)) for name in sorted(ours)]
-    await client.json_patch(ref, operations)
+    if removals := unmarking(live or {}):
+        await client.json_patch(ref, [same_object(fleet.uid), _claim_test(fleet), *removals])
 
 
 def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
@@ -99,7 +96,7 @@ def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
 def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
     """Return the tests that a move's patch begins with."""
     tests = [
-        PatchOperation("test", "/metadata/uid", fleet.uid),
+        same_object(fleet.uid),
         PatchOperation("test", "/metadata/generation", fleet.generation),
         _claim_test(fleet),
     ]
@@ -164,12 +161,6 @@ def _assignment(spec: Mapping[str, Any], path: str, value: Json) -> PatchOperati
     return None if spec.get(name) == value else PatchOperation("add", path, value)
 
 
-def _annotations(live: JsonObject, marks: Mapping[str, str]) -> tuple[PatchOperation, ...]:
-    """Return the operations that set annotations, on an object that may have none at all."""
-    first = () if annotations_of(live) else (PatchOperation("add", "/metadata/annotations", {}),)
-    return (*first, *(PatchOperation("add", _annotation(name), text) for name, text in marks.items()))
-
-
 async def _unchanged(client: Client, ref: Ref, fleet: Fleet) -> JsonObject:
     """Return the Deployment as it is now, which must be as it was looked at.
 
@@ -187,13 +178,8 @@ async def _unchanged(client: Client, ref: Ref, fleet: Fleet) -> JsonObject:
 def _claim_test(fleet: Fleet) -> PatchOperation:
     """Return the test on the claim; where there is none yet, on the very version that was looked at."""
     if fleet.fence:
-        return PatchOperation("test", _annotation(RUN), fleet.fence)
-    return PatchOperation("test", "/metadata/resourceVersion", fleet.resource_version)
-
-
-def _annotation(name: str) -> str:
-    """Return the path of an annotation (RFC 6901: a slash in a name is written ~1)."""
-    return f"/metadata/annotations/{name.replace('~', '~0').replace('/', '~1')}"
+        return PatchOperation("test", path_of(ANNOTATIONS, RUN), fleet.fence)
+    return same_version(fleet.resource_version)
 
 
 def _ref(fleet: Fleet) -> Ref:

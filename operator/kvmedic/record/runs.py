@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
 from kvmedic.core.engine import Knob
 from kvmedic.core.plan import (
@@ -33,6 +35,8 @@ from kvmedic.core.summary import summary_of
 from kvmedic.core.verdict import Verdict
 from kvmedic.record.conditions import Claim, with_conditions
 from kvmedic.record.supplies import borrowed_after, speaks_against
+
+T = TypeVar("T")
 
 HEALED = frozenset({Reason.RECOVERED, Reason.IMPROVED})
 """Outcomes after which the change stays because it helped."""
@@ -197,6 +201,18 @@ def _sized(before: SizedCap | None, run: Run, now: datetime) -> SizedCap | None:
     return before
 
 
+def _remembered(failed: tuple[T, ...], before: tuple[T, ...], what: Callable[[T], object]) -> tuple[T, ...]:
+    """Return what did not help: the newest first, each once, as many as runs are kept.
+
+    Args:
+        failed: what did not help in the run that closes.
+        before: what is remembered of earlier runs.
+        what: tells one memory from another.
+    """
+    known = {what(one) for one in failed}
+    return (*failed, *(old for old in before if what(old) not in known))[:HISTORY_LENGTH]
+
+
 def _levers(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[TriedLever, ...]:
     """Return the levers that did not help, with this run's added."""
     failed = tuple(
@@ -215,8 +231,7 @@ def _levers(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[Tr
         and record.state is StepState.REVERTED
         and _did_not_help(record, run)
     )
-    known = {_what(lever) for lever in failed}
-    return (*failed, *(old for old in levers if _what(old) not in known))[:HISTORY_LENGTH]
+    return _remembered(failed, levers, _what)
 
 
 def _did_not_help(record: StepRecord, run: Run) -> bool:
@@ -240,8 +255,7 @@ def _replacements(
         for record in run.steps
         if isinstance(record.step, ReplaceStep) and record.verdict is Verdict.NOT_RECOVERED
     )
-    known = {(one.revision, one.replicas) for one in failed}
-    return (*failed, *(old for old in tried if (old.revision, old.replicas) not in known))[:HISTORY_LENGTH]
+    return _remembered(failed, tried, lambda one: (one.revision, one.replicas))
 
 
 def _rollbacks(
@@ -255,8 +269,7 @@ def _rollbacks(
         and record.state is StepState.REVERTED
         and outcome.reason in (Reason.NOT_RECOVERED, Reason.CANARY_FAILED)
     )
-    known = {one.revision for one in failed}
-    return (*failed, *(old for old in tried if old.revision not in known))[:HISTORY_LENGTH]
+    return _remembered(failed, tried, lambda one: one.revision)
 
 
 def _scalings(tried: tuple[TriedScaling, ...], run: Run, now: datetime) -> tuple[TriedScaling, ...]:
@@ -268,5 +281,4 @@ def _scalings(tried: tuple[TriedScaling, ...], run: Run, now: datetime) -> tuple
         and not record.step.gives_back
         and record.verdict is Verdict.NOT_RECOVERED
     )
-    known = {(one.revision, one.before) for one in failed}
-    return (*failed, *(old for old in tried if (old.revision, old.before) not in known))[:HISTORY_LENGTH]
+    return _remembered(failed, tried, lambda one: (one.revision, one.before))

@@ -1,0 +1,78 @@
+"""What an open run writes down before an effect: which pod it takes, or what it assigns to the Deployment.
+
+Nothing is changed here. Moves on pods are recomputed from what is observed; an assignment has a number,
+by which the claim on the target tells afterwards whether it was committed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvmedic.core.draining import Victim
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.moves import (
+    Cordon,
+    DeletePod,
+    DeploymentMove,
+    Effect,
+    Freeze,
+    Hold,
+    Pause,
+    Pulse,
+    Retarget,
+    Revert,
+    ScaleIn,
+    ScaleOut,
+    SetMinimum,
+    Uncordon,
+)
+from kvmedic.core.run import Intent, Run, StepState, committed_sequence
+from kvmedic.walks import Tick
+
+
+def intended(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
+    """Return the run with the effect written down."""
+    run = tick.run
+    match effect:
+        case Cordon(pod):
+            known = run.victim is not None and run.victim.uid == pod.uid
+            return run if known else replace(run, victim=Victim(pod.name, pod.uid, tick.now))
+        case Uncordon(pod):
+            same = run.victim is not None and run.victim.uid == pod.uid
+            return replace(run, victim=None) if same else run
+        case DeletePod() | SetMinimum():
+            return run
+        case _:
+            return _assigned(tick, fleet, effect)
+
+
+def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
+    """Return the run with an assignment to the Deployment written down.
+
+    An assignment that was written down and never committed gives its number to the next one, so the
+    claim and the record can never be more than one apart.
+    """
+    run = tick.run
+    if run.current.state is StepState.PENDING:
+        run = run.with_step(replace(run.current, state=StepState.ROLLING_OUT))
+    if isinstance(effect, Freeze | Hold):
+        run = replace(run, recorded=fleet.fields)
+    turns = isinstance(effect, Freeze | Retarget | Revert)
+    committed = committed_sequence(run, tick.resource.uid, fleet.fence)
+    intent = Intent(
+        sequence=(run.sequence if committed is None else committed) + 1,
+        move=type(effect).__name__,
+        template_before=fleet.revision,
+        template_after=_other_template(run, fleet.revision) if turns else fleet.revision,
+        is_frozen=isinstance(effect, Freeze | Hold | Retarget | Pause | Pulse),
+        at=tick.now,
+        was_frozen=fleet.fields.is_frozen,
+        replicas_before=effect.before if isinstance(effect, ScaleOut | ScaleIn) else None,
+        replicas_after=effect.replicas if isinstance(effect, ScaleOut | ScaleIn) else None,
+    )
+    return replace(run, intent=intent)
+
+
+def _other_template(run: Run, revision: str) -> str:
+    step = run.current.step
+    return step.after_template if revision == step.before_template else step.before_template

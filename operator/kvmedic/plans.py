@@ -1,0 +1,171 @@
+"""What a look at a fleet is judged to be, and the plan that it leads to or what stands in the way; pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvmedic.core.approval import stands
+from kvmedic.core.diagnosis import (
+    Diagnosis,
+    Evidence,
+    Goal,
+    Inconclusive,
+    NoChange,
+    Relief,
+    Resize,
+    RollBack,
+    Setting,
+    diagnose,
+)
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.plan import Plan, Step
+from kvmedic.core.policy import Mode, Policy
+from kvmedic.core.preconditions import step_refusal
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record
+from kvmedic.core.resource import Resource
+from kvmedic.core.run import Outcome
+from kvmedic.findings import Survey, engine_of
+from kvmedic.last_good import with_moves
+from kvmedic.ports import View
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.capacity import spent_by
+from kvmedic.runbooks.fleet_plans import (
+    replaced_in_vain,
+    replacement_of,
+    resizing_of,
+    returning_of,
+    rollback_of,
+    rolled_back_in_vain,
+    scaled_in_vain,
+)
+from kvmedic.runbooks.outlook import fewer_replicas
+from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
+
+
+def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
+    """Return the first runbook that has something to say, and what it says."""
+    for runbook in policy.runbooks:
+        diagnosis = diagnose(RUNBOOKS[runbook], evidence)
+        if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is not None:
+            break
+    return str(runbook), diagnosis
+
+
+def with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey with the plan that its diagnosis leads to, or with what stands in the way."""
+    diagnosis, fleet = found.diagnosis, found.view.fleet
+    if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
+        return found
+    workload = engine_of(found.view, policy)
+    known = _setting(workload, found, policy, resource.record or Record())
+    plan = _plan(found, workload, known, resource, policy)
+    if isinstance(plan, NoChange) and plan.passes_on and found.evidence.spent is None:
+        return with_plan(_passed_on(found, plan, known, resource, policy), resource, policy)
+    if not isinstance(plan, Plan):
+        return _hindered(found, plan.reason, plan.message)
+    obstacle = obstacle_to(plan.steps[0], fleet, found.goal)
+    return replace(found, plan=plan, obstacle=obstacle)
+
+
+def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey judged anew, once it is known that no lever is left."""
+    spent = spent_by(why, known, found.view.fleet.replicas)
+    evidence = replace(found.evidence, spent=spent)
+    runbook, diagnosis = judged(policy, evidence)
+    diagnosis = with_moves(diagnosis, resource, found.view, evidence.burn)
+    return replace(found, evidence=evidence, diagnosis=diagnosis, runbook=runbook)
+
+
+def with_return(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey of a calm fleet with the plan that gives replicas back, or why it has none."""
+    record, fleet = resource.record or Record(), found.view.fleet
+    held = record.footprint
+    workload = engine_of(found.view, policy)
+    if held is None or isinstance(workload, Fault):
+        return found
+    known = _setting(workload, found, policy, record)
+    advice = fewer_replicas(found.evidence, held, known, fleet.revision)
+    if isinstance(advice, NoChange):
+        return replace(found, outlook=advice.message)
+    plan = returning_of(fleet, held, advice, resource.generation)
+    obstacle = obstacle_to(plan.steps[0], fleet, Goal.CALM)
+    return replace(found, plan=plan, obstacle=obstacle, outlook=advice.message)
+
+
+def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: Record) -> Setting:
+    """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
+    fleet, known = found.view.fleet, Setting(None, policy.levers)
+    if isinstance(workload, Workload):
+        known = setting(workload, policy.levers, Known(record.levers, record.outgrown), found.evidence)
+    return replace(
+        known,
+        replacing_failed=replaced_in_vain(record.replacements, fleet),
+        rollback_allowed=policy.rollback.is_allowed,
+        rollback_failed=rolled_back_in_vain(record.rollbacks, fleet),
+        scale_out=policy.scale_out,
+        scaling_failed=scaled_in_vain(record.scalings, fleet),
+        before_scaling=record.footprint.fewest if record.footprint else None,
+        is_our_cap=record.sized is not None and record.sized.is_open_on(fleet.revision),
+    )
+
+
+def _plan(
+    found: Survey, workload: Workload | Fault, known: Setting, resource: Resource, policy: Policy
+) -> Plan | Fault | NoChange:
+    """Return the plan that the diagnosis leads to, or why there is none.
+
+    A replica can be replaced whatever runs in it, and a revision rolled back; a setting needs an engine that
+    is known.
+    """
+    if isinstance(found.diagnosis, Inconclusive) or found.diagnosis.branch.then is None:
+        return NoChange(found.diagnosis.reason, "")
+    advise = found.diagnosis.branch.then
+    if isinstance(workload, Workload):
+        advice = proposal(workload, advise, found.evidence, known, resource.generation)
+    else:
+        told = advise(found.evidence, known)
+        unset = NoChange(workload.reason, workload.message)
+        advice = told if isinstance(told, Relief | RollBack) else unset
+    if isinstance(advice, RollBack):
+        return rollback_of(policy.target, found.view.fleet, advice, resource.generation)
+    if isinstance(advice, Relief):
+        return replacement_of(policy.target, found.view.fleet, advice, resource.generation)
+    if isinstance(advice, Resize):
+        return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
+    return advice
+
+
+def with_shown_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey with the plan that a person may be about to approve, while it stands.
+
+    Evidence that says nothing for a moment does not take it away; it is not carried out then either.
+    """
+    shown = resource.record.plan if resource.record else None
+    plan = shown.bound if shown else None
+    if policy.mode is not Mode.APPROVE or plan is None:
+        return found
+    if found.plan is not None:
+        return replace(found, plan=plan) if stands(plan, found.plan) else found
+    if not isinstance(found.diagnosis, Inconclusive) or not _is_bound(plan, found.view, resource):
+        return found
+    return replace(found, plan=plan, obstacle=Outcome(found.diagnosis.reason, found.diagnosis.message))
+
+
+def _is_bound(plan: Plan, view: View, resource: Resource) -> bool:
+    """Return whether a plan was made for the target, its template and the spec as they are now."""
+    made_for = (plan.target_uid, plan.template, plan.spec_generation)
+    return made_for == (view.fleet.uid, view.fleet.revision, resource.generation)
+
+
+def obstacle_to(step: Step, fleet: Fleet, goal: Goal) -> Outcome | None:
+    """Return why a plan's first step cannot begin on the fleet as it is, or None.
+
+    Only a change that is to relieve a fleet needs it whole (`kvmedic.core.preconditions.refusal`).
+    """
+    refused = step_refusal(fleet, step, whole=goal is Goal.RELIEF)
+    return Outcome(refused.reason, refused.message) if refused else None
+
+
+def _hindered(found: Survey, reason: Reason, message: str) -> Survey:
+    return Survey(found.view, found.evidence, found.diagnosis, found.runbook, None, Outcome(reason, message))

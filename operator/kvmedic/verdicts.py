@@ -1,0 +1,59 @@
+"""The verdict on the step of an open run, once its sustained window is over. Nothing is changed here."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import assert_never
+
+from kvmedic.aftermath import in_view_of_the_rest
+from kvmedic.core.confirm import confirmed
+from kvmedic.core.diagnosis import Goal
+from kvmedic.core.evidence import Observation
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
+from kvmedic.core.run import Standing, StepState
+from kvmedic.core.scale_verdict import judge_fewer, judge_more
+from kvmedic.core.steadiness import steadiness
+from kvmedic.core.verdict import Judged, judge, judge_replacement
+from kvmedic.ports import View
+from kvmedic.walks import Tick
+
+
+async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judged | None:
+    """Return the verdict over the sustained window; None while it is open or not to be judged."""
+    record = tick.run.current
+    if view is None or record.state is not StepState.VERIFYING or stands is not Standing.AS_RECORDED:
+        return None
+    if tick.problem is not None:
+        return None
+    window = tick.policy.windows.verify
+    if record.settled_at is None or tick.now - record.settled_at < window:
+        return None
+    pods = view.fleet.serving(record.step.after_template)
+    looked = await tick.ports.metrics.observe(
+        tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
+    )
+    judged = _judgement(tick, looked, sum(pod.restarts for pod in pods))
+    return await in_view_of_the_rest(tick, pods, judged)
+
+
+def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
+    """Return the verdict on the step that is being verified; `restarts`: of all its replicas so far."""
+    before, policy, step = tick.run.baseline, tick.policy, tick.run.current.step
+    if tick.run.goal is Goal.CALM:
+        return judge_fewer(looked, policy.trigger)
+    if before is None or tick.run.goal is Goal.STEADINESS:
+        return steadiness(looked, restarts)
+    match step:
+        case ConfigStep(knob=knob) | FlagStep(knob=knob):
+            judged = judge(before, looked, policy.objectives, policy.trigger, restarts)
+            return judged if restarts else confirmed(knob, judged, before, looked, policy.objectives)
+        case RevisionStep():
+            return judge(before, looked, policy.objectives, policy.trigger, restarts)
+        case ReplaceStep():
+            fresh = max(0, restarts - before.restarts)
+            return judge_replacement(before, looked, policy.objectives, policy.trigger, fresh)
+        case ScaleStep() | AutoscalerStep():
+            fresh = max(0, restarts - before.restarts)
+            return judge_more(before, looked, policy.objectives, policy.trigger, fresh)
+        case _:
+            assert_never(step)
