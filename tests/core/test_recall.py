@@ -298,34 +298,27 @@ def test_where_the_wanted_revision_is_whole_the_other_replica_is_drained_before_
     assert walk.model.lost_in_rotation == []
 
 
-def test_where_a_wanted_one_went_in_the_moment_the_rollout_was_held_another_is_made() -> None:
-    walk = half_deployed(3, 3)
+@pytest.mark.parametrize(
+    ("count", "goes", "first"),
+    [
+        pytest.param(3, "new", "Retarget", id="one of the wanted ones"),
+        pytest.param(2, "old", "Pulse", id="the spare"),
+    ],
+)
+def test_where_one_went_in_the_moment_the_rollout_was_held_another_is_made_first(
+    count: int, goes: str, first: str
+) -> None:
+    walk = half_deployed(3, count)
     walk.step()
-    gone = next(pod for pod in walk.model.pods if pod.revision == "new")
+    gone = next(pod for pod in walk.model.pods if pod.revision == goes)
     gone.in_rotation = gone.busy = False
     walk.model.pods.remove(gone)
-    walk.model.sets["new"].desired -= 1
+    walk.model.sets[goes].desired -= 1
 
     ended = walk.settle()
 
     assert ended == Settled()
-    assert "Retarget" in walk.moves[: walk.moves.index("Cordon")]
-    assert walk.model.lost_in_rotation == []
-    assert walk.model.fewest >= 3
-
-
-def test_where_the_spare_went_in_that_moment_another_is_made_first() -> None:
-    walk = half_deployed(3, 2)
-    walk.step()
-    gone = next(pod for pod in walk.model.pods if pod.revision == "old")
-    gone.in_rotation = gone.busy = False
-    walk.model.pods.remove(gone)
-    walk.model.sets["old"].desired -= 1
-
-    ended = walk.settle()
-
-    assert ended == Settled()
-    assert "Pulse" in walk.moves[: walk.moves.index("Cordon")]
+    assert first in walk.moves[: walk.moves.index("Cordon")]
     assert walk.model.lost_in_rotation == []
     assert walk.model.fewest >= 3
 
