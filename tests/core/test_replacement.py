@@ -6,14 +6,13 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.fleet import Fleet, Owner
 from kvmedic.core.moves import (
     Cordon,
-    Effect,
     Failed,
     Move,
     Refused,
@@ -36,13 +35,13 @@ from kvmedic.core.replacement import (
 )
 from kvmedic.core.run import Intent, StepRecord, StepState
 from kvmedic.core.starting import PEER_GRACE, StartLimits
-from model_controller import Model, StaleError
+from model_controller import Model
+from number_walk import ACTS, EVENTS, MANY, Walk, happen, names, run_to_end
 from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling
 
 NAMED = "p01"
 LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))
 DRAIN_LIMIT = timedelta(seconds=300)
-ACTS = 6
 A_MOMENT = timedelta(seconds=1)
 
 
@@ -58,15 +57,10 @@ def a_step(replicas: int, pod: str = NAMED, template: str = "old") -> ReplaceSte
     )
 
 
-class Walker:
-    """The operator's side: what a run's record holds, which survives every crash."""
-
+class Walker(Walk):
     def __init__(self, model: Model) -> None:
-        self.model = model
+        super().__init__(model)
         self.step = a_step(model.replicas)
-        self.victim: Victim | None = None
-        self.assigned_at = None
-        self.ended: Move | None = None
 
     def order(self) -> Replacement:
         scaled = (Scaled.NOT_YET, Scaled.OUT, Scaled.BACK)[self.model.committed]
@@ -74,73 +68,11 @@ class Walker:
             self.step, scaled, self.victim, self.drain(), LIMITS, DRAIN_LIMIT, self.assigned_at
         )
 
-    def drain(self) -> Drain:
-        pods = {p.name: p for p in self.model.pods}
-        if self.victim is None or self.victim.uid not in pods:
-            return Drain.UNKNOWN
-        return Drain.BUSY if pods[self.victim.uid].busy else Drain.IDLE
-
-    def tick(self) -> None:
-        move = replacing_move(self.model.fleet(), self.order(), self.model.now)
-        self.ended = move if isinstance(move, Settled | Failed | Refused) else None
-        if not isinstance(move, Settled | Failed | Refused | Wait):
-            self.apply(move)
-
-    def apply(self, effect: Effect) -> None:
-        if isinstance(effect, Cordon):
-            self.victim = Victim(effect.pod.name, effect.pod.uid, self.model.now)
-        if isinstance(effect, ScaleOut | ScaleIn):
-            self.assigned_at = self.model.now
-        try:
-            self.model.apply(effect)
-        except StaleError:
-            return
+    def move(self) -> Move:
+        return replacing_move(self.model.fleet(), self.order(), self.model.now)
 
     def turn_back(self) -> None:
         self.step, self.victim, self.ended = self.step.inverse(), None, None
-
-
-def happen(model: Model, act: int, which: int) -> None:
-    match act:
-        case 0:
-            model.deployment_controller()
-        case 1:
-            model.replica_set_controller("old")
-        case 2:
-            model.kubelet(which)
-        case 3:
-            model.endpoints()
-        case 4:
-            model.requests_end()
-        case _:
-            # Controllers act within a second.
-            model.deployment_controller()
-            model.replica_set_controller("old")
-            model.pass_time(1)
-
-
-def run_to_end(walker: Walker, events: list[tuple[int, int]]) -> None:
-    """Interleave the given events with ticks, then let everything happen in turn until the walk ends."""
-    for act, which in events:
-        happen(walker.model, act, which)
-        walker.tick()
-        if walker.ended:
-            return
-    for round_ in range(400):
-        for act in range(ACTS):
-            happen(walker.model, act, round_)
-        walker.tick()
-        if walker.ended:
-            return
-    raise AssertionError("the walk does not end")
-
-
-EVENTS = st.lists(st.tuples(st.integers(0, ACTS), st.integers(0, 7)), max_size=100)
-MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-def names(model: Model) -> set[str]:
-    return {pod.name for pod in model.pods}
 
 
 @given(replicas=st.integers(2, 5), events=EVENTS)
