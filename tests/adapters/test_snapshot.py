@@ -90,6 +90,19 @@ class TestRealServer:
             assert (pod.restarts, pod.waiting_reason) == (0, "")
         assert seen.template == body["spec"]["template"]
 
+    async def test_a_replica_that_a_quota_refuses_is_told_of_until_it_is_made(self, live: LiveFleet) -> None:
+        await live.serving(1)
+        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
+        live.light.api.apply({**quota, "spec": {"hard": {"pods": "1"}}}, live.namespace)
+        live.patch({"spec": {"replicas": 2}})
+
+        refused = await live.until(lambda fleet: bool(fleet.replica_sets[0].failure), "it is refused")
+        live.light.api.apply({**quota, "spec": {"hard": {"pods": "2"}}}, live.namespace)
+        made = await live.until(lambda fleet: fleet.ready == 2, "it is made")
+
+        assert "exceeded quota: few" in refused.replica_sets[0].failure
+        assert made.replica_sets[0].failure == ""
+
     async def test_a_revision_is_known_by_when_it_came_and_by_its_template(self, live: LiveFleet) -> None:
         first = await live.serving(1)
         labels = {"app": NAME, "serving": "other"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -344,6 +344,54 @@ def test_a_new_replica_waits_for_the_device_of_one_that_is_on_its_way_out() -> N
 
     assert isinstance(waits, Wait)
     assert isinstance(fails, Failed)
+
+
+SPARE = timedelta(seconds=30)
+REFUSED = "pods is forbidden: exceeded quota: gpus"
+
+
+def unmade(failure: str = REFUSED) -> Fleet:
+    """A paused fleet whose new replica was not made."""
+    fleet = canary_of(Model.healthy(2))
+    sets = (replace(rs, failure=failure) if rs.revision == "new" else rs for rs in fleet.replica_sets)
+    return replace(fleet, pods=fleet.serving("old"), replica_sets=tuple(sets))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "pulsed_at", "fails"),
+    [
+        (unmade(), LATER - SPARE - timedelta(seconds=1), True),
+        (unmade(), LATER - SPARE, False),
+        (unmade(), None, False),
+        (unmade(""), LATER - 10 * SPARE, False),
+        (canary_of(Model.healthy(2)), LATER - 10 * SPARE, False),
+    ],
+    ids=[
+        "refused for too long",
+        "for just as long as allowed",
+        "since nobody knows when",
+        "nobody refuses it",
+        "it is there",
+    ],
+)
+def test_a_new_replica_that_is_refused_fails_in_the_words_of_who_refuses(
+    fleet: Fleet, pulsed_at: datetime | None, fails: bool
+) -> None:
+    order = replace(Walker(Model.healthy(2), "new").order(), spare_limit=SPARE, pulsed_at=pulsed_at)
+
+    move = next_move(fleet, order, LATER)
+
+    told = move.message if isinstance(move, Failed) and move.reason is Reason.SPARE_UNSCHEDULABLE else ""
+    assert told == (f"no new replica was made within 30 s: {REFUSED}" if fails else "")
+
+
+def test_a_refused_replica_waits_for_the_quota_of_one_that_is_on_its_way_out_and_on_the_way_back() -> None:
+    order = replace(Walker(Model.healthy(2), "new").order(), spare_limit=SPARE, pulsed_at=LATER - 10 * SPARE)
+    fleet = unmade()
+    going = replace(fleet.pods[0], name="going", uid="going", terminating=True)
+
+    assert not isinstance(next_move(replace(fleet, pods=(*fleet.pods, going)), order, LATER), Failed)
+    assert not isinstance(next_move(fleet, replace(order, repairs=True), LATER), Failed)
 
 
 def test_on_the_way_back_an_old_replica_with_many_restarts_stops_nothing() -> None:

@@ -46,6 +46,11 @@ REVISION = "deployment.kubernetes.io/revision"
 EARLIER_REVISIONS = "deployment.kubernetes.io/revision-history"
 """Annotation of a ReplicaSet that was rolled out again: its numbers of before, with commas between."""
 
+UNMADE = "ReplicaFailure"
+"""Condition of a ReplicaSet whose last pod was refused (Kubernetes 1.36, apps/v1)."""
+FAILURE_LENGTH = 300
+"""Characters of its message that are kept: a quota's names pod, quota and amounts in under 200."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -176,6 +181,7 @@ def _replica_set(body: JsonObject, parts: _Parts) -> ReplicaSet:
         created_at=moment(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
         reachable=reaches(parts.services, parts.deployment, section(spec, "template", "metadata", "labels")),
         earlier_numbers=_numbers(body, EARLIER_REVISIONS),
+        failure=_failure(body),
     )
 
 
@@ -183,6 +189,13 @@ def _numbers(body: JsonObject, annotation: str) -> tuple[int, ...]:
     """Return the whole numbers in an annotation; what is none is left out."""
     texts = annotations_of(body).get(annotation, "").split(",")
     return tuple(int(text) for text in texts if text.isdecimal())
+
+
+def _failure(replica_set: JsonObject) -> str:
+    """Return why pods of a ReplicaSet cannot be made; its controller takes the condition off with success."""
+    said = items(section(replica_set, "status"), "conditions")
+    told = (str(each.get("message", "")) for each in said if each.get("type") == UNMADE)
+    return next(told, "")[:FAILURE_LENGTH]
 
 
 def _pods(parts: _Parts, rotation: Rotation, container: str | None) -> tuple[Pod, ...]:

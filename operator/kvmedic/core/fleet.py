@@ -125,6 +125,8 @@ class ReplicaSet:
     """Every Service that selects the Deployment's own pods selects its pods too."""
     earlier_numbers: tuple[int, ...] = ()
     """Numbers that it had before its revision was rolled out again."""
+    failure: str = ""
+    """Why its controller cannot make a pod of it, in the API server's words; empty where it can."""
 
     @property
     def first_number(self) -> int:

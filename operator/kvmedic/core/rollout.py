@@ -135,7 +135,24 @@ def _failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     leaving = any(pod.terminating for pod in fleet.pods)
     limits = StartLimits(order.start_limit, order.spare_limit)
     failures = (start_failure(pod, leaving, limits, now) for pod in fleet.serving(order.toward))
-    return next((failure for failure in failures if failure is not None), None)
+    found = next((failure for failure in failures if failure is not None), None)
+    return found if found or leaving else _unmade(fleet, order, now)
+
+
+def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
+    """Return that a new replica is refused, as by a quota; None while it may yet be made.
+
+    Its controller tries again and again, so a quota that has room within the limit stops nothing.
+    """
+    wanted = [rs for rs in fleet.replica_sets if rs.revision == order.toward and rs.failure]
+    made, told = len(fleet.serving(order.toward)), fleet.desired(order.toward)
+    waited = now - order.pulsed_at if order.pulsed_at else timedelta(0)
+    if not wanted or made >= told or waited <= order.spare_limit:
+        return None
+    return Failed(
+        Reason.SPARE_UNSCHEDULABLE,
+        f"no new replica was made within {int(order.spare_limit.total_seconds())} s: {wanted[0].failure}",
+    )
 
 
 def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
