@@ -1,4 +1,4 @@
-"""What one look at a fleet found, and which engine runs there."""
+"""What one look at a fleet found."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Goal, Inconclusive
 from kvmedic.core.edge import least_free_mib
 from kvmedic.core.evidence import Measured, Observation, Reading
-from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, gives_back
+from kvmedic.core.plan import Plan, ReplaceStep, gives_back
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
 from kvmedic.core.vitals import Device
-from kvmedic.engines import ENGINES
 from kvmedic.gathering import expected
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.ports import View
-from kvmedic.runbooks.planning import Fault, Workload, configured, workload_of
+from kvmedic.runbooks.planning import Fault, Workload
+from kvmedic.versions import engine_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,10 @@ class Survey:
     """What to give to the owner of the target, who makes the change instead of us."""
     outlook: str = ""
     """Whether fewer replicas would do, where some were added for a while and somebody asked."""
+
+    def engine(self, policy: Policy) -> Workload | Fault:
+        """Return the engine of the target in the version that counts, or why it cannot be told."""
+        return engine_of(self.view, policy, self.evidence.versions)
 
     @property
     def burn(self) -> Observation:
@@ -74,10 +78,3 @@ class Survey:
         pools = [readings.pool for readings in self.evidence.burn.pods.values()]
         known = [pool.value.blocks for pool in pools if isinstance(pool, Measured)]
         return min(known) if known and len(known) == len(pools) else None
-
-
-def engine_of(view: View, policy: Policy) -> Workload | Fault:
-    """Return the engine in the target's pod template, or why it cannot be told."""
-    target = ObjectRef(policy.target.kind, policy.target.name)
-    found = workload_of(target, view.fleet.uid, view.template, policy.target.container, ENGINES)
-    return configured(found, view.config_maps)

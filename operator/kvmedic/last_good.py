@@ -12,10 +12,11 @@ from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import LastGood
 from kvmedic.core.resource import Resource
-from kvmedic.findings import Survey, engine_of
+from kvmedic.findings import Survey
 from kvmedic.gathering import expected
 from kvmedic.ports import Metrics, View
 from kvmedic.runbooks.planning import Fault
+from kvmedic.versions import engine_of
 
 
 def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood | None:

@@ -17,12 +17,13 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome, is_foreign
-from kvmedic.findings import Survey, engine_of
+from kvmedic.findings import Survey
 from kvmedic.handover import advice, handed_over
 from kvmedic.manifests.configuration import file_remarks, owner_of_file
 from kvmedic.plans import obstacle_to
 from kvmedic.ports import Ports, Target, View
 from kvmedic.runbooks.planning import Fault, Workload
+from kvmedic.versions import engine_of
 
 
 def unfit(resource: Resource, policy: Policy, view: View | None, ports: Ports) -> Outcome | None:
@@ -84,7 +85,7 @@ async def _rerouted(found: Survey, plan: Plan, neighbours: Neighbours, target: T
 def proposed(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return a survey with the exact change for the owner of the target, where somebody owns it."""
     refused, fleet, plan = found.obstacle, found.view.fleet, found.plan
-    workload = engine_of(found.view, policy)
+    workload = found.engine(policy)
     if plan is None or not isinstance(workload, Workload):
         return found
     if refused is None:

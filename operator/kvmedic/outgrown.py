@@ -8,7 +8,7 @@ from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
-from kvmedic.findings import Survey, engine_of
+from kvmedic.findings import Survey
 from kvmedic.record.supplies import with_outgrown
 from kvmedic.runbooks.planning import Workload, memory_share
 
@@ -20,7 +20,7 @@ def with_known_limit(record: Record, found: Survey, policy: Policy, now: datetim
     """
     if isinstance(found.diagnosis, Inconclusive) or found.diagnosis.reason is not Reason.CUDA_OUT_OF_MEMORY:
         return record
-    workload = engine_of(found.view, policy)
+    workload = found.engine(policy)
     share = memory_share(workload) if isinstance(workload, Workload) else None
     if share is None or share.ratio is None or share.fixed_by or share.unread:
         return record

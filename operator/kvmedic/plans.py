@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from kvmedic.core.approval import stands
 from kvmedic.core.diagnosis import (
+    Diagnosed,
     Diagnosis,
     Evidence,
+    Finding,
     Goal,
     Inconclusive,
     NoChange,
@@ -25,7 +27,7 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
-from kvmedic.findings import Survey, engine_of
+from kvmedic.findings import Survey
 from kvmedic.last_good import with_moves
 from kvmedic.ports import View
 from kvmedic.runbooks import RUNBOOKS
@@ -41,6 +43,7 @@ from kvmedic.runbooks.fleet_plans import (
 )
 from kvmedic.runbooks.outlook import fewer_replicas
 from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
+from kvmedic.versions import settable, version_remark
 
 
 def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
@@ -52,12 +55,22 @@ def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
     return str(runbook), diagnosis
 
 
+def remarked(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey of a trouble with what moved since it was healthy, and doubts of its version."""
+    diagnosis = with_moves(found.diagnosis, resource, found.view, found.burn)
+    if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
+        return found
+    doubt = version_remark(found.engine(policy), found.evidence.versions)
+    told = (Finding("fleet", None, None, None, doubt),) if doubt else ()
+    return replace(found, diagnosis=Diagnosed(diagnosis.branch, (*told, *diagnosis.findings)))
+
+
 def with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return the survey with the plan that its diagnosis leads to, or with what stands in the way."""
     diagnosis, fleet = found.diagnosis, found.view.fleet
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
-    workload = engine_of(found.view, policy)
+    workload = settable(found.engine(policy), found.evidence.versions)
     known = _setting(workload, found, policy, resource.record or Record())
     plan = _plan(found, workload, known, resource, policy)
     if isinstance(plan, NoChange) and plan.passes_on and found.evidence.spent is None:
@@ -73,15 +86,14 @@ def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource,
     spent = spent_by(why, known, found.view.fleet.replicas)
     evidence = replace(found.evidence, spent=spent)
     runbook, diagnosis = judged(policy, evidence)
-    diagnosis = with_moves(diagnosis, resource, found.view, evidence.burn)
-    return replace(found, evidence=evidence, diagnosis=diagnosis, runbook=runbook)
+    return remarked(replace(found, evidence=evidence, diagnosis=diagnosis, runbook=runbook), resource, policy)
 
 
 def with_return(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return the survey of a calm fleet with the plan that gives replicas back, or why it has none."""
     record, fleet = resource.record or Record(), found.view.fleet
     held = record.footprint
-    workload = engine_of(found.view, policy)
+    workload = found.engine(policy)
     if held is None or isinstance(workload, Fault):
         return found
     known = _setting(workload, found, policy, record)

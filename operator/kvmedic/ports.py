@@ -22,6 +22,7 @@ from kvmedic.core.policy import Policy
 from kvmedic.core.record import ConfigCopy, Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
+from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device, EngineEnd
 
 
@@ -140,6 +141,9 @@ class Metrics(Protocol):
 
     async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
         """Return the KV-cache pool, asked of the replica itself."""
+
+    async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
+        """Return the version of the engine, asked of the replica itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from kvmedic.core.diagnosis import Diagnosed, Evidence, Inconclusive
+from dataclasses import replace
+
+from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Inconclusive
 from kvmedic.core.evidence import Look, Signal
 from kvmedic.core.footprint import is_held
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.resource import Resource
-from kvmedic.findings import Survey, engine_of
+from kvmedic.findings import Survey
 from kvmedic.gathering import expected, gather, silent_on_pools, vitals_of, with_logged_pools
-from kvmedic.last_good import unproved, with_moves
-from kvmedic.plans import judged, with_plan, with_return, with_shown_plan
+from kvmedic.last_good import unproved
+from kvmedic.plans import judged, remarked, with_plan, with_return, with_shown_plan
 from kvmedic.ports import Senses, View
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.planning import Workload
+from kvmedic.versions import ask_versions, engine_of
 
 
 async def survey(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
@@ -38,10 +41,18 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
         if isinstance(workload, Workload):
             evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
     runbook, diagnosis = judged(policy, evidence)
-    diagnosis = with_moves(diagnosis, resource, view, evidence.burn)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
-    planned = with_return(found, resource, policy) if _is_due(found, resource, policy, senses) else found
+    is_due = _is_due(found, resource, policy, senses)
+    if is_due or _asks_for_a_change(diagnosis):
+        told = await ask_versions(resource.namespace, view, senses.metrics)
+        found = replace(found, evidence=replace(evidence, versions=told))
+    found = remarked(found, resource, policy)
+    planned = with_return(found, resource, policy) if is_due else found
     return with_shown_plan(with_plan(planned, resource, policy), resource, policy)
+
+
+def _asks_for_a_change(diagnosis: Diagnosis) -> bool:
+    return isinstance(diagnosis, Diagnosed) and diagnosis.branch.then is not None
 
 
 async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey | None:

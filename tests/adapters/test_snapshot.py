@@ -643,3 +643,18 @@ def test_only_the_engines_container_counts_where_it_is_known(
     pod = pod_of(a_pod({}, containerStatuses=statuses), Frame("r", container, ROTATION, frozenset({"u"})))
 
     assert (pod.restarts, pod.waiting_reason, pod.in_rotation) == (restarts, reason, True)
+
+
+@pytest.mark.parametrize(
+    ("container", "image"), [("vllm", "vllm@sha256:1"), ("proxy", ""), (None, ""), ("gone", "")]
+)
+def test_what_the_engines_container_runs_is_as_the_kubelet_found_it(
+    container: str | None, image: str
+) -> None:
+    statuses = [
+        {"name": "proxy", "image": "proxy:latest"},
+        {"name": "vllm", "image": "vllm:latest", "imageID": "vllm@sha256:1"},
+    ]
+    pod = pod_of(a_pod({}, containerStatuses=statuses), Frame("r", container, ROTATION, frozenset()))
+
+    assert pod.image == image

@@ -14,7 +14,7 @@ from kvmedic.core.record import Record
 from kvmedic.core.run import StepState
 from kvmedic.pursue import pursue
 from kvmedic.walks import Tick
-from reconcile.test_survey import a_resource
+from reconcile.asked import a_resource
 from run_builder import NOW, a_run, an_intent
 
 SOON = timedelta(seconds=1)

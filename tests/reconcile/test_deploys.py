@@ -18,7 +18,7 @@ from kvmedic.core.revisions import Deploy, Difference, LatestDeploy, NoDeploy, U
 from kvmedic.deploys import Moment, latest_deploy
 from kvmedic.runbooks.deploy import HISTORY
 from lab.scripted.readings import State
-from reconcile.test_survey import Asked, a_resource
+from reconcile.asked import Asked, a_resource
 from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NEW, NOW, OLD, a_fleet

@@ -27,8 +27,8 @@ from kvmedic.record.surveys import REFRESH
 from kvmedic.record.transitions import notes
 from kvmedic.survey import survey
 from lab.scripted.readings import State
+from reconcile.asked import Asked, a_resource
 from reconcile.test_obstacles import REVISION, TEMPLATE, Town, a_settled_fleet
-from reconcile.test_survey import Asked, a_resource
 from reconcile.viewed import Viewed
 from run_builder import NOW, a_pod
 

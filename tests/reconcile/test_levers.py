@@ -71,6 +71,33 @@ def test_where_prompts_fill_the_cache_a_watermark_is_set_instead_of_a_cap(
     assert "--max-num-seqs=64" in world.args()
 
 
+def pinned(container: dict[str, Any], _pod: dict[str, Any]) -> None:
+    """Let the template name its image by digest alone."""
+    container["image"] = "vllm/vllm-openai@sha256:" + "0" * 64
+
+
+@pytest.mark.timeout(300)
+def test_an_image_by_digest_gets_a_flag_of_some_versions_once_its_replicas_tell_theirs(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(spec=levers("watermark"), change=pinned)
+    before = world.deployment()["spec"]["template"]
+    world.rewrite(old="prompts", new="prompts recovered")
+
+    world.start()
+    world.wait(
+        lambda: world.condition("Progressing") == ("False", "FlagUnknownToEngine"),
+        PATIENCE_SECONDS,
+        "the flag is refused",
+    )
+    assert "has no such page" in world.status()["diagnosis"]["message"]
+    assert world.deployment()["spec"]["template"] == before
+    world.rewrite(version="0.32.0")
+    close(world, 1)
+
+    assert (world.outcomes(), turned(world)) == (["Recovered"], ["watermark"])
+
+
 @pytest.mark.timeout(300)
 def test_a_lever_that_did_not_help_is_remembered_over_a_restart_and_not_tried_again(
     a_world: Callable[..., World],

@@ -27,7 +27,7 @@ from kvmedic.ports import Senses
 from kvmedic.record.surveys import REFRESH, planned
 from kvmedic.survey import examine
 from lab.scripted.readings import State
-from reconcile.test_survey import Asked, a_resource
+from reconcile.asked import Asked, a_resource
 from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NOW, a_fleet

@@ -16,7 +16,7 @@ from kvmedic.outgrown import with_known_limit
 from kvmedic.ports import Senses
 from kvmedic.survey import survey
 from lab.scripted.readings import State
-from reconcile.test_survey import Asked, spec
+from reconcile.asked import Asked, spec
 from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NOW, a_fleet

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -13,17 +12,10 @@ from kvmedic.core.diagnosis import Assignment, Goal, Inconclusive
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import (
     EVERY_SIGNAL,
-    Absence,
-    Look,
     Measured,
-    Missing,
-    Observation,
-    Reading,
     Signal,
-    Unsupported,
 )
-from kvmedic.core.fleet import Pod
-from kvmedic.core.logged_pool import LogForms, LoggedSize, SizeUnit
+from kvmedic.core.logged_pool import LoggedSize, SizeUnit
 from kvmedic.core.moved import TRAFFIC, Traffic
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Mode
@@ -31,80 +23,20 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import LastGood, Record, ShownPlan
 from kvmedic.core.resource import Resource
 from kvmedic.core.template import template_hash
-from kvmedic.core.vitals import Cause, Device, EngineEnd
-from kvmedic.findings import Survey, engine_of
+from kvmedic.core.vitals import Cause
+from kvmedic.findings import Survey
 from kvmedic.last_good import healthy_revision, proved_good
 from kvmedic.ports import Senses
-from kvmedic.record.store import resource_of
 from kvmedic.runbooks.planning import Workload, plan_of
 from kvmedic.runbooks.preemption_thrash import TRIGGER
 from kvmedic.survey import examine, survey
-from lab.scripted.readings import State, only, readings
+from kvmedic.versions import engine_of
+from lab.scripted.readings import State
+from reconcile.asked import Asked, a_resource, spec, view
 from reconcile.viewed import Viewed
-from reconcile.world import deployment, remediation
-from run_builder import NOW, OLD, UID, a_fleet
+from reconcile.world import deployment
+from run_builder import NOW, OLD, a_fleet
 from vitals_builder import a_device, an_end
-
-
-@dataclass
-class Asked:
-    """Metrics of replicas that are all in one state, and what was asked of them."""
-
-    state: State
-    looks: list[Look] = field(default_factory=list)
-    gpus: Reading[tuple[Device, ...]] = field(default_factory=lambda: Missing(Absence.NO_SERIES))
-    ended: EngineEnd | None = None
-    """Of the first replica."""
-    silent: bool = False
-    """The engine tells how large its blocks are, and not how many."""
-    logged: LoggedSize | None = None
-    """What each log tells."""
-    read: list[tuple[str, ...]] = field(default_factory=list)
-    """Whose logs were asked for a pool."""
-    asked_for_devices: int = 0
-
-    async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
-        self.looks.append(look)
-        seen = {pod.name: only(readings(self.state, NOW), look.signals) for pod in pods}
-        if self.silent:
-            seen = {name: replace(one, pool=Unsupported(), block_tokens=32) for name, one in seen.items()}
-        return Observation(NOW, look.window.total_seconds(), look.hold.total_seconds(), seen)
-
-    async def past(
-        self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
-    ) -> Reading[Observation]:
-        return Missing(Absence.NO_SERIES)
-
-    async def devices(
-        self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
-    ) -> dict[str, Reading[tuple[Device, ...]]]:
-        self.asked_for_devices += 1
-        return dict.fromkeys((pod.name for pod in pods), self.gpus)
-
-    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> dict[str, EngineEnd]:
-        return {pod.name: self.ended for pod in pods[:1] if self.ended}
-
-    async def logged_pools(
-        self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
-    ) -> dict[str, LoggedSize]:
-        self.read.append((container, *(pod.name for pod in pods)))
-        return {pod.name: self.logged for pod in pods if self.logged}
-
-    async def observe(
-        self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta
-    ) -> Observation:
-        return await self.look(source, pods, namespace, Look(window, hold))
-
-
-def a_resource(good: str = "", traffic: Traffic | None = None) -> Resource:
-    body = remediation()
-    body["metadata"] |= {"namespace": "serving", "uid": UID, "resourceVersion": "1"}
-    record = Record(last_good=LastGood(good, {}, 3, 149, NOW, traffic) if good else None)
-    return replace(resource_of(body), record=record)
-
-
-def view() -> Any:
-    return Viewed(fleet=a_fleet(), template=deployment(3)["spec"]["template"], templates={})
 
 
 def settled_view() -> Any:
@@ -199,13 +131,6 @@ async def test_gpus_and_ends_are_asked_for_as_the_look_needs_them() -> None:
     _, pressed = await looked(State.THRASH, good=OLD)
 
     assert (calm.asked_for_devices, pressed.asked_for_devices) == (0, 1)
-
-
-def spec(**more: Any) -> Resource:
-    resource = a_resource(good=OLD)
-    body = remediation(**more)
-    body["metadata"] |= {"namespace": "serving", "uid": UID, "resourceVersion": "1"}
-    return replace(resource_of(body), record=resource.record)
 
 
 async def surveyed(metrics: Asked, **more: Any) -> Survey:

@@ -54,6 +54,7 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         node=str(section(body, "spec").get("nodeName", "")),
         last_end=_last_end(status, frame.container),
         unready_at=_since(status, "False"),
+        image=_image(status, frame.container),
     )
 
 
@@ -92,6 +93,11 @@ def _last_end(status: Mapping[str, Any], name: str | None) -> ContainerEnd | Non
         reason=str(ended.get("reason", "")),
         ended_at=moment(ended["finishedAt"]),
     )
+
+
+def _image(status: Mapping[str, Any], name: str | None) -> str:
+    found = _containers(status, name)
+    return str(found[0].get("imageID", "")) if len(found) == 1 else ""
 
 
 def _waiting_reason(status: Mapping[str, Any], name: str | None) -> str:

@@ -52,6 +52,10 @@ _ABSENT = {
         Reason.METRICS_AMBIGUOUS,
         "the source has series that contradict each other; check that the replica is scraped once",
     ),
+    Absence.UNREADABLE: (
+        Reason.METRICS_MISSING,
+        "the source answered with something else; see what the replica itself exports",
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from kvmedic.core.evidence import Observation, Signal
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.revisions import LatestDeploy, NoDeploy, Revision
 from kvmedic.core.supply import Supply
+from kvmedic.core.told_version import Witness
 from kvmedic.core.vitals import NodeHealth, Vital, Vitals
 
 RESTORE_AFTER = timedelta(hours=1)
@@ -58,6 +59,8 @@ class Evidence:
     """What of the pod template changed of late. No deploy also where nobody looked."""
     spent: Spent | None = None
     """What came of asking every lever; None: nobody asked yet, or one is left."""
+    versions: tuple[Witness, ...] = ()
+    """What replicas say of their engine's version; empty also where nobody asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,15 @@ class EngineProfile:
         kind = next(found, None)
         return kind if kind in {None, Kind.SWITCH, Kind.PRESENCE, Kind.TRUTH} else Kind.TEXT
 
+    def covers(self, version: Version) -> bool:
+        """Return whether a version is one of the engine's own rather than that of somebody's build.
+
+        A build from a shallow clone calls itself `0.1.dev1`; another first number is not known to mean
+        the same flags.
+        """
+        oldest, newest = self.releases[0], self.releases[-1]
+        return version >= oldest and version.key[0][0] == newest.key[0][0]
+
     def neighbours(self, version: Version) -> tuple[Version, Version]:
         """Return the releases around a version: both the same where it is one of them, or lies outside."""
         below = [release for release in self.releases if release <= version]

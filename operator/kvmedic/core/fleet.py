@@ -98,6 +98,9 @@ class Pod:
     container is not known."""
     unready_at: datetime | None = None
     """Since when it is not Ready; None while it is, and before anybody said."""
+    image: str = ""
+    """What the engine's container runs, as the kubelet found it: with its digest, also where the template
+    names a tag. Empty before it runs, or where the container is not known."""
 
     @property
     def ready(self) -> bool:

@@ -196,7 +196,7 @@ SENTENCES = MappingProxyType(
         Reason.WINDOW_TOO_SHORT: "Requests stay longer than the window looks back.",
         Reason.TOO_FEW_REQUESTS: "Too few requests finished to measure their lengths.",
         Reason.PARTIAL_PRESSURE: "Some replicas preempt beyond the trigger and others are calm.",
-        Reason.REPLICAS_DIFFER: "The replicas run with different pools or settings.",
+        Reason.REPLICAS_DIFFER: "The replicas run with different pools, settings or versions.",
         Reason.SEVERAL_MODELS: "The replicas serve more than one model.",
         Reason.LENGTHS_MISFIT: "What runs takes far more or less of the KV cache than its lengths say.",
         Reason.LOAD_DIFFERS: "Load or lengths differ too much from before for a comparison.",

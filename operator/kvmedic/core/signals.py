@@ -163,6 +163,14 @@ class PoolSource:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionPage:
+    """Where an engine tells its own version: a JSON object, beside the page with its metrics."""
+
+    path: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
 class SignalTable:
     """All signals of one engine."""
 
@@ -174,6 +182,7 @@ class SignalTable:
     in_flight_optional: tuple[str, ...]
     """Gauges that engines of old export beside them."""
     pool: PoolSource
+    version: VersionPage
     steps: CounterSource
     """Steps of the engine, each of which gives every running sequence a token."""
     engine_label: str

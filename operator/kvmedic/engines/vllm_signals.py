@@ -25,6 +25,7 @@ from kvmedic.core.signals import (
     PoolSource,
     SignalTable,
     StartSource,
+    VersionPage,
 )
 
 _UNANSWERED = frozenset({"abort", "error"})
@@ -97,6 +98,7 @@ VLLM_SIGNALS = SignalTable(
             serving=re.compile(r"Application startup complete"),
         ),
     ),
+    version=VersionPage(path="/version", field="version"),
     steps=CounterSource(("vllm:iteration_tokens_total_count",), begins_unseen=True),
     engine_label="engine",
     process_label="pid",
@@ -123,6 +125,9 @@ VLLM_SIGNALS = SignalTable(
 * One null block per engine: V1 takes it out of the pool (`v1/core/block_pool.py`). V0 has none; its
   pools read one block smaller than they are, because the version is not always known and a pool
   that is read too small never lets a cap grow too large.
+* `GET /version` answers `{"version":"0.32.0"}` on the port of the metrics, without the API key that
+  `--api-key` asks for elsewhere: that guards paths under `/v1` (`entrypoints/openai/api_server.py`). Builds
+  from a source tree say `0.9.2.dev12+gabc`, such on CPU `0.32.0+cpu`.
 * With data-parallel engines `num_gpu_blocks` is the sum over all engines of a frontend and
   `kv_cache_size_tokens` is one engine's (`v1/engine/core_client.py`).
 """

@@ -86,13 +86,7 @@ def version_of(container: Mapping[str, object], profile: EngineProfile) -> Versi
     tag = image.partition("@")[0].removeprefix(name).removeprefix(":")
     match = _TAG_VERSION.match(tag)
     version = Version.parse(match[1]) if match else None
-    return version if version and _is_plausible(version, profile) else None
-
-
-def _is_plausible(version: Version, profile: EngineProfile) -> bool:
-    """Return whether a tag is the engine's own version rather than that of somebody's build."""
-    newest = profile.releases[-1]
-    return version >= profile.releases[0] and version.key[0][0] == newest.key[0][0]
+    return version if version and profile.covers(version) else None
 
 
 def _from_entrypoint(tokens: Sequence[Token], launch: Launch) -> CommandLine:

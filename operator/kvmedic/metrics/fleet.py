@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading
 from kvmedic.core.fleet import Pod
 from kvmedic.core.signals import SignalTable
+from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device
 from kvmedic.metrics.client import PrometheusClient
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
@@ -102,6 +103,10 @@ class FleetMetrics:
     async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
         """Return the KV-cache pool, asked of the replica itself."""
         return await self._scraper.pool(_where(namespace, pod))
+
+    async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
+        """Return the version of the engine, asked of the replica itself."""
+        return await self._scraper.version(_where(namespace, pod))
 
     async def close(self) -> None:
         """End all that is under way."""

@@ -17,13 +17,19 @@ from ruamel.yaml.error import YAMLError
 
 from kvmedic.core.evidence import Absence, Missing, Pool, Reading, measured
 from kvmedic.core.signals import SignalTable
+from kvmedic.core.version import Version
 from kvmedic.metrics.exposition import Page, parse_page, replica_of
 from kvmedic.metrics.options import ScrapeOptions
 from kvmedic.metrics.pools import pool as pool_of
 from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.version_page import LIMIT_BYTES, beside, version_on
 
 _CONNECTIONS = 64
 """Scrapes at the same time, at most; replicas are drained one by one per resource."""
+
+_REACHED_SECONDS = 3.0
+"""How long a connection for a version may take: one packet lost, which TCP repeats after a second, and one
+more after two (RFC 6298). An engine that is busy is connected to at once; only its answer takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,20 @@ def _in_url(address: str) -> str:
         return address
 
 
+class _NoSuchPageError(httpx.HTTPError):
+    """The replica answers, and has no page of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One page that is asked for."""
+
+    url: str
+    accept: str
+    limit_bytes: int
+    timeout: httpx.Timeout
+
+
 class Scraper:
     """Reads replicas' own pages, one at a time each, bounded in time and size."""
 
@@ -102,8 +122,8 @@ class Scraper:
         if url is None:
             return Missing(Absence.SOURCE_UNAVAILABLE)
         try:
-            async with asyncio.timeout(self._seconds):
-                return parse_page(await self._text(url), datetime.now(UTC))
+            text = await self._text(_Ask(url, "text/plain", self._limit_bytes, httpx.Timeout(self._seconds)))
+            return parse_page(text, datetime.now(UTC))
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError):
             return Missing(Absence.SOURCE_UNAVAILABLE)
 
@@ -127,19 +147,44 @@ class Scraper:
             return Missing(Absence.NO_SERIES)
         return pool_of(replica, page.of(self._table.pool.name))
 
-    async def _text(self, url: str) -> str:
-        """Return a page's text.
+    async def version(self, where: PodAddress) -> Reading[Version]:
+        """Return the version of a replica's engine, by its own word."""
+        metrics, page = self._resolve(where), self._table.version
+        url = beside(metrics, page) if metrics else None
+        if url is None:
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+        try:
+            patience = httpx.Timeout(self._seconds, connect=_REACHED_SECONDS)
+            text = await self._text(_Ask(url, "application/json", LIMIT_BYTES, patience))
+        except _NoSuchPageError:
+            return Missing(Absence.NOTHING_FOUND)
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+        except ValueError:
+            return Missing(Absence.UNREADABLE)
+        return version_on(text, page, datetime.now(UTC))
+
+    async def _text(self, ask: _Ask) -> str:
+        """Return a page's text, within the time-out as a whole.
 
         Raises:
             httpx.HTTPError: no answer, another status than 200.
+            TimeoutError: it took too long.
             ValueError: a page that is too large or no text.
         """
-        async with self._http.stream("GET", url, headers={"Accept": "text/plain"}) as response:
+        async with asyncio.timeout(self._seconds):
+            return await self._read(ask)
+
+    async def _read(self, ask: _Ask) -> str:
+        headers = {"Accept": ask.accept}
+        async with self._http.stream("GET", ask.url, headers=headers, timeout=ask.timeout) as response:
+            if response.status_code == httpx.codes.NOT_FOUND:
+                raise _NoSuchPageError("no such page")
             if response.status_code != httpx.codes.OK:
                 raise httpx.HTTPError(f"status {response.status_code}")
             body = bytearray()
             async for piece in response.aiter_bytes():
                 body += piece
-                if len(body) > self._limit_bytes:
+                if len(body) > ask.limit_bytes:
                     raise ValueError("the page is too large")
             return body.decode("utf-8")

@@ -101,7 +101,7 @@ def workload_of(
     uid: str,
     template: Mapping[str, object],
     container: str | None,
-    engines: Sequence[EngineProfile],
+    engines: Sequence[EngineProfile | Engine],
 ) -> Workload | Fault:
     """Return the engine in a pod template, or why it cannot be told.
 
@@ -110,14 +110,14 @@ def workload_of(
         uid: its uid.
         template: its `spec.template`.
         container: the engine's container by name; None: the only one that runs a known engine.
-        engines: the engines that are known.
+        engines: the engines that are known. Of a mere profile the image's tag tells the version.
     """
     found: list[Workload] = []
     doubts: list[Refusal] = []
     for index, spec in enumerate(containers_of(template)):
         if container is None or spec.get("name") == container:
-            for profile in engines:
-                engine = Engine(profile, version_of(spec, profile))
+            for known in engines:
+                engine = known if isinstance(known, Engine) else Engine(known, version_of(spec, known))
                 flags = read_flags(spec, engine)
                 if isinstance(flags, Refusal):
                     doubts.append(flags)

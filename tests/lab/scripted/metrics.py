@@ -5,7 +5,8 @@ The script is a JSON file: `{"old": "thrash", "new": "recovered", "pods": {"NAME
 `"byCount": {"3": "recovered"}` tells every replica by how many there are, where that number is named.
 `"devices": {"NAME": {"lastXid": 79}}` gives a replica one GPU, `*` every other replica; without it no
 exporter tells of any GPU. `memoryInUse` of such a GPU is not known unless it is told. `"before": "recovered"`
-is how the replicas of an earlier revision fared; without it nobody remembers.
+is how the replicas of an earlier revision fared; without it nobody remembers. `"version": "0.32.0"` is what
+every engine calls itself; without it none has such a page.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading
 from kvmedic.core.fleet import Pod
+from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device, Vital
 from lab.scripted.readings import POOL, State, only, readings
 
@@ -81,6 +83,10 @@ class ScriptedMetrics:
 
     async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
         return Measured(POOL, datetime.now(UTC))
+
+    async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
+        told = self._script().get("version")
+        return Measured(Version.parse(told), datetime.now(UTC)) if told else Missing(Absence.NOTHING_FOUND)
 
 
 def _device(told: Mapping[str, float] | None, at: datetime) -> Reading[tuple[Device, ...]]:

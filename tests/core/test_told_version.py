@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from kvmedic.core.evidence import Absence, Measured, Missing, Reading, Stale, Unsupported
+from kvmedic.core.told_version import Agreed, Mixed, Silent, Told, Unclear, Witness, told_of, witnesses
+from kvmedic.core.version import Version
+from kvmedic.engines.vllm import VLLM
+from run_builder import NEW, NOW, OLD, a_pod
+
+NOTHING = Missing(Absence.SOURCE_UNAVAILABLE)
+NO_PAGE = Missing(Absence.NOTHING_FOUND)
+HTML = Missing(Absence.UNREADABLE)
+
+
+def says(version: str) -> Reading[Version]:
+    return Measured(Version.parse(version), NOW)
+
+
+def told(*answers: tuple[str, str, Reading[Version]]) -> Told:
+    """What follows from answers: pod, the image that it runs, its answer."""
+    return told_of([Witness(*answer) for answer in answers], VLLM)
+
+
+def version(text: str) -> Version:
+    return Version.parse(text)
+
+
+OLDEST, NEWEST = str(VLLM.releases[0]), str(VLLM.releases[-1])
+CASES: list[tuple[str, Told, Told]] = [
+    ("one answers", told(("a", "x", says("0.11.0"))), Agreed(version("0.11.0"))),
+    (
+        "a build of the same version is the same",
+        told(("a", "x", says("0.32.0+cpu")), ("b", "y", says("0.32.0"))),
+        Agreed(version("0.32.0")),
+    ),
+    (
+        "one of two of an image is busy",
+        told(("a", "x", NOTHING), ("b", "x", says("0.11.0"))),
+        Agreed(version("0.11.0")),
+    ),
+    (
+        "of another image nobody answers",
+        told(("a", "x", NOTHING), ("b", "y", says("0.11.0"))),
+        Unclear("a did not answer"),
+    ),
+    (
+        "two images, two versions",
+        told(("b", "y", says("0.11.0")), ("a", "x", says("0.9.2"))),
+        Mixed("0.9.2 on a; 0.11.0 on b"),
+    ),
+    (
+        "one image whose script installs what is newest",
+        told(("a", "x", says("0.9.2")), ("b", "x", says("0.11.0")), ("c", "y", says("0.9.2"))),
+        Mixed("0.9.2 on a, c; 0.11.0 on b"),
+    ),
+    ("a release candidate is no release", told(("a", "x", says("0.11.0rc2"))), Agreed(version("0.11.0rc2"))),
+    ("the oldest release", told(("a", "x", says(OLDEST))), Agreed(version(OLDEST))),
+    (
+        "before the oldest release",
+        told(("a", "x", says(f"{OLDEST}.dev1"))),
+        Unclear(f"a says {OLDEST}.dev1, which is none of its releases"),
+    ),
+    ("after the newest release", told(("a", "x", says("0.99.0"))), Agreed(version("0.99.0"))),
+    (
+        "a build from a shallow clone",
+        told(("a", "x", says("0.1.dev1+gabc"))),
+        Unclear("a says 0.1.dev1+gabc, which is none of its releases"),
+    ),
+    (
+        "another first number",
+        told(("a", "x", says("1.0.0"))),
+        Unclear("a says 1.0.0, which is none of its releases"),
+    ),
+    (
+        "nobody answers",
+        told(("a", "x", NOTHING), ("b", "x", NO_PAGE), ("c", "x", HTML)),
+        Silent("a did not answer; b has no such page; c answered with something that is no version"),
+    ),
+    (
+        "what no adapter of ours answers",
+        told(("a", "x", Unsupported()), ("b", "x", Stale(NOW)), ("c", "x", Missing(Absence.AMBIGUOUS))),
+        Silent("a does not tell it; b does not tell it; c does not tell it"),
+    ),
+    ("nobody is asked", told(), Silent("no replica is Ready to be asked")),
+]
+
+
+@pytest.mark.parametrize(("found", "expected"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
+def test_replicas_tell(found: Told, expected: Told) -> None:
+    assert found == expected
+
+
+def test_of_each_image_the_oldest_and_the_newest_are_asked_however_many_there_are() -> None:
+    pods = [
+        a_pod(f"{image}{number}", image=image, created_at=NOW - timedelta(minutes=number))
+        for image in ("x", "y")
+        for number in range(500)
+    ]
+
+    assert [pod.name for pod in witnesses(pods, OLD)] == ["x499", "x0", "y499", "y0"]
+
+
+def test_one_replica_of_an_image_is_asked_once() -> None:
+    assert [pod.name for pod in witnesses([a_pod("a", image="x")], OLD)] == ["a"]
+
+
+def test_only_ready_replicas_of_the_template_that_stay_are_asked() -> None:
+    pods = [
+        a_pod("starting", ready_at=None),
+        a_pod("going", terminating=True),
+        a_pod("another", NEW),
+        a_pod("serving"),
+    ]
+
+    assert [pod.name for pod in witnesses(pods, OLD)] == ["serving"]
