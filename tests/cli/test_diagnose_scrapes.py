@@ -367,6 +367,17 @@ WRONG = [
     ("no spec", ["--scrape", "T0", "--scrape", "T1", "--spec", "chat.yaml"], "0 objects of kind KVRem"),
     ("a wrong spec", ["--scrape", "T0", "--scrape", "T1", "--spec", "bad.yaml"], "spec.mode"),
     ("a spec for later", ["--scrape", "T0", "--scrape", "T1", "--spec", "later.yaml"], "not implemented"),
+    (
+        "no version",
+        ["--scrape", "T0", "--scrape", "T1", "--manifest", "chat.yaml", "--engine-version", "latest"],
+        "not a version",
+    ),
+    (
+        "a version of nothing",
+        ["--scrape", "T0", "--scrape", "T1", "--engine-version", "0.32.0"],
+        "--manifest",
+    ),
+    ("a version beside a resource", ["chat", "--engine-version", "0.32.0"], "--engine-version out"),
     ("nothing to look at", [], "say what to look at"),
     ("two things to look at", ["chat", "--scrape", "T0"], "say what to look at"),
 ]

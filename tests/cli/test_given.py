@@ -9,6 +9,7 @@ import pytest
 
 from kvmedic.cli.given import policy_in, workload_in
 from kvmedic.core.supply import GIB
+from kvmedic.core.version import Version
 from kvmedic.runbooks.host_memory import host_terms
 from kvmedic.runbooks.planning import Workload
 
@@ -27,6 +28,27 @@ spec:
         resources: {limits: {memory: 32Gi}}
         volumeMounts: [{name: shm, mountPath: /dev/shm}]
 """
+
+
+@pytest.mark.parametrize(
+    ("tag", "given", "counts"),
+    [
+        (":v0.32.0", None, "0.32.0"),
+        (":v0.32.0", "0.9.2", "0.9.2"),
+        ("@sha256:0", "0.9.2", "0.9.2"),
+        ("@sha256:0", None, None),
+    ],
+)
+def test_a_version_that_is_given_beats_the_tag(
+    tmp_path: Path, tag: str, given: str | None, counts: str | None
+) -> None:
+    file = tmp_path / "llm.yaml"
+    file.write_text(_MANIFEST.replace(":v0.32.0", tag))
+
+    workload = workload_in(str(file), policy_in(""), Version.parse(given) if given else None)
+
+    assert isinstance(workload, Workload)
+    assert workload.engine.version == (Version.parse(counts) if counts else None)
 
 
 @pytest.mark.parametrize(

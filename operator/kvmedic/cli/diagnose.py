@@ -11,12 +11,14 @@ from typing import Annotated
 import typer
 
 from kvmedic.api.quantities import parse_duration
+from kvmedic.cli.flags import EngineVersion, version_named
 from kvmedic.cli.given import GivenError, policy_in, workload_in
 from kvmedic.cli.live import REFUSED, USAGE, Name, ended, finished, load, surveyed, with_source
 from kvmedic.cli.past import Past, PastError, moment_of, observed
 from kvmedic.cli.report import Form, Report, report_of_consultation, report_of_survey
 from kvmedic.cli.scrapes import ScrapeError, doubt_of, evidence_of, pages_of
 from kvmedic.core.policy import Policy
+from kvmedic.core.version import Version
 from kvmedic.core.vitals import NodeHealth
 from kvmedic.offline import Consultation, consult
 from kvmedic.settings import SettingsError
@@ -40,6 +42,8 @@ class Files:
 
     spec: str
     manifest: str
+    version: Version | None
+    """Of the engine; None: the image's tag in the manifest tells it."""
 
 
 def command(
@@ -75,6 +79,7 @@ def command(
         str,
         typer.Option(metavar="FILE", help="A KVRemediation: trigger, levers, windows; else its defaults."),
     ] = "",
+    engine_version: EngineVersion = None,
     output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
 ) -> None:
     """Look once: evidence, diagnosis and the plan that would follow.
@@ -83,12 +88,14 @@ def command(
     account. Exit code 0: a diagnosis was made, also that all is well; 2: wrong usage or an unusable file;
     3: no diagnosis can be made, and it says what is missing; 4: there is no such resource or target.
     """
-    files = Files(spec, manifest)
+    files = Files(spec, manifest, version_named(engine_version))
     ways = [bool(name), bool(scrape), bool(at)]
     if ways.count(True) != 1:
         ended(_WAYS, USAGE)
-    if name and (spec or manifest):
-        ended("NAME has its own spec and target: leave --spec and --manifest out", USAGE)
+    if name and (spec or manifest or engine_version):
+        ended("NAME has its own spec and target: leave --spec, --manifest and --engine-version out", USAGE)
+    if engine_version and not manifest:
+        ended("--engine-version is of the engine in a manifest: give --manifest too", USAGE)
     try:
         report = (
             _live(Name(namespace, name), prometheus)
@@ -115,7 +122,7 @@ def _live(which: Name, prometheus: str) -> Report:
 
 def _offline(scrapes: Sequence[str], interval: timedelta | None, files: Files) -> Report:
     policy = policy_in(files.spec)
-    workload = workload_in(files.manifest, policy)
+    workload = workload_in(files.manifest, policy, files.version)
     pages = pages_of(scrapes)
     evidence, notes = evidence_of(pages, policy.trigger, interval)
     doubt = doubt_of(pages)
@@ -130,7 +137,7 @@ def _offline(scrapes: Sequence[str], interval: timedelta | None, files: Files) -
 
 def _past(past: Past, prometheus: str, files: Files) -> Report:
     policy = policy_in(files.spec)
-    workload = workload_in(files.manifest, policy)
+    workload = workload_in(files.manifest, policy, files.version)
     settings = with_source(load_settings(), prometheus)
     evidence, notes = asyncio.run(observed(past, settings, policy))
     target = {"namespace": past.namespace, "pods": past.pods, "at": f"{past.at:%Y-%m-%dT%H:%M:%SZ}"}

@@ -63,7 +63,7 @@ def show(
     Only what is given on the command line is shown, never the engine's defaults.
     """
 
-    version = _version(engine_version)
+    version = version_named(engine_version)
     text = _read(file)
     engines = engines_in(text, VLLM, Selector(container, name))
     if isinstance(engines, Refusal):
@@ -94,7 +94,7 @@ def set_flag(
     """
 
     flag_name, value = _assignment(setting)
-    version = _version(engine_version)
+    version = version_named(engine_version)
     flag = _flag(flag_name, VLLM)
     text = _read(file)
     found = engine_in(text, VLLM, Selector(container, name))
@@ -202,8 +202,12 @@ def _assignment(setting: str) -> tuple[str, str]:
     return name, value
 
 
-def _version(text: str | None) -> Version | None:
+def version_named(text: str | None) -> Version | None:
+    """Return the version that an option names; None where it is not given.
 
+    Raises:
+        BadParameter: the text is no version.
+    """
     try:
         return Version.parse(text) if text is not None else None
     except ValueError as error:

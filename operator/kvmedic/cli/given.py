@@ -13,9 +13,11 @@ from kvmedic.api.problems import SpecInvalid
 from kvmedic.api.resource import KIND, resource_from_manifest
 from kvmedic.api.spec import KVRemediationSpec, TargetRef
 from kvmedic.core.config_map import ConfigMap
+from kvmedic.core.engine import Engine
 from kvmedic.core.plan import ObjectRef
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
+from kvmedic.core.version import Version
 from kvmedic.core.vitals import NodeHealth
 from kvmedic.engines import ENGINES
 from kvmedic.engines.vllm import VLLM
@@ -47,8 +49,13 @@ def policy_in(file: str) -> Policy:
     return policy_of(spec)
 
 
-def workload_in(file: str, policy: Policy) -> Workload | Fault | None:
+def workload_in(file: str, policy: Policy, version: Version | None = None) -> Workload | Fault | None:
     """Return the engine's command line in a manifest; None without a file, a fault where it can't be read.
+
+    Args:
+        file: the manifest.
+        policy: the spec, which may name the workload.
+        version: the engine's; None: the image's tag tells it.
 
     Raises:
         GivenError: the file is no manifest.
@@ -64,7 +71,8 @@ def workload_in(file: str, policy: Policy) -> Workload | Fault | None:
             raise GivenError(f"{file}: {found.message}")
         return Fault(_reason(found), f"{file}: {found.message}")
     template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
-    workload = workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, ENGINES)
+    engines = ENGINES if version is None else tuple(Engine(profile, version) for profile in ENGINES)
+    workload = workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, engines)
     maps = {name: ConfigMap(contents) for name, contents in contents_in(text).items()}
     return configured(workload, maps)
 
