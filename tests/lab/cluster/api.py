@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -41,18 +42,35 @@ class Resource(NamedTuple):
 
 
 class Api:
-    """Requests to one API server with one identity; close it, or use it as a context manager."""
+    """Requests to one API server with one identity; close it, or use it as a context manager.
+
+    Each thread has connections of its own. Of a connection that another thread was just given httpcore 1.0.9
+    may find that it is idle, then that there is something to be read (the answer to that thread), take the
+    two for the server's farewell, and close it: `ReadError: Bad file descriptor` in the thread that waits.
+    """
 
     def __init__(self, access: Access, timeout_seconds: float = 15) -> None:
         self.access = access
-        self.http = httpx.Client(
-            base_url=access.url,
-            headers=access.headers(),
-            verify=access.ssl_context(),
-            timeout=timeout_seconds,
-            trust_env=False,
-        )
+        self._timeout_seconds = timeout_seconds
+        self._of_this_thread = threading.local()
+        self._clients: list[httpx.Client] = []
         self._resources: dict[str, Resource] = {}
+
+    @property
+    def http(self) -> httpx.Client:
+        """The connections of this thread."""
+        client: httpx.Client | None = getattr(self._of_this_thread, "client", None)
+        if client is None:
+            client = httpx.Client(
+                base_url=self.access.url,
+                headers=self.access.headers(),
+                verify=self.access.ssl_context(),
+                timeout=self._timeout_seconds,
+                trust_env=False,
+            )
+            self._of_this_thread.client = client
+            self._clients.append(client)
+        return client
 
     def __enter__(self) -> Api:
         return self
@@ -63,8 +81,9 @@ class Api:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
-        self.http.close()
+        """Close the connections of all threads."""
+        for client in self._clients:
+            client.close()
 
     def is_ready(self) -> bool:
         """Whether `/readyz` says yes."""
