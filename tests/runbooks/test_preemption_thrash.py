@@ -116,6 +116,26 @@ def test_a_fleet_without_traffic_is_healthy_and_says_nothing() -> None:
     assert (found.reason, found.findings, found.branch.then) == (Reason.HEALTHY, (), None)
 
 
+@pytest.mark.parametrize(
+    ("running", "usage"),
+    [(32, 0.3), (32, 0.99), (18, 0.99), (4, 0.1)],
+    ids=["at the cap, with room", "at the cap, full", "below the cap, full", "below the cap, with room"],
+)
+def test_a_queue_alone_is_no_trouble_of_this_runbook_however_long_it_is(running: int, usage: float) -> None:
+    queue = replace(CALM, running_mean=running, running_max=32, waiting_mean=500, usage_mean=usage)
+
+    found = diagnosis(queue, queue)
+
+    assert isinstance(found, Diagnosed)
+    assert (found.reason, found.findings) == (Reason.HEALTHY, ())
+
+
+def test_a_queue_does_not_hide_preemptions() -> None:
+    queue = replace(THRASHING, waiting_mean=500)
+
+    assert diagnosis(queue, queue).reason is Reason.FLEET_WIDE_DEMAND
+
+
 @pytest.mark.parametrize("others", [CALM, THRASHING], ids=["peers calm", "peers thrash"])
 @pytest.mark.parametrize(("why", "reason"), GAPS)
 def test_one_replica_that_cannot_be_read_is_never_healthy_and_never_acted_upon(
