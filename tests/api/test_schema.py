@@ -157,8 +157,13 @@ def test_every_column_shows_a_field_that_exists(column: tuple[str, ...]) -> None
         "properties": open_api_schema()["properties"] | {"metadata": {"properties": {}}}
     }
     schema["properties"]["metadata"]["properties"]["creationTimestamp"] = {}
-    for part in re.findall(r"\.(\w+)(?:\[[^]]*\])?", re.sub(r"@\.", "", column[2])):
-        schema = schema.get("items", schema)["properties"][part]
+    parts = re.findall(r"\.(\w+)(?:\[[^]]*\])?", re.sub(r"@\.", "", column[2]))
+
+    assert parts
+    for part in parts:
+        fields = schema.get("items", schema)["properties"]
+        assert part in fields
+        schema = fields[part]
 
 
 class TestStructural:

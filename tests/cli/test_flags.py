@@ -160,19 +160,26 @@ def test_a_refusal_exits_3_with_its_reason_and_prints_no_manifest(
         ),
         ('"64"', "64", "args[2] is the number 64"),
         ('"64"', '"64k"', "invalid int value: '64k'"),
-        ("args:", "args: &a", "has a YAML anchor"),
         ("spec:", "spec: {", "not readable as YAML"),
     ],
 )
 def test_what_is_broken_is_refused_by_both(command: list[str], old: str, new: str, said: str) -> None:
     result = kvmedic("flags", *command, "-f", "-", text=MANIFEST.replace(old, new, 1))
 
-    if said == "has a YAML anchor" and command == ["show"]:
-        assert result.exit_code == 0
-    else:
-        assert result.exit_code == 3
-        assert said in result.stderr
+    assert result.exit_code == 3
+    assert said in result.stderr
     assert "s3cret" not in result.stderr
+
+
+def test_a_list_with_an_anchor_is_shown_and_not_edited() -> None:
+    anchored = MANIFEST.replace("args:", "args: &a", 1)
+
+    shown = kvmedic("flags", "show", "-f", "-", text=anchored)
+    edited = kvmedic("flags", "set", "max_num_seqs=4", "-f", "-", text=anchored)
+
+    assert (shown.exit_code, edited.exit_code) == (0, 3)
+    assert shown.stdout == kvmedic("flags", "show", "-f", "-", text=MANIFEST).stdout
+    assert "has a YAML anchor" in edited.stderr
 
 
 def test_of_two_containers_of_one_name_none_is_shown() -> None:
