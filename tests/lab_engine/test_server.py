@@ -6,6 +6,12 @@ import time
 
 import pytest
 
+from kvmedic.core.evidence import Measured
+from kvmedic.core.version import Version
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics.options import ScrapeOptions
+from kvmedic.metrics.scrape import PodAddress, Scraper
+from kvmedic.metrics.series import PodKey
 from lab_engine.engine_process import an_engine
 
 
@@ -44,6 +50,16 @@ async def test_version_and_models_are_vllms():
     assert [(card["id"], card["root"], card["max_model_len"]) for card in models["data"]] == [
         ("tiny", "m", 512)
     ]
+
+
+async def test_the_operator_reads_the_version_beside_the_metrics():
+    async with an_engine() as engine:
+        scraper = Scraper(ScrapeOptions(), VLLM_SIGNALS, lambda _: f"{engine.http.base_url}/metrics")
+        told = await scraper.version(PodAddress(PodKey("serving", "llm-0"), "127.0.0.1"))
+        await scraper.close()
+
+    assert isinstance(told, Measured)
+    assert told.value == Version.parse("0.32.0")
 
 
 async def test_a_completion_has_one_word_per_token():
