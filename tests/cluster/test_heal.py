@@ -39,7 +39,7 @@ def test_a_scenario_ends_as_its_file_says(swept: Cluster, tmp_path: Path, name: 
     scenario = read(name)
 
     with (
-        stage(swept, scenario.fleet.engine, most_gpus([scenario], 1)) as made,
+        stage(swept, [scenario], most_gpus([scenario], 1)) as made,
         made.place(scenario, NAMESPACE) as place,
     ):
         witness = Witness(place.access, NAMESPACE)

@@ -1,4 +1,4 @@
-"""`python -m lab up|down|status|load|tools`: the lab's real cluster from the command line."""
+"""`python -m lab up|down|status|load|tools|keda`: the lab's real cluster from the command line."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from lab.cluster.paths import KUBECONFIG
 from lab.cluster.toolchain import Tool, binary
 
 DEFAULT_GPUS = 8
+PROGRAMS = {
+    "tools": (Tool.KUBE, Tool.KWOK, Tool.HELM),
+    "keda": (Tool.KUBE, Tool.HELM, Tool.KEDA_OPERATOR, Tool.KEDA_ADAPTER),
+}
+"""What each of these commands builds."""
 EXPECTED = (
     RuntimeError,
     OSError,
@@ -30,16 +35,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; expected failures are one line on standard error and exit code 1."""
     options = _parser().parse_args(arguments)
     try:
-        return _tools() if options.command == "tools" else _run(options, choose())
+        return _build(options.command) if options.command in PROGRAMS else _run(options, choose())
     except EXPECTED as error:
         print(f"[lab] {error}", file=sys.stderr)
         return 1
 
 
-def _tools() -> int:
-    """Install and build what the tests need, so that none of them has to wait for it."""
+def _build(command: str) -> int:
+    """Install and build what tests or scenarios need, so that none of them has to wait for it."""
     ensure(PROMETHEUS)
-    for tool in (Tool.KUBE, Tool.KWOK, Tool.HELM):
+    for tool in PROGRAMS[command]:
         binary(tool)
     return 0
 
@@ -66,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--gpus", type=int, default=DEFAULT_GPUS, help="nvidia.com/gpu of the node (%(default)s)")
     commands.add_parser("down", help="take the cluster down and remove every trace of it")
     commands.add_parser("tools", help="install and build what the tests need")
+    commands.add_parser("keda", help="build what the scenarios with KEDA need as well; they do it otherwise")
     commands.add_parser("status", help="say whether it is up; exit 1 when not")
     load = commands.add_parser("load", help="make an image available to pods")
     load.add_argument(

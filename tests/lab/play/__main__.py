@@ -78,9 +78,7 @@ def require_known(known: Sequence[Scenario], named: Sequence[str], variable: str
 
 def _play(chosen: Sequence[Scenario], known: Sequence[Scenario], at_once: int) -> int:
     began = time.time()
-    engines = {each.fleet.engine for each in chosen}
-    engine = Engine.VLLM if Engine.VLLM in engines else Engine.LAB
-    with stage(choose(), engine, lanes.most_gpus(chosen, at_once)) as made:
+    with stage(choose(), chosen, lanes.most_gpus(chosen, at_once)) as made:
 
         def played(scenario: Scenario, stopped: Event) -> Result:
             return _played(made, scenario, lanes.forbidden(scenario.name, known), stopped)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lab.cluster.access import Access
@@ -14,6 +15,7 @@ from lab.cluster.kind import KindCluster
 from lab.cluster.paths import LAB_SOURCES
 from lab.images import Recipe, provide
 from lab.installation import install
+from lab.keda import installation as keda
 from lab.play import manifests, vllm
 from lab.play.exporter import LABELS, Exporter
 from lab.play.hands import Hands
@@ -92,12 +94,12 @@ class Stage:
 
 
 @contextmanager
-def stage(cluster: Cluster, engine: Engine, gpus: int) -> Iterator[Stage]:
-    """Bring up whatever is not up; afterwards cluster and operator stay, Prometheus and exporter end.
+def stage(cluster: Cluster, scenarios: Sequence[Scenario], gpus: int) -> Iterator[Stage]:
+    """Bring up whatever is not up; afterwards cluster, KEDA and operator stay, Prometheus and exporter end.
 
     Args:
         cluster: the machine's.
-        engine: what the fleets' pods run.
+        scenarios: what is to be played; real vLLM and KEDA are built only where one of them has it.
         gpus: of the node: those of every replica and of one spare for each fleet that stands at once.
     """
     if not is_reachable(cluster):
@@ -105,9 +107,11 @@ def stage(cluster: Cluster, engine: Engine, gpus: int) -> Iterator[Stage]:
             "the clients reach Services and pods from this machine, which kind's network does not "
             "allow: run it with LAB_CLUSTER=native (Linux, root)"
         )
-    if engine is Engine.VLLM:
+    if any(each.fleet.engine is Engine.VLLM for each in scenarios):
         vllm.ensure()
     cluster.up(gpus)
+    if any(each.fleet.is_scaled_by_keda for each in scenarios):
+        keda.ensure(cluster.access, cluster.directory)
     image = provide(cluster, engine_recipe())
     with (
         Exporter(cluster.host_address) as exporter,
@@ -147,7 +151,10 @@ def clear(api: Api, namespace: str) -> None:
     """
     for kind in ("KVRemediation", "Service", "Deployment"):
         _remove(api, kind, FLEET, namespace)
-    until(lambda: not api.list("Pod", namespace), GONE_SECONDS, f"the earlier fleet of {namespace} is gone")
+    for each in _scaled_objects(api, namespace):
+        api.delete("ScaledObject", each["metadata"]["name"], namespace)
+    gone = partial(_is_clear, api, namespace)
+    until(gone, GONE_SECONDS, f"the earlier fleet of {namespace} is gone")
     for kind in ("Event", "EndpointSlice"):
         api.request("DELETE", api.resource(kind).path(namespace))
 
@@ -165,6 +172,18 @@ def _is_served(api: Api, kind: str, version: str) -> bool:
     with suppress(LookupError):
         return bool(api.resource(kind, version))
     return False
+
+
+def _is_clear(api: Api, namespace: str) -> bool:
+    return not api.list("Pod", namespace) and not _scaled_objects(api, namespace)
+
+
+def _scaled_objects(api: Api, namespace: str) -> list[dict[str, Any]]:
+    """Return KEDA's objects; it takes its finalizer off itself. None where the cluster has no KEDA."""
+    try:
+        return api.list("ScaledObject", namespace)
+    except LookupError:
+        return []
 
 
 def _is_there(api: Api, namespace: str) -> bool:
