@@ -49,6 +49,7 @@ DEFINITIONS = (
     definition("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects"),
     definition("autoscaling.k8s.io", "v1", "VerticalPodAutoscaler", "verticalpodautoscalers"),
 )
+NEVER_UP = {"scaleUp": {"selectPolicy": "Disabled"}}
 REF = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llm"}
 
 
@@ -140,12 +141,17 @@ async def test_everybody_who_has_a_say_is_found_and_nobody_else(bare: tuple[Ligh
     wrong["spec"]["selector"] = {"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}
     for each in (
         hpa("mine", minReplicas=2),
+        hpa("only-less", behavior=NEVER_UP),
         hpa("elsewhere", {**REF, "name": "other"}),
         hpa("of-a-set", {**REF, "kind": "StatefulSet"}),
         hpa("of-a-rollout", {**REF, "apiVersion": "argoproj.io/v1alpha1"}),
         of_keda,
         scaled("k"),
         scaled("held", {"autoscaling.keda.sh/paused": "true"}, minReplicaCount=1, maxReplicaCount=3),
+        scaled("let-go", {"autoscaling.keda.sh/paused": "false"}),
+        scaled("never-more", {"autoscaling.keda.sh/paused-scale-out": "true"}),
+        scaled("never-less", {"autoscaling.keda.sh/paused-scale-in": "true"}),
+        scaled("no-policy", advanced={"horizontalPodAutoscalerConfig": {"behavior": NEVER_UP}}),
         scaled("theirs", scaleTargetRef={"name": "other"}),
         vpa("silent"),
         vpa("off", updateMode="Off"),
@@ -162,7 +168,12 @@ async def test_everybody_who_has_a_say_is_found_and_nobody_else(bare: tuple[Ligh
         autoscalers=(
             Autoscaler("ScaledObject", "held", 1, 3, paused=True),
             Autoscaler("ScaledObject", "k", 0, 100),
+            Autoscaler("ScaledObject", "let-go", 0, 100),
+            Autoscaler("ScaledObject", "never-less", 0, 100),
+            Autoscaler("ScaledObject", "never-more", 0, 100, may_add=False),
+            Autoscaler("ScaledObject", "no-policy", 0, 100, may_add=False),
             Autoscaler("HorizontalPodAutoscaler", "mine", 2, 5),
+            Autoscaler("HorizontalPodAutoscaler", "only-less", 1, 5, may_add=False),
         ),
         vertical=(VerticalAutoscaler("off", "Off"), VerticalAutoscaler("silent", "Recreate")),
         disruption_budgets=("chosen", "expressions"),

@@ -298,6 +298,7 @@ PATHS = [
     ("through a ScaledObject", [replace(SCALER, kind="ScaledObject")], 4),
     ("its maximum is a bound", [replace(SCALER, maximum=3)], Reason.LEVER_AT_BOUND),
     ("it is paused", [replace(SCALER, paused=True)], Reason.REPLICAS_AUTOSCALED),
+    ("it may add none", [replace(SCALER, may_add=False)], Reason.REPLICAS_AUTOSCALED),
     ("somebody applies it", [replace(SCALER, owner="Argo CD Application llm")], Reason.REPLICAS_AUTOSCALED),
     ("there are two", [SCALER, replace(SCALER, name="other")], Reason.REPLICAS_AUTOSCALED),
 ]

@@ -33,6 +33,8 @@ VERTICAL_AUTOSCALERS = Resource("autoscaling.k8s.io/v1", "verticalpodautoscalers
 DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
 
 KEDA_PAUSES = ("autoscaling.keda.sh/paused", "autoscaling.keda.sh/paused-replicas")
+KEDA_ADDS_NONE = "autoscaling.keda.sh/paused-scale-out"
+"""Annotation that KEDA turns into a `Disabled` policy of its HorizontalPodAutoscaler (KEDA 2.21)."""
 VPA_MODE = "Recreate"
 """`updateMode` of a VerticalPodAutoscaler that does not say; older versions call the same `Auto`
 (autoscaling.k8s.io/v1)."""
@@ -78,7 +80,9 @@ def _of_keda(scaled: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]
         if _targets(section(spec, "scaleTargetRef"), fleet):
             marks = annotations_of(body)
             paused = any(marks.get(name, "false") != "false" for name in KEDA_PAUSES)
-            yield replace(_autoscaler(SCALED_OBJECT, body), paused=paused)
+            policies = section(spec, "advanced", "horizontalPodAutoscalerConfig", "behavior")
+            may_add = marks.get(KEDA_ADDS_NONE, "false") == "false" and _may_add(policies)
+            yield replace(_autoscaler(SCALED_OBJECT, body), paused=paused, may_add=may_add)
 
 
 def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
@@ -88,7 +92,9 @@ def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
         owners = items(section(body, "metadata"), "ownerReferences")
         of_keda = any(owner.get("kind") == SCALED_OBJECT for owner in owners)
         if not of_keda and _targets(section(spec, "scaleTargetRef"), fleet):
-            yield replace(_autoscaler(HPA, body), wanted=_wanted(section(body, "status")))
+            may_add = _may_add(section(spec, "behavior"))
+            wanted = _wanted(section(body, "status"))
+            yield replace(_autoscaler(HPA, body), wanted=wanted, may_add=may_add)
 
 
 def _autoscaler(kind: str, body: JsonObject) -> Autoscaler:
@@ -103,6 +109,11 @@ def _autoscaler(kind: str, body: JsonObject) -> Autoscaler:
         is_given=bounds.is_given(spec),
         owner=_owner(body, bounds.minimum_field),
     )
+
+
+def _may_add(policies: Mapping[str, Any]) -> bool:
+    """Return whether the policies of a HorizontalPodAutoscaler let it add replicas (autoscaling/v2)."""
+    return section(policies, "scaleUp").get("selectPolicy") != "Disabled"
 
 
 def _owner(body: JsonObject, field: str) -> str:

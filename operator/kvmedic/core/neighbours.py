@@ -35,6 +35,9 @@ class Autoscaler:
     """Replicas that it wants now; None: it did not say, or cannot tell."""
     paused: bool = False
     """Somebody told it to leave the number alone."""
+    may_add: bool = True
+    """Otherwise somebody told it to add no replica. It would all the same where its minimum is raised: on the
+    way there no policy is asked (kube-controller-manager 1.36, podautoscaler/horizontal.go)."""
     uid: str = field(default="", compare=False)
     is_given: bool = field(default=True, compare=False)
     """The minimum stands in the object; otherwise its kind's default counts."""
@@ -125,6 +128,9 @@ def _unmovable(scaler: Autoscaler, wanted: int, fleet: Fleet) -> Outcome | None:
     who = f"{scaler.kind} {scaler.name}"
     if scaler.paused:
         return Outcome(Reason.REPLICAS_AUTOSCALED, f"{who} is paused: resume it, or scale by hand")
+    if not scaler.may_add:
+        text = f"{who} is told to add no replicas: allow it there, or scale by hand"
+        return Outcome(Reason.REPLICAS_AUTOSCALED, text)
     if scaler.owner:
         text = f"{scaler.owner} applies {who} and would put its minimum back: set it to {wanted} there"
         return Outcome(Reason.REPLICAS_AUTOSCALED, text)
