@@ -19,11 +19,11 @@ from lab.keda.installation import (
     adapter_flags,
     aggregation,
     certified,
+    is_needed,
     operator_flags,
     own_manifests,
     service,
 )
-from lab.play.schema import Fleet
 
 PORTS = Ports(grpc=20001, metrics=20002)
 
@@ -104,8 +104,8 @@ def test_keda_runs_for_objects_of_its_own_and_for_no_others(version: str, needed
     other = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "a"}}
     one = {"apiVersion": version, "kind": "Any", "metadata": {"name": "b"}}
 
-    assert Fleet(replicas=2, objects=(other, one)).is_scaled_by_keda is needed
-    assert not Fleet(replicas=2, objects=()).is_scaled_by_keda
+    assert is_needed((other, one)) is needed
+    assert not is_needed(())
 
 
 def test_processes_of_others_are_none_of_a_clusters_keda(tmp_path: Path) -> None:

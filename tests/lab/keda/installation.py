@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from lab.cluster.progress import step
 from lab.cluster.toolchain import Tool, binary, module_directory
 
 MODULE = "github.com/kedacore/keda/v2"
+GROUP = "keda.sh/"
 NAMESPACE = "keda"
 """Of KEDA's own manifests, as all names here."""
 ACCOUNT = "keda-operator"
@@ -60,6 +61,11 @@ class Ports:
     """The operator, for the adapter; served only by the one that leads."""
     metrics: int
     """The adapter, for the API server."""
+
+
+def is_needed(objects: Iterable[Object]) -> bool:
+    """Return whether one of the objects is KEDA's, so that nothing would come of it without KEDA."""
+    return any(str(each["apiVersion"]).startswith(GROUP) for each in objects)
 
 
 def ensure(access: Access, directory: Path) -> None:

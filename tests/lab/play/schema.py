@@ -22,8 +22,6 @@ NAME = r"^[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?$"
 FLEET = "inference-llm"
 """Name of the Deployment, of its Service and of the KVRemediation that looks after it."""
 CONTAINER = "vllm"
-KEDA = "keda.sh/"
-"""How the version of KEDA's objects begins."""
 CAP = "max-num-seqs"
 """The flag that limits the running requests of an engine."""
 
@@ -78,11 +76,6 @@ class Fleet(Part):
             if not {"apiVersion", "kind", "metadata"} <= each.keys() or "name" not in each["metadata"]:
                 raise ValueError("an object needs apiVersion, kind and metadata.name: add them")
         return objects
-
-    @property
-    def is_scaled_by_keda(self) -> bool:
-        """Return whether KEDA must run: one of the objects is KEDA's."""
-        return any(str(each["apiVersion"]).startswith(KEDA) for each in self.objects)
 
     @property
     def cap(self) -> str:

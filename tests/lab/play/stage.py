@@ -110,7 +110,7 @@ def stage(cluster: Cluster, scenarios: Sequence[Scenario], gpus: int) -> Iterato
     if any(each.fleet.engine is Engine.VLLM for each in scenarios):
         vllm.ensure()
     cluster.up(gpus)
-    if any(each.fleet.is_scaled_by_keda for each in scenarios):
+    if any(keda.is_needed(each.fleet.objects) for each in scenarios):
         keda.ensure(cluster.access, cluster.directory)
     image = provide(cluster, engine_recipe())
     with (
