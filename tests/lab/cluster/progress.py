@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 QUIET_SECONDS = 5.0
 STILL_SECONDS = 30.0
-"""Between two lines of a step that takes long, such as a build of eight minutes."""
+"""Between two lines of a step that takes long, such as a build of nine minutes."""
 
 
 def say(text: str) -> None:
