@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 
 from lab.cluster import traces
 from lab.cluster.access import Access
@@ -41,6 +42,8 @@ MANIFESTS = (
     "metrics-server/role_binding.yaml",
 )
 """What is applied of KEDA's `config`, in this order; its Deployments and Services are what runs here."""
+OF_A_POD = MappingProxyType({"POD_NAMESPACE": NAMESPACE, "WATCH_NAMESPACE": ""})
+"""Environment of KEDA's own pods, without which neither process starts; it watches all namespaces."""
 PROGRAMS = frozenset(tool.name.lower() for tool in (Tool.KEDA_OPERATOR, Tool.KEDA_ADAPTER))
 """Names of the processes, which are those of the built programs."""
 LOOPBACK = "127.0.0.1"
@@ -106,7 +109,7 @@ def _start(api: Api, programs: tuple[Path, Path], directory: Path) -> None:
     authority = certified(home / "certs")
     token = api.token_for(ACCOUNT, NAMESPACE, TOKEN_SECONDS)
     own = Access(api.access.url, api.access.ca_file, token).write_kubeconfig(home / "kubeconfig")
-    env = {traces.MARKER: str(directory), "KUBECONFIG": str(own), "POD_NAMESPACE": NAMESPACE}
+    env = {**OF_A_POD, traces.MARKER: str(directory), "KUBECONFIG": str(own)}
     flags = (operator_flags(ports), adapter_flags(ports))
     operator, adapter = (
         Component(program.name, [str(program), *its], home, env, outlives_owner=True)
