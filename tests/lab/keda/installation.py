@@ -42,8 +42,10 @@ MANIFESTS = (
     "metrics-server/role_binding.yaml",
 )
 """What is applied of KEDA's `config`, in this order; its Deployments and Services are what runs here."""
-OF_A_POD = MappingProxyType({"POD_NAMESPACE": NAMESPACE, "WATCH_NAMESPACE": ""})
-"""Environment of KEDA's own pods, without which neither process starts; it watches all namespaces."""
+OF_A_POD = MappingProxyType(
+    {"POD_NAMESPACE": NAMESPACE, "KEDA_CLUSTER_OBJECT_NAMESPACE": NAMESPACE, "WATCH_NAMESPACE": ""}
+)
+"""What KEDA knows in a pod by its manifest and its token, and ends without; it watches all namespaces."""
 PROGRAMS = frozenset(tool.name.lower() for tool in (Tool.KEDA_OPERATOR, Tool.KEDA_ADAPTER))
 """Names of the processes, which are those of the built programs."""
 LOOPBACK = "127.0.0.1"
