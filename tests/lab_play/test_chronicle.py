@@ -63,12 +63,12 @@ def test_a_plan_that_is_only_shown_has_its_steps() -> None:
 
 def test_texts_are_found_where_people_read_them_and_nowhere_else() -> None:
     told = Chronicle()
-    told.learn(
-        a_status(run={**a_run(), "message": "secret"}) | {"plan": a_plan() | {"message": 'say "64" …'}}
-    )
+    told.learn(a_status(run={**a_run(), "message": "why it began"}))
+    told.learn(a_status(aside={"message": "secret"}) | {"plan": a_plan() | {"message": 'say "64" …'}})
 
     assert told.says('say "64" …')
     assert told.says("so it is")
+    assert told.says("why it began")
     assert not told.says("secret")
 
 

@@ -97,9 +97,9 @@ class Chronicle:
         return next(found, {})
 
     def says(self, text: str) -> bool:
-        """Return whether a text stands in a condition, the plan, the diagnosis, or a closed run."""
+        """Return whether a text stands in a condition, the plan, the diagnosis, or a run, open or closed."""
         parts = ("conditions", "plan", "diagnosis", "history")
-        told = json.dumps([self.status.get(part) for part in parts], ensure_ascii=False)
+        told = json.dumps([*(self.status.get(part) for part in parts), self.opened], ensure_ascii=False)
         return json.dumps(text, ensure_ascii=False)[1:-1] in told
 
 
