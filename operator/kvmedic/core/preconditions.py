@@ -121,7 +121,7 @@ def autoscaling_refusal(fleet: Fleet, step: AutoscalerStep) -> Refused | None:
     found = fleet.minimum
     gone = f"{step.holder.kind} {step.holder.name} is gone, or is another one"
     moved = "" if found is None else f"it keeps {found.number} replicas and {step.before} were planned with"
-    unsettled = _unsettled(fleet, not step.gives_back)
+    unsettled = _unsettled(fleet, purpose_of(step))
     return _first(
         _frozen(fleet),
         (found is None or found.uid != step.holder_uid, Reason.REPLICAS_CHANGED, gone),
