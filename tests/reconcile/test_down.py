@@ -26,7 +26,7 @@ from kvmedic.obstacles import gate, health_of
 from kvmedic.ports import Senses
 from kvmedic.survey import Survey, survey
 from kvmedic.walks import Tick, _drain
-from lab.cluster.simulation import ANNOTATION, behaviour
+from lab.cluster.simulation import behaviour
 from lab.scripted.readings import State
 from reconcile.test_ill_replicas import LEVERS, TORCH, touched
 from reconcile.test_survey import Asked, spec
@@ -241,12 +241,12 @@ async def test_what_came_up_where_nothing_served_is_not_taken_away(
     assert found.verdict is verdict
 
 
-def all_crash(world: World) -> None:
-    """Let every replica end and wait in CrashLoopBackOff, without metrics."""
-    marks = {**behaviour(mode="crash"), f"{ANNOTATION}restart-after": "1h"}
-    for pod in world.pods():
-        name = pod["metadata"]["name"]
-        world.cluster.api.patch("Pod", name, {"metadata": {"annotations": marks}}, world.namespace)
+def all_crash(world: World, hanging: int = 0) -> None:
+    """Let every replica end and wait in CrashLoopBackOff, without metrics; some hang instead."""
+    crash, hang = behaviour(mode="crash", restart_after="1h"), behaviour(mode="unready")
+    for number, pod in enumerate(world.pods()):
+        marks = {"metadata": {"annotations": hang if number < hanging else crash}}
+        world.cluster.api.patch("Pod", pod["metadata"]["name"], marks, world.namespace)
     world.rewrite(old="missing", new="recovered")
     world.wait(lambda: world.endpoints() == 0, 30, "nothing serves")
 
@@ -273,10 +273,7 @@ def test_a_replica_that_hangs_beside_those_that_crash_keeps_everything_as_it_is(
 ) -> None:
     world = a_world(spec={"levers": LEVERS})
     world.proxy.log = TORCH
-    all_crash(world)
-    hangs = world.pods()[0]["metadata"]["name"]
-    marks = {"metadata": {"annotations": behaviour(mode="unready", restart_after="1s")}}
-    world.cluster.api.patch("Pod", hangs, marks, world.namespace)
+    all_crash(world, hanging=1)
 
     world.start()
     world.wait(lambda: world.condition("Progressing")[1] == "TooFewHealthy", 60, "the gate is closed")
