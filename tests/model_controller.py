@@ -81,6 +81,8 @@ class Model:
     pods: list[ModelPod] = field(default_factory=list)
     observed: bool = True
     broken_revisions: set[str] = field(default_factory=set)
+    broken_numbers: set[int] = field(default_factory=set)
+    """Pods that are broken whatever they run, by the order in which they are made."""
     lost_in_rotation: list[str] = field(default_factory=list)
     """Pods that went while they took requests: by our own moves this must stay empty."""
     fewest: int = 10**9
@@ -100,7 +102,7 @@ class Model:
 
     def _pod(self, revision: str) -> ModelPod:
         self._names += 1
-        broken = revision in self.broken_revisions
+        broken = revision in self.broken_revisions or self._names in self.broken_numbers
         pod = ModelPod(f"p{self._names:02d}", revision, broken=broken, number=self._names)
         self.pods.append(pod)
         return pod

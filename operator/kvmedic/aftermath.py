@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from kvmedic.core.diagnosis import Goal
 from kvmedic.core.edge import LATELY, in_view_of_ends, in_view_of_memory, least_free_mib
 from kvmedic.core.fleet import Pod
+from kvmedic.core.steadiness import in_view_of_none_before
 from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.walks import Tick
 
@@ -13,12 +15,20 @@ async def in_view_of_the_rest(tick: Tick, pods: tuple[Pod, ...], judged: Judged)
 
     Nothing that is not known makes it worse.
     """
+    judged = await _in_view_of_ends_and_memory(tick, pods, judged)
+    if tick.run.goal is not Goal.STEADINESS or tick.run.in_rotation > 0:
+        return judged
+    up = sum(pod.ready for pod in pods)
+    return in_view_of_none_before(judged, up, tick.policy.on_inconclusive)
+
+
+async def _in_view_of_ends_and_memory(tick: Tick, pods: tuple[Pod, ...], judged: Judged) -> Judged:
     namespace, policy = tick.resource.namespace, tick.policy
     match judged.verdict:
         case Verdict.INCONCLUSIVE:
             return judged
         case Verdict.NOT_RECOVERED:
-            ended = [pod for pod in pods if pod.restarts > 0]
+            ended = [pod for pod in pods if pod.ends > 0]
             return in_view_of_ends(
                 judged, await tick.ports.target.ends(namespace, ended, tick.run.started_at)
             )

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from kvmedic.core.aside import Gone, Next, SetAside, disorder, followed
 from kvmedic.core.diagnosis import Diagnosed
 from kvmedic.core.evidence import Measured
-from kvmedic.core.gates import Blocked, Stop, forward_gate, opening_gate
+from kvmedic.core.gates import Blocked, Health, Stop, forward_gate, opening_gate
 from kvmedic.core.moves import Cordon, Uncordon
 from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.reasons import Reason
@@ -172,7 +172,7 @@ async def _kept(ward: Ward, name: str) -> str:
         return f"spec.mode is {policy.mode}"
     least = max(1, policy.limits.min_healthy_replicas)
     blocked = forward_gate(policy, await ward.ports.stop.read())
-    blocked = blocked or opening_gate(policy.limits, ward.record.history, fleet.ready, ward.now)
+    blocked = blocked or opening_gate(policy.limits, ward.record.history, Health(fleet.ready), ward.now)
     if blocked is not None:
         return blocked.message
     if fleet.ready - 1 < least:

@@ -65,7 +65,7 @@ class Survey:
         steps = self.plan.steps if self.plan else ()
         going = {step.uid for step in steps if isinstance(step, ReplaceStep)}
         staying = [pod for pod in expected(self.view) if pod.uid not in going]
-        found = baseline_of(seen, sum(pod.restarts for pod in staying))
+        found = baseline_of(seen, sum(pod.ends for pod in staying))
         if isinstance(found, Inconclusive):
             return None if self.goal is not Goal.RELIEF else found
         return replace(found, memory_free_mib=least_free_mib(self._devices()))

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from kvmedic.core.approval import Request, approved
 from kvmedic.core.diagnosis import Goal
-from kvmedic.core.gates import Blocked, forward_gate, opening_gate
+from kvmedic.core.gates import Blocked, Health, forward_gate, opening_gate
 from kvmedic.core.neighbours import Neighbours, hindrance, remarks, rerouted
 from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.core.plan import Plan, ScaleStep
@@ -17,11 +17,13 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome, is_foreign
+from kvmedic.core.vitals import Cause
 from kvmedic.findings import Survey
 from kvmedic.handover import advice, handed_over
 from kvmedic.manifests.configuration import file_remarks, owner_of_file
 from kvmedic.plans import obstacle_to
 from kvmedic.ports import Ports, Target, View
+from kvmedic.runbooks.out_of_memory import ended
 from kvmedic.runbooks.planning import Fault, Workload
 from kvmedic.versions import engine_of
 
@@ -158,7 +160,19 @@ async def gate(policy: Policy, record: Record, found: Survey, ports: Ports, now:
     if found.plan is None:
         return None
     blocked = forward_gate(policy, await ports.stop.read())
-    return blocked or opening_gate(policy.limits, record.history, found.view.fleet.ready, now)
+    return blocked or opening_gate(policy.limits, record.history, health_of(found), now)
+
+
+def health_of(found: Survey) -> Health:
+    """Return how a fleet fares in view of the plan that was made for it.
+
+    A replica that is not there at all, or about whose end nothing is known, is one of the others.
+    """
+    fleet, ends = found.view.fleet, ended(found.evidence, frozenset({Cause.DEVICE_MEMORY}))
+    mended = found.plan is not None and found.plan.steps[0].reason is Reason.MEMORY_STEPPED_DOWN
+    mendable = sum(mended and pod.keeps_ending and pod.name in ends for pod in fleet.live)
+    wanted = max(fleet.replicas, len(fleet.live))
+    return Health(fleet.ready, mendable, wanted - fleet.ready - mendable)
 
 
 async def consent(

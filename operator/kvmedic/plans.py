@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from kvmedic.core.approval import stands
 from kvmedic.core.diagnosis import (
@@ -22,7 +23,7 @@ from kvmedic.core.diagnosis import (
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.plan import Plan, Step
 from kvmedic.core.policy import Mode, Policy
-from kvmedic.core.preconditions import step_refusal
+from kvmedic.core.preconditions import Purpose, step_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
@@ -170,12 +171,18 @@ def _is_bound(plan: Plan, view: View, resource: Resource) -> bool:
     return made_for == (view.fleet.uid, view.fleet.revision, resource.generation)
 
 
+PURPOSES = MappingProxyType(
+    {Goal.RELIEF: Purpose.RELIEF, Goal.STEADINESS: Purpose.MENDING, Goal.CALM: Purpose.RETURN}
+)
+"""What a change is for, by what it is judged by."""
+
+
 def obstacle_to(step: Step, fleet: Fleet, goal: Goal) -> Outcome | None:
     """Return why a plan's first step cannot begin on the fleet as it is, or None.
 
-    Only a change that is to relieve a fleet needs it whole (`kvmedic.core.preconditions.refusal`).
+    Only a change that is to relieve a fleet needs it whole.
     """
-    refused = step_refusal(fleet, step, whole=goal is Goal.RELIEF)
+    refused = step_refusal(fleet, step, PURPOSES[goal])
     return Outcome(refused.reason, refused.message) if refused else None
 
 

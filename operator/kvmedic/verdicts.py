@@ -32,7 +32,7 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     looked = await tick.ports.metrics.observe(
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )
-    judged = _judgement(tick, looked, sum(pod.restarts for pod in pods))
+    judged = _judgement(tick, looked, sum(pod.ends for pod in pods))
     return await in_view_of_the_rest(tick, pods, judged)
 
 

@@ -159,6 +159,7 @@ def _order(tick: Tick, step: FlagStep | ConfigStep | RevisionStep, drain: Drain)
         pulsed_at=_assigned_at(run),
         repairs=step is not run.current.step,
         mends=run.goal is Goal.STEADINESS,
+        served_before=run.in_rotation,
     )
 
 
@@ -229,6 +230,8 @@ async def _drain(tick: Tick, fleet: Fleet) -> Drain:
     if victim is None or pod is None or victim.out_at is None:
         return Drain.UNKNOWN
     late = tick.now - victim.cordoned_at > tick.policy.rollout.drain_timeout
+    if pod.is_down:
+        return await _drain_of_down(tick, pod)
     if tick.now - victim.out_at < pace.drain_quiet:
         return Drain.TIMED_OUT if late else Drain.BUSY
     first = await tick.ports.metrics.in_flight(tick.resource.namespace, pod)
@@ -239,6 +242,16 @@ async def _drain(tick: Tick, fleet: Fleet) -> Drain:
     if late:
         return Drain.TIMED_OUT
     return Drain.BUSY if isinstance(first, Measured) else Drain.UNKNOWN
+
+
+async def _drain_of_down(tick: Tick, pod: Pod) -> Drain:
+    """Return what is known of the requests on a replica that was never Ready since it was started.
+
+    Nobody is led to it, so there is nothing to wait for; one look finds those who go past the Service.
+    """
+    found = await tick.ports.metrics.in_flight(tick.resource.namespace, pod)
+    busy = isinstance(found, Measured) and found.value > 0
+    return Drain.BUSY if busy else Drain.UNKNOWN
 
 
 def _is_zero(reading: Reading[float]) -> bool:

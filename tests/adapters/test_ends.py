@@ -1,11 +1,11 @@
-"""How engines ended: read from pods and from their previous logs, of which nothing but a mark is kept."""
+"""How engines ended: read from pods and from the logs of these ends, of which nothing but a mark is kept."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,22 +15,32 @@ from kubernetes.aio.client import Configuration
 from http_double import HangUpError, Reply, Request, Server
 from kvmedic.cluster.ends import TAIL, bears_device_memory, ends_of
 from kvmedic.cluster.pods import Frame, pod_of
-from kvmedic.core.fleet import ContainerEnd, Pod, Rotation
+from kvmedic.core.fleet import ContainerEnd, Instance, Pod, Rotation
 from kvmedic.core.vitals import Cause, EngineEnd
 from kvmedic.kube.client import Client, Limits
 from run_builder import NOW, a_pod
 
 SINCE = NOW - timedelta(minutes=5)
 LATELY = NOW - timedelta(minutes=2)
+STARTED = LATELY - timedelta(minutes=1)
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of "
     "79.11 GiB of which 0.98 GiB is free."
 )
+NINE = timedelta(minutes=9)
 SECRET = "my prompt: how do I bake bread"
 
 
-def ended(reason: str = "Error", code: int = 1, ago: timedelta = timedelta(minutes=2), **pod: Any) -> Pod:
-    end = ContainerEnd("vllm", code, reason, NOW - ago)
+def ended(
+    reason: str = "Error",
+    code: int = 1,
+    ago: timedelta = timedelta(minutes=2),
+    instance: Instance = Instance.PREVIOUS,
+    **pod: Any,
+) -> Pod:
+    """A pod whose engine ran for a minute and ended."""
+    at = NOW - ago
+    end = ContainerEnd("vllm", code, reason, at - timedelta(minutes=1), at, instance)
     return replace(a_pod("llm-0"), last_end=end, restarts=3, **pod)
 
 
@@ -45,7 +55,13 @@ async def looked(
     return found, server.requests
 
 
-def log(text: str) -> Callable[[Request], Reply]:
+def log(text: str, at: datetime = LATELY) -> Callable[[Request], Reply]:
+    """A kubelet whose log has each line dated, as it does when it is asked for times."""
+    lines = (f"{at:%Y-%m-%dT%H:%M:%S}.123456789Z {line}\n" for line in text.splitlines())
+    return undated("".join(lines))
+
+
+def undated(text: str) -> Callable[[Request], Reply]:
     return lambda _: Reply(200, text.encode(), {"Content-Type": "text/plain"})
 
 
@@ -101,8 +117,15 @@ def test_a_log_does_not_bear_the_mark(line: str) -> None:
     [(f"{SECRET}\n{TORCH}\n", Cause.DEVICE_MEMORY), (f"{SECRET}\nKeyError\n", Cause.ANOTHER)],
     ids=["marked", "not marked"],
 )
-async def test_a_previous_log_tells_the_cause_and_nothing_of_it_is_kept(text: str, cause: Cause) -> None:
-    found, requests = await looked(log(text), ended())
+@pytest.mark.parametrize(
+    ("instance", "asked_for"),
+    [(Instance.PREVIOUS, {"previous": ["true"]}), (Instance.PRESENT, {})],
+    ids=["of the instance before", "of the present one"],
+)
+async def test_the_log_of_the_end_tells_the_cause_and_nothing_of_it_is_kept(
+    text: str, cause: Cause, instance: Instance, asked_for: dict[str, list[str]]
+) -> None:
+    found, requests = await looked(log(text), ended(instance=instance))
 
     assert found == {"llm-0": EngineEnd(cause, 1, LATELY, 3)}
     assert SECRET not in repr(found)
@@ -111,7 +134,8 @@ async def test_a_previous_log_tells_the_cause_and_nothing_of_it_is_kept(text: st
     assert asked.path == "/api/v1/namespaces/serving/pods/llm-0/log"
     assert parse_qs(asked.query) == {
         "container": ["vllm"],
-        "previous": ["true"],
+        "timestamps": ["true"],
+        **asked_for,
         "tailLines": [str(TAIL.lines)],
         "limitBytes": [str(TAIL.limit_bytes)],
     }
@@ -130,8 +154,12 @@ async def test_a_container_killed_at_its_limit_needs_no_log() -> None:
         (ended(ago=timedelta(minutes=5)), True),
         (ended(ago=timedelta(minutes=5, seconds=1)), False),
         (ended(ago=timedelta(hours=2)), False),
-        (ended(ago=timedelta(minutes=9), waiting_reason="CrashLoopBackOff"), True),
-        (ended(ago=timedelta(minutes=9), waiting_reason="ImagePullBackOff"), False),
+        (ended(ago=NINE, ready_at=None, waiting_reason="CrashLoopBackOff"), True),
+        (ended(ago=NINE, ready_at=None, waiting_reason="ImagePullBackOff"), False),
+        (ended(ago=NINE, ready_at=None, instance=Instance.PRESENT), True),
+        (ended(ago=NINE, ready_at=None, unready_at=NOW - NINE), True),
+        (ended(ago=NINE, ready_at=None, unready_at=NOW - NINE + timedelta(seconds=1)), False),
+        (ended(ago=NINE, ready_at=None), False),
         (a_pod("llm-0"), False),
     ],
     ids=[
@@ -140,11 +168,15 @@ async def test_a_container_killed_at_its_limit_needs_no_log() -> None:
         "long ago",
         "it still waits",
         "it waits otherwise",
+        "it is not started again",
+        "it loads, and never was Ready since",
+        "it was Ready since",
+        "nobody says since when it is not Ready",
         "never",
     ],
 )
 async def test_only_an_end_inside_the_window_counts_and_only_its_log_is_read(pod: Pod, counts: bool) -> None:
-    found, requests = await looked(log(TORCH), pod)
+    found, requests = await looked(log(TORCH, pod.last_end.ended_at if pod.last_end else NOW), pod)
 
     assert bool(found) is counts
     assert len(requests) == (1 if counts else 0)
@@ -168,6 +200,73 @@ async def test_a_log_that_cannot_be_read_makes_the_cause_unknown(answer: Reply, 
     assert SECRET not in found["llm-0"].trouble
 
 
+@pytest.mark.parametrize(
+    ("at", "cause"),
+    [
+        (STARTED - timedelta(seconds=1), Cause.UNKNOWN),
+        (STARTED, Cause.DEVICE_MEMORY),
+        (LATELY, Cause.DEVICE_MEMORY),
+        (LATELY + timedelta(seconds=1), Cause.DEVICE_MEMORY),
+        (LATELY + timedelta(seconds=2), Cause.UNKNOWN),
+    ],
+    ids=[
+        "of the exit before",
+        "as it starts",
+        "as it ends",
+        "in the pipe as it ended",
+        "started again since",
+    ],
+)
+async def test_only_what_was_written_in_the_life_that_ended_counts(at: datetime, cause: Cause) -> None:
+    found, _ = await looked(log(TORCH, at), ended())
+
+    assert found["llm-0"].cause is cause
+
+
+async def test_the_memory_of_an_exit_before_is_not_what_the_newest_end_is_blamed_on() -> None:
+    earlier, own = log(TORCH, STARTED - timedelta(seconds=20)), log("KeyError: 'x'")
+
+    def answer(request: Request) -> Reply:
+        return Reply(200, earlier(request).body + own(request).body)
+
+    found, _ = await looked(answer, ended(instance=Instance.PRESENT))
+
+    assert found["llm-0"].cause is Cause.ANOTHER
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "unable to retrieve container logs for containerd://5d2",
+        f"{TORCH}\n",
+        f"20260301 {TORCH}\n",
+        f"2026-03-01T02:58:00 {TORCH}\n",
+        "",
+    ],
+    ids=["the kubelet's own words", "no time", "a day", "no zone", "nothing"],
+)
+async def test_a_line_without_a_time_is_none_of_the_engines(text: str) -> None:
+    found, _ = await looked(undated(text), ended())
+
+    assert found["llm-0"].cause is Cause.UNKNOWN
+    assert "has no log any more" in found["llm-0"].trouble
+
+
+@pytest.mark.parametrize("sign", ["\r", "\u2028", "\x0b"], ids=["return", "separator", "tabulator"])
+async def test_a_prompt_does_not_pass_for_a_line_of_its_own(sign: str) -> None:
+    line = f"INFO 03-01 02:57:59 [logger.py:43] Received request: prompt: 'x{sign}{TORCH}'"
+
+    found, _ = await looked(undated(f"{LATELY:%Y-%m-%dT%H:%M:%SZ} {line}\n"), ended())
+
+    assert found["llm-0"].cause is Cause.ANOTHER
+
+
+async def test_a_time_in_another_zone_is_the_time_that_it_is() -> None:
+    found, _ = await looked(undated(f"2026-03-01T04:58:00.000000000+02:00 {TORCH}\n"), ended())
+
+    assert found["llm-0"].cause is Cause.DEVICE_MEMORY
+
+
 async def test_a_kubelet_that_hangs_is_left_after_the_time_out() -> None:
     def hang(_: Request) -> Reply:
         server_released.wait(10)
@@ -186,7 +285,11 @@ async def test_a_kubelet_that_hangs_is_left_after_the_time_out() -> None:
 
 def status(*containers: tuple[str, dict[str, Any]]) -> Pod:
     """A pod whose containers ended as told before they were started again."""
-    states = [{"name": name, "restartCount": 2, "lastState": {"terminated": end}} for name, end in containers]
+    return seen(*({"name": name, "lastState": {"terminated": end}} for name, end in containers))
+
+
+def seen(*states: dict[str, Any]) -> Pod:
+    """A pod with such statuses of its containers."""
     body = {
         "metadata": {
             "name": "llm-0",
@@ -195,19 +298,66 @@ def status(*containers: tuple[str, dict[str, Any]]) -> Pod:
             "creationTimestamp": "2026-03-01T02:00:00Z",
         },
         "spec": {"nodeName": "gpu-7"},
-        "status": {"containerStatuses": states},
+        "status": {"containerStatuses": [{"restartCount": 2, **state} for state in states]},
     }
     rotation = Rotation("serving", "draining", (), effective=True, in_selector=False)
     return pod_of(body, Frame("r", "vllm" if len(states) < 3 else None, rotation, frozenset()))
 
 
-END = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-03-01T02:58:00Z"}
+END = {
+    "exitCode": 1,
+    "reason": "Error",
+    "startedAt": "2026-03-01T02:57:00Z",
+    "finishedAt": "2026-03-01T02:58:00Z",
+}
+EARLIER = {
+    "exitCode": 2,
+    "reason": "Error",
+    "startedAt": "2026-03-01T02:55:00Z",
+    "finishedAt": "2026-03-01T02:56:00Z",
+}
+CRASHING = {"waiting": {"reason": "CrashLoopBackOff"}}
+RUNNING = {"running": {"startedAt": "2026-03-01T02:58:10Z"}}
 
 
 def test_the_end_of_the_engines_container_is_read_off_its_status() -> None:
     pod = status(("proxy", {"exitCode": 0, "finishedAt": "2026-03-01T02:59:00Z"}), ("vllm", END))
 
-    assert pod.last_end == ContainerEnd("vllm", 1, "Error", LATELY)
+    assert pod.last_end == ContainerEnd("vllm", 1, "Error", STARTED, LATELY, Instance.PREVIOUS)
+
+
+@pytest.mark.parametrize(
+    ("state", "last", "instance", "ends"),
+    [
+        (CRASHING, {"terminated": END}, Instance.PREVIOUS, 3),
+        ({"terminated": END}, {"terminated": EARLIER}, Instance.PRESENT, 3),
+        ({"terminated": END}, {}, Instance.PRESENT, 3),
+        ({"terminated": EARLIER}, {"terminated": END}, Instance.PREVIOUS, 2),
+        ({"terminated": END}, {"terminated": END}, Instance.PRESENT, 3),
+        (RUNNING, {"terminated": END}, Instance.PREVIOUS, 2),
+    ],
+    ids=[
+        "it waits",
+        "it just ended again",
+        "for the first time",
+        "the one before is newer",
+        "within one second",
+        "it runs again",
+    ],
+)
+def test_the_newest_end_is_found_wherever_the_kubelet_shows_it(
+    state: dict[str, Any], last: dict[str, Any], instance: Instance, ends: int
+) -> None:
+    pod = seen({"name": "vllm", "state": state, "lastState": last})
+
+    assert pod.last_end == ContainerEnd("vllm", 1, "Error", STARTED, LATELY, instance)
+    assert pod.ends == ends
+
+
+def test_an_end_that_does_not_say_since_when_it_ran_leaves_its_log_no_time() -> None:
+    pod = status(("vllm", {**END, "startedAt": None}))
+
+    assert pod.last_end == ContainerEnd("vllm", 1, "Error", LATELY, LATELY, Instance.PREVIOUS)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,11 @@ from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.kube.client import Client, Limits
 from run_builder import a_pod
 
-LOG = "starting\nINFO [kv_cache_utils.py:634] GPU KV cache size: 4,800 tokens\nprompt: my secret\n"
+TIME = "2026-03-01T02:58:00.123456789Z"
+LOG = (
+    f"{TIME} starting\n{TIME} INFO [kv_cache_utils.py:634] GPU KV cache size: 4,800 tokens\n"
+    f"{TIME} prompt: my secret\n"
+)
 
 
 async def looked(
@@ -40,6 +44,7 @@ async def test_the_beginning_of_the_present_log_of_the_engines_container_is_read
     assert parse_qs(urlsplit(request.path).query) == {
         "container": ["vllm"],
         "limitBytes": [str(BEGINNING_BYTES)],
+        "timestamps": ["true"],
     }
 
 
@@ -51,11 +56,12 @@ def hang_up(_: Request) -> Reply:
     "answer",
     [
         lambda _: Reply(200, b"unable to retrieve container logs for containerd://1"),
+        lambda _: Reply(200, b"GPU KV cache size: 4,800 tokens"),
         lambda _: Reply(403, b'{"kind":"Status","message":"forbidden"}'),
         lambda _: Reply(404, b'{"kind":"Status","message":"gone"}'),
         hang_up,
     ],
-    ids=["no log", "no right", "no pod", "no answer"],
+    ids=["no log", "no time", "no right", "no pod", "no answer"],
 )
 async def test_a_log_that_cannot_be_read_tells_nothing(answer: Callable[[Request], Reply]) -> None:
     assert (await looked(answer, "llm-0"))[0] == {}

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from kvmedic.core.diagnosis import Trigger
-from kvmedic.core.gates import Stop, forward_gate, opening_gate
+from kvmedic.core.gates import Health, Stop, forward_gate, opening_gate
 from kvmedic.core.maintenance import MaintenanceWindow
 from kvmedic.core.policy import (
     Limits,
@@ -90,9 +90,63 @@ def test_what_lets_a_run_move_forward(policy, stop, expected):
     ],
 )
 def test_what_lets_a_run_open(history, ready, expected):
-    blocked = opening_gate(LIMITS, history, ready, NOW)
+    blocked = opening_gate(LIMITS, history, Health(ready), NOW)
 
     assert (blocked.reason if blocked else None) is expected
+
+
+@pytest.mark.parametrize(
+    ("health", "opens"),
+    [
+        (Health(ready=0, mendable=2), True),
+        (Health(ready=0, mendable=1), False),
+        (Health(ready=1, mendable=1), True),
+        (Health(ready=1, mendable=0), False),
+        (Health(ready=0, mendable=2, others=1), False),
+        (Health(ready=1, mendable=4, others=1), False),
+        (Health(ready=2, mendable=1, others=1), True),
+        (Health(ready=0, mendable=0, others=2), False),
+    ],
+    ids=[
+        "as many as are demanded, and all to be mended",
+        "one fewer than is demanded",
+        "with one that serves",
+        "one serves and the other is not there",
+        "another is down for another cause",
+        "however many are to be mended",
+        "enough serve, whatever the others do",
+        "nobody knows why",
+    ],
+)
+def test_replicas_that_are_down_for_what_is_mended_count_where_no_other_is_down(health, opens):
+    blocked = opening_gate(LIMITS, [], health, NOW)
+
+    assert (blocked is None) is opens
+    assert blocked is None or blocked.reason is Reason.TOO_FEW_HEALTHY
+
+
+def test_a_person_is_told_which_replicas_keep_a_fleet_from_being_mended():
+    blocked = opening_gate(LIMITS, [], Health(ready=0, mendable=2, others=1), NOW)
+
+    assert blocked is not None
+    assert blocked.message == (
+        "0 replicas are Ready, 3 are not, 2 of these for the cause that the plan mends: see why the others "
+        "are down; spec.limits.minHealthyReplicas is 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("history", "limits", "reason"),
+    [
+        ([ended(1)], LIMITS, Reason.IN_COOLDOWN),
+        ([ended(60), ended(600)], LIMITS, Reason.BUDGET_EXHAUSTED),
+    ],
+)
+def test_a_fleet_that_is_down_has_no_more_runs_than_another(history, limits, reason):
+    blocked = opening_gate(limits, history, Health(ready=0, mendable=3), NOW)
+
+    assert blocked is not None
+    assert blocked.reason is reason
 
 
 def test_no_run_opens_outside_of_the_windows_and_the_next_opening_is_told():
@@ -101,8 +155,8 @@ def test_no_run_opens_outside_of_the_windows_and_the_next_opening_is_told():
 
     friday, saturday = (datetime(2026, 11, day, 21, 30, tzinfo=UTC) for day in (20, 21))
 
-    blocked = opening_gate(limits, [], 2, friday)
+    blocked = opening_gate(limits, [], Health(2), friday)
     assert blocked is not None
     assert blocked.reason is Reason.OUTSIDE_WINDOWS
     assert blocked.message == "spec.limits.windows opens next at 2026-11-21 21:00Z (a Saturday)"
-    assert opening_gate(limits, [], 2, saturday) is None
+    assert opening_gate(limits, [], Health(2), saturday) is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvmedic.core.fleet import Fleet, Owner, Pod
-from kvmedic.core.preconditions import refusal
+from kvmedic.core.preconditions import Purpose, refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.rollout import chosen
 from model_controller import OWN_FIELDS, Model
@@ -110,16 +110,25 @@ def test_it_is_refused_and_the_reason_says_what_to_do(fleet: Fleet, reason: Reas
 
 
 @pytest.mark.parametrize("change", [{"ready_at": None}, {"in_rotation": False}])
-def test_on_the_way_back_the_fleet_need_not_be_whole(change: dict[str, object]) -> None:
-    assert refusal(with_pod(**change), whole=False) is None
+def test_on_the_way_back_and_to_mend_it_the_fleet_need_not_be_whole(change: dict[str, object]) -> None:
+    assert refusal(with_pod(**change), Purpose.RETURN) is None
+    assert refusal(with_pod(**change), Purpose.MENDING) is None
 
 
 def test_on_the_way_back_an_owner_that_came_meanwhile_keeps_nobody() -> None:
-    assert refusal(replace(HEALTHY, owner=OWNER), whole=False) is None
+    assert refusal(replace(HEALTHY, owner=OWNER), Purpose.RETURN) is None
+
+
+@pytest.mark.parametrize("purpose", [Purpose.RELIEF, Purpose.MENDING])
+def test_whoever_owns_the_template_is_not_fought_though_replicas_cannot_stay_up(purpose: Purpose) -> None:
+    refused = refusal(replace(with_pod(ready_at=None), owner=OWNER), purpose)
+
+    assert refused is not None
+    assert refused.reason is OWNER.reason
 
 
 def test_the_way_back_waits_for_a_fleet_that_is_still_moving() -> None:
-    assert refusal(with_pod(terminating=True), whole=False) is not None
+    assert refusal(with_pod(terminating=True), Purpose.RETURN) is not None
 
 
 def test_a_pod_that_takes_no_requests_is_taken_before_one_that_does() -> None:

@@ -40,8 +40,11 @@ LIMIT = timedelta(seconds=600)
 class Walker:
     """The operator's side of a walk: what it remembers between ticks, which may be lost by a crash."""
 
-    def __init__(self, model: Model, toward: str, *, mends: bool = False, repairs: bool = False) -> None:
+    def __init__(
+        self, model: Model, toward: str, *, mends: bool = False, repairs: bool = False, served: int = 1
+    ) -> None:
         self.model, self.toward, self.mends, self.repairs = model, toward, mends, repairs
+        self.served = served
         self.victim: Victim | None = None
         self.pulsed_at = None
         self.ended: object = None
@@ -52,7 +55,7 @@ class Walker:
         order = Order(
             away, self.toward, edit, OWN_FIELDS, self.victim, self.drain(), LIMIT, LIMIT, self.pulsed_at
         )
-        return replace(order, mends=self.mends, repairs=self.repairs)
+        return replace(order, mends=self.mends, repairs=self.repairs, served_before=self.served)
 
     def drain(self) -> Drain:
         pods = {p.name: p for p in self.model.pods}
@@ -164,6 +167,83 @@ def test_a_walk_that_does_not_mend_is_taken_back_though_replicas_are_still_down(
     assert model.fields == OWN_FIELDS
     assert model.lost_in_rotation == []
     assert model.fewest >= replicas - len(down)
+
+
+def down_as_a_whole(replicas: int) -> Model:
+    """A fleet of which no replica comes up, nor would one that is made anew."""
+    model = Model.healthy(replicas)
+    model.broken_revisions = {"old"}
+    for pod in model.pods:
+        pod.broken, pod.ready, pod.in_rotation, pod.busy = True, False, False, False
+    model.fewest = 0
+    return model
+
+
+@given(replicas=st.integers(1, 5), ill=st.sets(st.integers(0, 5)), events=EVENTS)
+@MANY
+def test_a_fleet_that_is_down_as_a_whole_takes_a_change_as_far_as_replicas_come_up_with_it(
+    replicas, ill, events
+):
+    model = down_as_a_whole(replicas)
+    model.broken_numbers = {replicas + 1 + number for number in ill}
+    walker = Walker(model, "new", mends=True, served=0)
+
+    run_to_end(walker, events)
+
+    first_fails = 0 in ill
+    assert isinstance(walker.ended, Failed if first_fails else Settled)
+    assert model.lost_in_rotation == []
+    if not first_fails:
+        assert [p.revision for p in model.pods] == ["new"] * replicas
+        assert model.fields == OWN_FIELDS
+
+
+@given(
+    replicas=st.integers(1, 5),
+    ill=st.sets(st.integers(0, 5)),
+    events=EVENTS,
+    turn=st.integers(0, 120),
+    after=EVENTS,
+)
+@MANY
+def test_a_change_of_a_fleet_that_was_down_is_taken_back_from_anywhere_though_nobody_serves_then(
+    replicas, ill, events, turn, after
+):
+    model = down_as_a_whole(replicas)
+    model.broken_numbers = {replicas + 1 + number for number in ill}
+    forth = Walker(model, "new", mends=True, served=0)
+    for act, which in events[:turn]:
+        happen(model, act, which)
+        forth.tick()
+    back = Walker(model, "old", mends=True, repairs=True, served=0)
+    back.pulsed_at, back.victim = forth.pulsed_at, forth.victim
+    if model.revision == "old":
+        return
+
+    run_to_end(back, after)
+
+    assert isinstance(back.ended, Settled)
+    assert [p.revision for p in model.pods] == ["old"] * replicas
+    assert model.fields == OWN_FIELDS
+    assert model.lost_in_rotation == []
+    assert not any(p.cordoned for p in model.pods)
+
+
+@given(replicas=st.integers(1, 5), events=EVENTS, after=EVENTS)
+@MANY
+def test_a_change_that_all_replicas_run_is_taken_back_though_nobody_serves_then(replicas, events, after):
+    model = down_as_a_whole(replicas)
+    forth = Walker(model, "new", mends=True, served=0)
+    run_to_end(forth, events)
+    back = Walker(model, "old", mends=True, repairs=True, served=0)
+    back.pulsed_at = forth.pulsed_at
+
+    run_to_end(back, after)
+
+    assert isinstance(forth.ended, Settled)
+    assert isinstance(back.ended, Settled)
+    assert [p.revision for p in model.pods] == ["old"] * replicas
+    assert model.lost_in_rotation == []
 
 
 BETWEEN_THE_CONTROLLERS = [(0, 0)] * 3 + [(3, 0), (4, 2), (5, 0), (5, 0), (6, 0), (0, 0), (0, 0)]

@@ -7,9 +7,10 @@ import pytest
 from builders import NO_SERIES, STALE, THRASHING, Nothing, Replica, an_observation, without
 from kvmedic.core.baseline import FEWEST_FINISHED
 from kvmedic.core.evidence import Signal
+from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import Reason
-from kvmedic.core.steadiness import steadiness
-from kvmedic.core.verdict import Verdict
+from kvmedic.core.steadiness import in_view_of_none_before, steadiness
+from kvmedic.core.verdict import Judged, Verdict
 
 
 def busy(finished: float) -> Replica:
@@ -55,3 +56,34 @@ def test_a_replica_that_cannot_be_read_proves_nothing(why: Nothing, reason: Reas
     found = steadiness(an_observation(busy(500), silent), 0)
 
     assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, reason)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "up", "otherwise", "expected"),
+    [
+        (Verdict.NOT_RECOVERED, 1, OnInconclusive.HOLD, Verdict.IMPROVED),
+        (Verdict.NOT_RECOVERED, 0, OnInconclusive.HOLD, Verdict.NOT_RECOVERED),
+        (Verdict.INCONCLUSIVE, 1, OnInconclusive.ROLL_BACK, Verdict.IMPROVED),
+        (Verdict.INCONCLUSIVE, 1, OnInconclusive.HOLD, Verdict.INCONCLUSIVE),
+        (Verdict.INCONCLUSIVE, 0, OnInconclusive.ROLL_BACK, Verdict.INCONCLUSIVE),
+        (Verdict.RECOVERED, 2, OnInconclusive.ROLL_BACK, Verdict.RECOVERED),
+        (Verdict.IMPROVED, 2, OnInconclusive.HOLD, Verdict.IMPROVED),
+    ],
+    ids=[
+        "one is up, and some restarted",
+        "none is up",
+        "one is up, and nobody can say more",
+        "held until somebody can",
+        "none is up, and nobody can say more",
+        "recovered",
+        "improved",
+    ],
+)
+def test_replicas_that_are_up_where_none_was_are_not_taken_away_again(
+    verdict: Verdict, up: int, otherwise: OnInconclusive, expected: Verdict
+) -> None:
+    found = in_view_of_none_before(Judged(verdict, Reason(verdict.value), "so it is"), up, otherwise)
+
+    assert (found.verdict, found.reason) == (expected, Reason(expected.value))
+    assert found.message.startswith("so it is")
+    assert ("none was before" in found.message) is (expected is not verdict)

@@ -21,6 +21,7 @@ from reconcile.phases import drained, let_go
 from reconcile.replacing import names, press_one
 from reconcile.scaling import calm, held, press, spec
 from reconcile.test_autoscaling import behind_hpa, marks, minimum
+from reconcile.test_down import all_crash
 from reconcile.test_ill_replicas import LEVERS, TORCH, crash
 from reconcile.world import Eye
 
@@ -339,3 +340,18 @@ def test_every_kind_of_step_is_killed_at_every_write():
     killed = {"FlagStep", "ReplaceStep", "ConfigStep", "RevisionStep", "ScaleStep", "AutoscalerStep"}
 
     assert {kind.__name__ for kind in get_args(Step)} == killed
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_fleet_that_is_down_as_a_whole_is_healed_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec={"levers": LEVERS})
+    world.proxy.log = TORCH
+    all_crash(world)
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
+    assert world.traces() == []
+    assert eye.lost == []
+    assert killer.kills

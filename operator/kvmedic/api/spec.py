@@ -210,7 +210,8 @@ class Limits(Wire):
     them use suspend. A fleet that needs more than 4 changes a day has a trouble that settings don't mend."""
     min_healthy_replicas: Annotated[int, Field(strict=True), whole(1, 10000)] = 1
     """Ready replicas below which nothing is begun. From 1 to 10000. 1 is enough by default, because the
-    spare comes before the first replica goes."""
+    spare comes before the first replica goes. Replicas that ran out of their GPU's memory count for the
+    change that mends that, where no other replica is down."""
     windows: Annotated[list[MaintenanceWindow], Field(max_length=16)] | None = Field(
         default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )

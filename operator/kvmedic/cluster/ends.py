@@ -1,4 +1,4 @@
-"""How engines ended: what the kubelet says, and the mark that a log bears.
+"""How engines ended last: what the kubelet says, and the mark that the log of that very end bears.
 
 Logs may hold prompts. A log is searched here and nowhere else, and nothing of it leaves this module but
 which of a few known marks it bears.
@@ -14,8 +14,7 @@ from datetime import datetime
 from kvmedic.core.fleet import ContainerEnd, Pod
 from kvmedic.core.vitals import Cause, EngineEnd
 from kvmedic.kube.client import Client
-from kvmedic.kube.errors import ApiError
-from kvmedic.kube.logs import Tail, previous_log
+from kvmedic.kube.logs import NoLog, Tail, log_of
 from kvmedic.kube.objects import PODS, Ref
 
 OOM_KILLED = "OOMKilled"
@@ -23,10 +22,6 @@ OOM_KILLED = "OOMKilled"
 TAIL = Tail(lines=500, limit_bytes=256 << 10)
 """What is read of a log: a failed start of vLLM 0.32 ends with two tracebacks of about 60 lines each and,
 with several ranks, one more of each rank."""
-CRASH_LOOP = "CrashLoopBackOff"
-"""The kubelet waits up to five minutes before it starts a container again that keeps ending; the end that
-it waits for is then the present state, however long ago it was."""
-
 DEVICE_MEMORY = re.compile(
     r"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory"
     r"|Cuda failure(?: \d+)? '?out of memory"
@@ -42,7 +37,7 @@ CHATTER = re.compile(r"\b(?:INFO|DEBUG)\b")
 async def ends_of(
     client: Client, namespace: str, pods: Sequence[Pod], since: datetime
 ) -> dict[str, EngineEnd]:
-    """Return the last end of each engine that ended since a moment, by pod.
+    """Return the newest end of each engine that ended since a moment, or was not Ready since, by pod.
 
     A log is asked for only where the kubelet does not say enough; one that cannot be read makes the
     cause unknown, never another.
@@ -53,7 +48,12 @@ async def ends_of(
 
 
 def _is_recent(pod: Pod, end: ContainerEnd, since: datetime) -> bool:
-    return end.ended_at >= since or pod.waiting_reason == CRASH_LOOP
+    """Return whether an end counts: inside the window, or as old as it may be while it is the present state.
+
+    The kubelet waits for minutes before it starts a container again that keeps ending, and a large model then
+    loads for minutes more before it ends again.
+    """
+    return end.ended_at >= since or pod.keeps_ending
 
 
 def bears_device_memory(lines: Iterable[str]) -> bool:
@@ -64,13 +64,12 @@ def bears_device_memory(lines: Iterable[str]) -> bool:
 async def _end_of(client: Client, namespace: str, pod: Pod, end: ContainerEnd) -> EngineEnd:
     cause, trouble = Cause.HOST_MEMORY, ""
     if end.reason != OOM_KILLED:
-        cause, trouble = await _cause(client, Ref(PODS, namespace, pod.name), end.container)
+        cause, trouble = await _cause(client, Ref(PODS, namespace, pod.name), end)
     return EngineEnd(cause, end.exit_code, end.ended_at, pod.restarts, trouble)
 
 
-async def _cause(client: Client, pod: Ref, container: str) -> tuple[Cause, str]:
-    try:
-        log = await previous_log(client, pod, container, TAIL)
-    except ApiError as error:
-        return Cause.UNKNOWN, str(error)
-    return (Cause.DEVICE_MEMORY if bears_device_memory(log.splitlines()) else Cause.ANOTHER), ""
+async def _cause(client: Client, pod: Ref, end: ContainerEnd) -> tuple[Cause, str]:
+    log = await log_of(client, pod, end, TAIL)
+    if isinstance(log, NoLog):
+        return Cause.UNKNOWN, log.why
+    return (Cause.DEVICE_MEMORY if bears_device_memory(log) else Cause.ANOTHER), ""

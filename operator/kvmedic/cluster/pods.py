@@ -8,8 +8,12 @@ from datetime import datetime
 from typing import Any
 
 from kvmedic.cluster.marks import CORDON_COST, DELETION_COST
-from kvmedic.core.fleet import ContainerEnd, Pod, Rotation
+from kvmedic.core.fleet import ContainerEnd, Instance, Pod, Rotation
 from kvmedic.kube.objects import annotations_of, items, labels_of, moment, section, uid_of
+
+PLACES = (("state", Instance.PRESENT), ("lastState", Instance.PREVIOUS))
+"""Where the kubelet shows how an instance of a container ended, by instance. While it waits before it starts
+a container again it shows the newest end in either, in turn (seen on Kubernetes 1.36)."""
 
 FINISHED = frozenset({"Succeeded", "Failed"})
 """Phases in which a pod counts as gone: its ReplicaSet replaces it (Kubernetes 1.36
@@ -83,15 +87,26 @@ def _containers(status: Mapping[str, Any], name: str | None) -> list[dict[str, A
 
 
 def _last_end(status: Mapping[str, Any], name: str | None) -> ContainerEnd | None:
+    """Return the newest end; of two within one second the present instance's."""
     found = _containers(status, name)
-    ended = section(found[0], "lastState", "terminated") if len(found) == 1 else {}
+    if len(found) != 1:
+        return None
+    ends = (_end_in(found[0], place, instance) for place, instance in PLACES)
+    return max((end for end in ends if end is not None), key=lambda end: end.ended_at, default=None)
+
+
+def _end_in(container: Mapping[str, Any], place: str, instance: Instance) -> ContainerEnd | None:
+    """Return an end; one that does not say since when the instance ran leaves it no time at all."""
+    ended = section(container, place, "terminated")
     if not ended.get("finishedAt"):
         return None
     return ContainerEnd(
-        container=str(found[0].get("name", "")),
+        container=str(container.get("name", "")),
         exit_code=int(ended.get("exitCode", 0)),
         reason=str(ended.get("reason", "")),
+        started_at=moment(ended.get("startedAt") or ended["finishedAt"]),
         ended_at=moment(ended["finishedAt"]),
+        instance=instance,
     )
 
 

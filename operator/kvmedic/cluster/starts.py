@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from kvmedic.core.fleet import Pod
 from kvmedic.core.logged_pool import LogForms, LoggedSize, logged_size
 from kvmedic.kube.client import Client
-from kvmedic.kube.errors import ApiError
-from kvmedic.kube.logs import log_start
+from kvmedic.kube.logs import NoLog, log_start
 from kvmedic.kube.objects import PODS, Ref
 
 BEGINNING_BYTES = 256 << 10
@@ -39,8 +38,5 @@ async def pools_of(
 async def _pool_of(
     client: Client, namespace: str, pod: Pod, container: str, forms: LogForms
 ) -> LoggedSize | None:
-    try:
-        log = await log_start(client, Ref(PODS, namespace, pod.name), container, BEGINNING_BYTES)
-    except ApiError:
-        return None
-    return logged_size(log.splitlines(), forms)
+    log = await log_start(client, Ref(PODS, namespace, pod.name), container, BEGINNING_BYTES)
+    return None if isinstance(log, NoLog) else logged_size(log, forms)

@@ -15,7 +15,7 @@ from kvmedic.core.draining import stray_move
 from kvmedic.core.fleet import Fleet, Minimum
 from kvmedic.core.moves import Claim, Failed, Move, SetMinimum, Settled, Wait
 from kvmedic.core.plan import AutoscalerStep
-from kvmedic.core.preconditions import begun, step_refusal
+from kvmedic.core.preconditions import begun, purpose_of, step_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.scaling import start_of_added
 from kvmedic.core.starting import StartLimits
@@ -48,7 +48,7 @@ def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
     """
     step, holder = order.step, fleet.minimum
     if order.begins:
-        refused = step_refusal(fleet, step, whole=not step.gives_back)
+        refused = step_refusal(fleet, step, purpose_of(step))
         return begun(refused, order.assigned_at) or Claim()
     if holder is None:
         return Settled()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 from kvmedic.core.owner import TemplateOwner
 from kvmedic.core.reasons import Reason
@@ -15,6 +16,9 @@ must be larger (Kubernetes apps/v1 validation)."""
 
 FROZEN_PROGRESS_DEADLINE_SECONDS = 2147483647
 """No progress deadline: the deployment controller reads this value as "none" (apps/v1, 1.36)."""
+
+CRASH_LOOP = "CrashLoopBackOff"
+"""The kubelet waits, up to five minutes, before it starts a container again that keeps ending."""
 
 SURGE = 1
 """One spare: it needs one free device, and capacity in rotation never falls below what it was."""
@@ -57,15 +61,28 @@ ADDING = frozen(max_unavailable=0, paused=False)
 """The rollout's fields while what is missing may be added, and nothing removed."""
 
 
+class Instance(StrEnum):
+    """Which of the instances of a container that the kubelet knows: it knows two."""
+
+    PRESENT = "Present"
+    """The newest one. It runs, or it ended and nobody has started another yet."""
+    PREVIOUS = "Previous"
+    """The one before."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerEnd:
-    """The end of a container that was started again."""
+    """The end of one instance of a container."""
 
     container: str
     exit_code: int
     reason: str
     """In the kubelet's words: `Error`, `OOMKilled`, `Completed`."""
+    started_at: datetime
     ended_at: datetime
+    """Both in whole seconds, as Kubernetes writes times; what is under a second is cut off."""
+    instance: Instance
+    """Whose end it is, and whose log is the one of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +111,7 @@ class Pod:
     """Why the engine's container does not run, in the kubelet's words; empty when it runs."""
     node: str = ""
     last_end: ContainerEnd | None = None
-    """How the engine's container ended before it was started again; None where it never was, or the
-    container is not known."""
+    """The newest end of the engine's container; None where it never ended, or is not known."""
     unready_at: datetime | None = None
     """Since when it is not Ready; None while it is, and before anybody said."""
     image: str = ""
@@ -106,6 +122,31 @@ class Pod:
     def ready(self) -> bool:
         """Return whether the pod is Ready."""
         return self.ready_at is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the engine's container ended and was not started again yet."""
+        if self.last_end is None:
+            return False
+        return self.last_end.instance is Instance.PRESENT or self.waiting_reason != ""
+
+    @property
+    def ends(self) -> int:
+        """Return how often the engine's container has ended so far, started again since or not."""
+        return self.restarts + self.has_ended
+
+    @property
+    def is_down(self) -> bool:
+        """Return whether the engine was not Ready at any time since its container last ended."""
+        if self.ready or self.last_end is None:
+            return False
+        never = self.unready_at is not None and self.unready_at <= self.last_end.ended_at
+        return self.has_ended or never
+
+    @property
+    def keeps_ending(self) -> bool:
+        """Return whether it is down for no other reason than that its container ended."""
+        return self.is_down and self.waiting_reason in ("", CRASH_LOOP)
 
 
 @dataclass(frozen=True, slots=True)

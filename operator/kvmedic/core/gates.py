@@ -47,19 +47,50 @@ def forward_gate(policy: Policy, stop: Stop) -> Blocked | None:
     return None
 
 
-def opening_gate(limits: Limits, history: Sequence[ClosedRun], ready: int, now: datetime) -> Blocked | None:
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The replicas of a fleet, by whether they serve and what a planned step is to them."""
+
+    ready: int
+    mendable: int = 0
+    """Not Ready, for the very cause that the step mends."""
+    others: int = 0
+    """Not Ready for another cause, or nobody knows for which."""
+
+    def allows(self, least: int) -> bool:
+        """Return whether a run leaves as many replicas healthy as are demanded.
+
+        The demand protects replicas that serve. What is down for the cause that the step mends cannot be made
+        worse by it; anything else that is down may be.
+        """
+        return self.ready >= least or (self.others == 0 and self.ready + self.mendable >= least)
+
+    def line(self) -> str:
+        """Return it in one clause for a person."""
+        if not self.mendable:
+            return f"{self.ready} replicas are Ready"
+        down = self.mendable + self.others
+        return (
+            f"{self.ready} replicas are Ready, {down} are not, {self.mendable} of these for the cause that "
+            "the plan mends: see why the others are down"
+        )
+
+
+def opening_gate(
+    limits: Limits, history: Sequence[ClosedRun], health: Health, now: datetime
+) -> Blocked | None:
     """Return why no new run may be opened, or None.
 
     Args:
         limits: the spec's limits.
         history: the resource's closed runs.
-        ready: replicas that are Ready.
+        health: the fleet's replicas.
         now: the time of asking.
     """
-    if ready < limits.min_healthy_replicas:
+    if not health.allows(limits.min_healthy_replicas):
         return Blocked(
             Reason.TOO_FEW_HEALTHY,
-            f"{ready} replicas are Ready, spec.limits.minHealthyReplicas is {limits.min_healthy_replicas}",
+            f"{health.line()}; spec.limits.minHealthyReplicas is {limits.min_healthy_replicas}",
         )
     if not is_open(limits.windows, now):
         opens = next_opening(limits.windows, now)

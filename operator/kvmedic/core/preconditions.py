@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import Enum
 from typing import TypeAlias, assert_never
 
 from kvmedic.core.fleet import SURGE, Fleet, Owner, ReplicaSet
@@ -15,13 +16,27 @@ Row: TypeAlias = tuple[bool, Reason, str]
 """Whether it applies, and what is said then."""
 
 
-def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
+class Purpose(Enum):
+    """What a change is for; it says what a fleet must be like before it begins."""
+
+    RELIEF = "relief"
+    """Every replica is Ready and takes requests, and nobody else owns the template."""
+    MENDING = "mending"
+    """For replicas that cannot stay up, which are the first to be replaced. Nobody else owns the template."""
+    RETURN = "return"
+    """To what was there before: neither may keep a broken setting in place, nor an owner that came meanwhile
+    keep ours."""
+
+
+def purpose_of(step: ScaleStep | AutoscalerStep) -> Purpose:
+    """Return what another number of replicas is for."""
+    return Purpose.RETURN if step.gives_back else Purpose.RELIEF
+
+
+def refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
     """Return why a frozen rollout cannot begin on this fleet, or None.
 
-    Each row was seen to break the rollout on a real controller when ignored. `whole`: every replica
-    must be Ready, and nobody else may own the template; on the way back, and where the change is for
-    replicas that cannot stay up, that would keep a broken setting in place, and an owner that came meanwhile
-    would keep ours. Replicas that are not Ready are the first to be replaced then.
+    Each row was seen to break the rollout on a real controller when ignored.
     """
     strategy = (
         f"strategy is {fleet.strategy}: it stops every replica at once; set strategy.type: RollingUpdate"
@@ -29,7 +44,7 @@ def refusal(fleet: Fleet, *, whole: bool = True) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, _unsettled(fleet, whole), whole=whole),
+        *_rows(fleet, _unsettled(fleet, purpose), purpose),
     )
 
 
@@ -48,7 +63,7 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, _unbalanced(fleet, earlier), whole=True),
+        *_rows(fleet, _unbalanced(fleet, earlier), Purpose.RELIEF),
     )
 
 
@@ -93,7 +108,7 @@ def replacement_refusal(fleet: Fleet) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, _unsettled(fleet, whole=True), whole=True),
+        *_rows(fleet, _unsettled(fleet, Purpose.RELIEF), Purpose.RELIEF),
     )
 
 
@@ -106,7 +121,7 @@ def autoscaling_refusal(fleet: Fleet, step: AutoscalerStep) -> Refused | None:
     found = fleet.minimum
     gone = f"{step.holder.kind} {step.holder.name} is gone, or is another one"
     moved = "" if found is None else f"it keeps {found.number} replicas and {step.before} were planned with"
-    unsettled = _unsettled(fleet, not step.gives_back)
+    unsettled = _unsettled(fleet, purpose_of(step))
     return _first(
         _frozen(fleet),
         (found is None or found.uid != step.holder_uid, Reason.REPLICAS_CHANGED, gone),
@@ -123,11 +138,11 @@ def scaling_refusal(fleet: Fleet, step: ScaleStep) -> Refused | None:
     """
     who = fleet.scaler.name if fleet.scaler else "nobody"
     scaled = f"{who} decides the number of replicas: set {step.after} there"
-    whole = not step.gives_back
+    purpose = purpose_of(step)
     return _first(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, _unsettled(fleet, whole), whole=whole),
+        *_rows(fleet, _unsettled(fleet, purpose), purpose),
     )
 
 
@@ -150,13 +165,11 @@ def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
     return None
 
 
-def opening_refusal(fleet: Fleet, wanted: Revision, *, whole: bool = True) -> Refused | None:
-    """Return why a way back to an earlier revision cannot begin, or None. `whole`: see `refusal`."""
+def opening_refusal(fleet: Fleet, wanted: Revision, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
+    """Return why a way back to an earlier revision cannot begin, or None."""
     if doubt := recall_refusal(fleet, wanted):
         return doubt
-    return (
-        halfway_refusal(fleet, wanted.template) if is_halfway(fleet, wanted) else refusal(fleet, whole=whole)
-    )
+    return halfway_refusal(fleet, wanted.template) if is_halfway(fleet, wanted) else refusal(fleet, purpose)
 
 
 def is_halfway(fleet: Fleet, wanted: Revision) -> bool:
@@ -165,13 +178,13 @@ def is_halfway(fleet: Fleet, wanted: Revision) -> bool:
     return left and fleet.desired(wanted.template) > 0
 
 
-def step_refusal(fleet: Fleet, step: Step, *, whole: bool) -> Refused | None:
-    """Return why a step cannot begin on this fleet, or None. `whole`: see `refusal`."""
+def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
+    """Return why a step cannot begin on this fleet, or None."""
     match step:
         case FlagStep() | ConfigStep():
-            return refusal(fleet, whole=whole)
+            return refusal(fleet, purpose)
         case RevisionStep():
-            return opening_refusal(fleet, step.after, whole=whole)
+            return opening_refusal(fleet, step.after, purpose)
         case ReplaceStep():
             return replacement_refusal(fleet)
         case ScaleStep():
@@ -201,17 +214,17 @@ def _frozen(fleet: Fleet) -> Row:
     return fleet.fields.is_frozen, Reason.CLAIMED_BY_ANOTHER, frozen_message(fleet)
 
 
-def _rows(fleet: Fleet, unsettled: str, *, whole: bool) -> tuple[Row, ...]:
+def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
     """Return what keeps any change from a fleet, in the order of telling.
 
     Args:
         fleet: the fleet.
         unsettled: what of it is moving; empty when nothing is.
-        whole: as for `refusal`.
+        purpose: what the change is for.
     """
     return (
         (
-            whole and fleet.owner is not None,
+            purpose is not Purpose.RETURN and fleet.owner is not None,
             fleet.owner.reason if fleet.owner else Reason.OWNED_BY_CONTROLLER,
             _owner_message(fleet.owner),
         ),
@@ -236,8 +249,9 @@ def _rows(fleet: Fleet, unsettled: str, *, whole: bool) -> tuple[Row, ...]:
     )
 
 
-def _unsettled(fleet: Fleet, whole: bool) -> str:  # noqa: FBT001 - what is asked, not how
+def _unsettled(fleet: Fleet, purpose: Purpose) -> str:
     """Return what of the fleet is in the middle of another change; empty when nothing is."""
+    whole = purpose is Purpose.RELIEF
     live = [pod for pod in fleet.pods if not pod.terminating]
     current = fleet.serving(fleet.revision)
     active = [rs for rs in fleet.replica_sets if rs.desired > 0]

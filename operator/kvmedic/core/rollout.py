@@ -32,7 +32,7 @@ from kvmedic.core.moves import (
     Settled,
     Wait,
 )
-from kvmedic.core.preconditions import refusal
+from kvmedic.core.preconditions import Purpose, refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.starting import PEER_GRACE, StartLimits, making_wait, start_failure, unready_since
 from kvmedic.core.swap import TemplateChange
@@ -66,6 +66,20 @@ class Order:
     """The way back: also for a fleet whose replicas are not all Ready, or that was scaled to zero."""
     mends: bool = False
     """The change is for replicas that cannot stay up, so not every one must be Ready before it."""
+    served_before: int = 1
+    """Replicas that took requests before the run."""
+
+    @property
+    def purpose(self) -> Purpose:
+        """Return what the walk is for."""
+        if self.repairs:
+            return Purpose.RETURN
+        return Purpose.MENDING if self.mends else Purpose.RELIEF
+
+    @property
+    def lifts(self) -> bool:
+        """Return whether nobody served before the change, so that every replica that is up is one more."""
+        return self.mends and self.served_before == 0
 
 
 def next_move(fleet: Fleet, order: Order, now: datetime) -> Move:
@@ -75,13 +89,12 @@ def next_move(fleet: Fleet, order: Order, now: datetime) -> Move:
     ends the run instead.
     """
     if fleet.revision == order.toward:
-        return _walk(fleet, order, now) if fleet.fields.is_frozen else _after_restore(fleet, order)
+        return _walk(fleet, order, now) if fleet.fields.is_frozen else _after_restore(fleet, order, now)
     if fleet.fields.is_frozen:
         return _turn_around(fleet, order, now)
     if fleet.replicas == 0 and order.repairs:
         return Revert(order.edit, fleet.fields)
-    refused = refusal(fleet, whole=not (order.repairs or order.mends))
-    return refused or Freeze(order.edit, ADDING)
+    return refusal(fleet, order.purpose) or Freeze(order.edit, ADDING)
 
 
 def resting_move(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Move:
@@ -102,8 +115,8 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
         return failure
     if fleet.desired(order.toward) == 0:
         return Pulse("", ADDING)
-    waiting = None if _leaves_failed_behind(fleet, order) else _not_ready(fleet, new, order)
-    if waiting:
+    waiting = _not_ready(fleet, new, order, now)
+    if waiting and not _leaves_failed_behind(fleet, order):
         return waiting
     if back := stray_move(fleet, new):
         return back
@@ -129,14 +142,22 @@ def _failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     """Return why a new replica will not come up, if one will not.
 
     On the way back nothing is given up: old replicas may have restarted often, and there is no other way.
+    Where nobody served before, the change is given up only when no new replica comes up.
     """
-    if order.repairs:
+    new = fleet.serving(order.toward)
+    if order.repairs or (order.lifts and len(_lost(fleet, order, now)) < len(new)):
         return None
+    found = next(iter(_failures(fleet, new, order, now)), None)
+    leaving = any(pod.terminating for pod in fleet.pods)
+    return found if found or leaving else _unmade(fleet, order, now)
+
+
+def _failures(fleet: Fleet, pods: tuple[Pod, ...], order: Order, now: datetime) -> list[Failed]:
+    """Return why replicas will not come up; nothing of those that may."""
     leaving = any(pod.terminating for pod in fleet.pods)
     limits = StartLimits(order.start_limit, order.spare_limit)
-    failures = (start_failure(pod, leaving, limits, now) for pod in fleet.serving(order.toward))
-    found = next((failure for failure in failures if failure is not None), None)
-    return found if found or leaving else _unmade(fleet, order, now)
+    found = (start_failure(pod, leaving, limits, now) for pod in pods)
+    return [failure for failure in found if failure is not None]
 
 
 def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
@@ -155,23 +176,42 @@ def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     )
 
 
+def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Failed]:
+    """Return why replicas of the wanted template that are not Ready will not be."""
+    down = tuple(pod for pod in fleet.serving(order.toward) if not pod.ready)
+    return _failures(fleet, down, order, now)
+
+
+def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
+    """Return how many replicas of the wanted template nobody waits for.
+
+    Where nobody served before, one that does not come up keeps no other one from being replaced, on either
+    way: nothing is lost by going on, and a walk that waited for it would never end.
+    """
+    if not order.lifts:
+        return 0
+    unmade = fleet.desired(order.toward) - len(fleet.serving(order.toward))
+    refused = _unmade(fleet, order, now) is not None
+    return len(_lost(fleet, order, now)) + (unmade if refused else 0)
+
+
 def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
     """Return whether a mending change is taken back to replicas that are all there, and not all Ready.
 
-    What is left of the change does not serve either. The controller, let go, would keep it for as long as
-    a wanted replica is not Ready; a pulse removes it.
+    What is left of the change does not serve either, or nobody is owed more than that. The controller, let
+    go, would keep it for as long as a wanted replica is not Ready; a pulse removes it.
     """
     wanted = fleet.serving(order.toward)
     down = len(wanted) >= fleet.replicas and not all(pod.ready for pod in wanted)
     failed = not any(pod.ready for pod in fleet.serving(order.away))
-    return order.mends and order.repairs and down and failed
+    return order.mends and order.repairs and down and (failed or order.lifts)
 
 
-def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order) -> Wait | None:
+def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order, now: datetime) -> Wait | None:
     """Return what is waited for while new replicas are fewer than told, or not all Ready."""
     ready = sum(pod.ready for pod in new)
     told = fleet.desired(order.toward)
-    if ready >= told:
+    if ready + _given_up(fleet, order, now) >= told:
         return None
     reason = Reason.AWAITING_CANARY if fleet.is_saturated(order.away) else Reason.AWAITING_REPLICA
     return Wait(reason, f"{ready} of {told} new replicas are Ready")
@@ -186,7 +226,7 @@ def _finish(fleet: Fleet, order: Order) -> Move:
     return Wait(Reason.AWAITING_CONTROLLER, "the Deployment's status does not show the last replacement yet")
 
 
-def _after_restore(fleet: Fleet, order: Order) -> Move:
+def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     """Return whether the rollout is complete, or what it waits for.
 
     A change that was to mend is taken back to replicas that cannot stay up: nobody waits for them.
@@ -195,7 +235,7 @@ def _after_restore(fleet: Fleet, order: Order) -> Move:
         return back
     others = [pod for pod in fleet.pods if pod.revision != order.toward and not pod.terminating]
     ready = sum(pod.ready for pod in fleet.serving(order.toward))
-    wanted = 0 if order.mends and order.repairs else fleet.replicas
+    wanted = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
     if fleet.observed and not others and ready >= wanted:
         return Settled()
     return Wait(
@@ -214,7 +254,8 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
     victim = chosen(old, order.victim)
     if back := stray_move(fleet, old, victim):
         return back
-    if waiting := draining_move(fleet, victim, order.victim, order.drain, fleet.replicas):
+    needed = fleet.replicas - _given_up(fleet, order, now)
+    if waiting := draining_move(fleet, victim, order.victim, order.drain, needed):
         return waiting
     return _let_go(fleet, victim, old, now)
 
@@ -268,7 +309,8 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     if _lacks_spare(fleet, order):
         return Retarget(order.edit, STILL)
     victim = chosen(leaving, order.victim)
-    if waiting := draining_move(fleet, victim, order.victim, order.drain, fleet.replicas):
+    needed = fleet.replicas - _given_up(fleet, order, now)
+    if waiting := draining_move(fleet, victim, order.victim, order.drain, needed):
         return waiting
     if len(leaving) == 1 and fleet.is_saturated(order.toward) and not _leaves_failed_behind(fleet, order):
         return Revert(order.edit, order.recorded)

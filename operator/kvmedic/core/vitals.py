@@ -40,7 +40,7 @@ class Vital(StrEnum):
     MEMORY_IN_USE = "memoryInUse"
     """Largest share of a device's memory that was in use at any moment of the window (ratio 0-1)."""
     ENGINE_END = "engineEnd"
-    """How the engine's container last ended: exit code, reason, the mark in its previous log."""
+    """How the engine's container last ended: exit code, reason, the mark in the log of it."""
 
 
 SERIES: Mapping[Vital, tuple[str, ...]] = MappingProxyType(
@@ -169,7 +169,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineEnd:
-    """The last end of an engine's container, inside the trigger's window."""
+    """The newest end of an engine's container: inside the trigger's window, or one since which it is down."""
 
     cause: Cause
     exit_code: int
@@ -188,4 +188,4 @@ class Vitals:
     devices: Reading[tuple[Device, ...]] = field(default_factory=Unsupported)
     """Unsupported: nobody asked."""
     end: EngineEnd | None = None
-    """None: it did not end inside the window."""
+    """None: it did not end inside the window, and is not down since an earlier end."""

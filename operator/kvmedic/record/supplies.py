@@ -48,7 +48,7 @@ def after_trouble(
     """
     step = run.current.step
     share = raised_share(step)
-    ended = any(pod.restarts for pod in fleet.pods if pod.revision == step.after_template)
+    ended = any(pod.ends for pod in fleet.pods if pod.revision == step.after_template)
     return record if share is None or not ended else with_outgrown(record, share, template, now)
 
 

@@ -1,8 +1,8 @@
 """Did a replica end because memory ran out: its host's, or its GPU's?
 
 The kubelet says which container was killed at its memory limit. A GPU that runs out of memory is an
-exception inside the engine: the container ends with code 1 and reason `Error`, and only its previous
-log says why.
+exception inside the engine: the container ends with code 1 and reason `Error`, and only its log says
+why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OF_INTEREST = frozenset({Cause.HOST_MEMORY, Cause.DEVICE_MEMORY, Cause.UNKNOWN})
 
 def is_of_interest(evidence: Evidence) -> bool:
     """Return whether a replica ended for want of memory inside the window, or nobody knows why it did."""
-    return bool(_ended(evidence, OF_INTEREST))
+    return bool(ended(evidence, OF_INTEREST))
 
 
 def host_memory(evidence: Evidence) -> tuple[Finding, ...] | None:
@@ -31,13 +31,13 @@ def host_memory(evidence: Evidence) -> tuple[Finding, ...] | None:
 def device_memory(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """A replica ended because its GPU's memory ran out inside the window: at its start or while serving."""
     found = _findings(evidence, Cause.DEVICE_MEMORY, "its GPU's memory ran out")
-    unknown = _ended(evidence, frozenset({Cause.UNKNOWN}))
+    unknown = ended(evidence, frozenset({Cause.UNKNOWN}))
     if found or not unknown:
         return found
     name, end = next(iter(unknown.items()))
     return Inconclusive(
         Reason.PREVIOUS_LOG_UNREADABLE,
-        f"{name} ended {end.ended_at:%H:%M:%SZ} with exit code {end.exit_code} and its previous log cannot "
+        f"{name} ended {end.ended_at:%H:%M:%SZ} with exit code {end.exit_code} and the log of it cannot "
         f"be read ({end.trouble}): allow the operator get on pods/log, or look with kubectl logs --previous",
     )
 
@@ -57,16 +57,16 @@ def lower_share(_evidence: Evidence, setting: Setting) -> Advice:
     return step_down(setting)
 
 
-def _ended(evidence: Evidence, causes: frozenset[Cause]) -> dict[str, EngineEnd]:
+def ended(evidence: Evidence, causes: frozenset[Cause]) -> dict[str, EngineEnd]:
+    """Return the newest ends of replicas that ended for one of some causes, by pod."""
     ends = {name: vitals.end for name, vitals in sorted(evidence.vitals.items())}
     return {name: end for name, end in ends.items() if end is not None and end.cause in causes}
 
 
 def _findings(evidence: Evidence, cause: Cause, text: str) -> tuple[Finding, ...] | None:
-    ended = _ended(evidence, frozenset({cause}))
     found = (
         Finding(name, Vital.ENGINE_END, end.exit_code, None, f"{text} at {_told(end)}")
-        for name, end in ended.items()
+        for name, end in ended(evidence, frozenset({cause})).items()
     )
     return tuple(found) or None
 

@@ -70,7 +70,8 @@ class Proxy:
     muted: int = 0
     """Chunks of watches that were dropped."""
     log: str | None = None
-    """Log of every container, since simulated pods have none; None: the API server answers for itself."""
+    """What every container wrote before it ended, since simulated pods have no log; None: the API server
+    answers for itself."""
     claims: list[tuple[float, str, int]] = field(default_factory=list)
     """When which claim on a Deployment was sent on, and the API server's answer."""
     _step: str = "no run"
@@ -142,8 +143,17 @@ class Proxy:
 
     async def _told(self, request: web.Request, body: bytes, up: ClientSession) -> web.StreamResponse:
         if self.log is not None and request.path.endswith("/log"):
-            return web.Response(text=self.log)
+            return web.Response(text=await self._dated(request.path.removesuffix("/log"), self.log, up))
         return await self._forward(request, body, up)
+
+    async def _dated(self, pod: str, log: str, up: ClientSession) -> str:
+        """Return a log as the kubelet tells it with times: those of the end that the pod shows."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        async with up.get(self.upstream + pod, headers=headers) as answer:
+            status = (await answer.json()).get("status", {}).get("containerStatuses", [{}])[0]
+        ends = [status.get(place, {}).get("terminated") for place in ("state", "lastState")]
+        at = next((end["finishedAt"] for end in ends if end), "2026-03-01T00:00:00Z")
+        return "".join(f"{at} {line}\n" for line in log.splitlines())
 
     def _killed(self, request: web.Request) -> web.Response:
         self.kill()

@@ -1,0 +1,282 @@
+"""A fleet of which no replica comes up for want of GPU memory: who may mend it, and how far that goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvmedic.aftermath import in_view_of_the_rest
+from kvmedic.core.diagnosis import Goal
+from kvmedic.core.draining import Drain, Victim
+from kvmedic.core.evidence import Absence, Measured, Missing, Reading
+from kvmedic.core.fleet import ContainerEnd, Instance, Owner, Pod
+from kvmedic.core.gates import Blocked, Health, Stop
+from kvmedic.core.owner import OwnerKind, TemplateOwner
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record
+from kvmedic.core.run import Run, StepState
+from kvmedic.core.verdict import Judged, Verdict
+from kvmedic.core.vitals import Cause, EngineEnd
+from kvmedic.obstacles import gate, health_of
+from kvmedic.ports import Senses
+from kvmedic.survey import Survey, survey
+from kvmedic.walks import Tick, _drain
+from lab.cluster.simulation import behaviour
+from lab.scripted.readings import State
+from reconcile.test_ill_replicas import LEVERS, TORCH, touched
+from reconcile.test_survey import Asked, spec
+from reconcile.viewed import Viewed
+from reconcile.world import Eye, World, deployment
+from run_builder import NEW, NOW, a_fleet, a_pod, a_run, an_intent
+from vitals_builder import an_end
+
+ENDED = ContainerEnd(
+    "vllm", 1, "Error", NOW - timedelta(minutes=2), NOW - timedelta(minutes=1), Instance.PREVIOUS
+)
+DOWN: Mapping[str, Any] = {
+    "ready_at": None,
+    "in_rotation": False,
+    "unready_at": NOW - timedelta(minutes=9),
+    "last_end": ENDED,
+    "restarts": 3,
+}
+HANGS: Mapping[str, Any] = {**DOWN, "last_end": None, "restarts": 0}
+MEMORY, OTHER, UNREAD = (an_end(cause) for cause in (Cause.DEVICE_MEMORY, Cause.ANOTHER, Cause.UNKNOWN))
+
+
+@dataclass
+class Ended(Asked):
+    """A fleet without metrics whose replicas ended as told, by name."""
+
+    ends_by_pod: Mapping[str, EngineEnd] = field(default_factory=dict)
+
+    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> dict[str, EngineEnd]:
+        return {pod.name: self.ends_by_pod[pod.name] for pod in pods if pod.name in self.ends_by_pod}
+
+
+class Switch:
+    async def read(self) -> Stop:
+        return Stop.OFF
+
+
+PORTS: Any = SimpleNamespace(stop=Switch())
+
+
+async def found(
+    pods: Sequence[Pod], ends: Mapping[str, EngineEnd], *, owner: Any = None, **more: Any
+) -> tuple[Survey, Blocked | None]:
+    """Return what a look at a fleet finds, and what the gate says."""
+    fleet = a_fleet(pods=tuple(pods), owner=owner)
+    view = Viewed(fleet=fleet, template=deployment(3)["spec"]["template"])
+    resource, world = spec(levers=LEVERS, **more), Ended(State.MISSING, ends_by_pod=ends)
+    assert resource.policy is not None
+    seen = await survey(resource, resource.policy, view, Senses(world, world))
+    return seen, await gate(resource.policy, Record(), seen, PORTS, NOW)
+
+
+def down(*names: str, **changes: Any) -> list[Pod]:
+    return [a_pod(name, **{**DOWN, **changes}) for name in names]
+
+
+async def test_replicas_that_are_all_down_for_what_the_plan_mends_are_enough() -> None:
+    seen, blocked = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY))
+
+    assert seen.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
+    assert (seen.obstacle, blocked) == (None, None)
+    assert health_of(seen) == Health(ready=0, mendable=3)
+
+
+@pytest.mark.parametrize(
+    ("pods", "ends", "health"),
+    [
+        ([*down("a", "b"), a_pod("c", **HANGS)], {"a": MEMORY, "b": MEMORY}, Health(0, 2, 1)),
+        (down("a", "b", "c"), {"a": MEMORY, "b": MEMORY, "c": OTHER}, Health(0, 2, 1)),
+        (down("a", "b", "c"), {"a": MEMORY, "b": UNREAD, "c": UNREAD}, Health(0, 1, 2)),
+        (
+            [*down("a", "b"), *down("c", waiting_reason="ImagePullBackOff")],
+            dict.fromkeys("abc", MEMORY),
+            Health(0, 2, 1),
+        ),
+        (
+            [*down("a", "b"), *down("c", unready_at=NOW)],
+            dict.fromkeys("abc", MEMORY),
+            Health(0, 2, 1),
+        ),
+    ],
+    ids=[
+        "one hangs",
+        "one ended for another cause",
+        "logs that cannot be read",
+        "one waits for its image",
+        "one was Ready since",
+    ],
+)
+async def test_one_that_is_down_for_anything_else_leaves_it_to_a_person(
+    pods: Sequence[Pod], ends: Mapping[str, EngineEnd], health: Health
+) -> None:
+    seen, blocked = await found(pods, ends)
+
+    assert health_of(seen) == health
+    assert blocked is not None
+    assert blocked.reason is Reason.TOO_FEW_HEALTHY
+
+
+async def test_a_replica_that_is_not_there_is_none_that_is_mended() -> None:
+    seen, blocked = await found(down("a", "b"), dict.fromkeys("ab", MEMORY))
+
+    assert health_of(seen) == Health(ready=0, mendable=2, others=1)
+    assert blocked is not None
+
+
+async def test_without_any_log_nothing_is_known_and_nothing_planned() -> None:
+    seen, blocked = await found(down("a", "b", "c"), dict.fromkeys("abc", UNREAD))
+
+    assert (seen.diagnosis.reason, seen.plan) == (Reason.PREVIOUS_LOG_UNREADABLE, None)
+    assert blocked is None, "there is nothing to hold back"
+
+
+async def test_no_other_plan_counts_replicas_that_are_down() -> None:
+    seen, _ = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY))
+    assert seen.plan is not None
+    step = replace(seen.plan.steps[0], reason=Reason.CAP_RIGHT_SIZED)
+
+    assert health_of(replace(seen, plan=replace(seen.plan, steps=(step,)))) == Health(0, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"mode": "Observe"}, Reason.OBSERVE_ONLY),
+        ({"suspend": True}, Reason.SUSPENDED),
+        ({"limits": {"minHealthyReplicas": 4}}, Reason.TOO_FEW_HEALTHY),
+    ],
+)
+async def test_nothing_else_about_the_gate_is_loosened(more: dict[str, Any], reason: Reason) -> None:
+    _, blocked = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY), **more)
+
+    assert blocked is not None
+    assert blocked.reason is reason
+
+
+async def test_who_owns_the_template_is_not_fought_though_nothing_serves() -> None:
+
+    argo = Owner(Reason.MANAGED_BY_GITOPS, "Argo CD", TemplateOwner(OwnerKind.ARGO_CD, "Argo CD"))
+
+    seen, _ = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY), owner=argo)
+
+    assert seen.obstacle is not None
+    assert seen.obstacle.reason is Reason.MANAGED_BY_GITOPS
+
+
+@dataclass
+class Replicas:
+    """Requests on every replica, and how often somebody asked."""
+
+    count: Reading[float]
+    asked: int = 0
+
+    async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
+        self.asked += 1
+        return self.count
+
+
+def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:
+    resource = spec(**more)
+    assert resource.policy is not None
+    pace = SimpleNamespace(drain_quiet=timedelta(seconds=5), drain_interval=timedelta(0))
+    ports: Any = SimpleNamespace(metrics=metrics, pace=pace)
+    return Tick(resource, resource.policy, Record(), run, ports, NOW)
+
+
+@pytest.mark.parametrize(
+    ("pod", "count", "drain", "asked"),
+    [
+        (down("a")[0], Missing(Absence.SOURCE_UNAVAILABLE), Drain.UNKNOWN, 1),
+        (down("a")[0], Measured(0.0, NOW), Drain.UNKNOWN, 1),
+        (down("a")[0], Measured(2.0, NOW), Drain.BUSY, 1),
+        (a_pod("a", in_rotation=False), Measured(0.0, NOW), Drain.BUSY, 0),
+        (a_pod("a", ready_at=None, in_rotation=False), Measured(0.0, NOW), Drain.BUSY, 0),
+    ],
+    ids=[
+        "nothing answers",
+        "it loads",
+        "somebody goes past the Service",
+        "it was Ready: requests may still come",
+        "nobody says that it never was Ready",
+    ],
+)
+async def test_a_replica_that_never_was_ready_takes_no_wait(
+    pod: Pod, count: Reading[float], drain: Drain, asked: int
+) -> None:
+    metrics = Replicas(count)
+    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victim=Victim("a", "uid-a", NOW, out_at=NOW))
+
+    assert await _drain(a_tick(run, metrics), a_fleet(pods=(replace(pod, cordoned=True),))) is drain
+    assert metrics.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("served", "goal", "verdict"),
+    [
+        (0, Goal.STEADINESS, Verdict.IMPROVED),
+        (1, Goal.STEADINESS, Verdict.INCONCLUSIVE),
+        (0, Goal.RELIEF, Verdict.INCONCLUSIVE),
+    ],
+    ids=["nobody served before", "somebody did", "another change"],
+)
+async def test_what_came_up_where_nothing_served_is_not_taken_away(
+    served: int, goal: Goal, verdict: Verdict
+) -> None:
+    run = replace(a_run(StepState.VERIFYING, an_intent()), in_rotation=served, goal=goal)
+    tick = a_tick(run, Replicas(Measured(0.0, NOW)), verify={"for": "1m", "onInconclusive": "RollBack"})
+    judged = Judged(Verdict.INCONCLUSIVE, Reason.TOO_FEW_REQUESTS, "3 requests")
+
+    found = await in_view_of_the_rest(tick, (a_pod("a", NEW), a_pod("b", NEW, ready_at=None)), judged)
+
+    assert found.verdict is verdict
+
+
+def all_crash(world: World, hanging: int = 0) -> None:
+    """Let every replica end and wait in CrashLoopBackOff, without metrics; some hang instead."""
+    crash, hang = behaviour(mode="crash", restart_after="1h"), behaviour(mode="unready")
+    for number, pod in enumerate(world.pods()):
+        marks = {"metadata": {"annotations": hang if number < hanging else crash}}
+        world.cluster.api.patch("Pod", pod["metadata"]["name"], marks, world.namespace)
+    world.rewrite(old="missing", new="recovered")
+    world.wait(lambda: world.endpoints() == 0, 30, "nothing serves")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_fleet_that_is_down_as_a_whole_is_healed(a_world: Callable[..., World], replicas: int) -> None:
+    world = a_world(replicas=replicas, spec={"levers": LEVERS})
+    world.proxy.log = TORCH
+    all_crash(world)
+
+    with Eye(world.cluster, world.namespace, replicas) as eye:
+        world.start()
+        world.wait(world.is_closed, 120, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+    assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
+    assert world.endpoints() == replicas
+    assert world.traces() == []
+    assert eye.lost == []
+
+
+def test_a_replica_that_hangs_beside_those_that_crash_keeps_everything_as_it_is(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(spec={"levers": LEVERS})
+    world.proxy.log = TORCH
+    all_crash(world, hanging=1)
+
+    world.start()
+    world.wait(lambda: world.condition("Progressing")[1] == "TooFewHealthy", 60, "the gate is closed")
+
+    assert world.condition("Diagnosed") == ("True", "CudaOutOfMemory")
+    assert touched(world) == []
