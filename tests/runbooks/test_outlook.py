@@ -323,3 +323,12 @@ def test_what_cannot_be_read_keeps_host_memory(signal, why):
     advice = without_host_memory(an_evidence(light(0.3), light(0.3), silent), lent(), SETTING, "template")
 
     assert isinstance(advice, NoChange)
+
+
+@pytest.mark.parametrize(
+    ("load", "fits"), [(None, False), (THEN, True)], ids=["nobody knows how heavy it was", "lighter since"]
+)
+def test_an_idle_fleet_that_could_not_do_without_is_not_asked_again_on_the_same_evidence(load, fits):
+    advice = alone(*[IDLE] * 3, of=lent(in_vain=TriedReturn("template", NOW, load)))
+
+    assert isinstance(advice, Fits) is fits

@@ -27,7 +27,7 @@ from kvmedic.core.complete import Complete, complete, total
 from kvmedic.core.diagnosis import Evidence, Inconclusive, NoChange, Resize, Setting
 from kvmedic.core.evidence import Signal
 from kvmedic.core.footprint import Footprint, Load
-from kvmedic.core.loan import Borrowed
+from kvmedic.core.loan import Borrowed, TriedReturn
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
 from kvmedic.core.verdict import LENGTHS_ALIKE, LIGHTER, QUEUED
@@ -112,7 +112,8 @@ def without_host_memory(
     if isinstance(found, Inconclusive):
         return NoChange(found.reason, found.message)
     now = _carried(found, evidence.sizing.window_seconds)
-    if now.at_once <= now.replicas:
+    tried = _in_vain(now, held, template)
+    if now.at_once <= now.replicas and tried is None:
         return Fits(f"{now.at_once:.0f} sequences ran or waited at once on {now.replicas} replicas")
     if now.waiting >= QUEUED * now.replicas:
         return NoChange(Reason.LOAN_HELD, f"{now.waiting:.0f} requests wait on {now.replicas} replicas")
@@ -120,7 +121,8 @@ def without_host_memory(
     if isinstance(case, Inconclusive):
         return NoChange(case.reason, case.message)
     room = _room(case, setting, evidence)
-    if why := _in_vain(now, held, room, template):
+    if tried is not None and (tried.load is None or room.is_like(tried.load)):
+        why = f"giving it back did not hold at {tried.at:%Y-%m-%dT%H:%M:%SZ}, and load and template are as then"
         return NoChange(Reason.LOAN_HELD, why)
     running = _alone(now, held, room, template)
     if running is None:
@@ -130,17 +132,13 @@ def without_host_memory(
     return Fits(told) if _peak(running) <= room.sequences else NoChange(Reason.LOAN_HELD, told)
 
 
-def _in_vain(now: Carried, held: Borrowed, room: Room, template: str) -> str:
-    """Return that giving it back was tried on the same evidence; empty where it was not."""
+def _in_vain(now: Carried, held: Borrowed, template: str) -> TriedReturn | None:
+    """Return the way back that did not hold on this template, where the load is not clearly lighter since."""
     tried = held.in_vain
     if tried is None or tried.template != template:
-        return ""
-    load = tried.load
-    if load is not None:
-        lighter = _share(now, load) <= LIGHTER
-        if lighter or not room.is_like(load):
-            return ""
-    return f"giving it back did not hold at {tried.at:%Y-%m-%dT%H:%M:%SZ}, and load and template are as then"
+        return None
+    lighter = tried.load is not None and _share(now, tried.load) <= LIGHTER
+    return None if lighter else tried
 
 
 def _alone(now: Carried, held: Borrowed, room: Room, template: str) -> float | None:
