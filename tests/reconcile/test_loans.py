@@ -17,10 +17,11 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.template import template_hash
+from kvmedic.findings import Survey
 from kvmedic.footprints import holding, noted
 from kvmedic.ports import Senses
 from kvmedic.record.transitions import notes
-from kvmedic.survey import Survey, survey
+from kvmedic.survey import survey
 from lab.scripted.readings import State
 from reconcile.test_obstacles import a_settled_fleet
 from reconcile.test_survey import Asked, a_resource
