@@ -84,11 +84,12 @@ def due_in(
     found: Survey, resource: Resource, policy: Policy, now: datetime
 ) -> tuple[Footprint | Borrowed, Workload] | None:
     """Return what to ask of a calm fleet whether it would do without; None: nothing yet."""
-    calm = isinstance(found.diagnosis, Diagnosed) and found.diagnosis.reason is Reason.HEALTHY
-    if resource.record is None or not calm:
+    record, diagnosis = resource.record, found.diagnosis
+    calm = isinstance(diagnosis, Diagnosed) and diagnosis.reason is Reason.HEALTHY
+    if record is None or not calm or (record.footprint is None and not record.borrowed):
         return None
     workload = engine_of(found.view, policy)
-    held = due(resource.record, found.view.fleet, policy, workload, now)
+    held = due(record, found.view.fleet, policy, workload, now)
     return None if held is None or isinstance(workload, Fault) else (held, workload)
 
 

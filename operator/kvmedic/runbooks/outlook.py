@@ -122,7 +122,9 @@ def without_host_memory(
         return NoChange(case.reason, case.message)
     room = _room(case, setting, evidence)
     if tried is not None and (tried.load is None or room.is_like(tried.load)):
-        why = f"giving it back did not hold at {tried.at:%Y-%m-%dT%H:%M:%SZ}, and load and template are as then"
+        why = (
+            f"giving it back did not hold at {tried.at:%Y-%m-%dT%H:%M:%SZ}, and load and template are as then"
+        )
         return NoChange(Reason.LOAN_HELD, why)
     running = _alone(now, held, room, template)
     if running is None:
