@@ -33,7 +33,7 @@ class Survey:
     proposal: Proposal | None = None
     """What to give to the owner of the target, who makes the change instead of us."""
     outlook: str = ""
-    """Whether fewer replicas would do, where some were added for a while and somebody asked."""
+    """Whether the fleet would do with less, where something is there for a while and somebody asked."""
 
     def engine(self, policy: Policy) -> Workload | Fault:
         """Return the engine of the target in the version that counts, or why it cannot be told."""

@@ -1,48 +1,52 @@
-"""What was added for a while, from look to look: noted, forgotten where it is somebody else's, given back."""
+"""What was added or lent for a while, from look to look: noted, and forgotten where it is somebody else's."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from kvmedic.core.diagnosis import Diagnosed, Goal, ScaleBound
-from kvmedic.core.footprint import Footprint, in_calm, is_held, returning_step
+from kvmedic.core.calm import in_calm, with_outlook
+from kvmedic.core.diagnosis import Diagnosed, ScaleBound
+from kvmedic.core.footprint import Footprint, is_held
 from kvmedic.core.gates import Blocked
-from kvmedic.core.opening import Measure, run_of
-from kvmedic.core.plan import Plan
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.loan import Borrowed, Tenure
+from kvmedic.core.policy import Policy
+from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
-from kvmedic.core.resource import Resource
-from kvmedic.core.run import Outcome, Run
-from kvmedic.core.terms import policy_from
 from kvmedic.findings import Survey
-from kvmedic.plans import obstacle_to
-from kvmedic.ports import Ports, Target, View
-from kvmedic.record.runs import opened
-from kvmedic.record.surveys import REFRESH, complaint
-from kvmedic.saving import save
+from kvmedic.ports import Target, View
+from kvmedic.record.surveys import REFRESH
+from kvmedic.runbooks.returns import restore_after, tenure
+from kvmedic.versions import engine_of
 
 
-def noted(record: Record, found: Survey, now: datetime) -> Record:
-    """Return the record with what a look says of the replicas that were added for a while.
+def noted(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:
+    """Return the record with what a look says of the replicas that were added, and the memory that was lent.
 
-    The same number set by somebody else in between is not told apart, and counts as ours.
+    The same number or value set by somebody else in between is not told apart, and counts as ours.
     """
-    held = record.footprint
-    if held is None:
-        return record
-    if not is_held(held, found.view.fleet):
-        return replace(record, footprint=None)
     calm = isinstance(found.diagnosis, Diagnosed) and found.diagnosis.reason is Reason.HEALTHY
-    return replace(record, footprint=_looked_at(in_calm(held, now if calm else None), found.outlook, now))
+    since, held = now if calm else None, record.footprint
+    if held is not None and is_held(held, found.view.fleet):
+        held = with_outlook(in_calm(held, since), found.outlook, now, REFRESH)
+        return replace(record, footprint=held, borrowed=_lent(record, found, policy, since, ""))
+    return replace(record, footprint=None, borrowed=_lent(record, found, policy, since, found.outlook))
 
 
-def _looked_at(held: Footprint, outlook: str, now: datetime) -> Footprint:
-    """Return the footprint with the newest outlook, where the one that is told is old."""
-    fresh = held.looked_at is not None and now - held.looked_at < REFRESH
-    if not outlook or fresh:
-        return held
-    return replace(held, outlook=outlook, looked_at=now)
+def _lent(
+    record: Record, found: Survey, policy: Policy, since: datetime | None, outlook: str
+) -> tuple[Borrowed, ...]:
+    """Return what is still lent; what nobody can read now stays, and was not calm."""
+    if not record.borrowed:
+        return ()
+    workload, uid = engine_of(found.view, policy), found.view.fleet.uid
+    whose = [(lent, tenure(lent, uid, workload)) for lent in record.borrowed]
+    now = since or found.burn.at
+    return tuple(
+        with_outlook(in_calm(lent, since if of is Tenure.OURS else None), outlook, now, REFRESH)
+        for lent, of in whose
+        if of is not Tenure.THEIRS
+    )
 
 
 async def with_holder(view: View, held: Footprint | None, target: Target) -> View:
@@ -52,45 +56,21 @@ async def with_holder(view: View, held: Footprint | None, target: Target) -> Vie
     return await target.with_minimum(view, held.holder)
 
 
-def holding(held: Footprint | None, bound: ScaleBound | None) -> Blocked | None:
-    """Return why replicas that were added for a while are still there; None where there are none."""
-    if held is None:
+def holding(record: Record, policy: Policy) -> Blocked | None:
+    """Return why what was added or lent for a while is still there; None where there is nothing."""
+    held, bound = record.footprint, policy.scale_out
+    if held is not None:
+        after = (bound or ScaleBound()).restore_after
+        text = (
+            f"{held.line()}; they are given back after {after.total_seconds() / 60:.0f} minutes of calm, "
+            "once fewer are predicted to carry the load (status.footprint)"
+        )
+        return Blocked(Reason.FOOTPRINT_HELD, text)
+    if not record.borrowed:
         return None
-    after = (bound or ScaleBound()).restore_after
+    lent = record.borrowed[0]
     text = (
-        f"{held.line()}; they are given back after {after.total_seconds() / 60:.0f} minutes of calm, once "
-        "fewer are predicted to carry the load (status.footprint)"
+        f"{lent.line()}; it is given back after {restore_after(policy).total_seconds() / 60:.0f} minutes of "
+        "calm, once the fleet is predicted to carry the load without it (status.borrowed)"
     )
-    return Blocked(Reason.FOOTPRINT_HELD, text)
-
-
-async def give_back(
-    resource: Resource, record: Record, held: Footprint, ports: Ports, now: datetime
-) -> timedelta | None:
-    """Open the run that gives everything back because its resource is deleted; no gate blocks that.
-
-    Returns when to look again, or None where nothing is left to give back.
-    """
-    step = returning_step(held, held.fewest, held.template)
-    policy = resource.policy or (policy_from(step, held.terms) if held.terms else None)
-    view = await ports.target.look(resource.namespace, policy) if policy is not None else None
-    if view is None:
-        return None
-    view = await with_holder(view, held, ports.target)
-    if not is_held(held, view.fleet):
-        return None
-    if refused := obstacle_to(step, view.fleet, Goal.CALM):
-        why = Outcome(refused.reason, f"{refused.message}; it is deleted once {held.line()} is given back")
-        await save(resource, complaint(record, why, resource.generation, now), ports)
-        return ports.pace.idle
-    run = _run(resource, held, view, now)
-    await save(resource, opened(record, run, resource.generation, now), ports)
-    return timedelta(0)
-
-
-def _run(resource: Resource, held: Footprint, view: View, now: datetime) -> Run:
-    fleet = view.fleet
-    step = returning_step(held, held.fewest, fleet.revision)
-    message = f"the resource is deleted: {SENTENCES[Reason.REPLICAS_GIVEN_BACK]}"
-    plan = Plan((step,), fleet.uid, fleet.revision, resource.generation, Reason.RESOURCE_DELETED, message)
-    return replace(run_of(plan, fleet, view.template, Measure(Goal.CALM), now), terms=held.terms)
+    return Blocked(Reason.LOAN_HELD, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from types import MappingProxyType
 
 from kvmedic.core.approval import stands
@@ -21,6 +22,8 @@ from kvmedic.core.diagnosis import (
     diagnose,
 )
 from kvmedic.core.fleet import Fleet
+from kvmedic.core.footprint import Footprint
+from kvmedic.core.loan import Borrowed
 from kvmedic.core.plan import Plan, Step
 from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import Purpose, step_refusal
@@ -37,13 +40,12 @@ from kvmedic.runbooks.fleet_plans import (
     replaced_in_vain,
     replacement_of,
     resizing_of,
-    returning_of,
     rollback_of,
     rolled_back_in_vain,
     scaled_in_vain,
 )
-from kvmedic.runbooks.outlook import fewer_replicas
 from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
+from kvmedic.runbooks.returns import Calm, due, returning
 from kvmedic.versions import settable, version_remark
 
 
@@ -90,20 +92,36 @@ def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource,
     return remarked(replace(found, evidence=evidence, diagnosis=diagnosis, runbook=runbook), resource, policy)
 
 
-def with_return(found: Survey, resource: Resource, policy: Policy) -> Survey:
-    """Return the survey of a calm fleet with the plan that gives replicas back, or why it has none."""
-    record, fleet = resource.record or Record(), found.view.fleet
-    held = record.footprint
+def due_in(
+    found: Survey, resource: Resource, policy: Policy, now: datetime
+) -> tuple[Footprint | Borrowed, Workload] | None:
+    """Return what to ask of a calm fleet whether it would do without; None: nothing yet."""
+    record, diagnosis = resource.record, found.diagnosis
+    calm = isinstance(diagnosis, Diagnosed) and diagnosis.reason is Reason.HEALTHY
+    if record is None or not calm or (record.footprint is None and not record.borrowed):
+        return None
     workload = found.engine(policy)
-    if held is None or isinstance(workload, Fault):
+    held = due(record, found.view.fleet, policy, workload, now)
+    return None if held is None or isinstance(workload, Fault) else (held, workload)
+
+
+def with_return(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
+    """Return the survey with the plan that gives something back, where that is due and predicted to do."""
+    due_now = due_in(found, resource, policy, now)
+    if due_now is None:
         return found
-    known = _setting(workload, found, policy, record)
-    advice = fewer_replicas(found.evidence, held, known, fleet.revision)
-    if isinstance(advice, NoChange):
-        return replace(found, outlook=advice.message)
-    plan = returning_of(fleet, held, advice, resource.generation)
-    obstacle = obstacle_to(plan.steps[0], fleet, Goal.CALM)
-    return replace(found, plan=plan, obstacle=obstacle, outlook=advice.message)
+    held, workload = due_now
+    known = _setting(workload, found, policy, resource.record or Record())
+    asked = Calm(found.evidence, found.view.fleet, workload, known)
+    back = returning(held, asked, resource.generation)
+    told = replace(found, outlook=back.outlook)
+    match back.plan:
+        case Plan(steps=(step, *_)) as plan:
+            return replace(told, plan=plan, obstacle=obstacle_to(step, found.view.fleet, Goal.CALM))
+        case Fault(reason, message):
+            return replace(told, obstacle=Outcome(reason, message))
+        case _:
+            return told
 
 
 def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: Record) -> Setting:

@@ -23,7 +23,8 @@ from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome, Run
 from kvmedic.core.severity import urgency_of
 from kvmedic.core.terms import policy_during, terms_of
-from kvmedic.footprints import give_back, holding, noted, with_holder
+from kvmedic.departing import give_back
+from kvmedic.footprints import holding, noted, with_holder
 from kvmedic.last_good import proved_good
 from kvmedic.obstacles import accompanied, claimed, consent, crowded, gate, unfit, unrecognised
 from kvmedic.outgrown import with_known_limit
@@ -66,8 +67,8 @@ async def _deleted(resource: Resource, record: Record, ports: Ports, now: dateti
     """Let a resource go, once nothing of ours is left on its target, unless its owner abandons that."""
     if resource.wish is Wish.DELETE:
         again = await put_back(resource, record, ports)
-        if again is None and record.footprint is not None:
-            again = await give_back(resource, record, record.footprint, ports, now)
+        if again is None:
+            again = await give_back(resource, record, ports, now)
         if again is not None:
             return again
     await _unfinalized(resource, ports)
@@ -136,7 +137,7 @@ async def _survey(
     why = await _begun(ward, seen)
     if found.plan is not None and why is None:
         return AT_ONCE
-    why = why or holding(seen.footprint, policy.scale_out)
+    why = why or holding(seen, policy)
     await save(resource, planned(seen, found.plan, told(cared, why), resource.generation, now), ports)
     if seen.aside != record.aside:
         return AT_ONCE
@@ -149,7 +150,7 @@ async def _seen(ward: Ward, cared: Cared) -> Record:
     found, policy, generation = ward.found, ward.policy, ward.resource.generation
     seen = surveyed(ward.record, found.diagnosis, found.runbook, generation, ward.now)
     urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, ward.record.urgency)
-    seen = noted(replace(seen, urgency=urgent, aside=cared.aside), found, ward.now)
+    seen = noted(replace(seen, urgency=urgent, aside=cared.aside), found, policy, ward.now)
     seen = with_known_limit(seen, found, policy, ward.now)
     good = await proved_good(found, ward.resource, policy, ward.ports.metrics, ward.now)
     return with_last_good(seen, good) if good else seen
@@ -199,4 +200,5 @@ async def _unfinalized(resource: Resource, ports: Ports, record: Record | None =
 
 def _is_owing(record: Record) -> bool:
     """Return whether something of ours is on the target although no run is open."""
-    return record.footprint is not None or (record.aside is not None and record.aside.is_active)
+    spared = record.aside is not None and record.aside.is_active
+    return record.footprint is not None or bool(record.borrowed) or spared

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Inconclusive
 from kvmedic.core.evidence import Look, Signal
-from kvmedic.core.footprint import is_held
 from kvmedic.core.policy import Policy
-from kvmedic.core.reasons import Reason
 from kvmedic.core.resource import Resource
 from kvmedic.findings import Survey
 from kvmedic.gathering import expected, gather, silent_on_pools, vitals_of, with_logged_pools
 from kvmedic.last_good import unproved
-from kvmedic.plans import judged, remarked, with_plan, with_return, with_shown_plan
+from kvmedic.plans import due_in, judged, remarked, with_plan, with_return, with_shown_plan
 from kvmedic.ports import Senses, View
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.planning import Workload
@@ -27,7 +25,7 @@ async def survey(resource: Resource, policy: Policy, view: View, senses: Senses)
     histograms, and a calm fleet needs none of them.
     """
     glanced = await _glance(resource, policy, view, senses)
-    if glanced is not None and not _is_due(glanced, resource, policy, senses):
+    if glanced is not None and due_in(glanced, resource, policy, senses.now or glanced.burn.at) is None:
         return with_shown_plan(glanced, resource, policy)
     return await examine(resource, policy, view, senses)
 
@@ -42,12 +40,11 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
             evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
     runbook, diagnosis = judged(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
-    is_due = _is_due(found, resource, policy, senses)
-    if is_due or _asks_for_a_change(diagnosis):
+    now = senses.now or found.burn.at
+    if _asks_for_a_change(diagnosis) or due_in(found, resource, policy, now) is not None:
         told = await ask_versions(resource.namespace, view, senses.metrics)
         found = replace(found, evidence=replace(evidence, versions=told))
-    found = remarked(found, resource, policy)
-    planned = with_return(found, resource, policy) if is_due else found
+    planned = with_return(remarked(found, resource, policy), resource, policy, now)
     return with_shown_plan(with_plan(planned, resource, policy), resource, policy)
 
 
@@ -76,12 +73,3 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
             case findings:
                 calm = Diagnosed(branch, findings)
     return Survey(view, evidence, calm, str(runbook), None, None)
-
-
-def _is_due(found: Survey, resource: Resource, policy: Policy, senses: Senses) -> bool:
-    """Return whether to ask if fewer replicas would do: it has been calm for long enough."""
-    held = resource.record.footprint if resource.record else None
-    calm = isinstance(found.diagnosis, Diagnosed) and found.diagnosis.reason is Reason.HEALTHY
-    if held is None or not calm or not is_held(held, found.view.fleet):
-        return False
-    return held.is_due(policy.scale_out, senses.now or found.burn.at)

@@ -11,7 +11,7 @@ from kvmedic.core.diagnosis import Goal
 from kvmedic.core.evidence import Observation
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
 from kvmedic.core.run import Standing, StepState
-from kvmedic.core.scale_verdict import judge_fewer, judge_more
+from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
 from kvmedic.core.steadiness import steadiness
 from kvmedic.core.verdict import Judged, judge, judge_replacement
 from kvmedic.ports import View
@@ -40,6 +40,8 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
     """Return the verdict on the step that is being verified; `restarts`: of all its replicas so far."""
     before, policy, step = tick.run.baseline, tick.policy, tick.run.current.step
     if tick.run.goal is Goal.CALM:
+        if isinstance(step, FlagStep | ConfigStep):
+            return judge_without(before, looked, policy.trigger, restarts)
         return judge_fewer(looked, policy.trigger)
     if before is None or tick.run.goal is Goal.STEADINESS:
         return steadiness(looked, restarts)

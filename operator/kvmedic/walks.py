@@ -284,5 +284,5 @@ def _least_blocks(run: Run) -> int:
     A change for steadiness gives memory away on purpose: the pool is smaller then. Another revision's
     image or types may well make another pool.
     """
-    same_engine = run.goal is Goal.RELIEF and not isinstance(run.current.step, RevisionStep)
+    same_engine = run.goal is not Goal.STEADINESS and not isinstance(run.current.step, RevisionStep)
     return run.blocks or 0 if same_engine else 0

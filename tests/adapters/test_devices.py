@@ -204,6 +204,7 @@ def _no_scrapes() -> Any:
         ("gpu-was-full-long-ago", 4000),
         ("gpu-full-twice", 80),
         ("gpu-default-set", None),
+        ("memory-in-bytes", 8192),
     ],
 )
 async def test_of_the_memory_the_least_of_the_window_counts(

@@ -297,6 +297,12 @@ LEVERS = [
         "use a duration from 1m to 168h",
     ),
     Row(
+        "host memory given back at once",
+        lever(name="cpuOffload", restoreAfter="5s"),
+        "spec.levers[0].restoreAfter",
+        "use a duration from 1m to 168h",
+    ),
+    Row(
         "rolled back within no time",
         lever(name="revisionRollback", within="4m"),
         "spec.levers[0].within",

@@ -9,6 +9,7 @@ from kvmedic.core.aside import SetAside, Station
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.engine import Knob
 from kvmedic.core.footprint import Footprint, Load
+from kvmedic.core.loan import Borrowed, TriedReturn
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.reasons import Reason
@@ -67,11 +68,29 @@ def holding_record() -> Record:
         looked_at=NOW,
     )
     run = a_run(StepState.ROLLING_OUT, a_scaling(2, 4, 3), step=SCALE.inverse())
+    lent = Borrowed(
+        knob=Knob.KV_OFFLOADING_SIZE,
+        before=None,
+        after="32",
+        revision=OLD,
+        at=NOW - timedelta(hours=3),
+        run="20260301-000000",
+        target=target,
+        target_uid="uid-1",
+        container="vllm",
+        load=Load(20.0, 380.0, 64.0, 190.0),
+        terms=terms,
+        calm_since=NOW - timedelta(hours=1),
+        outlook="without it 3 replicas would run 9.1 sequences each",
+        looked_at=NOW,
+        in_vain=TriedReturn(OLD, NOW - timedelta(hours=2), Load(9.0, 200.0, 64.0, 190.0)),
+    )
     tried = TriedScaling(4, 5, OLD, Verdict.NOT_RECOVERED, NOW)
     return replace(
         full_record(),
         run=replace(run, goal=Goal.CALM, baseline=None, terms=terms),
         footprint=held,
+        borrowed=(lent,),
         scalings=(tried,),
     )
 

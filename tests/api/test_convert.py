@@ -158,3 +158,12 @@ def test_how_far_replicas_may_be_added(lever: dict[str, object], bound: ScaleBou
 
 def test_replicas_that_are_not_mentioned_may_not_be_added() -> None:
     assert policy_of(spec_from_wire(MINIMAL)).scale_out is None
+
+
+@pytest.mark.parametrize(("lever", "hours"), [({}, 1), ({"restoreAfter": "3h"}, 3)], ids=["not said", "said"])
+def test_how_long_host_memory_stays_is_a_bound_of_its_lever(lever: dict[str, object], hours: int) -> None:
+    levers = [{"name": "cpuOffload", "maxGiB": 32, **lever}]
+
+    [bound] = policy_of(spec_from_wire({**MINIMAL, "levers": levers})).levers
+
+    assert (bound.maximum, bound.restore_after) == (32, timedelta(hours=hours))

@@ -31,7 +31,6 @@ from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
-    Borrowed,
     Condition,
     ConditionType,
     OutgrownShare,
@@ -327,7 +326,7 @@ def test_what_turns_of_the_supply_leave_behind_is_stored_and_read() -> None:
             ),
         ),
         outgrown=(OutgrownShare(0.92, OLD, NOW),),
-        borrowed=(Borrowed(Knob.KV_OFFLOADING_SIZE, None, "32", OLD, NOW, 12.5, 60.0, 190.0),),
+        borrowed=holding_record().borrowed,
     )
 
     status = stored(record)
@@ -342,7 +341,7 @@ def test_what_was_too_much_is_a_record_and_never_started_anew(path: tuple[str | 
     record = replace(
         full_record(),
         outgrown=(OutgrownShare(0.92, OLD, NOW),),
-        borrowed=(Borrowed(Knob.KV_OFFLOADING_SIZE, None, "32", OLD, NOW),),
+        borrowed=holding_record().borrowed,
     )
 
     with pytest.raises(RunUnreadable):

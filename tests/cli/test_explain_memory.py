@@ -13,7 +13,6 @@ from kvmedic.core.engine import Knob
 from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
-    Borrowed,
     ConfigCopy,
     OutgrownShare,
     Record,
@@ -64,13 +63,18 @@ def test_a_replacement_that_did_not_help_is_told_with_what_it_rests_on() -> None
 def test_a_share_that_was_too_much_and_what_is_borrowed_are_told() -> None:
     record = Record(
         outgrown=(OutgrownShare(0.92, OLD, NOW),),
-        borrowed=(Borrowed(Knob.KV_OFFLOADING_SIZE, None, "32", OLD, NOW),),
+        borrowed=holding_record().borrowed,
     )
 
     said = lines(record)
 
     assert any("A GPU ran out of memory at a share of 0.92" in line for line in said)
-    assert any("kvOffloadingSize 32 is meant for a time" in line for line in said)
+    assert (
+        "For a while it lends kvOffloadingSize (engine default) -> 32 since 2026-03-01T00:00:00Z (run "
+        "20260301-000000); calm since 2026-03-01T02:00:00Z." in said
+    )
+    assert any(line.startswith("  Giving it back did not hold (2026-03-01T01:00:00Z)") for line in said)
+    assert any(line.startswith("  Would the fleet do without (2026-03-01T03:00:00Z)? ") for line in said)
 
 
 def test_an_open_replacement_names_the_replica() -> None:

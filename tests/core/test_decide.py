@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +48,38 @@ ADDING = a_run(S.ROLLING_OUT, a_scaling(1, 3, 4), step=SCALE)
 ADDED = a_run(S.VERIFYING, a_scaling(1, 3, 4), step=SCALE)
 RETURNING = a_run(S.ROLLING_OUT, a_scaling(2, 4, 3), step=SCALE.inverse())
 RETURNED = a_run(S.VERIFYING, a_scaling(2, 4, 3), step=SCALE.inverse())
+GIVING = replace(CONFIG, reason=Reason.HOST_MEMORY_GIVEN_BACK)
+UNLENDING = a_run(S.ROLLING_OUT, an_intent(), step=GIVING)
+UNLENT = a_run(S.VERIFYING, an_intent(), step=GIVING)
 ROWS = [
+    (
+        "deleted while host memory is given back: on",
+        UNLENDING,
+        seen(wish=Wish.DELETE, blocked=SUSPENDED),
+        Walk(Direction.FORWARD),
+    ),
+    ("deleted before that began: on", a_run(step=GIVING), seen(wish=Wish.DELETE), Walk(Direction.FORWARD)),
+    ("deleted when it was given back: close", UNLENT, seen(wish=Wish.DELETE), "Close"),
+    (
+        "deleted while it is given back, and the file changed: theirs counts",
+        UNLENDING,
+        seen(Standing.SOURCE_CHANGED, wish=Wish.DELETE),
+        "TurnBack",
+    ),
+    (
+        "deleted before that began, and the file changed: planned anew",
+        a_run(step=GIVING),
+        seen(Standing.SOURCE_CHANGED, wish=Wish.DELETE),
+        "Close",
+    ),
+    (
+        "deleted while what did not hold is lent again: on",
+        a_run(S.ROLLING_BACK, an_intent(), step=GIVING),
+        seen(wish=Wish.DELETE),
+        Walk(Direction.BACK),
+    ),
+    ("without host memory it is not calm: lent again", UNLENT, seen(verdict=V.NOT_RECOVERED), "TurnBack"),
+    ("without host memory it is calm: kept", UNLENT, seen(verdict=V.RECOVERED), "Keep"),
     ("a recorded plan begins", a_run(), seen(), Walk(Direction.FORWARD)),
     ("a walk goes on", a_run(S.ROLLING_OUT, an_intent()), seen(), Walk(Direction.FORWARD)),
     ("a way back goes on", a_run(S.ROLLING_BACK, an_intent()), seen(), Walk(Direction.BACK)),

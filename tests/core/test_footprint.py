@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvmedic.core.calm import in_calm, with_outlook
 from kvmedic.core.diagnosis import ScaleBound
 from kvmedic.core.fleet import Fleet, Owner
-from kvmedic.core.footprint import Footprint, Load, footprint_after, in_calm, is_held, returning_step
+from kvmedic.core.footprint import Footprint, Load, footprint_after, is_held, returning_step
 from kvmedic.core.plan import ObjectRef, ScaleStep
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome, Run, StepState
@@ -142,23 +143,26 @@ def test_calm_counts_from_its_first_moment_and_ends_with_trouble():
     assert in_calm(fresh, None) is fresh
 
 
-@pytest.mark.parametrize(
-    ("bound", "minutes", "due"),
-    [
-        (None, 59, False),
-        (None, 60, True),
-        (ScaleBound(restore_after=timedelta(minutes=5)), 4, False),
-        (ScaleBound(restore_after=timedelta(minutes=5)), 5, True),
-    ],
-)
-def test_it_is_asked_whether_fewer_do_after_as_long_a_calm_as_the_spec_says(bound, minutes, due):
+@pytest.mark.parametrize(("after", "minutes", "due"), [(60, 59, False), (60, 60, True), (5, 5, True)])
+def test_it_is_asked_whether_fewer_do_after_as_long_a_calm_as_the_spec_says(after, minutes, due):
     held = replace(HELD, calm_since=NOW - timedelta(minutes=minutes))
 
-    assert held.is_due(bound, NOW) is due
+    assert held.is_due(timedelta(minutes=after), NOW) is due
 
 
 def test_without_calm_nobody_asks():
-    assert not replace(HELD, calm_since=None).is_due(None, NOW)
+    assert not replace(HELD, calm_since=None).is_due(timedelta(0), NOW)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "outlook", "told"),
+    [(9, "new", "4 replicas would do"), (10, "new", "new"), (10, "", "4 replicas would do")],
+    ids=["the one that is told is fresh", "it is old", "nobody asked"],
+)
+def test_an_outlook_is_told_anew_once_it_is_old(minutes, outlook, told):
+    refresh, now = timedelta(minutes=10), NOW + timedelta(minutes=minutes)
+
+    assert with_outlook(HELD, outlook, now, refresh).outlook == told
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from kvmedic.core.baseline import baseline_of
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.evidence import Signal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.scale_verdict import judge_fewer, judge_more
+from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
 from kvmedic.core.verdict import Baseline, Objectives, Verdict
 
 
@@ -117,3 +117,38 @@ def test_the_running_sequences_of_a_fleet_are_recorded_where_every_replica_tells
     found = [baseline_of(each, 0) for each in (told, silent)]
 
     assert [each.running_mean for each in found if isinstance(each, Baseline)] == [45.6, None]
+
+
+HANGING = replace(CALM, stalls=CALM.finished * 0.05, stall_seconds=7.0)
+SOUND = replace(HANGING, stalls=HANGING.stalls - 1)
+WITHOUT = [
+    ("calm", [CALM, CALM], 0, Verdict.RECOVERED),
+    ("nobody sends anything", [IDLE, IDLE], 0, Verdict.RECOVERED),
+    ("hardly anybody hangs", [SOUND, SOUND], 0, Verdict.RECOVERED),
+    ("answers hang again", [HANGING, HANGING], 0, Verdict.NOT_RECOVERED),
+    ("one is over the trigger", [THRASHING, CALM], 0, Verdict.NOT_RECOVERED),
+    ("a restart", [CALM, CALM], 1, Verdict.NOT_RECOVERED),
+    (
+        "one cannot be read",
+        [CALM, without(CALM.readings(), Signal.PREEMPTIONS, NO_SERIES)],
+        0,
+        Verdict.INCONCLUSIVE,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "restarts", "verdict"), [row[1:] for row in WITHOUT], ids=[row[0] for row in WITHOUT]
+)
+def test_without_what_was_lent(replicas, restarts, verdict):
+    found = judge_without(before(CALM, CALM), an_observation(*replicas), TRIGGER, restarts)
+
+    assert found.verdict is verdict
+
+
+def test_answers_that_hung_with_it_as_well_do_not_speak_against_going_without():
+    seen = an_observation(HANGING, HANGING)
+
+    found = [judge_without(had, seen, TRIGGER, 0).verdict for had in (before(HANGING, HANGING), None)]
+
+    assert found == [Verdict.RECOVERED, Verdict.NOT_RECOVERED]

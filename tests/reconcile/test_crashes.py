@@ -23,6 +23,8 @@ from reconcile.scaling import calm, held, press, spec
 from reconcile.test_autoscaling import behind_hpa, marks, minimum
 from reconcile.test_down import all_crash
 from reconcile.test_ill_replicas import LEVERS, TORCH, crash
+from reconcile.test_lending import lending, lent
+from reconcile.test_supply_levers import roomy
 from reconcile.world import Eye
 
 UNBOUNDED = frozenset({"leases"})
@@ -333,6 +335,27 @@ def test_killed_at_every_write_an_autoscalers_minimum_is_raised_and_put_back(a_w
     assert (held(world), marks(world), world.traces()) == ({}, [], [])
     assert eye.fewest >= 2
     assert {"deployments", "horizontalpodautoscalers"} <= {write.object for write in killer.kills}
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_killed_at_every_write_host_memory_is_lent_and_given_back_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=lending(), change=roomy)
+    deployed = world.deployment()["spec"]
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.rewrite(new="smooth")
+        world.start()
+        world.wait(lambda: bool(lent(world)) and "run" not in world.status(), SECONDS, "it is lent")
+        world.rewrite(old="idle", new="idle")
+        world.wait(lambda: lent(world) == [] and world.is_closed(), SECONDS, "it is given back")
+    print(f"{world.starts} processes; {killer.report()}")
+
+    assert world.outcomes() == ["Recovered", "Improved"]
+    assert world.deployment()["spec"] == deployed
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
 
 
 def test_every_kind_of_step_is_killed_at_every_write():

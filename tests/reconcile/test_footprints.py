@@ -38,6 +38,8 @@ AN_HOUR_AND_MORE = timedelta(hours=1, seconds=1)
 HELD = holding_record().footprint
 assert HELD is not None
 HELD = replace(HELD, template=REVISION)
+POLICY = a_resource(good=REVISION).policy
+assert POLICY is not None
 
 
 def four(**changes: Any) -> Fleet:
@@ -107,7 +109,7 @@ async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(fleet: Flee
     before = resource_with(HELD).record
     assert before is not None
 
-    after = noted(before, found, NOW)
+    after = noted(before, found, POLICY, NOW)
 
     assert (found.plan, after.footprint) == (None, None)
     [told] = [note for note in notes(before, after) if note.reason is Reason.REPLICAS_CHANGED]
@@ -120,13 +122,13 @@ async def test_calm_is_noted_once_and_ended_by_a_look_that_says_nothing() -> Non
     calm, _ = await looked(State.RECOVERED)
     blind, _ = await looked(State.MISSING)
 
-    first = noted(record, calm, NOW)
-    later = noted(first, replace(calm, outlook=""), NOW + timedelta(minutes=1))
+    first = noted(record, calm, POLICY, NOW)
+    later = noted(first, replace(calm, outlook=""), POLICY, NOW + timedelta(minutes=1))
 
     assert first.footprint is not None
     assert first.footprint.calm_since == NOW
     assert later == first, "nothing new is worth no write"
-    ended = noted(first, blind, NOW).footprint
+    ended = noted(first, blind, POLICY, NOW).footprint
     assert ended is not None
     assert ended.calm_since is None
 
@@ -136,15 +138,19 @@ async def test_an_outlook_is_told_anew_when_it_is_old() -> None:
     fresh = Record(footprint=HELD)
     old = Record(footprint=replace(HELD, looked_at=NOW - REFRESH))
 
-    told = [noted(each, calm, NOW).footprint for each in (fresh, old)]
+    told = [noted(each, calm, POLICY, NOW).footprint for each in (fresh, old)]
 
     assert [each.outlook for each in told if each] == [HELD.outlook, "60 requests wait on 4 replicas"]
 
 
 def test_why_they_are_still_there_is_said_where_there_are_some() -> None:
-    said = holding(HELD, ALLOWED)
+    resource = resource_with(HELD)
+    assert resource.record is not None
+    assert resource.policy is not None
 
-    assert holding(None, ALLOWED) is None
+    said = holding(resource.record, resource.policy)
+
+    assert holding(Record(), resource.policy) is None
     assert said is not None
     assert said.reason is Reason.FOOTPRINT_HELD
     assert "after 60 minutes of calm" in said.message
@@ -154,7 +160,7 @@ async def test_nothing_is_noted_where_nothing_is_held() -> None:
     calm, _ = await looked(State.RECOVERED, None)
     record = Record()
 
-    assert noted(record, calm, NOW) is record
+    assert noted(record, calm, POLICY, NOW) == record
 
 
 async def test_a_plan_to_give_back_stands_while_a_person_approves_it() -> None:

@@ -1,4 +1,4 @@
-"""What turns of the supply leave behind: shares that were too much, and what is meant for a time."""
+"""What turns of the supply leave behind: shares that were too much, and what speaks against a change."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from datetime import timedelta
 import pytest
 
 from kvmedic.core.engine import Knob
-from kvmedic.core.plan import FlagStep
+from kvmedic.core.plan import ConfigStep, FlagStep
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import HISTORY_LENGTH, Borrowed, OutgrownShare, Record
+from kvmedic.core.record import HISTORY_LENGTH, OutgrownShare, Record
 from kvmedic.core.run import Outcome, Run, StepState
 from kvmedic.core.template import body_hash
 from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.record.runs import closed
 from kvmedic.record.supplies import after_trouble, raised_share, with_outgrown
-from run_builder import NEW, NOW, OLD, REPLACE, STEP, a_fleet, a_pod, a_run, an_intent
+from run_builder import CONFIG, NEW, NOW, OLD, REPLACE, STEP, a_fleet, a_pod, a_run, an_intent
 
 RAISED = replace(
     STEP,
@@ -24,6 +24,9 @@ RAISED = replace(
     before="0.9",
     after="0.92",
     reason=Reason.MEMORY_STEPPED_UP,
+)
+IN_FILE = replace(
+    CONFIG, knob=Knob.GPU_MEMORY_UTILIZATION, before="0.9", after="0.92", reason=Reason.MEMORY_STEPPED_UP
 )
 LENT = replace(STEP, knob=Knob.KV_OFFLOADING_SIZE, before=None, after="32", reason=Reason.HOST_MEMORY_LENT)
 KEPT = Judged(Verdict.IMPROVED, Reason.IMPROVED, "smoother")
@@ -37,7 +40,7 @@ def template(image: str = "a", **spec: object) -> dict[str, object]:
 HERE = body_hash(template())
 
 
-def verified(step: FlagStep) -> Run:
+def verified(step: FlagStep | ConfigStep) -> Run:
     return a_run(StepState.VERIFYING, an_intent(), step=step)
 
 
@@ -96,14 +99,15 @@ def test_a_template_without_containers_has_a_hash_too() -> None:
     ("step", "share"),
     [
         (RAISED, 0.92),
+        (IN_FILE, 0.92),
         (replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN), None),
         (replace(RAISED, after=None), None),
         (STEP, None),
         (REPLACE, None),
     ],
-    ids=["raised", "lowered", "put back", "another knob", "another step"],
+    ids=["raised", "raised in a file", "lowered", "put back", "another knob", "another step"],
 )
-def test_only_a_raise_raises(step: FlagStep, share: float | None) -> None:
+def test_only_a_raise_raises(step: FlagStep | ConfigStep, share: float | None) -> None:
     assert raised_share(step) == share
 
 
@@ -111,15 +115,23 @@ def test_only_a_raise_raises(step: FlagStep, share: float | None) -> None:
     ("step", "revision", "restarts", "known"),
     [
         (RAISED, NEW, 1, [0.92]),
+        (IN_FILE, NEW, 1, [0.92]),
         (RAISED, NEW, 0, []),
         (RAISED, OLD, 3, []),
         (replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN), NEW, 3, []),
         (STEP, NEW, 3, []),
     ],
-    ids=["a new replica restarted", "none restarted", "an old one did", "a share lowered", "another knob"],
+    ids=[
+        "a new replica restarted",
+        "by a file",
+        "none restarted",
+        "an old one did",
+        "a share lowered",
+        "another knob",
+    ],
 )
 def test_replicas_that_end_with_more_memory_mark_the_share(
-    step: FlagStep, revision: str, restarts: int, known: list[float]
+    step: FlagStep | ConfigStep, revision: str, restarts: int, known: list[float]
 ) -> None:
     fleet = a_fleet(pods=(a_pod("x", revision, restarts=restarts), a_pod("y", NEW)))
 
@@ -128,64 +140,21 @@ def test_replicas_that_end_with_more_memory_mark_the_share(
     assert [one.share for one in done.outgrown] == known
 
 
-def test_host_memory_that_was_kept_is_noted_with_what_was_before() -> None:
-    run = verified(LENT).kept(KEPT)
-    assert run.baseline is not None
-
-    done = after(run, Reason.IMPROVED)
-
-    assert done.borrowed == (
-        Borrowed(
-            Knob.KV_OFFLOADING_SIZE,
-            None,
-            "32",
-            NEW,
-            NOW,
-            run.baseline.requests_per_second,
-            run.baseline.prompt_tokens_mean,
-            run.baseline.output_tokens_mean,
-        ),
-    )
-
-
-def test_more_of_it_takes_the_place_of_less() -> None:
-    first = after(verified(LENT).kept(KEPT), Reason.IMPROVED)
-    more = replace(LENT, before="32", after="64")
-
-    done = after(verified(more).kept(KEPT), Reason.IMPROVED, first)
-
-    assert [(one.before, one.after) for one in done.borrowed] == [("32", "64")]
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        verified(STEP).kept(KEPT),
-        verified(LENT).turned_back(Outcome(Reason.NOT_RECOVERED, ""), Verdict.NOT_RECOVERED).reverted(),
-    ],
-    ids=["another knob", "taken back"],
-)
-def test_what_is_not_borrowed_is_not_noted_and_what_is_stays(run: Run) -> None:
-    held = after(verified(LENT).kept(KEPT), Reason.IMPROVED)
-
-    assert after(run, Reason.NOT_RECOVERED, held).borrowed == held.borrowed
-    assert after(run, Reason.NOT_RECOVERED).borrowed == ()
-
-
 @pytest.mark.parametrize(
     ("step", "remembered"),
     [
         (RAISED, True),
+        (IN_FILE, True),
         (LENT, True),
         (replace(STEP, knob=Knob.PREFIX_CACHING, reason=Reason.PREFIXES_REUSED), True),
         (replace(STEP, knob=Knob.CHUNKED_PREFILL, reason=Reason.PREFILL_CHUNKED), True),
         (STEP, False),
         (replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN), False),
     ],
-    ids=["a larger share", "host memory", "prefixes", "chunks", "a cap", "a smaller share"],
+    ids=["a larger share", "in a file", "host memory", "prefixes", "chunks", "a cap", "a smaller share"],
 )
 def test_a_replica_that_does_not_come_up_speaks_against_what_takes_memory(
-    step: FlagStep, *, remembered: bool
+    step: FlagStep | ConfigStep, *, remembered: bool
 ) -> None:
     run = verified(step).turned_back(FAILED, None).reverted()
 

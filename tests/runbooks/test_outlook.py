@@ -1,4 +1,4 @@
-"""Would fewer replicas carry the load? Asked of a calm fleet."""
+"""Would fewer replicas carry the load, and would the devices alone? Asked of a calm fleet."""
 
 from __future__ import annotations
 
@@ -9,17 +9,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import CALM, IDLE, NO_SERIES, STALE, THRASHING, Replica, an_evidence, without
+from builders import (
+    CALM,
+    IDLE,
+    NO_SERIES,
+    NOT_A_NUMBER,
+    STALE,
+    THRASHING,
+    Replica,
+    an_evidence,
+    spread,
+    without,
+)
 from kvmedic.core.diagnosis import NoChange, Resize, Setting
+from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Pool, Signal
 from kvmedic.core.footprint import Footprint, Load
+from kvmedic.core.loan import Borrowed, TriedReturn
 from kvmedic.core.plan import ObjectRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import SAFEST_FIT, cap_at
 from kvmedic.core.verdict import LIGHTER
 from kvmedic.runbooks.case import Case
 from kvmedic.runbooks.doubts import sized
-from kvmedic.runbooks.outlook import fewer_replicas
+from kvmedic.runbooks.outlook import Fits, fewer_replicas, without_host_memory
 from run_builder import NOW
 
 TARGET = ObjectRef("Deployment", "llm")
@@ -185,3 +198,137 @@ def test_too_few_requests_for_their_lengths_keep_them():
 
     assert isinstance(advice, NoChange)
     assert advice.reason is Reason.TOO_FEW_REQUESTS
+
+
+def lent(**changes: object) -> Borrowed:
+    return replace(
+        Borrowed(
+            knob=Knob.KV_OFFLOADING_SIZE,
+            before=None,
+            after="32",
+            revision="template",
+            at=NOW,
+            run="run",
+            target=TARGET,
+            target_uid="uid-1",
+            container=None,
+            load=THEN,
+        ),
+        **changes,
+    )
+
+
+def alone(
+    *replicas: Replica, of: Borrowed | None = None, setting: Setting = SETTING, template: str = "template"
+):
+    return without_host_memory(an_evidence(*replicas), of or lent(), setting, template)
+
+
+def test_an_idle_fleet_does_without_host_memory():
+    assert alone(*[IDLE] * 3) == Fits("0 sequences ran or waited at once on 3 replicas")
+
+
+@given(share=st.floats(0.15, 1.0))
+@settings(max_examples=50, deadline=None)
+def test_host_memory_is_never_predicted_to_be_spare_where_the_load_does_not_fit_or_was_too_much(share):
+    advice = alone(*[light(share)] * 3)
+
+    fits = share <= LIGHTER and peak(22.8 * share) <= room()
+    near = abs(peak(22.8 * share) - room()) < 1e-6 or abs(share - LIGHTER) < 1e-6
+    assert near or isinstance(advice, Fits) is fits
+
+
+def test_more_sequences_than_the_load_of_then_would_say_count():
+    # It generates 30 % of then, and runs more than 30 % of the sequences all the same.
+    many = room() + 1.0
+    crowded = light(0.3, running_mean=many, running_max=2 * many, usage_mean=many * 4.9 / 149)
+
+    advice = alone(*[crowded] * 3)
+
+    assert isinstance(advice, NoChange)
+    assert advice.reason is Reason.LOAN_HELD
+
+
+def test_a_load_as_it_was_keeps_host_memory():
+    advice = alone(*[light(0.81)] * 3)
+
+    assert isinstance(advice, NoChange)
+    assert "too near to what the fleet could not carry without it" in advice.message
+
+
+LOAN_MOVED = [
+    ("another template", {"template": "another"}),
+    ("longer answers then", {"of": lent(load=replace(THEN, output_tokens=400))}),
+    ("nothing measured then", {"of": lent(load=None)}),
+    ("nothing generated then", {"of": lent(load=replace(THEN, tokens_per_second=0))}),
+]
+
+
+@pytest.mark.parametrize("how", [row[1] for row in LOAN_MOVED], ids=[row[0] for row in LOAN_MOVED])
+def test_where_something_moved_prompts_that_are_computed_again_make_longer_steps(how):
+    # 60 tokens for answers of 190 are 1.32 times the tokens of a step, so steps up to 19 times as long.
+    few, many = (alone(*[light(share)] * 3, **how) for share in (0.02, 0.3))
+
+    assert isinstance(few, Fits)
+    assert isinstance(many, NoChange)
+
+
+def test_where_something_moved_and_prompts_are_long_nobody_can_tell():
+    long = light(0.3, prompts=spread(300), usage_mean=22.8 * 0.3 * 14.5 / 149)
+
+    advice = alone(*[long] * 3, template="another")
+
+    assert isinstance(advice, NoChange)
+    assert "nobody can tell" in advice.message
+
+
+def test_a_fleet_on_which_requests_wait_keeps_host_memory():
+    advice = alone(*[light(0.3, waiting_mean=1.0)] * 3)
+
+    assert isinstance(advice, NoChange)
+    assert advice.message == "3 requests wait on 3 replicas"
+
+
+@pytest.mark.parametrize(
+    ("tried", "fits"),
+    [
+        (TriedReturn("template", NOW, replace(THEN, tokens_per_second=THEN.tokens_per_second * 0.4)), True),
+        (TriedReturn("template", NOW, replace(THEN, tokens_per_second=THEN.tokens_per_second * 0.35)), False),
+        (TriedReturn("template", NOW, replace(THEN, tokens_per_second=0)), False),
+        (TriedReturn("template", NOW, None), False),
+        (TriedReturn("template", NOW, replace(THEN, tokens_per_second=1.0, output_tokens=400)), True),
+        (TriedReturn("another", NOW, None), True),
+    ],
+    ids=[
+        "clearly lighter since",
+        "as heavy",
+        "nothing was generated then",
+        "nobody knows how heavy it was",
+        "other lengths",
+        "another template",
+    ],
+)
+def test_what_did_not_hold_is_not_tried_again_on_the_same_evidence(tried, fits):
+    advice = alone(*[light(0.3)] * 3, of=lent(in_vain=tried))
+
+    assert isinstance(advice, Fits) is fits
+    assert fits or "giving it back did not hold" in advice.message
+
+
+@pytest.mark.parametrize("signal", [Signal.RUNNING_MAX, Signal.GENERATED_TOKENS, Signal.WAITING_MEAN])
+@pytest.mark.parametrize("why", [NO_SERIES, STALE, NOT_A_NUMBER])
+def test_what_cannot_be_read_keeps_host_memory(signal, why):
+    silent = without(light(0.3).readings(), signal, why)
+
+    advice = without_host_memory(an_evidence(light(0.3), light(0.3), silent), lent(), SETTING, "template")
+
+    assert isinstance(advice, NoChange)
+
+
+@pytest.mark.parametrize(
+    ("load", "fits"), [(None, False), (THEN, True)], ids=["nobody knows how heavy it was", "lighter since"]
+)
+def test_an_idle_fleet_that_could_not_do_without_is_not_asked_again_on_the_same_evidence(load, fits):
+    advice = alone(*[IDLE] * 3, of=lent(in_vain=TriedReturn("template", NOW, load)))
+
+    assert isinstance(advice, Fits) is fits

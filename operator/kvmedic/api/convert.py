@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import time
+from datetime import time, timedelta
 from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
@@ -123,12 +123,16 @@ def _seconds(duration: str | None) -> float | None:
 
 def _bound(lever: LeverSpec) -> LeverBound:
     most = lever.maximum if lever.max_gib is None else float(lever.max_gib)
-    return LeverBound(KNOBS[lever.name], lever.minimum, most, lever.step)
+    return LeverBound(KNOBS[lever.name], lever.minimum, most, lever.step, _restore_after(lever))
+
+
+def _restore_after(lever: LeverSpec) -> timedelta:
+    return parse_duration(lever.restore_after) if lever.restore_after else RESTORE_AFTER
 
 
 def _scale(lever: LeverSpec) -> ScaleBound:
     return ScaleBound(
         most=lever.max_replicas,
         step=int(lever.step or 1),
-        restore_after=parse_duration(lever.restore_after) if lever.restore_after else RESTORE_AFTER,
+        restore_after=_restore_after(lever),
     )

@@ -69,7 +69,7 @@ LEVERS: Mapping[LeverName, Mapping[str, Range | None]] = MappingProxyType(
         LeverName.GPU_MEMORY_UTILIZATION: {"min": UTILIZATION, "max": UTILIZATION, "step": Range(0.001, 0.1)},
         LeverName.PREFIX_CACHING: {},
         LeverName.CHUNKED_PREFILL: {},
-        LeverName.CPU_OFFLOAD: {"maxGiB": None},
+        LeverName.CPU_OFFLOAD: {"maxGiB": None, "restoreAfter": None},
         LeverName.SCALE_OUT: {
             "maxReplicas": None,
             "step": Range(1, 100, is_whole=True),
@@ -144,8 +144,8 @@ class LeverSpec(Wire):
     max_replicas: Annotated[int, Field(strict=True), whole(1, 10000)] | None = None
     """Replicas, at most, for scaleOut. From 1 to 10000. Absent: one step more than there were."""
     restore_after: Annotated[str, Field(max_length=DURATION_LENGTH), duration("1m", "168h")] | None = None
-    """How long it must have been calm before replicas are given back, for scaleOut. From 1m to 168h.
-    Absent: 1h."""
+    """How long it must have been calm before replicas or host memory are given back, for scaleOut and
+    cpuOffload. From 1m to 168h. Absent: 1h."""
 
     within: Annotated[str, Field(max_length=DURATION_LENGTH), duration("5m", "24h")] | None = None
     """How long after a revision came it may be rolled back, for revisionRollback. From 5m to 24h. Absent: 1h,

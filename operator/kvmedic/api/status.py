@@ -25,8 +25,8 @@ from pydantic_core import SchemaValidator, core_schema
 from kvmedic.api.problems import RunUnreadable, problems_of
 from kvmedic.core.aside import SetAside
 from kvmedic.core.footprint import Footprint
+from kvmedic.core.loan import Borrowed
 from kvmedic.core.record import (
-    Borrowed,
     ClosedRun,
     Condition,
     ConfigCopy,
@@ -133,7 +133,8 @@ class KVRemediationStatus(BaseModel):
     """Shares of the GPUs' memory at which a replica ran out of it: none of them is gone back to. A record: do
     not edit it."""
     borrowed: tuple[Borrowed, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
-    """Changes that are meant for a time, with what was before. A record: do not edit it."""
+    """Settings that are lent for a while, what was there before, and when it is put back. A record: do not
+    edit it."""
     history: tuple[ClosedRun, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """The last 10 closed runs, newest first. A record: do not edit it."""
     scalings: tuple[TriedScaling, ...] = Field(

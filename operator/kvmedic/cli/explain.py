@@ -12,7 +12,9 @@ from typing import Annotated
 import typer
 
 from kvmedic.cli.live import Name, finished, load
+from kvmedic.core.calm import Temporary
 from kvmedic.core.footprint import Footprint
+from kvmedic.core.loan import Borrowed
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.record import Condition, ConditionType, Record, Truth
 from kvmedic.core.remedies import LOOK, REMEDIES, Remedy
@@ -128,10 +130,25 @@ def _why(record: Record) -> Condition | None:
 
 def _held(held: Footprint) -> Iterator[str]:
     """Yield what was added for a while, and what it waits for."""
-    calm = f"calm since {held.calm_since:%Y-%m-%dT%H:%M:%SZ}" if held.calm_since else "not calm yet"
-    yield f"For a while it holds {held.line()}; {calm}."
+    yield f"For a while it holds {held.line()}; {_calm(held)}."
     if held.outlook and held.looked_at:
         yield f"  Would fewer do ({held.looked_at:%Y-%m-%dT%H:%M:%SZ})? {held.outlook}."
+
+
+def _lent(lent: Borrowed) -> Iterator[str]:
+    """Yield what was lent for a while, and what it waits for."""
+    yield f"For a while it lends {lent.line()}; {_calm(lent)}."
+    if lent.in_vain is not None:
+        yield (
+            f"  Giving it back did not hold ({lent.in_vain.at:%Y-%m-%dT%H:%M:%SZ}); it waits for a clearly "
+            "lighter load, other lengths or another template."
+        )
+    if lent.outlook and lent.looked_at:
+        yield f"  Would the fleet do without ({lent.looked_at:%Y-%m-%dT%H:%M:%SZ})? {lent.outlook}."
+
+
+def _calm(held: Temporary) -> str:
+    return f"calm since {held.calm_since:%Y-%m-%dT%H:%M:%SZ}" if held.calm_since else "not calm yet"
 
 
 def _memory(record: Record) -> Iterator[str]:
@@ -180,11 +197,7 @@ def _kept(record: Record) -> Iterator[str]:
     if record.footprint is not None:
         yield from _held(record.footprint)
     for lent in record.borrowed:
-        before = lent.before or "what the engine does by itself"
-        yield (
-            f"{lent.knob} {lent.after} is meant for a time ({lent.at:%Y-%m-%dT%H:%M:%SZ}); before it was "
-            f"{before}."
-        )
+        yield from _lent(lent)
     for copy in record.copies:
         yield f"ConfigMap {copy.name} is a copy of ours; it is removed once nothing refers to it any more."
 

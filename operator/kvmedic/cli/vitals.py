@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvmedic.core.evidence import Measured, Missing, Reading, Stale, Unsupported
-from kvmedic.core.vitals import SERIES, Device, EngineEnd, Vital, Vitals
+from kvmedic.core.vitals import SHOWN, Device, EngineEnd, Vital, Vitals
 
 
 def vitals_as_json(vitals: Mapping[str, Vitals]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _replica(vitals: Vitals) -> dict[str, Any]:
 
 def _device(device: Device) -> dict[str, float | str]:
     found: dict[str, float | str] = {}
-    for vital in SERIES:
+    for vital in SHOWN:
         value = device.value(vital)
         found[str(vital)] = absence(device.reading(vital)) if value is None else value
     used = device.ratio(Vital.MEMORY_IN_USE)

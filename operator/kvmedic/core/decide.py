@@ -110,7 +110,8 @@ def decide(run: Run, seen: Situation) -> Decision:
         return ended
     if run.current.state is StepState.ROLLING_BACK:
         return Walk(Direction.BACK)
-    if seen.wish is Wish.DELETE and gives_back(run.current.step):
+    moved = seen.standing is Standing.SOURCE_CHANGED
+    if seen.wish is Wish.DELETE and gives_back(run.current.step) and not moved:
         return _given_back(run)
     if turned := _wished_back(run, seen):
         return turned
@@ -174,7 +175,7 @@ def outcome_of(reason: Reason) -> Outcome:
 
 
 def _given_back(run: Run) -> Decision:
-    """Return the next move of a resource that is deleted and whose replicas are being given back.
+    """Return the next move of a resource that is deleted and whose replicas or loan are being given back.
 
     That is the way back already: nothing blocks it, and nobody waits for a verdict.
     """

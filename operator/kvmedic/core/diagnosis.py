@@ -82,7 +82,8 @@ class Assignment:
     """A knob should take an absolute value."""
 
     knob: Knob
-    value: int | float
+    value: int | float | str
+    """A text is a value as it stood on a command line."""
     reason: Reason
     message: str
     """One sentence with the numbers behind the value."""
@@ -144,6 +145,8 @@ class LeverBound:
     maximum: float | None = None
     """Of host memory: GiB of a whole replica."""
     step: float | None = None
+    restore_after: timedelta = RESTORE_AFTER
+    """Of host memory: how long it must have been calm before it is given back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from kvmedic.core.diagnosis import RESTORE_AFTER, ScaleBound
+from kvmedic.core.calm import Temporary
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.plan import AutoscalerStep, ObjectRef, ScaleStep
 from kvmedic.core.reasons import Reason
@@ -34,7 +34,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(Temporary):
     """What was added, and what it is given back by."""
 
     run: str
@@ -59,21 +59,11 @@ class Footprint:
     load: Load | None = None
     """None: it was not measured; another measure has to do then."""
     terms: Terms | None = None
-    calm_since: datetime | None = None
-    """Since when no replica is beyond the trigger; None while one is, or nobody can tell."""
-    outlook: str = ""
-    """Whether fewer would do by the newest look, for people."""
-    looked_at: datetime | None = None
 
     def line(self) -> str:
         """Return what is held in one clause."""
         what = "replicas" if self.holder == self.target else f"minimum of {self.holder.kind}"
         return f"{what} {self.before} -> {self.after} since {self.at:%Y-%m-%dT%H:%M:%SZ} (run {self.run})"
-
-    def is_due(self, bound: ScaleBound | None, now: datetime) -> bool:
-        """Return whether it has been calm for long enough to ask whether fewer would do."""
-        restore_after = bound.restore_after if bound else RESTORE_AFTER
-        return self.calm_since is not None and now - self.calm_since >= restore_after
 
 
 def footprint_after(
@@ -111,7 +101,7 @@ def footprint_after(
         template=step.template,
         at=now,
         is_given=is_given,
-        load=_load(run),
+        load=load_of(run),
         terms=run.terms,
     )
 
@@ -130,7 +120,8 @@ def _number(step: ScaleStep | AutoscalerStep, fleet: Fleet) -> int | None:
     return found.number if found is not None and found.uid == step.holder_uid else None
 
 
-def _load(run: Run) -> Load | None:
+def load_of(run: Run) -> Load | None:
+    """Return what a replica carried before a run, on average; None where it was not measured."""
     then = run.baseline
     if then is None or then.running_mean is None:
         return None
@@ -153,13 +144,6 @@ def is_held(held: Footprint, fleet: Fleet) -> bool:
         return fleet.replicas == held.after and fleet.scaler is None
     found = fleet.minimum
     return found is not None and (found.uid, found.number) == (held.holder_uid, held.after)
-
-
-def in_calm(held: Footprint, since: datetime | None) -> Footprint:
-    """Return the footprint with since when it is calm: the earlier of what is known; None: it is not."""
-    if since is None:
-        return held if held.calm_since is None else replace(held, calm_since=None, outlook="", looked_at=None)
-    return held if held.calm_since is not None else replace(held, calm_since=since)
 
 
 def returning_step(held: Footprint, replicas: int, template: str) -> ScaleStep | AutoscalerStep:

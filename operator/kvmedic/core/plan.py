@@ -312,23 +312,25 @@ def template_before(step: Step) -> str:
             assert_never(step)
 
 
+def gives_back(step: Step) -> bool:
+    """Return whether a step takes away what an earlier one added or lent for a while."""
+    match step:
+        case ScaleStep() | AutoscalerStep():
+            return step.gives_back
+        case FlagStep() | ConfigStep():
+            return step.reason is Reason.HOST_MEMORY_GIVEN_BACK
+        case ReplaceStep() | RevisionStep():
+            return False
+        case _:
+            assert_never(step)
+
+
 def is_revocable(step: Step) -> bool:
     """Return whether a step that settled can still be taken back."""
     match step:
         case AutoscalerStep() | ConfigStep() | FlagStep() | RevisionStep() | ScaleStep():
             return True
         case ReplaceStep():
-            return False
-        case _:
-            assert_never(step)
-
-
-def gives_back(step: Step) -> bool:
-    """Return whether a step takes away what an earlier one added for a while."""
-    match step:
-        case ScaleStep() | AutoscalerStep():
-            return step.gives_back
-        case ConfigStep() | FlagStep() | ReplaceStep() | RevisionStep():
             return False
         case _:
             assert_never(step)

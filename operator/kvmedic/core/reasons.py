@@ -78,10 +78,13 @@ class Reason(StrEnum):
     PREFIXES_REUSED = "PrefixesReused"
     PREFILL_CHUNKED = "PrefillChunked"
     HOST_MEMORY_LENT = "HostMemoryLent"
+    HOST_MEMORY_GIVEN_BACK = "HostMemoryGivenBack"
     REPLICAS_ADDED = "ReplicasAdded"
     REPLICAS_GIVEN_BACK = "ReplicasGivenBack"
     # Why what was added for a while is still there.
     FOOTPRINT_HELD = "FootprintHeld"
+    LOAN_HELD = "LoanHeld"
+    LOAN_FORGOTTEN = "LoanForgotten"
     # Why a fleet cannot be changed safely.
     TARGET_NOT_FOUND = "TargetNotFound"
     SPEC_INVALID = "SpecInvalid"
@@ -246,11 +249,16 @@ SENTENCES = MappingProxyType(
         Reason.PREFIXES_REUSED: "What prompts begin with in common is to be kept once.",
         Reason.PREFILL_CHUNKED: "Long prompts are to be spread over several steps.",
         Reason.HOST_MEMORY_LENT: "Preempted sequences are to be kept in the host's memory, for a time.",
+        Reason.HOST_MEMORY_GIVEN_BACK: "Host memory that was lent for a while is given back.",
         Reason.REPLICAS_ADDED: "Replicas are added for a while, until fewer carry the load.",
         Reason.REPLICAS_GIVEN_BACK: "Replicas that were added for a while go one by one, drained.",
         Reason.FOOTPRINT_HELD: (
             "Replicas that were added for a while stay until it has been calm and fewer carry the load."
         ),
+        Reason.LOAN_HELD: (
+            "Host memory that was lent for a while stays until it has been calm and the fleet does without."
+        ),
+        Reason.LOAN_FORGOTTEN: "A setting that was lent for a while is somebody else's now and stays.",
         Reason.TARGET_NOT_FOUND: "The target Deployment or its container does not exist.",
         Reason.SPEC_INVALID: "The spec cannot be followed as it is written.",
         Reason.SPEC_NOT_IMPLEMENTED: "The spec asks for something that this version does not do yet.",

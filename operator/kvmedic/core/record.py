@@ -14,6 +14,7 @@ from enum import StrEnum
 from kvmedic.core.aside import SetAside
 from kvmedic.core.engine import Knob
 from kvmedic.core.footprint import Footprint
+from kvmedic.core.loan import Borrowed
 from kvmedic.core.moved import Traffic
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
@@ -142,26 +143,6 @@ class OutgrownShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Borrowed:
-    """A change that is meant for a time: what it was before, and on which evidence it was made."""
-
-    knob: Knob
-    before: str | None
-    """None: the flag was not given."""
-    after: str | None
-    revision: str
-    """Hash of the pod template with the change."""
-    at: datetime
-    """When it was judged and kept."""
-    requests_per_second: float | None = None
-    """Of the whole fleet, before the change."""
-    prompt_tokens: float | None = None
-    """Mean prompt then."""
-    output_tokens: float | None = None
-    """Mean output then."""
-
-
-@dataclass(frozen=True, slots=True)
 class SizedCap:
     """The cap on running sequences that a run computed and kept last."""
 
@@ -257,6 +238,7 @@ class Record:
     copies: tuple[ConfigCopy, ...] = ()
     outgrown: tuple[OutgrownShare, ...] = ()
     borrowed: tuple[Borrowed, ...] = ()
+    """Flags that have a value for a while."""
     history: tuple[ClosedRun, ...] = field(default=())
     """Newest first, at most `HISTORY_LENGTH`."""
     scalings: tuple[TriedScaling, ...] = ()

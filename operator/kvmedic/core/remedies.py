@@ -43,6 +43,7 @@ def _patch(field: str) -> str:
 
 
 _EDIT = "kubectl -n $namespace edit kvr $name"
+_DEPLOYMENT = "kubectl -n $namespace edit deployment $target"
 _SCALE = "kubectl -n $namespace scale deployment/$target --replicas=COUNT"
 _LOGS = "kubectl -n $operator logs deployment/kvmedic"
 _PAGE = "kubectl get --raw /api/v1/namespaces/$namespace/pods/POD:8000/proxy"
@@ -80,6 +81,7 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         Reason.LEVER_NOT_ALLOWED: Remedy("to allow a lever, or to widen its bounds", _EDIT),
         Reason.CAPACITY_EXHAUSTED: Remedy("to allow more replicas, or another lever", _EDIT),
         Reason.FOOTPRINT_HELD: Remedy("to give them back by hand, undrained", _SCALE),
+        Reason.LOAN_HELD: Remedy("to remove the flag by hand, undrained", _DEPLOYMENT),
         Reason.AUTOSCALER_IDLE: Remedy(
             "to see what it is waiting for", "kubectl -n $namespace describe horizontalpodautoscalers"
         ),
@@ -88,9 +90,7 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
             "to see what the DCGM exporter tells of a GPU",
             "kubectl get --raw /api/v1/namespaces/EXPORTERS/pods/POD:9400/proxy/metrics",
         ),
-        Reason.HOST_MEMORY_SHORT: Remedy(
-            "to give the container more memory", "kubectl -n $namespace edit deployment $target"
-        ),
+        Reason.HOST_MEMORY_SHORT: Remedy("to give the container more memory", _DEPLOYMENT),
         Reason.FLAG_NOT_EDITABLE: Remedy("to see where the flags stand", _FLAGS),
         Reason.CONFIG_MAP_UNAVAILABLE: Remedy(
             "to see which there are, and copies of ours", "kubectl -n $namespace get configmaps --show-labels"

@@ -49,11 +49,10 @@ SERIES: Mapping[Vital, tuple[str, ...]] = MappingProxyType(
         Vital.LAST_XID: ("DCGM_FI_DEV_XID_ERROR", "DCGM_FI_DEV_XID_ERRORS"),
         Vital.UNCORRECTABLE_ERRORS: ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",),
         Vital.ROW_REMAP_FAILED: ("DCGM_FI_DEV_ROW_REMAP_FAILED", "DCGM_FI_DEV_ROW_REMAP_FAILURE"),
-        Vital.MEMORY_FREE: ("DCGM_FI_DEV_FB_FREE",),
     }
 )
-"""Names of the series by generation, newest first. DCGM 3.3 renamed the clock reasons; dcgm-exporter
-4.9.0 exports XID and row remapping under the names of DCGM 4.7 (dcgm_fields.h)."""
+"""Names of the series by generation, newest first; those of memory: `MEMORY_SERIES`. DCGM 3.3 renamed the
+clock reasons; dcgm-exporter 4.9.0 exports XID and row remapping under names of DCGM 4.7 (dcgm_fields.h)."""
 
 NO_NUMBER = 0x7FFFFFF0
 """From here on a number of DCGM says that there is none (DCGM_INT32_BLANK, dcgm_structs.h); old exporters
@@ -70,16 +69,21 @@ class MemorySeries:
     free: str
     no_number: int
     """From here on a number says that there is none."""
+    per_mib: int
+    """How many of its units are a MiB."""
 
 
 MEMORY_SERIES = (
-    MemorySeries("DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_FB_FREE_BYTES", NO_LARGE_NUMBER),
-    MemorySeries("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", NO_NUMBER),
+    MemorySeries("DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_FB_FREE_BYTES", NO_LARGE_NUMBER, 1 << 20),
+    MemorySeries("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", NO_NUMBER, 1),
 )
 """By generation, newest first. dcgm-exporter 4.9.0 went from MiB to bytes and renamed what changed its unit
 (release notes); its names are spelt here as that release spells the one of the whole,
 `DCGM_FI_DEV_FB_CAPACITY_BYTES`. Used over used and free is the same share in every unit; memory that the
 driver keeps for itself is in neither."""
+
+SHOWN = (*SERIES, Vital.MEMORY_FREE)
+"""What people are shown of a device."""
 
 NEEDED = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS)
 """Known of every device before a node counts as healthy. Row remapping exists from Ampere on only."""

@@ -42,8 +42,9 @@ def device_queries(span: Span, labels: Labels) -> dict[Vital, str]:
     Several exporters of one device, or several pods of one exporter one after the other, count as one:
     the worst value does.
     """
-    found = {vital: _by_user(_expression(vital, span), labels, _FOLD.get(vital, "max")) for vital in SERIES}
-    return {**found, Vital.MEMORY_IN_USE: _by_user(_in_use(span), labels, "max")}
+    found = {vital: _by_user(_expression(vital, span), labels, "max") for vital in SERIES}
+    memory = {Vital.MEMORY_FREE: _free(span), Vital.MEMORY_IN_USE: _in_use(span)}
+    return found | {vital: _by_user(text, labels, _FOLD.get(vital, "max")) for vital, text in memory.items()}
 
 
 def devices_of(
@@ -59,13 +60,17 @@ def _expression(vital: Vital, span: Span) -> str:
     if vital is Vital.CLOCK_REASONS:
         grid = f"[{duration_text(span.window)}:{duration_text(span.resolution)}]"
         return " or ".join(f"({_faults(name, grid)} and last_over_time({name}[{recent}]))" for name in names)
-    if vital is Vital.MEMORY_FREE:
-        window = duration_text(span.window)
-        return " or ".join(
-            f"(min_over_time({name}[{window}]) < {NO_NUMBER} and last_over_time({name}[{recent}]))"
-            for name in names
-        )
     return " or ".join(f"last_over_time({name}[{recent}]) < {NO_NUMBER}" for name in names)
+
+
+def _free(span: Span) -> str:
+    """Return the least memory of a device that was free in the window (MiB)."""
+    window, recent = duration_text(span.window), duration_text(span.freshness)
+    return " or ".join(
+        f"((min_over_time({series.free}[{window}]) < {series.no_number}) / {series.per_mib} "
+        f"and last_over_time({series.free}[{recent}]))"
+        for series in MEMORY_SERIES
+    )
 
 
 def _in_use(span: Span) -> str:

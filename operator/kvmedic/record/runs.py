@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from kvmedic.core.engine import Knob
+from kvmedic.core.loan import loans_after
 from kvmedic.core.plan import (
     AutoscalerStep,
     ConfigStep,
@@ -15,6 +16,7 @@ from kvmedic.core.plan import (
     ReplaceStep,
     RevisionStep,
     ScaleStep,
+    gives_back,
     template_before,
 )
 from kvmedic.core.reasons import Reason
@@ -34,7 +36,7 @@ from kvmedic.core.run import Outcome, Run, StepRecord, StepState
 from kvmedic.core.summary import summary_of
 from kvmedic.core.verdict import Verdict
 from kvmedic.record.conditions import Claim, with_conditions
-from kvmedic.record.supplies import borrowed_after, speaks_against
+from kvmedic.record.supplies import speaks_against
 
 T = TypeVar("T")
 
@@ -181,7 +183,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         replacements=_replacements(record.replacements, run, now),
         rollbacks=_rollbacks(record.rollbacks, run, outcome, now),
         scalings=_scalings(record.scalings, run, now),
-        borrowed=borrowed_after(record.borrowed, run, now),
+        borrowed=loans_after(record.borrowed, run, outcome, now),
         history=(entry, *record.history)[:HISTORY_LENGTH],
         summary=summary_of(run, outcome, now) or record.summary,
         sized=_sized(record.sized, run, now),
@@ -229,6 +231,7 @@ def _levers(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[Tr
         for record in run.steps
         if isinstance(record.step, FlagStep | ConfigStep)
         and record.state is StepState.REVERTED
+        and not gives_back(record.step)
         and _did_not_help(record, run)
     )
     return _remembered(failed, levers, _what)
@@ -278,7 +281,7 @@ def _scalings(tried: tuple[TriedScaling, ...], run: Run, now: datetime) -> tuple
         TriedScaling(run.replicas, record.step.after, record.step.template, record.verdict, now)
         for record in run.steps
         if isinstance(record.step, ScaleStep | AutoscalerStep)
-        and not record.step.gives_back
+        and not gives_back(record.step)
         and record.verdict is Verdict.NOT_RECOVERED
     )
     return _remembered(failed, tried, lambda one: (one.revision, one.before))

@@ -147,7 +147,10 @@ def _record(body: JsonObject) -> tuple[Record | None, Outcome | None]:
         return _readable_run(body, error)
 
 
-NEEDED_AT_THE_END = (frozenset({"run", "footprint", "conditions"}), frozenset({"run", "conditions"}))
+NEEDED_AT_THE_END = (
+    frozenset({"run", "footprint", "borrowed", "conditions"}),
+    frozenset({"run", "conditions"}),
+)
 """What a resource that is being deleted needs of its status: the first where that can be read."""
 
 

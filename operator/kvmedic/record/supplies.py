@@ -1,4 +1,4 @@
-"""What turns of the supply leave in the record: shares that were too much, what is meant for a time. Pure."""
+"""What turns of the supply leave in the record: shares that were too much, what speaks against one. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import datetime
 
 from kvmedic.core.fleet import Fleet
-from kvmedic.core.plan import FlagStep, Step
+from kvmedic.core.plan import ConfigStep, FlagStep, Step
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import HISTORY_LENGTH, Borrowed, OutgrownShare, Record
-from kvmedic.core.run import Run, StepState
+from kvmedic.core.record import HISTORY_LENGTH, OutgrownShare, Record
+from kvmedic.core.run import Run
 from kvmedic.core.template import body_hash
 
 SUPPLY = frozenset(
@@ -54,33 +54,13 @@ def after_trouble(
 
 def raised_share(step: Step) -> float | None:
     """Return the share of the devices' memory that a step raises, or None where it raises none."""
-    if not isinstance(step, FlagStep) or step.reason is not Reason.MEMORY_STEPPED_UP or step.after is None:
+    if not isinstance(step, FlagStep | ConfigStep) or step.reason is not Reason.MEMORY_STEPPED_UP:
         return None
-    return float(step.after)
+    return None if step.after is None else float(step.after)
 
 
 def speaks_against(step: Step, ending: Reason) -> bool:
     """Return whether a run that ended before any verdict says that its change did not help."""
-    return isinstance(step, FlagStep) and step.reason in SUPPLY and ending is Reason.CANARY_FAILED
-
-
-def borrowed_after(held: tuple[Borrowed, ...], run: Run, now: datetime) -> tuple[Borrowed, ...]:
-    """Return what is borrowed once a run is over: the host memory that it kept takes the place of earlier."""
-    kept = tuple(
-        Borrowed(
-            knob=record.step.knob,
-            before=record.step.before,
-            after=record.step.after,
-            revision=record.step.after_template,
-            at=now,
-            requests_per_second=run.baseline.requests_per_second if run.baseline else None,
-            prompt_tokens=run.baseline.prompt_tokens_mean if run.baseline else None,
-            output_tokens=run.baseline.output_tokens_mean if run.baseline else None,
-        )
-        for record in run.steps
-        if isinstance(record.step, FlagStep)
-        and record.step.reason is Reason.HOST_MEMORY_LENT
-        and record.state is StepState.KEPT
+    return (
+        isinstance(step, FlagStep | ConfigStep) and step.reason in SUPPLY and ending is Reason.CANARY_FAILED
     )
-    turned = {record.step.knob for record in run.steps if isinstance(record.step, FlagStep) and kept}
-    return (*kept, *(one for one in held if one.knob not in turned))[:HISTORY_LENGTH]

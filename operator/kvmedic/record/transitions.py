@@ -125,4 +125,9 @@ def _survey_notes(old: Record, new: Record) -> tuple[Note, ...]:
     if old.footprint is not None and new.footprint is None:
         text = f"{old.footprint.line()} is forgotten: somebody else set the number, and it stays"
         found.append(Note(Reason.REPLICAS_CHANGED, text, warning=False, run="", on_target=False))
+    still = {lent.run for lent in new.borrowed}
+    for lent in old.borrowed:
+        if lent.run not in still:
+            text = f"{lent.line()} is forgotten: somebody else set the flag, or made the target anew"
+            found.append(Note(Reason.LOAN_FORGOTTEN, text, warning=False, run="", on_target=False))
     return tuple(found)

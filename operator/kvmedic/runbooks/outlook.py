@@ -1,6 +1,6 @@
-"""Would fewer replicas carry the load as it is now? Asked of a calm fleet that has some for a while.
+"""Would the fleet carry the load as it is now with less? Asked of a calm one that has something for a while.
 
-Fewer carry more each, so each runs more sequences at once. How many, at most:
+Replicas that were added: fewer carry more each, so each runs more sequences at once. How many, at most:
 
 * Where pod template and lengths are as they were when replicas had to be added, that is measured: each ran
   R sequences then and generated T tokens per second. Tokens per second rise with the sequences that run
@@ -9,18 +9,25 @@ Fewer carry more each, so each runs more sequences at once. How many, at most:
 * Where the configuration or the lengths moved, nothing of then counts. With r times the load a replica
   runs more than r times the sequences, because each step takes longer; at most `MOST_PREFILL` of a step
   depends on how many they are, so at most r (1 - f) / (1 - f r) times.
+
+Memory of the host that was lent: as many replicas have the same room on their devices. How many run, at most:
+
+* Where nothing moved since, it is the same measure: each ran R sequences *without* it.
+* Otherwise a step computes again what is fetched now. Of a request that is at most its prompt, so a step has
+  at most 1 + P/O times the tokens, and as many times longer latencies follow as above, with r = 1 + P/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 from kvmedic.core.complete import Complete, complete, total
 from kvmedic.core.diagnosis import Evidence, Inconclusive, NoChange, Resize, Setting
 from kvmedic.core.evidence import Signal
 from kvmedic.core.footprint import Footprint, Load
+from kvmedic.core.loan import Borrowed, TriedReturn
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
 from kvmedic.core.verdict import LENGTHS_ALIKE, LIGHTER, QUEUED
@@ -58,6 +65,14 @@ class Room:
         return all(min(pair) >= LENGTHS_ALIKE * max(pair) for pair in pairs)
 
 
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """The fleet is predicted to carry its load without what it was lent."""
+
+    message: str
+    """One sentence with the numbers behind it."""
+
+
 def fewer_replicas(evidence: Evidence, held: Footprint, setting: Setting, template: str) -> Resize | NoChange:
     """Return the fewest replicas that are predicted to carry the load, or why fewer are not.
 
@@ -80,6 +95,68 @@ def fewer_replicas(evidence: Evidence, held: Footprint, setting: Setting, templa
     if isinstance(case, Inconclusive):
         return NoChange(case.reason, case.message)
     return _fewest(now, held, _room(case, setting, evidence), template)
+
+
+def without_host_memory(
+    evidence: Evidence, held: Borrowed, setting: Setting, template: str
+) -> Fits | NoChange:
+    """Return whether the load is predicted to fit the devices alone, or why it is not.
+
+    Args:
+        evidence: both looks at the calm fleet.
+        held: what was lent.
+        setting: the present setting.
+        template: hash of the pod template that runs now.
+    """
+    found = complete(evidence.sizing, NEEDED)
+    if isinstance(found, Inconclusive):
+        return NoChange(found.reason, found.message)
+    now = _carried(found, evidence.sizing.window_seconds)
+    tried = _in_vain(now, held, template)
+    if now.at_once <= now.replicas and tried is None:
+        return Fits(f"{now.at_once:.0f} sequences ran or waited at once on {now.replicas} replicas")
+    if now.waiting >= QUEUED * now.replicas:
+        return NoChange(Reason.LOAN_HELD, f"{now.waiting:.0f} requests wait on {now.replicas} replicas")
+    case = sized(evidence, found)
+    if isinstance(case, Inconclusive):
+        return NoChange(case.reason, case.message)
+    room = _room(case, setting, evidence)
+    if tried is not None and (tried.load is None or room.is_like(tried.load)):
+        why = (
+            f"giving it back did not hold at {tried.at:%Y-%m-%dT%H:%M:%SZ}, and load and template are as then"
+        )
+        return NoChange(Reason.LOAN_HELD, why)
+    running = _alone(now, held, room, template)
+    if running is None:
+        why = "the load is too near to what the fleet could not carry without it, or nobody can tell"
+        return NoChange(Reason.LOAN_HELD, why)
+    told = f"without it {_outlook(now.replicas, running, room)}"
+    return Fits(told) if _peak(running) <= room.sequences else NoChange(Reason.LOAN_HELD, told)
+
+
+def _in_vain(now: Carried, held: Borrowed, template: str) -> TriedReturn | None:
+    """Return the way back that did not hold on this template, where the load is not clearly lighter since."""
+    tried = held.in_vain
+    if tried is None or tried.template != template:
+        return None
+    lighter = tried.load is not None and _share(now, tried.load) <= LIGHTER
+    return None if lighter else tried
+
+
+def _alone(now: Carried, held: Borrowed, room: Room, template: str) -> float | None:
+    """Return how many sequences each replica would run without it, at most; None where nobody can tell."""
+    load = held.load if held.revision == template else None
+    each = now.running / now.replicas
+    if load is not None and room.is_like(load) and load.tokens_per_second > 0:
+        share = _share(now, load)
+        return max(each, load.running * share) if share <= LIGHTER else None
+    return _stretched(each, 1 + room.prompt_tokens / max(1.0, room.output_tokens))
+
+
+def _share(now: Carried, load: Load) -> float:
+    """Return what a replica generates now over what one generated then; infinite where that was nothing."""
+    then = load.tokens_per_second
+    return now.tokens_per_second / now.replicas / then if then > 0 else inf
 
 
 def _carried(found: Mapping[str, Complete], window_seconds: float) -> Carried:
@@ -113,6 +190,10 @@ def _fewest(now: Carried, held: Footprint, room: Room, template: str) -> Resize 
 def _told(replicas: int, running: float | None, room: Room) -> str:
     if running is None:
         return f"the load is too near to what {replicas} replicas could not carry, or nobody can tell"
+    return _outlook(replicas, running, room)
+
+
+def _outlook(replicas: int, running: float, room: Room) -> str:
     return (
         f"{replicas} replicas would run {running:.1f} sequences each, up to {_peak(running):.0f} at once, "
         f"and have room for {room.sequences:.0f}"
@@ -129,7 +210,11 @@ def _running(now: Carried, load: Load | None, room: Room, replicas: int) -> floa
     if load is not None and room.is_like(load) and load.tokens_per_second > 0:
         share = now.tokens_per_second / replicas / load.tokens_per_second
         return load.running * share if share <= LIGHTER else None
-    more = now.replicas / replicas
+    return _stretched(now.running / replicas, now.replicas / replicas)
+
+
+def _stretched(running: float, more: float) -> float | None:
+    """Return how many sequences run where steps have so many times the work; None where nobody can tell."""
     if MOST_PREFILL * more >= 1:
         return None
-    return now.running / replicas * (1 - MOST_PREFILL) / (1 - MOST_PREFILL * more)
+    return running * (1 - MOST_PREFILL) / (1 - MOST_PREFILL * more)

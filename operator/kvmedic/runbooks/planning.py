@@ -159,7 +159,7 @@ def _not_one(found: list[Workload], doubts: list[Refusal], container: str | None
             "correct its template, or make a resource that names another in spec.targetRef.container",
         )
     telling = next((doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE), None)
-    return _fault(telling) if telling else _unrecognised(doubts)
+    return fault_of(telling) if telling else _unrecognised(doubts)
 
 
 def _unrecognised(doubts: Sequence[Refusal]) -> Fault:
@@ -267,7 +267,7 @@ def _step(workload: Workload, advice: Assignment) -> FlagStep | ConfigStep | Fau
         return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {advice.knob}")
     wanted = setting_of(flag, advice.value, workload.engine)
     if isinstance(wanted, Refusal):
-        return _fault(wanted)
+        return fault_of(wanted)
     line, file = parsed_of(workload.container, workload.engine), workload.file
     if isinstance(file, Configuration) and not isinstance(line, Refusal):
         given = file.read.decides(flag, line)
@@ -286,14 +286,14 @@ def _config_step(
 ) -> ConfigStep | Fault:
     change = edited(file, wanted, workload.engine, workload.container, workload.target_uid)
     if isinstance(change, Refusal):
-        return _fault(change)
+        return fault_of(change)
     return ConfigStep(
         target=workload.target,
         container=str(workload.container.get("name")),
         knob=advice.knob,
         edit=change.reference,
         file=change.file,
-        before=str(workload.given(advice.knob)),
+        before=shown(workload.given(advice.knob)),
         after=wanted.text,
         before_template=template_hash(workload.template),
         after_template=template_hash(change.reference.apply(workload.template)),
@@ -307,9 +307,9 @@ def _flag_step(workload: Workload, wanted: FlagSetting, advice: Assignment) -> F
     change = edit(workload.container, workload.container_index, wanted, workload.engine, parsed)
     match change:
         case Refusal(RefusalReason.IN_CONFIG_FILE) if isinstance(file, Refusal):
-            return _fault(Refusal(file.reason, f"{wanted.flag.dest} may be in a file: {file.message}"))
+            return fault_of(Refusal(file.reason, f"{wanted.flag.dest} may be in a file: {file.message}"))
         case Refusal():
-            return _fault(change)
+            return fault_of(change)
         case AlreadySet():
             return _already(wanted)
         case TokenEdit():
@@ -318,7 +318,7 @@ def _flag_step(workload: Workload, wanted: FlagSetting, advice: Assignment) -> F
                 target=workload.target,
                 knob=advice.knob,
                 edit=change,
-                before=None if before is None else _shown(before),
+                before=None if before is None else shown(before),
                 after=wanted.text,
                 before_template=template_hash(workload.template),
                 after_template=template_hash(change.apply(workload.template)),
@@ -326,12 +326,15 @@ def _flag_step(workload: Workload, wanted: FlagSetting, advice: Assignment) -> F
             )
 
 
-def _shown(value: Scalar) -> str:
+def shown(value: Scalar) -> str:
     """Return a value as it is written on a command line."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _fault(refusal: Refusal) -> Fault:
+def fault_of(refusal: Refusal) -> Fault:
+    """Return why no plan can be made where an edit was refused."""
     if refusal.reason in UNKNOWN_ENGINE:
         return Fault(Reason.ENGINE_UNRECOGNISED, refusal.message)
     if refusal.reason in NOT_IN_ENGINE:

@@ -1,0 +1,219 @@
+"""What is lent for a while: who made the loan, what becomes of it when a run ends, whose the flag is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from kvmedic.core.engine import Knob
+from kvmedic.core.footprint import Load
+from kvmedic.core.loan import Borrowed, Tenure, TriedReturn, is_value, loans_after, tenure_of
+from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, gives_back
+from kvmedic.core.policy import RotationLabel
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record
+from kvmedic.core.run import Outcome, Run, StepState, Terms
+from kvmedic.core.verdict import Judged, Verdict
+from kvmedic.record.runs import closed
+from run_builder import BASELINE, CONFIG, NEW, NOW, OLD, SCALE, STEP, a_run, an_intent
+
+KNOB = Knob.KV_OFFLOADING_SIZE
+LENT = replace(STEP, knob=KNOB, before=None, after="32", reason=Reason.HOST_MEMORY_LENT)
+IN_FILE = replace(CONFIG, knob=KNOB, before="8", after="32", reason=Reason.HOST_MEMORY_LENT)
+BACK = replace(
+    LENT,
+    before="32",
+    after=None,
+    before_template=NEW,
+    after_template=OLD,
+    reason=Reason.HOST_MEMORY_GIVEN_BACK,
+)
+TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=10))
+FIGURES = replace(BASELINE, running_mean=60.0)
+THEN = Load(20, 380, BASELINE.prompt_tokens_mean, 190)
+HELD = Borrowed(
+    knob=KNOB,
+    before=None,
+    after="32",
+    revision=NEW,
+    at=NOW - timedelta(hours=3),
+    run="20260301-000000",
+    target=ObjectRef("Deployment", "llm"),
+    target_uid="uid-1",
+    container="vllm",
+    load=THEN,
+    terms=TERMS,
+    calm_since=NOW - timedelta(hours=2),
+    outlook="up to 9 at once",
+    looked_at=NOW,
+)
+KEPT = Outcome(Reason.IMPROVED, "smoother")
+
+
+def verified(step: FlagStep | ConfigStep, **changes: object) -> Run:
+    run = a_run(StepState.VERIFYING, an_intent(), step=step)
+    return replace(run, baseline=FIGURES, terms=TERMS, **changes)
+
+
+def kept(step: FlagStep | ConfigStep) -> Run:
+    return verified(step).kept(Judged(Verdict.IMPROVED, Reason.IMPROVED, "smoother"))
+
+
+def turned(step: FlagStep | ConfigStep, ending: Reason, **changes: object) -> Run:
+    return verified(step, **changes).turned_back(Outcome(ending, ""), None).reverted()
+
+
+@pytest.mark.parametrize(
+    ("step", "before"), [(LENT, None), (IN_FILE, "8")], ids=["on the command line", "in a file"]
+)
+def test_what_helped_is_lent_with_what_was_before_and_the_load_that_was_too_much(step, before):
+    run = kept(step)
+
+    [lent] = loans_after((), run, KEPT, NOW)
+
+    assert (lent.before, lent.after, lent.revision) == (before, "32", NEW)
+    assert (lent.run, lent.at, lent.target_uid, lent.container) == (run.id, NOW, run.target_uid, "vllm")
+    assert (lent.load, lent.terms) == (THEN, TERMS)
+    assert (lent.calm_since, lent.outlook, lent.in_vain) == (None, "", None)
+    assert "kvOffloadingSize" in lent.line()
+
+
+def test_closing_the_run_and_noting_the_loan_are_one_record():
+    run = kept(LENT)
+
+    done = closed(Record(run=run), run, KEPT, 1, NOW)
+
+    assert done.run is None
+    assert [lent.run for lent in done.borrowed] == [run.id]
+
+
+def test_a_load_that_was_not_measured_is_not_made_up():
+    run = replace(kept(LENT), baseline=replace(FIGURES, running_mean=None))
+
+    [lent] = loans_after((), run, KEPT, NOW)
+
+    assert lent.load is None
+
+
+@pytest.mark.parametrize(
+    "run",
+    [kept(STEP), turned(LENT, Reason.NOT_RECOVERED), a_run(step=LENT), a_run(step=SCALE)],
+    ids=["another knob", "taken back", "not begun", "another kind of step"],
+)
+def test_what_was_not_kept_or_is_no_loan_changes_nothing(run):
+    assert loans_after((HELD,), run, KEPT, NOW) == (HELD,)
+    assert loans_after((), run, KEPT, NOW) == ()
+
+
+def test_of_a_target_that_is_gone_nothing_is_lent():
+    assert loans_after((), kept(LENT), Outcome(Reason.TARGET_DELETED, ""), NOW) == ()
+
+
+@pytest.mark.parametrize(
+    ("present", "first", "load"),
+    [
+        (replace(HELD, revision=OLD), None, THEN),
+        (replace(HELD, revision="other"), None, None),
+        (replace(HELD, after="16"), "32", THEN),
+    ],
+    ids=["nothing moved since", "the template moved since", "the first is somebody else's now"],
+)
+def test_what_is_lent_in_two_parts_goes_back_to_what_was_before_both(present, first, load):
+    more = replace(LENT, before="32", after="64")
+
+    [lent] = loans_after((present,), kept(more), KEPT, NOW)
+
+    assert (lent.before, lent.after, lent.load) == (first, "64", load)
+
+
+def test_what_was_given_back_is_gone():
+    assert loans_after((HELD,), kept(BACK), KEPT, NOW) == ()
+
+
+@pytest.mark.parametrize(
+    ("ending", "remembered"),
+    [
+        (Reason.NOT_RECOVERED, True),
+        (Reason.CANARY_FAILED, True),
+        (Reason.ROLLED_BACK_BY_HAND, True),
+        (Reason.INCONCLUSIVE, False),
+        (Reason.SPARE_UNSCHEDULABLE, False),
+    ],
+)
+def test_a_way_back_that_was_taken_back_leaves_the_loan_and_what_spoke_against_it(ending, remembered):
+    [left] = loans_after((HELD,), turned(BACK, ending), Outcome(ending, ""), NOW)
+
+    assert left.in_vain == (TriedReturn(NEW, NOW, THEN) if remembered else None)
+    assert replace(left, in_vain=None) == replace(HELD, calm_since=None, outlook="", looked_at=None)
+
+
+def test_a_way_back_that_did_not_hold_is_no_lever_that_did_not_help():
+    run = verified(BACK).turned_back(Outcome(Reason.NOT_RECOVERED, ""), Verdict.NOT_RECOVERED).reverted()
+
+    done = closed(Record(run=run, borrowed=(HELD,)), run, Outcome(Reason.NOT_RECOVERED, ""), 1, NOW)
+
+    assert done.levers == ()
+    assert [lent.in_vain is not None for lent in done.borrowed] == [True]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [a_run(step=BACK), verified(BACK).left(Outcome(Reason.FLAG_DRIFTED, ""))],
+    ids=["not begun", "left"],
+)
+def test_a_way_back_that_was_not_gone_leaves_the_loan_as_it_is(run):
+    assert loans_after((HELD,), run, Outcome(Reason.SUSPENDED, ""), NOW) == (HELD,)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        verified(BACK, reason=Reason.RESOURCE_DELETED),
+        verified(BACK),
+        turned(BACK, Reason.CANARY_FAILED, reason=Reason.RESOURCE_DELETED),
+    ],
+    ids=["given back for it", "deleted meanwhile", "it could not be given back"],
+)
+def test_of_a_resource_that_is_deleted_nothing_is_tried_twice(run):
+    ending = run.ending or Outcome(Reason.RESOURCE_DELETED, "")
+
+    assert loans_after((HELD,), run, ending, NOW) == ()
+
+
+@pytest.mark.parametrize(
+    ("uid", "given", "expected"),
+    [
+        ("uid-1", 32, Tenure.OURS),
+        ("uid-1", 32.0, Tenure.OURS),
+        ("uid-1", "32", Tenure.OURS),
+        ("uid-1", 16, Tenure.THEIRS),
+        ("uid-1", None, Tenure.THEIRS),
+        ("uid-2", 32, Tenure.THEIRS),
+    ],
+    ids=["as set", "written otherwise", "as a text", "another value", "taken away", "another Deployment"],
+)
+def test_a_flag_is_ours_as_long_as_it_has_the_value_that_was_set(uid, given, expected):
+    assert tenure_of(HELD, uid, given) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "same"),
+    [
+        ("1e1", 10, True),
+        ("auto", "auto", True),
+        ("auto", 1, False),
+        ("nan", "nan", False),
+        ("1", True, False),
+    ],
+)
+def test_values_are_compared_and_not_their_spelling(text, given, same):
+    assert is_value(text, given) is same
+
+
+def test_the_steps_back_are_told_from_all_others():
+    assert gives_back(BACK)
+    assert gives_back(replace(IN_FILE, reason=Reason.HOST_MEMORY_GIVEN_BACK))
+    assert not gives_back(LENT)
+    assert not gives_back(BACK.inverse())

@@ -1,0 +1,90 @@
+"""A flag that was added, taken off again: the inverse of adding it, or a refusal."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvmedic.core.edit import TokenEdit
+from kvmedic.core.engine import Engine, Knob
+from kvmedic.core.version import Version
+from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.flags import Setting, edit, setting_of
+from kvmedic.manifests.refusal import Refusal
+from kvmedic.manifests.removal import removed
+
+ENGINE = Engine(VLLM, Version.parse("0.32.0"))
+FOUND = VLLM.flag(Knob.KV_OFFLOADING_SIZE)
+assert FOUND is not None
+FLAG = FOUND
+
+
+def container(*args: str, **fields: object) -> dict[str, object]:
+    return {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "args": list(args), **fields}
+
+
+def script(text: str) -> dict[str, object]:
+    return {"name": "vllm", "image": "i", "command": ["sh", "-c"], "args": [text]}
+
+
+def template(of: dict[str, object]) -> dict[str, object]:
+    return {"spec": {"containers": [{"name": "sidecar"}, of]}}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        container("--model=m", "--max-num-seqs=64"),
+        container("serve", "m", command=["vllm"]),
+        {"name": "vllm", "image": "i", "command": ["vllm", "serve", "m"]},
+        script("exec vllm serve m --max-num-seqs=64"),
+        script("set -e\nvllm serve m \\\n  --max-num-seqs=64\necho done"),
+    ],
+    ids=["arguments", "a command and arguments", "a command", "a script", "a script of several lines"],
+)
+def test_what_was_added_is_taken_off_to_the_byte(before):
+    setting = setting_of(FLAG, 32, ENGINE)
+    assert isinstance(setting, Setting)
+    added = edit(before, 1, setting, ENGINE)
+    assert isinstance(added, TokenEdit)
+    lent = added.apply(template(before))
+
+    back = removed(lent["spec"]["containers"][1], 1, FLAG, ENGINE)
+
+    assert isinstance(back, TokenEdit), back
+    assert back.apply(lent) == template(before)
+    assert back.inverse().apply(template(before)) == lent
+
+
+def test_what_others_changed_since_stays():
+    lent = container("--model=m", "--kv-offloading-size=32", "--max-num-seqs=16")
+
+    back = removed(lent, 0, FLAG, ENGINE)
+
+    assert isinstance(back, TokenEdit)
+    [left] = back.apply({"spec": {"containers": [lent]}})["spec"]["containers"]
+    assert left["args"] == ["--model=m", "--max-num-seqs=16"]
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        (container("--model=m"), "is not on the command line"),
+        (container("--model=m", "--kv-offloading-size", "32"), "is not one word"),
+        (
+            container("--model=m", "--kv-offloading-size=8", "--kv-offloading-size=32"),
+            "without changing how other flags are read",
+        ),
+        (
+            container("--model=m", "--kv-offloading-size=$(SIZE)", env=[{"name": "SIZE", "value": "32"}]),
+            "without changing how other flags are read",
+        ),
+        (script("vllm serve m\t--kv-offloading-size=32"), "without changing how other flags are read"),
+        ({"name": "vllm", "image": "i", "args": ["sleep"], "command": ["sh"]}, ""),
+    ],
+    ids=["not there", "two words", "given twice", "from a variable", "behind a tab", "no engine"],
+)
+def test_what_cannot_be_taken_off_for_sure_is_refused(of, words):
+    found = removed(of, 0, FLAG, ENGINE)
+
+    assert isinstance(found, Refusal)
+    assert words in found.message

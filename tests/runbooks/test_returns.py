@@ -1,0 +1,208 @@
+"""What is there for a while: whose turn it is to be given back, and the exact way back of a flag."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from kvmedic.core.config_map import ConfigMap, Contents, Sight, Unseen
+from kvmedic.core.diagnosis import LeverBound
+from kvmedic.core.engine import Knob
+from kvmedic.core.loan import Borrowed, Tenure
+from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, Plan
+from kvmedic.core.policy import Policy
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record
+from kvmedic.core.template import template_hash
+from kvmedic.engines import ENGINES
+from kvmedic.runbooks.planning import Fault, Workload, configured, workload_of
+from kvmedic.runbooks.returns import due, loan_return, restore_after, tenure
+from reconcile.test_footprints import HELD, POLICY, four
+from run_builder import NOW
+
+KNOB = Knob.KV_OFFLOADING_SIZE
+UID = "uid-1"
+LENT = Borrowed(
+    knob=KNOB,
+    before=None,
+    after="32",
+    revision="r",
+    at=NOW - timedelta(hours=3),
+    run="run",
+    target=ObjectRef("Deployment", "llm"),
+    target_uid=UID,
+    container=None,
+    calm_since=NOW - timedelta(hours=1),
+)
+FILE = "# sizes\nmax-num-seqs: 64\nkv-offloading-size: 32  # GiB\n"
+
+
+def workload(*args: str, maps: dict[str, Sight] | None = None, **pod: object) -> Workload:
+    container = {
+        "name": "vllm",
+        "image": "vllm/vllm-openai:v0.32.0",
+        "args": ["--model=m", *args],
+        "volumeMounts": [{"name": "config", "mountPath": "/etc/vllm"}],
+    }
+    volumes = [{"name": "config", "configMap": {"name": "limits"}}]
+    body = {"spec": {"containers": [container], "volumes": volumes, **pod}}
+    found = configured(workload_of(ObjectRef("Deployment", "llm"), UID, body, None, ENGINES), maps or {})
+    assert isinstance(found, Workload)
+    return found
+
+
+def in_file(text: str = FILE) -> Workload:
+    sight = ConfigMap(Contents({"engine.yaml": text}))
+    return workload("--config", "/etc/vllm/engine.yaml", maps={"limits": sight})
+
+
+def planned(of: Workload, lent: Borrowed = LENT) -> Plan:
+    found = loan_return(of, lent, "calm", 3)
+    assert isinstance(found, Plan), found
+    return found
+
+
+def test_a_flag_that_was_not_given_is_removed_again() -> None:
+    lent, never = workload("--kv-offloading-size=32"), workload()
+
+    plan = planned(lent)
+
+    [step] = plan.steps
+    assert isinstance(step, FlagStep)
+    assert (step.before, step.after, step.reason) == ("32", None, Reason.HOST_MEMORY_GIVEN_BACK)
+    assert step.before_template == template_hash(lent.template) == plan.template
+    assert step.after_template == template_hash(never.template)
+    assert step.edit.apply(lent.template) == never.template
+
+
+def test_a_flag_that_had_a_value_gets_it_again() -> None:
+    lent = workload("--kv-offloading-size", "32")
+
+    [step] = planned(lent, replace(LENT, before="8")).steps
+
+    assert isinstance(step, FlagStep)
+    assert (step.before, step.after, step.reason) == ("32", "8", Reason.HOST_MEMORY_GIVEN_BACK)
+    assert step.after_template == template_hash(workload("--kv-offloading-size", "8").template)
+
+
+def test_a_value_in_a_file_is_put_back_in_a_copy() -> None:
+    [step] = planned(in_file(), replace(LENT, before="8")).steps
+
+    assert isinstance(step, ConfigStep)
+    assert (step.before, step.after, step.reason) == ("32", "8", Reason.HOST_MEMORY_GIVEN_BACK)
+    copied = step.file.copied(Contents({"engine.yaml": FILE}))
+    assert copied.data["engine.yaml"] == FILE.replace("32", "8")
+    assert step.file.config_map == "limits"
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        (workload("--kv-offloading-size", "32"), "not one word"),
+        (in_file(), "not on the command line"),
+    ],
+    ids=["written otherwise by somebody", "moved into a file by somebody"],
+)
+def test_what_cannot_be_removed_for_sure_is_left_to_a_person(of: Workload, words: str) -> None:
+    found = loan_return(of, LENT, "calm", 3)
+
+    assert isinstance(found, Fault)
+    assert found.reason is Reason.FLAG_NOT_EDITABLE
+    assert words in found.message
+
+
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        (workload("--kv-offloading-size=32"), Tenure.OURS),
+        (in_file(), Tenure.OURS),
+        (workload("--kv-offloading-size=16"), Tenure.THEIRS),
+        (workload(), Tenure.THEIRS),
+        (in_file("max-num-seqs: 64\n"), Tenure.THEIRS),
+        (workload("--config", "/etc/vllm/engine.yaml", maps={"limits": Unseen.UNREADABLE}), Tenure.UNKNOWN),
+        (
+            workload(
+                "--config",
+                "/etc/vllm/engine.yaml",
+                "--kv-offloading-size=32",
+                maps={"limits": Unseen.GONE},
+            ),
+            Tenure.OURS,
+        ),
+        (Fault(Reason.ENGINE_UNRECOGNISED, ""), Tenure.UNKNOWN),
+    ],
+    ids=[
+        "as set",
+        "as set, in a file",
+        "another value",
+        "removed",
+        "removed from the file",
+        "the file cannot be read",
+        "the command line beats a file that is gone",
+        "no engine that is known",
+    ],
+)
+def test_whose_the_flag_is_follows_from_what_the_engine_is_given(
+    of: Workload | Fault, expected: Tenure
+) -> None:
+    assert tenure(LENT, UID, of) is expected
+    assert tenure(LENT, "another", of) is Tenure.THEIRS
+
+
+def policy(*levers: LeverBound) -> Policy:
+    assert POLICY is not None
+    return replace(POLICY, levers=levers)
+
+
+SOON = LeverBound(KNOB, maximum=32, restore_after=timedelta(minutes=5))
+
+
+@pytest.mark.parametrize(
+    ("levers", "minutes"), [((), 60), ((LeverBound(Knob.MAX_NUM_SEQS),), 60), ((SOON,), 5)]
+)
+def test_how_long_it_must_have_been_calm_is_the_levers_or_an_hour(
+    levers: tuple[LeverBound, ...], minutes: int
+) -> None:
+    assert restore_after(policy(*levers)) == timedelta(minutes=minutes)
+
+
+@pytest.mark.parametrize(
+    ("record", "args", "expected"),
+    [
+        (Record(borrowed=(LENT,)), ["--kv-offloading-size=32"], LENT),
+        (Record(borrowed=(LENT,)), ["--kv-offloading-size=16"], None),
+        (Record(borrowed=(replace(LENT, calm_since=NOW),)), ["--kv-offloading-size=32"], None),
+        (Record(borrowed=(replace(LENT, calm_since=None),)), ["--kv-offloading-size=32"], None),
+        (Record(borrowed=(LENT,), footprint=HELD), ["--kv-offloading-size=32"], HELD),
+        (
+            Record(borrowed=(LENT,), footprint=replace(HELD, calm_since=NOW)),
+            ["--kv-offloading-size=32"],
+            None,
+        ),
+        (
+            Record(borrowed=(LENT,), footprint=replace(HELD, after=9)),
+            ["--kv-offloading-size=32"],
+            LENT,
+        ),
+        (Record(), ["--kv-offloading-size=32"], None),
+    ],
+    ids=[
+        "calm for long enough",
+        "somebody else's now",
+        "not calm for long enough",
+        "not calm",
+        "replicas first",
+        "replicas first, though they are not due",
+        "the replicas are somebody else's now",
+        "nothing is lent",
+    ],
+)
+def test_one_thing_at_a_time_is_due(record: Record, args: list[str], expected: object) -> None:
+    lent = tuple(replace(each, target_uid=four().uid) for each in record.borrowed)
+
+    found = due(replace(record, borrowed=lent), four(), policy(), workload(*args), NOW)
+
+    wanted = replace(expected, target_uid=four().uid) if isinstance(expected, Borrowed) else expected
+    assert found == wanted
