@@ -11,7 +11,14 @@ from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.resource import Resource
 from kvmedic.findings import Survey
-from kvmedic.gathering import expected, gather, silent_on_pools, vitals_of, with_logged_pools
+from kvmedic.gathering import (
+    expected,
+    gather,
+    silent_on_pools,
+    vitals_of,
+    with_drivers,
+    with_logged_pools,
+)
 from kvmedic.last_good import unproved
 from kvmedic.plans import judged, remarked, with_plan, with_return, with_shown_plan
 from kvmedic.ports import Senses, View
@@ -40,6 +47,8 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
         workload = engine_of(view, policy)
         if isinstance(workload, Workload):
             evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
+    if _is_in_trouble(policy, evidence):
+        evidence = await _with_health(evidence, resource.namespace, policy, view, senses)
     runbook, diagnosis = judged(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
     is_due = _is_due(found, resource, policy, senses)
@@ -49,6 +58,22 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     found = remarked(found, resource, policy)
     planned = with_return(found, resource, policy) if is_due else found
     return with_shown_plan(with_plan(planned, resource, policy), resource, policy)
+
+
+def _is_in_trouble(policy: Policy, evidence: Evidence) -> bool:
+    """Return whether a branch beyond a runbook's first is asked: a calm fleet's health decides nothing."""
+    return any(RUNBOOKS[runbook][0].when(evidence) is None for runbook in policy.runbooks)
+
+
+async def _with_health(
+    evidence: Evidence, namespace: str, policy: Policy, view: View, senses: Senses
+) -> Evidence:
+    """Return evidence in which drivers tell what no series does, where they may be asked."""
+    workload = engine_of(view, policy)
+    if not isinstance(workload, Workload):
+        return evidence
+    told = await with_drivers(evidence.vitals, namespace, expected(view), workload, senses.drivers)
+    return replace(evidence, vitals=told)
 
 
 def _asks_for_a_change(diagnosis: Diagnosis) -> bool:
