@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.core.aside import Gone, Next, SetAside, disorder, followed
 from kvmedic.core.diagnosis import Diagnosed
-from kvmedic.core.evidence import Measured
+from kvmedic.core.evidence import Measured, Unsupported
 from kvmedic.core.gates import Blocked, Health, Stop, forward_gate, opening_gate
 from kvmedic.core.moves import Cordon, Uncordon
 from kvmedic.core.policy import Mode, Policy
@@ -20,10 +20,13 @@ from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.terms import terms_of, without_spec
+from kvmedic.core.vitals import Vitals
 from kvmedic.findings import Survey
+from kvmedic.gathering import with_drivers
 from kvmedic.ports import Ports
 from kvmedic.runbooks.carrying import beyond_trigger, overload
 from kvmedic.runbooks.node_health import faults_of
+from kvmedic.runbooks.planning import Workload
 
 ILL = frozenset({Reason.GPU_FAULT, Reason.THERMAL_EMERGENCY})
 """Diagnoses that are about single replicas."""
@@ -122,12 +125,20 @@ async def _why_back(ward: Ward, aside: SetAside) -> str:
 
 
 async def _is_well(ward: Ward, aside: SetAside) -> bool:
-    """Return whether every GPU of a replica is known to be well."""
+    """Return whether every GPU of a replica is known to be well.
+
+    Of one that was broken only series can tell: its driver, asked, knows nothing of what went before.
+    """
     policy, pods = ward.policy, ward.found.view.fleet.pods
     own = [pod for pod in pods if pod.uid == aside.uid]
     window = policy.windows.trigger
     seen = await ward.ports.metrics.devices(policy.source, own, ward.resource.namespace, window)
-    devices = seen.get(aside.pod)
+    vitals = {pod.name: Vitals(pod.node, seen.get(pod.name, Unsupported())) for pod in own}
+    workload = ward.found.engine(policy)
+    if aside.reason is Reason.THERMAL_EMERGENCY and isinstance(workload, Workload):
+        place = ward.resource.namespace
+        vitals = await with_drivers(vitals, place, own, workload, ward.ports.drivers)
+    devices = vitals.get(aside.pod, Vitals()).devices
     known = isinstance(devices, Measured) and not any(device.unknown() for device in devices.value)
     return isinstance(devices, Measured) and known and not faults_of(devices.value)
 

@@ -48,6 +48,18 @@ class KubernetesOptions(Section):
     burst: Annotated[int, Field(ge=1, le=10000)] = 100
 
 
+class HealthOptions(Section):
+    """How the health of replicas' GPUs is known where no series tells of it."""
+
+    nvidia_smi: bool = False
+    """Run `nvidia-smi` in the engines' containers. Off: it needs the right to run commands in pods."""
+    timeout: Annotated[timedelta, within("1s", "30s")] = timedelta(seconds=10)
+    """How long one answer may take. Without persistence mode the driver wakes each GPU first, which takes
+    seconds; at most as long as a look waits for everybody (30s)."""
+    at_once: Annotated[int, Field(ge=1, le=64)] = 8
+    """Replicas that are asked side by side: a choice, so that a large fleet does not take all connections."""
+
+
 class LeadershipOptions(Section):
     """Which of several processes acts. The defaults are those of Kubernetes' own controllers."""
 

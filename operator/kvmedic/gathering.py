@@ -8,15 +8,17 @@ from dataclasses import replace
 from datetime import timedelta
 
 from kvmedic.core.diagnosis import Evidence
+from kvmedic.core.driver import filled, may_fill
 from kvmedic.core.evidence import Measured, Observation, PodReadings, Reading, Unsupported
 from kvmedic.core.fleet import Pod
 from kvmedic.core.logged_pool import LoggedSize
 from kvmedic.core.policy import Policy
 from kvmedic.core.record import ClosedRun
+from kvmedic.core.spending import whole_devices_of
 from kvmedic.core.vitals import Device, Vitals
 from kvmedic.deploys import Moment, latest_deploy
 from kvmedic.engines import SIGNALS
-from kvmedic.ports import Logs, Senses, View
+from kvmedic.ports import Drivers, Logs, Senses, View
 from kvmedic.runbooks.planning import Workload
 
 
@@ -90,6 +92,27 @@ async def with_logged_pools(
     null = signals.null_blocks
     burn, sizing = (_completed(seen, told, null) for seen in (evidence.burn, evidence.sizing))
     return replace(evidence, burn=burn, sizing=sizing)
+
+
+async def with_drivers(
+    vitals: Mapping[str, Vitals], namespace: str, pods: Sequence[Pod], workload: Workload, drivers: Drivers
+) -> dict[str, Vitals]:
+    """Return vitals in which the drivers under replicas tell what no series does of their GPUs.
+
+    Args:
+        vitals: as the series tell, by pod name.
+        namespace: of the target.
+        pods: the replicas that may be asked.
+        workload: their engine.
+        drivers: who asks.
+    """
+    blind = [pod for pod in pods if pod.node and may_fill(vitals.get(pod.name, Vitals()))]
+    if not blind:
+        return dict(vitals)
+    answers = await drivers.ask(namespace, blind, str(workload.container.get("name")))
+    expected = whole_devices_of(workload.container)
+    told = {name: filled(vitals[name], answer, expected) for name, answer in answers.items()}
+    return {**vitals, **told}
 
 
 def _lone_tokens(readings: PodReadings) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Finding, Inconclusive
+from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Finding, Inconclusive
 from kvmedic.core.evidence import Look, Measured, Observation, Signal
 from kvmedic.core.moved import TRAFFIC, moves, traffic_of
 from kvmedic.core.policy import Policy
@@ -15,6 +15,7 @@ from kvmedic.core.resource import Resource
 from kvmedic.findings import Survey
 from kvmedic.gathering import expected
 from kvmedic.ports import Metrics, View
+from kvmedic.runbooks.node_health import told_by_driver
 from kvmedic.runbooks.planning import Fault
 from kvmedic.versions import engine_of
 
@@ -57,7 +58,15 @@ def unproved(resource: Resource, view: View) -> frozenset[Signal]:
     return frozenset() if known else frozenset({Signal.REQUESTS_FINISHED})
 
 
-def with_moves(diagnosis: Diagnosis, resource: Resource, view: View, burn: Observation) -> Diagnosis:
+def in_context(diagnosis: Diagnosis, resource: Resource, view: View, evidence: Evidence) -> Diagnosis:
+    """Return the diagnosis of a trouble with what moved since it was healthy, and who told of its GPUs."""
+    moved, told = _with_moves(diagnosis, resource, view, evidence.burn), told_by_driver(evidence)
+    if told is None or isinstance(moved, Inconclusive) or moved.branch.then is None:
+        return moved
+    return Diagnosed(moved.branch, (*moved.findings, told))
+
+
+def _with_moves(diagnosis: Diagnosis, resource: Resource, view: View, burn: Observation) -> Diagnosis:
     """Return the diagnosis of a trouble with what is not as it was when the fleet was last healthy."""
     good = resource.record.last_good if resource.record else None
     if good is None or isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:

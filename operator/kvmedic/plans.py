@@ -32,7 +32,7 @@ from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.findings import Survey
-from kvmedic.last_good import with_moves
+from kvmedic.last_good import in_context
 from kvmedic.ports import View
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.capacity import spent_by
@@ -60,7 +60,7 @@ def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
 
 def remarked(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return the survey of a trouble with what moved since it was healthy, and doubts of its version."""
-    diagnosis = with_moves(found.diagnosis, resource, found.view, found.burn)
+    diagnosis = in_context(found.diagnosis, resource, found.view, found.evidence)
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
     doubt = version_remark(found.engine(policy), found.evidence.versions)

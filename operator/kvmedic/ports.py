@@ -11,6 +11,7 @@ from typing import Protocol
 from kvmedic.core.approval import Approval, Unreadable
 from kvmedic.core.config_map import FileEdit, Sight
 from kvmedic.core.copying import Files
+from kvmedic.core.driver import Answer
 from kvmedic.core.evidence import Look, Observation, Pool, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gates import Blocked, Stop
@@ -146,6 +147,23 @@ class Metrics(Protocol):
         """Return the version of the engine, asked of the replica itself."""
 
 
+class Drivers(Protocol):
+    """What the GPU drivers under replicas say, where no series tells."""
+
+    async def ask(self, namespace: str, pods: Sequence[Pod], container: str) -> Mapping[str, Answer]:
+        """Return each replica's answer by pod name; one who is not there was not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotAllowed:
+    """No driver is asked: the administrator did not allow it."""
+
+    async def ask(self, namespace: str, pods: Sequence[Pod], container: str) -> Mapping[str, Answer]:
+        """Return nothing."""
+        del namespace, pods, container
+        return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Senses:
     """What a look at a fleet without an open run is made with."""
@@ -154,6 +172,7 @@ class Senses:
     logs: Logs
     now: datetime | None = None
     """The operator's own time; None: that of the look."""
+    drivers: Drivers = NotAllowed()
 
 
 class Reporter(Protocol):
@@ -248,3 +267,4 @@ class Ports:
     roster: Roster
     crowd: Crowd
     pace: Pace
+    drivers: Drivers = NotAllowed()

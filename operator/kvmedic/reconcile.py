@@ -127,7 +127,7 @@ async def _survey(
     view = await with_holder(view, record.footprint, ports.target)
     await ports.crowd.heed(now)
     record = await swept(record, None, view.fleet, ports)
-    found = await survey(resource, policy, view, Senses(ports.metrics, ports.target, now))
+    found = await survey(resource, policy, view, Senses(ports.metrics, ports.target, now, ports.drivers))
     found = await accompanied(found, resource, policy, ports.target)
     ward = Ward(resource, policy, record, found, ports, now)
     cared = await cared_for(ward)

@@ -22,6 +22,7 @@ from ruamel.yaml.error import YAMLError
 
 from kvmedic.frame import (
     BudgetOptions,
+    HealthOptions,
     KubernetesOptions,
     LeadershipOptions,
     PaceOptions,
@@ -62,6 +63,7 @@ class Settings(BaseSettings):
     scrape: ScrapeOptions = ScrapeOptions()
     pace: PaceOptions = PaceOptions()
     kubernetes: KubernetesOptions = KubernetesOptions()
+    health: HealthOptions = HealthOptions()
     leadership: LeadershipOptions = LeadershipOptions()
     budgets: BudgetOptions = BudgetOptions()
     storm: StormOptions = StormOptions()

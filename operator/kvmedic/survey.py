@@ -9,7 +9,14 @@ from kvmedic.core.evidence import Look, Signal
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
 from kvmedic.findings import Survey
-from kvmedic.gathering import expected, gather, silent_on_pools, vitals_of, with_logged_pools
+from kvmedic.gathering import (
+    expected,
+    gather,
+    silent_on_pools,
+    vitals_of,
+    with_drivers,
+    with_logged_pools,
+)
 from kvmedic.last_good import unproved
 from kvmedic.plans import due_in, judged, remarked, with_plan, with_return, with_shown_plan
 from kvmedic.ports import Senses, View
@@ -38,6 +45,8 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
         workload = engine_of(view, policy)
         if isinstance(workload, Workload):
             evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
+    if _is_in_trouble(policy, evidence):
+        evidence = await _with_health(evidence, resource.namespace, policy, view, senses)
     runbook, diagnosis = judged(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
     now = senses.now or found.burn.at
@@ -46,6 +55,22 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
         found = replace(found, evidence=replace(evidence, versions=told))
     planned = with_return(remarked(found, resource, policy), resource, policy, now)
     return with_shown_plan(with_plan(planned, resource, policy), resource, policy)
+
+
+def _is_in_trouble(policy: Policy, evidence: Evidence) -> bool:
+    """Return whether a branch beyond a runbook's first is asked: a calm fleet's health decides nothing."""
+    return any(RUNBOOKS[runbook][0].when(evidence) is None for runbook in policy.runbooks)
+
+
+async def _with_health(
+    evidence: Evidence, namespace: str, policy: Policy, view: View, senses: Senses
+) -> Evidence:
+    """Return evidence in which drivers tell what no series does, where they may be asked."""
+    workload = engine_of(view, policy)
+    if not isinstance(workload, Workload):
+        return evidence
+    told = await with_drivers(evidence.vitals, namespace, expected(view), workload, senses.drivers)
+    return replace(evidence, vitals=told)
 
 
 def _asks_for_a_change(diagnosis: Diagnosis) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvmedic.cluster.approvals import StoredApprovals
 from kvmedic.cluster.copies import StoredCopies
+from kvmedic.cluster.drivers import NvidiaSmi, Patience
 from kvmedic.cluster.stop import read_stop
 from kvmedic.cluster.storm import storm_over_at
 from kvmedic.cluster.target import DeploymentTarget
@@ -18,13 +19,13 @@ from kvmedic.core.crowd import Breaker, Budgets
 from kvmedic.core.gates import Stop
 from kvmedic.crowd import Bounds, Crowd
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.frame import KubernetesOptions, PaceOptions
+from kvmedic.frame import HealthOptions, KubernetesOptions, PaceOptions
 from kvmedic.handlers import Backoff, Frame, Operator, serve, utc_now
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.metrics.fleet import FleetMetrics
-from kvmedic.ports import Leader, Metrics, Pace, Ports
+from kvmedic.ports import Drivers, Leader, Metrics, NotAllowed, Pace, Ports
 from kvmedic.record.definition import defined
 from kvmedic.record.events import Events
 from kvmedic.record.reporter import Reporter
@@ -53,6 +54,7 @@ class Connected:
 
     client: Client
     metrics: FleetMetrics
+    drivers: Drivers
 
 
 @asynccontextmanager
@@ -61,7 +63,7 @@ async def connected(settings: Settings) -> AsyncIterator[Connected]:
     client = await connect(_kubeconfig(), _limits(settings.kubernetes))
     metrics = FleetMetrics.of(settings.sources, settings.scrape, VLLM_SIGNALS)
     try:
-        yield Connected(client, metrics)
+        yield Connected(client, metrics, drivers_of(settings.health, client))
     finally:
         await metrics.close()
         await client.close()
@@ -97,7 +99,15 @@ def ports_of(
         roster=roster,
         crowd=crowd_of(settings, world, roster),
         pace=pace_of(settings.pace),
+        drivers=world.drivers,
     )
+
+
+def drivers_of(options: HealthOptions, client: Client) -> Drivers:
+    """Return who asks replicas' GPU drivers: nobody, unless the configuration allows it."""
+    if not options.nvidia_smi:
+        return NotAllowed()
+    return NvidiaSmi(client, Patience(options.timeout.total_seconds(), options.at_once))
 
 
 def crowd_of(settings: Settings, world: Connected, roster: Roster) -> Crowd:

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvmedic"
 TABLE = CHART / "files" / "permissions.yaml"
 KUSTOMIZE_RBAC = ROOT / "deploy" / "rbac.yaml"
+COMPONENT_RBAC = ROOT / "deploy" / "nvidia-smi" / "rbac.yaml"
 PAGE = ROOT / "docs" / "reference" / "rbac.md"
 BEGIN, END = "<!-- generated from charts/kvmedic/files/permissions.yaml -->", "<!-- end -->"
 NAMESPACE = "kvmedic-system"
@@ -63,6 +64,8 @@ class Permission:
     resource: str
     names: tuple[str, ...]
     grants: tuple[Grant, ...]
+    only: str = ""
+    """Value of the chart's nodeHealth section that it needs; empty: it is there by default."""
 
     def rule(self) -> str:
         """The RBAC rule as YAML, each verb's reason above it, as the chart writes it too."""
@@ -92,6 +95,7 @@ def permissions(text: str | None = None) -> tuple[Permission, ...]:
             row["resource"],
             tuple(row.get("names", ())),
             tuple(Grant(grant["verb"], grant["neededBy"], grant["why"]) for grant in row["grants"]),
+            row.get("only", ""),
         )
         for row in rows
     )
@@ -102,9 +106,16 @@ def kustomize_rbac() -> str:
     parts = []
     for scope, kind, name in (("watched", "ClusterRole", "kvmedic"), ("own", "Role", "kvmedic-own")):
         place = "" if kind == "ClusterRole" else f"\n  namespace: {NAMESPACE}"
-        rules = "".join(row.rule() for row in permissions() if row.scope == scope)
+        rules = "".join(row.rule() for row in permissions() if row.scope == scope and not row.only)
         parts.append(ROLE.format(kind=kind, name=name, place=place, rules=rules, namespace=NAMESPACE))
     return HEAD + "---\n".join(parts)
+
+
+def component_rbac() -> str:
+    """deploy/nvidia-smi/rbac.yaml: what that component adds."""
+    rules = "".join(row.rule() for row in permissions() if row.only)
+    name = "kvmedic-nvidia-smi"
+    return HEAD + ROLE.format(kind="ClusterRole", name=name, place="", rules=rules, namespace=NAMESPACE)
 
 
 def page() -> str:
@@ -114,7 +125,10 @@ def page() -> str:
     tables = ""
     for scope, where in SCOPES.items():
         tables += f"\n### {where[0].upper()}{where[1:]}\n\n{COLUMNS}"
-        tables += "".join(line for row in permissions() if row.scope == scope for line in row.rows())
+        given = (row for row in permissions() if row.scope == scope and not row.only)
+        tables += "".join(line for row in given for line in row.rows())
+    tables += f"\n### In every watched namespace, only with `nodeHealth.nvidiaSmi`\n\n{COLUMNS}"
+    tables += "".join(line for row in permissions() if row.only for line in row.rows())
     return f"{before}{BEGIN}\n{tables}\n{END}{after}"
 
 
@@ -124,7 +138,8 @@ def wanted() -> dict[Path, str]:
         CHART / "files" / "crds" / crd.name: crd.read_text()
         for crd in (ROOT / "crds").glob("kvmedic.io_*.yaml")
     }
-    return {KUSTOMIZE_RBAC: kustomize_rbac(), PAGE: page(), **copies, **pages()}
+    rbac = {KUSTOMIZE_RBAC: kustomize_rbac(), COMPONENT_RBAC: component_rbac()}
+    return {**rbac, PAGE: page(), **copies, **pages()}
 
 
 def stale() -> list[Path]:

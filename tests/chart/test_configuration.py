@@ -100,6 +100,20 @@ def test_an_installation_without_sources_is_read_too(tmp_path: Path, monkeypatch
     assert settings.load().sources == {}
 
 
+@pytest.mark.parametrize("values", [{}, {"nodeHealth": {"nvidiaSmi": True, "timeout": "5s", "atOnce": 2}}])
+def test_drivers_are_asked_only_where_the_values_say_so(
+    values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(render(values)["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
+    monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
+
+    read = settings.load().health
+
+    wanted = (True, 5, 2) if values else (False, 10, 8)
+    assert (read.nvidia_smi, read.timeout.total_seconds(), read.at_once) == wanted
+
+
 def test_each_secret_is_mounted_from_where_the_value_says() -> None:
     assert mounted(render(EVERYTHING)) == {
         "default/token": ("secret", "prometheus", "token"),

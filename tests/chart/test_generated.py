@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 import yaml
 
 from chart.generated import ROOT, SCOPES, permissions, stale
-from chart.rendering import Object, Rendered, kustomize, render
+from chart.rendering import Object, Rendered, kustomize, pod_of, render
 from kvmedic.core import plan
 from kvmedic.frame import LeadershipOptions, ProcessOptions, StormOptions
 
@@ -31,10 +33,10 @@ def rules(rendered: Rendered, kind: str, name: str) -> list[Object]:
     return ordered(rendered[kind, name]["rules"])
 
 
-def table(scope: str) -> list[Object]:
-    """The rules that the table asks for in a scope."""
+def table(scope: str, only: tuple[str, ...] = ("",)) -> list[Object]:
+    """The rules that the table asks for in a scope, by default or where some values are true."""
     found = []
-    for row in (row for row in permissions() if row.scope == scope):
+    for row in (row for row in permissions() if row.scope == scope and row.only in only):
         rule: Object = {
             "apiGroups": [row.group],
             "resources": [row.resource],
@@ -114,3 +116,51 @@ def test_the_rights_on_config_maps_can_be_left_out() -> None:
         {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "delete"]}
     ]
     assert rules(made, "Role", "kvmedic-own") == table("own")
+
+
+EXEC = {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["get", "create"]}
+
+
+def may_run_commands(rendered: Rendered) -> bool:
+    """Whether any role, of anybody, has a right on `pods/exec`."""
+    given = [rule for (kind, _), each in rendered.items() if "Role" in kind for rule in each.get("rules", ())]
+    return any("exec" in resource for rule in given for resource in rule["resources"])
+
+
+@pytest.mark.light
+@pytest.mark.parametrize("rendered", [render, kustomize], ids=["chart", "kustomize"])
+def test_nobody_may_run_commands_in_pods_by_default(rendered: Callable[[], Rendered]) -> None:
+    assert not may_run_commands(rendered())
+
+
+@pytest.mark.light
+@pytest.mark.parametrize("only", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "in one"])
+def test_the_right_to_run_commands_comes_with_both_verbs_and_where_it_is_switched_on(only: Object) -> None:
+    kind = "Role" if only else "ClusterRole"
+    off = rules(render(only), kind, "kvmedic")
+
+    on = rules(render({"nodeHealth": {"nvidiaSmi": True}, **only}), kind, "kvmedic")
+
+    assert [rule for rule in on if rule not in off] == [EXEC]
+    assert [rule for rule in off if rule not in on] == []
+    assert on == table("watched", ("", "nvidiaSmi"))
+    assert rules(render({"nodeHealth": {"nvidiaSmi": True}}), "Role", "kvmedic-own") == table("own")
+
+
+@pytest.mark.light
+def test_the_component_of_the_kustomization_adds_the_same(tmp_path: Path) -> None:
+    base = os.path.relpath(ROOT / "deploy", tmp_path)
+    overlay = {"resources": [base], "components": [f"{base}/nvidia-smi"]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+
+    plain, made = kustomize(), kustomize(tmp_path)
+
+    added = made.keys() - plain.keys()
+    assert added == {("ClusterRole", "kvmedic-nvidia-smi"), ("ClusterRoleBinding", "kvmedic-nvidia-smi")}
+    assert rules(made, "ClusterRole", "kvmedic-nvidia-smi") == [EXEC]
+    assert (
+        made["ClusterRoleBinding", "kvmedic-nvidia-smi"]["subjects"]
+        == (made["ClusterRoleBinding", "kvmedic"]["subjects"])
+    )
+    (container,) = pod_of(made)["containers"]
+    assert {"name": "KVMEDIC_HEALTH__NVIDIA_SMI", "value": "true"} in container["env"]

@@ -11,7 +11,14 @@ import yaml
 
 from chart.generated import CHART
 from chart.rendering import Values, refusal, render
-from kvmedic.frame import BudgetOptions, KubernetesOptions, LeadershipOptions, PaceOptions, StormOptions
+from kvmedic.frame import (
+    BudgetOptions,
+    HealthOptions,
+    KubernetesOptions,
+    LeadershipOptions,
+    PaceOptions,
+    StormOptions,
+)
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from kvmedic.sections import Section
 
@@ -74,6 +81,10 @@ def source(**fields: Any) -> Values:
         ({"budgets": {"run": 1}}, "'run'"),
         ({"storm": {"window": "an hour"}}, "/storm/window"),
         ({"scrape": {"addressesFile": "/x"}}, "'addressesFile'"),
+        ({"nodeHealth": {"nvidiaSmi": "yes"}}, "/nodeHealth/nvidiaSmi"),
+        ({"nodeHealth": {"nvidiaSmi": None}}, "/nodeHealth"),
+        ({"nodeHealth": {"nvidia": True}}, "'nvidia'"),
+        ({"nodeHealth": {"atOnce": 0}}, "/nodeHealth/atOnce"),
         ({"monitoring": {"prometheusRule": {"enabled": 1}}}, "/monitoring/prometheusRule/enabled"),
         ({"networkPolicy": {"egress": {}}}, "/networkPolicy/egress"),
         ({"terminationGracePeriodSeconds": 1}, "/terminationGracePeriodSeconds"),
@@ -123,10 +134,11 @@ def test_every_object_of_the_schema_is_closed() -> None:
         (PaceOptions, SCHEMA["properties"]["pace"], {}),
         (LeadershipOptions, SCHEMA["properties"]["leadership"], {"lease": None}),
         (KubernetesOptions, SCHEMA["properties"]["kubernetes"], {}),
+        (HealthOptions, SCHEMA["properties"]["nodeHealth"], {}),
         (BudgetOptions, SCHEMA["properties"]["budgets"], {}),
         (StormOptions, SCHEMA["properties"]["storm"], {"over": None}),
     ],
-    ids=["source", "scrape", "pace", "leadership", "kubernetes", "budgets", "storm"],
+    ids=["source", "scrape", "pace", "leadership", "kubernetes", "nodeHealth", "budgets", "storm"],
 )
 def test_every_setting_of_the_operator_has_its_value(
     options: type[Section], schema: Values, elsewhere: dict[str, str | None]

@@ -21,6 +21,9 @@ The operator's configuration file. Secrets are never in it: it names the files i
 {{- $_ := set $config $section . -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.nodeHealth.nvidiaSmi -}}
+{{- $_ := set $config "health" .Values.nodeHealth -}}
+{{- end -}}
 {{ toYaml $config }}
 {{- end -}}
 

@@ -6,7 +6,9 @@ Takes a list: the root context and the scope.
 {{- $root := index . 0 -}}
 {{- $scope := index . 1 -}}
 {{- range $root.Files.Get "files/permissions.yaml" | fromYamlArray -}}
-{{- if and (eq .scope $scope) (or (not .value) (index $root.Values.rbac (.value | default "create"))) }}
+{{- $kept := or (not .value) (index $root.Values.rbac (.value | default "create")) }}
+{{- $allowed := or (not .only) (index $root.Values.nodeHealth (.only | default "nvidiaSmi")) }}
+{{- if and (eq .scope $scope) $kept $allowed }}
 {{- $verbs := list }}
 {{- range .grants }}
 {{- $verbs = append $verbs .verb }}

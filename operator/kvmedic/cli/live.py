@@ -85,7 +85,7 @@ async def surveyed(world: Connected, resource: Resource) -> Survey:
         place = f"namespace {resource.namespace}"
         raise NotThere(f"Deployment {policy.target.name} does not exist in {place}")
     view = await with_holder(seen, resource.record.footprint if resource.record else None, target)
-    found = await examine(resource, policy, view, Senses(world.metrics, target))
+    found = await examine(resource, policy, view, Senses(world.metrics, target, drivers=world.drivers))
     try:
         return await accompanied(found, resource, policy, target)
     except Refused as error:

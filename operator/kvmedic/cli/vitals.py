@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvmedic.core.driver import PROGRAM, TELLS
 from kvmedic.core.evidence import Measured, Missing, Reading, Stale, Unsupported
+from kvmedic.core.silence import SILENCES
 from kvmedic.core.vitals import SHOWN, Device, EngineEnd, Vital, Vitals
 
 
@@ -44,16 +46,23 @@ def _replica(vitals: Vitals) -> dict[str, Any]:
         if isinstance(devices, Measured)
         else absence(devices)
     )
-    return {"node": vitals.node or None, "devices": told, "ended": _end(vitals.end)}
+    silence = {"nvidiaSmi": str(vitals.silence)} if vitals.silence else {}
+    return {"node": vitals.node or None, "devices": told, **silence, "ended": _end(vitals.end)}
 
 
 def _device(device: Device) -> dict[str, float | str]:
-    found: dict[str, float | str] = {}
-    for vital in SHOWN:
+    found: dict[str, float | str] = {"toldBy": _teller(device)} if device.asked else {}
+    for vital in (*SHOWN, *(vital for vital in TELLS if vital in device.asked.difference(SHOWN))):
         value = device.value(vital)
         found[str(vital)] = absence(device.reading(vital)) if value is None else value
     used = device.ratio(Vital.MEMORY_IN_USE)
     return found if used is None else {**found, str(Vital.MEMORY_IN_USE): round(used, 3)}
+
+
+def _teller(device: Device) -> str:
+    """Return who told of a device that its driver was asked about."""
+    known = isinstance(device.reading(Vital.LAST_XID), Measured)
+    return f"DCGM exporter and {PROGRAM}" if known else PROGRAM
 
 
 def _end(end: EngineEnd | None) -> dict[str, Any] | None:
@@ -74,6 +83,8 @@ def _facts(vitals: Vitals) -> Iterator[str]:
             yield f"{device.name} {' '.join(f'{key}={value}' for key, value in _device(device).items())}"
     else:
         yield f"GPUs {absence(devices)}"
+    if vitals.silence is not None:
+        yield f"{PROGRAM} {vitals.silence}: {SILENCES[vitals.silence]}"
     if end is not None:
         yield (
             f"ended {end.ended_at:%H:%M:%SZ} with exit code {end.exit_code}, cause {end.cause}, "

@@ -16,6 +16,10 @@ from kvmedic.core.fleet import Fleet
 from kvmedic.core.plan import Step
 from kvmedic.core.quantity import whole_amount
 
+WHOLE_DEVICE = "nvidia.com/gpu"
+"""The extended resource of NVIDIA's device plugin. Parts of a GPU have other names (`nvidia.com/mig-…`), or
+this one too, where every GPU of a node is cut into equal parts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spending:
@@ -83,10 +87,18 @@ def devices_of(template: Mapping[str, object]) -> int | None:
     return sum(_devices(container) for container in containers_of(template)) or None
 
 
+def whole_devices_of(container: Mapping[str, object]) -> int:
+    """Return how many whole NVIDIA GPUs a container is given; 0 where it names none, or parts of one."""
+    return sum(whole_amount(amount) or 0 for name, amount in _limits(container) if name == WHOLE_DEVICE)
+
+
 def _devices(container: Mapping[str, object]) -> int:
+    return sum(whole_amount(amount) or 0 for name, amount in _limits(container) if _is_device(name))
+
+
+def _limits(container: Mapping[str, object]) -> list[tuple[str, object]]:
     resources = container.get("resources")
-    limits = resources.get("limits") if isinstance(resources, Mapping) else None
-    return sum(whole_amount(amount) or 0 for name, amount in _items(limits) if _is_device(name))
+    return _items(resources.get("limits") if isinstance(resources, Mapping) else None)
 
 
 def _items(limits: object) -> list[tuple[str, object]]:

@@ -1,7 +1,8 @@
 """How a replica fares beside its engine's own metrics: its devices, and how its engine last ended.
 
-A device's series come from NVIDIA's DCGM exporter, the end of an engine from Kubernetes. Absent is
-unknown, never healthy. Nothing here fetches anything.
+A device's series come from NVIDIA's DCGM exporter; its driver tells more where an administrator lets the
+operator ask it. The end of an engine comes from Kubernetes. Absent is unknown, never healthy. Nothing here
+fetches anything.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from kvmedic.core.evidence import Absence, Measured, Missing, Reading, Unsupported
+from kvmedic.core.silence import Silence
 
 
 class NodeHealth(StrEnum):
@@ -35,6 +37,8 @@ class Vital(StrEnum):
     """Uncorrectable memory errors of a device since its driver was loaded (count)."""
     ROW_REMAP_FAILED = "rowRemapFailed"
     """1 where a device has no spare memory rows left to replace a broken one."""
+    DRIVER_FAULT = "driverFault"
+    """The driver's own code for a device that cannot be used; 0: none. Only `nvidia-smi` tells it."""
     MEMORY_FREE = "memoryFreeMiB"
     """The least memory of a device that was free at any moment of the window (MiB)."""
     MEMORY_IN_USE = "memoryInUse"
@@ -86,7 +90,8 @@ SHOWN = (*SERIES, Vital.MEMORY_FREE)
 """What people are shown of a device."""
 
 NEEDED = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS)
-"""Known of every device before a node counts as healthy. Row remapping exists from Ampere on only."""
+"""Known of every device before a node counts as healthy. Row remapping exists from Ampere on only. One that
+whoever tells of the device can never tell (`Unsupported`) is not waited for."""
 
 CLOCK_FAULTS: Mapping[int, str] = MappingProxyType(
     {
@@ -131,6 +136,18 @@ XIDS: Mapping[int, str] = MappingProxyType(
 """What the usual ones mean, for messages (NVIDIA, XID errors)."""
 
 
+DRIVER_FAULTS: Mapping[int, str] = MappingProxyType(
+    {
+        8: "its power cables are not properly attached",
+        15: "it has fallen off the bus or cannot be reached",
+        16: "it needs a reset before it can be used again",
+    }
+)
+"""Codes of the driver that say that a device cannot be used (NVML, nvmlReturn_t: insufficient power, GPU is
+lost, reset required). `nvidia-smi` ends with the same codes. A corrupted infoROM (14) is a warning, and 10
+and 11 mean other things in `nvidia-smi` than in NVML: with these nothing is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One device of a replica."""
@@ -138,6 +155,12 @@ class Device:
     name: str
     """As the exporter numbers the devices of its node: `GPU 3`."""
     readings: Mapping[Vital, Reading[float]]
+    uuid: str = ""
+    """The device's own identity; empty where it is not told."""
+    asked: frozenset[Vital] = frozenset()
+    """What no series tells of it, so that its driver was asked (`nvidia-smi`)."""
+    is_partitioned: bool = False
+    """Its driver says that it is shared out in parts (MIG)."""
 
     def reading(self, vital: Vital) -> Reading[float]:
         """Return one reading; a vital that no series told of is missing."""
@@ -155,7 +178,8 @@ class Device:
 
     def unknown(self) -> tuple[Vital, ...]:
         """Return what would have to be known of it before it counts as healthy."""
-        return tuple(vital for vital in NEEDED if self.value(vital) is None)
+        unknown = (vital for vital in NEEDED if self.value(vital) is None)
+        return tuple(vital for vital in unknown if not isinstance(self.reading(vital), Unsupported))
 
 
 class Cause(StrEnum):
@@ -193,3 +217,17 @@ class Vitals:
     """Unsupported: nobody asked."""
     end: EngineEnd | None = None
     """None: it did not end inside the window, and is not down since an earlier end."""
+    silence: Silence | None = None
+    """Why its driver, asked, did not make its health known; None: nobody asked, or it did."""
+
+    def unknown(self) -> tuple[Vital, ...]:
+        """Return what would have to be known of its devices; everything where no device is known."""
+        devices = self.devices.value if isinstance(self.devices, Measured) else ()
+        if not devices:
+            return NEEDED
+        return tuple(vital for vital in NEEDED if any(vital in device.unknown() for device in devices))
+
+    def was_asked(self) -> bool:
+        """Return whether its driver told something of its devices."""
+        devices = self.devices.value if isinstance(self.devices, Measured) else ()
+        return any(device.asked for device in devices)

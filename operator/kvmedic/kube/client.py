@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.client.rest import RESTResponse
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.aio.stream.ws_client import get_websocket_url
 
 from kvmedic import __version__
 from kvmedic.core.edit import PatchOperation
@@ -36,6 +38,10 @@ JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON = "application/json"
 ANYTHING = "*/*"
+CLOSE_SECONDS = 1.0
+"""How long the other side may take to say that a WebSocket is closed. Nobody waits for what it says."""
+MESSAGE_BYTES = 1 << 20
+"""Size of one message of a WebSocket, at most. A kubelet sends what a command prints in pieces of 32 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,39 @@ class Client:
         if not 200 <= status < 300:
             raise error_for(request.call, status, _parsed(body))
         return body.decode(errors="replace")
+
+    @asynccontextmanager
+    async def socket(
+        self, ref: Ref, subresource: str, query: Sequence[tuple[str, str]], protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Open a WebSocket to a subresource, such as a command in a pod; it is closed in the end.
+
+        Unlike every other call it has no time-out of its own: the caller sets one.
+
+        Raises:
+            Refused: there is no such object, or nothing of the kind about it.
+            Unavailable: it could not be opened, or broke.
+        """
+        await self._pace.turn()
+        path = f"{ref.path}/{subresource}"
+        request = _Request("GET", Call("get", path), path, tuple(query), accept=ANYTHING)
+        rest = self._api.rest_client
+        options = {"proxy": rest.proxy, "proxy_headers": rest.proxy_headers, "max_msg_size": MESSAGE_BYTES}
+        try:
+            _, address, headers, _, _ = await self._serialized(request)
+            url = get_websocket_url(address)  # type: ignore[no-untyped-call]
+            async with aiohttp.ClientSession(
+                connector=self._connections, connector_owner=False, trust_env=True
+            ) as session:
+                opened = await session.ws_connect(url, headers=headers, protocols=(protocol,), **options)
+                try:
+                    yield opened
+                finally:
+                    await _closed(opened)
+        except aiohttp.WSServerHandshakeError as error:
+            raise error_for(request.call, error.status, {}) from error
+        except (aiohttp.ClientError, ConnectionError, ConfigException) as error:
+            raise Unavailable(request.call, None, f"no answer: {type(error).__name__}") from error
 
     async def list(self, resource: Resource, namespace: str, label_selector: str = "") -> list[JsonObject]:
         """Return all objects of a kind in a namespace at one moment; an empty namespace means all.
@@ -233,17 +272,21 @@ class Client:
         return response.status, text
 
     async def _exchange(self, request: _Request) -> RESTResponse:
+        method, url, sent, _, _ = await self._serialized(request)
+        return await self._api.call_api(
+            method, url, header_params=sent, body=request.body, _request_timeout=self._timeout
+        )
+
+    async def _serialized(self, request: _Request) -> Any:
+        """Return method, URL and headers of a request as the `kubernetes` package writes them."""
         query = [(key, value) for key, value in request.query if value]
         headers = {"Accept": request.accept, "Content-Type": request.content_type}
-        method, url, sent, _, _ = await self._api.param_serialize(
+        return await self._api.param_serialize(
             request.method,
             request.path,
             query_params=query,
             header_params=headers,
             auth_settings=["BearerToken"],
-        )
-        return await self._api.call_api(
-            method, url, header_params=sent, body=request.body, _request_timeout=self._timeout
         )
 
 
@@ -275,6 +318,16 @@ async def connect(kubeconfig: Path | str | None, limits: Limits) -> Client:
 
 
 _AS_US = (("fieldManager", FIELD_MANAGER),)
+
+
+async def _closed(socket: aiohttp.ClientWebSocketResponse) -> None:
+    """Close a WebSocket; cut it where the other side does not agree in time.
+
+    aiohttp's own limit is on each message, so that one who goes on talking would be listened to for ever.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await socket.close()
 
 
 def _discovery(path: str) -> _Request:

@@ -121,15 +121,18 @@ def _copied(expression: str, target: str, sources: tuple[str, ...]) -> str:
 
 def _devices(pod: PodKey, replies: Mapping[Vital, Reply], at: datetime) -> Reading[tuple[Device, ...]]:
     found: dict[str, dict[Vital, Reading[float]]] = {}
+    identities: dict[str, str] = {}
     for vital, reply in replies.items():
         for one in () if isinstance(reply, Unanswered) else reply.of(pod):
             readings = found.setdefault(_name(one), {})
+            identities[_name(one)] = one.labels.get("UUID") or one.labels.get("uuid") or ""
             readings[vital] = _worse(vital, readings.get(vital), measured(one.value, at))
     unanswered = [vital for vital, reply in replies.items() if isinstance(reply, Unanswered)]
     if not found:
         return Missing(Absence.SOURCE_UNAVAILABLE if unanswered else Absence.NO_SERIES)
     down = dict.fromkeys(unanswered, Missing(Absence.SOURCE_UNAVAILABLE))
-    return Measured(tuple(Device(name, {**down, **found[name]}) for name in sorted(found)), at)
+    devices = (Device(name, {**down, **found[name]}, identities[name]) for name in sorted(found))
+    return Measured(tuple(devices), at)
 
 
 def _name(series: Series) -> str:

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from kvmedic.core.diagnosis import Advice, Evidence, Finding, Inconclusive, NoChange, Setting
+from kvmedic.core.driver import PROGRAM
 from kvmedic.core.evidence import Absence, Measured, Missing
 from kvmedic.core.reasons import Reason
+from kvmedic.core.silence import SILENCES
 from kvmedic.core.vitals import (
     APPLICATION_XIDS,
     CLOCK_FAULTS,
+    DRIVER_FAULTS,
     NEEDED,
     SERIES,
     XIDS,
@@ -24,7 +27,9 @@ from kvmedic.core.vitals import (
     Vitals,
 )
 
-GPU_SIGNS = frozenset({Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS, Vital.ROW_REMAP_FAILED})
+GPU_SIGNS = frozenset(
+    {Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS, Vital.ROW_REMAP_FAILED, Vital.DRIVER_FAULT}
+)
 """Vitals that tell a broken GPU."""
 THERMAL_SIGNS = frozenset({Vital.CLOCK_REASONS})
 """Vitals that tell a GPU that is slowed down."""
@@ -64,10 +69,10 @@ def divert_to_thermal_emergency(evidence: Evidence, _setting: Setting) -> Advice
 def faults_of(devices: Iterable[Device]) -> tuple[str, ...]:
     """Return what is known to be wrong with some GPUs, each fact with its GPU; nothing: none is known ill."""
     return tuple(
-        f"{device.name}: {text}"
+        f"{device.name}: {text}{_teller(device, vital)}"
         for device in devices
         for signs in (_broken, _slowed)
-        for _, _, text in signs(device)
+        for vital, _, text in signs(device)
     )
 
 
@@ -90,7 +95,7 @@ def _listed(facts: list[str]) -> str:
 
 def _findings(evidence: Evidence, signs: Callable[[Device], Iterator[Sign]]) -> tuple[Finding, ...] | None:
     found = tuple(
-        Finding(name, vital, value, 0, f"{_on(vitals)}{device.name}: {text}")
+        Finding(name, vital, value, 0, f"{_on(vitals)}{device.name}: {text}{_teller(device, vital)}")
         for name, vitals in sorted(evidence.vitals.items())
         for device in _devices(vitals)
         for vital, value, text in signs(device)
@@ -100,6 +105,11 @@ def _findings(evidence: Evidence, signs: Callable[[Device], Iterator[Sign]]) -> 
 
 def _on(vitals: Vitals) -> str:
     return f"on node {vitals.node}, " if vitals.node else ""
+
+
+def _teller(device: Device, vital: Vital) -> str:
+    """Return who told a fact, where it was not the metrics source."""
+    return f" (told by {PROGRAM})" if vital in device.asked else ""
 
 
 def _devices(vitals: Vitals) -> tuple[Device, ...]:
@@ -115,6 +125,9 @@ def _broken(device: Device) -> Iterator[Sign]:
         yield Vital.UNCORRECTABLE_ERRORS, errors, f"{errors} uncorrectable memory errors since it was reset"
     if device.value(Vital.ROW_REMAP_FAILED):
         yield Vital.ROW_REMAP_FAILED, 1, "no memory row is left to replace a broken one"
+    fault = device.value(Vital.DRIVER_FAULT)
+    if fault:
+        yield Vital.DRIVER_FAULT, fault, f"{DRIVER_FAULTS.get(fault, 'it cannot be used')} (code {fault})"
 
 
 def _slowed(device: Device) -> Iterator[Sign]:
@@ -124,32 +137,48 @@ def _slowed(device: Device) -> Iterator[Sign]:
         yield Vital.CLOCK_REASONS, reasons, ", ".join(held)
 
 
+def told_by_driver(evidence: Evidence) -> Finding | None:
+    """Return whose health rests on what its own driver told; None where all is from the metrics source."""
+    names = [name for name, vitals in sorted(evidence.vitals.items()) if vitals.was_asked()]
+    if not names:
+        return None
+    text = f"no series tells all of the GPUs of {_named(names)}: {PROGRAM} in the container told the rest"
+    return Finding("fleet", None, None, None, text)
+
+
 def _unknown(evidence: Evidence) -> Inconclusive | None:
     """Return whose health is not known, and what would provide it; None where all is known."""
-    gaps = {name: _missing(evidence.vitals.get(name, Vitals())) for name in sorted(evidence.burn.pods)}
+    gaps = {name: _of(evidence, name).unknown() for name in sorted(evidence.burn.pods)}
     blind = [name for name, missing in gaps.items() if missing]
     if not blind:
         return None
     vitals = [vital for vital in NEEDED if any(vital in gaps[name] for name in blind)]
-    named = ", ".join(place(name, evidence.vitals.get(name, Vitals())) for name in blind[:NAMED_FAULTS])
-    rest = f" and {len(blind) - NAMED_FAULTS} more" if len(blind) > NAMED_FAULTS else ""
+    named = _named([place(name, _of(evidence, name)) for name in blind])
     return Inconclusive(
         Reason.NODE_HEALTH_UNKNOWN,
-        f"node health of {named}{rest} is unknown{_because(evidence, blind)}: have the DCGM exporter "
-        f"export {', '.join(SERIES[vital][-1] for vital in vitals)} with the label of the pod that uses the "
-        "GPU (its default set has XIDs only), or set spec.nodeHealth: IfAvailable",
+        f"node health of {named} is unknown{_because(evidence, blind)}{_silence(evidence, blind)}: have the "
+        f"DCGM exporter export {', '.join(SERIES[vital][-1] for vital in vitals)} with the label of the pod "
+        "that uses the GPU (its default set has XIDs only), or set spec.nodeHealth: IfAvailable",
     )
+
+
+def _named(names: list[str]) -> str:
+    rest = f" and {len(names) - NAMED_FAULTS} more" if len(names) > NAMED_FAULTS else ""
+    return ", ".join(names[:NAMED_FAULTS]) + rest
+
+
+def _of(evidence: Evidence, name: str) -> Vitals:
+    return evidence.vitals.get(name, Vitals())
 
 
 def _because(evidence: Evidence, blind: list[str]) -> str:
     down = Missing(Absence.SOURCE_UNAVAILABLE)
-    silent = any(evidence.vitals.get(name, Vitals()).devices == down for name in blind)
+    silent = any(_of(evidence, name).devices == down for name in blind)
     return ", as the metrics source did not answer completely" if silent else ""
 
 
-def _missing(vitals: Vitals) -> tuple[Vital, ...]:
-    """Return what is not known of a replica's devices; everything where no device is known."""
-    devices = _devices(vitals)
-    if not devices:
-        return NEEDED
-    return tuple(vital for vital in NEEDED if any(vital in device.unknown() for device in devices))
+def _silence(evidence: Evidence, blind: list[str]) -> str:
+    """Return why the drivers that were asked made nothing known, each reason with one replica that has it."""
+    kept = {silence: name for name in reversed(blind) if (silence := _of(evidence, name).silence)}
+    told = (f"; {PROGRAM} in {kept[each]}: {SILENCES[each]}" for each in SILENCES if each in kept)
+    return "".join(told)

@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from kvmedic.kube.connections import Connections
+from lab.scripted.commands import Commands
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 DROPPED_HEADERS = frozenset({"host", "transfer-encoding", "content-length", "connection", "content-encoding"})
@@ -72,6 +73,8 @@ class Proxy:
     log: str | None = None
     """What every container wrote before it ended, since simulated pods have no log; None: the API server
     answers for itself."""
+    commands: Commands | None = None
+    """Runs commands in containers, since simulated pods run none; None: the API server does."""
     claims: list[tuple[float, str, int]] = field(default_factory=list)
     """When which claim on a Deployment was sent on, and the API server's answer."""
     _step: str = "no run"
@@ -144,6 +147,8 @@ class Proxy:
     async def _told(self, request: web.Request, body: bytes, up: ClientSession) -> web.StreamResponse:
         if self.log is not None and request.path.endswith("/log"):
             return web.Response(text=await self._dated(request.path.removesuffix("/log"), self.log, up))
+        if self.commands is not None and request.path.endswith("/exec"):
+            return await self.commands.answer(request)
         return await self._forward(request, body, up)
 
     async def _dated(self, pod: str, log: str, up: ClientSession) -> str:

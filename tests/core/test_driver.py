@@ -1,0 +1,315 @@
+"""What nvidia-smi prints, as readings: faults, what is well, and what is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from builders import NO_SERIES, NOT_A_NUMBER, NOW, SOURCE_UNAVAILABLE
+from kvmedic.core.driver import CLOCK_FIELDS, OTHER_FIELDS, TELLS, devices_told, filled, may_fill, query
+from kvmedic.core.evidence import Measured, Unsupported
+from kvmedic.core.silence import SILENCES, Silence
+from kvmedic.core.vitals import NEEDED, Device, Vital, Vitals
+from vitals_builder import NODE, a_device
+
+UUID = "GPU-5a1f0c9e-30ba-9f6e-0000-0123456789ab"
+OTHER = "GPU-6b2f0c9e-30ba-9f6e-0000-0123456789ab"
+FAULTS, WELL, UNKNOWN = "a fault", "well", "unknown"
+
+
+def line(
+    *, index: str = "0", uuid: str = UUID, mig: str = "Disabled", ecc: str = "0", clocks: str = "0x4"
+) -> str:
+    """Return one line as it is printed without a header and units."""
+    return f"{index}, {uuid}, {mig}, {ecc}, {clocks}\n"
+
+
+def told(text: str, exit_code: int = 0) -> tuple[Device, ...]:
+    answer = devices_told(exit_code, text, NOW)
+    assert isinstance(answer, Measured)
+    return answer.value
+
+
+def verdict(devices: tuple[Device, ...]) -> str:
+    """Return what a look would make of some devices."""
+    signs = (Vital.CLOCK_REASONS, Vital.UNCORRECTABLE_ERRORS, Vital.DRIVER_FAULT)
+    if any(device.value(vital) for device in devices for vital in signs):
+        return FAULTS
+    return UNKNOWN if any(device.unknown() for device in devices) else WELL
+
+
+def test_the_query_changes_nothing_and_asks_for_the_columns_that_are_read() -> None:
+    program, fields, form = query(CLOCK_FIELDS[0])
+
+    assert (program, form) == ("nvidia-smi", "--format=csv,noheader,nounits")
+    assert fields == f"--query-gpu={','.join(OTHER_FIELDS)},clocks_event_reasons.active"
+    assert line().count(",") == fields.count(",")
+
+
+def test_a_gpu_that_is_well_is_known_as_such_although_no_xid_is_told() -> None:
+    (device,) = told(line())
+
+    assert (device.name, device.uuid, device.is_partitioned) == ("GPU 0", UUID, False)
+    assert device.reading(Vital.CLOCK_REASONS) == Measured(0.0, NOW)
+    assert device.reading(Vital.UNCORRECTABLE_ERRORS) == Measured(0.0, NOW)
+    assert device.reading(Vital.LAST_XID) == Unsupported()
+    assert device.unknown() == ()
+    assert device.asked == frozenset(TELLS)
+
+
+@pytest.mark.parametrize(
+    ("mask", "bits"),
+    [
+        ("0x0000000000000000", 0),
+        ("0x0000000000000001", 0),
+        ("0x0000000000000004", 0),
+        ("0x0000000000000008", 0x08),
+        ("0x0000000000000020", 0x20),
+        ("0x0000000000000040", 0x40),
+        ("0x0000000000000080", 0x80),
+        ("0x0000000000000116", 0),
+        ("0x00000000000001ff", 0xE8),
+        ("0x8000000000000044", 0x40),
+    ],
+)
+def test_four_clock_reasons_are_faults_and_all_others_are_left_out(mask: str, bits: int) -> None:
+    (device,) = told(line(clocks=mask))
+
+    assert device.value(Vital.CLOCK_REASONS) == bits
+
+
+@pytest.mark.parametrize(
+    "word", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "ERR!", "", "-1", "nan"]
+)
+@pytest.mark.parametrize(
+    ("cell", "vital"), [("ecc", Vital.UNCORRECTABLE_ERRORS), ("clocks", Vital.CLOCK_REASONS)]
+)
+def test_a_word_in_place_of_a_number_is_unknown(cell: str, vital: Vital, word: str) -> None:
+    (device,) = told(line(**{cell: word}))
+
+    assert device.reading(vital) == NOT_A_NUMBER
+    assert device.unknown() == (vital,)
+
+
+@pytest.mark.parametrize(
+    "number", ["0x", "0x00000000000000004f", "4", "0x4 Active", "1.0", "1e3", "٣", "9" * 19]
+)
+def test_a_number_that_is_not_one_of_the_drivers_is_unknown(number: str) -> None:
+    cell = "ecc" if number in {"1.0", "1e3", "٣", "9" * 19} else "clocks"
+
+    assert verdict(told(line(**{cell: number}))) == UNKNOWN
+
+
+@pytest.mark.parametrize(("errors", "found"), [("0", WELL), ("1", FAULTS), ("4096", FAULTS)])
+def test_one_uncorrectable_error_is_a_fault(errors: str, found: str) -> None:
+    assert verdict(told(line(ecc=errors))) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (line(ecc="[GPU is lost]", clocks="[GPU is lost]", mig="[GPU is lost]"), 15),
+        (line(ecc="[GPU requires reset]", clocks="[GPU requires reset]"), 16),
+        ("Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.  Reboot the system\n", 15),
+        ("GPU 0000:3B:00.0 has fallen off the bus\n", 15),
+        (f"{line()}Unable to determine the device handle for GPU1: GPU is lost.\n", 15),
+    ],
+    ids=["lost", "to be reset", "a line of its own", "fallen off the bus", "beside one that is well"],
+)
+def test_a_gpu_that_cannot_be_used_is_a_fault_by_the_drivers_own_code(text: str, code: int) -> None:
+    faults = [device.value(Vital.DRIVER_FAULT) for device in told(text)]
+
+    assert max(fault or 0 for fault in faults) == code
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (1, Silence.FAILED),
+        (2, Silence.UNKNOWN_FIELD),
+        (3, Silence.FAILED),
+        (4, Silence.FAILED),
+        (6, Silence.FAILED),
+        (8, FAULTS),
+        (9, Silence.FAILED),
+        (10, Silence.FAILED),
+        (12, Silence.FAILED),
+        (13, Silence.FAILED),
+        (14, Silence.FAILED),
+        (15, FAULTS),
+        (16, FAULTS),
+        (137, Silence.FAILED),
+        (255, Silence.FAILED),
+    ],
+)
+@pytest.mark.parametrize("text", ["", "Failed to initialize NVML: Unknown Error\n", line()])
+def test_an_exit_code_is_a_fault_only_where_it_says_that_a_device_is_unusable(
+    code: int, found: str | Silence, text: str
+) -> None:
+    answer = devices_told(code, text, NOW)
+
+    if found == FAULTS:
+        assert isinstance(answer, Measured)
+        assert verdict(answer.value) == FAULTS
+    else:
+        assert answer is found
+
+
+def test_a_gpu_that_is_named_as_lost_is_not_counted_twice_by_the_exit_code() -> None:
+    devices = told(line() + line(index="1", uuid=OTHER, ecc="[GPU is lost]"), exit_code=15)
+
+    assert [device.value(Vital.DRIVER_FAULT) for device in devices] == [0, 15]
+
+
+def test_a_lost_gpu_is_told_also_where_the_command_ends_otherwise() -> None:
+    assert verdict(told(line(ecc="[GPU is lost]"), exit_code=255)) == FAULTS
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_silence_is_no_health(text: str) -> None:
+    assert devices_told(0, text, NOW) is Silence.NO_DEVICE
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n",
+        "Unable to determine the device handle for GPU1: 0000:81:00.0: Unknown Error\n",
+        "0, GPU-1, Disabled, 0\n",
+        "0, GPU-1, Disabled, 0, 0x0, 0x0\n",
+        "index, uuid, mig.mode.current\n",
+        "\x00\ufffd\n",
+    ],
+)
+def test_a_line_that_cannot_be_read_makes_a_gpu_of_which_nothing_is_known(noise: str) -> None:
+    devices = told(line() + noise)
+
+    assert verdict(devices) == UNKNOWN
+    assert set(devices[1].unknown()) == set(NEEDED)
+
+
+def test_nothing_of_what_is_printed_is_kept_but_numbers() -> None:
+    secret = "prompt: how do I bake bread"
+
+    devices = told(line(index=secret, uuid=secret, mig=secret, ecc=secret, clocks=secret) + f"{secret}\n")
+
+    assert secret not in repr(devices)
+
+
+def test_a_gpu_that_is_shared_out_is_told_as_one() -> None:
+    (device,) = told(line(mig="Enabled"))
+
+    assert device.is_partitioned
+
+
+KNOWN = Measured((replace(a_device("GPU 3"), uuid=UUID),), NOW)
+XID_ALONE = Device("GPU 3", {Vital.LAST_XID: Measured(0.0, NOW)}, UUID)
+
+
+@pytest.mark.parametrize(
+    ("devices", "asked"),
+    [
+        (NO_SERIES, True),
+        (Measured((), NOW), True),
+        (Measured((XID_ALONE,), NOW), True),
+        (KNOWN, False),
+        (SOURCE_UNAVAILABLE, False),
+        (Unsupported(), False),
+        (Measured((Device("GPU 3", dict.fromkeys(NEEDED, SOURCE_UNAVAILABLE), UUID),), NOW), False),
+        (Measured((a_device(last_xid=NO_SERIES),), NOW), False),
+    ],
+    ids=[
+        "no series",
+        "no device",
+        "XIDs alone",
+        "all is known",
+        "no source",
+        "nobody asked",
+        "a source that answers in part",
+        "only XIDs are missing, which it never tells",
+    ],
+)
+def test_it_is_asked_only_for_what_no_series_tells(devices: object, asked: bool) -> None:
+    assert may_fill(Vitals(NODE, devices)) is asked  # type: ignore[arg-type]
+
+
+def after(devices: object, text: str, expected: int = 1) -> Vitals:
+    answer = devices_told(0, text, NOW)
+    return filled(Vitals(NODE, devices), answer, expected)  # type: ignore[arg-type]
+
+
+def test_a_replica_without_series_has_what_its_driver_tells() -> None:
+    found = after(NO_SERIES, line())
+
+    assert (found.unknown(), found.silence, found.was_asked()) == ((), None, True)
+
+
+def test_series_win_and_the_driver_fills_the_rest_of_the_same_gpu() -> None:
+    hot = replace(XID_ALONE, readings={Vital.LAST_XID: Measured(79.0, NOW)})
+
+    (device,) = filled(
+        Vitals(NODE, Measured((hot,), NOW)), Measured(told(line(index="0", clocks="0x40")), NOW), 1
+    ).devices.value  # type: ignore[union-attr]
+
+    assert (device.name, device.value(Vital.LAST_XID), device.value(Vital.CLOCK_REASONS)) == (
+        "GPU 3",
+        79,
+        0x40,
+    )
+    assert device.asked == frozenset(TELLS)
+
+
+def test_what_a_series_tells_is_not_replaced() -> None:
+    hot = Device("GPU 3", {Vital.CLOCK_REASONS: Measured(0x40, NOW)}, UUID)
+
+    (device,) = after(Measured((hot,), NOW), line()).devices.value  # type: ignore[union-attr]
+
+    assert device.value(Vital.CLOCK_REASONS) == 0x40
+    assert device.reading(Vital.LAST_XID) == NO_SERIES, "an exporter that tells of a device tells its XIDs"
+
+
+def test_another_gpus_numbers_fill_nothing_and_add_nothing() -> None:
+    found = after(Measured((XID_ALONE,), NOW), line(uuid=OTHER, clocks="0x40"))
+
+    assert found.devices == Measured((XID_ALONE,), NOW)
+    assert found.silence is Silence.INCOMPLETE
+
+
+def test_a_gpu_that_is_lost_without_a_name_counts_beside_those_of_the_series() -> None:
+    found = filled(Vitals(NODE, Measured((XID_ALONE,), NOW)), Measured(told("", exit_code=15), NOW), 1)
+
+    assert isinstance(found.devices, Measured)
+    assert verdict(found.devices.value) == FAULTS
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected", "found"),
+    [(1, 0, WELL), (1, 1, WELL), (2, 1, WELL), (1, 2, UNKNOWN), (7, 8, UNKNOWN), (8, 8, WELL)],
+)
+def test_a_gpu_that_was_given_and_is_not_listed_is_unknown(listed: int, expected: int, found: str) -> None:
+    text = "".join(line(index=str(i), uuid=f"{UUID[:-1]}{i}") for i in range(listed))
+
+    seen = after(NO_SERIES, text, expected)
+
+    assert isinstance(seen.devices, Measured)
+    assert verdict(seen.devices.value) == found
+    assert seen.silence is (Silence.INCOMPLETE if found == UNKNOWN else None)
+
+
+def test_several_parts_of_one_gpu_are_one_line() -> None:
+    assert after(NO_SERIES, line(mig="Enabled"), expected=2).unknown() == ()
+
+
+@pytest.mark.parametrize("silence", list(Silence))
+def test_a_driver_that_tells_nothing_leaves_all_as_it_was_and_says_what_to_do(silence: Silence) -> None:
+    found = filled(Vitals(NODE, NO_SERIES), silence, 1)
+
+    assert (found.devices, found.silence) == (NO_SERIES, silence)
+    assert ":" in SILENCES[silence]
+
+
+def test_a_value_that_is_unknown_is_told_as_an_incomplete_answer() -> None:
+    found = after(NO_SERIES, line(ecc="[N/A]"))
+
+    assert (found.unknown(), found.silence) == ((Vital.UNCORRECTABLE_ERRORS,), Silence.INCOMPLETE)
