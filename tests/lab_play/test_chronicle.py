@@ -76,4 +76,5 @@ def test_steps_of_any_kind_are_one_short_line() -> None:
     assert line(CAP) == "maxNumSeqs 64 -> 18"
     assert line({**CAP, "before": None}) == "maxNumSeqs default -> 18"
     assert line({"kind": "ReplaceStep", "pod": "a-1"}) == "replace a-1"
+    assert line({"kind": "RevisionStep", "after": {"number": 1, "replicaset": "a"}}) == "revision 1"
     assert line({"kind": "SomeStep"}) == "some"

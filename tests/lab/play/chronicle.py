@@ -108,4 +108,6 @@ def line(step: Mapping[str, Any]) -> str:
     kind = str(step.get("kind", "?")).removesuffix("Step")
     if "knob" in step:
         return f"{step['knob']} {step.get('before') or 'default'} -> {step.get('after') or 'default'}"
-    return f"{kind} {step.get('pod') or step.get('after') or ''}".strip().lower()
+    after = step.get("after") or ""
+    became = after["number"] if isinstance(after, Mapping) else after
+    return f"{kind} {step.get('pod') or became}".strip().lower()
