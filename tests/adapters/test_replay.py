@@ -123,7 +123,7 @@ def test_a_prometheus_that_does_not_answer_is_told(diagnose: Diagnose) -> None:
         (("--at", "2999-01-01T00:00:00Z"), "not come yet"),
         (("--at", "2026-01-01T00:00:00Z", "--pod-regex", "("), "--pod-regex"),
         (("chat", "--at", "2026-01-01T00:00:00Z"), "say what to look at"),
-        (("chat",), "leave --spec and --manifest out"),
+        (("chat",), "leave --spec, --manifest and --engine-version out"),
     ],
 )
 def test_wrong_usage_ends_with_2(diagnose: Diagnose, arguments: tuple[str, ...], told: str) -> None:
