@@ -237,27 +237,31 @@ def allowed(cluster: LightCluster, verb: str, row: Permission, namespace: str) -
 
 
 def granted(row: Permission, grant: Grant, rows: Sequence[Permission], reach: set[str]) -> set[str]:
-    """Return the namespaces in which a verb is granted, by this row or by one that holds for every name."""
-    found = {NAMESPACE} if row.scope == "own" else set(reach)
+    """Return the namespaces in which a verb is granted, by rows of these names or one that holds for all."""
+    found: set[str] = set()
     for other in rows:
-        alike = (other.group, other.resource, other.names) == (row.group, row.resource, ())
-        if alike and grant.verb in {each.verb for each in other.grants}:
+        alike = (other.group, other.resource) == (row.group, row.resource)
+        if alike and other.names in {(), row.names} and grant.verb in {each.verb for each in other.grants}:
             found |= {NAMESPACE} if other.scope == "own" else reach
     return found
 
 
 @pytest.mark.parametrize(
-    ("installed", "reach"),
-    [(None, {WATCHED, OTHER}), ({"watchNamespaces": [WATCHED]}, {WATCHED})],
-    ids=["cluster-wide", "one namespace"],
+    ("installed", "reach", "on"),
+    [
+        (None, {WATCHED, OTHER}, {""}),
+        ({"watchNamespaces": [WATCHED]}, {WATCHED}, {""}),
+        ({"nodeHealth": {"nvidiaSmi": True}}, {WATCHED, OTHER}, {"", "nvidiaSmi"}),
+    ],
+    ids=["cluster-wide", "one namespace", "nvidia-smi"],
     indirect=["installed"],
 )
 def test_the_service_account_may_do_what_the_table_says_where_it_says(
-    cluster: LightCluster, installed: str, reach: set[str]
+    cluster: LightCluster, installed: str, reach: set[str], on: set[str]
 ) -> None:
     assert installed
-    rows = permissions()
-    for row in rows:
+    rows = [row for row in permissions() if row.only in on]
+    for row in permissions():
         for grant in row.grants:
             for namespace in (WATCHED, OTHER):
                 expected = namespace in granted(row, grant, rows, reach)
