@@ -67,6 +67,10 @@ class ModelPod:
     """It has been Ready for longer than any `minReadySeconds` of a person."""
     number: int = 0
     """Pods are made in this order, one a second."""
+    unready_at: datetime | None = None
+    """Since when it is not Ready, while it is not."""
+    served: bool = False
+    """It has taken requests, now or before."""
 
 
 @dataclass
@@ -85,6 +89,8 @@ class Model:
     """Pods that are broken whatever they run, by the order in which they are made."""
     lost_in_rotation: list[str] = field(default_factory=list)
     """Pods that went while they took requests: by our own moves this must stay empty."""
+    undrained: list[str] = field(default_factory=list)
+    """Pods that had served and went without a cordon: nobody asked whether they were idle."""
     fewest: int = 10**9
     committed: int = 0
     """Assignments to the number of replicas that were committed."""
@@ -96,14 +102,16 @@ class Model:
         model.sets["old"] = ModelSet("old", replicas, 0, replicas, replicas)
         for _ in range(replicas):
             pod = model._pod("old")
-            pod.ready = pod.in_rotation = True
+            pod.ready = pod.in_rotation = pod.served = True
         model.fewest = replicas
         return model
 
     def _pod(self, revision: str) -> ModelPod:
         self._names += 1
         broken = revision in self.broken_revisions or self._names in self.broken_numbers
-        pod = ModelPod(f"p{self._names:02d}", revision, broken=broken, number=self._names)
+        pod = ModelPod(
+            f"p{99 - self._names:02d}", revision, broken=broken, number=self._names, unready_at=self.now
+        )
         self.pods.append(pod)
         return pod
 
@@ -230,6 +238,8 @@ class Model:
     def _remove(self, pod: ModelPod) -> None:
         if pod.in_rotation or pod.busy:
             self.lost_in_rotation.append(pod.name)
+        if pod.served and not pod.cordoned:
+            self.undrained.append(pod.name)
         self.pods.remove(pod)
 
     def kubelet(self, index: int) -> None:
@@ -243,7 +253,7 @@ class Model:
         for pod in self.pods:
             inside = pod.ready and not pod.cordoned
             if inside:
-                pod.busy = True
+                pod.busy = pod.served = True
             pod.in_rotation = inside
         self.fewest = min(self.fewest, sum(p.in_rotation for p in self.pods))
 
@@ -293,6 +303,7 @@ class Model:
             address="10.0.0.1",
             created_at=START + timedelta(seconds=pod.number),
             ready_at=START if pod.ready else None,
+            unready_at=None if pod.ready else pod.unready_at,
             terminating=False,
             unschedulable=False,
             in_rotation=pod.in_rotation,

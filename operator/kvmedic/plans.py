@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from types import MappingProxyType
 
 from kvmedic.core.approval import stands
 from kvmedic.core.diagnosis import (
@@ -189,18 +188,14 @@ def _is_bound(plan: Plan, view: View, resource: Resource) -> bool:
     return made_for == (view.fleet.uid, view.fleet.revision, resource.generation)
 
 
-PURPOSES = MappingProxyType(
-    {Goal.RELIEF: Purpose.RELIEF, Goal.STEADINESS: Purpose.MENDING, Goal.CALM: Purpose.RETURN}
-)
-"""What a change is for, by what it is judged by."""
-
-
 def obstacle_to(step: Step, fleet: Fleet, goal: Goal) -> Outcome | None:
     """Return why a plan's first step cannot begin on the fleet as it is, or None.
 
-    Only a change that is to relieve a fleet needs it whole.
+    Only a change that is to keep replicas up does not need the fleet whole. Giving something back is a change
+    like any other, which an owner who came meanwhile would revert.
     """
-    refused = step_refusal(fleet, step, PURPOSES[goal])
+    purpose = Purpose.MENDING if goal is Goal.STEADINESS else Purpose.RELIEF
+    refused = step_refusal(fleet, step, purpose)
     return Outcome(refused.reason, refused.message) if refused else None
 
 

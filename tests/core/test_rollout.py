@@ -29,8 +29,9 @@ from kvmedic.core.moves import (
 )
 from kvmedic.core.reasons import Reason
 from kvmedic.core.release import releasing_move
-from kvmedic.core.rollout import Order, next_move, resting_move
+from kvmedic.core.rollout import Order, chosen, next_move, resting_move
 from model_controller import EDIT, OWN_FIELDS, START, Model
+from run_builder import NOW, a_pod
 
 EFFECTS = (Freeze, Pause, Retarget, Pulse, Restore, Revert, Release, Cordon, Uncordon, DeletePod)
 ACTS = 7
@@ -339,6 +340,67 @@ def test_a_fleet_told_to_rest_stands_still_with_every_replica_in_rotation(replic
     assert all(p.in_rotation for p in model.pods)
     assert len(model.pods) >= replicas
     assert model.lost_in_rotation == []
+
+
+FULL_ROUNDS = [(act, round_) for round_ in range(20) for act in range(ACTS)]
+"""Everything happens in turn: enough for a walk to replace a replica or two."""
+
+
+@given(
+    replicas=st.integers(2, 5),
+    events=EVENTS,
+    fails=st.integers(0, 140),
+    which=st.integers(0, 4),
+    after=EVENTS,
+)
+@MANY
+def test_a_peer_that_fails_on_the_way_is_drained_like_any_other(replicas, events, fails, which, after):
+    model = Model.healthy(replicas)
+    walker = Walker(model, "new")
+    for act, pod in (events + FULL_ROUNDS)[:fails]:
+        happen(model, act, pod)
+        walker.tick()
+    old = [pod for pod in model.pods if pod.revision == "old"]
+    surplus = len(old) > model.sets["old"].desired
+    if walker.ended or not old or not model.fields.paused or surplus:
+        return  # a pulse is out: whose readiness changes between it and the controller's act, nobody can know
+    ill = old[which % len(old)]
+    ill.broken, ill.ready, ill.in_rotation = True, False, False
+    ill.unready_at = model.now - timedelta(seconds=30)
+
+    run_to_end(walker, after)
+
+    assert isinstance(walker.ended, Settled)
+    assert [p.revision for p in model.pods] == ["new"] * replicas
+    assert model.fields == OWN_FIELDS
+    assert model.undrained == []
+
+
+def test_of_two_that_are_not_ready_the_one_that_failed_goes_before_the_one_that_starts() -> None:
+    failed = a_pod("z", ready_at=None, unready_at=NOW - timedelta(seconds=30))
+    starting = a_pod("b", ready_at=None, created_at=NOW - timedelta(seconds=3), unready_at=None)
+    ready = a_pod("a")
+
+    assert chosen((ready, starting, failed), None) is failed
+    assert chosen((ready, replace(failed, name="y", uid="y"), failed), None).name == "y"
+    assert chosen((a_pod("d"), ready), None) is ready
+
+
+@pytest.mark.parametrize(("since", "move"), [(19, Wait), (21, Pulse)])
+def test_one_that_failed_is_let_go_once_no_peer_just_starts(since: int, move: type) -> None:
+    model = Model.healthy(2)
+    fleet = canary_of(model)
+    failed, starting = (pod for pod in fleet.pods if pod.revision == "old")
+    down = {"ready_at": None, "in_rotation": False}
+    failed = replace(failed, cordoned=True, unready_at=LATER - timedelta(minutes=5), **down)
+    starting = replace(starting, unready_at=LATER - timedelta(seconds=since), **down)
+    new = tuple(pod for pod in fleet.pods if pod.revision == "new")
+    walker = Walker(model, "new")
+    order = replace(walker.order(), victim=Victim(failed.name, failed.uid, LATER), drain=Drain.IDLE)
+
+    found = next_move(replace(fleet, pods=(failed, starting, *new)), order, LATER)
+
+    assert isinstance(found, move), found
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

@@ -23,7 +23,7 @@ from kvmedic.core.template import template_hash
 from kvmedic.findings import Survey
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.obstacles import accompanied
-from kvmedic.ports import Senses
+from kvmedic.ports import NotAllowed, Senses
 from kvmedic.record.surveys import REFRESH, planned
 from kvmedic.survey import examine
 from lab.scripted.readings import State
@@ -188,7 +188,9 @@ async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
 
     monkeypatch.setattr(live, "target_of", lambda world: Closed())
 
-    found = await live.surveyed(SimpleNamespace(metrics=Asked(State.THRASH)), a_resource())
+    found = await live.surveyed(
+        SimpleNamespace(metrics=Asked(State.THRASH), drivers=NotAllowed()), a_resource()
+    )
 
     assert found.plan is not None
     assert found.proposal is not None

@@ -89,19 +89,18 @@ async def delete(client: Client, fleet: Fleet, pod: Pod) -> None:
 
 
 async def confirm(client: Client, fleet: Fleet, name: str) -> None:
-    """Make sure that the replica which is to go is still there, right before one is let go.
+    """Make sure that the replica which is to go is still what it was, right before one is let go.
 
-    Its drain took a while to be told. Had it gone meanwhile, the controller would take one of its peers.
+    Its drain took a while to be told. Had it gone meanwhile, or become Ready beside a peer that is not, the
+    controller would take that peer.
 
     Raises:
-        Conflict: it is gone or goes already.
+        Conflict: it changed since it was looked at, is gone or goes already.
     """
     pod = next((pod for pod in fleet.pods if pod.name == name), None)
     if pod is None:
         return
-    live = section(await client.get(_ref(fleet, pod)) or {}, "metadata")
-    if live.get("uid") != pod.uid or "deletionTimestamp" in live:
-        raise Conflict(Call("get", _ref(fleet, pod).path), None, "it went since it was looked at")
+    await _unchanged(client, fleet, pod)
 
 
 async def _unchanged(client: Client, fleet: Fleet, pod: Pod) -> JsonObject:

@@ -261,21 +261,33 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
 
 
 def chosen(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
-    """Return the pod to take next: the recorded one, else one that takes no requests, else by name."""
+    """Return the pod to take next: the recorded one, else one that takes no requests, else by name.
+
+    Of several that are not Ready it is the one that has not been for longest: the newest may just start, and
+    once it is Ready the controller takes another.
+    """
     for pod in pods:
         if victim is not None and pod.uid == victim.uid:
             return pod
-    return min(pods, key=lambda p: (p.ready, not p.cordoned, p.in_rotation, p.name))
+    return min(pods, key=lambda p: (p.ready, not p.cordoned, p.in_rotation, _down_since(p), p.name))
+
+
+def _down_since(pod: Pod) -> float:
+    """Return since when a pod is not Ready (seconds of the epoch); of those that are, none comes first."""
+    return 0.0 if pod.ready else unready_since(pod).timestamp()
 
 
 def _let_go(fleet: Fleet, victim: Pod, old: tuple[Pod, ...], now: datetime) -> Move:
-    """Return the pulse, or the deletion by name where the controller would take a NotReady peer."""
+    """Return the pulse, or the deletion by name where the controller would take a NotReady peer.
+
+    Of two that are not Ready it takes the one with the lower deletion cost, so that the victim goes; only one
+    that no node has yet, and that never served, would go before it.
+    """
     peers = [pod for pod in old if pod.uid != victim.uid and not pod.ready]
-    if victim.ready and peers:
-        names = ", ".join(pod.name for pod in peers)
-        since = max((unready_since(pod) for pod in peers), default=now)
-        if now - since <= PEER_GRACE:
-            return Wait(Reason.AWAITING_REPLICA, f"{names} must be Ready before {victim.name} may go")
+    names = ", ".join(pod.name for pod in peers)
+    if peers and now - max(unready_since(pod) for pod in peers) <= PEER_GRACE:
+        return Wait(Reason.AWAITING_REPLICA, f"{names} must be Ready before {victim.name} may go")
+    if peers and victim.ready:
         return DeletePod(victim)
     others = fleet.told - fleet.desired(fleet.revision)
     permit = max(0, fleet.replicas + SURGE - others)
