@@ -110,7 +110,7 @@ class Model:
         self._names += 1
         broken = revision in self.broken_revisions or self._names in self.broken_numbers
         pod = ModelPod(
-            f"p{99 - self._names:02d}", revision, broken=broken, number=self._names, unready_at=self.now
+            f"p{self._names:02d}", revision, broken=broken, number=self._names, unready_at=self.now
         )
         self.pods.append(pod)
         return pod

@@ -190,6 +190,9 @@ async def test_two_operators_at_once_take_only_drained_replicas(live: LiveFleet)
     second.claim_of = "other/run/{}".format
 
     async with witnessed(live) as witness:
+        await stopped_after(
+            first, 1
+        )  # a look that began before it would show a change that nobody's record knows
         ends = await asyncio.gather(first.walk(), second.walk())
 
     assert all(isinstance(end, Settled) for end in ends)
