@@ -16,6 +16,7 @@ from kvmedic.core.moves import (
     DeletePod,
     Failed,
     Freeze,
+    Hold,
     Pause,
     Pulse,
     Refused,
@@ -33,7 +34,7 @@ from kvmedic.core.rollout import Order, chosen, next_move, resting_move
 from model_controller import EDIT, OWN_FIELDS, START, Model
 from run_builder import NOW, a_pod
 
-EFFECTS = (Freeze, Pause, Retarget, Pulse, Restore, Revert, Release, Cordon, Uncordon, DeletePod)
+EFFECTS = (Freeze, Hold, Pause, Retarget, Pulse, Restore, Revert, Release, Cordon, Uncordon, DeletePod)
 ACTS = 7
 LIMIT = timedelta(seconds=600)
 
@@ -199,6 +200,10 @@ def test_a_fleet_that_is_down_as_a_whole_takes_a_change_as_far_as_replicas_come_
         assert model.fields == OWN_FIELDS
 
 
+MADE_LATE = [(0, 0)] * 3 + [(6, 0)] * 4
+"""A replica is told and not made for longer than one that goes again is waited for."""
+
+
 @given(
     replicas=st.integers(1, 5),
     ill=st.sets(st.integers(0, 5)),
@@ -206,6 +211,7 @@ def test_a_fleet_that_is_down_as_a_whole_takes_a_change_as_far_as_replicas_come_
     turn=st.integers(0, 120),
     after=EVENTS,
 )
+@example(replicas=1, ill=set(), events=MADE_LATE, turn=7, after=[(6, 0)] * 8)
 @MANY
 def test_a_change_of_a_fleet_that_was_down_is_taken_back_from_anywhere_though_nobody_serves_then(
     replicas, ill, events, turn, after

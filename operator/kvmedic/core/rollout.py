@@ -23,6 +23,7 @@ from kvmedic.core.moves import (
     DeletePod,
     Failed,
     Freeze,
+    Hold,
     Move,
     Pause,
     Pulse,
@@ -229,11 +230,14 @@ def _finish(fleet: Fleet, order: Order) -> Move:
 def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     """Return whether the rollout is complete, or what it waits for.
 
-    A change that was to mend is taken back to replicas that cannot stay up: nobody waits for them.
+    A change that was to mend is taken back to replicas that cannot stay up: nobody waits for them. The
+    controller does, and keeps a changed replica that was made too late to be seen: it is held once more then.
     """
     if back := stray_move(fleet, fleet.serving(order.toward)):
         return back
     others = [pod for pod in fleet.pods if pod.revision != order.toward and not pod.terminating]
+    if others and fleet.observed and _leaves_failed_behind(fleet, order):
+        return Hold(order.edit, STILL)
     ready = sum(pod.ready for pod in fleet.serving(order.toward))
     wanted = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
     if fleet.observed and not others and ready >= wanted:
