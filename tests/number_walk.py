@@ -2,89 +2,51 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.draining import Drain, Victim
-from kvmedic.core.moves import Claim, Cordon, Effect, Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Wait
-from model_controller import Model, StaleError
+from model_controller import Model
+from model_walk import Walk
 
 ACTS = 6
+UNREADY = 7
+"""The act after which a pod is not Ready any more; no part of `EVENTS`."""
 EVENTS = st.lists(st.tuples(st.integers(0, ACTS), st.integers(0, 7)), max_size=100)
+EVENTS_WITH_UNREADY = st.lists(st.tuples(st.integers(0, UNREADY), st.integers(0, 7)), max_size=80)
 MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-class Walk:
-    """The operator's side: what a run's record holds, which survives every crash."""
+class NumberWalk(Walk):
+    """The operator's side of a change to the number of replicas of one revision."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.victim: Victim | None = None
-        self.assigned_at: datetime | None = None
-        self.ended: Move | None = None
+    ACTS = ACTS
 
-    def move(self) -> Move:
-        """Return what the change under test does next."""
-        raise NotImplementedError
+    def happen(self, act: int, which: int) -> None:
+        match act:
+            case 0:
+                self.model.deployment_controller()
+            case 1:
+                self.model.replica_set_controller("old")
+            case 2:
+                self.model.kubelet(which)
+            case 3:
+                self.model.endpoints()
+            case 4:
+                self.model.requests_end()
+            case 7:
+                pod = self.model.pods[which % len(self.model.pods)]
+                pod.ready = pod.in_rotation = pod.busy = False
+            case _:
+                # Controllers act within a second.
+                self.model.deployment_controller()
+                self.model.replica_set_controller("old")
+                self.model.pass_time(1)
 
-    def drain(self) -> Drain:
-        pods = {p.name: p for p in self.model.pods}
-        if self.victim is None or self.victim.uid not in pods:
-            return Drain.UNKNOWN
-        return Drain.BUSY if pods[self.victim.uid].busy else Drain.IDLE
-
-    def tick(self) -> None:
-        move = self.move()
-        self.ended = move if isinstance(move, Settled | Failed | Refused) else None
-        if not isinstance(move, Settled | Failed | Refused | Wait):
-            self.apply(move)
-
-    def apply(self, effect: Effect) -> None:
-        if isinstance(effect, Cordon):
-            self.victim = Victim(effect.pod.name, effect.pod.uid, self.model.now)
-        if isinstance(effect, ScaleOut | ScaleIn | Claim):
-            self.assigned_at = self.model.now
-        try:
-            self.model.apply(effect)
-        except StaleError:
-            return
-
-
-def happen(model: Model, act: int, which: int) -> None:
-    match act:
-        case 0:
-            model.deployment_controller()
-        case 1:
-            model.replica_set_controller("old")
-        case 2:
-            model.kubelet(which)
-        case 3:
-            model.endpoints()
-        case 4:
-            model.requests_end()
-        case _:
-            # Controllers act within a second.
-            model.deployment_controller()
-            model.replica_set_controller("old")
-            model.pass_time(1)
-
-
-def run_to_end(walker: Walk, events: list[tuple[int, int]]) -> None:
-    """Interleave the given events with ticks, then let everything happen in turn until the walk ends."""
-    for act, which in events:
-        happen(walker.model, act, which)
-        walker.tick()
-        if walker.ended:
-            return
-    for round_ in range(400):
-        for act in range(ACTS):
-            happen(walker.model, act, round_)
-        walker.tick()
-        if walker.ended:
-            return
-    raise AssertionError("the walk does not end")
+    def come_to_rest(self) -> None:
+        """Let the controllers do what is left, without the operator."""
+        for number in range(3):
+            for act in range(ACTS):
+                self.happen(act, number)
 
 
 def names(model: Model) -> set[str]:

@@ -91,25 +91,21 @@ def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource,
     return remarked(replace(found, evidence=evidence, diagnosis=diagnosis, runbook=runbook), resource, policy)
 
 
-def due_in(
-    found: Survey, resource: Resource, policy: Policy, now: datetime
-) -> tuple[Footprint | Borrowed, Workload] | None:
+def due_in(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Footprint | Borrowed | None:
     """Return what to ask of a calm fleet whether it would do without; None: nothing yet."""
     record, diagnosis = resource.record, found.diagnosis
     calm = isinstance(diagnosis, Diagnosed) and diagnosis.reason is Reason.HEALTHY
     if record is None or not calm or (record.footprint is None and not record.borrowed):
         return None
     workload = found.engine(policy)
-    held = due(record, found.view.fleet, policy, workload, now)
-    return None if held is None or isinstance(workload, Fault) else (held, workload)
+    return None if isinstance(workload, Fault) else due(record, found.view.fleet, policy, workload, now)
 
 
-def with_return(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
-    """Return the survey with the plan that gives something back, where that is due and predicted to do."""
-    due_now = due_in(found, resource, policy, now)
-    if due_now is None:
+def with_return(found: Survey, resource: Resource, policy: Policy, held: Footprint | Borrowed) -> Survey:
+    """Return the survey with the plan that gives back what is due, where the fleet should do without."""
+    workload = found.engine(policy)
+    if isinstance(workload, Fault):
         return found
-    held, workload = due_now
     known = _setting(workload, found, policy, resource.record or Record())
     asked = Calm(found.evidence, found.view.fleet, workload, known)
     back = returning(held, asked, resource.generation)

@@ -41,20 +41,18 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     """Return what a whole look at the target finds, however calm it is."""
     history = resource.record.history if resource.record else ()
     evidence = await gather(policy, resource.namespace, view, senses, history)
-    if silent := silent_on_pools(evidence, view):
-        workload = engine_of(view, policy)
-        if isinstance(workload, Workload):
-            evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
-    if _is_in_trouble(policy, evidence):
-        evidence = await _with_health(evidence, resource.namespace, policy, view, senses)
+    evidence = await _with_what_engines_tell(evidence, resource.namespace, policy, view, senses)
     runbook, diagnosis = judged(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
-    now = senses.now or found.burn.at
-    if _asks_for_a_change(diagnosis) or due_in(found, resource, policy, now) is not None:
+    held = due_in(found, resource, policy, senses.now or found.burn.at)
+    if _asks_for_a_change(diagnosis) or held is not None:
         told = await ask_versions(resource.namespace, view, senses.metrics)
         found = replace(found, evidence=replace(evidence, versions=told))
-    planned = with_return(remarked(found, resource, policy), resource, policy, now)
-    return with_shown_plan(with_plan(planned, resource, policy), resource, policy)
+    if held is not None:
+        planned = with_return(found, resource, policy, held)
+    else:
+        planned = with_plan(remarked(found, resource, policy), resource, policy)
+    return with_shown_plan(planned, resource, policy)
 
 
 def _is_in_trouble(policy: Policy, evidence: Evidence) -> bool:
@@ -62,12 +60,16 @@ def _is_in_trouble(policy: Policy, evidence: Evidence) -> bool:
     return any(RUNBOOKS[runbook][0].when(evidence) is None for runbook in policy.runbooks)
 
 
-async def _with_health(
+async def _with_what_engines_tell(
     evidence: Evidence, namespace: str, policy: Policy, view: View, senses: Senses
 ) -> Evidence:
-    """Return evidence in which drivers tell what no series does, where they may be asked."""
+    """Return evidence in which logs and drivers tell what no series does, where they may be asked."""
     workload = engine_of(view, policy)
     if not isinstance(workload, Workload):
+        return evidence
+    if silent := silent_on_pools(evidence, view):
+        evidence = await with_logged_pools(evidence, namespace, silent, workload, senses.logs)
+    if not _is_in_trouble(policy, evidence):
         return evidence
     told = await with_drivers(evidence.vitals, namespace, expected(view), workload, senses.drivers)
     return replace(evidence, vitals=told)

@@ -66,7 +66,7 @@ def kustomize(folder: Path = ROOT / "deploy") -> Rendered:
 def objects(text: str) -> Rendered:
     """A stream of YAML documents by kind and name."""
     rendered = Rendered()
-    for document in yaml.safe_load_all(text):
+    for document in yaml.load_all(text, Loader=yaml.CSafeLoader):
         if document:
             metadata = document["metadata"]
             key = (document["kind"], metadata["name"])

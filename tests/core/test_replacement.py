@@ -36,7 +36,7 @@ from kvmedic.core.replacement import (
 from kvmedic.core.run import Intent, StepRecord, StepState
 from kvmedic.core.starting import PEER_GRACE, StartLimits
 from model_controller import Model
-from number_walk import ACTS, EVENTS, MANY, Walk, happen, names, run_to_end
+from number_walk import EVENTS, EVENTS_WITH_UNREADY, MANY, NumberWalk, names
 from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling
 
 NAMED = "p01"
@@ -57,7 +57,7 @@ def a_step(replicas: int, pod: str = NAMED, template: str = "old") -> ReplaceSte
     )
 
 
-class Walker(Walk):
+class Walker(NumberWalk):
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self.step = a_step(model.replicas)
@@ -82,7 +82,7 @@ def test_exactly_the_named_replica_goes_and_nobody_who_takes_requests(replicas, 
     before = names(model)
     walker = Walker(model)
 
-    run_to_end(walker, events)
+    walker.run_to_end(events)
 
     assert isinstance(walker.ended, Settled)
     assert before - names(model) == {NAMED}
@@ -97,18 +97,12 @@ def test_exactly_the_named_replica_goes_and_nobody_who_takes_requests(replicas, 
 def test_turned_back_anywhere_the_number_and_the_rotation_are_as_before(replicas, events, turn, after):
     model = Model.healthy(replicas)
     walker = Walker(model)
-    for act, which in events[:turn]:
-        happen(model, act, which)
-        walker.tick()
-        if walker.ended:
-            break
+    walker.take(events[:turn])
     went = model.committed == 2
 
     walker.turn_back()
-    run_to_end(walker, after)
-    for _ in range(3):
-        for act in range(ACTS):
-            happen(model, act, 0)
+    walker.run_to_end(after)
+    walker.come_to_rest()
 
     assert isinstance(walker.ended, Settled)
     assert (model.replicas, len(model.pods)) == (replicas, replicas)
@@ -126,10 +120,10 @@ def test_a_spare_that_does_not_start_goes_and_everybody_else_stays(replicas, eve
     model.broken_revisions.add("old")
     walker = Walker(model)
 
-    run_to_end(walker, events)
+    walker.run_to_end(events)
     failed = walker.ended
     walker.turn_back()
-    run_to_end(walker, after)
+    walker.run_to_end(after)
 
     assert isinstance(failed, Failed)
     assert failed.reason is Reason.CANARY_FAILED
@@ -139,26 +133,16 @@ def test_a_spare_that_does_not_start_goes_and_everybody_else_stays(replicas, eve
     assert model.fewest >= replicas
 
 
-@given(
-    replicas=st.integers(2, 4), events=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=80)
-)
+@given(replicas=st.integers(2, 4), events=EVENTS_WITH_UNREADY)
 @MANY
 def test_whatever_pods_turn_unready_nobody_in_rotation_goes_undrained(replicas, events):
     model = Model.healthy(replicas)
     walker = Walker(model)
 
-    for act, which in events:
-        if act >= ACTS:
-            pod = model.pods[which % len(model.pods)]
-            pod.ready = pod.in_rotation = pod.busy = False
-        else:
-            happen(model, act, which)
-        walker.tick()
-        if walker.ended:
-            break
+    walker.take(events)
     if not isinstance(walker.ended, Settled):
         walker.turn_back()
-        run_to_end(walker, [])
+        walker.run_to_end([])
 
     assert model.lost_in_rotation == []
     assert (model.replicas, len(model.pods)) == (replicas, replicas)

@@ -12,101 +12,69 @@ from hypothesis import strategies as st
 from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.moves import (
-    Cordon,
-    DeletePod,
     Failed,
-    Freeze,
-    Hold,
+    Move,
     Pause,
     Pulse,
     Refused,
     Release,
-    Restore,
-    Retarget,
-    Revert,
     Settled,
-    Uncordon,
     Wait,
 )
 from kvmedic.core.reasons import Reason
 from kvmedic.core.release import releasing_move
 from kvmedic.core.rollout import Order, chosen, next_move, resting_move
 from model_controller import EDIT, OWN_FIELDS, START, Model
+from model_walk import Walk
 from run_builder import NOW, a_pod
 
-EFFECTS = (Freeze, Hold, Pause, Retarget, Pulse, Restore, Revert, Release, Cordon, Uncordon, DeletePod)
 ACTS = 7
 LIMIT = timedelta(seconds=600)
 
 
-class Walker:
-    """The operator's side of a walk: what it remembers between ticks, which may be lost by a crash."""
+class Walker(Walk):
+    """The operator's side of a frozen rollout toward one of two revisions."""
+
+    ACTS = ACTS
 
     def __init__(
         self, model: Model, toward: str, *, mends: bool = False, repairs: bool = False, served: int = 1
     ) -> None:
-        self.model, self.toward, self.mends, self.repairs = model, toward, mends, repairs
-        self.served = served
-        self.victim: Victim | None = None
-        self.pulsed_at = None
-        self.ended: object = None
+        super().__init__(model)
+        self.toward, self.mends, self.repairs, self.served = toward, mends, repairs, served
+
+    def back(self) -> Walker:
+        """The way back from wherever this one is, by another process that knows the record."""
+        back = Walker(self.model, "old", mends=self.mends, repairs=self.mends, served=self.served)
+        back.assigned_at = self.assigned_at
+        return back
 
     def order(self) -> Order:
         edit = EDIT if self.toward == "new" else EDIT.inverse()
         away = "old" if self.toward == "new" else "new"
         order = Order(
-            away, self.toward, edit, OWN_FIELDS, self.victim, self.drain(), LIMIT, LIMIT, self.pulsed_at
+            away, self.toward, edit, OWN_FIELDS, self.victim, self.drain(), LIMIT, LIMIT, self.assigned_at
         )
         return replace(order, mends=self.mends, repairs=self.repairs, served_before=self.served)
 
-    def drain(self) -> Drain:
-        pods = {p.name: p for p in self.model.pods}
-        if self.victim is None or self.victim.uid not in pods:
-            return Drain.UNKNOWN
-        return Drain.BUSY if pods[self.victim.uid].busy else Drain.IDLE
+    def move(self) -> Move:
+        return next_move(self.model.fleet(), self.order(), self.model.now)
 
-    def tick(self) -> None:
-        move = next_move(self.model.fleet(), self.order(), self.model.now)
-        self.ended = move if isinstance(move, Settled | Failed | Refused) else None
-        if isinstance(move, Cordon):
-            self.victim = Victim(move.pod.name, move.pod.uid, self.model.now)
-        if isinstance(move, EFFECTS):
-            if not isinstance(move, Cordon | Uncordon | DeletePod):
-                self.pulsed_at = self.model.now
-            self.model.apply(move)
-
-
-def happen(model: Model, act: int, which: int) -> None:
-    match act:
-        case 0 | 1:
-            model.deployment_controller()
-        case 2:
-            model.replica_set_controller("old")
-        case 3:
-            model.replica_set_controller("new")
-        case 4:
-            model.kubelet(which)
-        case 5:
-            model.endpoints()
-        case _:
-            model.requests_end()
-            model.pass_time(1)
-
-
-def run_to_end(walker: Walker, events: list[tuple[int, int]]) -> None:
-    """Interleave the given events with ticks, then let everything happen in turn until the walk ends."""
-    for act, which in events:
-        happen(walker.model, act, which)
-        walker.tick()
-        if walker.ended:
-            return
-    for round_ in range(400):
-        for act in range(ACTS):
-            happen(walker.model, act, round_)
-        walker.tick()
-        if walker.ended:
-            return
-    raise AssertionError("the walk does not end")
+    def happen(self, act: int, which: int) -> None:
+        match act:
+            case 0 | 1:
+                self.model.deployment_controller()
+            case 2:
+                self.model.replica_set_controller("old")
+            case 3:
+                self.model.replica_set_controller("new")
+            case 4:
+                self.model.kubelet(which)
+            case 5:
+                self.model.endpoints()
+            case _:
+                self.model.requests_end()
+                self.model.pass_time(1)
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, ACTS), st.integers(0, 7)), max_size=120)
@@ -119,7 +87,7 @@ def test_a_walk_reaches_every_replica_and_loses_nobody_who_takes_requests(replic
     model = Model.healthy(replicas)
     walker = Walker(model, "new")
 
-    run_to_end(walker, events)
+    walker.run_to_end(events)
 
     assert isinstance(walker.ended, Settled)
     assert [p.revision for p in model.pods] == ["new"] * replicas
@@ -138,7 +106,7 @@ def test_a_walk_that_mends_reaches_a_fleet_whose_replicas_cannot_stay_up(replica
     refused, walker = Walker(model, "new"), Walker(model, "new", mends=True)
     refused.tick()
 
-    run_to_end(walker, events)
+    walker.run_to_end(events)
 
     assert isinstance(refused.ended, Refused) or not down
     assert isinstance(walker.ended, Settled)
@@ -157,11 +125,10 @@ def test_a_walk_that_does_not_mend_is_taken_back_though_replicas_are_still_down(
     for pod in down:
         pod.broken, pod.ready, pod.in_rotation, pod.busy = True, False, False, False
     forth = Walker(model, "new", mends=True)
-    run_to_end(forth, events)
-    back = Walker(model, "old", mends=True, repairs=True)
-    back.pulsed_at = forth.pulsed_at
+    forth.run_to_end(events)
+    back = forth.back()
 
-    run_to_end(back, after)
+    back.run_to_end(after)
 
     assert isinstance(forth.ended, Failed)
     assert isinstance(back.ended, Settled)
@@ -190,7 +157,7 @@ def test_a_fleet_that_is_down_as_a_whole_takes_a_change_as_far_as_replicas_come_
     model.broken_numbers = {replicas + 1 + number for number in ill}
     walker = Walker(model, "new", mends=True, served=0)
 
-    run_to_end(walker, events)
+    walker.run_to_end(events)
 
     first_fails = 0 in ill
     assert isinstance(walker.ended, Failed if first_fails else Settled)
@@ -219,15 +186,13 @@ def test_a_change_of_a_fleet_that_was_down_is_taken_back_from_anywhere_though_no
     model = down_as_a_whole(replicas)
     model.broken_numbers = {replicas + 1 + number for number in ill}
     forth = Walker(model, "new", mends=True, served=0)
-    for act, which in events[:turn]:
-        happen(model, act, which)
-        forth.tick()
-    back = Walker(model, "old", mends=True, repairs=True, served=0)
-    back.pulsed_at, back.victim = forth.pulsed_at, forth.victim
+    forth.take(events[:turn])
+    back = forth.back()
+    back.victim = forth.victim
     if model.revision == "old":
         return
 
-    run_to_end(back, after)
+    back.run_to_end(after)
 
     assert isinstance(back.ended, Settled)
     assert [p.revision for p in model.pods] == ["old"] * replicas
@@ -241,11 +206,10 @@ def test_a_change_of_a_fleet_that_was_down_is_taken_back_from_anywhere_though_no
 def test_a_change_that_all_replicas_run_is_taken_back_though_nobody_serves_then(replicas, events, after):
     model = down_as_a_whole(replicas)
     forth = Walker(model, "new", mends=True, served=0)
-    run_to_end(forth, events)
-    back = Walker(model, "old", mends=True, repairs=True, served=0)
-    back.pulsed_at = forth.pulsed_at
+    forth.run_to_end(events)
+    back = forth.back()
 
-    run_to_end(back, after)
+    back.run_to_end(after)
 
     assert isinstance(forth.ended, Settled)
     assert isinstance(back.ended, Settled)
@@ -265,15 +229,12 @@ def test_a_walk_turned_round_anywhere_brings_the_old_setting_back_and_loses_nobo
 ):
     model = Model.healthy(replicas)
     walker = Walker(model, "new")
-    for act, which in events[:turn]:
-        happen(model, act, which)
-        walker.tick()
-    back = Walker(model, "old")
-    back.pulsed_at = walker.pulsed_at
+    walker.take(events[:turn])
+    back = walker.back()
     if model.revision == "old":
         return
 
-    run_to_end(back, after)
+    back.run_to_end(after)
 
     assert isinstance(back.ended, Settled)
     assert [p.revision for p in model.pods] == ["old"] * replicas
@@ -289,14 +250,11 @@ def test_a_walk_turned_round_with_every_replica_new_gets_a_spare_of_the_old_sett
     walker = Walker(model, "new")
     round_ = 0
     while any(p.revision == "old" for p in model.pods):
-        for act in range(ACTS):
-            happen(model, act, round_)
-        walker.tick()
+        walker.round(round_)
         round_ += 1
-    back = Walker(model, "old")
-    back.pulsed_at = walker.pulsed_at
+    back = walker.back()
 
-    run_to_end(back, after)
+    back.run_to_end(after)
 
     assert isinstance(back.ended, Settled)
     assert [p.revision for p in model.pods] == ["old"] * replicas
@@ -313,10 +271,9 @@ def test_a_canary_that_crashes_is_undone_and_no_old_replica_is_touched(replicas,
     before = [p.name for p in model.pods]
     forward = Walker(model, "new")
 
-    run_to_end(forward, events)
-    back = Walker(model, "old")
-    back.pulsed_at = forward.pulsed_at
-    run_to_end(back, [])
+    forward.run_to_end(events)
+    back = forward.back()
+    back.run_to_end([])
 
     assert isinstance(forward.ended, Failed)
     assert isinstance(back.ended, Settled)
@@ -330,15 +287,13 @@ def test_a_canary_that_crashes_is_undone_and_no_old_replica_is_touched(replicas,
 def test_a_fleet_told_to_rest_stands_still_with_every_replica_in_rotation(replicas, events, stop):
     model = Model.healthy(replicas)
     walker = Walker(model, "new")
-    for act, which in events[:stop]:
-        happen(model, act, which)
-        walker.tick()
+    walker.take(events[:stop])
 
     for round_ in range(100):
         for act in range(ACTS):
-            happen(model, act, round_)
-        move = resting_move(model.fleet(), model.now, walker.pulsed_at)
-        if isinstance(move, EFFECTS):
+            walker.happen(act, round_)
+        move = resting_move(model.fleet(), model.now, walker.assigned_at)
+        if not isinstance(move, Wait):
             model.apply(move)
 
     assert isinstance(move, Wait)
@@ -363,9 +318,7 @@ FULL_ROUNDS = [(act, round_) for round_ in range(20) for act in range(ACTS)]
 def test_a_peer_that_fails_on_the_way_is_drained_like_any_other(replicas, events, fails, which, after):
     model = Model.healthy(replicas)
     walker = Walker(model, "new")
-    for act, pod in (events + FULL_ROUNDS)[:fails]:
-        happen(model, act, pod)
-        walker.tick()
+    walker.take((events + FULL_ROUNDS)[:fails])
     old = [pod for pod in model.pods if pod.revision == "old"]
     surplus = len(old) > model.sets["old"].desired
     if walker.ended or not old or not model.fields.paused or surplus:
@@ -374,7 +327,7 @@ def test_a_peer_that_fails_on_the_way_is_drained_like_any_other(replicas, events
     ill.broken, ill.ready, ill.in_rotation = True, False, False
     ill.unready_at = model.now - timedelta(seconds=30)
 
-    run_to_end(walker, after)
+    walker.run_to_end(after)
 
     assert isinstance(walker.ended, Settled)
     assert [p.revision for p in model.pods] == ["new"] * replicas
@@ -441,7 +394,7 @@ def canary_of(model: Model, **changes: object) -> Fleet:
     walker = Walker(model, "new")
     for round_ in range(6):
         for act in range(ACTS):
-            happen(model, act, round_)
+            walker.happen(act, round_)
         if not model.fields.paused:
             walker.tick()
     fleet = model.fleet()

@@ -29,7 +29,7 @@ from kvmedic.core.run import Intent, Standing, StepState, standing
 from kvmedic.core.scaling import Scaling, is_explained, leaving_move, resting_move, scaling_move
 from kvmedic.core.starting import MAKING_LIMIT, STARTS, StartLimits
 from model_controller import Model
-from number_walk import ACTS, EVENTS, MANY, Walk, happen, names, run_to_end
+from number_walk import EVENTS, EVENTS_WITH_UNREADY, MANY, NumberWalk, names
 from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling
 
 LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))
@@ -47,7 +47,7 @@ def a_step(before: int, after: int, template: str = "old") -> ScaleStep:
     )
 
 
-class Walker(Walk):
+class Walker(NumberWalk):
     def __init__(self, model: Model, step: ScaleStep) -> None:
         super().__init__(model)
         self.step = step
@@ -67,12 +67,6 @@ class Walker(Walk):
         self.forward = False
 
 
-def come_to_rest(model: Model) -> None:
-    for round_ in range(3):
-        for act in range(ACTS):
-            happen(model, act, round_)
-
-
 @given(before=st.integers(1, 4), more=st.integers(1, 3), events=EVENTS)
 @MANY
 def test_more_replicas_come_and_nobody_goes(before, more, events):
@@ -80,7 +74,7 @@ def test_more_replicas_come_and_nobody_goes(before, more, events):
     there = names(model)
     walker = Walker(model, a_step(before, before + more))
 
-    run_to_end(walker, events)
+    walker.run_to_end(events)
 
     assert isinstance(walker.ended, Settled)
     assert there < names(model)
@@ -97,7 +91,7 @@ def test_given_back_each_replica_is_drained_and_the_newest_go(after, fewer, even
     oldest = sorted(names(model))[:after]
     walker = Walker(model, a_step(after + fewer, after))
 
-    run_to_end(walker, events)
+    walker.run_to_end(events)
 
     assert isinstance(walker.ended, Settled)
     assert names(model) == set(oldest)
@@ -119,15 +113,11 @@ def test_turned_back_anywhere_the_number_and_the_rotation_are_as_before(before, 
     had, wanted = (before + 3, before + 3 + change) if change < 0 else (before, before + change)
     model = Model.healthy(had)
     walker = Walker(model, a_step(had, wanted))
-    for act, which in events[:turn]:
-        happen(model, act, which)
-        walker.tick()
-        if walker.ended:
-            break
+    walker.take(events[:turn])
 
     walker.turn_back()
-    run_to_end(walker, after)
-    come_to_rest(model)
+    walker.run_to_end(after)
+    walker.come_to_rest()
 
     assert isinstance(walker.ended, Settled)
     assert (model.replicas, len(model.pods)) == (had, had)
@@ -144,11 +134,11 @@ def test_replicas_that_do_not_start_go_and_everybody_else_stays(before, more, ev
     model.broken_revisions.add("old")
     walker = Walker(model, a_step(before, before + more))
 
-    run_to_end(walker, events)
+    walker.run_to_end(events)
     failed = walker.ended
     walker.turn_back()
-    run_to_end(walker, after)
-    come_to_rest(model)
+    walker.run_to_end(after)
+    walker.come_to_rest()
 
     assert isinstance(failed, Failed)
     assert failed.reason is Reason.CANARY_FAILED
@@ -161,25 +151,17 @@ def test_replicas_that_do_not_start_go_and_everybody_else_stays(before, more, ev
 @given(
     after=st.integers(1, 4),
     fewer=st.integers(1, 2),
-    events=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=80),
+    events=EVENTS_WITH_UNREADY,
 )
 @MANY
 def test_whatever_pods_turn_unready_nobody_in_rotation_goes_undrained(after, fewer, events):
     model = Model.healthy(after + fewer)
     walker = Walker(model, a_step(after + fewer, after))
 
-    for act, which in events:
-        if act >= ACTS:
-            pod = model.pods[which % len(model.pods)]
-            pod.ready = pod.in_rotation = pod.busy = False
-        else:
-            happen(model, act, which)
-        walker.tick()
-        if walker.ended:
-            break
+    walker.take(events)
     if not walker.ended:
-        run_to_end(walker, [])
-    come_to_rest(model)
+        walker.run_to_end([])
+    walker.come_to_rest()
 
     assert isinstance(walker.ended, Settled)
     assert model.lost_in_rotation == []

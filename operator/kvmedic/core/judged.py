@@ -38,3 +38,13 @@ def undecided(why: Inconclusive) -> Judged:
 def not_recovered(text: str, after: Baseline | None = None) -> Judged:
     """Return the verdict that a change did not help."""
     return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, text, after)
+
+
+def restarted(restarts: int, since: str = "of replicas that run the change") -> Judged | None:
+    """Return the verdict on a change after which engines restarted; None where none did.
+
+    Args:
+        restarts: restarts since the change, each of which is new.
+        since: which ones these are.
+    """
+    return not_recovered(f"{restarts} restarts {since}") if restarts > 0 else None

@@ -12,7 +12,7 @@ from kvmedic.core.baseline import TAIL_PER_REQUEST, baseline_of
 from kvmedic.core.complete import complete
 from kvmedic.core.diagnosis import Inconclusive, Trigger
 from kvmedic.core.evidence import Observation, Signal
-from kvmedic.core.judged import Judged, Verdict, not_recovered, undecided
+from kvmedic.core.judged import Judged, Verdict, not_recovered, restarted, undecided
 from kvmedic.core.reasons import Reason
 from kvmedic.core.verdict import Baseline, Objectives, compare
 
@@ -32,9 +32,8 @@ def judge_more(
         trigger: when a replica counts as pressured.
         restarts: restarts since the number was raised.
     """
-    if restarts > 0:
-        text = f"{restarts} restarts since the number of replicas was raised"
-        return not_recovered(text)
+    if down := restarted(restarts, "since the number of replicas was raised"):
+        return down
     after = baseline_of(observation, restarts)
     if isinstance(after, Inconclusive):
         return undecided(after)
@@ -71,9 +70,8 @@ def judge_without(
         trigger: when a replica counts as pressured.
         restarts: restarts of those replicas; each was started by the change, so each restart is new.
     """
-    if restarts > 0:
-        text = f"{restarts} restarts of replicas that run the change"
-        return not_recovered(text)
+    if down := restarted(restarts):
+        return down
     judged = _calm(observation, trigger)
     after = baseline_of(observation, restarts)
     if judged.verdict is not Verdict.RECOVERED or isinstance(after, Inconclusive):

@@ -14,7 +14,7 @@ from kvmedic.core.baseline import FEWEST_FINISHED
 from kvmedic.core.complete import complete, total
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.evidence import Observation, Signal
-from kvmedic.core.judged import Judged, Verdict, not_recovered, undecided
+from kvmedic.core.judged import Judged, Verdict, restarted, undecided
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import Reason
 
@@ -29,9 +29,8 @@ def steadiness(observation: Observation, restarts: int) -> Judged:
         observation: the look over the sustained window, at replicas that run the change only.
         restarts: restarts of those replicas; each was started by the change, so each restart is new.
     """
-    if restarts > 0:
-        text = f"{restarts} restarts of replicas that run the change"
-        return not_recovered(text)
+    if down := restarted(restarts):
+        return down
     found = complete(observation, NEEDED)
     if isinstance(found, Inconclusive):
         return undecided(found)

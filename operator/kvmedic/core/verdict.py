@@ -15,7 +15,7 @@ from kvmedic.core.baseline import Baseline, baseline_of
 from kvmedic.core.complete import number
 from kvmedic.core.diagnosis import Inconclusive, Trigger
 from kvmedic.core.evidence import Observation, Signal
-from kvmedic.core.judged import Judged, Verdict, not_recovered, undecided
+from kvmedic.core.judged import Judged, Verdict, not_recovered, restarted, undecided
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import MOST_STALLS, STALL_SECONDS
 
@@ -95,9 +95,8 @@ def judge(
         trigger: when a replica counts as pressured.
         restarts: restarts of those replicas; each was started by the change, so each restart is new.
     """
-    if restarts > 0:
-        text = f"{restarts} restarts of replicas that run the change"
-        return not_recovered(text)
+    if down := restarted(restarts):
+        return down
     after = baseline_of(observation, restarts)
     if isinstance(after, Inconclusive):
         return undecided(after)
@@ -120,8 +119,8 @@ def judge_replacement(
         trigger: when a replica counts as pressured.
         restarts: restarts since then.
     """
-    if restarts > 0:
-        return not_recovered(f"{restarts} restarts since the replacement")
+    if down := restarted(restarts, "since the replacement"):
+        return down
     after = baseline_of(observation, restarts)
     if isinstance(after, Inconclusive):
         return undecided(after)

@@ -31,7 +31,6 @@ from kvmedic.core.loan import Borrowed, TriedReturn
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
 from kvmedic.core.verdict import LENGTHS_ALIKE, LIGHTER, QUEUED
-from kvmedic.runbooks.case import Case
 from kvmedic.runbooks.doubts import sized
 
 NEEDED = frozenset({Signal.RUNNING_MEAN, Signal.RUNNING_MAX, Signal.WAITING_MEAN, Signal.GENERATED_TOKENS})
@@ -49,6 +48,15 @@ class Carried:
     at_once: float
     """Sequences that ran or waited at once, at most."""
     tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A calm fleet all of whose replicas tell what is needed."""
+
+    evidence: Evidence
+    found: Mapping[str, Complete]
+    carried: Carried
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +90,15 @@ def fewer_replicas(evidence: Evidence, held: Footprint, setting: Setting, templa
         setting: the present setting.
         template: hash of the pod template that runs now.
     """
-    found = complete(evidence.sizing, NEEDED)
-    if isinstance(found, Inconclusive):
-        return NoChange(found.reason, found.message)
-    now = _carried(found, evidence.sizing.window_seconds)
+    seen = _seen(evidence)
+    if isinstance(seen, NoChange):
+        return seen
+    now = seen.carried
     if now.at_once <= held.fewest:
         text = f"{now.at_once:.0f} sequences ran or waited at once, no more than {held.fewest} replicas"
         return Resize(held.fewest, Reason.REPLICAS_GIVEN_BACK, text)
-    if now.waiting >= QUEUED * now.replicas:
-        return NoChange(Reason.FOOTPRINT_HELD, f"{now.waiting:.0f} requests wait on {now.replicas} replicas")
-    case = sized(evidence, found)
-    if isinstance(case, Inconclusive):
-        return NoChange(case.reason, case.message)
-    return _fewest(now, held, _room(case, setting, evidence), template)
+    room = _room(seen, setting, Reason.FOOTPRINT_HELD)
+    return room if isinstance(room, NoChange) else _fewest(now, held, room, template)
 
 
 def without_host_memory(
@@ -108,19 +112,16 @@ def without_host_memory(
         setting: the present setting.
         template: hash of the pod template that runs now.
     """
-    found = complete(evidence.sizing, NEEDED)
-    if isinstance(found, Inconclusive):
-        return NoChange(found.reason, found.message)
-    now = _carried(found, evidence.sizing.window_seconds)
+    seen = _seen(evidence)
+    if isinstance(seen, NoChange):
+        return seen
+    now = seen.carried
     tried = _in_vain(now, held, template)
     if now.at_once <= now.replicas and tried is None:
         return Fits(f"{now.at_once:.0f} sequences ran or waited at once on {now.replicas} replicas")
-    if now.waiting >= QUEUED * now.replicas:
-        return NoChange(Reason.LOAN_HELD, f"{now.waiting:.0f} requests wait on {now.replicas} replicas")
-    case = sized(evidence, found)
-    if isinstance(case, Inconclusive):
-        return NoChange(case.reason, case.message)
-    room = _room(case, setting, evidence)
+    room = _room(seen, setting, Reason.LOAN_HELD)
+    if isinstance(room, NoChange):
+        return room
     if tried is not None and (tried.load is None or room.is_like(tried.load)):
         why = (
             f"giving it back did not hold at {tried.at:%Y-%m-%dT%H:%M:%SZ}, and load and template are as then"
@@ -159,6 +160,14 @@ def _share(now: Carried, load: Load) -> float:
     return now.tokens_per_second / now.replicas / then if then > 0 else inf
 
 
+def _seen(evidence: Evidence) -> _Seen | NoChange:
+    """Return what the fleet carries now, or why nobody can tell."""
+    found = complete(evidence.sizing, NEEDED)
+    if isinstance(found, Inconclusive):
+        return NoChange(found.reason, found.message)
+    return _Seen(evidence, found, _carried(found, evidence.sizing.window_seconds))
+
+
 def _carried(found: Mapping[str, Complete], window_seconds: float) -> Carried:
     return Carried(
         replicas=len(found),
@@ -169,11 +178,18 @@ def _carried(found: Mapping[str, Complete], window_seconds: float) -> Carried:
     )
 
 
-def _room(case: Case, setting: Setting, evidence: Evidence) -> Room:
+def _room(seen: _Seen, setting: Setting, held: Reason) -> Room | NoChange:
+    """Return what a replica holds; why nothing is given back where requests wait, or nobody can tell."""
+    now = seen.carried
+    if now.waiting >= QUEUED * now.replicas:
+        return NoChange(held, f"{now.waiting:.0f} requests wait on {now.replicas} replicas")
+    case = sized(seen.evidence, seen.found)
+    if isinstance(case, Inconclusive):
+        return NoChange(case.reason, case.message)
     seats = cap_at(case.blocks, case.sequence, SAFEST_FIT)
     if setting.max_num_seqs is not None:
         seats = min(seats, setting.max_num_seqs)
-    engines = min(readings.engines for readings in evidence.sizing.pods.values())
+    engines = min(readings.engines for readings in seen.evidence.sizing.pods.values())
     return Room(float(seats * engines), case.prompt_tokens, case.output_tokens)
 
 

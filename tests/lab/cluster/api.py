@@ -197,7 +197,7 @@ class Api:
 def documents(manifest: str | Object | Iterable[Object]) -> list[Object]:
     """The objects of a YAML text, one object, or several; empty documents are dropped."""
     if isinstance(manifest, str):
-        return [document for document in yaml.safe_load_all(manifest) if document]
+        return [document for document in yaml.load_all(manifest, Loader=yaml.CSafeLoader) if document]
     return [manifest] if isinstance(manifest, dict) else list(manifest)
 
 

@@ -1,0 +1,84 @@
+"""A walk of the operator against a model of the controllers, in any order of events."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from datetime import datetime
+from typing import ClassVar
+
+from kvmedic.core.draining import Drain, Victim
+from kvmedic.core.moves import Cordon, DeletePod, Effect, Failed, Move, Refused, Settled, Uncordon, Wait
+from model_controller import Model, StaleError
+
+Events = Iterable[tuple[int, int]]
+"""What happens beside the walk: which act, and to which pod."""
+
+MOST_ROUNDS = 400
+"""Every act in turn so often ends any walk: most need fewer than 60 for five replicas."""
+
+
+class Walk(ABC):
+    """The operator's side: what a run's record holds, which survives every crash."""
+
+    ACTS: ClassVar[int]
+    """How many kinds of acts the model's controllers have in this walk."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.victim: Victim | None = None
+        self.assigned_at: datetime | None = None
+        self.ended: Move | None = None
+
+    @abstractmethod
+    def move(self) -> Move:
+        """Return what the change under test does next."""
+
+    @abstractmethod
+    def happen(self, act: int, which: int) -> None:
+        """Let the model's controllers do one act."""
+
+    def drain(self) -> Drain:
+        pods = {p.name: p for p in self.model.pods}
+        if self.victim is None or self.victim.uid not in pods:
+            return Drain.UNKNOWN
+        return Drain.BUSY if pods[self.victim.uid].busy else Drain.IDLE
+
+    def tick(self) -> None:
+        move = self.move()
+        self.ended = move if isinstance(move, Settled | Failed | Refused) else None
+        if not isinstance(move, Settled | Failed | Refused | Wait):
+            self.apply(move)
+
+    def apply(self, effect: Effect) -> None:
+        if isinstance(effect, Cordon):
+            self.victim = Victim(effect.pod.name, effect.pod.uid, self.model.now)
+        if not isinstance(effect, Cordon | Uncordon | DeletePod):
+            self.assigned_at = self.model.now
+        try:
+            self.model.apply(effect)
+        except StaleError:
+            return
+
+    def take(self, events: Events) -> None:
+        """Interleave events with ticks until they are over, or the walk is."""
+        for act, which in events:
+            self.happen(act, which)
+            self.tick()
+            if self.ended:
+                return
+
+    def round(self, number: int) -> None:
+        """Let every act happen once, then tick."""
+        for act in range(self.ACTS):
+            self.happen(act, number)
+        self.tick()
+
+    def run_to_end(self, events: Events) -> None:
+        """Interleave events with ticks, then let everything happen in turn until the walk ends."""
+        self.take(events)
+        for number in range(MOST_ROUNDS):
+            if self.ended:
+                return
+            self.round(number)
+        assert self.ended, "the walk does not end"
