@@ -7,14 +7,11 @@ it can be thrown away and made anew at any moment.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
-
-import httpx
 
 from kvmedic.cluster.rotation import move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
@@ -29,6 +26,7 @@ from kvmedic.core.template import template_hash
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
 from lab.cluster.light import LightCluster
+from lab.cluster.watch import Watches
 
 NAME = "llm"
 LABEL = RotationLabel("serving", "draining")
@@ -257,18 +255,17 @@ class Witness:
             if pod["metadata"]["labels"].get(LABEL.key) != LABEL.draining
         ]
 
-    def pod(self, event: dict[str, Any]) -> None:
+    def pod(self, event: str, body: dict[str, Any]) -> None:
         """Take note of one event."""
-        body = event["object"]
         metadata = body["metadata"]
-        ending = "deletionTimestamp" in metadata or event["type"] == "DELETED"
+        ending = "deletionTimestamp" in metadata or event == "DELETED"
         if ending and metadata["uid"] not in self._terminating:
             self._terminating.add(metadata["uid"])
             self.gone.append(body)
 
-    def slice(self, event: dict[str, Any]) -> None:
+    def slice(self, event: str, body: dict[str, Any]) -> None:
         """Take note of one event; the fleet has one EndpointSlice."""
-        endpoints = event["object"].get("endpoints") or []
+        endpoints = body.get("endpoints") or []
         ready = sum(each["conditions"].get("ready", True) for each in endpoints)
         self.fewest = min(self.fewest, ready)
 
@@ -277,41 +274,8 @@ class Witness:
 async def witnessed(live: LiveFleet) -> AsyncIterator[Witness]:
     """Watch a namespace while the block runs, from the state in which it begins."""
     witness = Witness()
-    access = live.light.access
-    async with httpx.AsyncClient(
-        base_url=access.url,
-        headers=access.headers(),
-        verify=access.ssl_context(),
-        timeout=None,
-        trust_env=False,
-    ) as http:
-        watches = [
-            await _start(http, f"/api/v1/namespaces/{live.namespace}/pods", witness.pod),
-            await _start(
-                http, f"/apis/discovery.k8s.io/v1/namespaces/{live.namespace}/endpointslices", witness.slice
-            ),
-        ]
-        try:
-            yield witness
-            await asyncio.sleep(0.5)
-        finally:
-            for watch in watches:
-                watch.cancel()
-            await asyncio.gather(*watches, return_exceptions=True)
-
-
-async def _start(
-    http: httpx.AsyncClient, path: str, tell: Callable[[dict[str, Any]], None]
-) -> asyncio.Task[None]:
-    listed = (await http.get(path)).json()
-    version = listed["metadata"]["resourceVersion"]
-    for each in listed["items"]:
-        tell({"type": "ADDED", "object": each})
-
-    async def follow() -> None:
-        query = {"watch": "1", "resourceVersion": version}
-        async with http.stream("GET", path, params=query) as response:
-            async for line in response.aiter_lines():
-                tell(json.loads(line))
-
-    return asyncio.create_task(follow())
+    pods = f"/api/v1/namespaces/{live.namespace}/pods"
+    slices = f"/apis/discovery.k8s.io/v1/namespaces/{live.namespace}/endpointslices"
+    with Watches(live.light.access, {pods: witness.pod, slices: witness.slice}):
+        yield witness
+        await asyncio.sleep(0.5)

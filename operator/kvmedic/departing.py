@@ -110,3 +110,15 @@ def _without(resource: Resource, lent: Borrowed, view: View, policy: Policy) -> 
     if whose is Tenure.UNKNOWN:
         return Fault(Reason.FLAG_NOT_EDITABLE, "the file with the engine's flags cannot be read")
     return loan_return(workload, lent, "", resource.generation)
+
+
+async def unfinalized(resource: Resource, ports: Ports, record: Record | None = None) -> None:
+    """Take the finalizer off; not while something of a record has to be put or given back before the end."""
+    if resource.finalized and (record is None or not _is_owing(record)):
+        await ports.store.finalize(resource, present=False)
+
+
+def _is_owing(record: Record) -> bool:
+    """Return whether something of ours is on the target although no run is open."""
+    spared = record.aside is not None and record.aside.is_active
+    return record.footprint is not None or bool(record.borrowed) or spared

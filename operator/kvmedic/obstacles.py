@@ -28,19 +28,23 @@ from kvmedic.runbooks.planning import Fault, Workload
 from kvmedic.versions import engine_of
 
 
-def unfit(resource: Resource, policy: Policy, view: View | None, ports: Ports) -> Outcome | None:
-    """Return why the target is not one that this resource can look after."""
+def absent(resource: Resource, policy: Policy) -> Outcome:
+    """Return that there is nothing to look after."""
     name, namespace = policy.target.name, resource.namespace
-    if view is None:
-        return Outcome(
-            Reason.TARGET_NOT_FOUND,
-            f"Deployment {name} does not exist in namespace {namespace}: create it, or delete this resource",
-        )
-    elder = ports.roster.elder(Key(namespace, resource.name, resource.uid))
+    return Outcome(
+        Reason.TARGET_NOT_FOUND,
+        f"Deployment {name} does not exist in namespace {namespace}: create it, or delete this resource",
+    )
+
+
+def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Outcome | None:
+    """Return why the target is not one that this resource can look after."""
+    elder = ports.roster.elder(Key(resource.namespace, resource.name, resource.uid))
     if elder is not None:
         return Outcome(
             Reason.TARGET_SHARED,
-            f"KVRemediation {elder.name} looks after Deployment {name} already: delete one of the two",
+            f"KVRemediation {elder.name} looks after Deployment {policy.target.name} already: delete one of "
+            "the two",
         )
     frozen = view.fleet.fields.is_frozen
     return Outcome(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet)) if frozen else None

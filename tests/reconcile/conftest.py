@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from lab.cluster.api import until
 from lab.cluster.light import LightCluster
 from lab.scripted.proxy import Fate, Proxy, Write
 from reconcile.world import APPROVALS_CRD, CRD, SERVICE, World, deployment, no_harm, remediation
@@ -48,8 +47,9 @@ def a_world(light: LightCluster, crd: None, namespace: str, tmp_path: Any) -> It
                 change(pod["containers"][0], pod)
             for manifest in (fleet, SERVICE):
                 light.api.create(manifest, namespace)
-            light.kubectl("-n", namespace, "rollout", "status", "deployment/llm", "--timeout=30s")
-            until(lambda: world.endpoints() == replicas, 30, "endpoints of every replica")
+            stack.enter_context(world.watches())
+            world.wait(world.is_settled, 30, "the fleet is made")
+            world.wait(lambda: world.endpoints() == replicas, 30, "endpoints of every replica")
             world.write_script(old="thrash", new="recovered", revision=world.revision())
             light.apply(remediation(**(spec or {})), namespace)
             return world

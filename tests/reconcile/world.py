@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 
 from kvmedic.core.template import template_hash
 from lab.cluster.api import ApiError, is_rolled_out
 from lab.cluster.light import LightCluster, gpus
+from lab.cluster.watch import Watches
 from lab.scripted.process import Arrangement, Operator
 from lab.scripted.proxy import Fate, Proxy, Write
 
@@ -30,6 +30,8 @@ START_LIMIT_SECONDS = 7200
 """How long a new replica may take. The API server's times do not run fast: to the operator a pod that is
 made half a minute after the test began is ten minutes old at once, which is the API's default deadline."""
 DRAINING = "draining"
+POLL_SECONDS = 0.2
+"""Between two looks at what no watch tells: the operator's log, its process, a Lease."""
 
 
 def deployment(replicas: int, **annotations: str) -> dict[str, Any]:
@@ -86,51 +88,56 @@ def remediation(**spec: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Eye:
-    """Watches pods and EndpointSlices: who went, and whether requests could still reach them."""
+    """Follows the pods: who went, and whether requests could still reach them."""
 
     cluster: LightCluster
     namespace: str
     replicas: int
     lost: list[str] = field(default_factory=list)
-    """Pods that began to terminate while an EndpointSlice listed them as ready and no drain was on."""
+    """Pods that began to terminate while they were Ready and no drain was on."""
     fewest: int = 10**9
+    """The least number of pods that took requests, at any moment."""
     seen: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _there: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _listed: bool = False
+    _watches: Watches | None = None
 
     def __enter__(self) -> Eye:
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        path = self.cluster.api.resource("Pod").path(self.namespace)
+        self._watches = Watches(self.cluster.access, {path: self._tell})
+        self._watches.__enter__()
+        self._listed = True
+        self._count()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(5)
+        if self._watches is not None:
+            self._watches.__exit__()
 
-    def _watch(self) -> None:
-        api = self.cluster.api
-        while not self._stop.wait(0.05):
-            try:
-                pods = api.list("Pod", self.namespace, "app=llm")
-            except (ApiError, httpx.TransportError):
-                continue
-            for pod in pods:
-                self._look(pod)
-            ready = [p for p in pods if self._serves(p)]
-            self.fewest = min(self.fewest, len(ready))
+    def _tell(self, event: str, pod: dict[str, Any]) -> None:
+        if pod["metadata"].get("labels", {}).get("app") != "llm":
+            return
+        self._look(event, pod)
+        if event == "DELETED":
+            self._there.pop(pod["metadata"]["uid"], None)
+        else:
+            self._there[pod["metadata"]["uid"]] = pod
+        if self._listed:
+            self._count()
+
+    def _count(self) -> None:
+        self.fewest = min(self.fewest, sum(self._serves(pod) for pod in self._there.values()))
 
     def _serves(self, pod: dict[str, Any]) -> bool:
         conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
         cordoned = pod["metadata"]["labels"].get("serving") == DRAINING
-        gone = "deletionTimestamp" in pod["metadata"]
-        return conditions.get("Ready") == "True" and not cordoned and not gone
+        return conditions.get("Ready") == "True" and not cordoned and not _going(pod)
 
-    def _look(self, pod: dict[str, Any]) -> None:
+    def _look(self, event: str, pod: dict[str, Any]) -> None:
         name = pod["metadata"]["name"]
         self.seen.add(name)
-        if "deletionTimestamp" not in pod["metadata"] or name in self.deleted:
+        if name in self.deleted or not (_going(pod) or event == "DELETED"):
             return
         self.deleted.add(name)
         conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
@@ -154,6 +161,14 @@ class World:
     """Of the operator's clock. 1 where it is compared with the API server's."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Sections of the operator's configuration beside the usual ones."""
+    changed: threading.Event = field(default_factory=threading.Event)
+    """Set by whatever changes about the fleet or its resource."""
+
+    def watches(self) -> Watches:
+        """Return the watches that tell of changes, to be entered."""
+        kinds = ("KVRemediation", "Deployment", "Pod", "EndpointSlice")
+        paths = [self.cluster.api.resource(kind).path(self.namespace) for kind in kinds]
+        return Watches(self.cluster.access, dict.fromkeys(paths, lambda event, body: self.changed.set()))
 
     @property
     def script(self) -> Path:
@@ -184,7 +199,7 @@ class World:
                 "liveness": "",
                 "telemetryPort": 0,
             },
-            "leadership": {"duration": "3s", "margin": "1s", "retry": "200ms", "attempt": "1s"},
+            "leadership": {"duration": "3s", "margin": "1s", "retry": "500ms", "attempt": "1s"},
             "pace": {
                 "idle": "1s",
                 "verifying": "1s",
@@ -275,10 +290,11 @@ class World:
     def wait(self, claim: Callable[[], bool], seconds: float, what: str) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
+            self.changed.clear()
             self.revive()
             if claim():
                 return
-            time.sleep(0.05)
+            self.changed.wait(POLL_SECONDS)
         raise AssertionError(
             f"{what} was not so within {seconds} s; status {self.status()}\n{self.log[-4000:]}"
         )

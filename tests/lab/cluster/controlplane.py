@@ -134,7 +134,7 @@ class ControlPlane:
             f"--proxy-client-key-file={key}",
         )
 
-    def controller_manager(self, controllers: Sequence[str] = ("*",)) -> Component:
+    def controller_manager(self, controllers: Sequence[str] = ("*",), *flags: str) -> Component:
         """kube-controller-manager without a port of its own and without the client's default rate limit."""
         return self._component(
             "kube-controller-manager",
@@ -147,6 +147,7 @@ class ControlPlane:
             "--kube-api-qps=200",
             "--kube-api-burst=400",
             "--profiling=false",
+            *flags,
         )
 
     def scheduler(self) -> Component:

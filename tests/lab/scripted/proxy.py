@@ -97,7 +97,7 @@ class Proxy:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        tls = ssl.create_default_context()
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
         connector = Connections(ssl=tls, limit=0)
         async with ClientSession(

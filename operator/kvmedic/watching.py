@@ -1,0 +1,111 @@
+"""One tick for a resource without an open run: look, judge, plan; open a run where every gate is open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from kvmedic.aside import Cared, Ward, cared_for, told
+from kvmedic.baselines import pressed_baseline
+from kvmedic.copies import swept
+from kvmedic.core.diagnosis import Inconclusive
+from kvmedic.core.gates import Blocked
+from kvmedic.core.opening import Measure, run_of
+from kvmedic.core.policy import Policy
+from kvmedic.core.record import Record
+from kvmedic.core.resource import Resource
+from kvmedic.core.run import Outcome, Run
+from kvmedic.core.severity import urgency_of
+from kvmedic.core.terms import terms_of
+from kvmedic.departing import unfinalized
+from kvmedic.footprints import holding, noted, with_holder
+from kvmedic.last_good import proved_good
+from kvmedic.obstacles import absent, accompanied, claimed, consent, crowded, gate, unfit, unrecognised
+from kvmedic.outgrown import with_known_limit
+from kvmedic.ports import Ports, Senses
+from kvmedic.record.runs import opened
+from kvmedic.record.surveys import planned, surveyed, with_last_good
+from kvmedic.saving import save
+from kvmedic.survey import survey
+
+AT_ONCE = timedelta(0)
+
+
+async def watch(
+    resource: Resource, policy: Policy, record: Record, ports: Ports, now: datetime
+) -> timedelta | Outcome:
+    """Look, judge and plan; open a run when there is a plan and every gate is open.
+
+    Returns when to look again, or why the target is not one that this resource can look after.
+    """
+    view = await ports.target.look(resource.namespace, policy)
+    if view is None:
+        return absent(resource, policy)
+    if problem := unfit(resource, policy, view, ports):
+        return problem
+    view = await with_holder(view, record.footprint, ports.target)
+    await ports.crowd.heed(now)
+    record = await swept(record, None, view.fleet, ports)
+    found = await survey(resource, policy, view, Senses(ports.metrics, ports.target, now, ports.drivers))
+    found = await accompanied(found, resource, policy, ports.target)
+    ward = Ward(resource, policy, record, found, ports, now)
+    cared = await cared_for(ward)
+    if isinstance(cared, timedelta):
+        return cared
+    seen = await _seen(ward, cared)
+    why = await _begun(ward, seen)
+    if found.plan is not None and why is None:
+        return AT_ONCE
+    why = why or holding(seen, policy)
+    await save(resource, planned(seen, found.plan, told(cared, why), resource.generation, now), ports)
+    if seen.aside != record.aside:
+        return AT_ONCE
+    await unfinalized(resource, ports, seen)
+    return ports.pace.idle
+
+
+async def _seen(ward: Ward, cared: Cared) -> Record:
+    """Return the record with what a look found: the diagnosis, its urgency, what is held or was too much."""
+    found, policy, generation = ward.found, ward.policy, ward.resource.generation
+    seen = surveyed(ward.record, found.diagnosis, found.runbook, generation, ward.now)
+    urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, ward.record.urgency)
+    seen = noted(replace(seen, urgency=urgent, aside=cared.aside), found, policy, ward.now)
+    seen = with_known_limit(seen, found, policy, ward.now)
+    good = await proved_good(found, ward.resource, policy, ward.ports.metrics, ward.now)
+    return with_last_good(seen, good) if good else seen
+
+
+async def _begun(ward: Ward, seen: Record) -> Outcome | Blocked | None:
+    """Open a run for the plan, where there is one and every gate is open; return what speaks against it."""
+    resource, policy, found, ports, now = ward.resource, ward.policy, ward.found, ward.ports, ward.now
+    held = found.obstacle or unrecognised(policy, found.view) or await claimed(resource, found, ports)
+    why = held or await gate(policy, ward.record, found, ports, now)
+    why = why or await crowded(resource, found, ports, now)
+    if found.plan is None or why is not None:
+        return why
+    baseline = await pressed_baseline(found, policy, resource.namespace, ports.metrics)
+    if isinstance(baseline, Inconclusive):
+        return Outcome(baseline.reason, baseline.message)
+    granted = await consent(resource, policy, found.plan, ports, now)
+    if isinstance(granted, Outcome):
+        return granted
+    measure = Measure(found.goal, baseline, found.blocks())
+    run = run_of(found.plan, found.view.fleet, found.view.template, measure, now)
+    run = replace(run, reason=found.diagnosis.reason, terms=terms_of(policy), approval=granted)
+    return await _opened(resource, seen, run, ports, now)
+
+
+async def _opened(
+    resource: Resource, record: Record, run: Run, ports: Ports, now: datetime
+) -> Blocked | None:
+    """Put the finalizer on first, then open the run on the next tick's fresh evidence.
+
+    One resource at a time has the turn to do so; returns what speaks against it after all.
+    """
+    if not resource.finalized:
+        await ports.store.finalize(resource, present=True)
+        return None
+    async with ports.crowd.place(resource.uid, now) as blocked:
+        if blocked is None:
+            await save(resource, opened(record, run, resource.generation, now), ports)
+        return blocked

@@ -1,0 +1,109 @@
+"""Watches of collections: every change in its order, without asking again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import httpx
+
+from .access import Access
+
+Tell: TypeAlias = Callable[[str, dict[str, Any]], None]
+"""Gets the type of an event, as the API server names it, and the object."""
+
+RETRY_SECONDS = 0.2
+"""Between a watch that broke and the next list: an API server that restarts is back within seconds."""
+
+
+async def follow(http: httpx.AsyncClient, path: str, tell: Tell, listed: Callable[[], None]) -> None:
+    """Tell every object of a collection as ADDED, then each event; ends only when it is cancelled.
+
+    After a break it begins with a list again, so an object may be told twice.
+
+    Args:
+        http: connections to the API server.
+        path: of the collection.
+        tell: gets every event.
+        listed: called each time a list was told.
+    """
+    while True:
+        try:
+            found = (await http.get(path)).raise_for_status().json()
+            for each in found["items"]:
+                tell("ADDED", each)
+            listed()
+            await _events(http, path, found["metadata"]["resourceVersion"], tell)
+        except httpx.HTTPError:
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _events(http: httpx.AsyncClient, path: str, version: str, tell: Tell) -> None:
+    query = {"watch": "1", "resourceVersion": version}
+    async with http.stream("GET", path, params=query) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            event = json.loads(line)
+            if event["type"] == "ERROR":
+                return
+            tell(event["type"], event["object"])
+
+
+def client(access: Access) -> httpx.AsyncClient:
+    """Return connections on which a watch may stay silent."""
+    return httpx.AsyncClient(
+        base_url=access.url,
+        headers=access.headers(),
+        verify=access.ssl_context(),
+        timeout=None,
+        trust_env=False,
+    )
+
+
+@dataclass(slots=True)
+class Watches:
+    """Follows collections while the block runs, in a thread of its own, from which it tells."""
+
+    access: Access
+    tell: Mapping[str, Tell]
+    """Who gets the events, by path of the collection."""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    _thread: threading.Thread | None = None
+    _main: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Watches:
+        ready = threading.Event()
+        self._main = self._loop.create_task(self._follow(ready))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert ready.wait(10), f"no list of {list(self.tell)} within 10 s"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._main is not None:
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def _run(self) -> None:
+        assert self._main is not None
+        try:
+            self._loop.run_until_complete(asyncio.gather(self._main, return_exceptions=True))
+        finally:
+            self._loop.close()
+
+    async def _follow(self, ready: threading.Event) -> None:
+        waiting = set(self.tell)
+
+        def listed(path: str) -> None:
+            waiting.discard(path)
+            if not waiting:
+                ready.set()
+
+        async with client(self.access) as http, asyncio.TaskGroup() as group:
+            for path, tell in self.tell.items():
+                group.create_task(follow(http, path, tell, lambda path=path: listed(path)))  # type: ignore[misc]
