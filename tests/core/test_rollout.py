@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -24,7 +25,7 @@ from kvmedic.core.moves import (
 from kvmedic.core.reasons import Reason
 from kvmedic.core.release import releasing_move
 from kvmedic.core.rollout import Order, chosen, next_move, resting_move
-from model_controller import EDIT, OWN_FIELDS, START, Model
+from model_controller import EDIT, OWN_FIELDS, START, Model, ModelPod
 from model_walk import Walk
 from run_builder import NOW, a_pod
 
@@ -77,6 +78,23 @@ class Walker(Walk):
                 self.model.pass_time(1)
 
 
+def broken(model: Model, numbers: Collection[int]) -> list[ModelPod]:
+    """Let pods of a fleet be down for good, by number."""
+    down = [pod for number, pod in enumerate(model.pods) if number in numbers]
+    for pod in down:
+        pod.broken, pod.ready, pod.in_rotation, pod.busy = True, False, False, False
+    return down
+
+
+def assert_taken_back(walker: Walker) -> None:
+    """A way back is at its end: all is as it was, and nobody was lost who took requests."""
+    model = walker.model
+    assert isinstance(walker.ended, Settled)
+    assert [p.revision for p in model.pods] == ["old"] * model.replicas
+    assert model.fields == OWN_FIELDS
+    assert model.lost_in_rotation == []
+
+
 EVENTS = st.lists(st.tuples(st.integers(0, ACTS), st.integers(0, 7)), max_size=120)
 MANY = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -100,9 +118,7 @@ def test_a_walk_reaches_every_replica_and_loses_nobody_who_takes_requests(replic
 @MANY
 def test_a_walk_that_mends_reaches_a_fleet_whose_replicas_cannot_stay_up(replicas, ill, events):
     model = Model.healthy(replicas)
-    down = [pod for index, pod in enumerate(model.pods) if index in ill]
-    for pod in down:
-        pod.broken, pod.ready, pod.in_rotation, pod.busy = True, False, False, False
+    down = broken(model, ill)
     refused, walker = Walker(model, "new"), Walker(model, "new", mends=True)
     refused.tick()
 
@@ -121,9 +137,7 @@ def test_a_walk_that_mends_reaches_a_fleet_whose_replicas_cannot_stay_up(replica
 def test_a_walk_that_does_not_mend_is_taken_back_though_replicas_are_still_down(replicas, ill, events, after):
     model = Model.healthy(replicas)
     model.broken_revisions = {"new"}
-    down = [pod for index, pod in enumerate(model.pods) if index in ill]
-    for pod in down:
-        pod.broken, pod.ready, pod.in_rotation, pod.busy = True, False, False, False
+    down = broken(model, ill)
     forth = Walker(model, "new", mends=True)
     forth.run_to_end(events)
     back = forth.back()
@@ -131,10 +145,7 @@ def test_a_walk_that_does_not_mend_is_taken_back_though_replicas_are_still_down(
     back.run_to_end(after)
 
     assert isinstance(forth.ended, Failed)
-    assert isinstance(back.ended, Settled)
-    assert [p.revision for p in model.pods] == ["old"] * replicas
-    assert model.fields == OWN_FIELDS
-    assert model.lost_in_rotation == []
+    assert_taken_back(back)
     assert model.fewest >= replicas - len(down)
 
 
@@ -142,8 +153,7 @@ def down_as_a_whole(replicas: int) -> Model:
     """A fleet of which no replica comes up, nor would one that is made anew."""
     model = Model.healthy(replicas)
     model.broken_revisions = {"old"}
-    for pod in model.pods:
-        pod.broken, pod.ready, pod.in_rotation, pod.busy = True, False, False, False
+    broken(model, range(replicas))
     model.fewest = 0
     return model
 
@@ -194,10 +204,7 @@ def test_a_change_of_a_fleet_that_was_down_is_taken_back_from_anywhere_though_no
 
     back.run_to_end(after)
 
-    assert isinstance(back.ended, Settled)
-    assert [p.revision for p in model.pods] == ["old"] * replicas
-    assert model.fields == OWN_FIELDS
-    assert model.lost_in_rotation == []
+    assert_taken_back(back)
     assert not any(p.cordoned for p in model.pods)
 
 
@@ -236,10 +243,7 @@ def test_a_walk_turned_round_anywhere_brings_the_old_setting_back_and_loses_nobo
 
     back.run_to_end(after)
 
-    assert isinstance(back.ended, Settled)
-    assert [p.revision for p in model.pods] == ["old"] * replicas
-    assert model.fields == OWN_FIELDS
-    assert model.lost_in_rotation == []
+    assert_taken_back(back)
     assert model.fewest >= replicas
 
 
@@ -256,10 +260,7 @@ def test_a_walk_turned_round_with_every_replica_new_gets_a_spare_of_the_old_sett
 
     back.run_to_end(after)
 
-    assert isinstance(back.ended, Settled)
-    assert [p.revision for p in model.pods] == ["old"] * replicas
-    assert model.fields == OWN_FIELDS
-    assert model.lost_in_rotation == []
+    assert_taken_back(back)
     assert model.fewest >= replicas
 
 

@@ -138,13 +138,6 @@ def test_an_engines_own_cap_is_room_too():
     assert "have room for 5" in advice.message
 
 
-def test_a_fleet_on_which_requests_wait_keeps_them():
-    advice = asked(*[light(0.3, waiting_mean=1.0)] * 3)
-
-    assert isinstance(advice, NoChange)
-    assert advice.message == "3 requests wait on 3 replicas"
-
-
 MOVED = [
     ("another template", {"template": "another"}),
     ("longer answers then", {"of": held(load=replace(THEN, output_tokens=400))}),
@@ -273,6 +266,14 @@ def test_where_something_moved_prompts_that_are_computed_again_make_longer_steps
     assert isinstance(many, NoChange)
 
 
+@pytest.mark.parametrize("ask", [asked, alone], ids=["replicas", "host memory"])
+def test_a_fleet_on_which_requests_wait_keeps_what_it_has(ask):
+    advice = ask(*[light(0.3, waiting_mean=1.0)] * 3)
+
+    assert isinstance(advice, NoChange)
+    assert advice.message == "3 requests wait on 3 replicas"
+
+
 def test_where_something_moved_and_prompts_are_long_nobody_can_tell():
     long = light(0.3, prompts=spread(300), usage_mean=22.8 * 0.3 * 14.5 / 149)
 
@@ -280,13 +281,6 @@ def test_where_something_moved_and_prompts_are_long_nobody_can_tell():
 
     assert isinstance(advice, NoChange)
     assert "nobody can tell" in advice.message
-
-
-def test_a_fleet_on_which_requests_wait_keeps_host_memory():
-    advice = alone(*[light(0.3, waiting_mean=1.0)] * 3)
-
-    assert isinstance(advice, NoChange)
-    assert advice.message == "3 requests wait on 3 replicas"
 
 
 @pytest.mark.parametrize(
