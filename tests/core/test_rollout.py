@@ -208,7 +208,12 @@ def test_a_change_of_a_fleet_that_was_down_is_taken_back_from_anywhere_though_no
     assert not any(p.cordoned for p in model.pods)
 
 
+ITS_REPLICA_SET_IS_SLOW = [*[(0, 0)] * 3, (2, 0), (5, 0), (6, 0), (0, 0), (0, 0), (2, 0)]
+"""A replica is let go, and its ReplicaSet does not end it yet."""
+
+
 @given(replicas=st.integers(1, 5), events=EVENTS, after=EVENTS)
+@example(replicas=2, events=[], after=ITS_REPLICA_SET_IS_SLOW)
 @MANY
 def test_a_change_that_all_replicas_run_is_taken_back_though_nobody_serves_then(replicas, events, after):
     model = down_as_a_whole(replicas)

@@ -248,9 +248,14 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
 
 
 def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
-    """Return the next move for one old replica: cordon, drain, let go."""
+    """Return the next move for one old replica: cordon, drain, let go.
+
+    Only once the last one went: a second permit for the same replica would take a peer.
+    """
     if not old:
         return Wait(Reason.AWAITING_CONTROLLER, "an old replica is being replaced by its ReplicaSet")
+    if len(old) > fleet.desired(order.away):
+        return Wait(Reason.AWAITING_CONTROLLER, "a ReplicaSet has yet to end the replica that was let go")
     if not _target_unavailable(fleet, order):
         return Wait(
             Reason.AWAITING_CONTROLLER, "the wanted ReplicaSet has not taken over the frozen fields yet"
