@@ -19,6 +19,9 @@ Tell: TypeAlias = Callable[[str, dict[str, Any]], None]
 RETRY_SECONDS = 0.2
 """Between a watch that broke and the next list: an API server that restarts is back within seconds."""
 
+CLOSING_SECONDS = 0.05
+"""What connections that were closed need of their loop until their sockets are."""
+
 
 async def follow(http: httpx.AsyncClient, path: str, tell: Tell, listed: Callable[[], None]) -> None:
     """Tell every object of a collection as ADDED, then each event; ends only when it is cancelled.
@@ -93,6 +96,8 @@ class Watches:
         assert self._main is not None
         try:
             self._loop.run_until_complete(asyncio.gather(self._main, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(asyncio.sleep(CLOSING_SECONDS))
         finally:
             self._loop.close()
 
