@@ -243,6 +243,11 @@ def _is_safe(container: Mapping[str, object], change: TokenEdit, setting: Settin
 
 
 def _from_variable(flag: Flag, token: Token) -> Refusal:
+    computed = [name for name in token.unresolved if name.startswith("$")]
+    if computed:
+        names = ", ".join(computed)
+        why = f"comes from {names} ({token.place}), which the shell computes: write the value there"
+        return Refusal(RefusalReason.FROM_VARIABLE, f"{flag.dest} {why}")
     form = "$({})" if token.place.at is None else "${}"
     names = ", ".join(form.format(name) for name in token.unresolved)
     message = f"{flag.dest} comes from {names} ({token.place}), set outside of the manifest: change it there"
