@@ -24,6 +24,7 @@ SUBCOMMANDS = {
     "approve": ("kvmedic.cli.approve", "Approve the plan that a resource in mode Approve waits with."),
     "run": ("kvmedic.cli.run", "Run the operator."),
     "crd": ("kvmedic.cli.crd", "Print the CustomResourceDefinitions, or their reference pages."),
+    "blocks": ("kvmedic.cli.blocks", "Say how many cache blocks an eviction of tokens frees."),
     "flags": ("kvmedic.cli.flags", "Show and change engine flags in manifest files, without a cluster."),
 }
 """Each subcommand's module and what help says of it."""

@@ -1,0 +1,91 @@
+"""`kvmedic blocks`: how many blocks of a paged KV cache an eviction of tokens frees. No cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated
+
+import typer
+
+from kvmedic.cli.live import USAGE, ended
+from kvmedic.cli.report import Form
+from kvmedic.core.reclaim import (
+    Compacted,
+    Eviction,
+    Freed,
+    InRuns,
+    NoEvictionError,
+    Pattern,
+    PerHead,
+    Scattered,
+    freed,
+)
+
+HEADS = 8
+"""KV heads of the models of 7 to 72 billion parameters that are served most: Llama 3.1 8B and 70B, Qwen3 8B
+to 32B (`num_key_value_heads` in their `config.json`)."""
+PATTERNS = "scattered, per-head, runs:LENGTH or compact"
+_RUNS = re.compile(r"runs:(\d{1,9})")
+
+
+def command(
+    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the sequence before the eviction.")],
+    evict: Annotated[int, typer.Option("--evict", help="How many of them are evicted.")],
+    pattern: Annotated[
+        str,
+        typer.Option(
+            "--pattern",
+            help="Where survivors are: scattered (the same for all heads), per-head (each head has its own), "
+            "runs:8 (in runs of 8 tokens), compact (moved together).",
+        ),
+    ] = "scattered",
+    block_size: Annotated[int, typer.Option("--block-size", help="Tokens of one block.")] = 16,
+    heads: Annotated[
+        int, typer.Option("--kv-heads", help="KV heads that share a block; only per-head asks.")
+    ] = HEADS,
+    output: Annotated[Form, typer.Option("--output", "-o", help="text or json.")] = Form.TEXT,
+) -> None:
+    """Say how many blocks become free when tokens are evicted, which is what an engine can use again."""
+    try:
+        eviction = Eviction(tokens, block_size, evict)
+        found = freed(eviction, _pattern(pattern, heads))
+    except NoEvictionError as error:
+        ended(f"kvmedic blocks: {error}", USAGE)
+    print(json.dumps(_as_json(eviction, pattern, found)) if output is Form.JSON else _text(eviction, found))
+
+
+def _pattern(text: str, heads: int) -> Pattern:
+    runs = _RUNS.fullmatch(text)
+    if runs:
+        return InRuns(int(runs[1]))
+    named: dict[str, Pattern] = {
+        "scattered": Scattered(),
+        "per-head": PerHead(heads),
+        "compact": Compacted(),
+    }
+    if text not in named:
+        raise NoEvictionError(f"pattern is {text!r}: {PATTERNS} may be")
+    return named[text]
+
+
+def _text(eviction: Eviction, found: Freed) -> str:
+    share = 100 * found.mean / eviction.blocks
+    spread = "" if not found.deviation else f", give or take {found.deviation:.1f}"
+    return (
+        f"evicted    {eviction.evicted} of {eviction.tokens} tokens "
+        f"({100 * eviction.evicted / eviction.tokens:.1f} %)\n"
+        f"free       {found.mean:.1f} of {eviction.blocks} blocks ({share:.1f} %){spread}"
+    )
+
+
+def _as_json(eviction: Eviction, pattern: str, found: Freed) -> dict[str, object]:
+    return {
+        "tokens": eviction.tokens,
+        "blockTokens": eviction.block_tokens,
+        "evictedTokens": eviction.evicted,
+        "pattern": pattern,
+        "blocks": eviction.blocks,
+        "freeBlocks": found.mean,
+        "freeBlocksDeviation": found.deviation,
+    }

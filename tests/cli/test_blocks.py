@@ -1,0 +1,58 @@
+"""`kvmedic blocks` on a terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvmedic.cli.app import app_for
+
+POST = ("--tokens", "16000", "--block-size", "16", "--evict", "14000")
+
+
+def blocks(*arguments: str) -> Result:
+    return CliRunner().invoke(app_for(["blocks"]), ["blocks", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        ("scattered", "free       117.9 of 1000 blocks (11.8 %), give or take 8.5"),
+        ("per-head", "free       0.0 of 1000 blocks (0.0 %), give or take 0.0"),
+        ("compact", "free       875.0 of 1000 blocks (87.5 %)"),
+        ("runs:8", "free       670.9 of 1000 blocks (67.1 %)"),
+    ],
+)
+def test_one_eviction_frees_by_where_the_survivors_are(pattern: str, line: str) -> None:
+    done = blocks(*POST, "--pattern", pattern)
+
+    assert done.exit_code == 0
+    assert done.output.splitlines() == ["evicted    14000 of 16000 tokens (87.5 %)", line]
+
+
+def test_a_program_gets_every_number() -> None:
+    told = json.loads(blocks(*POST, "-o", "json").output)
+
+    assert (told["blocks"], told["evictedTokens"], told["pattern"]) == (1000, 14000, "scattered")
+    assert told["freeBlocks"] == pytest.approx(117.94, abs=0.01)
+    assert told["freeBlocksDeviation"] == pytest.approx(8.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--tokens", "10", "--evict", "11"), "evict is 11: 0 to 10, which is tokens, may be"),
+        (
+            (*POST, "--pattern", "sideways"),
+            "pattern is 'sideways': scattered, per-head, runs:LENGTH or compact",
+        ),
+        ((*POST, "--pattern", "runs:3"), "runs is 3: a number that divides the 2000 tokens"),
+    ],
+)
+def test_what_names_no_eviction_is_refused_with_what_may_be(arguments: tuple[str, ...], named: str) -> None:
+    done = blocks(*arguments)
+
+    assert done.exit_code == 2
+    assert named in done.output

@@ -1,0 +1,116 @@
+"""Free blocks by formula against evictions that are drawn and counted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from math import sqrt
+from statistics import fmean, stdev
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvmedic.core.reclaim import (
+    Compacted,
+    Eviction,
+    Freed,
+    InRuns,
+    NoEvictionError,
+    Pattern,
+    PerHead,
+    Scattered,
+    freed,
+)
+
+DRAWS = 300
+POST = Eviction(16000, 16, 14000)
+
+
+def test_seven_eighths_evicted_free_an_eighth_none_or_seven_eighths() -> None:
+    scattered, per_head, compacted = (freed(POST, each) for each in (Scattered(), PerHead(8), Compacted()))
+
+    assert scattered.mean == pytest.approx(117.9, abs=0.1)
+    assert scattered.deviation == pytest.approx(8.5, abs=0.05)
+    assert per_head.mean < 1e-3
+    assert compacted == Freed(875.0, 0.0)
+
+
+def _free(eviction: Eviction, survivors: Iterable[int]) -> int:
+    return eviction.blocks - len({token // eviction.block_tokens for token in survivors})
+
+
+def draw_scattered(eviction: Eviction, luck: random.Random) -> int:
+    return _free(eviction, luck.sample(range(eviction.tokens), eviction.kept))
+
+
+def draw_per_head(eviction: Eviction, luck: random.Random) -> int:
+    return _free(eviction, (t for _ in range(2) for t in luck.sample(range(eviction.tokens), eviction.kept)))
+
+
+def draw_runs(eviction: Eviction, luck: random.Random) -> int:
+    """Lay runs of four in a row with single evicted tokens, every order as likely as another."""
+    runs = eviction.kept // 4
+    places = sorted(luck.sample(range(eviction.evicted + runs), runs))
+    return _free(eviction, (place + 3 * n + i for n, place in enumerate(places) for i in range(4)))
+
+
+@pytest.mark.parametrize(
+    "eviction", [Eviction(1600, 16, 1200), Eviction(1603, 7, 1203), Eviction(40, 16, 36)]
+)
+@pytest.mark.parametrize(
+    ("pattern", "draw"),
+    [(Scattered(), draw_scattered), (PerHead(2), draw_per_head), (InRuns(4), draw_runs)],
+    ids=["scattered", "two heads", "runs of four"],
+)
+def test_the_formulae_are_what_is_drawn(
+    eviction: Eviction, pattern: Pattern, draw: Callable[[Eviction, random.Random], int]
+) -> None:
+    luck = random.Random(7)
+    seen = [draw(eviction, luck) for _ in range(DRAWS)]
+
+    found = freed(eviction, pattern)
+
+    assert abs(found.mean - fmean(seen)) <= 3 * max(stdev(seen), 0.01) / sqrt(DRAWS)
+    if found.deviation is not None and found.deviation > 0.5:
+        assert found.deviation == pytest.approx(stdev(seen), rel=0.2)
+
+
+@given(tokens=st.integers(1, 400), block=st.integers(1, 32), share=st.floats(0, 1))
+@settings(max_examples=200, deadline=None)
+def test_no_pattern_frees_more_than_moving_the_survivors_together(
+    tokens: int, block: int, share: float
+) -> None:
+    eviction = Eviction(tokens, block, int(share * tokens))
+    most = freed(eviction, Compacted()).mean
+
+    each = [freed(eviction, pattern).mean for pattern in (PerHead(8), PerHead(2), Scattered(), InRuns(1))]
+
+    assert each[3] == pytest.approx(each[2], abs=1e-6), "a run of one is scattered"
+    assert [0.0, *each[:3], most + 1e-9] == sorted([0.0, *each[:3], most + 1e-9])
+
+
+@given(pattern=st.sampled_from([Scattered(), PerHead(8), Compacted(), InRuns(5)]), kept=st.booleans())
+def test_with_nothing_evicted_nothing_is_free_and_with_everything_all(
+    pattern: Pattern, *, kept: bool
+) -> None:
+    eviction = Eviction(100, 16, 0 if kept else 100)
+
+    assert freed(eviction, pattern).mean == pytest.approx(0.0 if kept else 7.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (lambda: Eviction(0, 16, 0), "tokens is 0"),
+        (lambda: Eviction(10, 0, 0), "block-size is 0"),
+        (lambda: Eviction(10, 16, 11), "evict is 11: 0 to 10"),
+        (lambda: Eviction(10, 16, -1), "evict is -1"),
+        (lambda: freed(POST, PerHead(0)), "heads is 0"),
+        (lambda: freed(POST, InRuns(3)), "runs is 3: a number that divides the 2000 tokens"),
+        (lambda: freed(POST, InRuns(0)), "runs is 0"),
+    ],
+)
+def test_what_names_no_eviction_is_refused_by_name(wrong: Callable[[], object], named: str) -> None:
+    with pytest.raises(NoEvictionError, match=named):
+        wrong()
