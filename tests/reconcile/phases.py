@@ -29,12 +29,14 @@ CANARY_SECONDS = 3
 """How long a replica takes to become Ready where the canary is to be caught before."""
 VERIFY_WINDOW = "2m"
 """Six seconds of the fast clock."""
+LONG_WINDOW = "10m"
+"""Half a minute of the fast clock: for what takes longer than six seconds on a busy machine."""
 
 
-def conditions(phase: Phase) -> dict[str, Any]:
-    """Return what a fleet and its resource need to be held in a phase."""
+def conditions(phase: Phase, window: str = VERIFY_WINDOW) -> dict[str, Any]:
+    """Return what a fleet and its resource need to be held in a phase; `window` is how long they verify."""
     slow = behaviour(ready_after=f"{CANARY_SECONDS}s") if phase is Phase.CANARY else {}
-    spec = {"verify": {"for": VERIFY_WINDOW}} if phase is Phase.VERIFY else {}
+    spec = {"verify": {"for": window}} if phase is Phase.VERIFY else {}
     return {"annotations": slow, "spec": spec}
 
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from lab.cluster.api import ApiError
-from reconcile.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
+from reconcile.phases import LONG_WINDOW, PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
 from reconcile.test_people import NEW, OLD, abandon_resource, cap, delete_resource, is_gone, stands_still
 from reconcile.world import CRD, Eye, World
 
@@ -131,7 +131,7 @@ def test_a_resource_with_an_unusable_spec_can_be_deleted(
     a_world: Callable[..., World], what: str, phase: Phase
 ) -> None:
     spec, reason = UNUSABLE[what]
-    world = a_world(2, **conditions(phase))
+    world = a_world(2, **conditions(phase, LONG_WINDOW))
     before = world.deployment()["spec"]
 
     with Eye(world.cluster, world.namespace, 2) as eye:
