@@ -155,6 +155,17 @@ def test_where_no_run_is_expected_it_is_watched_after_all_was_seen() -> None:
     assert (course.is_over(74), course.is_over(75)) == (False, True)
 
 
+def test_where_no_run_is_expected_the_words_of_the_file_are_waited_for() -> None:
+    course, told = a_course({**OBSERVED, "says": ["is out of rotation"]}, limits={"quiet": "15s"})
+    told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
+    course.look(40)
+    assert not course.is_over(60)
+    told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD | {"message": "a-1 is out of rotation"}]))
+    course.look(60)
+
+    assert (course.is_over(74), course.is_over(75)) == (False, True)
+
+
 def test_what_was_expected_must_last() -> None:
     course, told = a_course(OBSERVED, limits={"quiet": "15s"})
     told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))

@@ -82,12 +82,13 @@ class Course:
         return None if incident.every is None else self._done[number] + incident.every
 
     def _is_as_expected(self) -> bool:
-        """Return whether branch, reason and plan are what is expected, where no run is."""
+        """Return whether branch, reason, plan and words are what is expected, where no run is."""
         wanted, told = self.scenario.expect, self.chronicle
         return (
             told.found == wanted.branch
             and (wanted.held is None or wanted.held in told.reasons)
             and len(told.planned) == len(wanted.plan)
+            and all(told.says(text) for text in wanted.says)
         )
 
     def _has_run(self, now: float) -> bool:
