@@ -190,9 +190,8 @@ async def test_two_operators_at_once_take_only_drained_replicas(live: LiveFleet)
     second.claim_of = "other/run/{}".format
 
     async with witnessed(live) as witness:
-        await stopped_after(
-            first, 1
-        )  # a look that began before it would show a change that nobody's record knows
+        # A look that began before the first effect would show a change that nobody's record knows.
+        await stopped_after(first, 1)
         ends = await asyncio.gather(first.walk(), second.walk())
 
     assert all(isinstance(end, Settled) for end in ends)

@@ -11,7 +11,7 @@ import pytest
 
 from kvmedic.cli import live
 from kvmedic.cli.plan import _of_survey
-from kvmedic.cli.report import Form
+from kvmedic.cli.terminal import Form
 from kvmedic.core.fleet import Fleet, Owner
 from kvmedic.core.neighbours import Autoscaler, Neighbours, VerticalAutoscaler
 from kvmedic.core.owner import OwnerKind, TemplateOwner

@@ -15,7 +15,8 @@ import typer
 
 from kvmedic.api.approval import APPROVAL_PLURAL, approval_manifest
 from kvmedic.api.schema import yaml_text
-from kvmedic.cli.live import NOT_FOUND, REFUSED, USAGE, Name, ended, finished, load
+from kvmedic.cli.live import Name, finished, load
+from kvmedic.cli.terminal import NOT_FOUND, REFUSED, USAGE, ended
 from kvmedic.cluster.approvals import APPROVALS
 from kvmedic.core.policy import Mode
 from kvmedic.core.record import ConditionType, Record, ShownPlan

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvmedic.cli.live import USAGE, ended
-from kvmedic.cli.report import Form
+from kvmedic.cli.terminal import USAGE, Form, ended
 from kvmedic.core.reclaim import (
     Compacted,
     Eviction,

@@ -13,10 +13,11 @@ import typer
 from kvmedic.api.quantities import parse_duration
 from kvmedic.cli.flags import EngineVersion, version_named
 from kvmedic.cli.given import GivenError, policy_in, workload_in
-from kvmedic.cli.live import REFUSED, USAGE, Name, ended, finished, load, surveyed, with_source
+from kvmedic.cli.live import Name, finished, load, surveyed, with_source
 from kvmedic.cli.past import Past, PastError, moment_of, observed
-from kvmedic.cli.report import Form, Report, report_of_consultation, report_of_survey
+from kvmedic.cli.report import Report, report_of_consultation, report_of_survey
 from kvmedic.cli.scrapes import ScrapeError, doubt_of, evidence_of, pages_of
+from kvmedic.cli.terminal import REFUSED, USAGE, Form, ended
 from kvmedic.core.policy import Policy
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import NodeHealth

@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from kvmedic.cli.terminal import REFUSED, Form, ended
 from kvmedic.core.engine import Engine, EngineProfile, Flag, Kind
 from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
@@ -29,14 +29,6 @@ from kvmedic.manifests.splice import spliced
 app = typer.Typer(no_args_is_help=True)
 
 UNREADABLE = 2
-REFUSED = 3
-
-
-class Format(StrEnum):
-    """How the flags are printed."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 File = Annotated[
@@ -53,7 +45,7 @@ EngineVersion = Annotated[
 @app.command()
 def show(
     file: File,
-    output: Annotated[Format, typer.Option("--output", "-o", help="How to print.")] = Format.TEXT,
+    output: Annotated[Form, typer.Option("--output", "-o", help="How to print.")] = Form.TEXT,
     container: Container = None,
     name: Name = None,
     engine_version: EngineVersion = None,
@@ -175,11 +167,11 @@ def _set_in_file(text: str, found: ManifestContainer, file: ConfigFile, wanted: 
     _write(result)
 
 
-def _print_views(views: list[tuple[ManifestContainer, FlagsView]], output: Format) -> None:
+def _print_views(views: list[tuple[ManifestContainer, FlagsView]], output: Form) -> None:
     for found, view in views:
         if view.config is not None:
             _note(f"container {found} also reads {view.config}; its flags are not shown")
-    if output is Format.JSON:
+    if output is Form.JSON:
         print(json.dumps({"containers": {found.name: view.values() for found, view in views}}, indent=2))
         return
     for found, view in views:
@@ -242,8 +234,7 @@ def _read(file: str) -> str:
 
 
 def _unreadable(message: str) -> NoReturn:
-    _note(f"unreadable file: {message}")
-    raise typer.Exit(UNREADABLE)
+    ended(f"unreadable file: {message}", UNREADABLE)
 
 
 def _write(text: str) -> None:
@@ -257,5 +248,4 @@ def _note(message: str) -> None:
 
 def _refuse(refusal: Refusal, found: ManifestContainer | None = None) -> NoReturn:
     where = f"container {found}: " if found is not None else ""
-    _note(f"refused ({refusal.reason}): {where}{refusal.message}")
-    raise typer.Exit(REFUSED)
+    ended(f"refused ({refusal.reason}): {where}{refusal.message}", REFUSED)

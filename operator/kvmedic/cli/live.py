@@ -6,10 +6,9 @@ import asyncio
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-import typer
-
+from kvmedic.cli.terminal import NOT_FOUND, USAGE, ended
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
 from kvmedic.findings import Survey
@@ -24,9 +23,6 @@ from kvmedic.settings import Settings, SettingsError
 from kvmedic.survey import examine
 from kvmedic.wiring import Connected, target_of
 
-USAGE, REFUSED, NOT_FOUND = 2, 3, 4
-"""Exit codes beside 0: wrong usage or configuration; no diagnosis can be made; there is no such object."""
-
 T = TypeVar("T")
 
 
@@ -40,12 +36,6 @@ class Name:
 
     namespace: str
     name: str
-
-
-def ended(message: object, code: int) -> NoReturn:
-    """End the command with a message on standard error."""
-    print(message, file=sys.stderr)
-    raise typer.Exit(code)
 
 
 def finished(work: Coroutine[Any, Any, T]) -> T:

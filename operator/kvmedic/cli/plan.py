@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kvmedic.cli.live import REFUSED, Name, finished, load, surveyed, with_source
-from kvmedic.cli.report import Change, Form, change_of
+from kvmedic.cli.live import Name, finished, load, surveyed, with_source
+from kvmedic.cli.report import Change, change_of
+from kvmedic.cli.terminal import REFUSED, Form
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.record import ConditionType, Record, ShownPlan
 from kvmedic.core.resource import Resource

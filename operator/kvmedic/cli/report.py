@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import isfinite
 from typing import Any, assert_never
 
+from kvmedic.cli.terminal import Form
 from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
 from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief, Resize, RollBack
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
@@ -18,14 +18,6 @@ from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm import VLLM
 from kvmedic.findings import Survey
 from kvmedic.offline import Consultation
-
-
-class Form(StrEnum):
-    """How a report is printed."""
-
-    TEXT = "text"
-    JSON = "json"
-
 
 REPLICA = "replica"
 REVISION = "revision"
