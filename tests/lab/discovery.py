@@ -7,20 +7,17 @@ thread of the lab watches the pods. As there, targets stay as they are while the
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from .cluster.access import Access
-from .cluster.api import Api, ApiError, Object
+from .cluster.api import Object
+from .cluster.mirror import Mirror
+from .cluster.watch import Watches
 
-_WATCH_SECONDS = 2
-_PAUSE_SECONDS = 0.5
-_GONE = 410
+PODS = "/api/v1/pods"
 
 
 @dataclass(frozen=True)
@@ -72,59 +69,22 @@ class Discovery:
 
 
 class PodWatch:
-    """A thread that keeps a file of targets current; made once, closed once."""
+    """Keeps a file of targets current; made once, closed once."""
 
     def __init__(self, discovery: Discovery, file: Path) -> None:
         self._discovery = discovery
         self._file = file
-        self._stopped = threading.Event()
-        self._pods: dict[str, Object] = {}
-        self._thread = threading.Thread(target=self._run, name="pod-watch", daemon=True)
-        self._write()
-        self._thread.start()
+        self._pods = Mirror(self._write)
+        self._watches = Watches(discovery.access, {PODS: self._pods.tell})
+        self._write({})
+        self._watches.__enter__()
 
     def close(self) -> None:
-        """End the thread; takes up to two seconds, the length of one watch."""
-        self._stopped.set()
-        self._thread.join()
+        """End the watch."""
+        self._watches.__exit__()
 
-    def _run(self) -> None:
-        with Api(self._discovery.access) as api:
-            while not self._stopped.is_set():
-                try:
-                    self._follow(api, self._list(api))
-                except (httpx.HTTPError, ApiError):
-                    self._stopped.wait(_PAUSE_SECONDS)
-
-    def _list(self, api: Api) -> str:
-        answer = api.request("GET", "/api/v1/pods")
-        self._pods = {pod["metadata"]["uid"]: pod for pod in answer["items"]}
-        self._write()
-        return str(answer["metadata"]["resourceVersion"])
-
-    def _follow(self, api: Api, version: str) -> None:
-        """Watch from `version` on, in short requests, until one is refused or the thread is to end."""
-        while not self._stopped.is_set():
-            parameters = {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
-            with api.http.stream(
-                "GET", "/api/v1/pods", params={**parameters, "allowWatchBookmarks": "true"}
-            ) as answer:
-                for line in answer.iter_lines():
-                    version = self._learn(json.loads(line))
-
-    def _learn(self, event: dict[str, Any]) -> str:
-        thing = event["object"]
-        if event["type"] == "ERROR":
-            raise ApiError(thing.get("code", _GONE), thing.get("message", "the watch broke off"))
-        if event["type"] == "DELETED":
-            self._pods.pop(thing["metadata"]["uid"], None)
-        elif event["type"] != "BOOKMARK":
-            self._pods[thing["metadata"]["uid"]] = thing
-        self._write()
-        return str(thing["metadata"]["resourceVersion"])
-
-    def _write(self) -> None:
-        content = json.dumps(self._discovery.targets(list(self._pods.values())))
+    def _write(self, pods: dict[str, Object]) -> None:
+        content = json.dumps(self._discovery.targets(list(pods.values())))
         if self._file.exists() and self._file.read_text() == content:
             return
         fresh = self._file.with_suffix(".new")

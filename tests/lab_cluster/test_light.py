@@ -1,6 +1,5 @@
 """The light tier keeps its promises: quick, several at once, real controllers, obedient pods."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 from lab.cluster.api import ApiError, is_rolled_out, until
 from lab.cluster.light import DIRECTORY, LightCluster, gpus
 from lab.cluster.simulation import behaviour
+from lab.cluster.traces import is_running
 
 pytestmark = pytest.mark.light
 
@@ -198,15 +198,7 @@ def test_nothing_survives_the_death_of_the_owner():
         owner.send_signal(signal.SIGKILL)
 
     assert len(pids) == 2
-    until(lambda: not any(_is_running(int(pid)) for pid in pids), 10, "components are gone")
+    until(lambda: not any(is_running(int(pid)) for pid in pids), 10, "components are gone")
     assert Path(directory).is_relative_to(DIRECTORY)
     with LightCluster():
         assert not Path(directory).exists()
-
-
-def _is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"

@@ -17,6 +17,7 @@ import yaml
 from kvmedic.core.template import template_hash
 from lab.cluster.api import ApiError, is_rolled_out
 from lab.cluster.light import LightCluster, gpus
+from lab.cluster.mirror import Mirror
 from lab.cluster.watch import Watches
 from lab.scripted.process import Arrangement, Operator
 from lab.scripted.proxy import Fate, Proxy, Write
@@ -99,7 +100,7 @@ class Eye:
     """The least number of pods that took requests, at any moment."""
     seen: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
-    _there: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _there: Mirror = field(default_factory=Mirror)
     _listed: bool = False
     _watches: Watches | None = None
 
@@ -119,15 +120,12 @@ class Eye:
         if pod["metadata"].get("labels", {}).get("app") != "llm":
             return
         self._look(event, pod)
-        if event == "DELETED":
-            self._there.pop(pod["metadata"]["uid"], None)
-        else:
-            self._there[pod["metadata"]["uid"]] = pod
+        self._there.tell(event, pod)
         if self._listed:
             self._count()
 
     def _count(self) -> None:
-        self.fewest = min(self.fewest, sum(self._serves(pod) for pod in self._there.values()))
+        self.fewest = min(self.fewest, sum(self._serves(pod) for pod in self._there.objects()))
 
     def _serves(self, pod: dict[str, Any]) -> bool:
         conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}

@@ -31,6 +31,11 @@ def processes(directory: Path) -> dict[int, str]:
     return {pid: _name(pid) for pid in _with_descendants(marked)}
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not just waiting to be collected by its parent."""
+    return bool(stat := _stat(pid)) and stat[0] != "Z"
+
+
 def end_processes(find: Callable[[], Iterable[int]]) -> None:
     """Kill what `find` returns until it returns nothing.
 

@@ -13,11 +13,15 @@ import httpx
 
 from .access import Access
 
-Tell: TypeAlias = Callable[[str, dict[str, Any]], None]
+Object = dict[str, Any]
+Tell: TypeAlias = Callable[[str, Object], None]
 """Gets the type of an event, as the API server names it, and the object."""
 
 RETRY_SECONDS = 0.2
 """Between a watch that broke and the next list: an API server that restarts is back within seconds."""
+
+LIST_SECONDS = 20
+"""For the first lists: a machine with twenty times more to do than it can took over 15 s for one answer."""
 
 CLOSING_SECONDS = 0.05
 """What connections that were closed need of their loop until their sockets are."""
@@ -26,7 +30,8 @@ CLOSING_SECONDS = 0.05
 async def follow(http: httpx.AsyncClient, path: str, tell: Tell, listed: Callable[[], None]) -> None:
     """Tell every object of a collection as ADDED, then each event; ends only when it is cancelled.
 
-    After a break it begins with a list again, so an object may be told twice.
+    After a break it begins with a list again: an object may be told twice, and one that went meanwhile is
+    told as DELETED in the state in which it was last seen, after all that are there.
 
     Args:
         http: connections to the API server.
@@ -34,26 +39,49 @@ async def follow(http: httpx.AsyncClient, path: str, tell: Tell, listed: Callabl
         tell: gets every event.
         listed: called each time a list was told.
     """
+    known: dict[str, Object] = {}
     while True:
         try:
-            found = (await http.get(path)).raise_for_status().json()
-            for each in found["items"]:
-                tell("ADDED", each)
+            version = await _list(http, path, known, tell)
             listed()
-            await _events(http, path, found["metadata"]["resourceVersion"], tell)
+            await _events(http, path, version, known, tell)
         except httpx.HTTPError:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _events(http: httpx.AsyncClient, path: str, version: str, tell: Tell) -> None:
+async def _list(http: httpx.AsyncClient, path: str, known: dict[str, Object], tell: Tell) -> str:
+    found = (await http.get(path)).raise_for_status().json()
+    gone = dict(known)
+    for each in found["items"]:
+        gone.pop(_uid(each), None)
+        known[_uid(each)] = each
+        tell("ADDED", each)
+    for uid, each in gone.items():
+        del known[uid]
+        tell("DELETED", each)
+    return str(found["metadata"]["resourceVersion"])
+
+
+async def _events(
+    http: httpx.AsyncClient, path: str, version: str, known: dict[str, Object], tell: Tell
+) -> None:
     query = {"watch": "1", "resourceVersion": version}
     async with http.stream("GET", path, params=query) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
             event = json.loads(line)
-            if event["type"] == "ERROR":
+            kind, body = event["type"], event["object"]
+            if kind == "ERROR":
                 return
-            tell(event["type"], event["object"])
+            if kind == "DELETED":
+                known.pop(_uid(body), None)
+            else:
+                known[_uid(body)] = body
+            tell(kind, body)
+
+
+def _uid(body: Object) -> str:
+    return str(body["metadata"]["uid"])
 
 
 def client(access: Access) -> httpx.AsyncClient:
@@ -83,7 +111,7 @@ class Watches:
         self._main = self._loop.create_task(self._follow(ready))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert ready.wait(10), f"no list of {list(self.tell)} within 10 s"
+        assert ready.wait(LIST_SECONDS), f"no list of {list(self.tell)} within {LIST_SECONDS} s"
         return self
 
     def __exit__(self, *_: object) -> None:

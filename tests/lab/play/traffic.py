@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lab.cluster.paths import ROOT
+from lab.cluster.reaper import REAPER
 from lab.loadgen.record import Record
 from lab.play.manifests import MODEL
 from lab.play.schema import Route, Stream
@@ -22,7 +23,10 @@ REQUEST_SECONDS = 180.0
 
 
 class Clients:
-    """One stream; each request is one line of a file as soon as it has ended."""
+    """One stream; each request is one line of a file as soon as it has ended.
+
+    Its process ends with this one, however that dies.
+    """
 
     def __init__(self, argv: list[str], file: Path) -> None:
         self._argv, self._file, self._log = argv, file, file.with_suffix(".log")
@@ -35,7 +39,10 @@ class Clients:
         """Begin to send."""
         env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(self._argv, stdout=log, stderr=log, env=env, cwd=ROOT)
+            self._process = subprocess.Popen(
+                self._argv, stdout=log, stderr=log, env=env, cwd=ROOT, start_new_session=True
+            )
+        REAPER.watch(self._process.pid)
 
     def stop(self) -> None:
         """Send nothing more; what is under way may end. Does not wait."""
@@ -50,12 +57,15 @@ class Clients:
             self._process.wait(GRACE_SECONDS + 10)
         except subprocess.TimeoutExpired:
             self.kill()
+        else:
+            REAPER.forget(self._process.pid)
 
     def kill(self) -> None:
         """End the process now; what is under way is cancelled."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:
             self._process.kill()
             self._process.wait()
+            REAPER.forget(self._process.pid)
 
     def require_alive(self) -> None:
         """Raise RuntimeError when the clients ended by themselves, before the time that they were given."""

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.cluster.access import Access
+from lab.cluster.api import Api
+from lab.cluster.mirror import Mirror
+from lab.cluster.watch import Watches
 from lab.play.chronicle import Chronicle
 from lab.play.engines import Scraper
 from lab.play.manifests import PORT, ROTATION_LABEL
-from lab.play.mirror import Mirror
 from lab.play.schema import CAP, FLEET
 
 Object = dict[str, Any]
@@ -78,25 +80,32 @@ class Witness:
         self._armed = False
         self._said: deque[Said] = deque()
         self._known: set[str] = set()
-        self._pods = Mirror(access, "Pod", namespace, self._see_pods)
-        self._slices = Mirror(access, "EndpointSlice", namespace, self._see_slices)
-        self._deployments = Mirror(access, "Deployment", namespace, self._see_deployments)
-        self._resources = Mirror(access, "KVRemediation", namespace, self._see_resources)
-        self._events = Mirror(access, "Event", namespace, self._see_events)
+        self._access, self._namespace = access, namespace
+        self._pods = Mirror(self._see_pods)
+        self._deployments = Mirror(self._see_deployments)
+        self._mirrors = {
+            "EndpointSlice": Mirror(self._see_slices),
+            "Pod": self._pods,
+            "Deployment": self._deployments,
+            "KVRemediation": Mirror(self._see_resources),
+            "Event": Mirror(self._see_events),
+        }
+        self._watches: Watches | None = None
         self.scraper = Scraper(self.addresses, PORT)
 
     def start(self) -> None:
         """Begin to follow; returns when every kind was listed once."""
-        for mirror in self._mirrors():
-            mirror.start()
-        for mirror in self._mirrors():
-            mirror.await_listed()
+        with Api(self._access) as api:
+            paths = {kind: api.resource(kind).path(self._namespace) for kind in self._mirrors}
+        told = {paths[kind]: mirror.tell for kind, mirror in self._mirrors.items()}
+        self._watches = Watches(self._access, told)
+        self._watches.__enter__()
         self.scraper.start()
 
     def stop(self) -> None:
         """End all watches."""
-        for mirror in self._mirrors():
-            mirror.stop()
+        if self._watches is not None:
+            self._watches.__exit__()
         self.scraper.stop()
 
     def arm(self) -> None:
@@ -142,9 +151,6 @@ class Witness:
     def addresses(self) -> dict[str, str]:
         """Return the addresses of the replicas whose engine answers, by pod name."""
         return {each.name: each.address for each in self.replicas() if each.address and each.ready}
-
-    def _mirrors(self) -> tuple[Mirror, ...]:
-        return (self._slices, self._pods, self._deployments, self._resources, self._events)
 
     def _see_pods(self, pods: dict[str, Object]) -> None:
         with self._lock:
