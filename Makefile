@@ -119,6 +119,10 @@ bench-levers: setup ## Compare the operator's watermarks and step budgets with w
 bench-supply: setup ## Measure what shared prefixes and the host's memory bring, and what the operator makes of them
 	$(PY) -m lab.bench.supply
 
+.PHONY: bench-blocks
+bench-blocks: setup ## Count the blocks that evictions free on real block tables, and compare with arithmetic
+	$(PY) -m lab.bench.blocks
+
 .PHONY: bench-lab
 bench-lab: setup ## Replay the table measured on real vLLM on the lab engine and compare
 	$(PY) -m lab.engine.bench

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from lab.engine.blocks import BlockPool
+from lab.engine.compression import Compaction, Compression
 from lab.engine.host_tier import HostTier
-from lab.engine.requests import BlockTable, FinishReason, Request, Status
+from lab.engine.requests import HOLE, BlockTable, FinishReason, Request, Status
 from lab.engine.scheduler import Limits, Scheduler, Step
 
 
@@ -33,6 +34,7 @@ class Case:
     caching: bool
     shapes: tuple[Shape, ...]
     host_blocks: int = 0
+    compression: Compression | None = None
 
 
 @st.composite
@@ -84,7 +86,8 @@ class Drive:
     def __post_init__(self):
         pool = BlockPool(self.case.usable_blocks + 1, caching=self.case.caching)
         host = HostTier(self.case.host_blocks) if self.case.host_blocks else None
-        self.scheduler = Scheduler(self.case.limits, pool, self.case.block_size, host)
+        case = self.case
+        self.scheduler = Scheduler(case.limits, pool, case.block_size, host, case.compression)
 
     def run(self, limit: int = 60_000) -> "Drive":
         waiting_shapes = list(self.case.shapes)
@@ -141,21 +144,37 @@ class Drive:
         assert len({id(share.request) for share in step.scheduled}) == len(step.scheduled)
         self.check_blocks()
 
+    def _check_slots(self, request: Request) -> None:
+        """Every token is in one slot at most, and every slot that has one lies in a block of the request."""
+        table, method = request.table, self.case.compression
+        there = [position for position in table.positions if position != HOLE]
+        if method is None:
+            assert there == table.positions == list(range(len(table.positions)))
+        assert len(set(there)) == len(there)
+        assert set(there) <= set(range(request.computed))
+        in_order = method is None or method.compaction is not Compaction.FILL_HOLES
+        assert not in_order or there == sorted(there)
+        needed = -(-len(table.positions) // table.block_size)
+        assert len(table.blocks) == needed or (len(table.blocks) > needed and not method.gives_back)
+        for index, block in enumerate(table.blocks):
+            slots = table.positions[index * table.block_size : (index + 1) * table.block_size]
+            if block is self.scheduler.pool.null_block:
+                assert slots == [HOLE] * table.block_size
+
     def check_blocks(self) -> None:
         pool = self.scheduler.pool
         held = Counter()
         for request in self.requests:
             table = request.table
-            assert table.positions == list(range(len(table.positions)))
-            assert len(table.blocks) == -(-len(table.positions) // table.block_size)
-            assert len({block.block_id for block in table.blocks}) == len(table.blocks)
+            own = [block for block in table.blocks if block is not pool.null_block]
+            self._check_slots(request)
+            assert len({block.block_id for block in own}) == len(own)
             if request.status is not Status.RUNNING:
                 assert table.blocks == []
-            held.update(block.block_id for block in table.blocks)
+            held.update(block.block_id for block in own)
             for index, block in enumerate(table.blocks):
                 if block.references > 1 or block.digest is not None:
                     assert block.digest == request.full_block_digests()[index]
-        assert pool.null_block.block_id not in held
         for block in pool.blocks[1:]:
             assert block.references == held[block.block_id]
             assert pool.is_free(block) == (block.references == 0)

@@ -8,17 +8,17 @@ Formulae, for T tokens of which E are evicted, in blocks of b:
 * **scattered**: which tokens survive is the same for all heads and has no order. Of k given tokens all are
   evicted with probability P(k) = E/T x (E-1)/(T-1) x ... (k factors), near (E/T)^k.
 * **per head**: each of H heads chooses its own survivors, and a block holds the tokens of all heads: P(k)^H.
-* **runs**: survivors stand in runs of L that lie anywhere. Of all ways to lay n runs among E evicted tokens,
-  those are counted that leave a block empty.
+* **runs**: survivors stand in runs of L that begin anywhere and may overlap. A token is evicted if no run begins
+  at one of L places, k neighbours are if none begins at one of k + L - 1: with many runs (E/T)^((k + L - 1)/L).
 * **compacted**: survivors are moved together, so that they fill as few blocks as they can.
 
-Source of the first three: counting, checked against drawn evictions in `tests/core/test_reclaim.py`.
+Source: counting, checked against drawn evictions in `tests/core/test_reclaim.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, lgamma, prod, sqrt
+from math import prod, sqrt
 from typing import TypeAlias, assert_never
 
 
@@ -37,7 +37,7 @@ class PerHead:
 
 @dataclass(frozen=True, slots=True)
 class InRuns:
-    """Survivors stand in runs that lie anywhere, the same for all heads."""
+    """Survivors stand in runs that begin anywhere and may overlap, the same for all heads."""
 
     length: int
     """Tokens of a run."""
@@ -116,9 +116,11 @@ def freed(eviction: Eviction, pattern: Pattern) -> Freed:
                 raise NoEvictionError(f"heads is {heads}: 1 or more are needed")
             return _scattered(eviction, heads)
         case InRuns(length):
+            if length < 1:
+                raise NoEvictionError(f"runs is {length}: 1 or more are needed")
             return Freed(_in_runs(eviction, length), None)
         case Compacted():
-            return Freed(float(eviction.blocks - -(-eviction.kept // eviction.block_tokens)), 0.0)
+            return Freed(float(_most(eviction)), 0.0)
         case _:
             assert_never(pattern)
 
@@ -144,36 +146,11 @@ def _all_evicted(eviction: Eviction, tokens: int) -> float:
 
 
 def _in_runs(eviction: Eviction, length: int) -> float:
-    if length < 1 or eviction.kept % length:
-        text = f"runs is {length}: a number that divides the {eviction.kept} tokens that are kept is needed"
-        raise NoEvictionError(text)
-    runs, starts, found = eviction.kept // length, 0, 0.0
-    every = _ways(eviction.evicted, runs)
-    for count, size in eviction.sizes:
-        for _ in range(count):
-            found += _left_empty(eviction, length, runs, (starts, starts + size), every)
-            starts += size
-    return found
+    share = eviction.evicted / eviction.tokens
+    mean: float = sum(count * share ** ((size + length - 1) / length) for count, size in eviction.sizes)
+    return min(mean, _most(eviction))
 
 
-def _left_empty(eviction: Eviction, length: int, runs: int, block: tuple[int, int], every: float) -> float:
-    """Return how likely no run touches the tokens of a block.
-
-    Args:
-        eviction: the eviction.
-        length: tokens of a run.
-        runs: how many there are.
-        block: its first token, and the first behind it.
-        every: logarithm of the number of ways to lay all runs.
-    """
-    before, behind = block[0], eviction.tokens - block[1]
-    fits = range(max(0, runs - behind // length), min(runs, before // length) + 1)
-    return sum(
-        exp(_ways(before - here * length, here) + _ways(behind - (runs - here) * length, runs - here) - every)
-        for here in fits
-    )
-
-
-def _ways(evicted: int, runs: int) -> float:
-    """Return the logarithm of the number of ways to lay runs among evicted tokens, in a row."""
-    return lgamma(evicted + runs + 1) - lgamma(evicted + 1) - lgamma(runs + 1)
+def _most(eviction: Eviction) -> int:
+    """Return how many blocks become free where the survivors fill as few as they can."""
+    return eviction.blocks - -(-eviction.kept // eviction.block_tokens)

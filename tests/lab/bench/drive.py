@@ -143,7 +143,9 @@ class Drive:
             for request in step.admitted:
                 times = self._clients[request].times
                 times.scheduled_at = times.scheduled_at or self.now
-            self._last_end = max(self.now, self._last_end) + self.workload.cost.of(step.tokens, step.loaded)
+            self._last_end = max(self.now, self._last_end) + self.workload.cost.of(
+                step.tokens, step.loaded, step.moved
+            )
             self._in_flight.append((step, self._last_end))
         step, self.now = self._in_flight.pop(0)
         return self._take(self.scheduler.finish(step))

@@ -111,7 +111,7 @@ class LiveEngine:
                 break
             self._note_admissions(step, now)
             start = self._last_end if now - self._last_end < CATCH_UP_SECONDS else now
-            self._last_end = start + self._cost.of(step.tokens, step.loaded)
+            self._last_end = start + self._cost.of(step.tokens, step.loaded, step.moved)
             self._in_flight.append((step, self._last_end))
         if self._in_flight:
             self._timer = self._loop.call_at(self._in_flight[0][1], self._end_step)

@@ -11,6 +11,10 @@ VOCABULARY = 50_000
 """Token ids of the lab's model are below this; the measured Llama had 32,000, the value does not matter."""
 
 
+HOLE = -1
+"""Stands in a block table for a slot whose token was evicted."""
+
+
 class Status(Enum):
     """Where a request is in its life."""
 
@@ -34,20 +38,25 @@ class BlockTable:
     """The slots of one request.
 
     Slot i lies in `blocks[i // block_size]`; `positions[i]` is the position of the token whose keys and
-    values it holds. Without eviction `positions[i] == i`.
+    values it holds, or `HOLE`. Without eviction `positions[i] == i`. A block that was given back has the
+    pool's null block in its place.
     """
 
     block_size: int
     blocks: list[Block] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
 
+    def blocks_for(self, slots: int) -> int:
+        """Return how many blocks have `slots` slots."""
+        return -(-slots // self.block_size)
+
     def blocks_short_of(self, slots: int) -> int:
         """Return how many more blocks are needed to have `slots` slots."""
-        return max(0, -(-slots // self.block_size) - len(self.blocks))
+        return max(0, self.blocks_for(slots) - len(self.blocks))
 
     def clear(self) -> list[Block]:
         """Empty the table; return its blocks in the order in which vLLM frees them (last first)."""
-        blocks = self.blocks[::-1]
+        blocks = [block for block in reversed(self.blocks) if block.references]
         self.blocks = []
         self.positions = []
         return blocks

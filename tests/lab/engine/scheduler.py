@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lab.engine.blocks import Block, BlockPool
+from lab.engine.compression import Compression, Compressor
 from lab.engine.host_tier import HostTier
 from lab.engine.requests import FinishReason, Request, Status
 
@@ -57,6 +58,8 @@ class Step:
     tokens: int = 0
     loaded: int = 0
     """Tokens whose keys and values come from the host's memory instead."""
+    moved: int = 0
+    """Tokens whose keys and values compaction moved since the step before."""
 
     def add(self, request: Request, tokens: int) -> None:
         """Give `tokens` of the step's budget to the request."""
@@ -90,10 +93,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, limits: Limits, pool: BlockPool, block_size: int, host: HostTier | None = None
+        self,
+        limits: Limits,
+        pool: BlockPool,
+        block_size: int,
+        host: HostTier | None = None,
+        compression: Compression | None = None,
     ) -> None:
         self.limits = limits
         self.host = host
+        self.compressor = None if compression is None else Compressor(compression, pool)
         self.pool = pool
         self.block_size = block_size
         self.running: list[Request] = []
@@ -103,6 +112,7 @@ class Scheduler:
         """The same of the host's memory: looked up is what the device did not have."""
         self.preemptions = 0
         self._watermark_blocks = int(limits.watermark * pool.total)
+        self._moved = 0
 
     @property
     def has_requests(self) -> bool:
@@ -124,7 +134,8 @@ class Scheduler:
         """Decide the next step; it may be empty while the last tokens of all running requests are in
         flight.
         """
-        step = Step()
+        step = Step(moved=self._moved)
+        self._moved = 0
         self._schedule_running(step)
         if not step.preempted:
             self._schedule_waiting(step)
@@ -188,7 +199,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        self.pool.release(request.table.clear())
+        self._give_back(request)
         request.status = Status.PREEMPTED
         request.computed = 0
         request.placeholders = 0
@@ -291,12 +302,17 @@ class Scheduler:
             request.placeholders -= 1
         if request.status is Status.RUNNING:
             self._cache_full_blocks(request, request.computed - request.placeholders)
+            self._compress(request)
         reported, request.unreported_preemptions = request.unreported_preemptions, 0
         if request.output_length >= request.max_tokens or len(request.tokens) >= self.limits.max_model_len:
             if request.status is Status.PREEMPTED:
                 self.waiting.remove(request)
             self._end(request, FinishReason.LENGTH)
         return Output(request, token, reported, request.finish_reason)
+
+    def _compress(self, request: Request) -> None:
+        done = self.compressor and self.compressor.decoded(request)
+        self._moved += done.moved if done else 0
 
     def _cache_full_blocks(self, request: Request, tokens: int) -> None:
         self._copy_to_host(request, tokens // request.table.block_size)
@@ -327,7 +343,13 @@ class Scheduler:
         else:
             self.waiting.remove(request)
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
+    def _give_back(self, request: Request) -> None:
+        """Free all blocks of a request."""
         self.pool.release(request.table.clear())
+        if self.compressor is not None:
+            self.compressor.forget(request)
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        self._give_back(request)
         request.status = Status.FINISHED
         request.finish_reason = reason

@@ -13,6 +13,10 @@ LOAD_US = 5.0
 """Cost of one token whose keys and values are fetched from the host: 128 KiB (an 8B model in bf16) at 25
 GB/s, as PCIe 4 with 16 lanes moves them. Computed, not measured."""
 
+MOVE_US = 0.13
+"""Cost of one token whose keys and values compaction moves: 128 KiB (an 8B model in bf16) read and written at
+2 TB/s, as the memory of an A100 does. Computed, not measured."""
+
 STARTUP_SECONDS = 12.0
 """From the first to the last line of the recorded start-up log (04:49:50 to 04:50:02)."""
 
@@ -26,22 +30,25 @@ class StepCost:
     step_seconds: float = STEP_MS / 1e3
     token_seconds: float = TOKEN_US / 1e6
     load_seconds: float = LOAD_US / 1e6
+    move_seconds: float = MOVE_US / 1e6
 
-    def of(self, tokens: int, loaded: int = 0) -> float:
-        """Return the duration of a step that computes `tokens` tokens and fetches `loaded`, in seconds."""
-        return self.step_seconds + self.token_seconds * tokens + self.load_seconds * loaded
+    def of(self, tokens: int, loaded: int = 0, moved: int = 0) -> float:
+        """Return the seconds of a step that computes `tokens` tokens, fetches `loaded` and moves `moved`."""
+        beside = self.load_seconds * loaded + self.move_seconds * moved
+        return self.step_seconds + self.token_seconds * tokens + beside
 
     def scaled(self, factor: float) -> "StepCost":
         """Return this cost multiplied by `factor`."""
-        return StepCost(self.step_seconds * factor, self.token_seconds * factor, self.load_seconds * factor)
+        parts = (self.step_seconds, self.token_seconds, self.load_seconds, self.move_seconds)
+        return StepCost(*(part * factor for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
 class LabSettings:
     """Pace of the engine.
 
-    `LAB_STEP_MS`, `LAB_TOKEN_US`, `LAB_LOAD_US`, `LAB_STARTUP_SECONDS`; `LAB_TIME_SCALE` multiplies all (0.5
-    is twice as fast) and nothing else: whatever the engine exports is wall clock.
+    `LAB_STEP_MS`, `LAB_TOKEN_US`, `LAB_LOAD_US`, `LAB_MOVE_US`, `LAB_STARTUP_SECONDS`; `LAB_TIME_SCALE`
+    multiplies all (0.5 is twice as fast) and nothing else: whatever the engine exports is wall clock.
     """
 
     cost: StepCost = StepCost()
@@ -59,6 +66,7 @@ class LabSettings:
             number(environ, "LAB_STEP_MS", STEP_MS) / 1e3,
             number(environ, "LAB_TOKEN_US", TOKEN_US) / 1e6,
             number(environ, "LAB_LOAD_US", LOAD_US) / 1e6,
+            number(environ, "LAB_MOVE_US", MOVE_US) / 1e6,
         )
         return cls(cost.scaled(scale), number(environ, "LAB_STARTUP_SECONDS", STARTUP_SECONDS) * scale)
 

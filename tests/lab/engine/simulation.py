@@ -150,7 +150,7 @@ class Simulation:
         step = self.scheduler.schedule()
         if not step.scheduled:
             return False
-        self._last_end = max(self.now, self._last_end) + self.cost.of(step.tokens, step.loaded)
+        self._last_end = max(self.now, self._last_end) + self.cost.of(step.tokens, step.loaded, step.moved)
         self._in_flight.append((step, self._last_end))
         return True
 

@@ -1,0 +1,123 @@
+"""Blocks that an eviction frees on the lab engine's block tables, against arithmetic.
+
+    python -m lab.bench.blocks --seeds 100
+
+The example everywhere: 14,000 of 16,000 tokens evicted, in 1,000 blocks of 16 tokens. Compaction follows
+every pass of 128 tokens, as a method does it; where nothing is moved passes and a single one free the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+
+from kvmedic.core import reclaim
+from lab.engine.blocks import BlockPool
+from lab.engine.compression import PASS_TOKENS, Compaction, Compression, compress
+from lab.engine.eviction import Eviction, Survival, Survivors
+from lab.engine.requests import BlockTable
+
+TOKENS, EVICTED, BLOCK_TOKENS = 16_000, 14_000, 16
+ERRORS = 3.0
+"""Standard errors that the mean may be off."""
+WHOLE = reclaim.Eviction(TOKENS, BLOCK_TOKENS, EVICTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to evict, and what arithmetic says of it."""
+
+    name: str
+    survival: Survival
+    expected: reclaim.Pattern
+    compaction: Compaction | None = None
+    step: int = TOKENS
+    """Tokens from one pass to the next; by default there is a single one at the end."""
+
+
+CASES = (
+    Case("per head (8)", Survival.PER_HEAD, reclaim.PerHead(8)),
+    Case("scattered", Survival.SCATTERED, reclaim.Scattered()),
+    Case("scattered, a pass every 128 tokens", Survival.SCATTERED, reclaim.Scattered(), step=PASS_TOKENS),
+    Case("runs of 8", Survival.RUNS, reclaim.InRuns(8)),
+    Case("newest", Survival.RECENT, reclaim.Compacted()),
+    *(
+        Case(f"scattered, {words}", Survival.SCATTERED, reclaim.Compacted(), compaction, PASS_TOKENS)
+        for compaction, words in (
+            (Compaction.IN_ORDER, "compacted in order"),
+            (Compaction.FILL_HOLES, "holes filled"),
+        )
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the block tables of many seeds said."""
+
+    case: Case
+    freed: tuple[int, ...]
+    """Blocks, by seed."""
+    moved: float
+    """Tokens that compaction moved, on average."""
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; blocks come whole, so one that never varies is known to a tenth."""
+        return max(stdev(self.freed) / sqrt(len(self.freed)), 0.1)
+
+    @property
+    def off(self) -> float:
+        """By how many standard errors the mean is off."""
+        return (fmean(self.freed) - reclaim.freed(WHOLE, self.case.expected).mean) / self.error
+
+
+def counted(case: Case, seeds: int) -> Counted:
+    """Evict once for each seed, and count what came back to the pool."""
+    passes = [_evicted(case, seed) for seed in range(seeds)]
+    return Counted(case, tuple(freed for freed, _ in passes), fmean(moved for _, moved in passes))
+
+
+def _evicted(case: Case, seed: int) -> tuple[int, int]:
+    """Return blocks freed and tokens moved for one request, pass by pass."""
+    eviction = Eviction(case.survival, budget=TOKENS - EVICTED)
+    method = Compression(eviction, compaction=case.compaction)
+    survivors = Survivors(eviction, seed)
+    pool = BlockPool(TOKENS // BLOCK_TOKENS + 1, caching=False)
+    table, moved = BlockTable(BLOCK_TOKENS), 0
+    for known in _stops(case.step):
+        table.positions.extend(range(known - min(case.step, known), known))
+        table.blocks += pool.take(table.blocks_short_of(len(table.positions)))
+        moved += compress(table, survivors.evict(known), method, pool).moved
+    return pool.free_count, moved
+
+
+def _stops(step: int) -> Iterator[int]:
+    return iter(range(step, TOKENS + 1, step))
+
+
+def main() -> int:
+    """Print the table; return 1 where a mean is off by more than three standard errors."""
+    parser = argparse.ArgumentParser(prog="python -m lab.bench.blocks", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="evictions for each row, at least 2")
+    seeds = parser.parse_args().seeds
+    print(f"{EVICTED:,} of {TOKENS:,} tokens evicted, blocks of {BLOCK_TOKENS}, {seeds} seeds\n")
+    print(f"{'survivors':36}{'blocks freed':>18}{'arithmetic':>12}{'off by':>9}{'tokens moved':>14}")
+    rows = []
+    for case in CASES:
+        found = counted(case, seeds)
+        rows.append(found)
+        seen = f"{fmean(found.freed):.1f} +- {stdev(found.freed):.1f}"
+        mean = reclaim.freed(WHOLE, case.expected).mean
+        print(f"{case.name:36}{seen:>18}{mean:>12.1f}{found.off:>+6.1f} se{found.moved:>14.0f}", flush=True)
+    worst = max(abs(each.off) for each in rows)
+    print(f"\nworst: off by {worst:.1f} standard errors of the mean (at most {ERRORS:g})")
+    return 0 if worst <= ERRORS else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Which tokens of one request a method keeps: every token has a score for each head, once and for ever.
+
+A pass keeps the highest scores of all tokens so far, so survivors are the same as if all had been chosen at
+once.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+
+class Survival(StrEnum):
+    """Where the tokens are that a method keeps."""
+
+    SCATTERED = "scattered"
+    """Anywhere, the same for all heads."""
+    PER_HEAD = "per-head"
+    """Anywhere, and each head keeps tokens of its own."""
+    RUNS = "runs"
+    """In runs of neighbours that may overlap, anywhere, the same for all heads."""
+    RECENT = "recent"
+    """The newest, as StreamingLLM does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What a method keeps of one request.
+
+    Raises:
+        ValueError: neither or both of `budget` and `keep`, or a number out of its bounds.
+    """
+
+    survival: Survival = Survival.SCATTERED
+    budget: int | None = None
+    """Tokens that each head keeps."""
+    keep: float | None = None
+    """Share of all tokens so far that each head keeps, above 0 to 1."""
+    heads: int = 8
+    """KV heads that share a block; only `PER_HEAD` asks."""
+    run: int = 8
+    """Tokens of a run; only `RUNS` asks."""
+    sinks: int = 0
+    """First tokens that are always kept, on top of the others."""
+    window: int = 0
+    """Newest tokens that are always kept, on top of the others."""
+
+    def __post_init__(self) -> None:
+        if (self.budget is None) == (self.keep is None):
+            raise ValueError("give a budget or a share to keep, one of them")
+        if self.budget is not None and self.budget < 1:
+            raise ValueError(f"a budget of {self.budget} tokens keeps nothing: give 1 or more")
+        if self.keep is not None and not 0 < self.keep <= 1:
+            raise ValueError(f"the share to keep is {self.keep}: above 0 to 1 may be")
+        if min(self.heads, self.run) < 1 or min(self.sinks, self.window) < 0:
+            raise ValueError("heads and run are 1 or more, sinks and window 0 or more")
+
+    def kept_of(self, tokens: int) -> int:
+        """Return how many of so many tokens each head keeps, sinks and window not counted."""
+        return self.budget if self.budget is not None else round((self.keep or 0) * tokens)
+
+
+class Survivors:
+    """The tokens of one request that are kept; made anew where it is computed again.
+
+    Args:
+        eviction: what is kept.
+        seed: same seed, same scores.
+    """
+
+    def __init__(self, eviction: Eviction, seed: int) -> None:
+        self._eviction = eviction
+        heads = eviction.heads if eviction.survival is Survival.PER_HEAD else 1
+        self._scores = [_scores(eviction, f"{seed}/{head}") for head in range(heads)]
+        self._kept: list[list[tuple[float, int]]] = [[] for _ in range(heads)]
+        self._holders: Counter[int] = Counter()
+        self._scored = 0
+
+    def evict(self, tokens: int) -> set[int]:
+        """Return the positions that no head keeps any more, of those before `tokens`."""
+        eviction = self._eviction
+        for position in range(self._scored, max(self._scored, tokens - eviction.window)):
+            self._score(position)
+        kept, gone = eviction.kept_of(tokens), set()
+        for heap in self._kept:
+            while len(heap) > kept:
+                _, position = heappop(heap)
+                self._holders[position] -= 1
+                if not self._holders[position]:
+                    del self._holders[position]
+                    gone.add(position)
+        return gone
+
+    def _score(self, position: int) -> None:
+        """Let every head judge one more token; sinks are beyond judgement."""
+        for heap, scores in zip(self._kept, self._scores, strict=True):
+            score = next(scores)
+            if position >= self._eviction.sinks:
+                heappush(heap, (score, position))
+                self._holders[position] += 1
+        self._scored = position + 1
+
+
+def _scores(eviction: Eviction, seed: str) -> Iterator[float]:
+    draw = Random(seed).random
+    match eviction.survival:
+        case Survival.RECENT:
+            return map(float, count())
+        case Survival.RUNS:
+            return _of_runs(draw, eviction.run)
+        case _:
+            return iter(draw, None)
+
+
+def _of_runs(draw: Callable[[], float], length: int) -> Iterator[float]:
+    """Yield scores under which whole runs survive: a token has that of the best run that it is part of."""
+    starts = [draw() for _ in range(length - 1)]
+    while True:
+        starts.append(draw())
+        yield max(starts)
+        del starts[0]

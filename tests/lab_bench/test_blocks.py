@@ -1,0 +1,29 @@
+"""The comparison of `make bench-blocks`, with fewer seeds; and that it notices what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvmedic.core import reclaim
+from lab.bench.blocks import CASES, ERRORS, Case, counted
+
+SEEDS = 8
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_block_tables_free_what_arithmetic_says(case: Case) -> None:
+    assert abs(counted(case, SEEDS).off) <= ERRORS
+
+
+def test_other_arithmetic_is_seen_to_be_wrong() -> None:
+    scattered = next(case for case in CASES if case.name == "scattered")
+
+    assert abs(counted(replace(scattered, expected=reclaim.InRuns(2)), SEEDS).off) > ERRORS
+
+
+def test_filling_holes_moves_far_less_than_keeping_the_order() -> None:
+    in_order, filled = (counted(case, 2).moved for case in CASES if case.compaction is not None)
+
+    assert in_order > 10 * filled > 0
