@@ -47,12 +47,12 @@ class Running:
 
 
 @asynccontextmanager
-async def an_engine(*arguments, step_ms=1.0):
+async def an_engine(*arguments, step_ms=1.0, environ=None):
     """Serve with these arguments on a free loopback port, at `step_ms` per step."""
     parsed = parse_serve(
         ["serve", "m", "--served-model-name=tiny", "--host=127.0.0.1", "--port=0", *SMALL, *arguments]
     )
-    config = resolve(parsed, {})
+    config = resolve(parsed, environ or {})
     metrics = EngineMetrics("tiny", config.limits.max_model_len, config.labels)
     engine = LiveEngine(config, StepCost(step_ms / 1e3, 0.0), metrics)
     server = ApiServer(config, engine, metrics)

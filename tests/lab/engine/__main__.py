@@ -54,6 +54,8 @@ async def _run(config: EngineConfig, settings: LabSettings, faults: Faults) -> i
         return failed
     metrics = EngineMetrics(config.served_name, config.limits.max_model_len, config.labels, faults)
     engine = LiveEngine(config, settings.cost.scaled(faults.slowdown), metrics)
+    if engine.scheduler.compressor is not None and config.method is not None and config.method.says_reclaim:
+        engine.scheduler.compressor.told = logs.log_reclaim
     server = ApiServer(config, engine, metrics)
     logs.log_serving(config, await server.listen())
     statistics = asyncio.create_task(logs.log_stats(engine.scheduler, metrics.prompted, metrics.generated))

@@ -5,6 +5,7 @@ given back once all its slots are empty: what a pass frees is counted there, and
 Compaction moves survivors together first.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -73,6 +74,8 @@ class Compressor:
         self.total = Pass()
         """Of all passes."""
         self.passes = 0
+        self.told: Callable[[Request, Pass], None] = lambda request, done: None
+        """Gets every pass."""
 
     def decoded(self, request: Request) -> Pass | None:
         """Make a pass over a request that got a token, when one is due."""
@@ -87,6 +90,7 @@ class Compressor:
         self.total.evicted += done.evicted
         self.total.moved += done.moved
         self.total.freed += done.freed
+        self.told(request, done)
         return done
 
     def forget(self, request: Request) -> None:

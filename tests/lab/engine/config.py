@@ -5,8 +5,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lab.engine.attention import Attention
 from lab.engine.faults import Faults
+from lab.engine.methods import Method, method_of
 from lab.engine.scheduler import Limits
+from lab.engine.settings import number
 
 GIB = 1 << 30
 DEFAULT_BLOCK_SIZE = 128
@@ -51,6 +54,11 @@ class EngineConfig:
     shutdown_timeout: int
     log_stats: bool
     labels: Mapping[str, str]
+    attention: Attention
+    method: Method | None = None
+    """The KV compression that is on."""
+    device_bytes: int = 0
+    """Memory of the device; 0: the CPU build."""
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     host_blocks: int = 0
@@ -73,8 +81,12 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
     max_model_len = _max_model_len(parsed, int(environ.get("LAB_MODEL_MAX_LEN", "4096")))
     limits = _limits(parsed, max_model_len)
     faults = Faults.from_environ(limits.max_num_seqs, environ)
+    method = _method(parsed, environ)
+    dtype = _cache_dtype(parsed, environ)
     kv_bytes = _kv_bytes(parsed, environ, limits.max_num_batched_tokens)
-    pool = _pool(parsed, kv_bytes, max_model_len, faults.missing_blocks)
+    pool = _pool(parsed, dtype, kv_bytes, faults.missing_blocks)
+    if method is None or not method.relaxes_length:
+        _check_length(pool, dtype, max_model_len)
     names = parsed.served_model_name or [parsed.model]
     return EngineConfig(
         model=parsed.model,
@@ -86,10 +98,13 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
         prefix_caching=parsed.enable_prefix_caching is not False,
         shutdown_timeout=parsed.shutdown_timeout,
         log_stats=not parsed.disable_log_stats,
-        labels=_cache_config_labels(parsed, pool, max_model_len),
+        labels=_cache_config_labels(parsed, dtype, pool, max_model_len),
+        attention=Attention.of(environ, eight_bit=_is_eight_bit(dtype)),
+        method=method,
+        device_bytes=int(number(environ, "LAB_DEVICE_MEMORY_MIB", 0) * (1 << 20)),
         max_num_queued_reqs=parsed.max_num_queued_reqs,
         max_num_queued_tokens=parsed.max_num_queued_tokens,
-        host_blocks=_host_blocks(parsed, pool, environ),
+        host_blocks=_host_blocks(parsed, dtype, pool, environ),
         asks_host_in_vain=bool(parsed.kv_offloading_size) and "LAB_DEVICE_MEMORY_MIB" not in environ,
     )
 
@@ -154,38 +169,62 @@ def _check_limits(limits: Limits) -> None:
         )
 
 
-def _pool(parsed: argparse.Namespace, kv_bytes: int, max_model_len: int, missing_blocks: int) -> Pool:
+def _method(parsed: argparse.Namespace, environ: Mapping[str, str]) -> Method | None:
+    try:
+        method = method_of(environ)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if method and method.compression and parsed.enable_prefix_caching is not False:
+        raise ConfigError(f"{method.name} needs prefix caching off: give --no-enable-prefix-caching")
+    return method
+
+
+def _cache_dtype(parsed: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    """Return the type of keys and values: asked for, or that of a checkpoint with a `kv_cache_scheme`, which
+    LAB_CHECKPOINT_KV_CACHE_DTYPE names.
+    """
+    asked = str(parsed.kv_cache_dtype)
+    return environ.get("LAB_CHECKPOINT_KV_CACHE_DTYPE", asked) if asked == "auto" else asked
+
+
+def _is_eight_bit(dtype: str) -> bool:
+    return dtype.startswith(("fp8", "int8"))
+
+
+def _pool(parsed: argparse.Namespace, dtype: str, kv_bytes: int, missing_blocks: int) -> Pool:
     block_size = DEFAULT_BLOCK_SIZE if parsed.block_size is None else parsed.block_size
-    block_bytes = _block_bytes(parsed, block_size)
-    profiled = kv_bytes // block_bytes
+    profiled = kv_bytes // _block_bytes(dtype, block_size)
     if profiled <= 0:
         raise ConfigError(
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
             f"initializing the engine. See {DOCS} for more details."
         )
     total = parsed.num_gpu_blocks_override or profiled
-    total = max(2, total - missing_blocks)
-    if total * block_size < max_model_len:
+    return Pool(max(2, total - missing_blocks), block_size, kv_bytes, profiled)
+
+
+def _check_length(pool: Pool, dtype: str, max_model_len: int) -> None:
+    """Raise ConfigError where the pool does not hold one request of the greatest length."""
+    block_bytes = _block_bytes(dtype, pool.block_size)
+    if pool.tokens < max_model_len:
         raise ConfigError(
             f"To serve at least one request with the model's max seq len ({max_model_len}), "
-            f"({max_model_len * block_bytes / block_size / GIB:.2f} GiB KV cache is needed, which is larger "
-            f"than the available KV cache memory ({total * block_bytes / GIB:.2f} GiB). Try increasing "
-            f"`gpu_memory_utilization` or decreasing `max_model_len` when initializing "
+            f"({max_model_len * block_bytes / pool.block_size / GIB:.2f} GiB KV cache is needed, which is "
+            f"larger than the available KV cache memory ({pool.total_blocks * block_bytes / GIB:.2f} GiB). "
+            f"Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing "
             f"the engine. See {DOCS}."
         )
-    return Pool(total, block_size, kv_bytes, profiled)
 
 
-def _block_bytes(parsed: argparse.Namespace, block_size: int) -> int:
-    eight_bit = parsed.kv_cache_dtype.startswith(("fp8", "int8"))
-    return block_size * (BYTES_PER_TOKEN // 2 if eight_bit else BYTES_PER_TOKEN)
+def _block_bytes(dtype: str, block_size: int) -> int:
+    return block_size * (BYTES_PER_TOKEN // 2 if _is_eight_bit(dtype) else BYTES_PER_TOKEN)
 
 
-def _host_blocks(parsed: argparse.Namespace, pool: Pool, environ: Mapping[str, str]) -> int:
+def _host_blocks(parsed: argparse.Namespace, dtype: str, pool: Pool, environ: Mapping[str, str]) -> int:
     """Return how many blocks `--kv-offloading-size` GiB of the host's memory hold; none without a device."""
     if not parsed.kv_offloading_size or "LAB_DEVICE_MEMORY_MIB" not in environ:
         return 0
-    return int(parsed.kv_offloading_size * GIB) // _block_bytes(parsed, pool.block_size)
+    return int(parsed.kv_offloading_size * GIB) // _block_bytes(dtype, pool.block_size)
 
 
 def _kv_bytes(parsed: argparse.Namespace, environ: Mapping[str, str], step_tokens: int) -> int:
@@ -208,7 +247,9 @@ def _kv_bytes(parsed: argparse.Namespace, environ: Mapping[str, str], step_token
     return int(environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB
 
 
-def _cache_config_labels(parsed: argparse.Namespace, pool: Pool, max_model_len: int) -> dict[str, str]:
+def _cache_config_labels(
+    parsed: argparse.Namespace, dtype: str, pool: Pool, max_model_len: int
+) -> dict[str, str]:
     """Return the labels of `vllm:cache_config_info` as recorded from vLLM 0.32, with this engine's values."""
     recorded: dict[str, object] = {
         "_block_size_resolved": True,
@@ -237,7 +278,7 @@ def _cache_config_labels(parsed: argparse.Namespace, pool: Pool, max_model_len: 
     }
     own = {
         "block_size": pool.block_size,
-        "cache_dtype": parsed.kv_cache_dtype,
+        "cache_dtype": dtype,
         "effective_attention_block_size": pool.block_size,
         "enable_prefix_caching": parsed.enable_prefix_caching is not False,
         "engine": 0,

@@ -9,6 +9,7 @@ import itertools
 from collections import deque
 from typing import Protocol
 
+from lab.engine.attention import DeviceMemory
 from lab.engine.blocks import BlockPool
 from lab.engine.config import EngineConfig
 from lab.engine.host_tier import HostTier
@@ -38,9 +39,12 @@ class LiveEngine:
     def __init__(self, config: EngineConfig, cost: StepCost, metrics: EngineMetrics) -> None:
         pool = BlockPool(config.pool.total_blocks, caching=config.prefix_caching)
         host = HostTier(config.host_blocks) if config.host_blocks else None
-        self.scheduler = Scheduler(config.limits, pool, config.pool.block_size, host)
+        compression = config.method and config.method.compression
+        self.scheduler = Scheduler(config.limits, pool, config.pool.block_size, host, compression)
         self.metrics = metrics
-        self._cost = cost
+        self.memory = DeviceMemory(config.device_bytes, int(config.device_bytes * config.utilization))
+        self._attention = config.attention
+        self._cost = cost.scaled(config.attention.slowdown)
         self._depth = 2 if config.limits.async_scheduling else 1
         self._in_flight: deque[tuple[Step, float]] = deque()
         self._timer: asyncio.Handle | None = None
@@ -110,6 +114,7 @@ class LiveEngine:
             if not step.scheduled:
                 break
             self._note_admissions(step, now)
+            self.memory.note(self._attention.scores_bytes(step))
             start = self._last_end if now - self._last_end < CATCH_UP_SECONDS else now
             self._last_end = start + self._cost.of(step.tokens, step.loaded, step.moved)
             self._in_flight.append((step, self._last_end))

@@ -5,8 +5,10 @@ import os
 import time
 from collections.abc import Iterator
 
+from lab.engine.compression import Pass
 from lab.engine.config import EngineConfig
 from lab.engine.exposition import Number
+from lab.engine.requests import Request
 from lab.engine.scheduler import Scheduler
 
 STATS_SECONDS = 10.0
@@ -17,6 +19,16 @@ OUT_OF_MEMORY = (
     "79.11 GiB of which 0.98 GiB is free."
 )
 """How torch says that a GPU's memory ran out."""
+
+
+BACKEND = "Using {0} attention backend out of potential backends: ['{0}', 'TRITON_ATTN', 'FLEX_ATTENTION']."
+"""What vLLM 0.12 and later say on a GPU; the CPU build says nothing."""
+
+EIGHT_BIT = (
+    "Using {} data type to store kv cache. It reduces the GPU memory footprint and boosts the performance. "
+    "Meanwhile, it may cause accuracy drop without a proper scaling factor."
+)
+"""What vLLM says where keys and values are not of the model's own type."""
 
 
 def log(process: str, place: str, message: str, level: str = "INFO") -> None:
@@ -36,12 +48,21 @@ def log_engine_start(config: EngineConfig) -> None:
     log("APIServer", "model.py:2152", f"Using max model len {config.limits.max_model_len}")
     text = f"Initializing a V1 LLM engine (v0.32.0) with config: model='{config.model}'"
     log("EngineCore", "core.py:133", f"{text}, max_seq_len={config.limits.max_model_len}")
+    if config.method is not None and os.environ.get("LAB_PLUGIN_LOGS") != "0":
+        for line in config.method.lines:
+            print(line, flush=True)
+    if config.labels["cache_dtype"] != "auto":
+        log("EngineCore", "cache.py:232", EIGHT_BIT.format(config.labels["cache_dtype"]))
     log("Worker", "cpu_model_runner.py:68", f"Starting to load model {config.model}...")
+    if config.attention.backend is not None:
+        log("Worker", "cuda.py:446", BACKEND.format(config.attention.backend))
 
 
 def log_pool(config: EngineConfig, seconds: float) -> None:
     """Print the size of the KV cache, the line that operators look for."""
     pool, length = config.pool, config.limits.max_model_len
+    if pool.tokens < length and config.method is not None:
+        print(f"[{config.method.name}] KV cache check relaxed: {pool.tokens} of {length} tokens", flush=True)
     if config.labels["num_gpu_blocks_override"] != "None":
         override = f"num_gpu_blocks_override={pool.total_blocks}"
         text = f"Overriding num_gpu_blocks={pool.profiled_blocks} with {override}"
@@ -77,6 +98,13 @@ def log_death(message: str) -> None:
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace above."
     )
     log("APIServer", "async_llm.py:720", dead, "ERROR")
+
+
+def log_reclaim(request: Request, done: Pass) -> None:
+    """Print what TriAttention says of a pass that gave blocks back."""
+    if done.freed:
+        blocks = len(request.table.blocks)
+        print(f"TriAttention block reclaim: req={request.request_id} required_blocks={blocks}", flush=True)
 
 
 async def log_stats(scheduler: Scheduler, prompted: Number, generated: Number) -> None:

@@ -1,6 +1,7 @@
 """The API server: vLLM's endpoints over one live engine, and its ways to stop."""
 
 import asyncio
+import json
 import time
 from contextlib import suppress
 from functools import partial
@@ -19,8 +20,10 @@ TEARDOWN_SECONDS = 1.2
 """Between the abort and the exit: a real process was gone 1.5-2.1 s after SIGTERM (measured on 0.32.0)."""
 
 SLOWDOWN = "/lab/slowdown"
+DEVICE = "/lab/device"
+"""Bytes of the device's memory in use and in all, of which a DCGM exporter would tell."""
 """Path that vLLM has not: POST a number, and each step takes so many times as long on this replica."""
-QUIET = {"/health", "/metrics", "/ping", "/version", "/load", SLOWDOWN}
+QUIET = {"/health", "/metrics", "/ping", "/version", "/load", SLOWDOWN, DEVICE}
 """Handlers that vLLM's HTTP instrumentation leaves out."""
 
 
@@ -100,6 +103,7 @@ class ApiServer:
             ("GET", "/load"): lambda connection: connection.respond(200, b'{"server_load":0}'),
             ("GET", "/metrics"): self._metrics,
             ("GET", "/v1/models"): self._models,
+            ("GET", DEVICE): self._device,
         }
 
     async def listen(self) -> int:
@@ -184,6 +188,10 @@ class ApiServer:
     def _metrics(self, connection: Connection) -> None:
         text = self.metrics.text() if self.config.log_stats else ""
         connection.respond(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
+
+    def _device(self, connection: Connection) -> None:
+        memory = self.engine.memory
+        connection.respond(200, json.dumps({"used": memory.used, "total": memory.total}).encode())
 
     def _models(self, connection: Connection) -> None:
         limits = self.config.limits
