@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.core import reclaim
+from kvmedic.core import blocks
 from lab.bench.blocks import CASES, ERRORS, Case, counted
 
 SEEDS = 8
@@ -20,7 +20,7 @@ def test_block_tables_free_what_arithmetic_says(case: Case) -> None:
 def test_other_arithmetic_is_seen_to_be_wrong() -> None:
     scattered = next(case for case in CASES if case.name == "scattered")
 
-    assert abs(counted(replace(scattered, expected=reclaim.InRuns(2)), SEEDS).off) > ERRORS
+    assert abs(counted(replace(scattered, expected=blocks.InRuns(2)), SEEDS).off) > ERRORS
 
 
 def test_filling_holes_moves_far_less_than_keeping_the_order() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kvmedic.cli.terminal import USAGE, Form, ended
-from kvmedic.core.reclaim import (
+from kvmedic.core.blocks import (
     Compacted,
     Eviction,
     Freed,

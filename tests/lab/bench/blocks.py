@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
-from kvmedic.core import reclaim
+from kvmedic.core import blocks
 from lab.engine.blocks import BlockPool
 from lab.engine.compression import PASS_TOKENS, Compaction, Compression, compress
 from lab.engine.eviction import Eviction, Survival, Survivors
@@ -24,7 +24,7 @@ from lab.engine.requests import BlockTable
 TOKENS, EVICTED, BLOCK_TOKENS = 16_000, 14_000, 16
 ERRORS = 3.0
 """Standard errors that the mean may be off."""
-WHOLE = reclaim.Eviction(TOKENS, BLOCK_TOKENS, EVICTED)
+WHOLE = blocks.Eviction(TOKENS, BLOCK_TOKENS, EVICTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,20 @@ class Case:
 
     name: str
     survival: Survival
-    expected: reclaim.Pattern
+    expected: blocks.Pattern
     compaction: Compaction | None = None
     step: int = TOKENS
     """Tokens from one pass to the next; by default there is a single one at the end."""
 
 
 CASES = (
-    Case("per head (8)", Survival.PER_HEAD, reclaim.PerHead(8)),
-    Case("scattered", Survival.SCATTERED, reclaim.Scattered()),
-    Case("scattered, a pass every 128 tokens", Survival.SCATTERED, reclaim.Scattered(), step=PASS_TOKENS),
-    Case("runs of 8", Survival.RUNS, reclaim.InRuns(8)),
-    Case("newest", Survival.RECENT, reclaim.Compacted()),
+    Case("per head (8)", Survival.PER_HEAD, blocks.PerHead(8)),
+    Case("scattered", Survival.SCATTERED, blocks.Scattered()),
+    Case("scattered, a pass every 128 tokens", Survival.SCATTERED, blocks.Scattered(), step=PASS_TOKENS),
+    Case("runs of 8", Survival.RUNS, blocks.InRuns(8)),
+    Case("newest", Survival.RECENT, blocks.Compacted()),
     *(
-        Case(f"scattered, {words}", Survival.SCATTERED, reclaim.Compacted(), compaction, PASS_TOKENS)
+        Case(f"scattered, {words}", Survival.SCATTERED, blocks.Compacted(), compaction, PASS_TOKENS)
         for compaction, words in (
             (Compaction.IN_ORDER, "compacted in order"),
             (Compaction.FILL_HOLES, "holes filled"),
@@ -73,7 +73,7 @@ class Counted:
     @property
     def off(self) -> float:
         """By how many standard errors the mean is off."""
-        return (fmean(self.freed) - reclaim.freed(WHOLE, self.case.expected).mean) / self.error
+        return (fmean(self.freed) - blocks.freed(WHOLE, self.case.expected).mean) / self.error
 
 
 def counted(case: Case, seeds: int) -> Counted:
@@ -112,7 +112,7 @@ def main() -> int:
         found = counted(case, seeds)
         rows.append(found)
         seen = f"{fmean(found.freed):.1f} +- {stdev(found.freed):.1f}"
-        mean = reclaim.freed(WHOLE, case.expected).mean
+        mean = blocks.freed(WHOLE, case.expected).mean
         print(f"{case.name:36}{seen:>18}{mean:>12.1f}{found.off:>+6.1f} se{found.moved:>14.0f}", flush=True)
     worst = max(abs(each.off) for each in rows)
     print(f"\nworst: off by {worst:.1f} standard errors of the mean (at most {ERRORS:g})")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.reclaim import (
+from kvmedic.core.blocks import (
     Compacted,
     Eviction,
     Freed,

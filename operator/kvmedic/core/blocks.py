@@ -8,11 +8,12 @@ Formulae, for T tokens of which E are evicted, in blocks of b:
 * **scattered**: which tokens survive is the same for all heads and has no order. Of k given tokens all are
   evicted with probability P(k) = E/T x (E-1)/(T-1) x ... (k factors), near (E/T)^k.
 * **per head**: each of H heads chooses its own survivors, and a block holds the tokens of all heads: P(k)^H.
-* **runs**: survivors stand in runs of L that begin anywhere and may overlap. A token is evicted if no run begins
-  at one of L places, k neighbours are if none begins at one of k + L - 1: with many runs (E/T)^((k + L - 1)/L).
+* **runs**: survivors stand in runs of L that begin anywhere and may overlap. A token is evicted if no run
+  begins at one of L places, k neighbours are if none begins at one of k + L - 1: with many runs
+  (E/T)^((k + L - 1)/L).
 * **compacted**: survivors are moved together, so that they fill as few blocks as they can.
 
-Source: counting, checked against drawn evictions in `tests/core/test_reclaim.py`.
+Source: counting, checked against drawn evictions in `tests/core/test_blocks.py`.
 """
 
 from __future__ import annotations

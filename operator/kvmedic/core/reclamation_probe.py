@@ -1,0 +1,210 @@
+"""What a long generation on a trial pod shows: whether blocks come back as tokens are evicted.
+
+One request runs alone, its tokens are counted as they come, and used blocks are read every second. Of each
+class of methods arithmetic (`core/blocks.py`) says how many blocks are in use at each of those counts. Both,
+what was seen and what each class predicts, become a straight line over the second half of the generation: its
+slope is the share of each further token's memory that stays taken. The class whose slope is nearest is the
+verdict, as long as it is far enough from the others and used blocks at the end stand where it has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from math import isfinite, sqrt
+from statistics import NormalDist, fmean
+from typing import TypeAlias
+
+from kvmedic.core.blocks import Compacted, Eviction, Pattern, PerHead, Scattered, freed
+
+LEAST_TOKENS = 16_384
+"""Generated tokens without which nothing is judged: there scattered eviction and compaction differ by a
+factor of seven in blocks freed (118 against 875 of 1,000, keeping 2k of 16k)."""
+BUDGETS = 4
+"""Times the budget that must be generated: before that most tokens are kept by any method."""
+LEAST_SAMPLES = 20
+PASS_TOKENS = 128
+"""Tokens between two passes of a method (TriAttention's default): used blocks rise in between, and fall with
+a pass, so that samples closer than that tell the same."""
+MODEL_ERROR = 0.02
+"""Standard error of a predicted slope: which tokens survive is a matter of chance (8.5 of 880 blocks in the
+example above, 1 %), and the budget of a method is rarely exact to the token."""
+CONFIDENT = 0.95
+DISTINCT = 0.1
+"""Slopes nearer than this are not told apart."""
+
+
+class Reclaim(StrEnum):
+    """What becomes of the blocks of evicted tokens."""
+
+    RECLAIMS = "Reclaims"
+    """About as much comes back as is evicted."""
+    SCATTERED = "Scattered"
+    """Few blocks come back: survivors stand in nearly all of them."""
+    PER_HEAD = "PerHead"
+    """Each head keeps tokens of its own, so few that some blocks come back."""
+    NONE = "None"
+    """No block comes back: each head keeps tokens of its own, or nothing is evicted at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What a method keeps of one request, per head: a number of tokens, or a share of all."""
+
+    budget: int | None = None
+    share: float | None = None
+    """Above 0, up to 1."""
+
+    def of(self, tokens: int) -> int:
+        """Return how many of so many tokens are kept."""
+        kept = self.budget if self.budget is not None else round((self.share or 0.0) * tokens)
+        return min(tokens, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One reading."""
+
+    tokens: int
+    """Of the request so far: its prompt, and what came as a stream."""
+    used: float
+    """Blocks that are not free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A long generation as it was watched."""
+
+    samples: tuple[Sample, ...]
+    """In order of time."""
+    generated: int
+    """Tokens that came."""
+    block_tokens: int
+    """Tokens of one block."""
+    keep: Keep
+    heads: int
+    """KV heads that share a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reclamation:
+    """The verdict."""
+
+    reclaim: Reclaim
+    confidence: float
+    """Probability that no other class's slope is the true one, 0 to 1."""
+    slope: float
+    """Share of each further token's memory that stayed taken."""
+    predicted: dict[Reclaim, float]
+    """The same, as arithmetic has it for each class."""
+    freed: float
+    """Share of all blocks that the tokens would fill without eviction, that were free at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """Nothing can be said, and why."""
+
+    why: str
+
+
+Judged: TypeAlias = Reclamation | Unjudged
+Curve: TypeAlias = Callable[[int], float]
+
+
+def judge(seen: Generation) -> Judged:
+    """Return what a generation shows about blocks."""
+    doubt = _doubt(seen)
+    if doubt:
+        return Unjudged(doubt)
+    half = [each for each in seen.samples if each.tokens >= seen.samples[-1].tokens / 2]
+    curves = _curves(seen)
+    tokens = [each.tokens for each in half]
+    slope, error = _line(tokens, [each.used for each in half])
+    slope, error = slope * seen.block_tokens, error * seen.block_tokens
+    predicted = {
+        reclaim: _line(tokens, [curve(count) for count in tokens])[0] * seen.block_tokens
+        for reclaim, curve in curves.items()
+    }
+    last = half[-1]
+    levels = {reclaim: curve(last.tokens) for reclaim, curve in curves.items()}
+    found = _nearest(slope, predicted)
+    if found is Reclaim.PER_HEAD and _same(found, Reclaim.NONE, predicted):
+        found = Reclaim.NONE
+    level = _nearest(fmean(each.used for each in half[-3:]), levels)
+    if not _same(level, found, predicted):
+        return Unjudged(
+            f"used blocks grow by {slope:.2f} of what tokens take, as with {found}, and stand at "
+            f"{last.used:.0f}, as with {level}"
+        )
+    confidence = _confidence(slope, sqrt(error**2 + MODEL_ERROR**2), found, predicted)
+    if confidence < CONFIDENT:
+        return Unjudged(
+            f"used blocks grow by {slope:.2f} of what tokens take, between what classes predict "
+            f"({', '.join(f'{name} {value:.2f}' for name, value in predicted.items())})"
+        )
+    whole = -(-last.tokens // seen.block_tokens)
+    return Reclamation(found, confidence, slope, predicted, 1 - last.used / whole)
+
+
+def _doubt(seen: Generation) -> str:
+    """Return why a generation tells nothing; empty where it does."""
+    needed = max(LEAST_TOKENS, BUDGETS * (seen.keep.budget or 0))
+    counts = [each.tokens for each in seen.samples]
+    if seen.generated < needed:
+        return f"{seen.generated} tokens were generated, {needed} are needed"
+    if len(counts) < LEAST_SAMPLES:
+        return f"{len(counts)} readings of used blocks, {LEAST_SAMPLES} are needed"
+    if any(not isfinite(each.used) or each.used < 0 for each in seen.samples):
+        return "a reading of used blocks is no number"
+    if counts != sorted(counts) or counts[0] * 2 > counts[-1]:
+        return "the readings do not follow one request from its beginning to its end"
+    if seen.keep.of(counts[-1]) > counts[-1] * (1 - DISTINCT):
+        return "the method keeps nearly every token of a request of this length"
+    return ""
+
+
+def _curves(seen: Generation) -> dict[Reclaim, Curve]:
+    """Return the blocks in use after so many tokens, under methods of each class."""
+    patterns: dict[Reclaim, Pattern] = {
+        Reclaim.RECLAIMS: Compacted(),
+        Reclaim.SCATTERED: Scattered(),
+        Reclaim.PER_HEAD: PerHead(seen.heads),
+    }
+
+    def used(tokens: int, pattern: Pattern) -> float:
+        eviction = Eviction(tokens, seen.block_tokens, tokens - seen.keep.of(tokens))
+        return eviction.blocks - freed(eviction, pattern).mean
+
+    evicting = {reclaim: partial(used, pattern=pattern) for reclaim, pattern in patterns.items()}
+    return {**evicting, Reclaim.NONE: lambda tokens: tokens / seen.block_tokens}
+
+
+def _line(tokens: Sequence[int], used: Sequence[float]) -> tuple[float, float]:
+    """Return the slope of least squares and its standard error, in blocks per token."""
+    middle, mean = fmean(tokens), fmean(used)
+    spread = sum((each - middle) ** 2 for each in tokens)
+    slope = sum((x - middle) * (y - mean) for x, y in zip(tokens, used, strict=True)) / spread
+    left = sum((y - mean - slope * (x - middle)) ** 2 for x, y in zip(tokens, used, strict=True))
+    independent = max(3.0, min(len(tokens), (tokens[-1] - tokens[0]) / PASS_TOKENS))
+    return slope, sqrt(left / (independent - 2) / spread)
+
+
+def _nearest(value: float, predicted: dict[Reclaim, float]) -> Reclaim:
+    return min(predicted, key=lambda reclaim: abs(value - predicted[reclaim]))
+
+
+def _same(one: Reclaim, other: Reclaim, predicted: dict[Reclaim, float]) -> bool:
+    return one is other or abs(predicted[one] - predicted[other]) < DISTINCT
+
+
+def _confidence(slope: float, error: float, found: Reclaim, predicted: dict[Reclaim, float]) -> float:
+    """Return how likely the true slope is nearer to that of the class found than to any other's."""
+    margins = [
+        abs((predicted[other] + predicted[found]) / 2 - slope)
+        for other in predicted
+        if not _same(other, found, predicted)
+    ]
+    return NormalDist().cdf(min(margins) / error) if margins else 0.0
