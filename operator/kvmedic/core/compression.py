@@ -1,0 +1,134 @@
+"""Methods that compress a KV cache: what they do to blocks, how they are turned on, what tells of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class MethodClass(StrEnum):
+    """What a method does to blocks; the values are those of `spec.compression.class`."""
+
+    SCATTERED_EVICTION = "ScatteredEviction"
+    """Evicts tokens, the same for all heads, and leaves the others where they are."""
+    PER_HEAD_EVICTION = "PerHeadEviction"
+    """Evicts tokens for each head by itself, and leaves the others where they are."""
+    COMPACTING_EVICTION = "CompactingEviction"
+    """Evicts tokens so that whole blocks become free: moves survivors together, or evicts block by block."""
+    PAGE_SELECTION = "PageSelection"
+    """Keeps every token and reads a part of them in each step: frees no memory by design."""
+    QUANTIZATION = "Quantization"
+    """Keeps every token in fewer bits: more blocks from the start on, none that become free."""
+
+    @property
+    def frees(self) -> str:
+        """Return in a sentence what such a method does for memory."""
+        return _FREES[self]
+
+
+_FREES = {
+    MethodClass.SCATTERED_EVICTION: "a block becomes free only once all its tokens are evicted: 10 to 20 % "
+    "of the blocks where seven eighths of the tokens go",
+    MethodClass.PER_HEAD_EVICTION: "a block holds the tokens of all heads, and nearly every one is kept by "
+    "some: no block becomes free",
+    MethodClass.COMPACTING_EVICTION: "about as many blocks become free as tokens are evicted",
+    MethodClass.PAGE_SELECTION: "no block becomes free; size the pool as if there were no method",
+    MethodClass.QUANTIZATION: "the pool has more blocks from the start on (twice as many with 8 bits for 16) "
+    "and none becomes free while serving",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a bundle: a flag of the engine or a variable of its container."""
+
+    on: str | None
+    """Value with the method; None: not given at all. A switch has an empty one."""
+    off: str | None
+    """Value without it."""
+    flag: str = ""
+    """With its dashes."""
+    env: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A known method.
+
+    It is an ordered bundle of settings: turned on from the first to the last, and off the other way round.
+    """
+
+    name: str
+    method_class: MethodClass
+    needs_scores: bool
+    """It needs attention scores, which fused kernels do not give out: without a kernel of its own attention
+    falls back to an eager one."""
+    source: str
+    """Where the method is described."""
+    settings: tuple[Setting, ...] = ()
+    prerequisites: tuple[str, ...] = ()
+    """What must be so before the first setting is of use, each in a sentence."""
+    variables: tuple[str, ...] = ()
+    """Patterns of names of variables of the engine's container that only this method has."""
+    switch: str = ""
+    """The variable that turns it off with `0`, though it is on without."""
+    cache_dtypes: tuple[str, ...] = ()
+    """Beginnings of `cache_dtype` under it."""
+    log: str = ""
+    """Pattern of a line of the start-up log that says that it is on; not every installation shows it."""
+    budget: str = ""
+    """The variable that says how many tokens are kept."""
+    default_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a running engine and its template tell."""
+
+    environment: Mapping[str, str]
+    cache_dtype: str
+    """The engine's own label; empty where it is not known."""
+    log: Sequence[str] = ()
+    """Lines of its start-up log, as far as they were read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A method that is configured, and whether the engine itself said that it is on."""
+
+    method: Method
+    by: str
+    """What told, such as a variable's name."""
+    is_confirmed: bool
+    """A log line or the type of the cache confirms it; a variable alone says only what somebody wants."""
+    budget: int | None
+
+
+_OFF = ("0", "false", "no", "off")
+
+
+def recognised(methods: Iterable[Method], told: Told) -> tuple[Recognised, ...]:
+    """Return the methods that are on, as far as anything tells; empty where nothing does."""
+    found = (_recognised(method, told) for method in methods)
+    return tuple(each for each in found if each is not None)
+
+
+def _recognised(method: Method, told: Told) -> Recognised | None:
+    if told.environment.get(method.switch, "").strip().lower() in _OFF:
+        return None
+    lines = [line for line in told.log if method.log and re.search(method.log, line)]
+    dtype = next((start for start in method.cache_dtypes if told.cache_dtype.startswith(start)), "")
+    variables = [
+        name for name in told.environment for pattern in method.variables if re.fullmatch(pattern, name)
+    ]
+    if not (lines or dtype or variables):
+        return None
+    by = lines[0] if lines else f"cache_dtype {told.cache_dtype}" if dtype else min(variables)
+    return Recognised(method, by, bool(lines or dtype), _budget(method, told.environment))
+
+
+def _budget(method: Method, environment: Mapping[str, str]) -> int | None:
+    text = environment.get(method.budget, "").strip() if method.budget else ""
+    return int(text) if text.isdecimal() else method.default_budget

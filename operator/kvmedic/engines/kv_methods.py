@@ -1,0 +1,73 @@
+"""Methods that compress vLLM's KV cache. vLLM itself evicts no tokens: those methods are plugins or forks.
+
+Sources are papers by their numbers on arXiv, and for what is configured the packages themselves.
+"""
+
+from __future__ import annotations
+
+from kvmedic.core.compression import Method, MethodClass, Setting
+
+TRIATTENTION = Method(
+    "TriAttention",
+    MethodClass.COMPACTING_EVICTION,
+    needs_scores=False,
+    source="package triattention, c3744ee6 of 2026-04-22: plugin.py, runtime/integration_monkeypatch.py",
+    settings=(
+        Setting(flag="--no-enable-prefix-caching", on="", off=None),
+        Setting(env="TRIATTN_RUNTIME_KV_BUDGET", on="2048", off=None),
+        Setting(env="TRIATTN_RUNTIME_ENABLE_EXPERIMENTAL_BLOCK_RECLAIM", on="1", off=None),
+        Setting(env="ENABLE_TRIATTENTION", on="1", off="0"),
+    ),
+    prerequisites=(
+        "the image has the plugin: an entry point triattention in vllm.general_plugins",
+        "the file that TRIATTN_RUNTIME_SPARSE_STATS_PATH names is in the container",
+        "prefix caching is off",
+    ),
+    variables=("TRIATTN_RUNTIME_[A-Z_]+", "ENABLE_TRIATTENTION"),
+    switch="ENABLE_TRIATTENTION",
+    log=r"\[TriAttention\] Runtime \(V2\) plugin activated|TriAttention block reclaim: ",
+    budget="TRIATTN_RUNTIME_KV_BUDGET",
+    default_budget=2048,
+)
+
+ASCEND = Method(
+    "Ascend KV compression",
+    MethodClass.COMPACTING_EVICTION,
+    needs_scores=False,
+    source="package vllm-ascend-kvcompress-hust 0.10.0",
+    settings=(Setting(env="VLLM_ASCEND_KVCOMPRESS_ENABLED", on="1", off="0"),),
+    prerequisites=("the engine is vLLM-HUST 0.29 on an Ascend NPU", "prefix caching is off"),
+    variables=("VLLM_ASCEND_KVCOMPRESS_[A-Z_]+",),
+    switch="VLLM_ASCEND_KVCOMPRESS_ENABLED",
+    log=r"Ascend KV compression plugin activated provider=",
+)
+
+EIGHT_BITS = Method(
+    "fp8",
+    MethodClass.QUANTIZATION,
+    needs_scores=False,
+    source="vLLM 0.32: config/cache.py, CacheDType",
+    settings=(Setting(flag="--kv-cache-dtype", on="fp8", off=None),),
+    prerequisites=("the device computes with 8-bit keys: compute capability 8.9 and above, or ROCm's MI300",),
+    cache_dtypes=("fp8", "int8"),
+    log=r"Using (fp8|int8)\S* data type to store kv cache",
+)
+
+OTHERS = (
+    Method("H2O", MethodClass.PER_HEAD_EVICTION, needs_scores=True, source="arXiv 2306.14048"),
+    Method("Scissorhands", MethodClass.PER_HEAD_EVICTION, needs_scores=True, source="arXiv 2305.17118"),
+    Method("SnapKV", MethodClass.PER_HEAD_EVICTION, needs_scores=True, source="arXiv 2404.14469"),
+    Method("PyramidKV", MethodClass.PER_HEAD_EVICTION, needs_scores=True, source="arXiv 2406.02069"),
+    Method("Ada-KV", MethodClass.PER_HEAD_EVICTION, needs_scores=True, source="arXiv 2407.11550"),
+    Method("R-KV", MethodClass.PER_HEAD_EVICTION, needs_scores=True, source="arXiv 2505.24133"),
+    Method("TOVA", MethodClass.SCATTERED_EVICTION, needs_scores=True, source="arXiv 2401.06104"),
+    Method("Knorm", MethodClass.PER_HEAD_EVICTION, needs_scores=False, source="arXiv 2406.11430"),
+    Method("KeyDiff", MethodClass.PER_HEAD_EVICTION, needs_scores=False, source="arXiv 2504.15364"),
+    Method("KV-Compress", MethodClass.COMPACTING_EVICTION, needs_scores=True, source="arXiv 2410.00161"),
+    Method("PagedEviction", MethodClass.COMPACTING_EVICTION, needs_scores=False, source="arXiv 2509.04377"),
+    Method("StreamingLLM", MethodClass.COMPACTING_EVICTION, needs_scores=False, source="arXiv 2309.17453"),
+    Method("Quest", MethodClass.PAGE_SELECTION, needs_scores=False, source="arXiv 2406.10774"),
+)
+"""Known by their papers; how an installation turns them on only its spec can say."""
+
+METHODS = (TRIATTENTION, ASCEND, EIGHT_BITS, *OTHERS)

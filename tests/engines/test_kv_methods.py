@@ -1,0 +1,108 @@
+"""The catalogue of methods: whole, without doubles, and recognised by what real installations show."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import pytest
+
+from kvmedic.api.compression import CompressionSpec
+from kvmedic.core.compression import MethodClass, Recognised, Told, recognised
+from kvmedic.engines.kv_methods import EIGHT_BITS, METHODS, TRIATTENTION
+from lab.engine.arguments import parse_serve
+from lab.engine.config import resolve
+from lab.engine.logs import EIGHT_BIT
+
+
+def found(
+    environment: dict[str, str] | None = None, dtype: str = "auto", *log: str
+) -> tuple[Recognised, ...]:
+    return recognised(METHODS, Told(environment or {}, dtype, log))
+
+
+def test_every_method_has_a_name_of_its_own_a_source_and_a_class_that_is_explained() -> None:
+    assert len({method.name.lower() for method in METHODS}) == len(METHODS)
+    assert all(method.source for method in METHODS)
+    assert {method.method_class for method in METHODS} == set(MethodClass)
+    assert all(len(each.frees) > 20 for each in MethodClass)
+
+
+def test_a_spec_may_declare_every_class() -> None:
+    declared = CompressionSpec.model_fields["method_class"].annotation
+
+    assert {each for part in get_args(declared) for each in get_args(part)} == {
+        each.value for each in MethodClass
+    }
+
+
+def test_every_setting_is_a_flag_or_a_variable_and_changes_something() -> None:
+    for method in METHODS:
+        for setting in method.settings:
+            assert bool(setting.flag) != bool(setting.env)
+            assert setting.on != setting.off
+            assert not setting.flag or setting.flag.startswith("--")
+
+
+def test_patterns_can_be_read() -> None:
+    for method in METHODS:
+        for pattern in (*method.variables, method.log):
+            re.compile(pattern)
+
+
+def test_a_plain_engine_has_no_method() -> None:
+    assert (
+        found({"VLLM_LOGGING_LEVEL": "INFO", "CUDA_VISIBLE_DEVICES": "0"}, "auto", "Using FLASH_ATTN") == ()
+    )
+
+
+def test_triattention_is_configured_by_variables_and_confirmed_by_its_line() -> None:
+    line = "[TriAttention] Runtime (V2) plugin activated: patch_scheduler=True patch_worker=True"
+    variables = {"TRIATTN_RUNTIME_KV_BUDGET": "4096"}
+
+    (wanted,), (told,), (silent,) = found(variables), found(variables, "auto", line), found({}, "auto", line)
+
+    assert [each.method for each in (wanted, told, silent)] == [TRIATTENTION] * 3
+    assert [each.is_confirmed for each in (wanted, told, silent)] == [False, True, True]
+    assert [each.budget for each in (wanted, told, silent)] == [4096, 4096, 2048]
+    assert wanted.by == "TRIATTN_RUNTIME_KV_BUDGET"
+
+
+@pytest.mark.parametrize("off", ["0", "false", " 0 "])
+def test_a_method_that_is_switched_off_is_off_whatever_else_is_set(off: str) -> None:
+    assert found({"TRIATTN_RUNTIME_KV_BUDGET": "4096", "ENABLE_TRIATTENTION": off}) == ()
+
+
+@pytest.mark.parametrize("budget", ["many", "-5", "", "2k"])
+def test_a_budget_that_is_no_number_is_the_default(budget: str) -> None:
+    (seen,) = found({"TRIATTN_RUNTIME_KV_BUDGET": budget})
+
+    assert seen.budget == 2048
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3", "fp8_e5m2", "int8"])
+def test_the_type_of_the_cache_is_the_engines_own_word(dtype: str) -> None:
+    (by_label,), (by_line,) = found({}, dtype), found({}, "", EIGHT_BIT.format(dtype))
+
+    assert (by_label.method, by_line.method) == (EIGHT_BITS, EIGHT_BITS)
+    assert by_label.is_confirmed
+    assert by_line.is_confirmed
+
+
+def test_two_methods_at_once_are_both_told() -> None:
+    seen = found({"ENABLE_TRIATTENTION": "1"}, "fp8")
+
+    assert [each.method.name for each in seen] == ["TriAttention", "fp8"]
+
+
+def test_the_lab_engine_switches_on_what_is_recognised() -> None:
+    environment = {"LAB_PLUGINS": "triattention", "ENABLE_TRIATTENTION": "1"}
+    parsed = parse_serve(["serve", "m", "--no-enable-prefix-caching", "--kv-cache-dtype=fp8"])
+
+    config = resolve(parsed, environment)
+
+    assert config.method is not None
+    names = [
+        each.method.name for each in found(environment, config.labels["cache_dtype"], *config.method.lines)
+    ]
+    assert names == ["TriAttention", "fp8"]
