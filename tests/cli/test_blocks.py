@@ -20,7 +20,7 @@ def blocks(*arguments: str) -> Result:
     ("pattern", "line"),
     [
         ("scattered", "free       117.9 of 1000 blocks (11.8 %), give or take 8.5"),
-        ("per-head", "free       0.0 of 1000 blocks (0.0 %), give or take 0.0"),
+        ("per-head", "free       0.0 of 1000 blocks (0.0 %)"),
         ("compact", "free       875.0 of 1000 blocks (87.5 %)"),
         ("runs:8", "free       681.2 of 1000 blocks (68.1 %)"),
     ],

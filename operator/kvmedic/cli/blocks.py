@@ -24,6 +24,8 @@ from kvmedic.core.blocks import (
 HEADS = 8
 """KV heads of the models of 7 to 72 billion parameters that are served most: Llama 3.1 8B and 70B, Qwen3 8B
 to 32B (`num_key_value_heads` in their `config.json`)."""
+LEAST_SPREAD = 0.05
+"""In blocks; less is not worth a word."""
 PATTERNS = "scattered, per-head, runs:LENGTH or compact"
 _RUNS = re.compile(r"runs:(\d{1,9})")
 
@@ -70,7 +72,8 @@ def _pattern(text: str, heads: int) -> Pattern:
 
 def _text(eviction: Eviction, found: Freed) -> str:
     share = 100 * found.mean / eviction.blocks
-    spread = "" if not found.deviation else f", give or take {found.deviation:.1f}"
+    shown = found.deviation is not None and found.deviation >= LEAST_SPREAD
+    spread = f", give or take {found.deviation:.1f}" if shown else ""
     return (
         f"evicted    {eviction.evicted} of {eviction.tokens} tokens "
         f"({100 * eviction.evicted / eviction.tokens:.1f} %)\n"
