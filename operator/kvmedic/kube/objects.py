@@ -44,6 +44,7 @@ class Ref:
 
 
 AUTOSCALERS = Resource("autoscaling/v2", "horizontalpodautoscalers")
+CLAIMS = Resource("v1", "persistentvolumeclaims")
 CONFIG_MAPS = Resource("v1", "configmaps")
 DEPLOYMENTS = Resource("apps/v1", "deployments")
 ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "endpointslices")

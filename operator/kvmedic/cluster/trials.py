@@ -1,0 +1,115 @@
+"""Trial pods in a cluster: made, looked at, and removed by nobody but the resource that they were made for.
+
+A pod's manifest may hold secrets, so the server's words on one that it refuses are never repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvmedic.cluster.pods import Frame, pod_of
+from kvmedic.core.fleet import Pod, Rotation
+from kvmedic.kube.client import Client, Preconditions
+from kvmedic.kube.errors import Call, Conflict, Refused
+from kvmedic.kube.objects import (
+    CLAIMS,
+    PODS,
+    JsonObject,
+    Ref,
+    controller_uid,
+    items,
+    section,
+    uid_of,
+)
+from kvmedic.manifests.trial_pod import TRIAL_LABEL, Trial
+
+ONE_AT_A_TIME = frozenset({"ReadWriteOnce", "ReadWriteOncePod"})
+"""Access modes under which a second pod may not get the volume, or only on the same node."""
+_NOWHERE = Rotation("", "", (), effective=False, in_selector=False)
+"""No Service leads to a trial pod, so that it is in no rotation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Trial pods in one cluster."""
+
+    client: Client
+
+    async def look(self, trial: Trial, container: str) -> Pod | None:
+        """Return the pod of a trial, None where there is none.
+
+        Args:
+            trial: which one.
+            container: the engine's.
+
+        Raises:
+            Conflict: a pod of that name is somebody else's.
+        """
+        body = await self.client.get(_ref(trial))
+        if body is None:
+            return None
+        if not _is_of(body, trial.owner.uid):
+            raise Conflict(Call("get", _ref(trial).path), None, "a pod of that name is not ours")
+        return pod_of(body, Frame("", container, _NOWHERE, frozenset()))
+
+    async def make(self, trial: Trial, manifest: JsonObject) -> str:
+        """Make a trial's pod; return why the API server will not have it, or nothing.
+
+        One that is there already is what was asked for.
+
+        Raises:
+            Conflict: a pod of that name is somebody else's.
+            Unavailable: the API did not answer.
+        """
+        try:
+            await self.client.create(_ref(trial), manifest)
+        except Conflict:
+            body = await self.client.get(_ref(trial))
+            if body is not None and not _is_of(body, trial.owner.uid):
+                raise
+        except Refused as error:
+            return str(error)
+        return ""
+
+    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
+        """Remove all trial pods of a resource but one; return the names of those that were there.
+
+        Raises:
+            Unavailable: the API did not answer.
+        """
+        found = await self.client.list(PODS, namespace, f"{TRIAL_LABEL}={owner_uid}")
+        going = [
+            body for body in found if _is_of(body, owner_uid) and section(body, "metadata")["name"] != but
+        ]
+        for body in going:
+            metadata = section(body, "metadata")
+            ref = Ref(PODS, namespace, str(metadata["name"]))
+            if "deletionTimestamp" not in metadata:
+                await self.client.delete(ref, Preconditions(uid_of(body), str(metadata["resourceVersion"])))
+        return tuple(sorted(str(section(body, "metadata")["name"]) for body in going))
+
+    async def held_claims(self, namespace: str, template: Mapping[str, Any]) -> frozenset[str]:
+        """Return those PersistentVolumeClaims of a template that are not for several pods.
+
+        A claim that is not there counts as one of them.
+        """
+        claims = [
+            section(volume, "persistentVolumeClaim") for volume in items(section(template, "spec"), "volumes")
+        ]
+        held: set[str] = set()
+        for name in sorted({str(claim["claimName"]) for claim in claims if claim}):
+            claim = await self.client.get(Ref(CLAIMS, namespace, name))
+            modes = section(claim or {}, "spec").get("accessModes") or ()
+            if not modes or ONE_AT_A_TIME & set(modes):
+                held.add(name)
+        return frozenset(held)
+
+
+def _ref(trial: Trial) -> Ref:
+    return Ref(PODS, trial.namespace, trial.name)
+
+
+def _is_of(body: JsonObject, owner_uid: str) -> bool:
+    return controller_uid(body) == owner_uid

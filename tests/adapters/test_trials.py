@@ -1,0 +1,192 @@
+"""Trial pods on a real API server and scheduler: out of sight, made once, and gone with their resource."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from kvmedic.cluster.trials import Trials
+from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.kube.errors import Conflict
+from kvmedic.manifests.trial_pod import PRIORITY_CLASS, NoTrial, Owner, Trial, trial_pod
+from lab.cluster.api import until
+from lab.cluster.light import LightCluster, gpus
+from live_fleet import LiveFleet, is_whole
+
+pytestmark = pytest.mark.light
+
+CLASS = {
+    "apiVersion": "scheduling.k8s.io/v1",
+    "kind": "PriorityClass",
+    "metadata": {"name": PRIORITY_CLASS},
+    "value": -10,
+    "preemptionPolicy": "Never",
+}
+
+
+@dataclass
+class Place:
+    """A fleet, and a ConfigMap in the place of the resource that trials are made for."""
+
+    fleet: LiveFleet
+    trials: Trials
+    trial: Trial
+
+    @property
+    def light(self) -> LightCluster:
+        return self.fleet.light
+
+    def manifest(self) -> dict[str, Any]:
+        made = trial_pod(self.fleet.deployment()["spec"]["template"], self.trial)
+        assert not isinstance(made, NoTrial)
+        return made
+
+    def pods(self) -> set[str]:
+        return {each["metadata"]["name"] for each in self.light.api.list("Pod", self.trial.namespace)}
+
+
+@pytest.fixture
+async def client(light: LightCluster) -> AsyncIterator[Client]:
+    async with await connect(light.kubeconfig, Limits()) as found:
+        yield found
+
+
+@pytest.fixture
+async def place(light: LightCluster, client: Client, namespace: str) -> Place:
+    light.apply(CLASS)
+    owner = light.api.create(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}}, namespace
+    )
+    trial = Trial("llm-trial-1", namespace, Owner("v1", "ConfigMap", "owner", owner["metadata"]["uid"]), 600)
+    fleet = LiveFleet(light, client, namespace)
+    await fleet.serving(2)
+    return Place(fleet, Trials(client), trial)
+
+
+async def test_a_trial_runs_and_the_fleet_knows_nothing_of_it(place: Place) -> None:
+    before = await place.fleet.fleet()
+
+    assert await place.trials.make(place.trial, place.manifest()) == ""
+    for _ in range(200):
+        pod = await place.trials.look(place.trial, "vllm")
+        if pod is not None and pod.ready_at is not None:
+            break
+        await asyncio.sleep(0.05)
+
+    assert pod is not None
+    assert pod.ready_at is not None
+    assert not pod.in_rotation
+    after = await place.fleet.fleet()
+    assert is_whole(after)
+    assert {each.uid for each in after.pods} == {each.uid for each in before.pods}
+    assert after.in_rotation == 2
+
+
+async def test_a_second_creation_finds_the_first(place: Place) -> None:
+    await place.trials.make(place.trial, place.manifest())
+    first = await place.trials.look(place.trial, "vllm")
+
+    assert await place.trials.make(place.trial, place.manifest()) == ""
+
+    again = await place.trials.look(place.trial, "vllm")
+    assert first is not None
+    assert again is not None
+    assert again.uid == first.uid
+
+
+async def test_a_pod_of_somebody_else_is_neither_taken_nor_removed(place: Place) -> None:
+    theirs = place.manifest()
+    del theirs["metadata"]["ownerReferences"]
+    place.light.api.create(theirs, place.trial.namespace)
+
+    with pytest.raises(Conflict):
+        await place.trials.make(place.trial, place.manifest())
+    with pytest.raises(Conflict):
+        await place.trials.look(place.trial, "vllm")
+    assert await place.trials.sweep(place.trial.namespace, place.trial.owner.uid) == ()
+    assert place.trial.name in place.pods()
+
+
+async def test_sweeping_removes_all_trials_of_the_resource_but_the_present_one(place: Place) -> None:
+    other = replace(place.trial, name="llm-trial-2")
+    await place.trials.make(place.trial, place.manifest())
+    await place.trials.make(
+        other, {**place.manifest(), "metadata": {**place.manifest()["metadata"], "name": other.name}}
+    )
+
+    swept = await place.trials.sweep(place.trial.namespace, place.trial.owner.uid, but=other.name)
+
+    assert swept == (place.trial.name,)
+    until(lambda: place.trial.name not in place.pods(), 20, "the first trial is gone")
+    assert other.name in place.pods()
+    assert len(place.pods()) == 3
+
+
+async def test_with_its_resource_a_trial_goes_too(place: Place) -> None:
+    await place.trials.make(place.trial, place.manifest())
+
+    place.light.api.delete("ConfigMap", "owner", place.trial.namespace)
+
+    until(lambda: place.trial.name not in place.pods(), 30, "the garbage collector took it")
+    assert await place.trials.look(place.trial, "vllm") is None
+
+
+async def test_what_the_api_server_refuses_is_told_without_the_pod(place: Place) -> None:
+    manifest = place.manifest()
+    manifest["spec"]["priorityClassName"] = "no-such-class"
+    manifest["spec"]["containers"][0]["env"] = [{"name": "TOKEN", "value": "hunter2"}]
+
+    why = await place.trials.make(place.trial, manifest)
+
+    assert why
+    assert "hunter2" not in why
+    assert await place.trials.look(place.trial, "vllm") is None
+
+
+async def test_without_room_it_waits_and_pushes_nobody_aside(place: Place) -> None:
+    manifest = place.manifest()
+    manifest["spec"]["containers"][0]["resources"] = gpus(1000)
+
+    await place.trials.make(place.trial, manifest)
+
+    for _ in range(200):
+        pod = await place.trials.look(place.trial, "vllm")
+        if pod is not None and pod.unschedulable:
+            break
+        await asyncio.sleep(0.05)
+    assert pod is not None
+    assert pod.unschedulable
+    assert is_whole(await place.fleet.fleet())
+
+
+@pytest.mark.parametrize(
+    ("modes", "held"),
+    [
+        (["ReadWriteOnce"], True),
+        (["ReadWriteOncePod"], True),
+        (["ReadOnlyMany"], False),
+        (["ReadWriteMany"], False),
+        (["ReadOnlyMany", "ReadWriteOnce"], True),
+    ],
+)
+async def test_claims_that_only_one_pod_may_use_are_known(place: Place, modes: list[str], held: bool) -> None:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "models"},
+        "spec": {"accessModes": modes, "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    place.light.api.create(claim, place.trial.namespace)
+    volumes = [
+        {"name": "a", "persistentVolumeClaim": {"claimName": "models"}},
+        {"name": "b", "persistentVolumeClaim": {"claimName": "not-there"}},
+        {"name": "c", "emptyDir": {}},
+    ]
+
+    found = await place.trials.held_claims(place.trial.namespace, {"spec": {"volumes": volumes}})
+
+    assert found == ({"models", "not-there"} if held else {"not-there"})
