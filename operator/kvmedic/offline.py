@@ -23,6 +23,7 @@ from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
 from kvmedic.plans import judged
 from kvmedic.runbooks.capacity import spent_by
+from kvmedic.runbooks.methods import eviction_of
 from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
 
 _FIRST_GENERATION = 1
@@ -52,6 +53,8 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
         policy: the spec.
         workload: the engine's command line; None where nobody gave it, a fault where it cannot be read.
     """
+    if isinstance(workload, Workload):
+        evidence = replace(evidence, evicts=eviction_of(workload))
     runbook, diagnosis = judged(policy, evidence)
     found = Consultation(evidence, runbook, diagnosis, None, None, None)
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:

@@ -21,6 +21,7 @@ from kvmedic.last_good import unproved
 from kvmedic.plans import due_in, judged, remarked, with_plan, with_return, with_shown_plan
 from kvmedic.ports import Senses, View
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.methods import eviction_of
 from kvmedic.runbooks.planning import Workload
 from kvmedic.versions import ask_versions, engine_of
 
@@ -63,10 +64,11 @@ def _is_in_trouble(policy: Policy, evidence: Evidence) -> bool:
 async def _with_what_engines_tell(
     evidence: Evidence, namespace: str, policy: Policy, view: View, senses: Senses
 ) -> Evidence:
-    """Return evidence in which logs and drivers tell what no series does, where they may be asked."""
+    """Return evidence in which settings, logs and drivers tell what no series does, as far as they may."""
     workload = engine_of(view, policy)
     if not isinstance(workload, Workload):
         return evidence
+    evidence = replace(evidence, evicts=eviction_of(workload))
     if silent := silent_on_pools(evidence, view):
         evidence = await with_logged_pools(evidence, namespace, silent, workload, senses.logs)
     if not _is_in_trouble(policy, evidence):

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from kvmedic.core.reclamation_probe import Generation, Keep, Reclaim, Reclamation, judge
+from kvmedic.core.blocks import Keep
+from kvmedic.core.reclamation_probe import Generation, Reclaim, Reclamation, judge
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.exposition import Page, parse_page
 from kvmedic.metrics.generation import PROMPT, Asked, Interrupted, Watched, generate

@@ -13,6 +13,7 @@ from kvmedic.core.distribution import (
     merged,
     moments,
     quantile,
+    representatives,
 )
 from kvmedic.core.evidence import Histogram
 
@@ -146,3 +147,31 @@ def test_the_lower_bound_is_that_of_the_bucket_in_which_the_share_is_passed(
 def test_an_empty_histogram_has_no_lower_bound() -> None:
     with pytest.raises(ValueError, match="empty"):
         lower_bound(Histogram((1.0,), (0.0, 0.0), 0.0), 0.05)
+
+
+@given(
+    counts=st.lists(st.floats(0, 1000), min_size=len(LENGTH_BOUNDS) + 1, max_size=len(LENGTH_BOUNDS) + 1),
+    number=st.integers(1, 60),
+)
+def test_representatives_rise_and_have_the_exact_mean(counts: list[float], number: int) -> None:
+    middle = sum(count * bound for count, bound in zip(counts, (*LENGTH_BOUNDS, 1e5), strict=True)) * 0.8
+    histogram = Histogram(LENGTH_BOUNDS, tuple(counts), middle)
+    if histogram.count < 1 or middle < 1:
+        return
+
+    found = representatives(histogram, number)
+
+    assert len(found) == number
+    assert list(found) == sorted(found)
+    assert sum(found) / number == pytest.approx(histogram.mean)
+
+
+def test_representatives_lie_where_values_spread_evenly_put_them() -> None:
+    even = Histogram((10.0, 20.0), (2.0, 2.0, 0.0), 40.0)
+
+    assert representatives(even, 4) == pytest.approx((2.5, 7.5, 12.5, 17.5))
+
+
+def test_an_empty_histogram_has_no_representatives() -> None:
+    with pytest.raises(ValueError, match="no representatives"):
+        representatives(Histogram((1.0,), (0.0, 0.0), 0.0), 3)

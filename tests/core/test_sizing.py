@@ -15,6 +15,7 @@ from kvmedic.core.sizing import (
     MOST_PREFILL,
     SAFEST_FIT,
     UNKNOWN_SPREAD_WEIGHT,
+    Evicted,
     Occupancy,
     Strain,
     best_cap,
@@ -23,8 +24,11 @@ from kvmedic.core.sizing import (
     effect_of,
     fit_of,
     occupancy,
+    occupancy_under,
     spread_weight,
+    tokens_again,
     wave_cap,
+    with_evicted_tokens,
     with_shared_prefixes,
 )
 
@@ -314,3 +318,80 @@ def test_what_is_seen_to_run_counts_where_it_is_more_than_the_lengths_told(
     found = corrected(Occupancy(7.0, 5.0, 0.6), blocks, deviation)
 
     assert (found.mean_blocks, found.deviation_blocks, found.growth_share) == pytest.approx(expected)
+
+
+WIDE_BOUNDS = (*LENGTH_BOUNDS, 10_000.0, 20_000.0, 50_000.0)
+
+
+def varied(mean: float) -> Histogram:
+    return a_histogram(WIDE_BOUNDS, spread(mean))
+
+
+def test_blocks_as_a_function_of_tokens_give_what_the_closed_form_gives() -> None:
+    prompt, output = varied(200), varied(400)
+
+    closed = occupancy(moments(prompt), moments(output), 16)
+    counted = occupancy_under(prompt, output, Evicted(16, 0, lambda tokens: (tokens + 7.5) / 16))
+
+    assert counted.mean_blocks == pytest.approx(closed.mean_blocks, rel=0.05)
+    assert counted.deviation_blocks == pytest.approx(closed.deviation_blocks, rel=0.15)
+    assert counted.growth_share == pytest.approx(closed.growth_share, abs=0.1)
+
+
+def test_a_sequence_that_keeps_few_tokens_takes_few_blocks_whatever_its_length() -> None:
+    prompt, output = varied(100), varied(5000)
+
+    found = occupancy_under(prompt, output, Evicted(16, 0, lambda tokens: min(tokens, 512) / 16))
+
+    assert 28 < found.mean_blocks <= 32
+    assert found.deviation_blocks < 8
+    assert found.growth_share > 0.7
+
+
+def test_until_the_first_pass_a_long_prompt_takes_all_of_its_blocks() -> None:
+    prompt, output = varied(3000), varied(300)
+
+    early, late = (
+        occupancy_under(prompt, output, Evicted(16, first, lambda tokens: min(tokens, 512) / 16)).mean_blocks
+        for first in (0, 10**9)
+    )
+
+    assert early == pytest.approx(32, abs=1)
+    assert late == pytest.approx(occupancy(moments(prompt), moments(output), 16).mean_blocks, rel=0.05)
+
+
+ALONE = Occupancy(mean_blocks=100.0, deviation_blocks=60.0, growth_share=0.9)
+
+
+def test_the_tokens_that_are_kept_count_where_the_gauges_read_too_low() -> None:
+    found = with_evicted_tokens(ALONE, 28.0, Occupancy(36.0, 6.0, 0.8))
+
+    assert found == Occupancy(36.0, 6.0, ALONE.growth_share, whole_blocks=100.0)
+
+
+def test_the_gauges_count_where_more_is_kept_than_was_said() -> None:
+    found = with_evicted_tokens(ALONE, 50.0, Occupancy(36.0, 6.0, 0.8))
+
+    assert found.mean_blocks == 50.0
+
+
+def test_where_nobody_knows_how_much_is_kept_the_gauges_are_taken_for_too_low() -> None:
+    found = with_evicted_tokens(ALONE, 34.0, None)
+
+    assert found.mean_blocks == pytest.approx(40.0)
+    assert found.deviation_blocks == pytest.approx(24.0)
+
+
+@given(st.floats(0, 1e4), st.none() | st.floats(0.1, 1e4))
+def test_eviction_never_makes_a_sequence_larger(measured: float, budgeted: float | None) -> None:
+    known = None if budgeted is None else Occupancy(budgeted, 1.0, 0.5)
+
+    found = with_evicted_tokens(ALONE, measured, known)
+
+    assert 1.0 <= found.mean_blocks <= ALONE.mean_blocks
+
+
+def test_whoever_is_preempted_computes_evicted_tokens_again() -> None:
+    evicted = with_evicted_tokens(CHAT, 3.0, Occupancy(3.0, 1.0, 0.5))
+
+    assert tokens_again(STRAINED, evicted, 32) == tokens_again(STRAINED, CHAT, 32)

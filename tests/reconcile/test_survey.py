@@ -86,6 +86,21 @@ async def test_a_fleet_in_trouble_is_looked_at_as_a_whole() -> None:
     assert found.plan is not None
 
 
+async def test_a_method_that_evicts_tokens_is_known_by_the_template() -> None:
+    resource, metrics, seen = a_resource(OLD), Asked(State.THRASH), view()
+    container = {**seen.template["spec"]["containers"][0]}
+    container["env"] = [{"name": "TRIATTN_RUNTIME_KV_BUDGET", "value": "512"}]
+    template = {**seen.template, "spec": {**seen.template["spec"], "containers": [container]}}
+    assert resource.policy is not None
+
+    found = await survey(
+        resource, resource.policy, replace(seen, template=template), Senses(metrics, metrics)
+    )
+
+    assert found.evidence.evicts is not None
+    assert (found.evidence.evicts.name, found.evidence.evicts.budget) == ("TriAttention", 512)
+
+
 async def test_a_pool_that_the_log_alone_tells_is_as_good_as_one_of_the_metrics() -> None:
     told, _ = await looked(State.THRASH, good=OLD)
     metrics = Asked(State.THRASH, silent=True, logged=LoggedSize(4800, SizeUnit.TOKENS))

@@ -17,11 +17,13 @@ from builders import (
     with_number,
     without,
 )
+from kvmedic.core.blocks import Compacted
+from kvmedic.core.compression import TokenEviction
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.evidence import Histogram, PodReadings, Pool, Signal
 from kvmedic.core.reasons import Reason
-from kvmedic.runbooks.case import case_of, seen_of
-from kvmedic.runbooks.doubts import FEWEST_REQUESTS, doubt_of, misfit_of
+from kvmedic.runbooks.case import Case, case_of, seen_of
+from kvmedic.runbooks.doubts import FEWEST_REQUESTS, doubt_of, misfit_of, sized
 
 
 def doubt(*replicas: Replica | PodReadings, burn: Replica | PodReadings | None = None) -> Inconclusive | None:
@@ -224,6 +226,30 @@ def test_a_pool_that_is_not_filled_by_the_lengths_is_no_ground_for_a_cap(
 
     assert (found is not None) is doubtful
     assert found is None or found.reason is Reason.LENGTHS_MISFIT
+
+
+@pytest.mark.parametrize(
+    ("ratio", "budget", "doubtful"),
+    [(0.3, None, False), (0.59, None, False), (1.29, None, False), (1.31, None, True), (0.3, 10_000, True)],
+)
+def test_where_tokens_are_evicted_a_sequence_may_take_far_less_than_its_length(
+    ratio: float, budget: int | None, *, doubtful: bool
+) -> None:
+    seen = seen_of(an_evidence(THRASHING), ["llm-0"])
+    assert not isinstance(seen, Inconclusive)
+    blocks = case_of(seen).sequence.mean_blocks * ratio
+    running = THRASHING.pool.blocks * 0.5 / blocks
+    readings = with_number(THRASHING.readings(), Signal.KV_CACHE_USAGE_MEAN, 0.5)
+    evidence = an_evidence(with_number(readings, Signal.RUNNING_MEAN, running))
+    evicts = TokenEviction("TriAttention", Compacted(), budget)
+
+    found = sized(replace(evidence, evicts=evicts), ["llm-0"])
+
+    assert isinstance(found, Inconclusive) is doubtful
+    if isinstance(found, Case):
+        assert found.evicted_by == "TriAttention"
+        assert found.spread == 1.0
+        assert found.sequence.mean_blocks <= case_of(seen).sequence.mean_blocks
 
 
 def test_the_first_doubt_is_told() -> None:

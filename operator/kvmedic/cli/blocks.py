@@ -10,6 +10,7 @@ import typer
 
 from kvmedic.cli.terminal import USAGE, Form, ended
 from kvmedic.core.blocks import (
+    KV_HEADS,
     Compacted,
     Eviction,
     Freed,
@@ -21,9 +22,6 @@ from kvmedic.core.blocks import (
     freed,
 )
 
-HEADS = 8
-"""KV heads of the models of 7 to 72 billion parameters that are served most: Llama 3.1 8B and 70B, Qwen3 8B
-to 32B (`num_key_value_heads` in their `config.json`)."""
 LEAST_SPREAD = 0.05
 """In blocks; less is not worth a word."""
 PATTERNS = "scattered, per-head, runs:LENGTH or compact"
@@ -44,7 +42,7 @@ def command(
     block_size: Annotated[int, typer.Option("--block-size", help="Tokens of one block.")] = 16,
     heads: Annotated[
         int, typer.Option("--kv-heads", help="KV heads that share a block; only per-head asks.")
-    ] = HEADS,
+    ] = KV_HEADS,
     output: Annotated[Form, typer.Option("--output", "-o", help="text or json.")] = Form.TEXT,
 ) -> None:
     """Say how many blocks become free when tokens are evicted, which is what an engine can use again."""

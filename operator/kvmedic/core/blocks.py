@@ -51,6 +51,26 @@ class Compacted:
 
 Pattern: TypeAlias = Scattered | PerHead | InRuns | Compacted
 
+KV_HEADS = 8
+"""KV heads of the models of 7 to 72 billion parameters that are served most: Llama 3.1 8B and 70B, Qwen3 8B
+to 32B (`num_key_value_heads` in their `config.json`)."""
+PASS_TOKENS = 128
+"""Generated tokens between two evictions of a sequence (TriAttention's default)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What a method keeps of one sequence, per head: a number of tokens, or a share of all."""
+
+    budget: int | None = None
+    share: float | None = None
+    """Above 0, up to 1."""
+
+    def of(self, tokens: int) -> int:
+        """Return how many of so many tokens are kept."""
+        kept = self.budget if self.budget is not None else round((self.share or 0.0) * tokens)
+        return min(tokens, kept)
+
 
 class NoEvictionError(ValueError):
     """The numbers name no eviction; the message says which number and what it may be."""
@@ -124,6 +144,12 @@ def freed(eviction: Eviction, pattern: Pattern) -> Freed:
             return Freed(float(_most(eviction)), 0.0)
         case _:
             assert_never(pattern)
+
+
+def used(tokens: int, block_tokens: int, keep: Keep, pattern: Pattern) -> float:
+    """Return how many blocks a sequence of so many tokens takes on average, right after an eviction."""
+    eviction = Eviction(tokens, block_tokens, tokens - keep.of(tokens))
+    return eviction.blocks - freed(eviction, pattern).mean
 
 
 def _scattered(eviction: Eviction, heads: int) -> Freed:

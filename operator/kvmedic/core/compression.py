@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvmedic.core.blocks import KV_HEADS, Compacted, Pattern, PerHead, Scattered
+
 
 class MethodClass(StrEnum):
     """What a method does to blocks; the values are those of `spec.compression.class`."""
@@ -104,6 +106,33 @@ class Recognised:
     is_confirmed: bool
     """A log line or the type of the cache confirms it; a variable alone says only what somebody wants."""
     budget: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEviction:
+    """A method that takes tokens from sequences while they run: they do not grow with their length."""
+
+    name: str
+    pattern: Pattern
+    """Where survivors are."""
+    budget: int | None
+    """Tokens that are kept of each sequence; None: not known."""
+
+
+_PATTERNS: dict[MethodClass, Pattern] = {
+    MethodClass.SCATTERED_EVICTION: Scattered(),
+    MethodClass.PER_HEAD_EVICTION: PerHead(KV_HEADS),
+    MethodClass.COMPACTING_EVICTION: Compacted(),
+}
+
+
+def token_eviction(found: Iterable[Recognised]) -> TokenEviction | None:
+    """Return the first of some methods that evicts tokens; None where none does."""
+    for each in found:
+        pattern = _PATTERNS.get(each.method.method_class)
+        if pattern is not None:
+            return TokenEviction(each.method.name, pattern, each.budget)
+    return None
 
 
 _OFF = ("0", "false", "no", "off")

@@ -8,6 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TypeAlias
 
+from kvmedic.core.compression import TokenEviction
 from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Signal
 from kvmedic.core.reasons import SENTENCES, Reason
@@ -61,6 +62,8 @@ class Evidence:
     """What came of asking every lever; None: nobody asked yet, or one is left."""
     versions: tuple[Witness, ...] = ()
     """What replicas say of their engine's version; empty also where nobody asked."""
+    evicts: TokenEviction | None = None
+    """What takes tokens from sequences while they run; None where nothing is known of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,28 @@ def moments(histogram: Histogram) -> Moments:
     return Moments(raw[0] * scale, raw[1] * scale**2, raw[2] * scale**3)
 
 
+def representatives(histogram: Histogram, number: int) -> tuple[float, ...]:
+    """Return values that stand for as many observations each, in rising order, with the exact mean.
+
+    The top bucket counts as reaching `WIDEST_STEP` times its lower bound.
+
+    Raises:
+        ValueError: the histogram counted nothing, or nothing but zeros.
+    """
+    if histogram.count <= 0 or histogram.total <= 0:
+        raise ValueError("an empty histogram has no representatives")
+    found: list[float] = []
+    below = 0.0
+    for lower, upper, count in _buckets(histogram, WIDEST_STEP):
+        while (
+            len(found) < number and (rank := (len(found) + 0.5) / number * histogram.count) <= below + count
+        ):
+            found.append(lower + (upper - lower) * (rank - below) / count)
+        below += count
+    scale = histogram.mean * number / sum(found)
+    return tuple(each * scale for each in found)
+
+
 def is_concentrated(histogram: Histogram, share: float, buckets: int) -> bool:
     """Return whether some adjacent buckets hold at least a share (0-1) of the observations."""
     counts = histogram.counts

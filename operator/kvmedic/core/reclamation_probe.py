@@ -17,7 +17,7 @@ from math import isfinite, sqrt
 from statistics import NormalDist, fmean
 from typing import TypeAlias
 
-from kvmedic.core.blocks import Compacted, Eviction, Pattern, PerHead, Scattered, freed
+from kvmedic.core.blocks import PASS_TOKENS, Compacted, Keep, Pattern, PerHead, Scattered, used
 
 LEAST_TOKENS = 16_384
 """Generated tokens without which nothing is judged: there scattered eviction and compaction differ by a
@@ -25,9 +25,6 @@ factor of seven in blocks freed (118 against 875 of 1,000, keeping 2k of 16k).""
 BUDGETS = 4
 """Times the budget that must be generated: before that most tokens are kept by any method."""
 LEAST_SAMPLES = 20
-PASS_TOKENS = 128
-"""Tokens between two passes of a method (TriAttention's default): used blocks rise in between, and fall with
-a pass, so that samples closer than that tell the same."""
 MODEL_ERROR = 0.02
 """Standard error of a predicted slope: which tokens survive is a matter of chance (8.5 of 880 blocks in the
 example above, 1 %), and the budget of a method is rarely exact to the token."""
@@ -47,20 +44,6 @@ class Reclaim(StrEnum):
     """Each head keeps tokens of its own, so few that some blocks come back."""
     NONE = "None"
     """No block comes back: each head keeps tokens of its own, or nothing is evicted at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """What a method keeps of one request, per head: a number of tokens, or a share of all."""
-
-    budget: int | None = None
-    share: float | None = None
-    """Above 0, up to 1."""
-
-    def of(self, tokens: int) -> int:
-        """Return how many of so many tokens are kept."""
-        kept = self.budget if self.budget is not None else round((self.share or 0.0) * tokens)
-        return min(tokens, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +157,10 @@ def _curves(seen: Generation) -> dict[Reclaim, Curve]:
         Reclaim.PER_HEAD: PerHead(seen.heads),
     }
 
-    def used(tokens: int, pattern: Pattern) -> float:
-        eviction = Eviction(tokens, seen.block_tokens, tokens - seen.keep.of(tokens))
-        return eviction.blocks - freed(eviction, pattern).mean
-
-    evicting = {reclaim: partial(used, pattern=pattern) for reclaim, pattern in patterns.items()}
+    evicting: dict[Reclaim, Curve] = {
+        reclaim: partial(used, block_tokens=seen.block_tokens, keep=seen.keep, pattern=pattern)
+        for reclaim, pattern in patterns.items()
+    }
     return {**evicting, Reclaim.NONE: lambda tokens: tokens / seen.block_tokens}
 
 
@@ -188,6 +170,7 @@ def _line(tokens: Sequence[int], used: Sequence[float]) -> tuple[float, float]:
     spread = sum((each - middle) ** 2 for each in tokens)
     slope = sum((x - middle) * (y - mean) for x, y in zip(tokens, used, strict=True)) / spread
     left = sum((y - mean - slope * (x - middle)) ** 2 for x, y in zip(tokens, used, strict=True))
+    # Used blocks rise between two passes and fall with a pass: samples closer than that tell the same.
     independent = max(3.0, min(len(tokens), (tokens[-1] - tokens[0]) / PASS_TOKENS))
     return slope, sqrt(left / (independent - 2) / spread)
 

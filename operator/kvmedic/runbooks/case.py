@@ -9,19 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf, sqrt
 from statistics import fmean
 
+from kvmedic.core.blocks import PASS_TOKENS, Keep, used
 from kvmedic.core.complete import Complete, complete, histogram, number, pools, total, total_of_told
+from kvmedic.core.compression import TokenEviction
 from kvmedic.core.diagnosis import Evidence, Inconclusive
 from kvmedic.core.distribution import above, longest, lower_bound, mean_below, merged, moments, quantile
 from kvmedic.core.evidence import Histogram, Observation, Pool, Signal
 from kvmedic.core.sizing import (
     STALL_SECONDS,
+    Evicted,
     Occupancy,
     Strain,
     occupancy,
+    occupancy_under,
     spread_weight,
+    with_evicted_tokens,
     with_shared_prefixes,
 )
 
@@ -100,7 +106,8 @@ class Case:
     """Of a request's own: those of a shared prefix are in the pool once."""
     output_tokens: float
     spread: float
-    """How far the outputs are from ending in waves (0-1), see `sizing.spread_weight`."""
+    """How far the outputs are from ending in waves (0-1), see `sizing.spread_weight`. 1 where tokens are
+    evicted: then all sequences come to about the same size, whatever their lengths."""
     running_max: float
     """Most sequences that any engine ran at once; infinite where nobody knows."""
     requests: float
@@ -113,6 +120,8 @@ class Case:
     measured: tuple[float, float] | None = None
     """Blocks in use per running sequence on the pressured replicas, and their deviation over the root of the
     running sequences, by the gauges; None where an engine does not tell."""
+    evicted_by: str = ""
+    """Method that takes tokens from sequences while they run; empty where none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +168,13 @@ def seen_of(evidence: Evidence, pressured: Iterable[str]) -> Seen | Inconclusive
     return Seen(burn, evidence.sizing, now, requests, held)
 
 
-def case_of(seen: Seen) -> Case:
-    """Return what the sizing rests on; the looks must be beyond doubt (`doubts.doubt_of`)."""
+def case_of(seen: Seen, evicts: TokenEviction | None = None) -> Case:
+    """Return what the sizing rests on; the looks must be beyond doubt (`doubts.doubt_of`).
+
+    Args:
+        seen: both looks.
+        evicts: what takes tokens from sequences while they run.
+    """
     prompt, output = seen.counted(Signal.PROMPT_LENGTH), seen.counted(Signal.OUTPUT_LENGTH)
     engines = next(iter(seen.sizing.pods.values())).engines
     block_tokens = next(iter(seen.pools.values())).block_tokens
@@ -169,6 +183,9 @@ def case_of(seen: Seen) -> Case:
     shared = hits if hits > SHARED_PREFIXES else 0.0
     if shared:
         sequence = with_shared_prefixes(sequence, measured_blocks(seen), hits * prompt.mean / block_tokens)
+    if evicts is not None:
+        budgeted = _budgeted(prompt, output, block_tokens, evicts)
+        sequence = with_evicted_tokens(sequence, measured_blocks(seen), budgeted)
     return Case(
         sequence=sequence,
         strain=_strain(seen, prompt.mean * (1 - hits), output.mean),
@@ -176,13 +193,25 @@ def case_of(seen: Seen) -> Case:
         block_tokens=block_tokens,
         prompt_tokens=prompt.mean * (1 - shared),
         output_tokens=output.mean,
-        spread=spread_weight(_groups(seen)),
+        spread=spread_weight(_groups(seen)) if evicts is None else 1.0,
         running_max=_running_max(seen) / engines,
         requests=output.count,
         reach=_reach(seen, prompt, output),
         shortest_tokens=lower_bound(prompt, SHORTEST),
         measured=_measured(seen),
+        evicted_by=evicts.name if evicts else "",
     )
+
+
+def _budgeted(
+    prompt: Histogram, output: Histogram, block_tokens: int, evicts: TokenEviction
+) -> Occupancy | None:
+    """Return what a sequence takes by the tokens that a method keeps; None where nobody knows how many."""
+    if evicts.budget is None:
+        return None
+    keep = Keep(budget=evicts.budget + PASS_TOKENS // 2)
+    taken = partial(used, block_tokens=block_tokens, keep=keep, pattern=evicts.pattern)
+    return occupancy_under(prompt, output, Evicted(block_tokens, PASS_TOKENS, taken))
 
 
 def residence_seconds(seen: Seen) -> float:

@@ -106,7 +106,8 @@ def _bounded(cap: int, lever: LeverBound) -> int:
 
 def _room(case: Case) -> str:
     mean, deviation = case.sequence.mean_blocks, case.sequence.deviation_blocks
-    return f"{case.blocks:.0f} blocks for sequences of {mean:.1f} +- {deviation:.1f}"
+    evicted = f", of which {case.evicted_by} evicts tokens" if case.evicted_by else ""
+    return f"{case.blocks:.0f} blocks for sequences of {mean:.1f} +- {deviation:.1f}{evicted}"
 
 
 def _sized(case: Case, wanted: int, cap: int) -> str:

@@ -85,6 +85,12 @@ def _out_of_reach(case: Case) -> NoChange | None:
             f"{growth:.0%} of a running sequence is its own output ({MOSTLY_GROWTH:.0%} at most): it "
             "outgrows whatever is kept free when it is admitted",
         )
+    if case.evicted_by:
+        return NoChange(
+            Reason.LEVER_WITHOUT_EFFECT,
+            f"{case.evicted_by} takes tokens from sequences while they run: nobody knows by how much they "
+            "outgrow what is kept free",
+        )
     if case.spread < 1:
         return NoChange(
             Reason.LEVER_WITHOUT_EFFECT,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from kvmedic.core.compression import TokenEviction
 from lab.bench.workloads import Lengths, Workload
 from lab.engine.blocks import BlockPool
 from lab.engine.host_tier import HostTier
@@ -24,6 +25,8 @@ class Outcome:
     """What clients and scrapes saw once the engine was warm."""
 
     cap: int
+    evicts: TokenEviction | None = None
+    """What evicts tokens, as the engine's settings tell."""
     seconds: float = 0.0
     tokens: int = 0
     good_tokens: int = 0
@@ -65,9 +68,10 @@ class Drive:
     ) -> None:
         self.workload = workload
         limits = Limits(cap, batched_tokens, workload.max_model_len, watermark=watermark)
+        caching = caching and workload.method is None
         pool = BlockPool(workload.blocks + 1, caching=caching)
         host = HostTier(host_blocks) if host_blocks else None
-        self.scheduler = Scheduler(limits, pool, workload.block_tokens, host)
+        self.scheduler = Scheduler(limits, pool, workload.block_tokens, host, workload.method)
         labels = {
             "num_gpu_blocks": str(workload.blocks + 1),
             "block_size": str(workload.block_tokens),
@@ -98,7 +102,7 @@ class Drive:
 
     def measure(self, count: int) -> Outcome:
         """Serve that many more requests, measured and scraped."""
-        outcome = Outcome(self.scheduler.limits.max_num_seqs)
+        outcome = Outcome(self.scheduler.limits.max_num_seqs, self.workload.evicts)
         started = due = self.now
         interval = started / self._finished * count / PAGES
         while outcome.finished < count:

@@ -33,7 +33,8 @@ def observed(outcome: Outcome, pages: int) -> Observation:
 def seen(outcome: Outcome) -> Evidence:
     """Return what the operator sees at the end of a run: its second half, and all of it."""
     pages = len(outcome.pages)
-    return Evidence(observed(outcome, pages // 2), observed(outcome, pages), TRIGGER)
+    whole = observed(outcome, pages)
+    return Evidence(observed(outcome, pages // 2), whole, TRIGGER, evicts=outcome.evicts)
 
 
 def advice_on(evidence: Evidence, setting: Setting) -> Advice:
@@ -62,7 +63,7 @@ def glimpsed_cap(outcome: Outcome) -> tuple[int | None, str]:
     first, last = outcome.pages[0][1], outcome.pages[-1][1]
     pages = [parse_page(text, moment(place)) for place, text in enumerate((first, last))]
     glanced = glimpse({"bench-0": pages}, VLLM_SIGNALS, None).observation
-    return _advised(Evidence(glanced, glanced, TRIGGER), Setting(None, _LEVERS))
+    return _advised(Evidence(glanced, glanced, TRIGGER, evicts=outcome.evicts), Setting(None, _LEVERS))
 
 
 def _advised(evidence: Evidence, setting: Setting) -> tuple[int | None, str]:

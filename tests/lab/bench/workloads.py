@@ -5,6 +5,10 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from kvmedic.core.blocks import Compacted, Scattered
+from kvmedic.core.compression import TokenEviction
+from lab.engine.compression import Compaction, Compression
+from lab.engine.eviction import Eviction
 from lab.engine.settings import StepCost
 
 Draw = Callable[[random.Random], int]
@@ -48,6 +52,19 @@ class Workload:
     tokens: int = 240_000
     """Generated tokens that a run measures, about."""
     max_model_len: int = 16_384
+    method: Compression | None = None
+    """KV compression that is on."""
+    tells_budget: bool = True
+    """Whether its settings tell how many tokens are kept."""
+
+    @property
+    def evicts(self) -> TokenEviction | None:
+        """Return what the engine's settings tell of its compression."""
+        if self.method is None:
+            return None
+        pattern = Scattered() if self.method.compaction is None else Compacted()
+        budget = self.method.eviction.budget if self.tells_budget else None
+        return TokenEviction("eviction", pattern, budget)
 
     def lengths(self, seed: int = 7) -> Iterator[Lengths]:
         """Yield the requests' lengths, the same ones for the same seed."""
@@ -97,6 +114,9 @@ CHAT_PROMPT, CHAT_OUTPUT = varied(60, 0.6, 8, 400), varied(190, 0.7, 10, 1200)
 SHARE_PROMPT, SHARE_OUTPUT = varied(220, 1.2, 4, 1024), varied(200, 0.9, 4, 1024)
 REASON_PROMPT, REASON_OUTPUT = varied(120, 0.8, 10, 1000), varied(1000, 0.8, 50, 5000)
 
+COMPACTED = Compression(Eviction(budget=512), compaction=Compaction.IN_ORDER)
+SCATTERED = Compression(Eviction(budget=512))
+
 WORKLOADS = (
     Workload("chat", CHAT_PROMPT, CHAT_OUTPUT, 149, 32, 32),
     Workload("chat, fast engine", CHAT_PROMPT, CHAT_OUTPUT, 149, 32, 64, CPU.scaled(0.2)),
@@ -122,6 +142,26 @@ WORKLOADS = (
         64,
     ),
     Workload("shared prefixes", varied(200, 0.8, 8, 2000), SHARE_OUTPUT, 1000, 16, 120, shared=512),
+    Workload(
+        "reasoning, tokens evicted, compacted",
+        REASON_PROMPT,
+        REASON_OUTPUT,
+        400,
+        16,
+        48,
+        tokens=400_000,
+        method=COMPACTED,
+    ),
+    Workload(
+        "reasoning, tokens evicted, scattered",
+        REASON_PROMPT,
+        REASON_OUTPUT,
+        800,
+        16,
+        48,
+        tokens=400_000,
+        method=SCATTERED,
+    ),
     Workload("summaries", varied(2000, 0.6, 200, 8000), varied(100, 0.6, 20, 400), 4000, 16, 48),
     Workload("light load", SHARE_PROMPT, SHARE_OUTPUT, 1000, 16, 24),
 )
