@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from lab.play.chronicle import line
@@ -31,7 +31,8 @@ def table(results: Sequence[Result]) -> str:
     """Return the table as plain text, a line for each miss under it."""
     shown = Table(box=box.MARKDOWN, pad_edge=True)
     for column in COLUMNS:
-        shown.add_column(column, justify="right" if column in COLUMNS[4:7] else "left")
+        justify: JustifyMethod = "right" if column in COLUMNS[4:7] else "left"
+        shown.add_column(column, justify=justify, overflow="fold")
     for result in sorted(results, key=lambda each: each.scenario.name):
         shown.add_row(*_row(result))
     console = Console(width=WIDTH, color_system=None)
