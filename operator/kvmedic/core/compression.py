@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvmedic.core.blocks import KV_HEADS, Compacted, Pattern, PerHead, Scattered
+from kvmedic.core.blocks import KV_HEADS, PASS_TOKENS, Compacted, Pattern, PerHead, Scattered
 
 
 class MethodClass(StrEnum):
@@ -83,6 +83,9 @@ class Method:
     budget: str = ""
     """The variable that says how many tokens are kept."""
     default_budget: int | None = None
+    every: str = ""
+    """The variable that says how many tokens are generated from one eviction to the next; `PASS_TOKENS` where
+    it is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,9 @@ class Recognised:
     is_confirmed: bool
     """A log line or the type of the cache confirms it; a variable alone says only what somebody wants."""
     budget: int | None
+    """Tokens that are kept of each sequence; None: not known."""
+    every: int
+    """Generated tokens from one eviction of a sequence to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,8 @@ class TokenEviction:
     """Where survivors are."""
     budget: int | None
     """Tokens that are kept of each sequence; None: not known."""
+    every: int = PASS_TOKENS
+    """Generated tokens from one eviction of a sequence to the next."""
 
 
 _PATTERNS: dict[MethodClass, Pattern] = {
@@ -131,7 +139,7 @@ def token_eviction(found: Iterable[Recognised]) -> TokenEviction | None:
     for each in found:
         pattern = _PATTERNS.get(each.method.method_class)
         if pattern is not None:
-            return TokenEviction(each.method.name, pattern, each.budget)
+            return TokenEviction(each.method.name, pattern, each.budget, each.every)
     return None
 
 
@@ -155,9 +163,17 @@ def _recognised(method: Method, told: Told) -> Recognised | None:
     if not (lines or dtype or variables):
         return None
     by = lines[0] if lines else f"cache_dtype {told.cache_dtype}" if dtype else min(variables)
-    return Recognised(method, by, bool(lines or dtype), _budget(method, told.environment))
+    budget, every = (_whole(told.environment, name) for name in (method.budget, method.every))
+    return Recognised(
+        method,
+        by,
+        bool(lines or dtype),
+        method.default_budget if budget is None else budget,
+        every or PASS_TOKENS,
+    )
 
 
-def _budget(method: Method, environment: Mapping[str, str]) -> int | None:
-    text = environment.get(method.budget, "").strip() if method.budget else ""
-    return int(text) if text.isdecimal() else method.default_budget
+def _whole(environment: Mapping[str, str], name: str) -> int | None:
+    """Return a variable as a whole number; None where it is none."""
+    text = environment.get(name, "").strip()
+    return int(text) if text.isdecimal() else None

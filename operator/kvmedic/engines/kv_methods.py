@@ -28,6 +28,7 @@ TRIATTENTION = Method(
     log=r"\[TriAttention\] Runtime \(V2\) plugin activated|TriAttention block reclaim: ",
     budget="TRIATTN_RUNTIME_KV_BUDGET",
     default_budget=2048,
+    every="TRIATTN_RUNTIME_DIVIDE_LENGTH",
 )
 
 ASCEND = Method(

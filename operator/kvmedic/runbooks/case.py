@@ -13,7 +13,7 @@ from functools import partial
 from math import inf, sqrt
 from statistics import fmean
 
-from kvmedic.core.blocks import PASS_TOKENS, Keep, used
+from kvmedic.core.blocks import Keep, used
 from kvmedic.core.complete import Complete, complete, histogram, number, pools, total, total_of_told
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.diagnosis import Evidence, Inconclusive
@@ -209,9 +209,9 @@ def _budgeted(
     """Return what a sequence takes by the tokens that a method keeps; None where nobody knows how many."""
     if evicts.budget is None:
         return None
-    keep = Keep(budget=evicts.budget + PASS_TOKENS // 2)
+    keep = Keep(budget=evicts.budget + evicts.every // 2)
     taken = partial(used, block_tokens=block_tokens, keep=keep, pattern=evicts.pattern)
-    return occupancy_under(prompt, output, Evicted(block_tokens, PASS_TOKENS, taken))
+    return occupancy_under(prompt, output, Evicted(block_tokens, evicts.every, taken))
 
 
 def residence_seconds(seen: Seen) -> float:
