@@ -210,19 +210,25 @@ def test_a_replica_that_does_not_tell_its_start_counts_as_old_enough() -> None:
     assert doubt(silent) is None
 
 
+def filled(ratio: float) -> tuple[PodReadings, float]:
+    """Return a replica whose sequences take so many times the blocks that lengths predict, and those."""
+    seen = seen_of(an_evidence(THRASHING), ["llm-0"])
+    assert not isinstance(seen, Inconclusive)
+    predicted = case_of(seen).sequence.mean_blocks
+    running = THRASHING.pool.blocks * 0.5 / (predicted * ratio)
+    readings = with_number(THRASHING.readings(), Signal.KV_CACHE_USAGE_MEAN, 0.5)
+    return with_number(readings, Signal.RUNNING_MEAN, running), predicted
+
+
 @pytest.mark.parametrize(
     ("ratio", "doubtful"), [(0.59, True), (0.61, False), (1.0, False), (1.29, False), (1.31, True)]
 )
 def test_a_pool_that_is_not_filled_by_the_lengths_is_no_ground_for_a_cap(
     ratio: float, *, doubtful: bool
 ) -> None:
-    seen = seen_of(an_evidence(THRASHING), ["llm-0"])
-    assert not isinstance(seen, Inconclusive)
-    blocks = case_of(seen).sequence.mean_blocks * ratio
-    running = THRASHING.pool.blocks * 0.5 / blocks
-    readings = with_number(THRASHING.readings(), Signal.KV_CACHE_USAGE_MEAN, 0.5)
+    readings, _ = filled(ratio)
 
-    found = doubt(with_number(readings, Signal.RUNNING_MEAN, running))
+    found = doubt(readings)
 
     assert (found is not None) is doubtful
     assert found is None or found.reason is Reason.LENGTHS_MISFIT
@@ -235,21 +241,16 @@ def test_a_pool_that_is_not_filled_by_the_lengths_is_no_ground_for_a_cap(
 def test_where_tokens_are_evicted_a_sequence_may_take_far_less_than_its_length(
     ratio: float, budget: int | None, *, doubtful: bool
 ) -> None:
-    seen = seen_of(an_evidence(THRASHING), ["llm-0"])
-    assert not isinstance(seen, Inconclusive)
-    blocks = case_of(seen).sequence.mean_blocks * ratio
-    running = THRASHING.pool.blocks * 0.5 / blocks
-    readings = with_number(THRASHING.readings(), Signal.KV_CACHE_USAGE_MEAN, 0.5)
-    evidence = an_evidence(with_number(readings, Signal.RUNNING_MEAN, running))
+    readings, predicted = filled(ratio)
     evicts = TokenEviction("TriAttention", Compacted(), budget)
 
-    found = sized(replace(evidence, evicts=evicts), ["llm-0"])
+    found = sized(replace(an_evidence(readings), evicts=evicts), ["llm-0"])
 
     assert isinstance(found, Inconclusive) is doubtful
     if isinstance(found, Case):
         assert found.evicted_by == "TriAttention"
         assert found.spread == 1.0
-        assert found.sequence.mean_blocks <= case_of(seen).sequence.mean_blocks
+        assert found.sequence.mean_blocks <= predicted
 
 
 def test_the_first_doubt_is_told() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 TRIAL_LABEL = "kvmedic.io/trial"
 """The only label of a trial pod; its value is the uid of the resource that it is made for."""
 PRIORITY_CLASS = "kvmedic-trial"
-"""It never preempts. The chart installs it."""
+"""Its PriorityClass must be in the cluster, and must never preempt (`preemptionPolicy: Never`)."""
 GRACE_SECONDS = 1
 """Between SIGTERM and the end: a trial serves nobody."""
 KEPT_ANNOTATIONS = "container.apparmor.security.beta.kubernetes.io/"
