@@ -143,7 +143,7 @@ WORKLOADS = (
     ),
     Workload("shared prefixes", varied(200, 0.8, 8, 2000), SHARE_OUTPUT, 1000, 16, 120, shared=512),
     Workload(
-        "reasoning, tokens evicted, compacted",
+        "reasoning, evicted, compacted",
         REASON_PROMPT,
         REASON_OUTPUT,
         400,
@@ -153,7 +153,7 @@ WORKLOADS = (
         method=COMPACTED,
     ),
     Workload(
-        "reasoning, tokens evicted, scattered",
+        "reasoning, evicted, scattered",
         REASON_PROMPT,
         REASON_OUTPUT,
         800,
