@@ -73,6 +73,13 @@ def test_a_method_that_is_switched_off_is_off_whatever_else_is_set(off: str) -> 
     assert found({"TRIATTN_RUNTIME_KV_BUDGET": "4096", "ENABLE_TRIATTENTION": off}) == ()
 
 
+@pytest.mark.parametrize(
+    ("plugins", "is_on"), [("triattention", True), ("a, triattention", True), ("", False), ("another", False)]
+)
+def test_a_plugin_that_the_engine_does_not_load_is_off(plugins: str, *, is_on: bool) -> None:
+    assert bool(found({"TRIATTN_RUNTIME_KV_BUDGET": "4096", "VLLM_PLUGINS": plugins})) is is_on
+
+
 @pytest.mark.parametrize("budget", ["many", "-5", "", "2k"])
 def test_a_budget_that_is_no_number_is_the_default(budget: str) -> None:
     (seen,) = found({"TRIATTN_RUNTIME_KV_BUDGET": budget})

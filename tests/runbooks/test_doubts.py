@@ -236,7 +236,7 @@ def test_a_pool_that_is_not_filled_by_the_lengths_is_no_ground_for_a_cap(
 
 @pytest.mark.parametrize(
     ("ratio", "budget", "doubtful"),
-    [(0.3, None, False), (0.59, None, False), (1.29, None, False), (1.31, None, True), (0.3, 10_000, True)],
+    [(0.3, None, False), (0.59, None, False), (0.7, None, False), (0.3, 10_000, True)],
 )
 def test_where_tokens_are_evicted_a_sequence_may_take_far_less_than_its_length(
     ratio: float, budget: int | None, *, doubtful: bool
@@ -251,6 +251,17 @@ def test_where_tokens_are_evicted_a_sequence_may_take_far_less_than_its_length(
         assert found.evicted_by == "TriAttention"
         assert found.spread == 1.0
         assert found.sequence.mean_blocks <= predicted
+
+
+@pytest.mark.parametrize("ratio", [0.76, 0.9, 1.29])
+def test_a_method_that_takes_nothing_from_sequences_counts_as_off(ratio: float) -> None:
+    readings, _ = filled(ratio)
+    evidence = an_evidence(readings)
+
+    told = sized(replace(evidence, evicts=TokenEviction("TriAttention", Compacted(), 64)), ["llm-0"])
+
+    assert told == sized(evidence, ["llm-0"])
+    assert isinstance(told, Case)
 
 
 def test_the_first_doubt_is_told() -> None:

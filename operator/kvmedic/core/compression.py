@@ -74,6 +74,8 @@ class Method:
     """What must be so before the first setting is of use, each in a sentence."""
     variables: tuple[str, ...] = ()
     """Patterns of names of variables of the engine's container that only this method has."""
+    plugin: str = ""
+    """Its entry point in `vllm.general_plugins`; where `VLLM_PLUGINS` leaves it out it is not loaded."""
     switch: str = ""
     """The variable that turns it off with `0`, though it is on without."""
     cache_dtypes: tuple[str, ...] = ()
@@ -143,6 +145,8 @@ def token_eviction(found: Iterable[Recognised]) -> TokenEviction | None:
     return None
 
 
+PLUGINS = "VLLM_PLUGINS"
+"""Variable of vLLM: the general plugins that it loads, all where it is not given (plugins/__init__.py)."""
 _OFF = ("0", "false", "no", "off")
 
 
@@ -153,7 +157,7 @@ def recognised(methods: Iterable[Method], told: Told) -> tuple[Recognised, ...]:
 
 
 def _recognised(method: Method, told: Told) -> Recognised | None:
-    if told.environment.get(method.switch, "").strip().lower() in _OFF:
+    if told.environment.get(method.switch, "").strip().lower() in _OFF or not _may_load(method, told):
         return None
     lines = [line for line in told.log if method.log and re.search(method.log, line)]
     dtype = next((start for start in method.cache_dtypes if told.cache_dtype.startswith(start)), "")
@@ -171,6 +175,13 @@ def _recognised(method: Method, told: Told) -> Recognised | None:
         method.default_budget if budget is None else budget,
         every or PASS_TOKENS,
     )
+
+
+def _may_load(method: Method, told: Told) -> bool:
+    """Return whether vLLM's list of plugins, where there is one, has a method that is a plugin."""
+    if not method.plugin or PLUGINS not in told.environment:
+        return True
+    return method.plugin in [name.strip() for name in told.environment[PLUGINS].split(",")]
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int | None:

@@ -24,6 +24,7 @@ TRIATTENTION = Method(
         "prefix caching is off",
     ),
     variables=("TRIATTN_RUNTIME_[A-Z_]+", "ENABLE_TRIATTENTION"),
+    plugin="triattention",
     switch="ENABLE_TRIATTENTION",
     log=r"\[TriAttention\] Runtime \(V2\) plugin activated|TriAttention block reclaim: ",
     budget="TRIATTN_RUNTIME_KV_BUDGET",
@@ -39,6 +40,7 @@ ASCEND = Method(
     settings=(Setting(env="VLLM_ASCEND_KVCOMPRESS_ENABLED", on="1", off="0"),),
     prerequisites=("the engine is vLLM-HUST 0.29 on an Ascend NPU", "prefix caching is off"),
     variables=("VLLM_ASCEND_KVCOMPRESS_[A-Z_]+",),
+    plugin="ascend_kvcompress",
     switch="VLLM_ASCEND_KVCOMPRESS_ENABLED",
     log=r"Ascend KV compression plugin activated provider=",
 )

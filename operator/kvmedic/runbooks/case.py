@@ -37,6 +37,10 @@ the short requests and misses the long ones that fill the pool."""
 SHARED_PREFIXES = 0.05
 """Share of the looked-up tokens found in the prefix cache from which shared blocks matter: at 5 % of the
 prompts the mean sequence is at most 5 % smaller."""
+MOST_EVICTED = 0.75
+"""Blocks in use per running sequence, over those that the lengths predict, above which a method that evicts
+tokens counts as switched off, whatever settings say: the plugin may not be in the image, or not be loaded.
+Simulated without one: 0.78 to 1.01."""
 SHORTEST = 0.05
 """Share of the prompts that may be shorter than a common beginning: health checks and other strays."""
 SMALLEST_GROUP = 10
@@ -173,7 +177,8 @@ def case_of(seen: Seen, evicts: TokenEviction | None = None) -> Case:
 
     Args:
         seen: both looks.
-        evicts: what takes tokens from sequences while they run.
+        evicts: what takes tokens from sequences while they run, as settings have it. It counts only where
+            gauges show that sequences are smaller than their lengths.
     """
     prompt, output = seen.counted(Signal.PROMPT_LENGTH), seen.counted(Signal.OUTPUT_LENGTH)
     engines = next(iter(seen.sizing.pods.values())).engines
@@ -183,6 +188,8 @@ def case_of(seen: Seen, evicts: TokenEviction | None = None) -> Case:
     shared = hits if hits > SHARED_PREFIXES else 0.0
     if shared:
         sequence = with_shared_prefixes(sequence, measured_blocks(seen), hits * prompt.mean / block_tokens)
+    if evicts is not None and measured_blocks(seen) > MOST_EVICTED * sequence.mean_blocks:
+        evicts = None
     if evicts is not None:
         budgeted = _budgeted(prompt, output, block_tokens, evicts)
         sequence = with_evicted_tokens(sequence, measured_blocks(seen), budgeted)
