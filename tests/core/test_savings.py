@@ -1,0 +1,88 @@
+"""What a method brought, by figures with and without it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmedic.core.savings import Figures, Outcome, brought
+
+GIB = float(1 << 30)
+BEFORE = Figures(
+    requests_per_second=10.0,
+    tokens_per_second=2000.0,
+    preemptions_per_request=1.0,
+    kv_cache_usage=0.9,
+    device_memory=70 * GIB,
+    e2e_p95=20.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "outcome"),
+    [
+        ({}, Outcome.NOTHING),
+        ({"kv_cache_usage": 0.5}, Outcome.SAVES),
+        ({"preemptions_per_request": 0.2}, Outcome.SAVES),
+        ({"preemptions_per_request": 0.8}, Outcome.NOTHING),
+        ({"kv_cache_usage": 0.5, "tokens_per_second": 1500.0}, Outcome.COSTS_TIME),
+        ({"tokens_per_second": 1500.0, "device_memory": 76 * GIB}, Outcome.COSTS_MEMORY),
+        ({"device_memory": 76 * GIB}, Outcome.NOTHING),
+        ({"tokens_per_second": 1500.0}, Outcome.COSTS_TIME),
+        ({"e2e_p95": 30.0}, Outcome.COSTS_TIME),
+        ({"requests_per_second": 14.0, "kv_cache_usage": 0.5}, Outcome.UNKNOWN),
+        ({"requests_per_second": 7.0, "kv_cache_usage": 0.5}, Outcome.UNKNOWN),
+        ({"requests_per_second": 0.0}, Outcome.UNKNOWN),
+        ({"kv_cache_usage": None}, Outcome.UNKNOWN),
+        ({"device_memory": None, "tokens_per_second": 1500.0}, Outcome.COSTS_TIME),
+        ({"e2e_p95": None, "kv_cache_usage": 0.5}, Outcome.SAVES),
+    ],
+)
+def test_what_moved_says_what_it_brought(changed: dict[str, float | None], outcome: Outcome) -> None:
+    assert brought(BEFORE, replace(BEFORE, **changed)).outcome is outcome  # type: ignore[arg-type]
+
+
+def test_device_memory_that_stays_is_never_a_reproach() -> None:
+    flat = replace(BEFORE, kv_cache_usage=0.4)
+
+    assert brought(BEFORE, flat).outcome is Outcome.SAVES
+
+
+def test_preemptions_that_hardly_were_any_cannot_be_relieved() -> None:
+    calm = replace(BEFORE, preemptions_per_request=0.01)
+
+    assert brought(calm, replace(calm, preemptions_per_request=0.0)).outcome is Outcome.NOTHING
+
+
+def test_the_figures_are_told_with_what_they_were() -> None:
+    message = brought(BEFORE, replace(BEFORE, kv_cache_usage=0.5)).message
+
+    assert "kv cache usage 0.9 -> 0.5" in message
+    assert "tokens per second 2000 -> 2000" in message
+
+
+def test_what_is_missing_is_named() -> None:
+    assert (
+        brought(replace(BEFORE, kv_cache_usage=None), BEFORE).message == "kv cache usage before is not known"
+    )
+    assert (
+        brought(BEFORE, replace(BEFORE, tokens_per_second=None)).message
+        == "tokens per second now is not known"
+    )
+
+
+NUMBERS = st.none() | st.floats(0, 1e6)
+
+
+@given(st.lists(NUMBERS, min_size=12, max_size=12))
+def test_no_figures_are_beyond_judgement(numbers: list[float | None]) -> None:
+    names = [field.name for field in fields(Figures)]
+    one, two = (Figures(**dict(zip(names, each, strict=True))) for each in (numbers[:6], numbers[6:]))
+
+    found = brought(one, two)
+
+    assert found.message
+    assert found.outcome is not Outcome.SAVES or two.kv_cache_usage is not None
