@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.core.savings import Figures, Outcome, brought
+from kvmedic.core.savings import Figures, Worth, brought
 
 GIB = float(1 << 30)
 BEFORE = Figures(
@@ -22,39 +22,39 @@ BEFORE = Figures(
 
 
 @pytest.mark.parametrize(
-    ("changed", "outcome"),
+    ("changed", "worth"),
     [
-        ({}, Outcome.NOTHING),
-        ({"kv_cache_usage": 0.5}, Outcome.SAVES),
-        ({"preemptions_per_request": 0.2}, Outcome.SAVES),
-        ({"preemptions_per_request": 0.8}, Outcome.NOTHING),
-        ({"kv_cache_usage": 0.5, "tokens_per_second": 1500.0}, Outcome.COSTS_TIME),
-        ({"tokens_per_second": 1500.0, "device_memory": 76 * GIB}, Outcome.COSTS_MEMORY),
-        ({"device_memory": 76 * GIB}, Outcome.NOTHING),
-        ({"tokens_per_second": 1500.0}, Outcome.COSTS_TIME),
-        ({"e2e_p95": 30.0}, Outcome.COSTS_TIME),
-        ({"requests_per_second": 14.0, "kv_cache_usage": 0.5}, Outcome.UNKNOWN),
-        ({"requests_per_second": 7.0, "kv_cache_usage": 0.5}, Outcome.UNKNOWN),
-        ({"requests_per_second": 0.0}, Outcome.UNKNOWN),
-        ({"kv_cache_usage": None}, Outcome.UNKNOWN),
-        ({"device_memory": None, "tokens_per_second": 1500.0}, Outcome.COSTS_TIME),
-        ({"e2e_p95": None, "kv_cache_usage": 0.5}, Outcome.SAVES),
+        ({}, Worth.NOTHING),
+        ({"kv_cache_usage": 0.5}, Worth.SAVES),
+        ({"preemptions_per_request": 0.2}, Worth.SAVES),
+        ({"preemptions_per_request": 0.8}, Worth.NOTHING),
+        ({"kv_cache_usage": 0.5, "tokens_per_second": 1500.0}, Worth.COSTS_TIME),
+        ({"tokens_per_second": 1500.0, "device_memory": 76 * GIB}, Worth.COSTS_MEMORY),
+        ({"device_memory": 76 * GIB}, Worth.NOTHING),
+        ({"tokens_per_second": 1500.0}, Worth.COSTS_TIME),
+        ({"e2e_p95": 30.0}, Worth.COSTS_TIME),
+        ({"requests_per_second": 14.0, "kv_cache_usage": 0.5}, Worth.UNKNOWN),
+        ({"requests_per_second": 7.0, "kv_cache_usage": 0.5}, Worth.UNKNOWN),
+        ({"requests_per_second": 0.0}, Worth.UNKNOWN),
+        ({"kv_cache_usage": None}, Worth.UNKNOWN),
+        ({"device_memory": None, "tokens_per_second": 1500.0}, Worth.COSTS_TIME),
+        ({"e2e_p95": None, "kv_cache_usage": 0.5}, Worth.SAVES),
     ],
 )
-def test_what_moved_says_what_it_brought(changed: dict[str, float | None], outcome: Outcome) -> None:
-    assert brought(BEFORE, replace(BEFORE, **changed)).outcome is outcome  # type: ignore[arg-type]
+def test_what_moved_says_what_it_brought(changed: dict[str, float | None], worth: Worth) -> None:
+    assert brought(BEFORE, replace(BEFORE, **changed)).worth is worth  # type: ignore[arg-type]
 
 
 def test_device_memory_that_stays_is_never_a_reproach() -> None:
     flat = replace(BEFORE, kv_cache_usage=0.4)
 
-    assert brought(BEFORE, flat).outcome is Outcome.SAVES
+    assert brought(BEFORE, flat).worth is Worth.SAVES
 
 
 def test_preemptions_that_hardly_were_any_cannot_be_relieved() -> None:
     calm = replace(BEFORE, preemptions_per_request=0.01)
 
-    assert brought(calm, replace(calm, preemptions_per_request=0.0)).outcome is Outcome.NOTHING
+    assert brought(calm, replace(calm, preemptions_per_request=0.0)).worth is Worth.NOTHING
 
 
 def test_the_figures_are_told_with_what_they_were() -> None:
@@ -85,4 +85,4 @@ def test_no_figures_are_beyond_judgement(numbers: list[float | None]) -> None:
     found = brought(one, two)
 
     assert found.message
-    assert found.outcome is not Outcome.SAVES or two.kv_cache_usage is not None
+    assert found.worth is not Worth.SAVES or two.kv_cache_usage is not None

@@ -77,11 +77,11 @@ class PodWatch:
         self._pods = Mirror(self._write)
         self._watches = Watches(discovery.access, {PODS: self._pods.tell})
         self._write({})
-        self._watches.__enter__()
+        self._watches.start()
 
     def close(self) -> None:
         """End the watch."""
-        self._watches.__exit__()
+        self._watches.stop()
 
     def _write(self, pods: dict[str, Object]) -> None:
         content = json.dumps(self._discovery.targets(list(pods.values())))

@@ -107,14 +107,14 @@ class Eye:
     def __enter__(self) -> Eye:
         path = self.cluster.api.resource("Pod").path(self.namespace)
         self._watches = Watches(self.cluster.access, {path: self._tell})
-        self._watches.__enter__()
+        self._watches.start()
         self._listed = True
         self._count()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._watches is not None:
-            self._watches.__exit__()
+            self._watches.stop()
 
     def _tell(self, event: str, pod: dict[str, Any]) -> None:
         if pod["metadata"].get("labels", {}).get("app") != "llm":

@@ -108,11 +108,11 @@ def _power(seen: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
 
     Least squares on logarithms, each reading weighted by how well its resolution lets its logarithm be known.
     """
-    weights = [1.0 / (EXPONENT_ERROR**2 + (RESOLUTION / more) ** 2) for _, _, more in seen]
-    total = sum(weights)
-    middle = sum(w * x for w, (x, _, _) in zip(weights, seen, strict=True)) / total
-    mean = sum(w * y for w, (_, y, _) in zip(weights, seen, strict=True)) / total
-    spread = sum(w * (x - middle) ** 2 for w, (x, _, _) in zip(weights, seen, strict=True))
-    slope = sum(w * (x - middle) * (y - mean) for w, (x, y, _) in zip(weights, seen, strict=True)) / spread
-    left = fmean((y - mean - slope * (x - middle)) ** 2 for x, y, _ in seen)
+    points = [(1.0 / (EXPONENT_ERROR**2 + (RESOLUTION / more) ** 2), x, y) for x, y, more in seen]
+    total = sum(weight for weight, _, _ in points)
+    middle = sum(weight * x for weight, x, _ in points) / total
+    mean = sum(weight * y for weight, _, y in points) / total
+    spread = sum(weight * (x - middle) ** 2 for weight, x, _ in points)
+    slope = sum(weight * (x - middle) * (y - mean) for weight, x, y in points) / spread
+    left = fmean((y - mean - slope * (x - middle)) ** 2 for _, x, y in points)
     return slope, sqrt(1.0 / spread + left)

@@ -39,8 +39,8 @@ class Figures:
     """Seconds."""
 
 
-class Outcome(StrEnum):
-    """What a method brought."""
+class Worth(StrEnum):
+    """What a method is worth."""
 
     SAVES = "Saves"
     """Usage or preemptions fell, and throughput did not."""
@@ -58,7 +58,7 @@ class Outcome(StrEnum):
 class Brought:
     """What a method brought, and the figures that say so."""
 
-    outcome: Outcome
+    worth: Worth
     message: str
 
 
@@ -70,20 +70,18 @@ def brought(without: Figures, present: Figures) -> Brought:
         present: the fleet with it.
     """
     if doubt := _doubt(without, present):
-        return Brought(Outcome.UNKNOWN, doubt)
+        return Brought(Worth.UNKNOWN, doubt)
     tokens = _ratio(without.tokens_per_second, present.tokens_per_second)
     memory = _ratio(without.device_memory, present.device_memory)
     answers = _ratio(without.e2e_p95, present.e2e_p95)
-    slower = (tokens is not None and tokens <= 1 - LEAST_LOSS) or (
-        answers is not None and answers >= 1 + LEAST_LOSS
-    )
-    if tokens is not None and tokens <= 1 - LEAST_LOSS and memory is not None and memory >= 1 + LEAST_GROWN:
-        outcome = Outcome.COSTS_MEMORY
-    elif slower:
-        outcome = Outcome.COSTS_TIME
+    fewer = tokens is not None and tokens <= 1 - LEAST_LOSS
+    if fewer and memory is not None and memory >= 1 + LEAST_GROWN:
+        worth = Worth.COSTS_MEMORY
+    elif fewer or (answers is not None and answers >= 1 + LEAST_LOSS):
+        worth = Worth.COSTS_TIME
     else:
-        outcome = Outcome.SAVES if _saved(without, present) else Outcome.NOTHING
-    return Brought(outcome, _shown(without, present))
+        worth = Worth.SAVES if _saved(without, present) else Worth.NOTHING
+    return Brought(worth, _shown(without, present))
 
 
 def _doubt(without: Figures, present: Figures) -> str:

@@ -197,6 +197,13 @@ def replica_of(page: Page, table: SignalTable) -> Replica | None:
     return None if presence is None else Replica(presence, table)
 
 
+def gauge(replica: Replica, signal: Signal, pages: Sequence[Page]) -> Reading[float]:
+    """Return a signal that is a gauge over some pages, oldest first; one page is enough."""
+    source = replica.table.signals[signal]
+    series = evaluated(source, pages) if isinstance(source, GaugeSource) else None
+    return Unsupported() if series is None else number(replica, source, series)
+
+
 def observe_pages(pages: Mapping[str, Sequence[Page]], table: SignalTable) -> Observation:
     """Return what pages of each replica say, by pod name; two or more of each, oldest first.
 

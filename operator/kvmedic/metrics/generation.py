@@ -16,10 +16,9 @@ import httpx
 
 from kvmedic.core.evidence import Measured, Missing, Pool, Signal
 from kvmedic.core.reclamation_probe import Sample
-from kvmedic.core.signals import GaugeSource, SignalTable
-from kvmedic.metrics.exposition import Page, evaluated, replica_of
+from kvmedic.core.signals import SignalTable
+from kvmedic.metrics.exposition import Page, gauge, replica_of
 from kvmedic.metrics.pools import pool as pool_of
-from kvmedic.metrics.readings import Replica, number
 
 PROMPT = tuple(range(1000, 1032))
 """Token ids that every vocabulary has; how many there are needs no tokenizer then."""
@@ -167,20 +166,14 @@ def _note(seen: _Progress, page: Page, table: SignalTable) -> None:
         return
     pool = pool_of(replica, page.of(table.pool.name))
     usage, running, waiting = (
-        _gauge(replica, page, signal)
+        gauge(replica, signal, [page])
         for signal in (Signal.KV_CACHE_USAGE_MEAN, Signal.RUNNING_MEAN, Signal.WAITING_MEAN)
     )
-    if not isinstance(pool, Measured) or usage is None or running is None:
+    if not (isinstance(pool, Measured) and isinstance(usage, Measured) and isinstance(running, Measured)):
         return
     seen.pool = pool.value
-    if running + (waiting or 0.0) > 1:
+    beside = waiting.value if isinstance(waiting, Measured) else 0.0
+    if running.value + beside > 1:
         seen.crowded += 1
-    elif running == 1:
-        seen.samples.append(Sample(len(PROMPT) + seen.tokens, usage * pool.value.blocks))
-
-
-def _gauge(replica: Replica, page: Page, signal: Signal) -> float | None:
-    source = replica.table.signals[signal]
-    series = evaluated(source, [page]) if isinstance(source, GaugeSource) else None
-    found = number(replica, source, series) if series else None
-    return found.value if isinstance(found, Measured) else None
+    elif running.value == 1:
+        seen.samples.append(Sample(len(PROMPT) + seen.tokens, usage.value * pool.value.blocks))

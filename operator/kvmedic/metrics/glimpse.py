@@ -24,8 +24,8 @@ from kvmedic.core.evidence import (
     Signal,
     Unsupported,
 )
-from kvmedic.core.signals import CounterSource, GaugeSource, SignalTable
-from kvmedic.metrics.exposition import Page, evaluated, observe_pages, replica_of
+from kvmedic.core.signals import CounterSource, SignalTable
+from kvmedic.metrics.exposition import Page, evaluated, gauge, observe_pages, replica_of
 from kvmedic.metrics.readings import Replica, number
 
 MANY = 10
@@ -114,7 +114,7 @@ def _sparse(readings: PodReadings, pages: Sequence[Page], table: SignalTable) ->
     if len(pages) >= MANY:
         return replace(readings, numbers=timeless)
     loaded = _loaded(pages, table)
-    gauges = {signal: _gauge(replica, signal, loaded or pages) for signal in _GAUGES}
+    gauges = {signal: gauge(replica, signal, loaded or pages) for signal in _GAUGES}
     if not loaded and _value(readings.number(Signal.GENERATED_TOKENS)):
         gauges = dict.fromkeys(_GAUGES, Missing(Absence.NOTHING_FOUND))
     running = _running(gauges[Signal.RUNNING_MEAN], readings, pages, replica)
@@ -125,12 +125,6 @@ def _sparse(readings: PodReadings, pages: Sequence[Page], table: SignalTable) ->
 def _loaded(pages: Sequence[Page], table: SignalTable) -> list[Page]:
     """Return the pages at whose moment something ran: an idle moment says nothing about a load."""
     return [page for page in pages if any(one.value > 0 for one in page.of(table.presence))]
-
-
-def _gauge(replica: Replica, signal: Signal, pages: Sequence[Page]) -> Reading[float]:
-    source = replica.table.signals[signal]
-    series = evaluated(source, pages) if isinstance(source, GaugeSource) else None
-    return Unsupported() if series is None else number(replica, source, series)
 
 
 def _running(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
@@ -89,15 +88,11 @@ def _evicted(case: Case, seed: int) -> tuple[int, int]:
     survivors = Survivors(eviction, seed)
     pool = BlockPool(TOKENS // BLOCK_TOKENS + 1, caching=False)
     table, moved = BlockTable(BLOCK_TOKENS), 0
-    for known in _stops(case.step):
+    for known in range(case.step, TOKENS + 1, case.step):
         table.positions.extend(range(known - min(case.step, known), known))
         table.blocks += pool.take(table.blocks_short_of(len(table.positions)))
         moved += compress(table, survivors.evict(known), method, pool).moved
     return pool.free_count, moved
-
-
-def _stops(step: int) -> Iterator[int]:
-    return iter(range(step, TOKENS + 1, step))
 
 
 def main() -> int:

@@ -97,7 +97,7 @@ def client(access: Access) -> httpx.AsyncClient:
 
 @dataclass(slots=True)
 class Watches:
-    """Follows collections while the block runs, in a thread of its own, from which it tells."""
+    """Follows collections while a block runs, or from start to stop, and tells from a thread of its own."""
 
     access: Access
     tell: Mapping[str, Tell]
@@ -107,14 +107,22 @@ class Watches:
     _main: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Watches:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin to follow; returns when every collection was listed once."""
         ready = threading.Event()
         self._main = self._loop.create_task(self._follow(ready))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert ready.wait(LIST_SECONDS), f"no list of {list(self.tell)} within {LIST_SECONDS} s"
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """End all watches; harmless before the start."""
         if self._main is not None:
             self._loop.call_soon_threadsafe(self._main.cancel)
         if self._thread is not None:

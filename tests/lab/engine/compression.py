@@ -73,7 +73,6 @@ class Compressor:
         """Tokens of a request at its last pass."""
         self.total = Pass()
         """Of all passes."""
-        self.passes = 0
         self.told: Callable[[Request, Pass], None] = lambda request, done: None
         """Gets every pass."""
 
@@ -86,7 +85,6 @@ class Compressor:
         if request not in self._survivors:
             self._survivors[request] = Survivors(self._method.eviction, request.seed)
         done = compress(request.table, self._survivors[request].evict(known), self._method, self._pool)
-        self.passes += 1
         self.total.evicted += done.evicted
         self.total.moved += done.moved
         self.total.freed += done.freed

@@ -99,13 +99,13 @@ class Witness:
             paths = {kind: api.resource(kind).path(self._namespace) for kind in self._mirrors}
         told = {paths[kind]: mirror.tell for kind, mirror in self._mirrors.items()}
         self._watches = Watches(self._access, told)
-        self._watches.__enter__()
+        self._watches.start()
         self.scraper.start()
 
     def stop(self) -> None:
         """End all watches."""
         if self._watches is not None:
-            self._watches.__exit__()
+            self._watches.stop()
         self.scraper.stop()
 
     def arm(self) -> None:
