@@ -23,6 +23,7 @@ from kvmedic.core.policy import Policy
 from kvmedic.core.record import ConfigCopy, Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
+from kvmedic.core.trialling import Progress
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device, EngineEnd
 
@@ -173,6 +174,20 @@ class Senses:
     now: datetime | None = None
     """The operator's own time; None: that of the look."""
     drivers: Drivers = NotAllowed()
+
+
+class Probes(Protocol):
+    """Tests on trial pods. They go on beside the ticks and end with the process, which loses only time:
+    whoever comes next begins them anew."""
+
+    def progress(self, pod: Pod) -> Progress | None:
+        """Return how far the test on a pod is; None: this process began none."""
+
+    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], tokens: int) -> None:
+        """Begin to let a pod generate tokens; nothing where that was begun."""
+
+    def forget(self, pod: Pod) -> None:
+        """End the test on a pod and forget what it came to."""
 
 
 class Reporter(Protocol):

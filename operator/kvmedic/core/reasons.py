@@ -29,6 +29,15 @@ class Reason(StrEnum):
     FLEET_WIDE_DEMAND = "FleetWideDemand"
     CAPACITY_SHORT = "CapacityShort"
     CAPACITY_EXHAUSTED = "CapacityExhausted"
+    NO_COMPRESSION = "NoCompression"
+    COMPRESSION_UNDOUBTED = "CompressionUndoubted"
+    COMPRESSION_SAVES = "CompressionSaves"
+    COMPRESSION_NOT_APPLIED = "CompressionNotApplied"
+    EAGER_FALLBACK = "EagerFallback"
+    BLOCKS_NOT_FREED = "BlocksNotFreed"
+    PAGE_SELECTION = "PageSelection"
+    PRESSED_THOUGH_COMPRESSED = "PressedThoughCompressed"
+    COMPRESSION_UNPROVEN = "CompressionUnproven"
     # Why nothing can be said.
     METRICS_MISSING = "MetricsMissing"
     METRICS_STALE = "MetricsStale"
@@ -45,6 +54,9 @@ class Reason(StrEnum):
     NODE_HEALTH_UNKNOWN = "NodeHealthUnknown"
     PREVIOUS_LOG_UNREADABLE = "PreviousLogUnreadable"
     REVISION_UNREADABLE = "RevisionUnreadable"
+    POOL_NOT_PAGED = "PoolNotPaged"
+    METHOD_UNKNOWN = "MethodUnknown"
+    BASELINE_MISSING = "BaselineMissing"
     # Why a found trouble is not met with a change.
     PREEMPTIONS_CHEAP = "PreemptionsCheap"
     CAP_WITHOUT_EFFECT = "CapWithoutEffect"
@@ -67,6 +79,8 @@ class Reason(StrEnum):
     CONFIG_COPY_IMPOSSIBLE = "ConfigCopyImpossible"
     FLAG_UNKNOWN_TO_ENGINE = "FlagUnknownToEngine"
     ENGINE_UNRECOGNISED = "EngineUnrecognised"
+    FIX_NOT_ALLOWED = "FixNotAllowed"
+    TRIAL_IMPOSSIBLE = "TrialImpossible"
     # What a plan does.
     CAP_RIGHT_SIZED = "CapRightSized"
     CAP_AT_BOUND = "CapAtBound"
@@ -81,6 +95,8 @@ class Reason(StrEnum):
     HOST_MEMORY_GIVEN_BACK = "HostMemoryGivenBack"
     REPLICAS_ADDED = "ReplicasAdded"
     REPLICAS_GIVEN_BACK = "ReplicasGivenBack"
+    COMPRESSION_REVERTED = "CompressionReverted"
+    RECLAMATION_PROBED = "ReclamationProbed"
     # Why what was added for a while is still there.
     FOOTPRINT_HELD = "FootprintHeld"
     LOAN_HELD = "LoanHeld"
@@ -137,6 +153,8 @@ class Reason(StrEnum):
     IMPROVED = "Improved"
     NOT_RECOVERED = "NotRecovered"
     INCONCLUSIVE = "Inconclusive"
+    TRIAL_ANSWERED = "TrialAnswered"
+    TRIAL_UNANSWERED = "TrialUnanswered"
     CANARY_FAILED = "CanaryFailed"
     REPLACEMENT_CALLED_OFF = "ReplacementCalledOff"
     AUTOSCALER_IDLE = "AutoscalerIdle"
@@ -191,6 +209,20 @@ SENTENCES = MappingProxyType(
             "Most replicas preempt beyond the trigger, and no lever is left: neither a setting nor more "
             "replicas."
         ),
+        Reason.NO_COMPRESSION: "No method that compresses the KV cache is known to be on.",
+        Reason.COMPRESSION_UNDOUBTED: "KV compression is on, and nothing speaks against it.",
+        Reason.COMPRESSION_SAVES: "KV compression saves what it should, at like load.",
+        Reason.COMPRESSION_NOT_APPLIED: "KV compression is configured, and running engines do not have it.",
+        Reason.EAGER_FALLBACK: (
+            "Throughput fell and device memory rose with KV compression, as where attention is not fused any "
+            "more."
+        ),
+        Reason.BLOCKS_NOT_FREED: "KV compression evicts tokens, and few blocks or none become free.",
+        Reason.PAGE_SELECTION: "This KV compression reads fewer pages and frees none, by design.",
+        Reason.PRESSED_THOUGH_COMPRESSED: (
+            "KV compression frees blocks, and replicas preempt beyond the trigger all the same."
+        ),
+        Reason.COMPRESSION_UNPROVEN: "Whether KV compression frees blocks is not known, and must be now.",
         Reason.METRICS_MISSING: "At least one replica has no value for a signal that the diagnosis needs.",
         Reason.METRICS_STALE: "The newest sample of at least one replica is too old.",
         Reason.METRICS_AMBIGUOUS: "The source returned contradicting series for one replica.",
@@ -206,6 +238,9 @@ SENTENCES = MappingProxyType(
         Reason.NODE_HEALTH_UNKNOWN: "The health of a replica's GPUs is not known, and the spec requires it.",
         Reason.PREVIOUS_LOG_UNREADABLE: "A replica ended, and the log that says why could not be read.",
         Reason.REVISION_UNREADABLE: "A new revision came, and what it changed cannot be read.",
+        Reason.POOL_NOT_PAGED: "The engine does not tell that its KV cache is a pool of blocks.",
+        Reason.METHOD_UNKNOWN: "What the method of KV compression does to blocks is not known.",
+        Reason.BASELINE_MISSING: "How the fleet was without KV compression is not known.",
         Reason.PREEMPTIONS_CHEAP: (
             "Prompts dominate the cache, so preemptions are cheap and a cut would cost goodput."
         ),
@@ -237,6 +272,8 @@ SENTENCES = MappingProxyType(
         Reason.CONFIG_COPY_IMPOSSIBLE: "The copy of the ConfigMap cannot be made.",
         Reason.FLAG_UNKNOWN_TO_ENGINE: "The engine's version is not known to have the flag.",
         Reason.ENGINE_UNRECOGNISED: "The target container does not run a known engine.",
+        Reason.FIX_NOT_ALLOWED: "The spec's compression.allowedFixes has no fix for this that is left.",
+        Reason.TRIAL_IMPOSSIBLE: "No trial pod can be made of the target's pod template.",
         Reason.CAP_RIGHT_SIZED: "The cap follows from the measured lengths and the pool.",
         Reason.CAP_AT_BOUND: (
             "The computed cap lies under the lever's bound; the bound is applied, as it is still a cut."
@@ -252,6 +289,8 @@ SENTENCES = MappingProxyType(
         Reason.HOST_MEMORY_GIVEN_BACK: "Host memory that was lent for a while is given back.",
         Reason.REPLICAS_ADDED: "Replicas are added for a while, until fewer carry the load.",
         Reason.REPLICAS_GIVEN_BACK: "Replicas that were added for a while go one by one, drained.",
+        Reason.COMPRESSION_REVERTED: "KV compression is turned off again, with all that turned it on.",
+        Reason.RECLAMATION_PROBED: "A long generation on a trial pod is to show whether blocks become free.",
         Reason.FOOTPRINT_HELD: (
             "Replicas that were added for a while stay until it has been calm and fewer carry the load."
         ),
@@ -315,6 +354,8 @@ SENTENCES = MappingProxyType(
         Reason.IMPROVED: "Clearly better at like load; the trigger or an objective is still not met.",
         Reason.NOT_RECOVERED: "No better, or worse, at like load.",
         Reason.INCONCLUSIVE: "The evidence does not allow a verdict.",
+        Reason.TRIAL_ANSWERED: "A trial pod showed what was asked; the fleet was not touched.",
+        Reason.TRIAL_UNANSWERED: "A trial pod did not show what was asked; the fleet was not touched.",
         Reason.CANARY_FAILED: "The first new replica did not come up; every old one was left alone.",
         Reason.REPLACEMENT_CALLED_OFF: (
             "The replica could not be replaced safely; it was left in rotation and the spare was removed."
