@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 
 from kvmedic.core.diagnosis import (
     Assignment,
+    Beyond,
     Diagnosis,
     Evidence,
     Inconclusive,
     NoChange,
-    Relief,
-    Resize,
-    RollBack,
     Setting,
 )
 from kvmedic.core.plan import Plan
@@ -37,7 +35,7 @@ class Consultation:
     evidence: Evidence
     runbook: str
     diagnosis: Diagnosis
-    advice: Assignment | Relief | RollBack | Resize | None
+    advice: Assignment | Beyond | None
     """What the branch asks for; None where it asks for nothing."""
     plan: Plan | None
     """The advice on the workload's own command line; None without a workload."""
@@ -68,7 +66,7 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
     advice = diagnosis.branch.then(evidence, known)
     if isinstance(advice, NoChange):
         return _without_lever(found, advice, known, policy, workload)
-    if workload is None or isinstance(advice, Relief | RollBack | Resize):
+    if workload is None or isinstance(advice, Beyond):
         return replace(found, advice=advice)
     why = f"{advice.knob} {advice.value} cannot be set: {workload.message}"
     return replace(_hindered(found, NoChange(workload.reason, why)), advice=advice)

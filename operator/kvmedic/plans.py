@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import takewhile
 
 from kvmedic.core.approval import stands
 from kvmedic.core.diagnosis import (
+    Branch,
     Diagnosed,
     Diagnosis,
     Evidence,
@@ -18,13 +21,15 @@ from kvmedic.core.diagnosis import (
     Resize,
     RollBack,
     Setting,
+    Try,
     diagnose,
+    first_match,
 )
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import Footprint
 from kvmedic.core.loan import Borrowed
 from kvmedic.core.plan import Plan, Step
-from kvmedic.core.policy import Mode, Policy
+from kvmedic.core.policy import Mode, Policy, Runbook
 from kvmedic.core.preconditions import Purpose, step_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
@@ -42,6 +47,7 @@ from kvmedic.runbooks.fleet_plans import (
     rollback_of,
     rolled_back_in_vain,
     scaled_in_vain,
+    trial_plan,
 )
 from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
 from kvmedic.runbooks.returns import Calm, due, returning
@@ -49,12 +55,48 @@ from kvmedic.versions import settable, version_remark
 
 
 def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
-    """Return the first runbook that has something to say, and what it says."""
-    for runbook in policy.runbooks:
-        diagnosis = diagnose(RUNBOOKS[runbook], evidence)
+    """Return the first runbook that has something to say, and what it says.
+
+    Where all are content it is the last; what an earlier one noticed is told with it, as is what made it hand
+    over.
+    """
+    noticed: tuple[Finding, ...] = ()
+    for runbook in in_order(policy.runbooks):
+        diagnosis = _noticing(diagnose(RUNBOOKS[runbook], evidence), noticed)
         if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is not None:
             break
+        noticed = diagnosis.findings
     return str(runbook), diagnosis
+
+
+def calm(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis] | None:
+    """Return the same where each runbook's first branches decide; None where a later one has to be asked."""
+    noticed: tuple[Finding, ...] = ()
+    for runbook in in_order(policy.runbooks):
+        matched = first_match(first_branches(runbook), evidence)
+        if matched is None:
+            return None
+        diagnosis = _noticing(matched, noticed)
+        if isinstance(diagnosis, Inconclusive):
+            break
+        noticed = diagnosis.findings
+    return str(runbook), diagnosis
+
+
+def first_branches(runbook: Runbook) -> tuple[Branch, ...]:
+    """Return a runbook's branches that ask for no change and stand before all that do."""
+    return tuple(takewhile(lambda branch: branch.then is None, RUNBOOKS[runbook]))
+
+
+def _noticing(diagnosis: Diagnosis, noticed: tuple[Finding, ...]) -> Diagnosis:
+    if isinstance(diagnosis, Inconclusive):
+        return diagnosis
+    return replace(diagnosis, findings=(*noticed, *diagnosis.findings))
+
+
+def in_order(asked: Sequence[Runbook]) -> tuple[Runbook, ...]:
+    """Return runbooks as they are asked: that on compression first, before the other one changes anything."""
+    return tuple(sorted(asked, key=lambda runbook: runbook is not Runbook.COMPRESSION_WITHOUT_SAVINGS))
 
 
 def remarked(found: Survey, resource: Resource, policy: Policy) -> Survey:
@@ -159,6 +201,8 @@ def _plan(
         return replacement_of(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Resize):
         return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
+    if isinstance(advice, Try):
+        return trial_plan(policy.target, found.view.fleet, workload, advice, resource.generation)
     return advice
 
 

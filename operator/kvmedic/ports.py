@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvmedic.core.approval import Approval, Unreadable
 from kvmedic.core.config_map import FileEdit, Sight
@@ -26,6 +26,7 @@ from kvmedic.core.run import Outcome
 from kvmedic.core.trialling import Progress
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device, EngineEnd
+from kvmedic.manifests.trial_pod import Trial
 
 
 class View(Protocol):
@@ -190,6 +191,22 @@ class Probes(Protocol):
         """End the test on a pod and forget what it came to."""
 
 
+class Trials(Protocol):
+    """Trial pods."""
+
+    async def look(self, trial: Trial, container: str) -> Pod | None:
+        """Return the pod of a trial, None where there is none. Raises Conflict: it is somebody else's."""
+
+    async def make(self, trial: Trial, manifest: dict[str, Any]) -> str:
+        """Make a trial's pod; return why the API server will not have it, or nothing."""
+
+    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
+        """Remove all trial pods of a resource but one; return the names of those that were there."""
+
+    async def held_claims(self, namespace: str, template: Mapping[str, Any]) -> frozenset[str]:
+        """Return those PersistentVolumeClaims of a template that are not for several pods."""
+
+
 class Reporter(Protocol):
     """What people find beside the status: Events, log lines, metrics."""
 
@@ -282,4 +299,6 @@ class Ports:
     roster: Roster
     crowd: Crowd
     pace: Pace
+    trials: Trials
+    probes: Probes
     drivers: Drivers = NotAllowed()

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import assert_never
 
 from kvmedic.copies import copy_first, held_back, overtaken, swept, unavailable, with_files
+from kvmedic.core.compressed import Answer
 from kvmedic.core.decide import (
     Close,
     Decision,
@@ -30,19 +31,23 @@ from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import footprint_after
 from kvmedic.core.gates import Blocked, forward_gate
 from kvmedic.core.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
-from kvmedic.core.plan import AutoscalerStep
+from kvmedic.core.plan import AutoscalerStep, TrialStep
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome, Run, Standing, StepState, is_foreign, standing
+from kvmedic.core.trial_moves import Answered, BeginTest, MakeTrial
 from kvmedic.intents import intended
 from kvmedic.ports import View
-from kvmedic.record.runs import closed, reported
+from kvmedic.record.runs import closed, reported, with_answer
 from kvmedic.record.supplies import after_trouble
 from kvmedic.saving import save
+from kvmedic.trials import begin_test, cleared, make_trial, next_trial_move
 from kvmedic.urgency import graded
 from kvmedic.verdicts import judged_window
 from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, walking_move
+
+AT_ONCE = timedelta(0)
 
 
 async def pursue(tick: Tick) -> timedelta:
@@ -114,11 +119,14 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
             return await _close(tick, view, outcome)
         case _:
             assert_never(decision)
-    return timedelta(0)
+    return AT_ONCE
 
 
 async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
     """Make the step's next move, forward or back."""
+    step = tick.run.current.step
+    if direction is Direction.FORWARD and isinstance(step, TrialStep):
+        return await _try(tick, view, step)
     tick = observed_victim(tick, view.fleet)
     move = await walking_move(tick, view.fleet, direction)
     if direction is Direction.BACK:
@@ -147,7 +155,35 @@ async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Dir
             return await _copy(tick, view, move)
         case _:
             return await _act(tick, view, move, None)
-    return timedelta(0)
+    return AT_ONCE
+
+
+async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
+    """Make the next move of a trial, or write down what it showed."""
+    pace, move = tick.ports.pace, await next_trial_move(tick, step)
+    match move:
+        case MakeTrial() | BeginTest() if not tick.ports.leader.is_held():
+            return pace.controller
+        case MakeTrial():
+            why = await make_trial(tick, view, step)
+            return (
+                await _answer(tick, Answer(step.question, step.template, why, tick.now)) if why else AT_ONCE
+            )
+        case BeginTest(pod):
+            begin_test(tick, view, step, pod)
+            return AT_ONCE
+        case Answered(answer):
+            return await _answer(tick, answer)
+        case Wait() | Failed():
+            return await _advance(tick, view, move, Direction.FORWARD)
+
+
+async def _answer(tick: Tick, answer: Answer) -> timedelta:
+    """Write down what a trial showed of the present setting; the run ends."""
+    reason = Reason.TRIAL_UNANSWERED if answer.reclaim is None else Reason.TRIAL_ANSWERED
+    tick = replace(tick, record=with_answer(tick.record, answer))
+    await _save(tick, tick.run.answered(Outcome(reason, answer.message)), reason, answer.message)
+    return AT_ONCE
 
 
 async def _copy(tick: Tick, view: View, move: MakeCopy) -> timedelta:
@@ -156,12 +192,12 @@ async def _copy(tick: Tick, view: View, move: MakeCopy) -> timedelta:
         return tick.ports.pace.controller
     why = await tick.ports.copies.make(view.fleet, move.file)
     if not why:
-        return timedelta(0)
+        return AT_ONCE
     outcome = Outcome(Reason.CONFIG_COPY_IMPOSSIBLE, f"ConfigMap {move.file.copy} cannot be made: {why}")
     if tick.run.intent is None:
         return await _close(tick, view, outcome)
     await _save(tick, tick.run.turned_back(outcome, None), outcome.reason, outcome.message)
-    return timedelta(0)
+    return AT_ONCE
 
 
 async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> timedelta:
@@ -177,7 +213,7 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
                 return pace.idle
             return pace.controller if hurried else pace.replica
         case Settled():
-            return timedelta(0)
+            return AT_ONCE
         case _:
             run = intended(tick, view.fleet, move)
             reason = blocked.reason if blocked else _reason(run)
@@ -201,7 +237,7 @@ async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
     """Put back what is ours and leave the template alone; close once nothing of ours is left."""
     if tick.run.current.state is not StepState.LEFT:
         await _save(tick, tick.run.left(outcome), outcome.reason, outcome.message)
-        return timedelta(0)
+        return AT_ONCE
     tick = observed_victim(tick, view.fleet)
     move = await leaving_move(tick, view.fleet)
     if isinstance(move, Settled):
@@ -213,10 +249,12 @@ async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
 async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     """Take the claim off the target, then close the run; the finalizer goes on the next tick.
 
+    A trial pod is gone before that.
+
     Dying between the two is harmless: the run's end is already in its record, and a claim that is
     gone is not looked for again. Whoever does not lead leaves both to the one who does.
     """
-    if not tick.ports.leader.is_held():
+    if not tick.ports.leader.is_held() or not await cleared(tick):
         return tick.ports.pace.controller
     run = replace(tick.run, spending=tick.spending or tick.run.spending)
     if run.ending is None and run.intent is not None:
@@ -228,7 +266,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     done = closed(record, run, outcome, tick.resource.generation, tick.now)
     done = replace(done, footprint=footprint_after(run, tick.record.footprint, fleet, outcome, tick.now))
     await save(tick.resource, done, tick.ports)
-    return timedelta(0)
+    return AT_ONCE
 
 
 async def _unclaim(tick: Tick, fleet: Fleet) -> None:

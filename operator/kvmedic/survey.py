@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Inconclusive
-from kvmedic.core.evidence import Look, Signal
+from kvmedic.core.compressed import Compressed
+from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence
+from kvmedic.core.evidence import Look, Observation, Signal
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
 from kvmedic.findings import Survey
@@ -18,10 +19,18 @@ from kvmedic.gathering import (
     with_logged_pools,
 )
 from kvmedic.last_good import unproved
-from kvmedic.plans import due_in, judged, remarked, with_plan, with_return, with_shown_plan
+from kvmedic.plans import (
+    calm,
+    due_in,
+    first_branches,
+    judged,
+    remarked,
+    with_plan,
+    with_return,
+    with_shown_plan,
+)
 from kvmedic.ports import Senses, View
-from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.methods import eviction_of
+from kvmedic.runbooks.methods import compressed_of, eviction_of
 from kvmedic.runbooks.planning import Workload
 from kvmedic.versions import ask_versions, engine_of
 
@@ -42,7 +51,7 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     """Return what a whole look at the target finds, however calm it is."""
     history = resource.record.history if resource.record else ()
     evidence = await gather(policy, resource.namespace, view, senses, history)
-    evidence = await _with_what_engines_tell(evidence, resource.namespace, policy, view, senses)
+    evidence = await _with_what_engines_tell(evidence, resource, policy, view, senses)
     runbook, diagnosis = judged(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
     held = due_in(found, resource, policy, senses.now or found.burn.at)
@@ -56,13 +65,8 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     return with_shown_plan(planned, resource, policy)
 
 
-def _is_in_trouble(policy: Policy, evidence: Evidence) -> bool:
-    """Return whether a branch beyond a runbook's first is asked: a calm fleet's health decides nothing."""
-    return any(RUNBOOKS[runbook][0].when(evidence) is None for runbook in policy.runbooks)
-
-
 async def _with_what_engines_tell(
-    evidence: Evidence, namespace: str, policy: Policy, view: View, senses: Senses
+    evidence: Evidence, resource: Resource, policy: Policy, view: View, senses: Senses
 ) -> Evidence:
     """Return evidence in which settings, logs and drivers tell what no series does, as far as they may."""
     workload = engine_of(view, policy)
@@ -70,10 +74,11 @@ async def _with_what_engines_tell(
         return evidence
     evidence = replace(evidence, evicts=eviction_of(workload))
     if silent := silent_on_pools(evidence, view):
-        evidence = await with_logged_pools(evidence, namespace, silent, workload, senses.logs)
-    if not _is_in_trouble(policy, evidence):
+        evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
+    evidence = replace(evidence, compression=_compression(workload, resource, policy, evidence.burn))
+    if calm(policy, evidence) is not None:
         return evidence
-    told = await with_drivers(evidence.vitals, namespace, expected(view), workload, senses.drivers)
+    told = await with_drivers(evidence.vitals, resource.namespace, expected(view), workload, senses.drivers)
     return replace(evidence, vitals=told)
 
 
@@ -82,23 +87,28 @@ def _asks_for_a_change(diagnosis: Diagnosis) -> bool:
 
 
 async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey | None:
-    """Return the survey where the first branch of each runbook decides, or None where more is needed.
+    """Return the survey where the first branches of each runbook decide, or None where more is needed.
 
-    A runbook's first branch tells a calm fleet from any other, or says what it cannot see; either way
-    no later branch is asked, so that a whole look would find the same.
+    A runbook's first branches tell a calm fleet from any other, or say what they cannot see; either way no
+    later branch is asked, so that a whole look would find the same.
     """
-    firsts = [(runbook, RUNBOOKS[runbook][0]) for runbook in policy.runbooks]
-    signals = frozenset[Signal]().union(*(branch.signals for _, branch in firsts), unproved(resource, view))
+    firsts = (branch for runbook in policy.runbooks for branch in first_branches(runbook))
+    signals = frozenset[Signal]().union(*(branch.signals for branch in firsts), unproved(resource, view))
     asked = Look(policy.windows.trigger, policy.windows.hold, signals)
     seen = await senses.metrics.look(policy.source, expected(view), resource.namespace, asked)
     vitals = await vitals_of(seen, resource.namespace, view, senses.logs, {})
-    evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health)
-    for runbook, branch in firsts:
-        match branch.when(evidence):
-            case None:
-                return None
-            case Inconclusive() as unknown:
-                return Survey(view, evidence, unknown, str(runbook), None, None)
-            case findings:
-                calm = Diagnosed(branch, findings)
-    return Survey(view, evidence, calm, str(runbook), None, None)
+    workload = engine_of(view, policy)
+    method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None
+    evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
+    found = calm(policy, evidence)
+    if found is None:
+        return None
+    runbook, diagnosis = found
+    return Survey(view, evidence, diagnosis, runbook, None, None)
+
+
+def _compression(
+    workload: Workload, resource: Resource, policy: Policy, seen: Observation
+) -> Compressed | None:
+    answers = resource.record.answers if resource.record else ()
+    return compressed_of(workload, policy.compression, answers, seen)

@@ -9,7 +9,15 @@ from kvmedic.aftermath import in_view_of_the_rest
 from kvmedic.core.confirm import confirmed
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.evidence import Observation
-from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
+from kvmedic.core.plan import (
+    AutoscalerStep,
+    ConfigStep,
+    FlagStep,
+    ReplaceStep,
+    RevisionStep,
+    ScaleStep,
+    TrialStep,
+)
 from kvmedic.core.run import Standing, StepState
 from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
 from kvmedic.core.steadiness import steadiness
@@ -57,5 +65,7 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
         case ScaleStep() | AutoscalerStep():
             fresh = max(0, restarts - before.restarts)
             return judge_more(before, looked, policy.objectives, policy.trigger, fresh)
+        case TrialStep():
+            raise ValueError("a trial is not judged by the fleet's figures")
         case _:
             assert_never(step)

@@ -20,8 +20,16 @@ from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Drain, Victim, holding_move
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
-from kvmedic.core.moves import Cordon, Failed, Move, Wait
-from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
+from kvmedic.core.moves import Cordon, Failed, Move, Settled, Wait
+from kvmedic.core.plan import (
+    AutoscalerStep,
+    ConfigStep,
+    FlagStep,
+    ReplaceStep,
+    RevisionStep,
+    ScaleStep,
+    TrialStep,
+)
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
@@ -87,6 +95,8 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
         case AutoscalerStep():
             asked = replace(_autoscaling(tick, fleet, way), begins=_begins(tick, fleet, direction))
             return autoscaling.autoscaling_move(fleet, asked, tick.now)
+        case TrialStep():
+            return Settled()
         case _:
             assert_never(way)
     if direction is Direction.FORWARD and isinstance(move, Cordon):
@@ -108,6 +118,8 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
             return scaling.leaving_move(fleet, scaled, tick.now)
         case AutoscalerStep():
             return autoscaling.leaving_move(fleet, _autoscaling(tick, fleet, step))
+        case TrialStep():
+            return Settled()
         case _:
             assert_never(step)
 
@@ -124,6 +136,8 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
             return scaling.resting_move(fleet)
         case AutoscalerStep():
             return holding_move(fleet)
+        case TrialStep():
+            return Settled()
         case _:
             assert_never(step)
 
@@ -146,7 +160,7 @@ def _canaries(fleet: Fleet, order: Order) -> tuple[Pod, ...]:
 
 
 def _order(tick: Tick, step: FlagStep | ConfigStep | RevisionStep, drain: Drain) -> Order:
-    run, limits = tick.run, _limits(tick)
+    run, limits = tick.run, start_limits(tick)
     return Order(
         away=step.before_template,
         toward=step.after_template,
@@ -169,7 +183,7 @@ def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> R
         scaled=scaled_by(tick.run, step, tick.resource.uid, fleet),
         victim=tick.run.victim,
         drain=drain,
-        limits=_limits(tick),
+        limits=start_limits(tick),
         drain_limit=tick.policy.rollout.drain_timeout,
         assigned_at=_assigned_at(tick.run),
     )
@@ -179,7 +193,7 @@ def _autoscaling(tick: Tick, fleet: Fleet, step: AutoscalerStep) -> Autoscaling:
     return Autoscaling(
         step=step,
         replicas=tick.run.replicas,
-        limits=_limits(tick),
+        limits=start_limits(tick),
         is_ours=not _is_abandoned(tick.run) and is_kept(tick.run, tick.resource.uid, fleet),
         assigned_at=_assigned_at(tick.run),
     )
@@ -203,13 +217,14 @@ def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling
         step=step,
         victim=run.victim,
         drain=drain,
-        limits=_limits(tick),
+        limits=start_limits(tick),
         is_ours=explained and not _is_abandoned(run),
         assigned_at=_assigned_at(run),
     )
 
 
-def _limits(tick: Tick) -> StartLimits:
+def start_limits(tick: Tick) -> StartLimits:
+    """Return how long a new replica may take to become Ready, and to find a node."""
     seconds = tick.run.recorded.progress_deadline_seconds
     start = timedelta(seconds=seconds) if seconds else DEFAULT_START_LIMIT
     return StartLimits(start, tick.ports.pace.spare_limit)
@@ -271,7 +286,7 @@ async def _refused_canary(tick: Tick, canaries: tuple[Pod, ...]) -> Move | None:
             if pool.value.blocks < CANARY_BLOCKS_RATIO * _least_blocks(tick.run):
                 text = f"{pod.name} has {pool.value.blocks} KV-cache blocks, the others {tick.run.blocks}"
                 return Failed(Reason.CANARY_FAILED, text)
-        elif isinstance(pool, Missing) and tick.now - pod.created_at > _limits(tick).start:
+        elif isinstance(pool, Missing) and tick.now - pod.created_at > start_limits(tick).start:
             return Failed(Reason.CANARY_FAILED, f"{pod.name} is Ready and does not answer on /metrics")
         else:
             return Wait(Reason.AWAITING_CANARY, f"{pod.name} is Ready; its metrics are not there yet")

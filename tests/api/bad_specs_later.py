@@ -148,7 +148,7 @@ COMPRESSION = [
         "a probe too short to show anything",
         compression(probe={"tokens": 100}),
         "spec.compression.probe.tokens",
-        "use a whole number from 1024 to 1048576",
+        "use a whole number from 16384 to 1048576",
     ),
     Row(
         "a probe without end",
@@ -212,20 +212,61 @@ COMPRESSION = [
 
 PENDING = [
     Row(
-        "the other runbook",
-        {"runbooks": ["PreemptionThrash", "CompressionWithoutSavings"]},
-        "spec.runbooks",
-        "CompressionWithoutSavings is not implemented yet: remove it",
-        is_pending=True,
-    ),
-    Row(
         "a rollout without a spare",
         {"rollout": {"spare": "BestEffort"}},
         "spec.rollout.spare",
         "not implemented yet: use Required",
         is_pending=True,
     ),
-    Row("compression", compression(), "spec.compression", "not implemented yet: remove it", is_pending=True),
+    Row(
+        "an accuracy gate",
+        compression(accuracyGate={"maxLoss": 0.01, "cronJobRef": {"name": "eval"}}),
+        "spec.compression.accuracyGate",
+        "not implemented yet: remove it",
+        is_pending=True,
+    ),
+    Row(
+        "a day to close by",
+        compression(closeBy="2026-01-31T18:00:00Z"),
+        "spec.compression.closeBy",
+        "not implemented yet: remove it",
+        is_pending=True,
+    ),
+    Row(
+        "a score of before",
+        baseline(accuracy=0.5),
+        "spec.compression.baseline.accuracy",
+        "not implemented yet: remove it",
+        is_pending=True,
+    ),
+    Row(
+        "what a score was measured with",
+        baseline(accuracyConfiguration="0123"),
+        "spec.compression.baseline.accuracyConfiguration",
+        "not implemented yet: remove it",
+        is_pending=True,
+    ),
+    Row(
+        "the attention backend of before",
+        baseline(attentionBackend="FLASH_ATTN"),
+        "spec.compression.baseline.attentionBackend",
+        "not implemented yet: remove it",
+        is_pending=True,
+    ),
+    Row(
+        "a drained replica as a trial pod",
+        compression(probe={"useDrainedReplica": True}),
+        "spec.compression.probe.useDrainedReplica",
+        "not implemented yet: remove it",
+        is_pending=True,
+    ),
+    Row(
+        "a fix that turns something on",
+        compression(allowedFixes=["RevertBundle", "Fp8KVCache"]),
+        "spec.compression.allowedFixes",
+        "only the fix RevertBundle is implemented yet: remove the others",
+        is_pending=True,
+    ),
 ]
 
 ROWS = [*TARGET, *PLAIN, *OBJECTIVES, *WINDOWS, *LEVERS, *ROLLOUT, *LIMITS, *COMPRESSION, *PENDING]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from builders import (
     CALM,
@@ -21,6 +21,7 @@ from kvmedic.core.evidence import Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import Deploy, Difference, NoDeploy, UnknownDeploy
 from kvmedic.core.vitals import Cause, NodeHealth
+from runbooks.incident import Incident
 from vitals_builder import a_device, an_end, ill, required, restarted, without_metrics
 
 AT_THE_TRIGGER = replace(THRASHING, preemptions=0.5 * THRASHING.finished)
@@ -54,15 +55,6 @@ def since(*replicas: Replica) -> Deploy:
 def spent(evidence: Evidence, how: Spent) -> Evidence:
     """Return evidence after every lever was asked."""
     return replace(evidence, spent=how)
-
-
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """What was seen, and whether the branch applies."""
-
-    name: str
-    evidence: Evidence
-    fires: bool
 
 
 INCIDENTS: dict[Reason, tuple[Incident, ...]] = {

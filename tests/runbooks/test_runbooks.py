@@ -11,7 +11,9 @@ from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.engines import ENGINES
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.tables import anchor, decision_table
-from runbooks.incidents import INCIDENTS, Incident
+from runbooks.compression_incidents import COMPRESSION_INCIDENTS
+from runbooks.incident import Incident
+from runbooks.incidents import INCIDENTS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "operator" / "kvmedic" / "runbooks").glob("*.py"))
@@ -20,9 +22,11 @@ BRANCHES = [
     for name, branches in RUNBOOKS.items()
     for branch in branches
 ]
+TABLES = {"CompressionWithoutSavings": COMPRESSION_INCIDENTS, "PreemptionThrash": INCIDENTS}
 CASES = [
-    pytest.param(reason, incident, id=f"{reason}: {incident.name}")
-    for reason, incidents in INCIDENTS.items()
+    pytest.param(runbook, reason, incident, id=f"{reason}: {incident.name}")
+    for runbook, table in TABLES.items()
+    for reason, incidents in table.items()
     for incident in incidents
 ]
 
@@ -41,14 +45,16 @@ def headings(text: str) -> set[str]:
 def test_every_branch_has_an_incident_that_fires_it_and_one_that_must_not(
     runbook: str, branch: Branch
 ) -> None:
-    fires = {incident.fires for incident in INCIDENTS[branch.reason]}
+    fires = {incident.fires for incident in TABLES[runbook][branch.reason]}
 
     assert fires == {True, False}
 
 
-@pytest.mark.parametrize(("reason", "incident"), CASES)
-def test_an_incident_fires_its_branch_and_its_twin_does_not(reason: Reason, incident: Incident) -> None:
-    found = diagnose(RUNBOOKS["PreemptionThrash"], incident.evidence)
+@pytest.mark.parametrize(("runbook", "reason", "incident"), CASES)
+def test_an_incident_fires_its_branch_and_its_twin_does_not(
+    runbook: str, reason: Reason, incident: Incident
+) -> None:
+    found = diagnose(RUNBOOKS[runbook], incident.evidence)
 
     assert (isinstance(found, Diagnosed) and found.reason is reason) is incident.fires
 

@@ -6,13 +6,17 @@ from datetime import time, timedelta
 from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
+from kvmedic.api.compression import CompressionBaseline, CompressionSpec
 from kvmedic.api.levers import LeverName, LeverSpec
 from kvmedic.api.quantities import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.api.spec import MaintenanceWindow as WireWindow
 from kvmedic.api.spec import Objectives as WireObjectives
+from kvmedic.core.compression import MethodClass, Setting
+from kvmedic.core.compression_policy import CompressionPolicy, Fix, ProbePolicy
 from kvmedic.core.diagnosis import RESTORE_AFTER, LeverBound, ScaleBound, Trigger
 from kvmedic.core.engine import Knob
+from kvmedic.core.figures import Figures
 from kvmedic.core.maintenance import MaintenanceWindow
 from kvmedic.core.policy import (
     Limits,
@@ -23,6 +27,7 @@ from kvmedic.core.policy import (
     TargetRef,
     Windows,
 )
+from kvmedic.core.quantity import parse_quantity
 from kvmedic.core.verdict import Objectives
 
 KNOBS = MappingProxyType(
@@ -69,6 +74,40 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
         ),
         rollback=_rollback(spec),
         scale_out=next((_scale(lever) for lever in spec.levers if lever.name is LeverName.SCALE_OUT), None),
+        compression=_compression(spec.compression),
+    )
+
+
+def _compression(spec: CompressionSpec | None) -> CompressionPolicy:
+    if spec is None:
+        return CompressionPolicy()
+    return CompressionPolicy(
+        method=spec.method or "",
+        method_class=MethodClass(spec.method_class) if spec.method_class else None,
+        keep_tokens=spec.keep_tokens,
+        keep_share=spec.keep_ratio,
+        settings=tuple(
+            Setting(on=each.after, off=each.before, flag=each.flag or "", env=each.env or "")
+            for each in spec.settings or ()
+        ),
+        baseline=_figures(spec.baseline),
+        blocks=spec.baseline.blocks if spec.baseline else None,
+        probe=ProbePolicy(spec.probe.tokens, parse_duration(spec.probe.timeout)),
+        fixes=tuple(Fix(each) for each in spec.allowed_fixes),
+    )
+
+
+def _figures(given: CompressionBaseline | None) -> Figures:
+    if given is None:
+        return Figures()
+    memory = given.device_memory
+    return Figures(
+        requests_per_second=given.requests_per_second,
+        tokens_per_second=given.tokens_per_second,
+        preemptions_per_request=given.preemptions_per_request,
+        kv_cache_usage=given.kv_cache_usage,
+        device_memory=None if memory is None else float(parse_quantity(memory)),
+        e2e_p95=_seconds(given.e2e_p95),
     )
 
 

@@ -7,22 +7,32 @@ feature lands, its entry leaves this table and nothing else changes here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
+from kvmedic.api.compression import CompressionSpec
 from kvmedic.api.rules import Rule
 from kvmedic.api.spec import KVRemediationSpec
-from kvmedic.core.policy import Runbook, Spare
+from kvmedic.core.compression_policy import Fix
+from kvmedic.core.policy import Spare
 
 T = TypeVar("T")
 
-PENDING: tuple[Rule[KVRemediationSpec], ...] = (
-    Rule(
-        cel="!('CompressionWithoutSavings' in self.runbooks)",
-        message="runbook CompressionWithoutSavings is not implemented yet: remove it",
-        holds=lambda s: Runbook.COMPRESSION_WITHOUT_SAVINGS not in s.runbooks,
-        path=".runbooks",
+
+def _pending(field: str, holds: Callable[[CompressionSpec], bool]) -> Rule[KVRemediationSpec]:
+    """Return the rule that a field of the compression is not there; `holds` says so of a compression."""
+    parts = field.split(".")
+    paths = [f"self.{'.'.join(parts[:length])}" for length in range(1, len(parts) + 1)]
+    return Rule(
+        cel=" || ".join(f"!has({path})" for path in paths),
+        message=f"{field} is not implemented yet: remove it",
+        holds=lambda s: s.compression is None or holds(s.compression),
+        path=f".{field}",
         forbids=True,
-    ),
+    )
+
+
+PENDING: tuple[Rule[KVRemediationSpec], ...] = (
     Rule(
         cel="self.rollout.spare != 'BestEffort'",
         message="rollout.spare BestEffort is not implemented yet: use Required",
@@ -30,11 +40,31 @@ PENDING: tuple[Rule[KVRemediationSpec], ...] = (
         path=".rollout.spare",
         forbids=True,
     ),
+    _pending("compression.accuracyGate", lambda c: c.accuracy_gate is None),
+    _pending("compression.closeBy", lambda c: c.close_by is None),
+    _pending("compression.baseline.accuracy", lambda c: c.baseline is None or c.baseline.accuracy is None),
+    _pending(
+        "compression.baseline.accuracyConfiguration",
+        lambda c: c.baseline is None or c.baseline.accuracy_configuration is None,
+    ),
+    _pending(
+        "compression.baseline.attentionBackend",
+        lambda c: c.baseline is None or c.baseline.attention_backend is None,
+    ),
     Rule(
-        cel="!has(self.compression)",
-        message="compression is not implemented yet: remove it",
-        holds=lambda s: s.compression is None,
-        path=".compression",
+        cel="!has(self.compression) || !has(self.compression.probe) || "
+        "!has(self.compression.probe.useDrainedReplica) || !self.compression.probe.useDrainedReplica",
+        message="compression.probe.useDrainedReplica true is not implemented yet: remove it",
+        holds=lambda s: s.compression is None or not s.compression.probe.use_drained_replica,
+        path=".compression.probe.useDrainedReplica",
+        forbids=True,
+    ),
+    Rule(
+        cel="!has(self.compression) || !has(self.compression.allowedFixes) || "
+        f"self.compression.allowedFixes.all(fix, fix == '{Fix.REVERT_BUNDLE}')",
+        message=f"only the fix {Fix.REVERT_BUNDLE} is implemented yet: remove the others",
+        holds=lambda s: s.compression is None or set(s.compression.allowed_fixes) <= {Fix.REVERT_BUNDLE},
+        path=".compression.allowedFixes",
         forbids=True,
     ),
 )

@@ -10,9 +10,28 @@ from typing import Any, assert_never
 
 from kvmedic.cli.terminal import Form
 from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
-from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief, Resize, RollBack
+from kvmedic.core.diagnosis import (
+    Assignment,
+    Beyond,
+    Diagnosis,
+    Inconclusive,
+    Relief,
+    Resize,
+    RollBack,
+    Try,
+    TurnOff,
+)
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
-from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.core.plan import (
+    AutoscalerStep,
+    ConfigStep,
+    FlagStep,
+    ReplaceStep,
+    RevisionStep,
+    ScaleStep,
+    Step,
+    TrialStep,
+)
 from kvmedic.core.run import Outcome
 from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm import VLLM
@@ -23,7 +42,10 @@ REPLICA = "replica"
 REVISION = "revision"
 REPLICAS = "replicas"
 MINIMUM = "minimum of replicas"
+TRIAL = "trial pod"
+COMPRESSION = "KV compression"
 A_NEW_ONE = "a new one"
+OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +54,8 @@ class Change:
 
     knob: str
     """`REPLICA` where a replica is replaced, `REVISION` where the whole pod template is another, `REPLICAS`
-    and `MINIMUM` where their number changes."""
+    and `MINIMUM` where their number changes, `COMPRESSION` where a method is turned off, `TRIAL` where
+    nothing is changed and a trial pod answers a question."""
     before: str | None
     """None: not given on the command line, so the engine's default, or not known."""
     after: str | None
@@ -178,6 +201,8 @@ def change_of(step: Step) -> Change:
             return Change(REVISION, str(step.before.number), str(step.after.number), target)
         case ScaleStep():
             return Change(REPLICAS, str(step.before), str(step.after), target)
+        case TrialStep():
+            return Change(TRIAL, None, f"{step.tokens} tokens with {step.method}", target)
         case AutoscalerStep():
             holder = f"{step.holder.kind}/{step.holder.name}"
             return Change(MINIMUM, str(step.before), str(step.after), holder)
@@ -190,7 +215,7 @@ def flag_name(knob: str) -> str | None:
     return next((flag.name for flag in VLLM.flags if flag.knob == knob), None)
 
 
-def _advised(advice: Assignment | Relief | RollBack | Resize) -> Change:
+def _advised(advice: Assignment | Beyond) -> Change:
     match advice:
         case Relief():
             return Change(REPLICA, advice.pod, A_NEW_ONE, "")
@@ -198,11 +223,14 @@ def _advised(advice: Assignment | Relief | RollBack | Resize) -> Change:
             return Change(REVISION, str(advice.before.number), str(advice.after.number), "")
         case Resize():
             return Change(REPLICAS, None, str(advice.replicas), "")
+        case TurnOff():
+            return Change(COMPRESSION, advice.method, OFF, "")
+        case Try():
+            return Change(TRIAL, None, f"{advice.tokens} tokens with {advice.method}", "")
         case Assignment():
             return Change(str(advice.knob), None, str(advice.value), "")
         case _:
             assert_never(advice)
-    return Change(str(advice.knob), None, str(advice.value), "")
 
 
 def numbers_of(readings: PodReadings) -> dict[str, float | str]:

@@ -8,6 +8,9 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TypeAlias
 
+from kvmedic.core.blocks import Keep
+from kvmedic.core.compressed import Compressed
+from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Signal
@@ -15,6 +18,7 @@ from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.revisions import LatestDeploy, NoDeploy, Revision
 from kvmedic.core.supply import Supply
 from kvmedic.core.told_version import Witness
+from kvmedic.core.trialling import Question
 from kvmedic.core.vitals import NodeHealth, Vital, Vitals
 
 RESTORE_AFTER = timedelta(hours=1)
@@ -64,6 +68,8 @@ class Evidence:
     """What replicas say of their engine's version; empty also where nobody asked."""
     evicts: TokenEviction | None = None
     """What takes tokens from sequences while they run; None where nothing is known of."""
+    compression: Compressed | None = None
+    """The method that compresses the KV cache; None where nothing tells of one, or nobody looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +139,42 @@ class Resize:
     """One sentence with the numbers behind it."""
 
 
+@dataclass(frozen=True, slots=True)
+class TurnOff:
+    """A method that compresses the KV cache should be turned off, with all that turned it on."""
+
+    method: str
+    settings: tuple[BundleSetting, ...]
+    """In the order in which they turn it on."""
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A trial pod should answer a question about the fleet's present setting."""
+
+    question: Question
+    method: str
+    tokens: int
+    """To be generated."""
+    keep: Keep
+    """What the method keeps of a sequence."""
+    limit: timedelta
+    """After that the trial pod ends."""
+    reason: Reason
+    message: str
+    """One sentence with what asks for it."""
+
+
 SettingAdvice: TypeAlias = Assignment | NoChange
 """What a lever says."""
 
-Advice: TypeAlias = SettingAdvice | Relief | RollBack | Resize
+Beyond: TypeAlias = Relief | RollBack | Resize | TurnOff | Try
+"""Advice that is no matter of one setting."""
+
+Advice: TypeAlias = SettingAdvice | Beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +284,8 @@ class Goal(StrEnum):
     """No replica that runs it restarts while requests are served."""
     CALM = "Calm"
     """No replica is beyond the trigger, whatever the load is: fewer replicas do as well."""
+    ANSWER = "Answer"
+    """Nothing is changed: a trial answers a question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +340,16 @@ class Diagnosed:
 
 Diagnosis: TypeAlias = Diagnosed | Inconclusive
 
+CONTENT = frozenset(
+    {Reason.HEALTHY, Reason.NO_COMPRESSION, Reason.COMPRESSION_UNDOUBTED, Reason.COMPRESSION_SAVES}
+)
+"""What is found where there is no trouble."""
+
+
+def is_content(diagnosis: Diagnosis) -> bool:
+    """Return whether a look found no trouble."""
+    return isinstance(diagnosis, Diagnosed) and diagnosis.reason in CONTENT
+
 
 def diagnose(branches: tuple[Branch, ...], evidence: Evidence) -> Diagnosis:
     """Return the first branch that applies, or why none can be named.
@@ -307,6 +357,14 @@ def diagnose(branches: tuple[Branch, ...], evidence: Evidence) -> Diagnosis:
     Raises:
         ValueError: the table has no closing branch that always applies.
     """
+    found = first_match(branches, evidence)
+    if found is None:
+        raise ValueError("a runbook's table ends with a branch that always applies")
+    return found
+
+
+def first_match(branches: tuple[Branch, ...], evidence: Evidence) -> Diagnosis | None:
+    """Return the first of some branches that applies, or why none can be named; None where none applies."""
     for branch in branches:
         match branch.when(evidence):
             case None:
@@ -315,4 +373,4 @@ def diagnose(branches: tuple[Branch, ...], evidence: Evidence) -> Diagnosis:
                 return unknown
             case findings:
                 return Diagnosed(branch, findings)
-    raise ValueError("a runbook's table ends with a branch that always applies")
+    return None

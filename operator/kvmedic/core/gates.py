@@ -81,6 +81,8 @@ def opening_gate(
 ) -> Blocked | None:
     """Return why no new run may be opened, or None.
 
+    A trial that was answered changed nothing, so nothing need cool down after it.
+
     Args:
         limits: the spec's limits.
         history: the resource's closed runs.
@@ -98,7 +100,8 @@ def opening_gate(
             Reason.OUTSIDE_WINDOWS,
             f"spec.limits.windows opens next at {opens:%Y-%m-%d %H:%MZ} (a {opens:%A})",
         )
-    ended = max((run.ended_at for run in history), default=None)
+    changes = (run for run in history if run.outcome is not Reason.TRIAL_ANSWERED)
+    ended = max((run.ended_at for run in changes), default=None)
     if ended is not None and now - ended < limits.cooldown:
         until = ended + limits.cooldown
         return Blocked(

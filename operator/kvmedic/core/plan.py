@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias, assert_never
 
+from kvmedic.core.blocks import Keep
 from kvmedic.core.config_map import FileEdit
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.engine import Knob
@@ -20,6 +21,7 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.reference import ReferenceEdit
 from kvmedic.core.revisions import Revision
 from kvmedic.core.swap import TemplateSwap
+from kvmedic.core.trialling import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,51 @@ class AutoscalerStep:
         return f"{self.holder.kind}/{self.holder.name}: minimum {self.before} -> {self.after} replicas"
 
 
-Step: TypeAlias = FlagStep | ReplaceStep | ConfigStep | RevisionStep | ScaleStep | AutoscalerStep
+@dataclass(frozen=True, slots=True)
+class TrialStep:
+    """A trial pod answers a question about the target's present setting. The target is not touched.
+
+    The pod is a copy of the pod template, which nobody leads requests to. It goes when the run ends.
+    """
+
+    target: ObjectRef
+    container: str
+    """The engine's container."""
+    question: Question
+    method: str
+    """What compresses the KV cache."""
+    tokens: int
+    """To be generated."""
+    keep: Keep
+    """What the method keeps of a sequence."""
+    limit_seconds: int
+    """After that the pod ends, whatever became of everybody else."""
+    template: str
+    """Hash of the pod template, before and after."""
+    reason: Reason
+    kind: Literal["TrialStep"] = "TrialStep"
+
+    @property
+    def before_template(self) -> str:
+        """Return the hash of the pod template that the step begins with."""
+        return self.template
+
+    @property
+    def after_template(self) -> str:
+        """Return the hash of the pod template that the step ends with: the same."""
+        return self.template
+
+    def inverse(self) -> TrialStep:
+        """Return the step itself: it leaves nothing behind."""
+        return self
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        name = f"{self.target.kind}/{self.target.name}"
+        return f"{name}: a trial pod generates {self.tokens} tokens with {self.method}"
+
+
+Step: TypeAlias = FlagStep | ReplaceStep | ConfigStep | RevisionStep | ScaleStep | AutoscalerStep | TrialStep
 """Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
 
 
@@ -306,7 +352,7 @@ def template_before(step: Step) -> str:
     match step:
         case ConfigStep() | FlagStep() | RevisionStep():
             return step.before_template
-        case ReplaceStep() | ScaleStep() | AutoscalerStep():
+        case ReplaceStep() | ScaleStep() | AutoscalerStep() | TrialStep():
             return step.template
         case _:
             assert_never(step)
@@ -319,7 +365,7 @@ def gives_back(step: Step) -> bool:
             return step.gives_back
         case FlagStep() | ConfigStep():
             return step.reason is Reason.HOST_MEMORY_GIVEN_BACK
-        case ReplaceStep() | RevisionStep():
+        case ReplaceStep() | RevisionStep() | TrialStep():
             return False
         case _:
             assert_never(step)
@@ -330,7 +376,7 @@ def is_revocable(step: Step) -> bool:
     match step:
         case AutoscalerStep() | ConfigStep() | FlagStep() | RevisionStep() | ScaleStep():
             return True
-        case ReplaceStep():
+        case ReplaceStep() | TrialStep():
             return False
         case _:
             assert_never(step)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
+from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
 from kvmedic.core.diagnosis import LeverBound, ScaleBound, Trigger
 from kvmedic.core.maintenance import MaintenanceWindow
 from kvmedic.core.verdict import Objectives
@@ -149,3 +150,4 @@ class Policy:
     rollback: RollbackPolicy = RollbackPolicy()
     scale_out: ScaleBound | None = None
     """How far replicas may be added; None where they may not."""
+    compression: CompressionPolicy = NOT_DECLARED

@@ -8,7 +8,16 @@ from typing import TypeAlias, assert_never
 
 from kvmedic.core.fleet import SURGE, Fleet, Owner, ReplicaSet
 from kvmedic.core.moves import Failed, Refused
-from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.core.plan import (
+    AutoscalerStep,
+    ConfigStep,
+    FlagStep,
+    ReplaceStep,
+    RevisionStep,
+    ScaleStep,
+    Step,
+    TrialStep,
+)
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import Revision
 
@@ -178,6 +187,19 @@ def is_halfway(fleet: Fleet, wanted: Revision) -> bool:
     return left and fleet.desired(wanted.template) > 0
 
 
+def trial_refusal(fleet: Fleet) -> Refused | None:
+    """Return why no trial can begin on a fleet's present setting, or None.
+
+    Nothing of the fleet is changed, so neither its strategy nor its owners matter.
+    """
+    unsettled = _unsettled(fleet, Purpose.MENDING)
+    return _first(
+        _frozen(fleet),
+        (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
+        (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
+    )
+
+
 def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
     """Return why a step cannot begin on this fleet, or None."""
     match step:
@@ -191,6 +213,8 @@ def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
             return scaling_refusal(fleet, step)
         case AutoscalerStep():
             return autoscaling_refusal(fleet, step)
+        case TrialStep():
+            return trial_refusal(fleet)
         case _:
             assert_never(step)
 

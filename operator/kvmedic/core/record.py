@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from kvmedic.core.aside import SetAside
+from kvmedic.core.compressed import Answer
 from kvmedic.core.engine import Knob
 from kvmedic.core.footprint import Footprint
 from kvmedic.core.loan import Borrowed
@@ -235,6 +236,8 @@ class Record:
     levers: tuple[TriedLever, ...] = ()
     replacements: tuple[TriedReplacement, ...] = ()
     rollbacks: tuple[TriedRollback, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    """What trials showed, newest first."""
     copies: tuple[ConfigCopy, ...] = ()
     outgrown: tuple[OutgrownShare, ...] = ()
     borrowed: tuple[Borrowed, ...] = ()

@@ -14,7 +14,16 @@ from typing import assert_never
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
-from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.core.plan import (
+    AutoscalerStep,
+    ConfigStep,
+    FlagStep,
+    ReplaceStep,
+    RevisionStep,
+    ScaleStep,
+    Step,
+    TrialStep,
+)
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
 from kvmedic.core.spending import Footing, Spending, spent
@@ -221,6 +230,11 @@ class Run:
         )
         return replace(self.with_step(record), ending=outcome, victim=None)
 
+    def answered(self, outcome: Outcome) -> Run:
+        """Return the run with the question of its step answered: it ends."""
+        record = replace(self.current, state=StepState.KEPT, message=outcome.message)
+        return replace(self.with_step(record), ending=outcome)
+
     def reverted(self) -> Run:
         """Return the run with its step taken back everywhere."""
         return replace(self.with_step(replace(self.current, state=StepState.REVERTED)), victim=None)
@@ -326,7 +340,7 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     """
     step, intent, state = run.current.step, run.intent, run.current.state
     match step:
-        case FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep():
+        case FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep() | TrialStep():
             return False
         case ReplaceStep():
             counts, recorded = state in WALKING, step.replicas

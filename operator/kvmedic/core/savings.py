@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from kvmedic.core.figures import Figures
 from kvmedic.core.verdict import HEAVIER
 
 LEAST_SAVED = 0.10
@@ -22,21 +23,6 @@ LEAST_LOSS = 0.10
 """Relative fall of tokens per second, and rise of end-to-end time, from which it counts as a loss."""
 LEAST_GROWN = 0.05
 """Relative rise of device memory from which it counts as grown: otherwise readings differ by a MiB or two."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """A fleet under load; None: not known."""
-
-    requests_per_second: float | None = None
-    tokens_per_second: float | None = None
-    preemptions_per_request: float | None = None
-    kv_cache_usage: float | None = None
-    """Mean, ratio 0 to 1."""
-    device_memory: float | None = None
-    """Bytes in use on one device."""
-    e2e_p95: float | None = None
-    """Seconds."""
 
 
 class Worth(StrEnum):

@@ -13,10 +13,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from kvmedic.core.complete import histogram
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis
+from kvmedic.core.diagnosis import Diagnosis, is_content
 from kvmedic.core.distribution import merged, quantile
 from kvmedic.core.evidence import Histogram, Observation, Signal
-from kvmedic.core.reasons import Reason
 from kvmedic.core.verdict import Objectives
 
 NO_OBJECTIVES = "spec.objectives names none, so nothing tells whether somebody suffers"
@@ -71,7 +70,7 @@ def urgency_of(
         objectives: of the spec.
         shown: what was said last.
     """
-    if isinstance(diagnosis, Diagnosed) and diagnosis.reason is Reason.HEALTHY:
+    if is_content(diagnosis):
         return None
     return urgency(seen, objectives, shown)
 

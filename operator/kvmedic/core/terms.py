@@ -12,7 +12,16 @@ from math import inf
 from typing import assert_never
 
 from kvmedic.core.diagnosis import Trigger
-from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.core.plan import (
+    AutoscalerStep,
+    ConfigStep,
+    FlagStep,
+    ReplaceStep,
+    RevisionStep,
+    ScaleStep,
+    Step,
+    TrialStep,
+)
 from kvmedic.core.policy import (
     Limits,
     Mode,
@@ -75,7 +84,7 @@ def _container(step: Step) -> str | None:
     match step:
         case FlagStep():
             return step.edit.container
-        case AutoscalerStep() | ConfigStep() | ReplaceStep() | RevisionStep() | ScaleStep():
+        case AutoscalerStep() | ConfigStep() | ReplaceStep() | RevisionStep() | ScaleStep() | TrialStep():
             return step.container
         case _:
             assert_never(step)

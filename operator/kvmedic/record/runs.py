@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
+from kvmedic.core.compressed import Answer
+from kvmedic.core.diagnosis import Goal
 from kvmedic.core.engine import Knob
 from kvmedic.core.loan import loans_after
 from kvmedic.core.plan import (
@@ -89,6 +91,10 @@ NEEDS_A_PERSON = frozenset(
         Reason.CONFIG_COPY_IMPOSSIBLE,
         Reason.FLAG_UNKNOWN_TO_ENGINE,
         Reason.ENGINE_UNRECOGNISED,
+        Reason.COMPRESSION_NOT_APPLIED,
+        Reason.METHOD_UNKNOWN,
+        Reason.FIX_NOT_ALLOWED,
+        Reason.TRIAL_IMPOSSIBLE,
         Reason.TARGET_NOT_FOUND,
         Reason.SPEC_INVALID,
         Reason.SPEC_NOT_IMPLEMENTED,
@@ -171,9 +177,10 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         template=template_before(run.steps[0].step),
     )
     truth = Truth.TRUE if outcome.reason in HEALED else Truth.FALSE
+    remediated = Claim(ConditionType.REMEDIATED, truth, outcome.reason, outcome.message)
     claims = (
         Claim(ConditionType.PROGRESSING, Truth.FALSE, Reason.NO_RUN),
-        Claim(ConditionType.REMEDIATED, truth, outcome.reason, outcome.message),
+        *(() if run.goal is Goal.ANSWER else (remediated,)),
         action(outcome.reason, outcome.message),
     )
     done = replace(
@@ -189,6 +196,12 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         sized=_sized(record.sized, run, now),
     )
     return with_conditions(done, claims, generation, now)
+
+
+def with_answer(record: Record, answer: Answer) -> Record:
+    """Return the record with what a trial showed: the newest of each question on each pod template."""
+    kept = _remembered((answer,), record.answers, lambda one: (one.question, one.template))
+    return replace(record, answers=kept)
 
 
 def _sized(before: SizedCap | None, run: Run, now: datetime) -> SizedCap | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from kvmedic.core.approval import stands
-from kvmedic.core.diagnosis import Diagnosis, Inconclusive
+from kvmedic.core.diagnosis import CONTENT, Diagnosis, Inconclusive, is_content
 from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
@@ -97,8 +97,9 @@ def _metrics(diagnosis: Diagnosis) -> Claim:
 def _diagnosed(diagnosis: Diagnosis) -> Claim:
     if isinstance(diagnosis, Inconclusive):
         return Claim(ConditionType.DIAGNOSED, Truth.UNKNOWN, diagnosis.reason, diagnosis.message)
-    healthy = diagnosis.reason is Reason.HEALTHY
-    return Claim(ConditionType.DIAGNOSED, Truth.FALSE if healthy else Truth.TRUE, diagnosis.reason)
+    return Claim(
+        ConditionType.DIAGNOSED, Truth.FALSE if is_content(diagnosis) else Truth.TRUE, diagnosis.reason
+    )
 
 
 def _shown(old: ShownDiagnosis | None, diagnosis: Diagnosis, runbook: str, now: datetime) -> ShownDiagnosis:
@@ -109,7 +110,7 @@ def _shown(old: ShownDiagnosis | None, diagnosis: Diagnosis, runbook: str, now: 
         fresh = ShownDiagnosis(diagnosis.reason, diagnosis.line(), runbook, now, findings)
     if old is None or old.reason is not fresh.reason or old.runbook != runbook:
         return fresh
-    lasting = fresh.reason is not Reason.HEALTHY and now - old.at >= REFRESH
+    lasting = fresh.reason not in CONTENT and now - old.at >= REFRESH
     return fresh if lasting else old
 
 

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from kvmedic.core.diagnosis import Branch
-from kvmedic.runbooks import preemption_thrash
+from kvmedic.runbooks import compression_without_savings, preemption_thrash
 
 RUNBOOKS: Mapping[str, tuple[Branch, ...]] = MappingProxyType(
-    {"PreemptionThrash": preemption_thrash.BRANCHES}
+    {
+        "CompressionWithoutSavings": compression_without_savings.BRANCHES,
+        "PreemptionThrash": preemption_thrash.BRANCHES,
+    }
 )
 """Every runbook by the name that `spec.runbooks` uses."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvmedic.core.diagnosis import Relief, Resize, RollBack
+from kvmedic.core.diagnosis import Relief, Resize, RollBack, Try
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import Footprint, returning_step
-from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep, ScaleStep, Step, TrialStep
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import TriedReplacement, TriedRollback, TriedScaling
-from kvmedic.runbooks.planning import Fault
+from kvmedic.runbooks.planning import Fault, Workload
 
 
 def replaced_in_vain(tried: Sequence[TriedReplacement], fleet: Fleet) -> bool:
@@ -58,7 +58,27 @@ def returning_of(fleet: Fleet, held: Footprint, advice: Resize, generation: int)
     return plan_for(fleet, step, advice, generation)
 
 
-def plan_for(fleet: Fleet, step: Step, advice: Relief | RollBack | Resize, generation: int) -> Plan:
+def trial_plan(
+    target: TargetRef, fleet: Fleet, workload: Workload | Fault, advice: Try, generation: int
+) -> Plan | Fault:
+    """Return the plan that asks a trial pod of a fleet's present setting, or why it cannot be carried out."""
+    if isinstance(workload, Fault):
+        return workload
+    step = TrialStep(
+        target=ObjectRef(target.kind, target.name),
+        container=str(workload.container.get("name")),
+        question=advice.question,
+        method=advice.method,
+        tokens=advice.tokens,
+        keep=advice.keep,
+        limit_seconds=int(advice.limit.total_seconds()),
+        template=fleet.revision,
+        reason=advice.reason,
+    )
+    return plan_for(fleet, step, advice, generation)
+
+
+def plan_for(fleet: Fleet, step: Step, advice: Relief | RollBack | Resize | Try, generation: int) -> Plan:
     """Return the plan of one step that changes no setting of its own."""
     return Plan(
         steps=(step,),

@@ -1,10 +1,35 @@
-"""Which method of KV compression a workload's own settings switch on."""
+"""Which method of KV compression a workload has on, and what is known of it."""
 
 from __future__ import annotations
 
-from kvmedic.core.compression import TokenEviction, Told, recognised, token_eviction
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvmedic.core.blocks import Keep
+from kvmedic.core.compressed import Answer, Compressed, answer_for
+from kvmedic.core.compression import (
+    OFF_WORDS,
+    Method,
+    MethodClass,
+    Recognised,
+    TokenEviction,
+    Told,
+    recognised,
+    token_eviction,
+)
+from kvmedic.core.compression import Setting as BundleSetting
+from kvmedic.core.compression_policy import CompressionPolicy
+from kvmedic.core.engine import Knob
+from kvmedic.core.evidence import Measured, Observation
+from kvmedic.core.template import template_hash
 from kvmedic.engines.kv_methods import METHODS
+from kvmedic.manifests.configuration import Configuration
+from kvmedic.manifests.flags import parsed_of
+from kvmedic.manifests.refusal import Refusal
+from kvmedic.runbooks.bundle import is_off
 from kvmedic.runbooks.planning import Workload
+
+DECLARED = "spec.compression"
 
 
 def eviction_of(workload: Workload) -> TokenEviction | None:
@@ -12,10 +37,121 @@ def eviction_of(workload: Workload) -> TokenEviction | None:
 
     Only variables with a value of their own are read: one that comes from elsewhere tells nothing.
     """
+    return token_eviction(recognised(METHODS, Told(environment_of(workload), cache_dtype="")))
+
+
+def compressed_of(
+    workload: Workload, policy: CompressionPolicy, answers: Sequence[Answer], seen: Observation
+) -> Compressed | None:
+    """Return the method that compresses the KV cache, with what is known of it; None where none is on.
+
+    The spec's word counts before what settings and engines tell, as long as the settings that it lists do not
+    say that the method is off.
+
+    Args:
+        workload: the engine, its flags and variables.
+        policy: what the spec says.
+        answers: of trials.
+        seen: the replicas, with the types in which they store keys and values.
+    """
+    asked = asked_type(workload)
+    found = recognised(METHODS, Told(environment_of(workload), _type_of(asked, seen)))
+    is_declared = bool(policy.method or policy.method_class or policy.settings)
+    method = _declared(policy, found) if is_declared else _recognised(found)
+    if method is None or _is_switched_off(workload, method.name) or is_off(workload, method.settings):
+        return None
+    return replace(
+        method,
+        asks_for_type=asked if asked.startswith(method.cache_types) and method.cache_types else "",
+        type_is_in_file=_is_in_file(workload),
+        without=policy.baseline,
+        blocks_without=policy.blocks,
+        policy=policy,
+        answer=answer_for(answers, template_hash(workload.template)),
+        longest_request=_longest(workload),
+    )
+
+
+def environment_of(workload: Workload) -> dict[str, str]:
+    """Return the variables of the engine's container that have a value of their own."""
     variables = workload.container.get("env")
-    environment = {
+    return {
         str(each["name"]): each["value"]
         for each in (variables if isinstance(variables, list) else ())
         if isinstance(each, dict) and "name" in each and isinstance(each.get("value"), str)
     }
-    return token_eviction(recognised(METHODS, Told(environment, cache_dtype="")))
+
+
+def asked_type(workload: Workload) -> str:
+    """Return the type in which the pod template asks to store keys and values; empty where it does not."""
+    given = workload.given(Knob.KV_CACHE_DTYPE)
+    return given if isinstance(given, str) else ""
+
+
+def _type_of(asked: str, seen: Observation) -> str:
+    """Return the type that a replica says it has, where it is one of a method's; else that asked for."""
+    told = {pod.pool.value.cache_dtype for pod in seen.pods.values() if isinstance(pod.pool, Measured)}
+    starts = tuple(start for method in METHODS for start in method.cache_dtypes)
+    return next((each for each in sorted(told) if each.startswith(starts)), asked)
+
+
+def _declared(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compressed:
+    known = next((each for each in METHODS if each.name.lower() == policy.method.lower()), None)
+    seen = next((each for each in found if known is not None and each.method is known), None)
+    name = policy.method or (known.name if known else "the declared method")
+    kept = Keep(policy.keep_tokens, policy.keep_share)
+    if kept == Keep():
+        kept = Keep(seen.budget if seen else known.default_budget if known else None)
+    return Compressed(
+        name=name,
+        method_class=policy.method_class or (known.method_class if known else None),
+        told_by=DECLARED,
+        keep=None if kept == Keep() else kept,
+        cache_types=known.cache_dtypes if known else (),
+        settings=policy.settings or (known.settings if known else ()),
+    )
+
+
+def _recognised(found: Sequence[Recognised]) -> Compressed | None:
+    """Return the method that is looked at of those that are on: one that is to free blocks before others."""
+    ordered = sorted(found, key=lambda each: each.method.method_class is MethodClass.QUANTIZATION)
+    if not ordered:
+        return None
+    first = ordered[0]
+    return Compressed(
+        name=first.method.name,
+        method_class=first.method.method_class,
+        told_by=first.by,
+        keep=None if first.budget is None else Keep(first.budget),
+        cache_types=first.method.cache_dtypes,
+        settings=turning_off(first.method),
+    )
+
+
+def turning_off(method: Method) -> tuple[BundleSetting, ...]:
+    """Return the settings with which a method goes that nobody declared: its switch, where it has one.
+
+    What its other settings were before nobody knows, and without it they do nothing.
+    """
+    switch = tuple(each for each in method.settings if method.switch and each.env == method.switch)
+    return switch or method.settings
+
+
+def _is_switched_off(workload: Workload, name: str) -> bool:
+    """Return whether the switch of a known method says that it is off, whatever its other settings are."""
+    switch = next((each.switch for each in METHODS if each.name == name), "")
+    return environment_of(workload).get(switch, "").strip().lower() in OFF_WORDS
+
+
+def _is_in_file(workload: Workload) -> bool:
+    """Return whether the type of the cache stands in a file: one that may be edited while engines run."""
+    flag = workload.engine.profile.flag(Knob.KV_CACHE_DTYPE)
+    line, file = parsed_of(workload.container, workload.engine), workload.file
+    if flag is None or isinstance(line, Refusal) or not isinstance(file, Configuration):
+        return False
+    return file.read.decides(flag, line) is not None
+
+
+def _longest(workload: Workload) -> int | None:
+    given = workload.given(Knob.MAX_MODEL_LEN)
+    return given if isinstance(given, int) and not isinstance(given, bool) and given > 0 else None

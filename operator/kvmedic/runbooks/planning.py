@@ -9,13 +9,11 @@ from kvmedic.core.config_map import Sight
 from kvmedic.core.diagnosis import (
     Adviser,
     Assignment,
+    Beyond,
     Evidence,
     LeverBound,
     MemoryShare,
     NoChange,
-    Relief,
-    Resize,
-    RollBack,
     Setting,
 )
 from kvmedic.core.edit import TokenEdit, container_at, containers_of
@@ -226,17 +224,15 @@ def memory_share(workload: Workload) -> MemoryShare:
 
 def proposal(
     workload: Workload, advise: Adviser, evidence: Evidence, known: Setting, generation: int
-) -> Plan | Relief | RollBack | Resize | NoChange:
-    """Return the plan that advice leads to, or why there is none.
-
-    A relief, a way back to another revision and a number of replicas are no matter of settings.
+) -> Plan | Beyond | NoChange:
+    """Return the plan that advice leads to, or why there is none; advice that is no matter of one setting.
 
     A lever that this engine or its command line does not let be set is told to the adviser, which may
     know another one.
     """
     for _ in range(len(known.levers) + 1):
         advice = advise(evidence, known)
-        if isinstance(advice, NoChange | Relief | RollBack | Resize):
+        if isinstance(advice, NoChange | Beyond):
             return advice
         plan = plan_of(workload, advice, generation)
         if isinstance(plan, Plan):

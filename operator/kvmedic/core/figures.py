@@ -1,0 +1,20 @@
+"""What is compared of a fleet with and without a method that compresses its KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A fleet under load; None: not known."""
+
+    requests_per_second: float | None = None
+    tokens_per_second: float | None = None
+    preemptions_per_request: float | None = None
+    kv_cache_usage: float | None = None
+    """Mean, ratio 0 to 1."""
+    device_memory: float | None = None
+    """Bytes in use on one device."""
+    e2e_p95: float | None = None
+    """Seconds."""

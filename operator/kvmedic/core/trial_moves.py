@@ -1,0 +1,123 @@
+"""The next move of a test on a trial pod, from what is seen of it; pure.
+
+Whoever dies in the middle: the pod is found by its name and the test begins anew, within the same limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from kvmedic.core.blocks import KV_HEADS
+from kvmedic.core.compressed import Answer
+from kvmedic.core.fleet import Pod
+from kvmedic.core.moves import Failed, Wait
+from kvmedic.core.plan import TrialStep
+from kvmedic.core.reasons import Reason
+from kvmedic.core.reclamation_probe import Generation, Reclaim, Unjudged, judge
+from kvmedic.core.starting import StartLimits, start_failure
+from kvmedic.core.trialling import Interrupted, Progress, Underway, Watched
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSight:
+    """A trial as it is seen."""
+
+    pod: Pod | None
+    """None: there is none, not yet or not any more."""
+    progress: Progress | None
+    """None: nobody has begun the test."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeTrial:
+    """Make the trial pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTest:
+    """Begin the test on the pod, which is Ready."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The test came to its end."""
+
+    answer: Answer
+
+
+TrialMove: TypeAlias = MakeTrial | BeginTest | Answered | Wait | Failed
+
+
+def trial_move(
+    sight: TrialSight, step: TrialStep, limits: StartLimits, began_at: datetime, now: datetime
+) -> TrialMove:
+    """Return the next move of a test.
+
+    Args:
+        sight: the pod and the test as they are.
+        step: what is asked.
+        limits: how long a replica may take to start, and to be scheduled.
+        began_at: when the run began.
+        now: the time.
+    """
+    if now - began_at > timedelta(seconds=step.limit_seconds):
+        return Failed(Reason.TRIAL_UNANSWERED, f"no answer within {step.limit_seconds} s; {_where(sight)}")
+    pod = sight.pod
+    if pod is None:
+        return MakeTrial()
+    if pod.has_ended or pod.terminating:
+        return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name} ended by itself, or somebody deleted it")
+    if not pod.ready:
+        return _starting(pod, limits, now)
+    return _tested(sight.progress, pod, step, now)
+
+
+def _tested(progress: Progress | None, pod: Pod, step: TrialStep, now: datetime) -> TrialMove:
+    match progress:
+        case None:
+            return BeginTest(pod)
+        case Underway(tokens, of):
+            return Wait(
+                Reason.RECLAMATION_PROBED, f"{pod.name} generates: {10 * tokens // of}0 % of {of} tokens"
+            )
+        case Interrupted(why):
+            return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name}: {why}")
+        case Watched() as watched:
+            return Answered(answer_of(watched, step, now))
+
+
+def answer_of(watched: Watched, step: TrialStep, now: datetime) -> Answer:
+    """Return what a generation that came to its end shows."""
+    seen = Generation(watched.samples, watched.generated, watched.block_tokens, step.keep, KV_HEADS)
+    found = judge(seen)
+    if isinstance(found, Unjudged):
+        text = f"a trial of {watched.generated} tokens shows nothing: {found.why}"
+        return Answer(step.question, step.template, text, now)
+    expected = found.predicted[Reclaim.RECLAIMS]
+    text = (
+        f"on a trial pod {watched.generated} tokens left {found.freed:.0%} of their blocks free; used blocks "
+        f"grow by {found.slope:.2f} of what tokens take (where blocks come back: {expected:.2f}); "
+        f"confidence {found.confidence:.2f}"
+    )
+    return Answer(step.question, step.template, text, now, found.reclaim)
+
+
+def _starting(pod: Pod, limits: StartLimits, now: datetime) -> Wait | Failed:
+    failed = start_failure(pod, False, limits, now)
+    if failed is not None:
+        return Failed(Reason.TRIAL_UNANSWERED, failed.message)
+    return Wait(
+        Reason.AWAITING_REPLICA, f"{pod.name} {'waits for a node' if pod.unschedulable else 'starts'}"
+    )
+
+
+def _where(sight: TrialSight) -> str:
+    if sight.pod is None:
+        return "there is no trial pod"
+    if isinstance(sight.progress, Underway):
+        return f"{sight.progress.tokens} of {sight.progress.of} tokens were generated"
+    return f"{sight.pod.name} is {'' if sight.pod.ready else 'not '}Ready"

@@ -1,0 +1,81 @@
+"""A fleet's figures as they are compared with those without KV compression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf, isfinite
+
+from kvmedic.core.complete import Complete, complete, histogram, total
+from kvmedic.core.diagnosis import Evidence, Inconclusive
+from kvmedic.core.distribution import merged, quantile
+from kvmedic.core.evidence import Measured, Observation, Signal
+from kvmedic.core.figures import Figures
+from kvmedic.core.vitals import Device, Vital
+
+NEEDED = frozenset(
+    {
+        Signal.PREEMPTIONS_PER_REQUEST_HELD,
+        Signal.PREEMPTIONS,
+        Signal.REQUESTS_FINISHED,
+        Signal.REQUESTS_IN_FLIGHT_CHANGE,
+        Signal.GENERATED_TOKENS,
+        Signal.KV_CACHE_USAGE_MEAN,
+    }
+)
+"""Needed of every replica."""
+HELPFUL = frozenset({Signal.E2E_SECONDS})
+"""Compared where every replica tells it."""
+MIB = 1 << 20
+
+
+def figures_of(evidence: Evidence) -> Figures:
+    """Return the fleet's figures over the trigger's window; what is not known of every replica is None."""
+    seen = evidence.burn
+    found = complete(seen, NEEDED)
+    if isinstance(found, Inconclusive) or not seen.window_seconds > 0:
+        return Figures()
+    finished = total(found, Signal.REQUESTS_FINISHED)
+    arrived = max(0.0, finished + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE))
+    return Figures(
+        requests_per_second=arrived / seen.window_seconds,
+        tokens_per_second=total(found, Signal.GENERATED_TOKENS) / seen.window_seconds,
+        preemptions_per_request=total(found, Signal.PREEMPTIONS) / max(1.0, finished),
+        kv_cache_usage=_mean(found, Signal.KV_CACHE_USAGE_MEAN),
+        device_memory=_device_memory(evidence),
+        e2e_p95=_e2e_p95(seen),
+    )
+
+
+def _mean(found: Mapping[str, Complete], signal: Signal) -> float:
+    return total(found, signal) / len(found)
+
+
+def _device_memory(evidence: Evidence) -> float | None:
+    """Return the most memory of a device that was in use, in bytes; None where a replica's is not known."""
+    known: list[float] = []
+    for name in evidence.burn.pods:
+        vitals = evidence.vitals.get(name)
+        devices = vitals.devices.value if vitals and isinstance(vitals.devices, Measured) else ()
+        used = [_used(device) for device in devices]
+        if not used or None in used:
+            return None
+        known.extend(each for each in used if each is not None)
+    return max(known, default=None)
+
+
+def _used(device: Device) -> float | None:
+    """Return the memory of a device that was in use at most, from what was free then and its share."""
+    free, share = device.value(Vital.MEMORY_FREE), device.ratio(Vital.MEMORY_IN_USE)
+    if free is None or share is None or not 0 <= share < 1:
+        return None
+    return free * share / (1 - share) * MIB
+
+
+def _e2e_p95(seen: Observation) -> float | None:
+    found = [histogram(pod, Signal.E2E_SECONDS) for pod in seen.pods.values()]
+    known = [each for each in found if each is not None]
+    if len(known) != len(found) or len({each.bounds for each in known}) != 1:
+        return None
+    whole = merged(known)
+    seconds = quantile(whole, 0.95) if whole.count > 0 else inf
+    return seconds if isfinite(seconds) else None

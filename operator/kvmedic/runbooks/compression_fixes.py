@@ -1,0 +1,74 @@
+"""What is done about KV compression: ask a trial pod, or turn the method off again.
+
+Turning it off comes before anything else is turned on, and nothing is ever stacked on a method that does not
+work.
+"""
+
+from __future__ import annotations
+
+from kvmedic.core.compression_policy import Fix
+from kvmedic.core.diagnosis import Advice, Evidence, NoChange, Setting, Try, TurnOff
+from kvmedic.core.reasons import Reason
+from kvmedic.core.reclamation_probe import BUDGETS
+from kvmedic.core.trialling import Question
+
+PROMPT_ROOM = 64
+"""Tokens that a request may have beside those that are generated: the probe's own prompt, and the end."""
+
+
+def turn_off(evidence: Evidence, _setting: Setting) -> Advice:
+    """Return that the method is turned off with all of its settings, or why it is not."""
+    method = evidence.compression
+    if method is None:
+        return NoChange(Reason.NO_COMPRESSION, "no method is known to be on")
+    why = _why(evidence)
+    if Fix.REVERT_BUNDLE not in method.policy.fixes:
+        return NoChange(
+            Reason.FIX_NOT_ALLOWED,
+            f"{why}; to have {method.name} turned off, add {Fix.REVERT_BUNDLE} to "
+            "spec.compression.allowedFixes",
+        )
+    if method.reverted_in_vain:
+        return NoChange(
+            Reason.LEVER_EXHAUSTED,
+            f"{method.name} was turned off on this pod template, and the fleet was worse without; {why}",
+        )
+    if not method.settings:
+        return NoChange(
+            Reason.METHOD_UNKNOWN,
+            f"{why}; how {method.name} is turned on is not known: list its flags and variables in "
+            "spec.compression.settings, with the values from before",
+        )
+    return TurnOff(method.name, method.settings, Reason.COMPRESSION_REVERTED, f"{method.name} goes: {why}")
+
+
+def probe_first(evidence: Evidence, _setting: Setting) -> Advice:
+    """Return that a long generation on a trial pod is to show whether blocks come back, or why it cannot."""
+    method = evidence.compression
+    if method is None or method.keep is None:
+        return NoChange(
+            Reason.METHOD_UNKNOWN,
+            "how many tokens the method keeps is not known, so no trial can be judged: say it in "
+            "spec.compression.keepTokens or keepRatio",
+        )
+    tokens = max(method.policy.probe.tokens, BUDGETS * (method.keep.budget or 0))
+    if method.longest_request is not None and 0 < method.longest_request < tokens + PROMPT_ROOM:
+        return NoChange(
+            Reason.TRIAL_IMPOSSIBLE,
+            f"a trial needs one request of {tokens + PROMPT_ROOM} tokens, and the engine takes "
+            f"{method.longest_request}: try it on a pod template of your own with a longer limit",
+        )
+    return Try(
+        Question.RECLAMATION,
+        method.name,
+        tokens,
+        method.keep,
+        method.policy.probe.timeout,
+        Reason.RECLAMATION_PROBED,
+        f"{method.name}: one request of {tokens} tokens on a trial pod beside the fleet; {_why(evidence)}",
+    )
+
+
+def _why(evidence: Evidence) -> str:
+    answer = evidence.compression.answer if evidence.compression else None
+    return answer.message if answer is not None else "nobody knows yet whether blocks become free"

@@ -1,0 +1,331 @@
+"""Runbook "KV compression enabled, no memory savings": does it save, and what to do where it does not.
+
+What counts is how many blocks become free, not how many tokens are evicted. Three layers are never mixed up:
+a device's memory, which an engine takes when it starts and never gives back; how much of the pool is in use;
+and blocks that are free. A device's memory that stays as it is says nothing against a method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvmedic.core.complete import Complete, complete, pools
+from kvmedic.core.compressed import Compressed
+from kvmedic.core.compression import MethodClass
+from kvmedic.core.diagnosis import (
+    Advice,
+    Branch,
+    Evidence,
+    Finding,
+    Goal,
+    Inconclusive,
+    NoChange,
+    Relief,
+    Setting,
+)
+from kvmedic.core.evidence import Pool, Signal
+from kvmedic.core.reasons import Reason
+from kvmedic.core.reclamation_probe import Reclaim
+from kvmedic.core.savings import Brought, Worth, brought
+from kvmedic.runbooks.compression_figures import HELPFUL, NEEDED, figures_of
+from kvmedic.runbooks.compression_fixes import probe_first, turn_off
+from kvmedic.runbooks.node_health import gpu_fault, thermal_emergency
+from kvmedic.runbooks.out_of_memory import is_of_interest
+
+EVICTING = frozenset(
+    {MethodClass.SCATTERED_EVICTION, MethodClass.PER_HEAD_EVICTION, MethodClass.COMPACTING_EVICTION}
+)
+"""Methods whose blocks are to become free while requests run."""
+MORE_BLOCKS = 1.5
+"""Blocks with fewer bits over those without, from which the type is in effect: 8 bits for 16 make it twice as
+many, less what scales take; per-head scales and layers that are left out take more."""
+DASHBOARD = (
+    "device memory is taken when an engine starts and stays as it is: watch the pool instead; its free "
+    "blocks are num_gpu_blocks * (1 - kv_cache_usage_perc)"
+)
+"""What a person who looks at a device's memory is to look at."""
+
+
+def no_compression(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Nothing tells of a method that compresses the KV cache."""
+    return () if evidence.compression is None else None
+
+
+def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Usage or preemptions fell against the fleet without the method, and throughput held, at like load.
+
+    That a device's memory stays as it is speaks for nothing and against nothing.
+    """
+    method, found = evidence.compression, _told(evidence)
+    if method is None or _is_of_another_kind(evidence):
+        return None
+    if isinstance(found, Inconclusive):
+        return found
+    if _pressured(found, evidence) or _without_type(method, evidence):
+        return None
+    worth = _brought(method, evidence)
+    if worth.worth is not Worth.SAVES:
+        return None
+    return (_fact(f"{method.name}: {worth.message}"), _fact(DASHBOARD))
+
+
+def undoubted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Nobody preempts beyond the trigger, and no figure speaks against the method.
+
+    A replica whose GPU is ill, or that ran out of memory, is a matter of the other runbook.
+    """
+    method, found = evidence.compression, _told(evidence)
+    if method is None:
+        return None
+    worth = _brought(method, evidence).worth
+    if _is_of_another_kind(evidence):
+        return None if worth is Worth.COSTS_MEMORY else ()
+    if isinstance(found, Inconclusive):
+        return found
+    asks = _pressured(found, evidence) or _without_type(method, evidence)
+    return None if asks or worth in _SPEAKS_AGAINST else ()
+
+
+def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """The pod template asks for a type of fewer bits, and a running engine stores in another."""
+    method = evidence.compression
+    if method is None or method.method_class is not MethodClass.QUANTIZATION:
+        return None
+    found = pools(evidence.burn)
+    if isinstance(found, Inconclusive):
+        return found
+    stale = _without_type(method, evidence)
+    if not stale:
+        return _not_more_blocks(method, found)
+    asked = f"the template asks for {method.asks_for_type}" if method.asks_for_type else "the spec says so"
+    return tuple(
+        Finding(name, None, None, None, f"stores keys and values as {found[name].cache_dtype}; {asked}")
+        for name in stale
+    )
+
+
+def replace_stale(evidence: Evidence, _setting: Setting) -> Advice:
+    """Return that a replica which started before its configuration was edited is replaced, or what to do."""
+    method = evidence.compression
+    stale = _without_type(method, evidence) if method else ()
+    if method is None or not stale:
+        return NoChange(
+            Reason.COMPRESSION_NOT_APPLIED,
+            "the type is in effect and the pool is hardly larger: see whether a number of blocks, a smaller "
+            "share of the memory, layers that are left out or scales for each head take what it saves",
+        )
+    if method.asks_for_type and method.type_is_in_file:
+        return Relief(
+            stale[0],
+            Reason.COMPRESSION_NOT_APPLIED,
+            f"{stale[0]} started before its configuration file asked for {method.asks_for_type}; a new "
+            "replica reads it as it is now",
+        )
+    if method.asks_for_type:
+        return NoChange(
+            Reason.COMPRESSION_NOT_APPLIED,
+            f"{', '.join(stale)} ignore the type {method.asks_for_type} of their own command line: see "
+            "whether a wrapper changes it on the way, and what the engine's start-up log says of it",
+        )
+    return NoChange(
+        Reason.COMPRESSION_NOT_APPLIED,
+        f"spec.compression says {method.name}, and neither the command line nor its file asks for it: add "
+        "the setting, or correct spec.compression",
+    )
+
+
+def eager_fallback(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Throughput fell and device memory rose against the fleet without the method, at like load.
+
+    The name of the attention backend decides nothing: one fused kernel may take the place of another, and an
+    unchanged line acquits nobody.
+    """
+    method = evidence.compression
+    if method is None:
+        return None
+    worth = _brought(method, evidence)
+    if worth.worth is not Worth.COSTS_MEMORY:
+        return None
+    return (_fact(f"{method.name}: {worth.message}"),)
+
+
+def page_selection(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """The method reads a part of the pages in each step and keeps all of them: no block becomes free."""
+    method = evidence.compression
+    if method is None or method.method_class is not MethodClass.PAGE_SELECTION:
+        return None
+    return (_fact(f"{method.name}: {MethodClass.PAGE_SELECTION.frees}"),)
+
+
+def blocks_not_freed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """A long generation on a trial pod showed that few blocks come back, or none."""
+    method = evidence.compression
+    answer = method.answer if method else None
+    if method is None or answer is None or answer.reclaim in (None, Reclaim.RECLAIMS):
+        return None
+    return (_fact(f"{method.name}, {answer.reclaim}: {answer.message}"),)
+
+
+def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Blocks come back, or there are more from the start on, and replicas preempt beyond the trigger."""
+    method, found = evidence.compression, _told(evidence)
+    if method is None or isinstance(found, Inconclusive):
+        return found if isinstance(found, Inconclusive) else None
+    works = method.method_class is MethodClass.QUANTIZATION
+    works = works or (method.answer is not None and method.answer.reclaim is Reclaim.RECLAIMS)
+    if not _pressured(found, evidence) or not (works or _brought(method, evidence).worth is Worth.SAVES):
+        return None
+    told = method.answer.message if method.answer else _brought(method, evidence).message
+    return (_fact(f"{method.name} does what it can: {told}"),)
+
+
+def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Something asks whether a method that evicts tokens frees blocks, and no trial has answered yet.
+
+    The table's last branch: where a trial would not answer what is asked, it says what is missing.
+    """
+    method = evidence.compression
+    if method is None:
+        return ()
+    worth = _brought(method, evidence)
+    if doubt := _unasked(method, worth):
+        return doubt
+    found = pools(evidence.burn)
+    if isinstance(found, Inconclusive):
+        reason = Reason.POOL_NOT_PAGED if found.reason is Reason.SIGNAL_UNSUPPORTED else found.reason
+        return Inconclusive(reason, found.message)
+    asks = worth.message if worth.worth in _SPEAKS_AGAINST else "replicas preempt beyond the trigger"
+    return (_fact(f"{method.name} ({method.told_by}): {asks}"),)
+
+
+def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
+    """Return why a trial would not answer what is asked of a method, or None where it would."""
+    answer = method.answer
+    if method.method_class is None:
+        text = f"what {method.name} does to blocks is not known: say it in spec.compression.class"
+        return Inconclusive(Reason.METHOD_UNKNOWN, text)
+    if answer is not None and answer.reclaim is None:
+        return Inconclusive(
+            Reason.TRIAL_UNANSWERED,
+            f"{answer.message}; the same pod template is not tried again: mend what the message names there",
+        )
+    if method.method_class in EVICTING and answer is None:
+        return None
+    return Inconclusive(
+        Reason.BASELINE_MISSING,
+        f"{method.name}: {worth.message}; whether attention fell back to a kernel that is not fused shows in "
+        "device memory: give that of the fleet without the method in spec.compression.baseline.deviceMemory, "
+        "and let the source have the DCGM exporter's series",
+    )
+
+
+_SPEAKS_AGAINST = frozenset({Worth.COSTS_MEMORY, Worth.COSTS_TIME, Worth.NOTHING})
+
+
+def _told(evidence: Evidence) -> Mapping[str, Complete] | Inconclusive:
+    return complete(evidence.burn, NEEDED)
+
+
+def _pressured(found: Mapping[str, Complete], evidence: Evidence) -> bool:
+    limit = evidence.trigger.preemptions_per_request
+    return any(one.numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD] > limit for one in found.values())
+
+
+def _is_of_another_kind(evidence: Evidence) -> bool:
+    ill = gpu_fault(evidence) or isinstance(thermal_emergency(evidence), tuple)
+    return bool(ill) or is_of_interest(evidence)
+
+
+def _brought(method: Compressed, evidence: Evidence) -> Brought:
+    return brought(method.without, figures_of(evidence))
+
+
+def _without_type(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
+    """Return the replicas whose engine stores keys and values otherwise than the method does, by name."""
+    if method.method_class is not MethodClass.QUANTIZATION or not method.cache_types:
+        return ()
+    found = pools(evidence.burn)
+    if isinstance(found, Inconclusive):
+        return ()
+    return tuple(name for name, pool in found.items() if not pool.cache_dtype.startswith(method.cache_types))
+
+
+def _not_more_blocks(method: Compressed, found: Mapping[str, Pool]) -> tuple[Finding, ...] | None:
+    before, now = method.blocks_without, min(pool.blocks for pool in found.values())
+    if before is None or now >= MORE_BLOCKS * before:
+        return None
+    text = f"{method.name} is in effect and there are {now} blocks, {before} without it"
+    return (Finding("fleet", None, now, MORE_BLOCKS * before, text),)
+
+
+def _fact(text: str) -> Finding:
+    return Finding("fleet", None, None, None, text)
+
+
+BRANCHES = (
+    Branch(
+        Reason.NO_COMPRESSION,
+        section="Runbook 2, symptoms",
+        signals=NEEDED | HELPFUL,
+        when=no_compression,
+        then=None,
+    ),
+    Branch(
+        Reason.COMPRESSION_SAVES,
+        section="Runbook 2: it works, the dashboard misleads",
+        signals=NEEDED | HELPFUL,
+        when=saves,
+        then=None,
+    ),
+    Branch(
+        Reason.COMPRESSION_UNDOUBTED,
+        section="Runbook 2, symptoms",
+        signals=NEEDED | HELPFUL,
+        when=undoubted,
+        then=None,
+    ),
+    Branch(
+        Reason.COMPRESSION_NOT_APPLIED,
+        section="Runbook 2: configured, not applied",
+        signals=NEEDED | HELPFUL,
+        when=not_applied,
+        then=replace_stale,
+    ),
+    Branch(
+        Reason.EAGER_FALLBACK,
+        section="Runbook 2, wall 1: attention falls back to an eager kernel",
+        signals=NEEDED | HELPFUL,
+        when=eager_fallback,
+        then=turn_off,
+    ),
+    Branch(
+        Reason.PAGE_SELECTION,
+        section="Runbook 2: page selection",
+        signals=NEEDED | HELPFUL,
+        when=page_selection,
+        then=None,
+    ),
+    Branch(
+        Reason.BLOCKS_NOT_FREED,
+        section="Runbook 2, wall 2: scattered survivors",
+        signals=NEEDED | HELPFUL,
+        when=blocks_not_freed,
+        then=turn_off,
+    ),
+    Branch(
+        Reason.PRESSED_THOUGH_COMPRESSED,
+        section="Runbook 2: it works, still pressured",
+        signals=NEEDED | HELPFUL,
+        when=pressed_though_compressed,
+        then=None,
+    ),
+    Branch(
+        Reason.COMPRESSION_UNPROVEN,
+        section="Runbook 2, wall 2: reclamation probe",
+        signals=NEEDED | HELPFUL,
+        when=unproven,
+        then=probe_first,
+        goal=Goal.ANSWER,
+    ),
+)
+"""First match wins. Those that ask for no change hand over to the next runbook of the spec."""

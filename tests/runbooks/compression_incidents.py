@@ -1,0 +1,266 @@
+"""Incidents of fleets with KV compression: each branch has one that fires it and a twin that must not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from builders import CALM, IDLE, NO_SERIES, NOW, POOL, THRASHING, Replica, an_evidence, without
+from kvmedic.core.blocks import Keep
+from kvmedic.core.compressed import Answer, Compressed
+from kvmedic.core.compression import MethodClass
+from kvmedic.core.compression import Setting as BundleSetting
+from kvmedic.core.diagnosis import Evidence
+from kvmedic.core.evidence import Measured, PodReadings, Signal, Unsupported
+from kvmedic.core.figures import Figures
+from kvmedic.core.reasons import Reason
+from kvmedic.core.reclamation_probe import Reclaim
+from kvmedic.core.trialling import Question
+from kvmedic.core.vitals import Cause
+from kvmedic.runbooks.compression_figures import figures_of
+from runbooks.incident import Incident
+from vitals_builder import a_device, an_end, ill, restarted, with_vitals
+
+TEMPLATE = "0123456789abcdef"
+EVICTS = Compressed(
+    name="TriAttention",
+    method_class=MethodClass.COMPACTING_EVICTION,
+    told_by="TRIATTN_RUNTIME_KV_BUDGET",
+    keep=Keep(2048),
+    settings=(BundleSetting(env="ENABLE_TRIATTENTION", on="1", off="0"),),
+)
+FEWER_BITS = Compressed(
+    name="fp8",
+    method_class=MethodClass.QUANTIZATION,
+    told_by="cache_dtype fp8",
+    cache_types=("fp8",),
+    asks_for_type="fp8",
+    settings=(BundleSetting(flag="--kv-cache-dtype", on="fp8", off=None),),
+)
+PAGES = Compressed("Quest", MethodClass.PAGE_SELECTION, "spec.compression")
+EIGHT = replace(POOL, cache_dtype="fp8", blocks=2 * POOL.blocks)
+GIB = float(1 << 30)
+
+
+def answered(reclaim: Reclaim | None) -> Answer:
+    """Return what a trial showed."""
+    return Answer(Question.RECLAMATION, TEMPLATE, "on a trial pod 16384 tokens", NOW, reclaim)
+
+
+def compressed(evidence: Evidence, method: Compressed | None = EVICTS) -> Evidence:
+    """Return evidence of a fleet with a method on."""
+    return replace(evidence, compression=method)
+
+
+def holding(evidence: Evidence, gib: float) -> Evidence:
+    """Return evidence in which so much of each replica's device, which has 80 GiB, is in use."""
+    device = a_device(memory_free=(80 - gib) * 1024, memory_in_use=gib / 80)
+    for name in evidence.burn.pods:
+        evidence = with_vitals(evidence, name, devices=Measured((device,), NOW))
+    return evidence
+
+
+def without_it(evidence: Evidence, **figures: float | None) -> Figures:
+    """Return figures of a fleet without the method: those of now but for what is told."""
+    return replace(figures_of(evidence), **figures)
+
+
+def against(evidence: Evidence, method: Compressed = EVICTS, **figures: float | None) -> Evidence:
+    """Return evidence of a fleet with a method on, and what is known of it without."""
+    return compressed(evidence, replace(method, without=without_it(evidence, **figures)))
+
+
+def with_pool(replica: Replica, **pool: object) -> PodReadings:
+    """Return the readings of a replica with another pool."""
+    return replace(replica, pool=replace(POOL, **pool)).readings()
+
+
+def unpaged(replica: Replica) -> PodReadings:
+    """Return the readings of a replica whose engine does not tell of a pool."""
+    return replace(replica.readings(), pool=Unsupported())
+
+
+CALM_FLEET = an_evidence(*[CALM] * 3)
+THRASH = an_evidence(*[THRASHING] * 3)
+SLOWER = 1.3 * (figures_of(CALM_FLEET).tokens_per_second or 0.0)
+"""Tokens per second of a fleet that now makes a quarter fewer."""
+FULLER = 0.9
+"""Usage of a fleet without the method, of which CALM uses 0.7."""
+EIGHT_BITS_CALM = an_evidence(*[replace(CALM, pool=EIGHT)] * 3)
+ONE_STALE = an_evidence(replace(CALM, pool=EIGHT), replace(CALM, pool=EIGHT), CALM)
+SAVES = against(CALM_FLEET, kv_cache_usage=FULLER)
+GREW = against(holding(CALM_FLEET, 60), tokens_per_second=SLOWER, device_memory=40 * GIB)
+FELL_BACK = replace(EVICTS, answer=answered(Reclaim.RECLAIMS))
+
+COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
+    Reason.NO_COMPRESSION: (
+        Incident("a calm day without compression", CALM_FLEET, fires=True),
+        Incident("thrash without compression", THRASH, fires=True),
+        Incident("a calm day with compression", compressed(CALM_FLEET), fires=False),
+    ),
+    Reason.COMPRESSION_SAVES: (
+        Incident("usage fell", SAVES, fires=True),
+        Incident(
+            "usage fell and device memory stayed as it was",
+            against(holding(CALM_FLEET, 72), kv_cache_usage=FULLER, device_memory=72 * GIB),
+            fires=True,
+        ),
+        Incident("preemptions fell", against(CALM_FLEET, preemptions_per_request=0.2), fires=True),
+        Incident(
+            "usage fell by less than windows differ", against(CALM_FLEET, kv_cache_usage=0.72), fires=False
+        ),
+        Incident("usage fell, and so did the load", against(CALM_FLEET, requests_per_second=99), fires=False),
+        Incident("nobody knows how it was before", compressed(CALM_FLEET), fires=False),
+        Incident(
+            "usage fell, and replicas preempt", against(THRASH, preemptions_per_request=9.0), fires=False
+        ),
+    ),
+    Reason.COMPRESSION_UNDOUBTED: (
+        Incident("a calm day, and nobody knows how it was before", compressed(CALM_FLEET), fires=True),
+        Incident("nobody sends anything", compressed(an_evidence(IDLE, IDLE)), fires=True),
+        Incident(
+            "another load than before",
+            against(CALM_FLEET, requests_per_second=99, kv_cache_usage=0.7),
+            fires=True,
+        ),
+        Incident("fewer bits everywhere", compressed(EIGHT_BITS_CALM, FEWER_BITS), fires=True),
+        Incident("thrash on an ill GPU", ill(compressed(THRASH), a_device(last_xid=79)), fires=True),
+        Incident(
+            "a replica ran out of device memory",
+            restarted(compressed(THRASH), an_end(Cause.DEVICE_MEMORY)),
+            fires=True,
+        ),
+        Incident("thrash", compressed(THRASH), fires=False),
+        Incident(
+            "a figure is missing on a replica",
+            compressed(an_evidence(CALM, without(CALM.readings(), Signal.KV_CACHE_USAGE_MEAN, NO_SERIES))),
+            fires=False,
+        ),
+        Incident("nothing moved", against(CALM_FLEET), fires=False),
+        Incident("one replica has other bits", compressed(ONE_STALE, FEWER_BITS), fires=False),
+    ),
+    Reason.COMPRESSION_NOT_APPLIED: (
+        Incident("one replica has other bits", compressed(ONE_STALE, FEWER_BITS), fires=True),
+        Incident("no replica has them", compressed(CALM_FLEET, FEWER_BITS), fires=True),
+        Incident(
+            "they are there and the pool is no larger, under pressure",
+            compressed(
+                an_evidence(*[with_pool(THRASHING, cache_dtype="fp8")] * 3),
+                replace(FEWER_BITS, blocks_without=POOL.blocks),
+            ),
+            fires=True,
+        ),
+        Incident(
+            "they are there and the pool is twice as large, under pressure",
+            compressed(
+                an_evidence(*[replace(THRASHING, pool=EIGHT)] * 3),
+                replace(FEWER_BITS, blocks_without=POOL.blocks),
+            ),
+            fires=False,
+        ),
+        Incident(
+            "another form of eight bits",
+            compressed(an_evidence(*[with_pool(CALM, cache_dtype="fp8_e4m3")] * 3), FEWER_BITS),
+            fires=False,
+        ),
+        Incident("a method that leaves the bits alone", compressed(THRASH), fires=False),
+    ),
+    Reason.EAGER_FALLBACK: (
+        Incident("throughput fell and memory rose", GREW, fires=True),
+        Incident(
+            "also where a trial frees blocks",
+            against(holding(CALM_FLEET, 60), FELL_BACK, tokens_per_second=SLOWER, device_memory=40 * GIB),
+            fires=True,
+        ),
+        Incident(
+            "also where a replica ran out of memory for it",
+            restarted(GREW, an_end(Cause.DEVICE_MEMORY)),
+            fires=True,
+        ),
+        Incident(
+            "throughput fell and memory stayed",
+            against(holding(CALM_FLEET, 40), tokens_per_second=SLOWER, device_memory=40 * GIB),
+            fires=False,
+        ),
+        Incident(
+            "memory rose and throughput held",
+            against(holding(CALM_FLEET, 60), kv_cache_usage=FULLER, device_memory=40 * GIB),
+            fires=False,
+        ),
+        Incident("nobody tells of memory", against(CALM_FLEET, tokens_per_second=SLOWER), fires=False),
+    ),
+    Reason.PAGE_SELECTION: (
+        Incident("pages are selected, under pressure", compressed(THRASH, PAGES), fires=True),
+        Incident("pages are selected, and nothing moved", against(CALM_FLEET, PAGES), fires=True),
+        Incident("pages are selected, calm", compressed(CALM_FLEET, PAGES), fires=False),
+        Incident("tokens are evicted, under pressure", compressed(THRASH), fires=False),
+    ),
+    Reason.BLOCKS_NOT_FREED: (
+        *(
+            Incident(
+                f"a trial showed {reclaim}",
+                compressed(THRASH, replace(EVICTS, answer=answered(reclaim))),
+                fires=True,
+            )
+            for reclaim in (Reclaim.SCATTERED, Reclaim.PER_HEAD, Reclaim.NONE)
+        ),
+        Incident(
+            "a trial showed that blocks come back",
+            compressed(THRASH, replace(EVICTS, answer=answered(Reclaim.RECLAIMS))),
+            fires=False,
+        ),
+        Incident(
+            "a trial showed nothing",
+            compressed(THRASH, replace(EVICTS, answer=answered(None))),
+            fires=False,
+        ),
+        Incident(
+            "a trial showed that none come back, and nobody suffers",
+            compressed(CALM_FLEET, replace(EVICTS, answer=answered(Reclaim.NONE))),
+            fires=False,
+        ),
+    ),
+    Reason.PRESSED_THOUGH_COMPRESSED: (
+        Incident(
+            "blocks come back, under pressure",
+            compressed(THRASH, replace(EVICTS, answer=answered(Reclaim.RECLAIMS))),
+            fires=True,
+        ),
+        Incident(
+            "fewer bits, under pressure",
+            compressed(an_evidence(*[replace(THRASHING, pool=EIGHT)] * 3), FEWER_BITS),
+            fires=True,
+        ),
+        Incident(
+            "usage or preemptions fell, under pressure",
+            against(THRASH, preemptions_per_request=9.0),
+            fires=True,
+        ),
+        Incident("nobody knows yet, under pressure", compressed(THRASH), fires=False),
+        Incident(
+            "blocks come back, calm",
+            compressed(CALM_FLEET, replace(EVICTS, answer=answered(Reclaim.RECLAIMS))),
+            fires=False,
+        ),
+    ),
+    Reason.COMPRESSION_UNPROVEN: (
+        Incident("under pressure", compressed(THRASH), fires=True),
+        Incident("nothing moved at like load", against(CALM_FLEET), fires=True),
+        Incident("throughput fell", against(CALM_FLEET, tokens_per_second=SLOWER), fires=True),
+        Incident(
+            "under pressure, and the engine tells of no pool",
+            compressed(an_evidence(*[unpaged(THRASHING)] * 3)),
+            fires=False,
+        ),
+        Incident(
+            "under pressure, with a method that nobody knows",
+            compressed(THRASH, replace(EVICTS, name="Mine", method_class=None)),
+            fires=False,
+        ),
+        Incident(
+            "a trial showed nothing before",
+            compressed(THRASH, replace(EVICTS, answer=answered(None))),
+            fires=False,
+        ),
+        Incident("calm", compressed(CALM_FLEET), fires=False),
+    ),
+}

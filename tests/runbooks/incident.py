@@ -1,0 +1,16 @@
+"""One incident of the tables of incidents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvmedic.core.diagnosis import Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """What was seen, and whether the branch applies."""
+
+    name: str
+    evidence: Evidence
+    fires: bool
