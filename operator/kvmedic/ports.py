@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvmedic.core.approval import Approval, Unreadable
 from kvmedic.core.config_map import FileEdit, Sight
@@ -23,9 +23,10 @@ from kvmedic.core.policy import Policy
 from kvmedic.core.record import ConfigCopy, Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
-from kvmedic.core.trialling import Progress
+from kvmedic.core.trialling import Interrupted, Progress
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device, EngineEnd
+from kvmedic.manifests.trial_pod import Trial
 
 
 class View(Protocol):
@@ -190,6 +191,69 @@ class Probes(Protocol):
         """End the test on a pod and forget what it came to."""
 
 
+@dataclass(frozen=True, slots=True)
+class NoProbes:
+    """No test is made: nobody here can."""
+
+    def progress(self, pod: Pod) -> Progress | None:
+        """Return that the test tells nothing."""
+        del pod
+        return Interrupted("no tests are made here")
+
+    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], tokens: int) -> None:
+        """Begin nothing."""
+
+    def forget(self, pod: Pod) -> None:
+        """Forget nothing."""
+
+
+class Trials(Protocol):
+    """Trial pods: made, looked at, and removed for the one resource that owns them."""
+
+    async def look(self, trial: Trial, container: str) -> Pod | None:
+        """Return the pod of a trial, None where there is none; `container` is the engine's.
+
+        Raises Conflict where a pod of that name is somebody else's.
+        """
+
+    async def make(self, trial: Trial, manifest: dict[str, Any]) -> str:
+        """Make a trial's pod, unless it is there; return why it cannot be made, or nothing.
+
+        Raises Conflict where a pod of that name is somebody else's.
+        """
+
+    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
+        """Remove all trial pods of a resource but one; return the names of those that were there."""
+
+    async def held_claims(self, namespace: str, template: Mapping[str, object]) -> frozenset[str]:
+        """Return those PersistentVolumeClaims of a template that a second pod may not get."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoTrials:
+    """No trial pod is made: the administrator did not allow it."""
+
+    async def look(self, trial: Trial, container: str) -> Pod | None:
+        """Return that there is none."""
+        del trial, container
+        return None
+
+    async def make(self, trial: Trial, manifest: dict[str, Any]) -> str:
+        """Return what the administrator would set."""
+        del trial, manifest
+        return "trial pods are not allowed here: set probe.trialPods in the operator's configuration"
+
+    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
+        """Remove nothing: those of a time when they were allowed end by their deadline."""
+        del namespace, owner_uid, but
+        return ()
+
+    async def held_claims(self, namespace: str, template: Mapping[str, object]) -> frozenset[str]:
+        """Return none: nobody may look."""
+        del namespace, template
+        return frozenset()
+
+
 class Reporter(Protocol):
     """What people find beside the status: Events, log lines, metrics."""
 
@@ -283,3 +347,5 @@ class Ports:
     crowd: Crowd
     pace: Pace
     drivers: Drivers = NotAllowed()
+    trials: Trials = NoTrials()
+    probes: Probes = NoProbes()
