@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import pytest
 
-from kvmedic.metrics.options import BasicAuth, Labels, ScrapeOptions, SourceOptions
+from kvmedic.metrics.options import BasicAuth, Labels, ProbeOptions, ScrapeOptions, SourceOptions
 from kvmedic.sections import Section
 from kvmedic.settings import SettingsError, load
 
@@ -255,6 +255,8 @@ SECRETS = [
     "sources: {default: {url: 'http://p:9090', proxy: [s3cr3t]}}",
     "sources: s3cr3t",
     "sources: [s3cr3t",
+    "probe: {apiKey: [s3cr3t]}",
+    "probe: {apiKey: {value: s3cr3t, env: HOME}}",
 ]
 
 
@@ -278,6 +280,28 @@ def test_settings_print_without_secrets(write: Writer) -> None:
     assert settings.sources["default"].secrets() == ("http://u:s3cr3t@proxy", "s3cr3t")
 
 
-@pytest.mark.parametrize("model", [SourceOptions, ScrapeOptions, BasicAuth, Labels])
+def test_trial_pods_are_off_and_nobody_has_a_key_by_default(write: Writer) -> None:
+    probe = load().probe
+
+    assert not probe.trial_pods
+    assert probe.api_key is None
+
+
+@pytest.mark.parametrize("origin", ["s3cr3t", "{value: s3cr3t}", "{file: '{token}'}", "{env: THE_KEY}"])
+def test_the_key_for_engines_under_test_comes_from_where_it_is_said(
+    write: Writer, monkeypatch: pytest.MonkeyPatch, origin: str
+) -> None:
+    monkeypatch.setenv("THE_KEY", "s3cr3t")
+    write(f"probe: {{trialPods: true, apiKey: {origin}}}").with_name("token").write_text("s3cr3t\n")
+
+    settings = load()
+
+    assert settings.probe.trial_pods
+    assert settings.probe.api_key is not None
+    assert settings.probe.api_key.read() == "s3cr3t"
+    assert "s3cr3t" not in f"{settings!r}{settings.model_dump()}"
+
+
+@pytest.mark.parametrize("model", [SourceOptions, ScrapeOptions, ProbeOptions, BasicAuth, Labels])
 def test_every_field_is_described(model: type[Section]) -> None:
     assert [name for name, field in model.model_fields.items() if not field.description] == []

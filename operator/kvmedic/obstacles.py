@@ -10,7 +10,7 @@ from kvmedic.core.diagnosis import Goal
 from kvmedic.core.gates import Blocked, Health, forward_gate, opening_gate
 from kvmedic.core.neighbours import Neighbours, hindrance, remarks, rerouted
 from kvmedic.core.owner import OwnerKind, TemplateOwner
-from kvmedic.core.plan import Plan, ScaleStep
+from kvmedic.core.plan import Plan, ScaleStep, TrialStep
 from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import frozen_message
 from kvmedic.core.reasons import Reason
@@ -61,9 +61,10 @@ def unrecognised(policy: Policy, view: View) -> Outcome | None:
 async def accompanied(found: Survey, resource: Resource, policy: Policy, target: Target) -> Survey:
     """Return a survey that knows the target's other masters: who owns it, who scales it.
 
-    They are asked only where there is a plan. An obstacle that was found before stays.
+    They are asked only where there is a plan that changes something of it. An obstacle that was found before
+    stays.
     """
-    if found.plan is None:
+    if found.plan is None or isinstance(found.plan.steps[0], TrialStep):
         return found
     neighbours = await target.neighbours(found.view)
     found, plan = await _rerouted(found, found.plan, neighbours, target)

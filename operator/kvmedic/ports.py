@@ -23,7 +23,7 @@ from kvmedic.core.policy import Policy
 from kvmedic.core.record import ConfigCopy, Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
-from kvmedic.core.trialling import Progress
+from kvmedic.core.trialling import Interrupted, Progress
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device, EngineEnd
 from kvmedic.manifests.trial_pod import Trial
@@ -191,20 +191,74 @@ class Probes(Protocol):
         """End the test on a pod and forget what it came to."""
 
 
+@dataclass(frozen=True, slots=True)
+class NoProbes:
+    """No test is made: nobody here can."""
+
+    def progress(self, pod: Pod) -> Progress | None:
+        """Return that the test tells nothing."""
+        del pod
+        return Interrupted("no tests are made here")
+
+    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], tokens: int) -> None:
+        """Begin nothing."""
+
+    def forget(self, pod: Pod) -> None:
+        """Forget nothing."""
+
+
 class Trials(Protocol):
-    """Trial pods."""
+    """Trial pods: made, looked at, and removed for the one resource that owns them."""
+
+    def forbidden(self) -> str:
+        """Return why no trial pods are made at all; nothing where they are."""
 
     async def look(self, trial: Trial, container: str) -> Pod | None:
-        """Return the pod of a trial, None where there is none. Raises Conflict: it is somebody else's."""
+        """Return the pod of a trial, None where there is none; `container` is the engine's.
+
+        Raises Conflict where a pod of that name is somebody else's.
+        """
 
     async def make(self, trial: Trial, manifest: dict[str, Any]) -> str:
-        """Make a trial's pod; return why the API server will not have it, or nothing."""
+        """Make a trial's pod, unless it is there; return why it cannot be made, or nothing.
+
+        Raises Conflict where a pod of that name is somebody else's.
+        """
 
     async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
         """Remove all trial pods of a resource but one; return the names of those that were there."""
 
-    async def held_claims(self, namespace: str, template: Mapping[str, Any]) -> frozenset[str]:
-        """Return those PersistentVolumeClaims of a template that are not for several pods."""
+    async def held_claims(self, namespace: str, template: Mapping[str, object]) -> frozenset[str]:
+        """Return those PersistentVolumeClaims of a template that a second pod may not get."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoTrials:
+    """No trial pod is made: the administrator did not allow it."""
+
+    def forbidden(self) -> str:
+        """Return what the administrator would set."""
+        return "trial pods are not allowed here: set probe.trialPods in the operator's configuration"
+
+    async def look(self, trial: Trial, container: str) -> Pod | None:
+        """Return that there is none."""
+        del trial, container
+        return None
+
+    async def make(self, trial: Trial, manifest: dict[str, Any]) -> str:
+        """Return why there is none."""
+        del trial, manifest
+        return self.forbidden()
+
+    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
+        """Remove nothing: those of a time when they were allowed end by their deadline."""
+        del namespace, owner_uid, but
+        return ()
+
+    async def held_claims(self, namespace: str, template: Mapping[str, object]) -> frozenset[str]:
+        """Return none: nobody may look."""
+        del namespace, template
+        return frozenset()
 
 
 class Reporter(Protocol):
@@ -299,6 +353,6 @@ class Ports:
     roster: Roster
     crowd: Crowd
     pace: Pace
-    trials: Trials
-    probes: Probes
     drivers: Drivers = NotAllowed()
+    trials: Trials = NoTrials()
+    probes: Probes = NoProbes()

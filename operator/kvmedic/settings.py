@@ -29,7 +29,7 @@ from kvmedic.frame import (
     ProcessOptions,
     StormOptions,
 )
-from kvmedic.metrics.options import ScrapeOptions, SourceOptions
+from kvmedic.metrics.options import ProbeOptions, ScrapeOptions, SourceOptions
 
 FILE_VARIABLE = "KVMEDIC_CONFIG"
 """Names the configuration file; without it only environment variables count."""
@@ -64,6 +64,7 @@ class Settings(BaseSettings):
     pace: PaceOptions = PaceOptions()
     kubernetes: KubernetesOptions = KubernetesOptions()
     health: HealthOptions = HealthOptions()
+    probe: ProbeOptions = ProbeOptions()
     leadership: LeadershipOptions = LeadershipOptions()
     budgets: BudgetOptions = BudgetOptions()
     storm: StormOptions = StormOptions()

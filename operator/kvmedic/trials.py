@@ -6,15 +6,20 @@ on with both. The pod's name follows from the run: made twice it is one.
 
 from __future__ import annotations
 
-from kvmedic.api.resource import GROUP, VERSION
+from dataclasses import replace
+
+from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.core.fleet import Pod
 from kvmedic.core.moves import Failed
 from kvmedic.core.plan import TrialStep
 from kvmedic.core.reasons import Reason
+from kvmedic.core.resource import Resource
+from kvmedic.core.run import Outcome
 from kvmedic.core.trial_moves import TrialMove, TrialSight, trial_move
+from kvmedic.findings import Survey
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import NoTrial, Owner, Trial, trial_pod
-from kvmedic.ports import View
+from kvmedic.ports import Trials, View
 from kvmedic.walks import Tick, start_limits
 
 NAME_LENGTH = 200
@@ -29,6 +34,22 @@ async def next_trial_move(tick: Tick, step: TrialStep) -> TrialMove:
         return Failed(Reason.TRIAL_UNANSWERED, "a pod of the trial's name is somebody else's")
     sight = TrialSight(pod, tick.ports.probes.progress(pod) if pod else None)
     return trial_move(sight, step, start_limits(tick), tick.run.started_at, tick.now)
+
+
+async def triable(found: Survey, resource: Resource, trials: Trials) -> Survey:
+    """Return a survey that knows whether its trial could be made, where its plan is one.
+
+    An obstacle that was found before stays.
+    """
+    step = found.plan.steps[0] if found.plan else None
+    if not isinstance(step, TrialStep) or found.obstacle is not None:
+        return found
+    why = trials.forbidden()
+    if not why:
+        claims = await trials.held_claims(resource.namespace, found.view.template)
+        manifest = trial_pod(found.view.template, _trial(resource, "", step), claims)
+        why = manifest.why if isinstance(manifest, NoTrial) else ""
+    return replace(found, obstacle=Outcome(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
 
 
 async def make_trial(tick: Tick, view: View, step: TrialStep) -> str:
@@ -65,10 +86,13 @@ async def cleared(tick: Tick) -> bool:
 
 def trial_of(tick: Tick, step: TrialStep) -> Trial:
     """Return the trial of an open run."""
-    resource = tick.resource
+    return _trial(tick.resource, tick.run.id, step)
+
+
+def _trial(resource: Resource, run: str, step: TrialStep) -> Trial:
     return Trial(
-        name=f"{resource.name[:NAME_LENGTH]}-trial-{tick.run.id}",
+        name=f"{resource.name[:NAME_LENGTH]}-trial-{run}",
         namespace=resource.namespace,
-        owner=Owner(f"{GROUP}/{VERSION}", "KVRemediation", resource.name, resource.uid),
+        owner=Owner(f"{GROUP}/{VERSION}", KIND, resource.name, resource.uid),
         deadline_seconds=step.limit_seconds,
     )

@@ -27,6 +27,7 @@ from kvmedic.record.runs import opened
 from kvmedic.record.surveys import planned, surveyed, with_last_good
 from kvmedic.saving import save
 from kvmedic.survey import survey
+from kvmedic.trials import triable
 
 AT_ONCE = timedelta(0)
 
@@ -48,6 +49,7 @@ async def watch(
     record = await swept(record, None, view.fleet, ports)
     found = await survey(resource, policy, view, Senses(ports.metrics, ports.target, now, ports.drivers))
     found = await accompanied(found, resource, policy, ports.target)
+    found = await triable(found, resource, ports.trials)
     ward = Ward(resource, policy, record, found, ports, now)
     cared = await cared_for(ward)
     if isinstance(cared, timedelta):

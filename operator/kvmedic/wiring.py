@@ -15,9 +15,11 @@ from kvmedic.cluster.drivers import NvidiaSmi, Patience
 from kvmedic.cluster.stop import read_stop
 from kvmedic.cluster.storm import storm_over_at
 from kvmedic.cluster.target import DeploymentTarget
+from kvmedic.cluster.trials import Trials as TrialPods
 from kvmedic.core.crowd import Breaker, Budgets
 from kvmedic.core.gates import Stop
 from kvmedic.crowd import Bounds, Crowd
+from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.frame import HealthOptions, KubernetesOptions, PaceOptions
 from kvmedic.handlers import Backoff, Frame, Operator, serve, utc_now
@@ -25,7 +27,9 @@ from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.metrics.fleet import FleetMetrics
-from kvmedic.ports import Drivers, Leader, Metrics, NotAllowed, Pace, Ports
+from kvmedic.metrics.options import ProbeOptions
+from kvmedic.metrics.probes import GenerationProbes, Vocabulary
+from kvmedic.ports import Drivers, Leader, Metrics, NotAllowed, NoTrials, Pace, Ports, Probes, Trials
 from kvmedic.record.definition import defined
 from kvmedic.record.events import Events
 from kvmedic.record.reporter import Reporter
@@ -55,6 +59,8 @@ class Connected:
     client: Client
     metrics: FleetMetrics
     drivers: Drivers
+    trials: Trials
+    probes: GenerationProbes
 
 
 @asynccontextmanager
@@ -62,9 +68,12 @@ async def connected(settings: Settings) -> AsyncIterator[Connected]:
     """Open the API and the metrics sources, and close them again."""
     client = await connect(_kubeconfig(), _limits(settings.kubernetes))
     metrics = FleetMetrics.of(settings.sources, settings.scrape, VLLM_SIGNALS)
+    probes = GenerationProbes(settings.scrape, settings.probe, Vocabulary(VLLM_SIGNALS, VLLM))
+    drivers, trials = drivers_of(settings.health, client), trials_of(settings.probe, client)
     try:
-        yield Connected(client, metrics, drivers_of(settings.health, client))
+        yield Connected(client, metrics, drivers, trials, probes)
     finally:
+        await probes.close()
         await metrics.close()
         await client.close()
 
@@ -75,6 +84,7 @@ class Substitutes:
 
     metrics: Metrics | None = None
     clock: Callable[[], datetime] = utc_now
+    probes: Probes | None = None
 
 
 def target_of(world: Connected) -> DeploymentTarget:
@@ -100,6 +110,8 @@ def ports_of(
         crowd=crowd_of(settings, world, roster),
         pace=pace_of(settings.pace),
         drivers=world.drivers,
+        trials=world.trials,
+        probes=world.probes,
     )
 
 
@@ -108,6 +120,11 @@ def drivers_of(options: HealthOptions, client: Client) -> Drivers:
     if not options.nvidia_smi:
         return NotAllowed()
     return NvidiaSmi(client, Patience(options.timeout.total_seconds(), options.at_once))
+
+
+def trials_of(options: ProbeOptions, client: Client) -> Trials:
+    """Return who makes trial pods: nobody, unless the configuration allows it."""
+    return TrialPods(client) if options.trial_pods else NoTrials()
 
 
 def crowd_of(settings: Settings, world: Connected, roster: Roster) -> Crowd:
@@ -139,7 +156,11 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
         ports = ports_of(settings, world, reporter, leadership, roster)
         telemetry.storm.set_function(lambda: float(ports.crowd.has_tripped(substitutes.clock())))
         operator = Operator(
-            ports=replace(ports, metrics=substitutes.metrics or ports.metrics),
+            ports=replace(
+                ports,
+                metrics=substitutes.metrics or ports.metrics,
+                probes=substitutes.probes or ports.probes,
+            ),
             telemetry=telemetry,
             backoff=Backoff(options.backoff_first, options.backoff_most),
             workers=options.workers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -13,9 +13,19 @@ import pytest
 
 from kvmedic.core.blocks import Keep
 from kvmedic.core.reclamation_probe import Generation, Reclaim, Reclamation, judge
+from kvmedic.core.trialling import Interrupted, Watched
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.exposition import Page, parse_page
-from kvmedic.metrics.generation import PROMPT, Asked, Interrupted, Watched, generate
+from kvmedic.metrics.generation import (
+    MOST_EVENT_BYTES,
+    NO_KEY,
+    PROMPT,
+    Asked,
+    Course,
+    Engine,
+    Rhythm,
+    generate,
+)
 from lab_engine.engine_process import Running, an_engine
 
 LONG = (
@@ -25,14 +35,15 @@ LONG = (
     "--num-gpu-blocks-override=1300",
 )
 BUDGET = {"LAB_MODEL_MAX_LEN": "20000", "LAB_EVICTION_BUDGET": "1024"}
-INTERVAL = 0.02
+RHYTHM = Rhythm(interval_seconds=0.02, silence_seconds=20)
 
 
 async def watched(running: Running, tokens: int, model: str = "tiny") -> Watched | Interrupted:
     async def page() -> Page:
         return parse_page((await running.http.get("/metrics")).text, datetime.now(UTC))
 
-    return await generate(running.http, VLLM_SIGNALS, Asked(model, tokens), page, INTERVAL)
+    engine = Engine(running.http, str(running.http.base_url).rstrip("/"), {}, VLLM_SIGNALS, page)
+    return await generate(engine, Asked(model, tokens), Course(), RHYTHM)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +62,7 @@ async def test_a_generation_on_an_engine_tells_what_its_method_does(
 
     assert isinstance(seen, Watched), seen
     assert seen.generated == 16_400
-    generation = Generation(seen.samples, seen.generated, seen.pool.block_tokens, Keep(budget=1024), heads=8)
+    generation = Generation(seen.samples, seen.generated, seen.block_tokens, Keep(budget=1024), heads=8)
     found = judge(generation)
     assert isinstance(found, Reclamation), found
     assert found.reclaim is reclaim
@@ -63,7 +74,7 @@ async def test_readings_follow_the_tokens() -> None:
 
     assert isinstance(seen, Watched)
     assert len(seen.samples) > 5
-    assert seen.pool.blocks == 1299
+    assert seen.blocks == 1299
     for each in seen.samples:
         assert each.tokens > len(PROMPT)
         assert each.used == pytest.approx(each.tokens / 16, abs=8)
@@ -104,8 +115,30 @@ async def test_an_answer_that_the_model_cannot_hold_ends_early_and_tells_nothing
     assert isinstance(seen, Interrupted)
 
 
-def answering(respond: Callable[[], httpx.Response]) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.MockTransport(lambda request: respond()), base_url="http://pod")
+class _Stream(httpx.AsyncByteStream):
+    """What an engine sends, in one piece."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._content
+
+
+def answer(content: bytes) -> httpx.Response:
+    return httpx.Response(200, stream=_Stream(content))
+
+
+async def asked(response: httpx.Response, tokens: int = 10) -> Watched | Interrupted:
+    """What is made of an answer by an engine whose metrics are empty."""
+
+    async def nothing() -> Page:
+        return parse_page("", datetime.now(UTC))
+
+    transport = httpx.MockTransport(lambda request: response)
+    async with httpx.AsyncClient(transport=transport) as http:
+        engine = Engine(http, "http://pod", {}, VLLM_SIGNALS, nothing)
+        return await generate(engine, Asked("m", tokens), Course(), Rhythm(0.02, silence_seconds=0.2))
 
 
 @pytest.mark.parametrize(
@@ -115,27 +148,63 @@ def answering(respond: Callable[[], httpx.Response]) -> httpx.AsyncClient:
         "data: [1, 2]\n\n",
         'data: {"usage": {"completion_tokens": "many"}}\n\n',
         'data: {"usage": {"completion_tokens": [1]}}\n\n',
+        'data: {"usage": {"completion_tokens": Infinity}}\n\n',
+        f"data: {'[' * 60_000}\n\n",
+        "data: \udcff\n\n",
     ],
+    ids=["no JSON", "a list", "a word", "a list of tokens", "infinity", "nested", "no text"],
 )
 async def test_what_is_no_completion_tells_nothing(text: str) -> None:
-    async def nothing() -> Page:
-        return parse_page("", datetime.now(UTC))
-
-    async with answering(lambda: httpx.Response(200, text=text)) as http:
-        seen = await generate(http, VLLM_SIGNALS, Asked("m", 10), nothing, INTERVAL)
+    seen = await asked(answer(text.encode(errors="surrogateescape")))
 
     assert seen == Interrupted("after 0 of 10 tokens the engine sent what is no event of a completion")
+
+
+async def test_an_event_without_end_is_not_waited_for() -> None:
+    seen = await asked(answer(b"data: " + b"x" * (MOST_EVENT_BYTES + 1)))
+
+    assert seen == Interrupted("after 0 of 10 tokens the engine sent an event that is too large")
 
 
 async def test_an_engine_without_a_pool_in_its_metrics_tells_nothing() -> None:
     events = [{"choices": [{}], "usage": {"completion_tokens": count}} for count in (4, 10)]
     text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
 
-    async def nothing() -> Page:
-        return parse_page("", datetime.now(UTC))
+    seen = await asked(answer(text.encode()))
 
-    async with answering(lambda: httpx.Response(200, text=text)) as http:
-        seen = await generate(http, VLLM_SIGNALS, Asked("m", 10), nothing, INTERVAL)
+    assert seen == Interrupted("the engine's metrics do not tell its pool")
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [(401, f"the engine answered 401: {NO_KEY}"), (403, f"the engine answered 403: {NO_KEY}")]
+    + [(status, f"the engine answered {status}") for status in (302, 400, 500, 503)],
+)
+async def test_a_refusal_is_told_without_the_engines_words(status: int, why: str) -> None:
+    seen = await asked(httpx.Response(status, text="wrong key hunter2", headers={"location": "http://x/"}))
+
+    assert seen == Interrupted(f"after 0 of 10 tokens {why}")
+
+
+class _Comments(httpx.AsyncByteStream):
+    """An engine that keeps its connection open, and generates nothing."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            await asyncio.sleep(0.01)
+            yield b": ping\n\n"
+
+
+async def test_a_connection_that_is_only_kept_open_is_given_up() -> None:
+    seen = await asked(httpx.Response(200, stream=_Comments()))
+
+    assert seen == Interrupted("after 0 of 10 tokens nothing came for 0.2 s")
+
+
+async def test_no_more_is_counted_than_was_asked_for() -> None:
+    line = b'data: {"choices": [{}], "usage": {"completion_tokens": 99999}}\n\n'
+
+    seen = await asked(answer(line))
 
     assert seen == Interrupted("the engine's metrics do not tell its pool")
 

@@ -41,6 +41,27 @@ async def test_plain_endpoints_answer(path, status):
         assert (await engine.http.get(path)).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        (["--api-key", "hunter2", "other"], {}),
+        ([], {"VLLM_API_KEY": "hunter2"}),
+        (["--api-key=hunter2"], {"VLLM_API_KEY": "x"}),
+    ],
+    ids=["flag", "variable", "the flag wins"],
+)
+async def test_a_key_guards_what_is_under_v1(arguments, environ):
+    async with an_engine(*arguments, environ=environ) as engine:
+
+        async def status(path, **headers):
+            return (await engine.http.get(path, headers=headers)).status_code
+
+        assert await status("/v1/models", Authorization="Bearer hunter2") == 200
+        assert await status("/v1/models", Authorization="Bearer x") == 401
+        assert await status("/v1/models") == 401
+        assert await status("/metrics") == 200
+
+
 async def test_version_and_models_are_vllms():
     async with an_engine() as engine:
         version = (await engine.http.get("/version")).json()

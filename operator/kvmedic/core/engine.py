@@ -227,6 +227,20 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiKey:
+    """How an engine is told the keys that it asks its clients for."""
+
+    option: str
+    """The canonical spelling: `--api-key`. Where it is given, the variable does not count."""
+    variable: str
+
+    @property
+    def dest(self) -> str:
+        """Return the engine's own name for the value: `api_key`."""
+        return self.option.removeprefix("--").replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineProfile:
     """One engine: how it is recognised, what may be turned on it, and how its command line reads."""
 
@@ -248,6 +262,8 @@ class EngineProfile:
     """The engine's own names of the options that say in which types weights and KV cache are stored."""
     host_cache: HostCache | None = None
     """None: it keeps no blocks in its host's memory."""
+    api_key: ApiKey | None = None
+    """None: it asks nobody for a key."""
 
     def flag(self, knob: Knob) -> Flag | None:
         """Return how this engine spells a knob, or None where it has no such thing."""

@@ -6,7 +6,7 @@ Defaults and bounds are those of vLLM 0.32.0 unless a version is named: `config/
 
 from __future__ import annotations
 
-from kvmedic.core.engine import Bounds, Dialect, EngineProfile, Flag, Knob, Launch
+from kvmedic.core.engine import ApiKey, Bounds, Dialect, EngineProfile, Flag, Knob, Launch
 from kvmedic.core.host_cache import HostCache
 from kvmedic.core.version import Version
 from kvmedic.engines.vllm_options import OPTIONS, RELEASES
@@ -154,4 +154,5 @@ VLLM = EngineProfile(
     unknown_since=Version.parse("0.8.5.post1"),
     types=("dtype", "kv_cache_dtype", "quantization"),
     host_cache=HOST_CACHE,
+    api_key=ApiKey("--api-key", "VLLM_API_KEY"),
 )

@@ -1,14 +1,15 @@
 """One long generation on one engine, with its used blocks read on the way.
 
 Nobody else sends to the engine; where somebody does, nothing can be told. The text that comes is counted and
-thrown away.
+thrown away, and what the engine says of a failure is never repeated: it may hold the key that it was sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -17,22 +18,38 @@ import httpx
 from kvmedic.core.evidence import Measured, Missing, Pool, Signal
 from kvmedic.core.reclamation_probe import Sample
 from kvmedic.core.signals import SignalTable
+from kvmedic.core.trialling import Interrupted, Watched
 from kvmedic.metrics.exposition import Page, gauge, replica_of
 from kvmedic.metrics.pools import pool as pool_of
 
 PROMPT = tuple(range(1000, 1032))
 """Token ids that every vocabulary has; how many there are needs no tokenizer then."""
-INTERVAL_SECONDS = 1.0
-"""Between two readings of used blocks."""
-SILENCE_SECONDS = 120.0
-"""Longest wait for the next token: a trial pod serves nobody else, so that more is a hang."""
 MOST_CROWDED = 0.05
 """Share of the readings that may see another request: one ends a moment after its last token."""
+MOST_EVENT_BYTES = 64 * 1024
+"""Size of one event, at most; one with a token is some 300 bytes (vLLM 0.32)."""
 PATH = "/v1/completions"
-_DATA, _DONE = "data:", "[DONE]"
+NO_KEY = (
+    "it wants an API key that the operator was not given, or another one: set probe.apiKey in the operator's "
+    "configuration (probe.apiKeySecret in the chart's values)"
+)
+_DATA, _DONE = b"data:", b"[DONE]"
 
 Pages: TypeAlias = Callable[[], Awaitable[Page | Missing]]
 """Returns the engine's metrics as they are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One running engine, as it is spoken to."""
+
+    http: httpx.AsyncClient
+    url: str
+    """Of its API, without `/v1`."""
+    headers: Mapping[str, str] = field(repr=False)
+    """Sent with the request; they may hold a key."""
+    table: SignalTable
+    pages: Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +62,18 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """A generation that came to its end."""
+class Rhythm:
+    """How often is looked, and how long is waited."""
 
-    samples: tuple[Sample, ...]
-    generated: int
-    """Tokens that came."""
-    pool: Pool
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupted:
-    """It tells nothing, and why."""
-
-    why: str
+    interval_seconds: float = 1.0
+    """Between two readings of used blocks."""
+    silence_seconds: float = 120.0
+    """Longest wait for the next token: a trial pod serves nobody else, so that more is a hang."""
 
 
 @dataclass(slots=True)
-class _Progress:
-    """What came so far."""
+class Course:
+    """How far a generation is. It is read while the generation goes on, which alone writes it."""
 
     tokens: int = 0
     samples: list[Sample] = field(default_factory=list)
@@ -76,48 +86,79 @@ class _BrokenOffError(Exception):
 
 
 async def generate(
-    http: httpx.AsyncClient,
-    table: SignalTable,
-    asked: Asked,
-    pages: Pages,
-    interval_seconds: float = INTERVAL_SECONDS,
+    engine: Engine, asked: Asked, course: Course, rhythm: Rhythm = Rhythm()
 ) -> Watched | Interrupted:
     """Let an engine generate tokens, and return how many blocks were used on the way.
 
     Args:
-        http: connections to the engine, with its address and, where it asks for one, its key.
-        table: the engine's signals.
+        engine: that nobody else sends to.
         asked: model and number of tokens.
-        pages: the engine's own metrics.
-        interval_seconds: between two readings.
+        course: a new one; it tells others how far this is.
+        rhythm: of readings, and of patience.
     """
-    seen = _Progress()
-    reading = asyncio.create_task(_read(seen, table, pages, interval_seconds))
+    reading = asyncio.create_task(_read(course, engine, rhythm.interval_seconds))
     try:
-        async for count in _streamed(http, asked):
-            seen.tokens = max(count, seen.tokens)
+        await _stream(engine, asked, course, rhythm.silence_seconds)
     except _BrokenOffError as error:
-        return Interrupted(f"after {seen.tokens} of {asked.tokens} tokens {error}")
-    except httpx.HTTPError as error:
-        return Interrupted(f"after {seen.tokens} of {asked.tokens} tokens: {type(error).__name__}")
+        return Interrupted(f"{_so_far(asked, course)} {error}")
+    except (TimeoutError, httpx.TimeoutException):
+        return Interrupted(f"{_so_far(asked, course)} nothing came for {rhythm.silence_seconds:g} s")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return Interrupted(f"{_so_far(asked, course)}: {type(error).__name__}")
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    if seen.tokens < asked.tokens:
-        return Interrupted(f"the engine ended the answer after {seen.tokens} of {asked.tokens} tokens")
-    if seen.pool is None:
+    return _outcome(asked, course)
+
+
+def _so_far(asked: Asked, course: Course) -> str:
+    return f"after {course.tokens} of {asked.tokens} tokens"
+
+
+def _outcome(asked: Asked, course: Course) -> Watched | Interrupted:
+    """Return what an answer that came to its end tells."""
+    if course.tokens < asked.tokens:
+        return Interrupted(f"the engine ended the answer {_so_far(asked, course)}")
+    if course.pool is None:
         return Interrupted("the engine's metrics do not tell its pool")
-    if seen.crowded > MOST_CROWDED * (len(seen.samples) + seen.crowded):
+    if course.crowded > MOST_CROWDED * (len(course.samples) + course.crowded):
         return Interrupted("other requests were served meanwhile")
-    return Watched(tuple(seen.samples), seen.tokens, seen.pool)
+    pool = course.pool
+    return Watched(tuple(course.samples), course.tokens, pool.block_tokens, pool.blocks)
 
 
-async def _streamed(http: httpx.AsyncClient, asked: Asked) -> AsyncIterator[int]:
-    """Yield the number of tokens so far, each time more have come.
+async def _stream(engine: Engine, asked: Asked, course: Course, silence_seconds: float) -> None:
+    """Count tokens as they come, until all have come or the engine ends its answer.
+
+    What comes without a token, such as a comment that keeps a connection open, does not extend the wait.
 
     Raises:
-        _BrokenOffError: the engine refused, or fell silent.
+        _BrokenOffError: the engine refused, or sent what is no answer.
+        TimeoutError: no token came for too long.
+        httpx.HTTPError: the connection failed.
     """
+    events, loop = 0, asyncio.get_running_loop()
+    async with (
+        asyncio.timeout(silence_seconds) as patience,
+        _request(engine, asked, silence_seconds) as response,
+        aclosing(_lines(_accepted(response))) as lines,
+    ):
+        async for line in lines:
+            text = line.removeprefix(_DATA).strip()
+            if not line.startswith(_DATA) or text == _DONE:
+                continue
+            events, told = _counted(text, events)
+            count = min(max(events, told), asked.tokens)
+            if count > course.tokens:
+                course.tokens = count
+                patience.reschedule(loop.time() + silence_seconds)
+            if count == asked.tokens:
+                return
+
+
+def _request(
+    engine: Engine, asked: Asked, silence_seconds: float
+) -> AbstractAsyncContextManager[httpx.Response]:
     body = {
         "model": asked.model,
         "prompt": list(PROMPT),
@@ -127,40 +168,61 @@ async def _streamed(http: httpx.AsyncClient, asked: Asked) -> AsyncIterator[int]
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
-    patience = httpx.Timeout(SILENCE_SECONDS)
-    async with http.stream("POST", PATH, json=body, timeout=patience) as response:
-        if response.is_error:
-            raise _BrokenOffError(f"the engine answered {response.status_code}")
-        events = 0
-        async for line in response.aiter_lines():
-            text = line.removeprefix(_DATA).strip()
-            if not line.startswith(_DATA) or text == _DONE:
-                continue
-            events, told = _counted(text, events)
-            yield max(events, told)
+    # Compressed text could grow beyond all bounds before a line of it is seen.
+    headers = {**engine.headers, "Accept-Encoding": "identity"}
+    patience = httpx.Timeout(silence_seconds)
+    return engine.http.stream("POST", engine.url + PATH, json=body, headers=headers, timeout=patience)
 
 
-def _counted(text: str, events: int) -> tuple[int, int]:
+def _accepted(response: httpx.Response) -> httpx.Response:
+    """Return a response that is an answer.
+
+    Raises:
+        _BrokenOffError: it is a refusal.
+    """
+    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise _BrokenOffError(f"the engine answered {response.status_code}: {NO_KEY}")
+    if not response.is_success:
+        raise _BrokenOffError(f"the engine answered {response.status_code}")
+    return response
+
+
+async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of an answer as they come.
+
+    Raises:
+        _BrokenOffError: one is longer than any event.
+    """
+    rest = b""
+    async for piece in response.aiter_raw():
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line
+        if len(rest) > MOST_EVENT_BYTES:
+            raise _BrokenOffError("the engine sent an event that is too large")
+
+
+def _counted(text: bytes, events: int) -> tuple[int, int]:
     """Return the events with text so far, and the tokens that the engine itself says have come."""
     try:
         event = json.loads(text)
         usage = event.get("usage") or {}
         told = int(usage.get("completion_tokens") or 0)
         return events + bool(event.get("choices")), told
-    except (AttributeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError) as error:
         raise _BrokenOffError("the engine sent what is no event of a completion") from error
 
 
-async def _read(seen: _Progress, table: SignalTable, pages: Pages, interval_seconds: float) -> None:
+async def _read(seen: Course, engine: Engine, interval_seconds: float) -> None:
     """Read used blocks again and again, until it is cancelled."""
     while True:
-        page = await pages()
+        page = await engine.pages()
         if isinstance(page, Page) and seen.tokens:
-            _note(seen, page, table)
+            _note(seen, page, engine.table)
         await asyncio.sleep(interval_seconds)
 
 
-def _note(seen: _Progress, page: Page, table: SignalTable) -> None:
+def _note(seen: Course, page: Page, table: SignalTable) -> None:
     replica = replica_of(page, table)
     if replica is None:
         return

@@ -146,3 +146,14 @@ class ScrapeOptions(Section):
         except (KeyError, IndexError, ValueError):
             raise ValueError("use only {address}, {port}, {namespace} and {name} in braces") from None
         return value
+
+
+class ProbeOptions(Section):
+    """Tests on trial pods: copies of a target's pod template that nobody leads requests to."""
+
+    trial_pods: bool = False
+    """Make such pods. Off: it needs the right to create pods, and each takes
+    a replica's devices for a while."""
+    api_key: Secret | None = None
+    """Key for engines that ask for one and whose pod template does not have it in plain text. It is sent to
+    trial pods alone; who may change a target's template or image can read it there."""

@@ -121,7 +121,9 @@ class ApiServer:
         """Answer one HTTP request."""
         if request.path not in QUIET:
             connection.on_answered = partial(self._count, request, time.monotonic())
-        if (request.method, request.path) in self._routes:
+        if not self._admits(request):
+            connection.respond(401, b'{"error":"Unauthorized"}')
+        elif (request.method, request.path) in self._routes:
             self._routes[request.method, request.path](connection)
         elif (request.method, request.path) == ("POST", SLOWDOWN):
             self._slow_down(connection, request)
@@ -129,6 +131,14 @@ class ApiServer:
             self._generate(connection, request)
         else:
             connection.respond(404, b'{"detail":"Not Found"}')
+
+    def _admits(self, request: HttpRequest) -> bool:
+        """Return whether a request shows a key where one is wanted (`entrypoints/openai/server_utils.py`)."""
+        keys = self.config.api_keys
+        if not keys or not request.path.startswith("/v1"):
+            return True
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and key in keys
 
     def _slow_down(self, connection: Connection, request: HttpRequest) -> None:
         try:

@@ -1,0 +1,38 @@
+"""The API key that a pod template gives its engine in plain text. It is secret: never print or store it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvmedic.core.engine import Engine, EngineProfile
+from kvmedic.manifests.flags import parsed_of
+from kvmedic.manifests.grammar import Given
+from kvmedic.manifests.invocation import version_of
+from kvmedic.manifests.refusal import Refusal
+from kvmedic.manifests.tokens import environment_of
+
+
+def api_key_of(template: Mapping[str, object], profile: EngineProfile) -> str:
+    """Return a key that the engine of a pod template takes; empty where there is none in plain text.
+
+    The command line beats the environment, and of several keys each is as good.
+    """
+    spec = template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, Mapping) else None
+    keys = (_key(each, profile) for each in containers or () if isinstance(each, Mapping))
+    return next(filter(None, keys), "")
+
+
+def _key(container: Mapping[str, object], profile: EngineProfile) -> str:
+    spelling = profile.api_key
+    if spelling is None:
+        return ""
+    parsed = parsed_of(container, Engine(profile, version_of(container, profile)))
+    given = None if isinstance(parsed, Refusal) else parsed.last(spelling.dest)
+    if given is not None:
+        return _plain(given)
+    return environment_of(container).values.get(spelling.variable, "")
+
+
+def _plain(given: Given) -> str:
+    return next((word.text for word in given.values if word.text and not word.token.unresolved), "")

@@ -1,0 +1,224 @@
+"""Tests on trial pods, beside the ticks: each is a task of this process, and a tick only asks how far it is.
+
+Nothing of a test outlives the process; who comes next begins it anew. What the engine or a library says of
+a failure is never repeated, because it may hold the key that was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+
+from kvmedic.core.engine import EngineProfile
+from kvmedic.core.evidence import Missing
+from kvmedic.core.fleet import Pod
+from kvmedic.core.signals import SignalTable
+from kvmedic.core.trialling import Interrupted, Progress, Underway, Watched
+from kvmedic.manifests.api_key import api_key_of
+from kvmedic.metrics.generation import Asked, Course, Engine, Rhythm, generate
+from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
+from kvmedic.metrics.scrape import PodAddress, Scraper, resolver_of
+from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.version_page import METRICS
+from kvmedic.sections import Secret
+
+AT_ONCE = 8
+"""Tests that go on side by side, at most: twice the runs that the operator opens by default. A choice; each
+is one stream of events and one page a second."""
+RHYTHM = Rhythm()
+KEPT = 64
+"""Tests of which anything is remembered, at most; of more the oldest that came to an end is forgotten, and
+would be begun anew."""
+
+
+class _UntoldError(Exception):
+    """A test cannot be begun; the message says why, in words of our own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """How the engines under test speak."""
+
+    table: SignalTable
+    profile: EngineProfile
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What a test is made on."""
+
+    where: PodAddress
+    template: Mapping[str, object] = field(repr=False)
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """One test."""
+
+    task: asyncio.Task[Watched | Interrupted]
+    course: Course
+    tokens: int
+
+    @property
+    def progress(self) -> Progress:
+        if not self.task.done():
+            return Underway(self.course.tokens, self.tokens)
+        if self.task.cancelled():
+            return Interrupted("the operator ends")
+        error = self.task.exception()
+        # Its text may hold what was sent, and the engine's answer.
+        return self.task.result() if error is None else Interrupted(f"{type(error).__name__} in the operator")
+
+
+class GenerationProbes:
+    """Long generations on trial pods."""
+
+    def __init__(
+        self,
+        scrape: ScrapeOptions,
+        options: ProbeOptions,
+        vocabulary: Vocabulary,
+        rhythm: Rhythm = RHYTHM,
+        at_once: int = AT_ONCE,
+    ) -> None:
+        self._key, self._vocabulary, self._rhythm = options.api_key, vocabulary, rhythm
+        self._resolve = resolver_of(scrape)
+        self._scraper = Scraper(scrape, vocabulary.table, self._resolve)
+        self._http = httpx.AsyncClient(
+            trust_env=False, follow_redirects=False, limits=httpx.Limits(max_keepalive_connections=0)
+        )
+        self._turns = asyncio.Semaphore(at_once)
+        self._tests: dict[str, _Test] = {}
+        self._tasks: set[asyncio.Task[Watched | Interrupted]] = set()
+        """Every task that did not come to its end yet, also those that are forgotten."""
+
+    def progress(self, pod: Pod) -> Progress | None:
+        """Return how far the test on a pod is; None: this process began none."""
+        test = self._tests.get(pod.uid)
+        return None if test is None else test.progress
+
+    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], tokens: int) -> None:
+        """Begin to let a pod generate tokens; nothing where that was begun.
+
+        Where as many go on as may, it waits for its turn, and is underway without a token.
+        """
+        if pod.uid in self._tests:
+            return
+        where = PodAddress(PodKey(namespace, pod.name), pod.address)
+        subject, course = _Subject(where, template, tokens), Course()
+        task = asyncio.create_task(self._in_turn(subject, course), name=f"probe {namespace}/{pod.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        self._make_room()
+        self._tests[pod.uid] = _Test(task, course, tokens)
+
+    def forget(self, pod: Pod) -> None:
+        """End the test on a pod and forget what it came to."""
+        test = self._tests.pop(pod.uid, None)
+        if test is not None:
+            test.task.cancel()
+
+    async def close(self) -> None:
+        """End all that is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._http.aclose()
+        await self._scraper.close()
+
+    def _ended(self, task: asyncio.Task[Watched | Interrupted]) -> None:
+        """Let go of a task; an exception that nobody fetches would be logged with all that it says."""
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    def _make_room(self) -> None:
+        ended = [uid for uid, test in self._tests.items() if test.task.done()]
+        for uid in ended[: max(0, len(self._tests) - KEPT + 1)]:
+            del self._tests[uid]
+
+    async def _in_turn(self, subject: _Subject, course: Course) -> Watched | Interrupted:
+        async with self._turns:
+            try:
+                engine = self._engine(subject)
+                asked = Asked(await self._model(engine), subject.tokens)
+            except _UntoldError as error:
+                return Interrupted(str(error))
+            return await generate(engine, asked, course, self._rhythm)
+
+    def _engine(self, subject: _Subject) -> Engine:
+        """Return an engine as it is spoken to.
+
+        Raises:
+            _UntoldError: it has no address, or there is no key that could be sent.
+        """
+        metrics = self._resolve(subject.where)
+        if metrics is None:
+            raise _UntoldError("the pod has no address")
+        key = api_key_of(subject.template, self._vocabulary.profile) or _text_of(self._key)
+        pages = partial(self._scraper.page, subject.where)
+        return Engine(self._http, api_of(metrics), _authorization(key), self._vocabulary.table, pages)
+
+    async def _model(self, engine: Engine) -> str:
+        """Return the name under which an engine serves, by its own word.
+
+        Raises:
+            _UntoldError: it does not tell.
+        """
+        page = await engine.pages()
+        if isinstance(page, Missing):
+            raise _UntoldError("the engine's metrics cannot be read")
+        table = self._vocabulary.table
+        names = (series.labels.get(table.model_label) for series in page.of(table.presence))
+        name = next(filter(None, names), None)
+        if name is None:
+            raise _UntoldError("the engine's metrics do not tell its model")
+        return name
+
+
+def api_of(metrics_url: str) -> str:
+    """Return the URL of an engine's API beside that of its metrics: the same host and port.
+
+    What a proxy has before `/metrics` stays; any other path is the metrics' own.
+
+    Raises:
+        _UntoldError: it is no URL.
+    """
+    try:
+        parts = urlsplit(metrics_url)
+    except ValueError:
+        raise _UntoldError("the pod's address is no URL") from None
+    path = parts.path.rstrip("/")
+    prefix = path.removesuffix(METRICS) if path.endswith(METRICS) else ""
+    return urlunsplit((parts.scheme, parts.netloc, prefix, "", ""))
+
+
+def _text_of(secret: Secret | None) -> str:
+    """Return the operator's own key; empty without one.
+
+    Raises:
+        _UntoldError: its file cannot be read.
+    """
+    try:
+        return secret.read() if secret is not None else ""
+    except (OSError, UnicodeError):
+        raise _UntoldError("the file of probe.apiKey cannot be read: mount it again") from None
+
+
+def _authorization(key: str) -> dict[str, str]:
+    """Return the header that a key is sent in.
+
+    Raises:
+        _UntoldError: it cannot stand in one; a library's exception would show it.
+    """
+    if not key:
+        return {}
+    if not (key.isascii() and key.isprintable()):
+        raise _UntoldError("the API key has characters that cannot be sent: use printable ASCII")
+    return {"Authorization": f"Bearer {key}"}

@@ -1,0 +1,74 @@
+"""Which adapter stands behind which port, by what the administrator allowed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kubernetes.aio.client import Configuration
+
+from kvmedic.cluster.trials import Trials
+from kvmedic.core.trialling import Interrupted, Underway
+from kvmedic.kube.client import Client, Limits
+from kvmedic.manifests.trial_pod import Owner, Trial
+from kvmedic.metrics.options import ProbeOptions
+from kvmedic.ports import NoProbes, NoTrials
+from kvmedic.settings import Settings
+from kvmedic.wiring import connected, trials_of
+from run_builder import a_pod
+
+TRIAL = Trial("llm-trial", "serving", Owner("v1", "ConfigMap", "owner", "uid"), 600)
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: a, cluster: {server: "http://127.0.0.1:1"}}]
+contexts: [{name: a, context: {cluster: a, user: a}}]
+users: [{name: a, user: {}}]
+current-context: a
+"""
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with Client(Configuration(host="http://127.0.0.1:1"), Limits()) as found:
+        yield found
+
+
+async def test_trial_pods_are_made_only_where_they_are_allowed(client: Client) -> None:
+    assert trials_of(ProbeOptions(trial_pods=True), client) == Trials(client)
+    assert trials_of(ProbeOptions(), client) == NoTrials()
+
+
+async def test_where_they_are_not_it_is_said_what_to_set_and_nothing_else_happens() -> None:
+    trials = NoTrials()
+
+    assert "probe.trialPods" in await trials.make(TRIAL, {})
+    assert await trials.look(TRIAL, "vllm") is None
+    assert await trials.sweep("serving", "uid") == ()
+    assert await trials.held_claims("serving", {}) == frozenset()
+
+
+def test_where_nobody_can_make_tests_none_goes_on() -> None:
+    probes = NoProbes()
+
+    probes.begin("serving", a_pod("trial"), {}, 100)
+
+    assert probes.progress(a_pod("trial")) == Interrupted("no tests are made here")
+    probes.forget(a_pod("trial"))
+
+
+async def test_with_the_process_its_tests_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(KUBECONFIG)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    pod = replace(a_pod("trial"), uid="uid-trial", address="192.0.2.1")
+
+    async with connected(Settings()) as world:
+        world.probes.begin("serving", pod, {}, 100)
+        assert world.probes.progress(pod) == Underway(0, 100)
+
+    assert world.probes.progress(pod) == Interrupted("the operator ends")
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("probe")]
