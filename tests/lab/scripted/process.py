@@ -20,6 +20,7 @@ from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import Settings
 from kvmedic.wiring import Substitutes, operate
 from lab.scripted.metrics import ScriptedMetrics
+from lab.scripted.probes import ScriptedProbes
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -51,7 +52,7 @@ def run(arrangement: Arrangement) -> None:
         return datetime.fromtimestamp(arrangement.began + (now - arrangement.began) * arrangement.speed, UTC)
 
     settings = Settings(**arrangement.settings)
-    substitutes = Substitutes(ScriptedMetrics(arrangement.script), clock)
+    substitutes = Substitutes(ScriptedMetrics(arrangement.script), clock, ScriptedProbes(arrangement.script))
     asyncio.run(operate(settings, Telemetry(), substitutes))
 
 

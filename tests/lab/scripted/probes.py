@@ -1,0 +1,67 @@
+"""The tests on trial pods, answered from the script that a test may rewrite at any time.
+
+`"probe": "Scattered"` is what a generation shows: the name of a class of `Reclaim`, or `refused`, `hangs` and
+`short`, of which nothing can be told. What this process began it alone knows, as with real tests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvmedic.core.blocks import Compacted, Keep, Pattern, PerHead, Scattered, used
+from kvmedic.core.fleet import Pod
+from kvmedic.core.reclamation_probe import Reclaim, Sample
+from kvmedic.core.trialling import Interrupted, Progress, Underway, Watched
+
+BLOCK_TOKENS = 16
+KEEP = Keep(2048)
+LOOKS = 2
+"""Times that a test is looked at before it ends."""
+_PATTERNS: Mapping[Reclaim, Pattern] = {
+    Reclaim.RECLAIMS: Compacted(),
+    Reclaim.SCATTERED: Scattered(),
+    Reclaim.PER_HEAD: PerHead(8),
+}
+
+
+@dataclass(slots=True)
+class ScriptedProbes:
+    """Answers from the script."""
+
+    path: Path
+    begun: dict[str, int] = field(default_factory=dict)
+    """Tokens that each pod was asked for, by its uid."""
+    looks: dict[str, int] = field(default_factory=dict)
+
+    def progress(self, pod: Pod) -> Progress | None:
+        if pod.uid not in self.begun:
+            return None
+        self.looks[pod.uid] = self.looks.get(pod.uid, 0) + 1
+        tokens, what = self.begun[pod.uid], json.loads(self.path.read_text()).get("probe", "hangs")
+        if what == "refused":
+            return Interrupted("the engine answered 400")
+        if what == "hangs" or self.looks[pod.uid] <= LOOKS:
+            return Underway(tokens // 2, tokens)
+        return generation(tokens // 2 if what == "short" else tokens, what)
+
+    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], tokens: int) -> None:
+        self.begun.setdefault(pod.uid, tokens)
+
+    def forget(self, pod: Pod) -> None:
+        self.begun.pop(pod.uid, None)
+        self.looks.pop(pod.uid, None)
+
+
+def generation(tokens: int, what: str) -> Watched:
+    """Return a generation as arithmetic has it for a class of methods."""
+    counts = range(256, tokens + 1, 128)
+    pattern = _PATTERNS.get(Reclaim(what)) if what in set(Reclaim) else None
+
+    def blocks(count: int) -> float:
+        return count / BLOCK_TOKENS if pattern is None else used(count, BLOCK_TOKENS, KEEP, pattern)
+
+    samples = tuple(Sample(count, blocks(count)) for count in counts)
+    return Watched(samples, tokens, BLOCK_TOKENS, 4 * tokens // BLOCK_TOKENS)

@@ -1,0 +1,146 @@
+"""Trials of what compresses a KV cache, on a real API server: asked, answered, and gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from reconcile.trying import allow, answers, evicting, is_tried, spec, trial_pods
+from reconcile.world import World
+
+pytestmark = pytest.mark.light
+SECONDS = 60
+
+
+@pytest.fixture
+def tried(a_world):
+    """Makes a thrashing fleet with a method on, and runs until its trial is over."""
+
+    def run(probe: str, **compression) -> World:
+        world = a_world(replicas=2, spec=spec(**compression), change=evicting)
+        allow(world)
+        world.rewrite(probe=probe)
+        world.start()
+        world.wait(lambda: is_tried(world), SECONDS, "the trial is over")
+        return world
+
+    return run
+
+
+def test_a_trial_that_is_answered_is_on_record_and_leaves_nothing(tried):
+    world = tried("Scattered", allowedFixes=[])
+    before = world.revision()
+
+    assert answers(world) == ["Scattered"]
+    assert world.outcomes()[-1] == "TrialAnswered"
+    assert trial_pods(world) == []
+    assert (world.revision(), world.traces()) == (before, [])
+    world.wait(
+        lambda: world.condition("ActionRequired") == ("True", "FixNotAllowed"), SECONDS, "a person is asked"
+    )
+    assert world.status()["diagnosis"]["reason"] == "BlocksNotFreed"
+
+
+def test_where_blocks_come_back_the_other_runbook_goes_on(tried):
+    world = tried("Reclaims")
+
+    world.wait(lambda: len(world.outcomes()) == 2, SECONDS, "its run is closed")
+    assert answers(world) == ["Reclaims"]
+    assert world.outcomes() == ["Recovered", "TrialAnswered"]
+    assert any("max-num-seqs=" in arg and arg != "--max-num-seqs=64" for arg in world.args())
+
+
+@pytest.mark.parametrize("probe", ["short", "None"])
+def test_what_shows_nothing_or_no_block_is_said(tried, probe):
+    world = tried(probe, allowedFixes=[])
+
+    assert answers(world) == [None if probe == "short" else "None"]
+    assert trial_pods(world) == []
+
+
+def test_a_trial_that_cannot_be_made_is_said_and_nothing_is_begun(a_world):
+    world = a_world(replicas=2, spec=spec(), change=evicting)
+    world.start()
+
+    world.wait(
+        lambda: world.condition("ActionRequired") == ("True", "TrialImpossible"), SECONDS, "a person is asked"
+    )
+
+    assert world.outcomes() == []
+    assert "probe.trialPods" in str(world.status()["conditions"])
+
+
+def test_a_template_that_takes_a_port_of_its_host_is_not_tried(a_world):
+    def with_port(container, pod):
+        evicting(container, pod)
+        container["ports"] = [{"containerPort": 8000, "hostPort": 8000}]
+
+    world = a_world(replicas=1, spec=spec(), change=with_port)
+    allow(world)
+    world.start()
+
+    world.wait(
+        lambda: world.condition("ActionRequired") == ("True", "TrialImpossible"), SECONDS, "a person is asked"
+    )
+    assert "hostPort" in str(world.status()["conditions"])
+    assert trial_pods(world) == []
+
+
+def test_a_trial_that_is_refused_by_the_engine_ends_without_an_answer(tried):
+    world = tried("refused")
+
+    assert world.outcomes() == ["TrialUnanswered"]
+    assert (answers(world), trial_pods(world)) == ([], [])
+
+
+def test_suspending_ends_a_trial(a_world):
+    world = a_world(replicas=2, spec=spec(), change=evicting)
+    allow(world)
+    world.start()
+    world.wait(lambda: bool(trial_pods(world)), SECONDS, "the trial pod is there")
+
+    world.kubectl("patch", "kvr", "llm", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+
+    world.wait(world.is_closed, SECONDS, "the run is closed")
+    assert world.outcomes() == ["Suspended"]
+    assert trial_pods(world) == []
+
+
+def test_deleting_the_resource_ends_its_trial(a_world):
+    world = a_world(replicas=2, spec=spec(), change=evicting)
+    allow(world)
+    world.start()
+    world.wait(lambda: bool(trial_pods(world)), SECONDS, "the trial pod is there")
+
+    world.kubectl("delete", "kvr", "llm", "--wait=true", f"--timeout={SECONDS}s")
+
+    world.wait(lambda: trial_pods(world) == [], SECONDS, "the trial pod is gone")
+    assert world.traces() == []
+
+
+def test_editing_the_template_ends_its_trial(a_world):
+    world = a_world(replicas=2, spec=spec(), change=evicting)
+    allow(world)
+    world.start()
+    world.wait(lambda: bool(trial_pods(world)), SECONDS, "the trial pod is there")
+
+    world.kubectl("set", "env", "deployment/llm", "OTHER=1")
+
+    world.wait(lambda: bool(world.outcomes()), SECONDS, "the run is closed")
+    assert world.outcomes() == ["FlagDrifted"]
+    assert answers(world) == []
+    world.wait(lambda: trial_pods(world) == [], SECONDS, "the trial pod is gone")
+
+
+def test_a_trial_pod_that_somebody_deletes_is_made_anew(a_world):
+    world = a_world(replicas=2, spec=spec(), change=evicting)
+    allow(world)
+    world.start()
+    world.wait(lambda: bool(trial_pods(world)), SECONDS, "the trial pod is there")
+    (first,) = trial_pods(world)
+
+    world.kubectl("delete", "pod", first["metadata"]["name"], "--grace-period=0", "--force")
+    world.rewrite(probe="PerHead")
+
+    world.wait(lambda: is_tried(world), SECONDS, "the trial is over")
+    assert world.outcomes()[-1] in ("TrialAnswered", "TrialUnanswered")
+    assert trial_pods(world) == []

@@ -1,0 +1,63 @@
+"""A fleet with a method that evicts tokens, and an operator that may try it on a trial pod."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvmedic.core.plan import TrialStep
+from kvmedic.manifests.trial_pod import PRIORITY_CLASS, TRIAL_LABEL
+from reconcile.world import World
+
+METHOD = "Mine"
+SWITCH = "EVICT_TOKENS"
+CLASS = {
+    "apiVersion": "scheduling.k8s.io/v1",
+    "kind": "PriorityClass",
+    "metadata": {"name": PRIORITY_CLASS},
+    "value": -10,
+    "preemptionPolicy": "Never",
+}
+STEP = TrialStep.__name__
+
+
+def spec(**compression: Any) -> dict[str, Any]:
+    """Return a spec with both runbooks and a declared method."""
+    return {
+        "runbooks": ["PreemptionThrash", "CompressionWithoutSavings"],
+        "compression": {
+            "method": METHOD,
+            "class": "CompactingEviction",
+            "keepTokens": 2048,
+            "settings": [{"env": SWITCH, "after": "1"}],
+            **compression,
+        },
+    }
+
+
+def evicting(container: dict[str, Any], pod: dict[str, Any]) -> None:
+    """Turn the method on in a pod template, whose engine takes requests that are long enough."""
+    del pod
+    container["args"] = ["--max-model-len", "32768", "--max-num-seqs=64", "--block-size=16"]
+    container["env"] = [{"name": SWITCH, "value": "1"}]
+
+
+def allow(world: World) -> None:
+    """Let the operator make trial pods."""
+    world.cluster.apply(CLASS)
+    world.settings |= {"probe": {"trialPods": True}}
+
+
+def trial_pods(world: World) -> list[dict[str, Any]]:
+    """Return the trial pods that are there, terminating ones included."""
+    return world.cluster.api.list("Pod", world.namespace, TRIAL_LABEL)
+
+
+def answers(world: World) -> list[str | None]:
+    """Return what trials showed, the newest first; None for nothing."""
+    return [each.get("reclaim") for each in world.status().get("answers", [])]
+
+
+def is_tried(world: World) -> bool:
+    """Return whether a trial's run was closed."""
+    closed = world.status().get("history", [])
+    return any("trial pod" in step for run in closed for step in run["steps"])
