@@ -6,9 +6,11 @@ from datetime import timedelta
 from typing import assert_never
 
 from kvmedic.aftermath import in_view_of_the_rest
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.confirm import confirmed
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.evidence import Observation
+from kvmedic.core.parity import judge_parity
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
 from kvmedic.core.run import Standing, StepState
 from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
@@ -40,16 +42,16 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
     """Return the verdict on the step that is being verified; `restarts`: of all its replicas so far."""
     before, policy, step = tick.run.baseline, tick.policy, tick.run.current.step
     if tick.run.goal is Goal.CALM:
-        if isinstance(step, FlagStep | ConfigStep):
-            return judge_without(before, looked, policy.trigger, restarts)
-        return judge_fewer(looked, policy.trigger)
+        return _without(tick, looked, restarts)
     if before is None or tick.run.goal is Goal.STEADINESS:
         return steadiness(looked, restarts)
+    if tick.run.goal is Goal.PARITY:
+        return judge_parity(before, looked, policy.objectives, policy.trigger, restarts)
     match step:
         case ConfigStep(knob=knob) | FlagStep(knob=knob):
             judged = judge(before, looked, policy.objectives, policy.trigger, restarts)
             return judged if restarts else confirmed(knob, judged, before, looked, policy.objectives)
-        case RevisionStep():
+        case BundleStep() | RevisionStep():
             return judge(before, looked, policy.objectives, policy.trigger, restarts)
         case ReplaceStep():
             fresh = max(0, restarts - before.restarts)
@@ -59,3 +61,11 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
             return judge_more(before, looked, policy.objectives, policy.trigger, fresh)
         case _:
             assert_never(step)
+
+
+def _without(tick: Tick, looked: Observation, restarts: int) -> Judged:
+    """Return whether the fleet does without what was there for a while."""
+    trigger = tick.policy.trigger
+    if isinstance(tick.run.current.step, FlagStep | ConfigStep):
+        return judge_without(tick.run.baseline, looked, trigger, restarts)
+    return judge_fewer(looked, trigger)

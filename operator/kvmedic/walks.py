@@ -14,6 +14,7 @@ from typing import assert_never
 
 from kvmedic.core import autoscaling, recall, release, replacement, rollout, scaling
 from kvmedic.core.autoscaling import Autoscaling
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.copying import Files
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
@@ -69,7 +70,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     step, drain = tick.run.current.step, await _drain(tick, fleet)
     way = step if direction is Direction.FORWARD else step.inverse()
     match way:
-        case FlagStep() | ConfigStep():
+        case BundleStep() | FlagStep() | ConfigStep():
             order = _order(tick, way, drain)
             move = rollout.next_move(fleet, order, tick.now)
             canaries = _canaries(fleet, order)
@@ -98,7 +99,7 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
     step = tick.run.current.step
     match step:
-        case ConfigStep() | FlagStep() | RevisionStep():
+        case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
             return release.releasing_move(fleet, tick.run.recorded)
         case ReplaceStep():
             order = _replacement(tick, fleet, step, await _drain(tick, fleet))
@@ -116,7 +117,7 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     step = tick.run.current.step
     match step:
-        case ConfigStep() | FlagStep() | RevisionStep():
+        case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
             return rollout.resting_move(fleet, tick.now, _assigned_at(tick.run))
         case ReplaceStep():
             return replacement.resting_move(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
@@ -145,7 +146,7 @@ def _canaries(fleet: Fleet, order: Order) -> tuple[Pod, ...]:
     return () if swapped else fleet.serving(order.toward)
 
 
-def _order(tick: Tick, step: FlagStep | ConfigStep | RevisionStep, drain: Drain) -> Order:
+def _order(tick: Tick, step: FlagStep | ConfigStep | BundleStep | RevisionStep, drain: Drain) -> Order:
     run, limits = tick.run, _limits(tick)
     return Order(
         away=step.before_template,
@@ -282,7 +283,8 @@ def _least_blocks(run: Run) -> int:
     """Return the KV-cache blocks that the canary is compared with; 0: none.
 
     A change for steadiness gives memory away on purpose: the pool is smaller then. Another revision's
-    image or types may well make another pool.
+    image or types may well make another pool, and so may a cache without compression.
     """
-    same_engine = run.goal is not Goal.STEADINESS and not isinstance(run.current.step, RevisionStep)
+    other_pool = isinstance(run.current.step, BundleStep | RevisionStep)
+    same_engine = run.goal is not Goal.STEADINESS and not other_pool
     return run.blocks or 0 if same_engine else 0

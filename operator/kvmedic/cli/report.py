@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 from kvmedic.cli.terminal import Form
 from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief, Resize, RollBack
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
@@ -32,7 +33,7 @@ class Change:
 
     knob: str
     """`REPLICA` where a replica is replaced, `REVISION` where the whole pod template is another, `REPLICAS`
-    and `MINIMUM` where their number changes."""
+    and `MINIMUM` where their number changes; a method's name where all of its settings change."""
     before: str | None
     """None: not given on the command line, so the engine's default, or not known."""
     after: str | None
@@ -172,6 +173,8 @@ def change_of(step: Step) -> Change:
     match step:
         case FlagStep() | ConfigStep():
             return Change(str(step.knob), step.before, step.after, target)
+        case BundleStep():
+            return Change(step.method, step.before, step.after, target)
         case ReplaceStep():
             return Change(REPLICA, step.pod, A_NEW_ONE, target)
         case RevisionStep():

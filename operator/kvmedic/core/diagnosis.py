@@ -246,6 +246,12 @@ class Goal(StrEnum):
     """No replica that runs it restarts while requests are served."""
     CALM = "Calm"
     """No replica is beyond the trigger, whatever the load is: fewer replicas do as well."""
+    PARITY = "Parity"
+    """The fleet is not worse off than before, at like load."""
+
+
+COMPARED = frozenset({Goal.RELIEF, Goal.PARITY})
+"""Goals that need the figures of before the change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,21 +13,32 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias, assert_never
 
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.config_map import FileEdit
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.engine import Knob
+from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reference import ReferenceEdit
 from kvmedic.core.revisions import Revision
 from kvmedic.core.swap import TemplateSwap
 
-
-@dataclass(frozen=True, slots=True)
-class ObjectRef:
-    """One Kubernetes object in the resource's own namespace."""
-
-    kind: str
-    name: str
+__all__ = [
+    "AutoscalerStep",
+    "BundleStep",
+    "ConfigStep",
+    "FlagStep",
+    "Goer",
+    "ObjectRef",
+    "Plan",
+    "ReplaceStep",
+    "RevisionStep",
+    "ScaleStep",
+    "Step",
+    "gives_back",
+    "is_revocable",
+    "template_before",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,14 +308,14 @@ class AutoscalerStep:
         return f"{self.holder.kind}/{self.holder.name}: minimum {self.before} -> {self.after} replicas"
 
 
-Step: TypeAlias = FlagStep | ReplaceStep | ConfigStep | RevisionStep | ScaleStep | AutoscalerStep
+Step: TypeAlias = FlagStep | ReplaceStep | ConfigStep | RevisionStep | ScaleStep | AutoscalerStep | BundleStep
 """Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
 
 
 def template_before(step: Step) -> str:
     """Return the hash of the pod template that a step was planned on."""
     match step:
-        case ConfigStep() | FlagStep() | RevisionStep():
+        case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
             return step.before_template
         case ReplaceStep() | ScaleStep() | AutoscalerStep():
             return step.template
@@ -319,7 +330,7 @@ def gives_back(step: Step) -> bool:
             return step.gives_back
         case FlagStep() | ConfigStep():
             return step.reason is Reason.HOST_MEMORY_GIVEN_BACK
-        case ReplaceStep() | RevisionStep():
+        case BundleStep() | ReplaceStep() | RevisionStep():
             return False
         case _:
             assert_never(step)
@@ -328,7 +339,7 @@ def gives_back(step: Step) -> bool:
 def is_revocable(step: Step) -> bool:
     """Return whether a step that settled can still be taken back."""
     match step:
-        case AutoscalerStep() | ConfigStep() | FlagStep() | RevisionStep() | ScaleStep():
+        case AutoscalerStep() | BundleStep() | ConfigStep() | FlagStep() | RevisionStep() | ScaleStep():
             return True
         case ReplaceStep():
             return False

@@ -6,6 +6,7 @@ from datetime import datetime
 from enum import Enum
 from typing import TypeAlias, assert_never
 
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.fleet import SURGE, Fleet, Owner, ReplicaSet
 from kvmedic.core.moves import Failed, Refused
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
@@ -181,7 +182,7 @@ def is_halfway(fleet: Fleet, wanted: Revision) -> bool:
 def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
     """Return why a step cannot begin on this fleet, or None."""
     match step:
-        case FlagStep() | ConfigStep():
+        case BundleStep() | FlagStep() | ConfigStep():
             return refusal(fleet, purpose)
         case RevisionStep():
             return opening_refusal(fleet, step.after, purpose)

@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import assert_never
 
-from kvmedic.core.diagnosis import Goal
+from kvmedic.core.bundle import BundleStep
+from kvmedic.core.diagnosis import COMPARED, Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
@@ -152,8 +153,8 @@ class Run:
         Raises:
             ValueError: it is to be compared with figures that it does not have.
         """
-        if self.baseline is None and self.goal is Goal.RELIEF:
-            raise ValueError("a run whose goal is Relief needs the baseline that it is compared with")
+        if self.baseline is None and self.goal in COMPARED:
+            raise ValueError(f"a run whose goal is {self.goal} needs the baseline that it is compared with")
 
     @property
     def index(self) -> int:
@@ -326,7 +327,7 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     """
     step, intent, state = run.current.step, run.intent, run.current.state
     match step:
-        case FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep():
+        case BundleStep() | FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep():
             return False
         case ReplaceStep():
             counts, recorded = state in WALKING, step.replicas

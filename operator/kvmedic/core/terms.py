@@ -11,6 +11,7 @@ from datetime import timedelta
 from math import inf
 from typing import assert_never
 
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.diagnosis import Trigger
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.policy import (
@@ -75,7 +76,7 @@ def _container(step: Step) -> str | None:
     match step:
         case FlagStep():
             return step.edit.container
-        case AutoscalerStep() | ConfigStep() | ReplaceStep() | RevisionStep() | ScaleStep():
+        case AutoscalerStep() | BundleStep() | ConfigStep() | ReplaceStep() | RevisionStep() | ScaleStep():
             return step.container
         case _:
             assert_never(step)
