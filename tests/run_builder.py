@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from kvmedic.core.bundle import BundleEdit, BundleStep, EnvEdit
 from kvmedic.core.config_map import FileEdit
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.engine import Knob
@@ -58,6 +59,23 @@ CONFIG = ConfigStep(
     before_template=OLD,
     after_template=NEW,
     reason=Reason.CAP_RIGHT_SIZED,
+)
+BUNDLE = BundleStep(
+    target=ObjectRef("Deployment", "llm"),
+    container="vllm",
+    method="TriAttention",
+    edit=BundleEdit(
+        (
+            EnvEdit("vllm", 0, "ENABLE_TRIATTENTION", 1, "1", "0"),
+            EnvEdit("vllm", 0, "TRIATTN_RUNTIME_KV_BUDGET", 0, "4096", None),
+            TokenEdit("vllm", 0, Field.ARGS, 3, "--no-enable-prefix-caching", None),
+        )
+    ),
+    before="--no-enable-prefix-caching, TRIATTN_RUNTIME_KV_BUDGET=4096, ENABLE_TRIATTENTION=1",
+    after="off (ENABLE_TRIATTENTION=0)",
+    before_template=OLD,
+    after_template=NEW,
+    reason=Reason.COMPRESSION_REVERTED,
 )
 SCALE = ScaleStep(
     target=ObjectRef("Deployment", "llm"),

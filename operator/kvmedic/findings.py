@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, Goal, Inconclusive
+from kvmedic.core.diagnosis import COMPARED, Diagnosed, Diagnosis, Evidence, Goal, Inconclusive
 from kvmedic.core.edge import least_free_mib
 from kvmedic.core.evidence import Measured, Observation, Reading
 from kvmedic.core.plan import Plan, ReplaceStep, gives_back
@@ -67,7 +67,7 @@ class Survey:
         staying = [pod for pod in expected(self.view) if pod.uid not in going]
         found = baseline_of(seen, sum(pod.ends for pod in staying))
         if isinstance(found, Inconclusive):
-            return None if self.goal is not Goal.RELIEF else found
+            return found if self.goal in COMPARED else None
         return replace(found, memory_free_mib=least_free_mib(self._devices()))
 
     def _devices(self) -> tuple[Reading[tuple[Device, ...]], ...]:

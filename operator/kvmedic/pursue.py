@@ -31,12 +31,13 @@ from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import footprint_after
 from kvmedic.core.gates import Blocked, forward_gate
 from kvmedic.core.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
-from kvmedic.core.plan import AutoscalerStep, TrialStep
+from kvmedic.core.plan import AutoscalerStep
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome, Run, Standing, StepState, is_foreign, standing
 from kvmedic.core.trial_moves import Answered, BeginTest, MakeTrial
+from kvmedic.core.trialling import TrialStep
 from kvmedic.intents import intended
 from kvmedic.ports import View
 from kvmedic.record.runs import closed, reported, with_answer

@@ -11,11 +11,11 @@ from dataclasses import replace
 from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.core.fleet import Pod
 from kvmedic.core.moves import Failed
-from kvmedic.core.plan import TrialStep
 from kvmedic.core.reasons import Reason
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.trial_moves import TrialMove, TrialSight, trial_move
+from kvmedic.core.trialling import TrialStep
 from kvmedic.findings import Survey
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import NoTrial, Owner, Trial, trial_pod

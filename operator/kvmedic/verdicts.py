@@ -6,21 +6,24 @@ from datetime import timedelta
 from typing import assert_never
 
 from kvmedic.aftermath import in_view_of_the_rest
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.confirm import confirmed
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.evidence import Observation
+from kvmedic.core.parity import judge_parity
 from kvmedic.core.plan import (
     AutoscalerStep,
+    Change,
     ConfigStep,
     FlagStep,
     ReplaceStep,
     RevisionStep,
     ScaleStep,
-    TrialStep,
 )
 from kvmedic.core.run import Standing, StepState
 from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
 from kvmedic.core.steadiness import steadiness
+from kvmedic.core.trialling import TrialStep
 from kvmedic.core.verdict import Judged, judge, judge_replacement
 from kvmedic.ports import View
 from kvmedic.walks import Tick
@@ -31,6 +34,8 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     record = tick.run.current
     if view is None or record.state is not StepState.VERIFYING or stands is not Standing.AS_RECORDED:
         return None
+    if isinstance(record.step, TrialStep):
+        return None
     if tick.problem is not None:
         return None
     window = tick.policy.windows.verify
@@ -40,24 +45,24 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     looked = await tick.ports.metrics.observe(
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )
-    judged = _judgement(tick, looked, sum(pod.ends for pod in pods))
+    judged = _judgement(tick, record.step, looked, sum(pod.ends for pod in pods))
     return await in_view_of_the_rest(tick, pods, judged)
 
 
-def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
+def _judgement(tick: Tick, step: Change, looked: Observation, restarts: int) -> Judged:
     """Return the verdict on the step that is being verified; `restarts`: of all its replicas so far."""
-    before, policy, step = tick.run.baseline, tick.policy, tick.run.current.step
+    before, policy = tick.run.baseline, tick.policy
     if tick.run.goal is Goal.CALM:
-        if isinstance(step, FlagStep | ConfigStep):
-            return judge_without(before, looked, policy.trigger, restarts)
-        return judge_fewer(looked, policy.trigger)
+        return _without(tick, looked, restarts)
     if before is None or tick.run.goal is Goal.STEADINESS:
         return steadiness(looked, restarts)
+    if tick.run.goal is Goal.PARITY:
+        return judge_parity(before, looked, policy.objectives, policy.trigger, restarts)
     match step:
         case ConfigStep(knob=knob) | FlagStep(knob=knob):
             judged = judge(before, looked, policy.objectives, policy.trigger, restarts)
             return judged if restarts else confirmed(knob, judged, before, looked, policy.objectives)
-        case RevisionStep():
+        case BundleStep() | RevisionStep():
             return judge(before, looked, policy.objectives, policy.trigger, restarts)
         case ReplaceStep():
             fresh = max(0, restarts - before.restarts)
@@ -65,7 +70,13 @@ def _judgement(tick: Tick, looked: Observation, restarts: int) -> Judged:
         case ScaleStep() | AutoscalerStep():
             fresh = max(0, restarts - before.restarts)
             return judge_more(before, looked, policy.objectives, policy.trigger, fresh)
-        case TrialStep():
-            raise ValueError("a trial is not judged by the fleet's figures")
         case _:
             assert_never(step)
+
+
+def _without(tick: Tick, looked: Observation, restarts: int) -> Judged:
+    """Return whether the fleet does without what was there for a while."""
+    trigger = tick.policy.trigger
+    if isinstance(tick.run.current.step, FlagStep | ConfigStep):
+        return judge_without(tick.run.baseline, looked, trigger, restarts)
+    return judge_fewer(looked, trigger)

@@ -14,6 +14,7 @@ from typing import assert_never
 
 from kvmedic.core import autoscaling, recall, release, replacement, rollout, scaling
 from kvmedic.core.autoscaling import Autoscaling
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.copying import Files
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
@@ -21,15 +22,7 @@ from kvmedic.core.draining import Drain, Victim, holding_move
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Cordon, Failed, Move, Settled, Wait
-from kvmedic.core.plan import (
-    AutoscalerStep,
-    ConfigStep,
-    FlagStep,
-    ReplaceStep,
-    RevisionStep,
-    ScaleStep,
-    TrialStep,
-)
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
@@ -41,6 +34,7 @@ from kvmedic.core.scaling import Scaling, is_explained
 from kvmedic.core.severity import Urgency
 from kvmedic.core.spending import Spending
 from kvmedic.core.starting import StartLimits
+from kvmedic.core.trialling import TrialStep
 from kvmedic.ports import Ports
 
 DEFAULT_START_LIMIT = timedelta(seconds=600)
@@ -77,7 +71,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     step, drain = tick.run.current.step, await _drain(tick, fleet)
     way = step if direction is Direction.FORWARD else step.inverse()
     match way:
-        case FlagStep() | ConfigStep():
+        case BundleStep() | FlagStep() | ConfigStep():
             order = _order(tick, way, drain)
             move = rollout.next_move(fleet, order, tick.now)
             canaries = _canaries(fleet, order)
@@ -108,7 +102,7 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
     step = tick.run.current.step
     match step:
-        case ConfigStep() | FlagStep() | RevisionStep():
+        case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
             return release.releasing_move(fleet, tick.run.recorded)
         case ReplaceStep():
             order = _replacement(tick, fleet, step, await _drain(tick, fleet))
@@ -128,7 +122,7 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     step = tick.run.current.step
     match step:
-        case ConfigStep() | FlagStep() | RevisionStep():
+        case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
             return rollout.resting_move(fleet, tick.now, _assigned_at(tick.run))
         case ReplaceStep():
             return replacement.resting_move(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
@@ -159,7 +153,7 @@ def _canaries(fleet: Fleet, order: Order) -> tuple[Pod, ...]:
     return () if swapped else fleet.serving(order.toward)
 
 
-def _order(tick: Tick, step: FlagStep | ConfigStep | RevisionStep, drain: Drain) -> Order:
+def _order(tick: Tick, step: FlagStep | ConfigStep | BundleStep | RevisionStep, drain: Drain) -> Order:
     run, limits = tick.run, start_limits(tick)
     return Order(
         away=step.before_template,
@@ -297,7 +291,8 @@ def _least_blocks(run: Run) -> int:
     """Return the KV-cache blocks that the canary is compared with; 0: none.
 
     A change for steadiness gives memory away on purpose: the pool is smaller then. Another revision's
-    image or types may well make another pool.
+    image or types may well make another pool, and so may a cache without compression.
     """
-    same_engine = run.goal is not Goal.STEADINESS and not isinstance(run.current.step, RevisionStep)
+    other_pool = isinstance(run.current.step, BundleStep | RevisionStep)
+    same_engine = run.goal is not Goal.STEADINESS and not other_pool
     return run.blocks or 0 if same_engine else 0

@@ -9,6 +9,7 @@ import pytest
 
 from kvmedic.cluster.exposure import reaches
 from kvmedic.cluster.templates import note_of, own_template, template_of, template_operations
+from kvmedic.core.bundle import BundleEdit
 from kvmedic.core.edit import PatchOperation
 from kvmedic.core.fleet import frozen
 from kvmedic.core.moves import DeploymentMove, Freeze, Pause, Retarget, Revert
@@ -17,7 +18,7 @@ from kvmedic.core.swap import TemplateSwap
 from kvmedic.core.template import template_hash
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import REPLICA_SETS, Ref
-from run_builder import EDIT, OWN_FIELDS, a_fleet
+from run_builder import BUNDLE, EDIT, OWN_FIELDS, a_fleet
 
 HELD = frozen(max_unavailable=0, paused=True)
 
@@ -99,6 +100,44 @@ def test_another_template_than_the_one_that_is_left_is_refused(
 
 def test_the_note_for_people_names_what_keeps_the_template_of_before() -> None:
     assert note_of(SWAP) == {"replicaSet": "llm-7c", "template": template_hash(PRESENT)}
+
+
+def test_a_bundle_is_one_patch_and_its_note_names_each_part_in_order() -> None:
+    variables = [{"name": "X"}, {"name": "ENABLE_TRIATTENTION", "value": "1"}]
+    present = {"spec": {"containers": [{"name": "vllm", "env": variables}]}}
+    one = BundleEdit(BUNDLE.edit.parts[:1])
+
+    operations = template_operations(one, present, None)
+
+    assert operations == one.patch(present)
+    assert note_of(BUNDLE.edit) == {
+        "parts": (
+            {
+                "container": "vllm",
+                "containerIndex": 0,
+                "env": "ENABLE_TRIATTENTION",
+                "index": 1,
+                "before": "1",
+                "after": "0",
+            },
+            {
+                "container": "vllm",
+                "containerIndex": 0,
+                "env": "TRIATTN_RUNTIME_KV_BUDGET",
+                "index": 0,
+                "before": "4096",
+                "after": None,
+            },
+            {
+                "container": "vllm",
+                "containerIndex": 0,
+                "field": "args",
+                "index": 3,
+                "before": "--no-enable-prefix-caching",
+                "after": None,
+            },
+        )
+    }
 
 
 def a_service(**selector: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from kvmedic.api.status import (
     record_from_wire,
     record_to_wire,
 )
+from kvmedic.core.bundle import EnvEdit
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
@@ -99,8 +100,9 @@ def built(draw: st.DrawFn, kind: Any) -> Any:
 def _fields(kind: Any) -> st.SearchStrategy[dict[str, Any]]:
     hints = get_type_hints(kind)
     fields = {field.name: values(hints[field.name]) for field in dataclasses.fields(kind)}
-    if kind is TokenEdit:
+    if kind in (TokenEdit, EnvEdit):
         fields |= {"index": st.integers(0, 99), "container_index": st.integers(0, 9)}
+    if kind is TokenEdit:
         fields["at"] = st.none() | st.integers(0, 9999)
     return st.fixed_dictionaries(fields)
 

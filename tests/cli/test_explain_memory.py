@@ -17,6 +17,7 @@ from kvmedic.core.record import (
     OutgrownShare,
     Record,
     ShownDiagnosis,
+    TriedBundle,
     TriedLever,
     TriedReplacement,
     TriedRollback,
@@ -107,6 +108,15 @@ def test_a_rollback_that_did_not_help_is_told_with_both_templates() -> None:
     assert (
         f"Pod template {OLD} was rolled back to {NEW} (2026-03-01T03:00:00Z): NotRecovered; not tried again "
         "from this template." in said
+    )
+
+
+def test_a_method_that_had_to_be_turned_on_again_is_told() -> None:
+    said = lines(Record(bundles=(TriedBundle("TriAttention", OLD, Reason.NOT_RECOVERED, NOW),)))
+
+    assert (
+        f"TriAttention was turned off on pod template {OLD} (2026-03-01T03:00:00Z): NotRecovered; not tried "
+        "again on this template." in said
     )
 
 

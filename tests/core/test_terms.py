@@ -11,7 +11,7 @@ from kvmedic.core.plan import Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.run import Terms
 from kvmedic.core.terms import policy_during
-from run_builder import CONFIG, RECALL, REPLACE, STEP, a_run
+from run_builder import BUNDLE, CONFIG, RECALL, REPLACE, STEP, a_run
 
 TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=5))
 
@@ -24,8 +24,9 @@ TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=5))
         (replace(REPLACE, container=None), None),
         (RECALL, "vllm"),
         (CONFIG, "vllm"),
+        (BUNDLE, "vllm"),
     ],
-    ids=["a flag", "a replica", "a replica, container not named", "a revision", "a file"],
+    ids=["a flag", "a replica", "a replica, container not named", "a revision", "a file", "a method"],
 )
 def test_the_record_alone_says_enough_to_end_a_run(step: Step, container: str | None) -> None:
     policy = policy_during(replace(a_run(step=step), terms=TERMS), None)

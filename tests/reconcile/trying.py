@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvmedic.core.plan import TrialStep
+from kvmedic.core.trialling import TrialStep
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, TRIAL_LABEL
 from reconcile.world import World
 

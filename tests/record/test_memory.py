@@ -13,6 +13,7 @@ from kvmedic.core.record import (
     HISTORY_LENGTH,
     Record,
     SizedCap,
+    TriedBundle,
     TriedLever,
     TriedReplacement,
     TriedRollback,
@@ -21,8 +22,14 @@ from kvmedic.core.record import (
 from kvmedic.core.run import Outcome, StepState
 from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.record.runs import closed
-from kvmedic.runbooks.fleet_plans import replaced_in_vain, rolled_back_in_vain, scaled_in_vain
+from kvmedic.runbooks.fleet_plans import (
+    replaced_in_vain,
+    rolled_back_in_vain,
+    scaled_in_vain,
+    turned_off_in_vain,
+)
 from run_builder import (
+    BUNDLE,
     CONFIG,
     NEW,
     NOW,
@@ -94,11 +101,11 @@ def test_another_template_or_number_is_other_evidence() -> None:
     assert not replaced_in_vain((), a_fleet())
 
 
-def after_way_back(reason: Reason, before: Record | None = None) -> Record:
-    """The record once a run that rolled a revision back was itself taken back."""
+def after_way_back(reason: Reason, before: Record | None = None, step: Step = RECALL) -> Record:
+    """The record once a run that rolled a revision back, or turned a method off, was itself taken back."""
     outcome = Outcome(reason, "numbers")
     verdict = Verdict.NOT_RECOVERED if reason is Reason.NOT_RECOVERED else None
-    run = a_run(StepState.VERIFYING, an_intent(), step=RECALL).turned_back(outcome, verdict).reverted()
+    run = a_run(StepState.VERIFYING, an_intent(), step=step).turned_back(outcome, verdict).reverted()
     return closed(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
@@ -120,6 +127,25 @@ def test_a_rollback_that_did_not_help_or_could_not_start_is_remembered_by_its_te
 )
 def test_a_rollback_that_ended_otherwise_may_be_tried_again(reason: Reason) -> None:
     assert after_way_back(reason).rollbacks == ()
+
+
+@pytest.mark.parametrize("reason", [Reason.NOT_RECOVERED, Reason.CANARY_FAILED])
+def test_a_method_that_had_to_be_turned_on_again_is_remembered_by_its_template(reason: Reason) -> None:
+    old = tuple(TriedBundle(each, OLD, reason, NOW) for each in ("TriAttention", *map(str, range(10))))
+
+    done = after_way_back(reason, Record(bundles=old), BUNDLE)
+
+    assert done.bundles[0] == TriedBundle("TriAttention", OLD, reason, NOW)
+    assert len({one.method for one in done.bundles}) == len(done.bundles) == HISTORY_LENGTH
+    assert (done.levers, done.rollbacks) == ((), ())
+    assert "TriAttention" in turned_off_in_vain(done.bundles, a_fleet())
+    assert turned_off_in_vain(done.bundles, a_fleet(revision=NEW)) == frozenset()
+
+
+@pytest.mark.parametrize("reason", [Reason.ROLLED_BACK_BY_HAND, Reason.SPARE_UNSCHEDULABLE])
+def test_a_method_that_was_turned_on_again_for_another_reason_may_be_turned_off_again(reason: Reason) -> None:
+    assert after_way_back(reason, step=BUNDLE).bundles == ()
+    assert after_verdict(BUNDLE, Verdict.RECOVERED).bundles == ()
 
 
 def test_a_rollback_that_helped_is_not_remembered_as_one_that_did_not() -> None:

@@ -5,10 +5,10 @@ value, what is None or empty left out. So a new kind of step needs nothing here;
 because records that are stored must stay readable (`tests/api/data`).
 
 Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`, `rollbacks`,
-`scalings`, `answers`, `copies`, `outgrown`, `borrowed`, `footprint`, `lastGood`, `aside`, `sized`) are what
-the operator itself relies on after a restart: one that cannot be read raises `RunUnreadable`, because
-starting from empty would forget a change under way or hand out a used-up budget. All other fields are for
-people, are computed anew, and are dropped when they cannot be read.
+`bundles`, `scalings`, `answers`, `copies`, `outgrown`, `borrowed`, `footprint`, `lastGood`, `aside`, `sized`)
+are what the operator itself relies on after a restart: one that cannot be read raises `RunUnreadable`,
+because starting from empty would forget a change under way or hand out a used-up budget. All other fields
+are for people, are computed anew, and are dropped when they cannot be read.
 Unknown fields are ignored everywhere, so that an older operator can read what a newer one wrote.
 """
 
@@ -37,6 +37,7 @@ from kvmedic.core.record import (
     ShownDiagnosis,
     ShownPlan,
     SizedCap,
+    TriedBundle,
     TriedLever,
     TriedReplacement,
     TriedRollback,
@@ -59,6 +60,7 @@ RECORDS = frozenset(
         "levers",
         "replacements",
         "rollbacks",
+        "bundles",
         "scalings",
         "answers",
         "copies",
@@ -129,6 +131,10 @@ class KVRemediationStatus(BaseModel):
     """Revisions that were rolled back, which did not help. A record: do not edit it."""
     answers: tuple[Answer, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """What trial pods showed of a pod template, newest first. A record: do not edit it."""
+    bundles: tuple[TriedBundle, ...] = Field(
+        default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Methods of compression that were turned off and had to be turned on again. A record: do not edit it."""
     copies: tuple[ConfigCopy, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """Copies of ConfigMaps that closed runs made and that may be needed yet. A record: do not edit it."""
     outgrown: tuple[OutgrownShare, ...] = Field(

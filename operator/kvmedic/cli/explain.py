@@ -185,6 +185,11 @@ def _tried(record: Record) -> Iterator[str]:
             f"Pod template {back.revision} was rolled back to {back.toward} ({back.at:%Y-%m-%dT%H:%M:%SZ}): "
             f"{back.outcome}; not tried again from this template."
         )
+    for off in record.bundles:
+        yield (
+            f"{off.method} was turned off on pod template {off.revision} ({off.at:%Y-%m-%dT%H:%M:%SZ}): "
+            f"{off.outcome}; not tried again on this template."
+        )
     for scaling in record.scalings:
         yield (
             f"Replicas {scaling.before} -> {scaling.after} was tried ({scaling.at:%Y-%m-%dT%H:%M:%SZ}): "

@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 from kvmedic.cli.terminal import Form
 from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.diagnosis import (
     Assignment,
     Beyond,
@@ -22,17 +23,9 @@ from kvmedic.core.diagnosis import (
     TurnOff,
 )
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
-from kvmedic.core.plan import (
-    AutoscalerStep,
-    ConfigStep,
-    FlagStep,
-    ReplaceStep,
-    RevisionStep,
-    ScaleStep,
-    Step,
-    TrialStep,
-)
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.run import Outcome
+from kvmedic.core.trialling import TrialStep
 from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm import VLLM
 from kvmedic.findings import Survey
@@ -54,8 +47,8 @@ class Change:
 
     knob: str
     """`REPLICA` where a replica is replaced, `REVISION` where the whole pod template is another, `REPLICAS`
-    and `MINIMUM` where their number changes, `COMPRESSION` where a method is turned off, `TRIAL` where
-    nothing is changed and a trial pod answers a question."""
+    and `MINIMUM` where their number changes, a method's name where it is turned off, `TRIAL` where nothing
+    is changed and a trial pod answers a question."""
     before: str | None
     """None: not given on the command line, so the engine's default, or not known."""
     after: str | None
@@ -195,6 +188,8 @@ def change_of(step: Step) -> Change:
     match step:
         case FlagStep() | ConfigStep():
             return Change(str(step.knob), step.before, step.after, target)
+        case BundleStep():
+            return Change(step.method, step.before, step.after, target)
         case ReplaceStep():
             return Change(REPLICA, step.pod, A_NEW_ONE, target)
         case RevisionStep():

@@ -1,4 +1,4 @@
-"""What becomes of a pod template: one token of it changes, or another revision's takes its place.
+"""What becomes of a pod template: a token of it changes, or several, or another revision's takes its place.
 
 A template may hold secrets. That of another revision is read from its ReplicaSet right before it is put,
 goes from one API call into the next, and is nowhere else.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
+from kvmedic.core.bundle import BundleEdit, EnvEdit
 from kvmedic.core.edit import Json, PatchOperation, TokenEdit
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.moves import DeploymentMove, Freeze, Retarget, Revert
@@ -65,7 +66,7 @@ def template_operations(
         ValueError: the template is not what the change expects.
     """
     match change:
-        case TokenEdit() | ReferenceEdit():
+        case TokenEdit() | ReferenceEdit() | BundleEdit():
             return change.patch(template)
         case TemplateSwap():
             if kept is None or template_hash(template) != change.before.template:
@@ -79,16 +80,9 @@ def note_of(change: TemplateChange) -> dict[str, Json]:
     """Return what a person needs to know to take a change back by hand."""
     match change:
         case TokenEdit():
-            within: dict[str, Json] = {} if change.at is None else {"at": change.at}
-            return {
-                "container": change.container,
-                "containerIndex": change.container_index,
-                "field": str(change.field),
-                "index": change.index,
-                "before": change.before,
-                "after": change.after,
-                **within,
-            }
+            return _note_of_part(change)
+        case BundleEdit():
+            return {"parts": tuple(_note_of_part(part) for part in change.parts)}
         case ReferenceEdit():
             projected: dict[str, Json] = {} if change.source is None else {"source": change.source}
             return {
@@ -102,3 +96,16 @@ def note_of(change: TemplateChange) -> dict[str, Json]:
             return {"replicaSet": change.before.replica_set, "template": change.before.template}
         case _:
             assert_never(change)
+
+
+def _note_of_part(part: TokenEdit | EnvEdit) -> dict[str, Json]:
+    where: dict[str, Json] = {"container": part.container, "containerIndex": part.container_index}
+    values: dict[str, Json] = {"index": part.index, "before": part.before, "after": part.after}
+    match part:
+        case EnvEdit():
+            return {**where, "env": part.name, **values}
+        case TokenEdit():
+            within: dict[str, Json] = {} if part.at is None else {"at": part.at}
+            return {**where, "field": str(part.field), **values, **within}
+        case _:
+            assert_never(part)

@@ -286,6 +286,12 @@ class Goal(StrEnum):
     """No replica is beyond the trigger, whatever the load is: fewer replicas do as well."""
     ANSWER = "Answer"
     """Nothing is changed: a trial answers a question."""
+    PARITY = "Parity"
+    """The fleet is not worse off than before, at like load."""
+
+
+COMPARED = frozenset({Goal.RELIEF, Goal.PARITY})
+"""Goals that need the figures of before the change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,23 +13,33 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias, assert_never
 
-from kvmedic.core.blocks import Keep
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.config_map import FileEdit
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.engine import Knob
+from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reference import ReferenceEdit
 from kvmedic.core.revisions import Revision
 from kvmedic.core.swap import TemplateSwap
-from kvmedic.core.trialling import Question
+from kvmedic.core.trialling import TrialStep
 
-
-@dataclass(frozen=True, slots=True)
-class ObjectRef:
-    """One Kubernetes object in the resource's own namespace."""
-
-    kind: str
-    name: str
+__all__ = [
+    "AutoscalerStep",
+    "BundleStep",
+    "ConfigStep",
+    "FlagStep",
+    "Goer",
+    "ObjectRef",
+    "Plan",
+    "ReplaceStep",
+    "RevisionStep",
+    "ScaleStep",
+    "Step",
+    "gives_back",
+    "is_revocable",
+    "template_before",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,58 +309,19 @@ class AutoscalerStep:
         return f"{self.holder.kind}/{self.holder.name}: minimum {self.before} -> {self.after} replicas"
 
 
-@dataclass(frozen=True, slots=True)
-class TrialStep:
-    """A trial pod answers a question about the target's present setting. The target is not touched.
+Change: TypeAlias = (
+    FlagStep | ReplaceStep | ConfigStep | RevisionStep | ScaleStep | AutoscalerStep | BundleStep
+)
+"""Every kind of step that changes something of a fleet."""
 
-    The pod is a copy of the pod template, which nobody leads requests to. It goes when the run ends.
-    """
-
-    target: ObjectRef
-    container: str
-    """The engine's container."""
-    question: Question
-    method: str
-    """What compresses the KV cache."""
-    tokens: int
-    """To be generated."""
-    keep: Keep
-    """What the method keeps of a sequence."""
-    limit_seconds: int
-    """After that the pod ends, whatever became of everybody else."""
-    template: str
-    """Hash of the pod template, before and after."""
-    reason: Reason
-    kind: Literal["TrialStep"] = "TrialStep"
-
-    @property
-    def before_template(self) -> str:
-        """Return the hash of the pod template that the step begins with."""
-        return self.template
-
-    @property
-    def after_template(self) -> str:
-        """Return the hash of the pod template that the step ends with: the same."""
-        return self.template
-
-    def inverse(self) -> TrialStep:
-        """Return the step itself: it leaves nothing behind."""
-        return self
-
-    def line(self) -> str:
-        """Return the step as one line for a person."""
-        name = f"{self.target.kind}/{self.target.name}"
-        return f"{name}: a trial pod generates {self.tokens} tokens with {self.method}"
-
-
-Step: TypeAlias = FlagStep | ReplaceStep | ConfigStep | RevisionStep | ScaleStep | AutoscalerStep | TrialStep
+Step: TypeAlias = Change | TrialStep
 """Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
 
 
 def template_before(step: Step) -> str:
     """Return the hash of the pod template that a step was planned on."""
     match step:
-        case ConfigStep() | FlagStep() | RevisionStep():
+        case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
             return step.before_template
         case ReplaceStep() | ScaleStep() | AutoscalerStep() | TrialStep():
             return step.template
@@ -365,7 +336,7 @@ def gives_back(step: Step) -> bool:
             return step.gives_back
         case FlagStep() | ConfigStep():
             return step.reason is Reason.HOST_MEMORY_GIVEN_BACK
-        case ReplaceStep() | RevisionStep() | TrialStep():
+        case BundleStep() | ReplaceStep() | RevisionStep() | TrialStep():
             return False
         case _:
             assert_never(step)
@@ -374,7 +345,7 @@ def gives_back(step: Step) -> bool:
 def is_revocable(step: Step) -> bool:
     """Return whether a step that settled can still be taken back."""
     match step:
-        case AutoscalerStep() | ConfigStep() | FlagStep() | RevisionStep() | ScaleStep():
+        case AutoscalerStep() | BundleStep() | ConfigStep() | FlagStep() | RevisionStep() | ScaleStep():
             return True
         case ReplaceStep() | TrialStep():
             return False

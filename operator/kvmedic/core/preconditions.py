@@ -6,20 +6,13 @@ from datetime import datetime
 from enum import Enum
 from typing import TypeAlias, assert_never
 
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.fleet import SURGE, Fleet, Owner, ReplicaSet
 from kvmedic.core.moves import Failed, Refused
-from kvmedic.core.plan import (
-    AutoscalerStep,
-    ConfigStep,
-    FlagStep,
-    ReplaceStep,
-    RevisionStep,
-    ScaleStep,
-    Step,
-    TrialStep,
-)
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import Revision
+from kvmedic.core.trialling import TrialStep
 
 Row: TypeAlias = tuple[bool, Reason, str]
 """Whether it applies, and what is said then."""
@@ -203,7 +196,7 @@ def trial_refusal(fleet: Fleet) -> Refused | None:
 def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
     """Return why a step cannot begin on this fleet, or None."""
     match step:
-        case FlagStep() | ConfigStep():
+        case BundleStep() | FlagStep() | ConfigStep():
             return refusal(fleet, purpose)
         case RevisionStep():
             return opening_refusal(fleet, step.after, purpose)

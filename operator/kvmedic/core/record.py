@@ -185,6 +185,17 @@ class TriedRollback:
 
 
 @dataclass(frozen=True, slots=True)
+class TriedBundle:
+    """A method of compression that was turned off on some evidence, and had to be turned on again."""
+
+    method: str
+    revision: str
+    """Hash of the pod template with it; another template is other evidence."""
+    outcome: Reason
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class TriedScaling:
     """Replicas that were added on some evidence, which did not help."""
 
@@ -238,6 +249,7 @@ class Record:
     rollbacks: tuple[TriedRollback, ...] = ()
     answers: tuple[Answer, ...] = ()
     """What trials showed, newest first."""
+    bundles: tuple[TriedBundle, ...] = ()
     copies: tuple[ConfigCopy, ...] = ()
     outgrown: tuple[OutgrownShare, ...] = ()
     borrowed: tuple[Borrowed, ...] = ()

@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from kvmedic.core.bundle import BundleEdit
 from kvmedic.core.edit import EditState, PatchOperation, TokenEdit
 
 
@@ -79,8 +80,8 @@ class ReferenceEdit:
         return found if isinstance(found, dict) else None
 
 
-TemplateEdit: TypeAlias = TokenEdit | ReferenceEdit
-"""One place of a pod template, changed and changed back: what a frozen rollout carries."""
+TemplateEdit: TypeAlias = TokenEdit | ReferenceEdit | BundleEdit
+"""What a frozen rollout carries: one place of a pod template changed and changed back, or several at once."""
 
 
 def _mapping(body: Mapping[str, object], key: str) -> Mapping[str, object]:

@@ -11,22 +11,15 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import assert_never
 
-from kvmedic.core.diagnosis import Goal
+from kvmedic.core.bundle import BundleStep
+from kvmedic.core.diagnosis import COMPARED, Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
-from kvmedic.core.plan import (
-    AutoscalerStep,
-    ConfigStep,
-    FlagStep,
-    ReplaceStep,
-    RevisionStep,
-    ScaleStep,
-    Step,
-    TrialStep,
-)
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
 from kvmedic.core.spending import Footing, Spending, spent
+from kvmedic.core.trialling import TrialStep
 from kvmedic.core.verdict import Baseline, Judged, Verdict
 
 
@@ -161,8 +154,8 @@ class Run:
         Raises:
             ValueError: it is to be compared with figures that it does not have.
         """
-        if self.baseline is None and self.goal is Goal.RELIEF:
-            raise ValueError("a run whose goal is Relief needs the baseline that it is compared with")
+        if self.baseline is None and self.goal in COMPARED:
+            raise ValueError(f"a run whose goal is {self.goal} needs the baseline that it is compared with")
 
     @property
     def index(self) -> int:
@@ -340,7 +333,7 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     """
     step, intent, state = run.current.step, run.intent, run.current.state
     match step:
-        case FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep() | TrialStep():
+        case BundleStep() | FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep() | TrialStep():
             return False
         case ReplaceStep():
             counts, recorded = state in WALKING, step.replicas

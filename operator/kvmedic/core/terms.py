@@ -11,17 +11,9 @@ from datetime import timedelta
 from math import inf
 from typing import assert_never
 
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.diagnosis import Trigger
-from kvmedic.core.plan import (
-    AutoscalerStep,
-    ConfigStep,
-    FlagStep,
-    ReplaceStep,
-    RevisionStep,
-    ScaleStep,
-    Step,
-    TrialStep,
-)
+from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.policy import (
     Limits,
     Mode,
@@ -33,6 +25,7 @@ from kvmedic.core.policy import (
     Windows,
 )
 from kvmedic.core.run import Run, Terms
+from kvmedic.core.trialling import TrialStep
 from kvmedic.core.verdict import Objectives
 from kvmedic.core.vitals import NodeHealth
 
@@ -84,7 +77,9 @@ def _container(step: Step) -> str | None:
     match step:
         case FlagStep():
             return step.edit.container
-        case AutoscalerStep() | ConfigStep() | ReplaceStep() | RevisionStep() | ScaleStep() | TrialStep():
+        case AutoscalerStep() | BundleStep() | ConfigStep() | ReplaceStep() | RevisionStep() | ScaleStep():
+            return step.container
+        case TrialStep():
             return step.container
         case _:
             assert_never(step)

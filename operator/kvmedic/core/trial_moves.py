@@ -13,11 +13,10 @@ from kvmedic.core.blocks import KV_HEADS
 from kvmedic.core.compressed import Answer
 from kvmedic.core.fleet import Pod
 from kvmedic.core.moves import Failed, Wait
-from kvmedic.core.plan import TrialStep
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Generation, Reclaim, Unjudged, judge
 from kvmedic.core.starting import StartLimits, start_failure
-from kvmedic.core.trialling import Interrupted, Progress, Underway, Watched
+from kvmedic.core.trialling import Interrupted, Progress, TrialStep, Underway, Watched
 
 
 @dataclass(frozen=True, slots=True)

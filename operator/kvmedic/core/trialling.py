@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
+from kvmedic.core.blocks import Keep
+from kvmedic.core.object_ref import ObjectRef
+from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Sample
 
 
@@ -49,3 +52,47 @@ class Interrupted:
 
 
 Progress: TypeAlias = Underway | Watched | Interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStep:
+    """A trial pod answers a question about the target's present setting. The target is not touched.
+
+    The pod is a copy of the pod template, which nobody leads requests to. It goes when the run ends.
+    """
+
+    target: ObjectRef
+    container: str
+    """The engine's container."""
+    question: Question
+    method: str
+    """What compresses the KV cache."""
+    tokens: int
+    """To be generated."""
+    keep: Keep
+    """What the method keeps of a sequence."""
+    limit_seconds: int
+    """After that the pod ends, whatever became of everybody else."""
+    template: str
+    """Hash of the pod template, before and after."""
+    reason: Reason
+    kind: Literal["TrialStep"] = "TrialStep"
+
+    @property
+    def before_template(self) -> str:
+        """Return the hash of the pod template that the step begins with."""
+        return self.template
+
+    @property
+    def after_template(self) -> str:
+        """Return the hash of the pod template that the step ends with: the same."""
+        return self.template
+
+    def inverse(self) -> TrialStep:
+        """Return the step itself: it leaves nothing behind."""
+        return self
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        name = f"{self.target.kind}/{self.target.name}"
+        return f"{name}: a trial pod generates {self.tokens} tokens with {self.method}"

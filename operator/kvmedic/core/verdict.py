@@ -21,6 +21,7 @@ from kvmedic.core.sizing import MOST_STALLS, STALL_SECONDS
 
 __all__ = [
     "Baseline",
+    "Change",
     "Judged",
     "Objectives",
     "Verdict",
@@ -124,7 +125,7 @@ def judge_replacement(
     after = baseline_of(observation, restarts)
     if isinstance(after, Inconclusive):
         return undecided(after)
-    change = _Change(before, after)
+    change = Change(before, after)
     text = change.line(objectives)
     if unlike := change.unlike():
         return _unlike(unlike, text, after)
@@ -151,7 +152,7 @@ def _pressured(observation: Observation, trigger: Trigger) -> str:
 
 def compare(before: Baseline, after: Baseline, objectives: Objectives, trigger: Trigger) -> Judged:
     """Return whether a fleet is better off with a change, by its figures before and after."""
-    change = _Change(before, after)
+    change = Change(before, after)
     text = change.line(objectives)
     if unlike := change.unlike():
         return _unlike(unlike, text, after)
@@ -165,7 +166,7 @@ def _unlike(how: str, text: str, after: Baseline) -> Judged:
     return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{how}; {text}", after)
 
 
-def _verdict(change: _Change, objectives: Objectives, trigger: Trigger) -> Verdict:
+def _verdict(change: Change, objectives: Objectives, trigger: Trigger) -> Verdict:
     if not change.is_harmless(objectives):
         return Verdict.NOT_RECOVERED
     if change.is_calm(trigger) and change.is_smooth(objectives):
@@ -176,7 +177,7 @@ def _verdict(change: _Change, objectives: Objectives, trigger: Trigger) -> Verdi
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class Change:
     """Two sets of figures, compared per replica."""
 
     before: Baseline
@@ -340,7 +341,7 @@ def is_smoother(before: Baseline, observation: Observation, objectives: Objectiv
     after = baseline_of(observation, 0)
     if isinstance(after, Inconclusive) or before.inter_token_tail_seconds <= NO_STALL_SECONDS:
         return False
-    change = _Change(before, after)
+    change = Change(before, after)
     smooth = change.tail <= SMOOTH or after.inter_token_tail_seconds <= NO_STALL_SECONDS
     smooth = smooth or (change.tail * MORE <= 1 and change.goodput >= MORE)
     return smooth and change.is_worth_it() and not change.breaches(objectives)
@@ -360,7 +361,7 @@ def serves_more(before: Baseline, observation: Observation, objectives: Objectiv
     after = baseline_of(observation, 0)
     if isinstance(after, Inconclusive):
         return False
-    change = _Change(before, after)
+    change = Change(before, after)
     alike = change.unlike() is None and not change.breaches(objectives)
     flows = change.tail <= MORE or after.inter_token_tail_seconds <= STALL_SECONDS
     return alike and flows and min(change.goodput, change.throughput) >= MORE

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.compressed import Answer
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.engine import Knob
@@ -28,6 +29,7 @@ from kvmedic.core.record import (
     ConditionType,
     Record,
     SizedCap,
+    TriedBundle,
     TriedLever,
     TriedReplacement,
     TriedRollback,
@@ -44,6 +46,9 @@ T = TypeVar("T")
 
 HEALED = frozenset({Reason.RECOVERED, Reason.IMPROVED})
 """Outcomes after which the change stays because it helped."""
+
+IN_VAIN = frozenset({Reason.NOT_RECOVERED, Reason.CANARY_FAILED})
+"""Outcomes after which what was taken back is not tried again on the same pod template."""
 
 NEEDS_A_PERSON = frozenset(
     {
@@ -189,6 +194,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         levers=_levers(record.levers, run, now),
         replacements=_replacements(record.replacements, run, now),
         rollbacks=_rollbacks(record.rollbacks, run, outcome, now),
+        bundles=_bundles(record.bundles, run, outcome, now),
         scalings=_scalings(record.scalings, run, now),
         borrowed=loans_after(record.borrowed, run, outcome, now),
         history=(entry, *record.history)[:HISTORY_LENGTH],
@@ -283,9 +289,23 @@ def _rollbacks(
         for record in run.steps
         if isinstance(record.step, RevisionStep)
         and record.state is StepState.REVERTED
-        and outcome.reason in (Reason.NOT_RECOVERED, Reason.CANARY_FAILED)
+        and outcome.reason in IN_VAIN
     )
     return _remembered(failed, tried, lambda one: one.revision)
+
+
+def _bundles(
+    tried: tuple[TriedBundle, ...], run: Run, outcome: Outcome, now: datetime
+) -> tuple[TriedBundle, ...]:
+    """Return the methods that had to be turned on again, with this run's added."""
+    failed = tuple(
+        TriedBundle(record.step.method, record.step.before_template, outcome.reason, now)
+        for record in run.steps
+        if isinstance(record.step, BundleStep)
+        and record.state is StepState.REVERTED
+        and outcome.reason in IN_VAIN
+    )
+    return _remembered(failed, tried, lambda one: (one.method, one.revision))
 
 
 def _scalings(tried: tuple[TriedScaling, ...], run: Run, now: datetime) -> tuple[TriedScaling, ...]:

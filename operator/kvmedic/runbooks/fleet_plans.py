@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from kvmedic.core.diagnosis import Relief, Resize, RollBack, Try
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import Footprint, returning_step
-from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep, ScaleStep, Step, TrialStep
+from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import TriedReplacement, TriedRollback, TriedScaling
+from kvmedic.core.record import TriedBundle, TriedReplacement, TriedRollback, TriedScaling
+from kvmedic.core.trialling import TrialStep
 from kvmedic.runbooks.planning import Fault, Workload
 
 
@@ -93,6 +94,11 @@ def plan_for(fleet: Fleet, step: Step, advice: Relief | RollBack | Resize | Try,
 def rolled_back_in_vain(tried: Sequence[TriedRollback], fleet: Fleet) -> bool:
     """Return whether taking a fleet back from this very revision is on record as no help."""
     return any(one.revision == fleet.revision for one in tried)
+
+
+def turned_off_in_vain(tried: Sequence[TriedBundle], fleet: Fleet) -> frozenset[str]:
+    """Return the methods that were turned off on this very pod template, which is on record as no help."""
+    return frozenset(one.method for one in tried if one.revision == fleet.revision)
 
 
 def rollback_of(target: TargetRef, fleet: Fleet, advice: RollBack, generation: int) -> Plan:
