@@ -18,6 +18,7 @@ import pytest
 from kvmedic.core.plan import Step
 from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Fate, Write
+from reconcile import trying
 from reconcile.configured import CHANGED, config_map, configure, copies, referred, text_of
 from reconcile.deploying import ALLOWED, RAISED_CAP, break_earlier, cap, deploy
 from reconcile.phases import drained, let_go
@@ -28,6 +29,7 @@ from reconcile.test_down import all_crash
 from reconcile.test_ill_replicas import LEVERS, TORCH, crash
 from reconcile.test_lending import lending, lent
 from reconcile.test_supply_levers import roomy
+from reconcile.trying import allow, evicting, trial_pods
 from reconcile.world import Eye
 
 UNBOUNDED = frozenset({"leases"})
@@ -374,9 +376,35 @@ def test_killed_at_every_write_host_memory_is_lent_and_given_back_all_the_same(a
     assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
 
 
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_trial_is_answered_and_leaves_nothing(a_world, thorough):
+    world = a_world(replicas=2, decide=thorough.decide, spec=trying.spec(allowedFixes=[]), change=evicting)
+    allow(world)
+    world.rewrite(probe="Scattered")
+    before, pods = world.deployment()["spec"], names(world)
+
+    eye = survive(world, 2, thorough)
+
+    assert world.outcomes() == ["TrialAnswered"]
+    assert trying.answers(world) == ["Scattered"]
+    assert trial_pods(world) == []
+    assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert {("POST", "pods"), ("DELETE", "pods")} <= {(write.verb, write.object) for write in thorough.kills}
+
+
 def test_every_kind_of_step_is_killed_at_every_write():
     """The runs above have every kind of step there is; a new kind needs a run of its own."""
-    killed = {"FlagStep", "ReplaceStep", "ConfigStep", "RevisionStep", "ScaleStep", "AutoscalerStep"}
+    killed = {
+        "FlagStep",
+        "ReplaceStep",
+        "ConfigStep",
+        "RevisionStep",
+        "ScaleStep",
+        "AutoscalerStep",
+        "TrialStep",
+    }
 
     assert {kind.__name__ for kind in get_args(Step)} == killed
 

@@ -92,6 +92,25 @@ def test_a_trial_that_is_refused_by_the_engine_ends_without_an_answer(tried):
     assert (answers(world), trial_pods(world)) == ([], [])
 
 
+def test_a_test_that_is_broken_off_begins_anew_on_the_same_pod(a_world):
+    world = a_world(replicas=2, spec=spec(allowedFixes=[]), change=evicting)
+    allow(world)
+    world.start()
+    world.wait(
+        lambda: world.condition("Progressing") == ("True", "ReclamationProbed"), SECONDS, "the test goes on"
+    )
+    before = {pod["metadata"]["uid"] for pod in trial_pods(world)}
+
+    world.kill()
+    world.rewrite(probe="PerHead")
+    world.start()
+
+    assert {pod["metadata"]["uid"] for pod in trial_pods(world)} == before
+    world.wait(lambda: is_tried(world), SECONDS, "the trial is over")
+    assert answers(world) == ["None"]
+    assert trial_pods(world) == []
+
+
 def test_suspending_ends_a_trial(a_world):
     world = a_world(replicas=2, spec=spec(), change=evicting)
     allow(world)
