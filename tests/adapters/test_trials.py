@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from kubernetes.aio.client import Configuration
 
+from chart.rendering import render
 from kvmedic.cluster.trials import Trials
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
@@ -133,6 +136,43 @@ async def test_with_its_resource_a_trial_goes_too(place: Place) -> None:
 
     until(lambda: place.trial.name not in place.pods(), 30, "the garbage collector took it")
     assert await place.trials.look(place.trial, "vllm") is None
+
+
+@asynccontextmanager
+async def with_rights(place: Place, **values: Any) -> AsyncIterator[Trials]:
+    """Trials made with the chart's ServiceAccount and rights, and its PriorityClass."""
+    made = render({"watchNamespaces": [place.trial.namespace], **values}, namespace=place.trial.namespace)
+    place.light.api.delete("PriorityClass", PRIORITY_CLASS)
+    kinds = {"ServiceAccount", "Role", "RoleBinding", "PriorityClass"}
+    place.light.apply([each for (kind, _), each in made.items() if kind in kinds], place.trial.namespace)
+    configuration = Configuration(host=place.light.url, ssl_ca_cert=str(place.light.ca_file))
+    token = place.light.api.token_for("kvmedic", place.trial.namespace)
+    configuration.api_key["BearerToken"] = f"Bearer {token}"
+    async with Client(configuration, Limits()) as client:
+        yield Trials(client)
+
+
+async def test_the_charts_rights_and_priority_class_suffice_where_trial_pods_are_switched_on(
+    place: Place,
+) -> None:
+    volumes = [{"name": "a", "persistentVolumeClaim": {"claimName": "not-there"}}]
+    where, owner = place.trial.namespace, place.trial.owner.uid
+
+    async with with_rights(place, probe={"trialPods": True}) as trials:
+        assert await trials.held_claims(where, {"spec": {"volumes": volumes}}) == {"not-there"}
+        assert await trials.make(place.trial, place.manifest()) == ""
+        assert await trials.make(place.trial, place.manifest()) == ""
+        assert await trials.look(place.trial, "vllm") is not None
+        assert place.light.api.get("Pod", place.trial.name, where)["spec"]["priority"] == -10
+        assert await trials.sweep(where, owner) == (place.trial.name,)
+
+
+async def test_where_they_are_switched_off_none_can_be_made_and_it_is_said(place: Place) -> None:
+    async with with_rights(place) as trials:
+        why = await trials.make(place.trial, place.manifest())
+
+    assert "403" in why
+    assert place.trial.name not in place.pods()
 
 
 async def test_what_the_api_server_refuses_is_told_without_the_pod(place: Place) -> None:

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvmedic"
 TABLE = CHART / "files" / "permissions.yaml"
 KUSTOMIZE_RBAC = ROOT / "deploy" / "rbac.yaml"
-COMPONENT_RBAC = ROOT / "deploy" / "nvidia-smi" / "rbac.yaml"
+COMPONENTS = {"nodeHealth.nvidiaSmi": "nvidia-smi", "probe.trialPods": "trial-pods"}
+"""Folders of `deploy` by the chart's value that does the same."""
 PAGE = ROOT / "docs" / "reference" / "rbac.md"
 BEGIN, END = "<!-- generated from charts/kvmedic/files/permissions.yaml -->", "<!-- end -->"
 NAMESPACE = "kvmedic-system"
@@ -65,7 +66,7 @@ class Permission:
     names: tuple[str, ...]
     grants: tuple[Grant, ...]
     only: str = ""
-    """Value of the chart's nodeHealth section that it needs; empty: it is there by default."""
+    """Value of the chart that it needs, as section.name; empty: it is there by default."""
 
     def rule(self) -> str:
         """The RBAC rule as YAML, each verb's reason above it, as the chart writes it too."""
@@ -111,10 +112,10 @@ def kustomize_rbac() -> str:
     return HEAD + "---\n".join(parts)
 
 
-def component_rbac() -> str:
-    """deploy/nvidia-smi/rbac.yaml: what that component adds."""
-    rules = "".join(row.rule() for row in permissions() if row.only)
-    name = "kvmedic-nvidia-smi"
+def component_rbac(value: str) -> str:
+    """What the component adds that stands for a value of the chart."""
+    rules = "".join(row.rule() for row in permissions() if row.only == value)
+    name = f"kvmedic-{COMPONENTS[value]}"
     return HEAD + ROLE.format(kind="ClusterRole", name=name, place="", rules=rules, namespace=NAMESPACE)
 
 
@@ -127,8 +128,9 @@ def page() -> str:
         tables += f"\n### {where[0].upper()}{where[1:]}\n\n{COLUMNS}"
         given = (row for row in permissions() if row.scope == scope and not row.only)
         tables += "".join(line for row in given for line in row.rows())
-    tables += f"\n### In every watched namespace, only with `nodeHealth.nvidiaSmi`\n\n{COLUMNS}"
-    tables += "".join(line for row in permissions() if row.only for line in row.rows())
+    for value in COMPONENTS:
+        tables += f"\n### In every watched namespace, only with `{value}`\n\n{COLUMNS}"
+        tables += "".join(line for row in permissions() if row.only == value for line in row.rows())
     return f"{before}{BEGIN}\n{tables}\n{END}{after}"
 
 
@@ -138,8 +140,10 @@ def wanted() -> dict[Path, str]:
         CHART / "files" / "crds" / crd.name: crd.read_text()
         for crd in (ROOT / "crds").glob("kvmedic.io_*.yaml")
     }
-    rbac = {KUSTOMIZE_RBAC: kustomize_rbac(), COMPONENT_RBAC: component_rbac()}
-    return {**rbac, PAGE: page(), **copies, **pages()}
+    components = {
+        ROOT / "deploy" / folder / "rbac.yaml": component_rbac(value) for value, folder in COMPONENTS.items()
+    }
+    return {KUSTOMIZE_RBAC: kustomize_rbac(), **components, PAGE: page(), **copies, **pages()}
 
 
 def stale() -> list[Path]:

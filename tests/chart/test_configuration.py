@@ -114,6 +114,41 @@ def test_drivers_are_asked_only_where_the_values_say_so(
     assert (read.nvidia_smi, read.timeout.total_seconds(), read.at_once) == wanted
 
 
+TRIALS: Values = {"probe": {"trialPods": True, "apiKeySecret": {"name": "vllm", "key": "api-key"}}}
+
+
+def test_the_key_for_engines_under_test_is_read_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = render(TRIALS)
+
+    read = load(made, tmp_path, monkeypatch).probe
+
+    assert read.trial_pods
+    assert read.api_key is not None
+    assert read.api_key.read() == "probe.api-key"
+    assert mounted(made) == {"probe.api-key": ("secret", "vllm", "api-key")}
+
+
+def test_the_key_is_mounted_beside_those_of_sources_and_only_where_trial_pods_are_made() -> None:
+    off = {"probe": {**TRIALS["probe"], "trialPods": False}}
+
+    assert mounted(render(EVERYTHING | TRIALS)).items() > mounted(render(EVERYTHING)).items()
+    assert "credentials" not in {volume["name"] for volume in pod_of(render(off))["volumes"]}
+    assert "probe" not in configuration(render(off))
+
+
+def test_trial_pods_without_a_key_are_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.yaml"
+    made = render({"probe": {"trialPods": True}})
+    file.write_text(made["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
+    monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
+
+    read = settings.load().probe
+
+    assert (read.trial_pods, read.api_key) == (True, None)
+
+
 def test_each_secret_is_mounted_from_where_the_value_says() -> None:
     assert mounted(render(EVERYTHING)) == {
         "default/token": ("secret", "prometheus", "token"),

@@ -15,7 +15,10 @@ from chart.generated import ROOT, SCOPES, permissions, stale
 from chart.rendering import Object, Rendered, kustomize, pod_of, render
 from kvmedic.core import plan
 from kvmedic.frame import LeadershipOptions, ProcessOptions, StormOptions
+from kvmedic.manifests.trial_pod import PRIORITY_CLASS
 
+AHEAD = {"TrialStep"}
+"""Steps whose rights are granted before any runbook plans them."""
 PARTS = {"frame", "evidence", "gate", "record", "leadership"}
 
 
@@ -53,7 +56,7 @@ def test_no_generated_file_is_stale() -> None:
 def test_every_permission_names_a_part_or_a_step_and_every_step_has_one() -> None:
     named = {grant.needed_by for row in permissions() for grant in row.grants}
 
-    assert named - PARTS == step_kinds()
+    assert named - PARTS == step_kinds() | AHEAD
     assert named & PARTS == PARTS
     assert {row.scope for row in permissions()} == set(SCOPES)
 
@@ -143,24 +146,100 @@ def test_the_right_to_run_commands_comes_with_both_verbs_and_where_it_is_switche
 
     assert [rule for rule in on if rule not in off] == [EXEC]
     assert [rule for rule in off if rule not in on] == []
-    assert on == table("watched", ("", "nvidiaSmi"))
+    assert on == table("watched", ("", "nodeHealth.nvidiaSmi"))
     assert rules(render({"nodeHealth": {"nvidiaSmi": True}}), "Role", "kvmedic-own") == table("own")
 
 
+MAKES_TRIALS = [
+    {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]},
+]
+
+
 @pytest.mark.light
-def test_the_component_of_the_kustomization_adds_the_same(tmp_path: Path) -> None:
-    base = os.path.relpath(ROOT / "deploy", tmp_path)
-    overlay = {"resources": [base], "components": [f"{base}/nvidia-smi"]}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+@pytest.mark.parametrize("only", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "in one"])
+def test_the_rights_for_trial_pods_come_where_they_are_switched_on(only: Object) -> None:
+    kind = "Role" if only else "ClusterRole"
+    off = rules(render(only), kind, "kvmedic")
 
-    plain, made = kustomize(), kustomize(tmp_path)
+    made = render({"probe": {"trialPods": True}, **only})
 
-    added = made.keys() - plain.keys()
-    assert added == {("ClusterRole", "kvmedic-nvidia-smi"), ("ClusterRoleBinding", "kvmedic-nvidia-smi")}
-    assert rules(made, "ClusterRole", "kvmedic-nvidia-smi") == [EXEC]
-    assert (
-        made["ClusterRoleBinding", "kvmedic-nvidia-smi"]["subjects"]
-        == (made["ClusterRoleBinding", "kvmedic"]["subjects"])
-    )
+    on = rules(made, kind, "kvmedic")
+    assert [rule for rule in on if rule not in off] == MAKES_TRIALS
+    assert [rule for rule in off if rule not in on] == []
+    assert on == table("watched", ("", "probe.trialPods"))
+    assert rules(made, "Role", "kvmedic-own") == table("own")
+    assert not may_run_commands(made)
+
+
+@pytest.mark.light
+def test_the_priority_class_is_the_one_that_trial_pods_ask_for_and_never_preempts() -> None:
+    (made,) = [
+        each for (kind, _), each in render({"probe": {"trialPods": True}}).items() if kind == "PriorityClass"
+    ]
+
+    assert made["metadata"]["name"] == PRIORITY_CLASS
+    assert made["preemptionPolicy"] == "Never"
+    assert made["value"] == -10
+    assert not made["globalDefault"]
+
+
+@pytest.mark.light
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"probe": {"trialPods": True, "createPriorityClass": False}}],
+    ids=["off", "somebody else's"],
+)
+def test_no_priority_class_is_made_that_nobody_asked_for(values: Object) -> None:
+    assert "PriorityClass" not in render(values).kinds()
+
+
+def with_component(folder: Path, *components: str) -> Rendered:
+    """The kustomization with components, as an overlay of somebody's own."""
+    base = os.path.relpath(ROOT / "deploy", folder)
+    overlay = {"resources": [base], "components": [f"{base}/{name}" for name in components]}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    return kustomize(folder)
+
+
+@pytest.mark.light
+@pytest.mark.parametrize(
+    ("component", "added", "variable", "kinds"),
+    [
+        ("nvidia-smi", [EXEC], "KVMEDIC_HEALTH__NVIDIA_SMI", set()),
+        (
+            "trial-pods",
+            MAKES_TRIALS,
+            "KVMEDIC_PROBE__TRIAL_PODS",
+            {("PriorityClass", PRIORITY_CLASS)},
+        ),
+    ],
+)
+def test_a_component_of_the_kustomization_adds_the_same(
+    tmp_path: Path, component: str, added: list[Object], variable: str, kinds: set[tuple[str, str]]
+) -> None:
+    name = f"kvmedic-{component}"
+
+    plain, made = kustomize(), with_component(tmp_path, component)
+
+    assert made.keys() - plain.keys() == {("ClusterRole", name), ("ClusterRoleBinding", name)} | kinds
+    assert rules(made, "ClusterRole", name) == added
+    binding = made["ClusterRoleBinding", name]
+    assert binding["roleRef"]["name"] == name
+    assert binding["subjects"] == made["ClusterRoleBinding", "kvmedic"]["subjects"]
     (container,) = pod_of(made)["containers"]
-    assert {"name": "KVMEDIC_HEALTH__NVIDIA_SMI", "value": "true"} in container["env"]
+    assert {"name": variable, "value": "true"} in container["env"]
+
+
+@pytest.mark.light
+def test_components_go_together_and_their_priority_class_is_the_charts(tmp_path: Path) -> None:
+    made = with_component(tmp_path, "nvidia-smi", "trial-pods")
+
+    (container,) = pod_of(made)["containers"]
+    assert {"KVMEDIC_HEALTH__NVIDIA_SMI", "KVMEDIC_PROBE__TRIAL_PODS"} <= {
+        e["name"] for e in container["env"]
+    }
+    key = ("PriorityClass", PRIORITY_CLASS)
+    ours, charts = dict(made[key]), dict(render({"probe": {"trialPods": True}})[key])
+    del ours["metadata"], charts["metadata"]
+    assert ours == charts

@@ -251,9 +251,14 @@ def granted(row: Permission, grant: Grant, rows: Sequence[Permission], reach: se
     [
         (None, {WATCHED, OTHER}, {""}),
         ({"watchNamespaces": [WATCHED]}, {WATCHED}, {""}),
-        ({"nodeHealth": {"nvidiaSmi": True}}, {WATCHED, OTHER}, {"", "nvidiaSmi"}),
+        ({"nodeHealth": {"nvidiaSmi": True}}, {WATCHED, OTHER}, {"", "nodeHealth.nvidiaSmi"}),
+        (
+            {"probe": {"trialPods": True}, "watchNamespaces": [WATCHED]},
+            {WATCHED},
+            {"", "probe.trialPods"},
+        ),
     ],
-    ids=["cluster-wide", "one namespace", "nvidia-smi"],
+    ids=["cluster-wide", "one namespace", "nvidia-smi", "trial pods in one namespace"],
     indirect=["installed"],
 )
 def test_the_service_account_may_do_what_the_table_says_where_it_says(

@@ -43,6 +43,7 @@ def test_the_defaults_make_what_an_installation_needs_and_nothing_else() -> None
         ({"networkPolicy": {"enabled": True}}, "NetworkPolicy"),
         ({"monitoring": {"serviceMonitor": {"enabled": True}}}, "ServiceMonitor"),
         ({"monitoring": {"prometheusRule": {"enabled": True}}}, "PrometheusRule"),
+        ({"probe": {"trialPods": True}}, "PriorityClass"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

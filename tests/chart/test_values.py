@@ -19,7 +19,7 @@ from kvmedic.frame import (
     PaceOptions,
     StormOptions,
 )
-from kvmedic.metrics.options import ScrapeOptions, SourceOptions
+from kvmedic.metrics.options import ProbeOptions, ScrapeOptions, SourceOptions
 from kvmedic.sections import Section
 
 pytestmark = pytest.mark.light
@@ -33,6 +33,11 @@ FILES = {
     "keyFile": "clientCertificateSecret",
 }
 """The operator's fields that name files, and the values that mount them."""
+
+
+def without(schema: Values, name: str) -> Values:
+    """A schema without a property that is the chart's own matter."""
+    return {"properties": {key: value for key, value in schema["properties"].items() if key != name}}
 
 
 def source(**fields: Any) -> Values:
@@ -85,6 +90,10 @@ def source(**fields: Any) -> Values:
         ({"nodeHealth": {"nvidiaSmi": None}}, "/nodeHealth"),
         ({"nodeHealth": {"nvidia": True}}, "'nvidia'"),
         ({"nodeHealth": {"atOnce": 0}}, "/nodeHealth/atOnce"),
+        ({"probe": {"trialPods": "yes"}}, "/probe/trialPods"),
+        ({"probe": {"trialPods": None}}, "/probe"),
+        ({"probe": {"apiKey": "hunter2"}}, "'apiKey'"),
+        ({"probe": {"apiKeySecret": {"name": "a"}}}, "/probe/apiKeySecret"),
         ({"monitoring": {"prometheusRule": {"enabled": 1}}}, "/monitoring/prometheusRule/enabled"),
         ({"networkPolicy": {"egress": {}}}, "/networkPolicy/egress"),
         ({"terminationGracePeriodSeconds": 1}, "/terminationGracePeriodSeconds"),
@@ -97,6 +106,7 @@ def test_a_bad_value_is_refused_by_name(values: Values, field: str) -> None:
 
     assert field in message
     assert "secret@" not in message
+    assert "hunter2" not in message
 
 
 def test_a_missing_service_account_is_asked_for() -> None:
@@ -135,10 +145,15 @@ def test_every_object_of_the_schema_is_closed() -> None:
         (LeadershipOptions, SCHEMA["properties"]["leadership"], {"lease": None}),
         (KubernetesOptions, SCHEMA["properties"]["kubernetes"], {}),
         (HealthOptions, SCHEMA["properties"]["nodeHealth"], {}),
+        (
+            ProbeOptions,
+            without(SCHEMA["properties"]["probe"], "createPriorityClass"),
+            {"apiKey": "apiKeySecret"},
+        ),
         (BudgetOptions, SCHEMA["properties"]["budgets"], {}),
         (StormOptions, SCHEMA["properties"]["storm"], {"over": None}),
     ],
-    ids=["source", "scrape", "pace", "leadership", "kubernetes", "nodeHealth", "budgets", "storm"],
+    ids=["source", "scrape", "pace", "leadership", "kubernetes", "nodeHealth", "probe", "budgets", "storm"],
 )
 def test_every_setting_of_the_operator_has_its_value(
     options: type[Section], schema: Values, elsewhere: dict[str, str | None]

@@ -24,7 +24,19 @@ The operator's configuration file. Secrets are never in it: it names the files i
 {{- if .Values.nodeHealth.nvidiaSmi -}}
 {{- $_ := set $config "health" .Values.nodeHealth -}}
 {{- end -}}
+{{- if .Values.probe.trialPods -}}
+{{- $probe := dict "trialPods" true -}}
+{{- if .Values.probe.apiKeySecret -}}
+{{- $_ := set $probe "apiKey" (dict "file" (printf "%s/%s" (include "kvmedic.credentialsPath" .) (include "kvmedic.probeKey" .))) -}}
+{{- end -}}
+{{- $_ := set $config "probe" $probe -}}
+{{- end -}}
 {{ toYaml $config }}
+{{- end -}}
+
+{{/* The file of the key for engines under test; no source has a name with a dot. */}}
+{{- define "kvmedic.probeKey" -}}
+probe.api-key
 {{- end -}}
 
 {{/* One source, with the references to Secrets turned into paths. Takes a list: name and source. */}}
@@ -77,8 +89,13 @@ yes
 {{- end -}}
 {{- end -}}
 
-{{/* Sources of the projected volume: each Secret's one key under the name of its metrics source. */}}
+{{/* Sources of the projected volume: the key for engines under test, and each Secret's one key under the name of its metrics source. */}}
 {{- define "kvmedic.credentials" -}}
+{{- if .Values.probe.trialPods }}
+{{- with .Values.probe.apiKeySecret }}
+{{ include "kvmedic.mounted" (list "secret" .name .key (include "kvmedic.probeKey" $)) }}
+{{- end }}
+{{- end }}
 {{- range $name, $source := .Values.sources }}
 {{- with $source.bearerTokenSecret }}
 {{ include "kvmedic.mounted" (list "secret" .name .key (printf "%s/token" $name)) }}

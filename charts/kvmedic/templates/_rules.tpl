@@ -7,7 +7,11 @@ Takes a list: the root context and the scope.
 {{- $scope := index . 1 -}}
 {{- range $root.Files.Get "files/permissions.yaml" | fromYamlArray -}}
 {{- $kept := or (not .value) (index $root.Values.rbac (.value | default "create")) }}
-{{- $allowed := or (not .only) (index $root.Values.nodeHealth (.only | default "nvidiaSmi")) }}
+{{- $allowed := true }}
+{{- with .only }}
+{{- $path := splitList "." . }}
+{{- $allowed = index $root.Values (first $path) (last $path) }}
+{{- end }}
 {{- if and (eq .scope $scope) $kept $allowed }}
 {{- $verbs := list }}
 {{- range .grants }}
