@@ -1,0 +1,124 @@
+"""The moves of a trial: made, begun, waited for, answered, given up."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from builders import NOW
+from kvmedic.core.blocks import Compacted, Keep, Pattern, Scattered, used
+from kvmedic.core.fleet import ContainerEnd, Instance, Pod
+from kvmedic.core.moves import Failed, Wait
+from kvmedic.core.object_ref import ObjectRef
+from kvmedic.core.reasons import Reason
+from kvmedic.core.reclamation_probe import Reclaim, Sample
+from kvmedic.core.starting import StartLimits
+from kvmedic.core.trial_moves import Answered, BeginTest, MakeTrial, TrialMove, TrialSight, trial_move
+from kvmedic.core.trialling import Interrupted, Progress, Question, TrialStep, Underway, Watched
+from run_builder import a_pod
+
+KEEP = Keep(2048)
+STEP = TrialStep(
+    ObjectRef("Deployment", "llm"),
+    "vllm",
+    Question.RECLAMATION,
+    "Mine",
+    16_384,
+    KEEP,
+    1800,
+    "0123",
+    Reason.RECLAMATION_PROBED,
+)
+LIMITS = StartLimits(timedelta(minutes=10), timedelta(minutes=5))
+POD = a_pod("llm-trial-1", created_at=NOW - timedelta(minutes=2))
+STARTING = replace(POD, ready_at=None)
+
+
+def moved(
+    pod: Pod | None, progress: Progress | None = None, began: timedelta = timedelta(minutes=3)
+) -> TrialMove:
+    return trial_move(TrialSight(pod, progress), STEP, LIMITS, NOW - began, NOW)
+
+
+def watched(pattern: Pattern | None, tokens: int = 16_384) -> Watched:
+    counts = range(256, tokens + 1, 128)
+    return Watched(
+        tuple(Sample(c, used(c, 16, KEEP, pattern) if pattern else c / 16) for c in counts), tokens, 16, 4000
+    )
+
+
+def reason_of(move: TrialMove) -> Reason:
+    assert isinstance(move, Wait | Failed), move
+    return move.reason
+
+
+def test_a_trial_without_a_pod_makes_one():
+    assert moved(None) == MakeTrial()
+
+
+def test_a_pod_that_starts_is_waited_for():
+    assert reason_of(moved(STARTING)) is Reason.AWAITING_REPLICA
+    assert reason_of(moved(replace(STARTING, unschedulable=True))) is Reason.AWAITING_REPLICA
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        replace(STARTING, unschedulable=True, created_at=NOW - timedelta(minutes=6)),
+        replace(STARTING, created_at=NOW - timedelta(minutes=11)),
+        replace(STARTING, waiting_reason="ImagePullBackOff"),
+        replace(POD, terminating=True),
+        replace(STARTING, last_end=ContainerEnd("vllm", 1, "Error", POD.created_at, NOW, Instance.PRESENT)),
+    ],
+    ids=["no room", "too slow", "no image", "somebody deletes it", "its engine ended"],
+)
+def test_a_pod_that_does_not_come_up_is_given_up(pod):
+    move = moved(pod)
+
+    assert isinstance(move, Failed)
+    assert move.reason is Reason.TRIAL_UNANSWERED
+    assert move.message
+
+
+def test_a_test_begins_on_a_pod_that_is_ready_and_goes_on():
+    assert moved(POD) == BeginTest(POD)
+    assert moved(POD, Underway(8192, 16_384)) == Wait(
+        Reason.RECLAMATION_PROBED, "llm-trial-1 generates: 50 % of 16384 tokens"
+    )
+
+
+def test_a_test_that_is_over_time_is_given_up_whatever_it_does():
+    for pod, progress in ((None, None), (STARTING, None), (POD, Underway(5, 16_384))):
+        move = moved(pod, progress, began=timedelta(seconds=1801))
+
+        assert reason_of(move) is Reason.TRIAL_UNANSWERED
+    assert moved(POD, Underway(5, 16_384), began=timedelta(seconds=1800)) != move
+
+
+def test_an_engine_that_breaks_off_ends_it():
+    move = moved(POD, Interrupted("the engine answered 400"))
+
+    assert isinstance(move, Failed)
+    assert "answered 400" in move.message
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reclaim"),
+    [(Compacted(), Reclaim.RECLAIMS), (Scattered(), Reclaim.SCATTERED), (None, Reclaim.NONE)],
+)
+def test_what_was_seen_is_told_with_its_numbers(pattern, reclaim):
+    move = moved(POD, watched(pattern))
+
+    assert isinstance(move, Answered)
+    assert move.answer.reclaim is reclaim
+    assert move.answer.template == STEP.template
+    assert "16384 tokens" in move.answer.message
+
+
+def test_what_shows_nothing_is_an_answer_without_a_class():
+    move = moved(POD, watched(Scattered(), tokens=8192))
+
+    assert isinstance(move, Answered)
+    assert move.answer.reclaim is None
+    assert "shows nothing" in move.answer.message
+    assert isinstance(move.answer.at, datetime)

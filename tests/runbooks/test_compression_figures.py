@@ -1,0 +1,72 @@
+"""A fleet's figures, as they are compared with those without KV compression."""
+
+from dataclasses import replace
+from math import isclose
+
+from builders import CALM, IDLE, NO_SERIES, THRASHING, an_evidence, with_histogram, without
+from kvmedic.core.evidence import Histogram, Signal
+from kvmedic.core.figures import Figures
+from kvmedic.runbooks.compression_figures import MIB, figures_of
+from runbooks.compression_incidents import holding
+from vitals_builder import a_device, ill
+
+
+def test_figures_are_of_the_whole_fleet():
+    found = figures_of(an_evidence(CALM, THRASHING))
+
+    assert found.requests_per_second == 2 * 960 / 300
+    assert found.preemptions_per_request == (48 + 1680) / (2 * 960)
+    assert isclose(found.kv_cache_usage or 0.0, (0.7 + 0.99) / 2)
+    assert found.tokens_per_second == 2 * CALM.generated / 300
+
+
+def test_arrivals_count_what_is_in_flight_and_never_fall_below_none():
+    more = an_evidence(replace(CALM, in_flight_change=300))
+    drained = an_evidence(replace(IDLE, in_flight_change=-5))
+
+    assert figures_of(more).requests_per_second == (960 + 300) / 300
+    assert figures_of(drained).requests_per_second == 0
+
+
+def test_one_replica_that_cannot_be_read_leaves_nothing():
+    blind = without(CALM.readings(), Signal.GENERATED_TOKENS, NO_SERIES)
+
+    assert figures_of(an_evidence(CALM, blind)) == Figures()
+
+
+def test_end_to_end_time_is_left_out_where_a_replica_does_not_tell_it_or_nobody_finished():
+    silent = without(CALM.readings(), Signal.E2E_SECONDS, NO_SERIES)
+    other = with_histogram(CALM.readings(), Signal.E2E_SECONDS, Histogram((1.0,), (5.0, 0.0), 2.0))
+
+    assert figures_of(an_evidence(CALM, CALM)).e2e_p95 is not None
+    assert figures_of(an_evidence(CALM, silent)).e2e_p95 is None
+    assert figures_of(an_evidence(CALM, other)).e2e_p95 is None
+    assert figures_of(an_evidence(IDLE)).e2e_p95 is None
+    assert figures_of(an_evidence(CALM, silent)).tokens_per_second is not None
+
+
+def test_end_to_end_times_above_every_bucket_are_no_figure():
+    slow = with_histogram(CALM.readings(), Signal.E2E_SECONDS, Histogram((1.0,), (0.0, 960.0), 9600.0))
+
+    assert figures_of(an_evidence(slow)).e2e_p95 is None
+
+
+def test_device_memory_is_that_of_the_fullest_device():
+    evidence = holding(an_evidence(CALM, CALM), gib=40)
+    fuller = ill(
+        evidence,
+        a_device(memory_free=20 * 1024, memory_in_use=0.75),
+        a_device("GPU 1", memory_free=40960, memory_in_use=0.5),
+    )
+
+    assert isclose(figures_of(evidence).device_memory or 0.0, 40 * 1024 * MIB)
+    assert isclose(figures_of(fuller).device_memory or 0.0, 60 * 1024 * MIB)
+
+
+def test_device_memory_is_not_known_where_one_device_does_not_tell():
+    evidence = holding(an_evidence(CALM, CALM), gib=40)
+
+    assert figures_of(an_evidence(CALM)).device_memory is None
+    assert figures_of(ill(evidence, a_device())).device_memory is None
+    assert figures_of(ill(evidence)).device_memory is None
+    assert figures_of(ill(evidence, a_device(memory_free=0, memory_in_use=1.0))).device_memory is None

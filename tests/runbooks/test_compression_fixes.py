@@ -1,0 +1,128 @@
+"""What is done about KV compression, and why nothing is."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from kvmedic.core.blocks import Keep
+from kvmedic.core.compression_policy import CompressionPolicy, ProbePolicy
+from kvmedic.core.diagnosis import NoChange, Setting, Try, TurnOff
+from kvmedic.core.reasons import Reason
+from kvmedic.core.reclamation_probe import Reclaim
+from kvmedic.runbooks.compression_fixes import PROMPT_ROOM, probe_first, turn_off
+from kvmedic.runbooks.compression_without_savings import replace_stale
+from runbooks.compression_incidents import (
+    CALM_FLEET,
+    EVICTS,
+    FEWER_BITS,
+    ONE_STALE,
+    THRASH,
+    answered,
+    compressed,
+)
+
+KNOWN = Setting(None, ())
+SCATTERED = replace(EVICTS, answer=answered(Reclaim.SCATTERED))
+
+
+def asked(method=EVICTS):
+    return probe_first(compressed(THRASH, method), KNOWN)
+
+
+def turned_off(method=SCATTERED, known=KNOWN):
+    return turn_off(compressed(THRASH, method), known)
+
+
+def test_a_trial_generates_what_the_spec_says_or_four_budgets():
+    short, long = asked(), asked(replace(EVICTS, keep=Keep(8192)))
+
+    assert isinstance(short, Try)
+    assert isinstance(long, Try)
+    assert (short.tokens, long.tokens) == (16_384, 4 * 8192)
+    assert (short.keep, short.limit) == (Keep(2048), timedelta(minutes=30))
+
+
+def test_the_spec_sets_a_trials_length_and_limit():
+    policy = CompressionPolicy(probe=ProbePolicy(20_000, timedelta(minutes=5)))
+
+    found = asked(replace(EVICTS, policy=policy, keep=Keep(share=0.1)))
+
+    assert isinstance(found, Try)
+    assert (found.tokens, found.limit) == (20_000, timedelta(minutes=5))
+
+
+@pytest.mark.parametrize(
+    ("longest", "fits"), [(16_384 + PROMPT_ROOM, True), (16_384 + PROMPT_ROOM - 1, False), (None, True)]
+)
+def test_a_trial_needs_an_engine_that_takes_a_request_of_that_length(longest, fits):
+    found = asked(replace(EVICTS, longest_request=longest))
+
+    assert isinstance(found, Try) is fits
+    assert fits or (isinstance(found, NoChange) and found.reason is Reason.TRIAL_IMPOSSIBLE)
+
+
+def test_a_trial_cannot_be_judged_without_knowing_what_is_kept():
+    found = asked(replace(EVICTS, keep=None))
+
+    assert isinstance(found, NoChange)
+    assert found.reason is Reason.METHOD_UNKNOWN
+    assert "spec.compression.keepTokens" in found.message
+
+
+def test_a_method_goes_with_all_that_turned_it_on():
+    found = turned_off()
+
+    assert isinstance(found, TurnOff)
+    assert found.settings == EVICTS.settings
+    assert found.message.startswith("TriAttention goes: on a trial pod")
+
+
+@pytest.mark.parametrize(
+    ("method", "reason", "says"),
+    [
+        (replace(SCATTERED, policy=CompressionPolicy(fixes=())), Reason.FIX_NOT_ALLOWED, "allowedFixes"),
+        (replace(SCATTERED, settings=()), Reason.METHOD_UNKNOWN, "spec.compression.settings"),
+    ],
+)
+def test_a_method_stays_where(method, reason, says):
+    found = turned_off(method)
+
+    assert isinstance(found, NoChange)
+    assert found.reason is reason
+    assert says in found.message
+
+
+def test_a_method_that_the_fleet_was_worse_without_stays():
+    found = turned_off(known=replace(KNOWN, kept_on=frozenset({"TriAttention"})))
+
+    assert isinstance(found, NoChange)
+    assert found.reason is Reason.LEVER_EXHAUSTED
+
+
+def test_a_replica_that_is_older_than_its_file_is_replaced():
+    found = replace_stale(compressed(ONE_STALE, replace(FEWER_BITS, type_is_in_file=True)), KNOWN)
+
+    assert getattr(found, "pod", None) == "llm-2"
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (FEWER_BITS, "a wrapper"),
+        (replace(FEWER_BITS, asks_for_type=""), "correct spec.compression"),
+    ],
+)
+def test_a_type_that_no_file_explains_is_for_a_person(method, says):
+    found = replace_stale(compressed(ONE_STALE, method), KNOWN)
+
+    assert isinstance(found, NoChange)
+    assert found.reason is Reason.COMPRESSION_NOT_APPLIED
+    assert says in found.message
+
+
+def test_a_pool_that_is_no_larger_is_for_a_person():
+    found = replace_stale(compressed(CALM_FLEET, None), KNOWN)
+
+    assert isinstance(found, NoChange)
+    assert "scales for each head" in found.message
