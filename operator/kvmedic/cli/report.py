@@ -11,7 +11,7 @@ from typing import Any, assert_never
 from kvmedic.cli.terminal import Form
 from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
 from kvmedic.core.bundle import BundleStep
-from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief, Resize, RollBack
+from kvmedic.core.diagnosis import Assignment, Diagnosis, Inconclusive, Relief, Resize, RollBack, TurnOff
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.run import Outcome
@@ -193,7 +193,7 @@ def flag_name(knob: str) -> str | None:
     return next((flag.name for flag in VLLM.flags if flag.knob == knob), None)
 
 
-def _advised(advice: Assignment | Relief | RollBack | Resize) -> Change:
+def _advised(advice: Assignment | Relief | RollBack | Resize | TurnOff) -> Change:
     match advice:
         case Relief():
             return Change(REPLICA, advice.pod, A_NEW_ONE, "")
@@ -201,6 +201,8 @@ def _advised(advice: Assignment | Relief | RollBack | Resize) -> Change:
             return Change(REVISION, str(advice.before.number), str(advice.after.number), "")
         case Resize():
             return Change(REPLICAS, None, str(advice.replicas), "")
+        case TurnOff():
+            return Change(advice.method, None, "off", "")
         case Assignment():
             return Change(str(advice.knob), None, str(advice.value), "")
         case _:

@@ -147,7 +147,8 @@ def token_eviction(found: Iterable[Recognised]) -> TokenEviction | None:
 
 PLUGINS = "VLLM_PLUGINS"
 """Variable of vLLM: the general plugins that it loads, all where it is not given (plugins/__init__.py)."""
-_OFF = ("0", "false", "no", "off")
+OFF_WORDS = frozenset({"0", "false", "no", "off"})
+"""Values of a variable that turn off what it is the switch of."""
 
 
 def recognised(methods: Iterable[Method], told: Told) -> tuple[Recognised, ...]:
@@ -157,7 +158,7 @@ def recognised(methods: Iterable[Method], told: Told) -> tuple[Recognised, ...]:
 
 
 def _recognised(method: Method, told: Told) -> Recognised | None:
-    if told.environment.get(method.switch, "").strip().lower() in _OFF or not _may_load(method, told):
+    if told.environment.get(method.switch, "").strip().lower() in OFF_WORDS or not _may_load(method, told):
         return None
     lines = [line for line in told.log if method.log and re.search(method.log, line)]
     dtype = next((start for start in method.cache_dtypes if told.cache_dtype.startswith(start)), "")

@@ -8,6 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TypeAlias
 
+from kvmedic.core.compression import Setting as MethodSetting
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Signal
@@ -133,10 +134,22 @@ class Resize:
     """One sentence with the numbers behind it."""
 
 
+@dataclass(frozen=True, slots=True)
+class TurnOff:
+    """A method of compression should be switched off: all of its settings, in one change."""
+
+    method: str
+    settings: tuple[MethodSetting, ...]
+    """In the order in which they turn it on."""
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind it."""
+
+
 SettingAdvice: TypeAlias = Assignment | NoChange
 """What a lever says."""
 
-Advice: TypeAlias = SettingAdvice | Relief | RollBack | Resize
+Advice: TypeAlias = SettingAdvice | Relief | RollBack | Resize | TurnOff
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +229,8 @@ class Setting:
     """How far replicas may be added; None where they may not."""
     scaling_failed: bool = False
     """Replicas were added on this evidence, and it did not help."""
+    kept_on: frozenset[str] = frozenset()
+    """Methods of compression that were turned off on this pod template, which did harm."""
     before_scaling: int | None = None
     """Replicas before the first were added for a while; None where none were."""
     gpus: int | None = None

@@ -17,6 +17,7 @@ from kvmedic.core.diagnosis import (
     Resize,
     RollBack,
     Setting,
+    TurnOff,
 )
 from kvmedic.core.edit import TokenEdit, container_at, containers_of
 from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
@@ -226,17 +227,18 @@ def memory_share(workload: Workload) -> MemoryShare:
 
 def proposal(
     workload: Workload, advise: Adviser, evidence: Evidence, known: Setting, generation: int
-) -> Plan | Relief | RollBack | Resize | NoChange:
+) -> Plan | Relief | RollBack | Resize | TurnOff | NoChange:
     """Return the plan that advice leads to, or why there is none.
 
-    A relief, a way back to another revision and a number of replicas are no matter of settings.
+    A relief, a way back to another revision, a number of replicas and a whole method are no matter of one
+    setting.
 
     A lever that this engine or its command line does not let be set is told to the adviser, which may
     know another one.
     """
     for _ in range(len(known.levers) + 1):
         advice = advise(evidence, known)
-        if isinstance(advice, NoChange | Relief | RollBack | Resize):
+        if isinstance(advice, NoChange | Relief | RollBack | Resize | TurnOff):
             return advice
         plan = plan_of(workload, advice, generation)
         if isinstance(plan, Plan):
