@@ -6,11 +6,13 @@ left out whole, because half a patch is none, and `kvmedic plan` prints it.
 
 from __future__ import annotations
 
+from kvmedic.core.bundle import BundleStep
 from kvmedic.core.config_map import FileEdit
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.owner import TemplateOwner
 from kvmedic.core.plan import ConfigStep, FlagStep, Plan, RevisionStep
 from kvmedic.engines import ENGINES
+from kvmedic.manifests.bundle_proposals import bundle_proposal_for
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
 from kvmedic.manifests.reverts import Reverted, operations_between, revert_for
@@ -37,6 +39,8 @@ def handed_over(
     match plan.steps[0]:
         case FlagStep() | ConfigStep() as step:
             return _flag_of(owner, namespace, workload, step)
+        case BundleStep() as step:
+            return bundle_proposal_for(owner, namespace, step)
         case RevisionStep() as step:
             return _revision_of(owner, namespace, workload, step, view)
         case _:

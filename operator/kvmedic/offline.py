@@ -15,11 +15,13 @@ from kvmedic.core.diagnosis import (
     Inconclusive,
     NoChange,
     Setting,
+    TurnOff,
 )
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
 from kvmedic.plans import judged
+from kvmedic.runbooks.bundle import bundle_plan
 from kvmedic.runbooks.capacity import spent_by
 from kvmedic.runbooks.methods import eviction_of
 from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
@@ -60,6 +62,8 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
     known = _known(evidence, policy, workload)
     if isinstance(workload, Workload):
         plan = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
+        if isinstance(plan, TurnOff):
+            return _turned_off(replace(found, advice=plan), workload, plan)
         if isinstance(plan, NoChange):
             return _without_lever(found, plan, known, policy, workload)
         return replace(found, plan=plan) if isinstance(plan, Plan) else replace(found, advice=plan)
@@ -68,8 +72,23 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
         return _without_lever(found, advice, known, policy, workload)
     if workload is None or isinstance(advice, Beyond):
         return replace(found, advice=advice)
-    why = f"{advice.knob} {advice.value} cannot be set: {workload.message}"
+    why = f"{_wish(advice)}: {workload.message}"
     return replace(_hindered(found, NoChange(workload.reason, why)), advice=advice)
+
+
+def _wish(advice: Assignment | TurnOff) -> str:
+    """Return what cannot be done where an engine's command line cannot be read."""
+    if isinstance(advice, TurnOff):
+        return f"{advice.method} cannot be turned off"
+    return f"{advice.knob} {advice.value} cannot be set"
+
+
+def _turned_off(found: Consultation, workload: Workload, advice: TurnOff) -> Consultation:
+    """Return what comes of the advice to turn a method off."""
+    plan = bundle_plan(workload, advice, _FIRST_GENERATION)
+    if isinstance(plan, Plan):
+        return replace(found, plan=plan)
+    return _hindered(found, NoChange(plan.reason, plan.message))
 
 
 def _known(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Setting:

@@ -22,6 +22,7 @@ from kvmedic.core.diagnosis import (
     RollBack,
     Setting,
     Try,
+    TurnOff,
     diagnose,
     first_match,
 )
@@ -39,6 +40,7 @@ from kvmedic.findings import Survey
 from kvmedic.last_good import in_context
 from kvmedic.ports import View
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.bundle import bundle_plan
 from kvmedic.runbooks.capacity import spent_by
 from kvmedic.runbooks.fleet_plans import (
     replaced_in_vain,
@@ -48,6 +50,7 @@ from kvmedic.runbooks.fleet_plans import (
     rolled_back_in_vain,
     scaled_in_vain,
     trial_plan,
+    turned_off_in_vain,
 )
 from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
 from kvmedic.runbooks.returns import Calm, due, returning
@@ -171,6 +174,7 @@ def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: 
         replacing_failed=replaced_in_vain(record.replacements, fleet),
         rollback_allowed=policy.rollback.is_allowed,
         rollback_failed=rolled_back_in_vain(record.rollbacks, fleet),
+        kept_on=turned_off_in_vain(record.bundles, fleet),
         scale_out=policy.scale_out,
         scaling_failed=scaled_in_vain(record.scalings, fleet),
         before_scaling=record.footprint.fewest if record.footprint else None,
@@ -203,7 +207,19 @@ def _plan(
         return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Try):
         return trial_plan(policy.target, found.view.fleet, workload, advice, resource.generation)
+    if isinstance(advice, TurnOff):
+        return _turned_off(workload, advice, known, resource.generation)
     return advice
+
+
+def _turned_off(
+    workload: Workload | Fault, advice: TurnOff, known: Setting, generation: int
+) -> Plan | Fault | NoChange:
+    """Return the plan that turns a method off, unless that was tried on this pod template and did harm."""
+    if advice.method in known.kept_on:
+        text = f"{advice.method} was turned off on this pod template, and had to be turned on again"
+        return NoChange(Reason.LEVER_EXHAUSTED, text)
+    return workload if isinstance(workload, Fault) else bundle_plan(workload, advice, generation)
 
 
 def with_shown_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:

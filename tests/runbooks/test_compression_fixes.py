@@ -30,8 +30,8 @@ def asked(method=EVICTS):
     return probe_first(compressed(THRASH, method), KNOWN)
 
 
-def turned_off(method=SCATTERED, known=KNOWN):
-    return turn_off(compressed(THRASH, method), known)
+def turned_off(method=SCATTERED):
+    return turn_off(compressed(THRASH, method), KNOWN)
 
 
 def test_a_trial_generates_what_the_spec_says_or_four_budgets():
@@ -91,13 +91,6 @@ def test_a_method_stays_where(method, reason, says):
     assert isinstance(found, NoChange)
     assert found.reason is reason
     assert says in found.message
-
-
-def test_a_method_that_the_fleet_was_worse_without_stays():
-    found = turned_off(known=replace(KNOWN, kept_on=frozenset({"TriAttention"})))
-
-    assert isinstance(found, NoChange)
-    assert found.reason is Reason.LEVER_EXHAUSTED
 
 
 def test_a_replica_that_is_older_than_its_file_is_replaced():

@@ -36,7 +36,6 @@ REVISION = "revision"
 REPLICAS = "replicas"
 MINIMUM = "minimum of replicas"
 TRIAL = "trial pod"
-COMPRESSION = "KV compression"
 A_NEW_ONE = "a new one"
 OFF = "off"
 
@@ -219,7 +218,7 @@ def _advised(advice: Assignment | Beyond) -> Change:
         case Resize():
             return Change(REPLICAS, None, str(advice.replicas), "")
         case TurnOff():
-            return Change(COMPRESSION, advice.method, OFF, "")
+            return Change(advice.method, None, OFF, "")
         case Try():
             return Change(TRIAL, None, f"{advice.tokens} tokens with {advice.method}", "")
         case Assignment():

@@ -54,8 +54,6 @@ class Compressed:
     policy: CompressionPolicy = NOT_DECLARED
     answer: Answer | None = None
     """Of the newest trial on this very template; None: there was none."""
-    reverted_in_vain: bool = False
-    """It was turned off from this very template, and the fleet was no better without."""
     longest_request: int | None = None
     """Tokens of a request, at most, as the command line gives it; None: it does not."""
 

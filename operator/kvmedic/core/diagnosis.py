@@ -254,6 +254,8 @@ class Setting:
     """How far replicas may be added; None where they may not."""
     scaling_failed: bool = False
     """Replicas were added on this evidence, and it did not help."""
+    kept_on: frozenset[str] = frozenset()
+    """Methods of compression that were turned off on this pod template, which did harm."""
     before_scaling: int | None = None
     """Replicas before the first were added for a while; None where none were."""
     gpus: int | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from kvmedic.core.host_cache import HostCache
 from kvmedic.core.version import Version
@@ -148,6 +148,26 @@ class Bounds:
         return " and ".join(parts) + "".join(f", or {value:g}" for value in self.also)
 
 
+class Spelled(Protocol):
+    """Something that an engine's command line may give: a knob's flag or any other option."""
+
+    @property
+    def name(self) -> str:
+        """Return the canonical spelling: `--max-num-seqs`."""
+
+    @property
+    def dest(self) -> str:
+        """Return the engine's own name for the value: `max_num_seqs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionName:
+    """An option that need not be a knob."""
+
+    name: str
+    dest: str
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """How one engine spells one knob."""
@@ -277,7 +297,7 @@ class EngineProfile:
         """Return the options of one of the releases."""
         return tuple(option for option in self.options if option.since <= release <= option.until)
 
-    def form_of(self, flag: Flag, release: Version) -> Kind | None:
+    def form_of(self, flag: Spelled, release: Version) -> Kind | None:
         """Return how one of the releases has a flag written, or None where it has no such flag.
 
         All flags that take a text are of one form: a plain number reads the same in each.
@@ -315,7 +335,7 @@ class Engine:
         """Return the version whose command line is assumed."""
         return self.version or self.profile.assumed
 
-    def presence(self, flag: Flag) -> Presence:
+    def presence(self, flag: Spelled) -> Presence:
         """Return whether this engine has a flag, and it is known how to write it.
 
         An engine older or newer than every release looked at counts as the oldest or the newest.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.engine import Engine, Flag, Kind, Option, Presence, Scalar
+from kvmedic.core.engine import Engine, Flag, Kind, Option, OptionName, Presence, Scalar, Spelled
 from kvmedic.manifests.grammar import Given, Parsed, options_of, parse
 from kvmedic.manifests.invocation import invocation_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
@@ -62,6 +62,19 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class OptionSetting:
+    """An option that need not be a knob, and the value that it should have."""
+
+    flag: OptionName
+    value: Scalar
+    text: str
+    """How the value is written; of no meaning for an option that is a switch."""
+
+
+Wanted: TypeAlias = Setting | OptionSetting
+
+
+@dataclass(frozen=True, slots=True)
 class AlreadySet:
     """The container has the value already."""
 
@@ -97,24 +110,38 @@ def setting_of(flag: Flag, value: Scalar, engine: Engine) -> Setting | Refusal:
 
     The value may be typed or a text as on the command line: 8192, "8k", True, "true".
     """
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    read = _read(flag, text, engine)
+    if isinstance(read, Refusal):
+        return read
+    if isinstance(read, int | float) and not isinstance(read, bool) and not flag.bounds.holds(read):
+        return Refusal(RefusalReason.INVALID_VALUE, f"{flag.dest} is {flag.bounds}, not {text}")
+    return Setting(flag, read, text.strip())
+
+
+def option_setting_of(name: OptionName, text: str, engine: Engine) -> OptionSetting | Refusal:
+    """Return the setting that a text makes of an option that need not be a knob."""
+    read = _read(name, text, engine)
+    return read if isinstance(read, Refusal) else OptionSetting(name, read, text.strip())
+
+
+def _read(flag: Spelled, text: str, engine: Engine) -> Scalar | Refusal:
+    """Return what the engine reads in a text, or why it does not accept it, or nobody should write it."""
     option = option_of(flag, engine)
     if isinstance(option, Refusal):
         return option
-    text = str(value).lower() if isinstance(value, bool) else str(value)
     read = read_value(option, text)
     if isinstance(read, Malformed):
         return Refusal(RefusalReason.INVALID_VALUE, f"{flag.dest}: {read.message}")
-    if isinstance(read, int | float) and not isinstance(read, bool) and not flag.bounds.holds(read):
-        return Refusal(RefusalReason.INVALID_VALUE, f"{flag.dest} is {flag.bounds}, not {text}")
     if isinstance(read, str) and (not read or read.startswith("-") or "$" in read):
         return Refusal(RefusalReason.INVALID_VALUE, f"{flag.dest} can't be {text!r}")
     if option.kind is Kind.PRESENCE and read is False:
         message = f"{engine.profile.name} {engine.effective_version} has no way to write {flag.name} off"
         return Refusal(RefusalReason.NOT_IN_VERSION, message)
-    return Setting(flag, read, text.strip())
+    return read
 
 
-def option_of(flag: Flag, engine: Engine) -> Option | Refusal:
+def option_of(flag: Spelled, engine: Engine) -> Option | Refusal:
     """Return how an engine reads a flag, or why it can't be relied on to have it."""
     profile, name = engine.profile, engine.profile.name
     presence = engine.presence(flag)
@@ -140,7 +167,7 @@ def option_of(flag: Flag, engine: Engine) -> Option | Refusal:
 def edit(
     container: Mapping[str, object],
     index: int,
-    setting: Setting,
+    setting: Wanted,
     engine: Engine,
     file: Parsed | None = None,
 ) -> Outcome:
@@ -180,7 +207,7 @@ def parsed_of(container: Mapping[str, object], engine: Engine) -> Parsed | Refus
 
 
 def _changed(
-    container: Mapping[str, object], given: Given, setting: Setting
+    container: Mapping[str, object], given: Given, setting: Wanted
 ) -> TokenEdit | AlreadySet | Refusal:
     token = given.held_by
     if token.unresolved:
@@ -190,7 +217,7 @@ def _changed(
     return rewritten(container, _respelled(given, setting))
 
 
-def _respelled(given: Given, setting: Setting) -> Change:
+def _respelled(given: Given, setting: Wanted) -> Change:
     """Return the token that decides a value with another value in it."""
     token = given.held_by
     if given.option.kind is Kind.SWITCH:
@@ -200,21 +227,21 @@ def _respelled(given: Given, setting: Setting) -> Change:
     return Change(token, 0, setting.text if given.values else f"{token.text}={setting.text}")
 
 
-def _appendix(option: Option, setting: Setting) -> str:
+def _appendix(option: Option, setting: Wanted) -> str:
     """Return the one word that gives an option a value; one without a text is its own."""
     if option.kind is Kind.SWITCH:
         return _switch(option, setting)
     return setting.flag.name if option.kind is Kind.PRESENCE else f"{setting.flag.name}={setting.text}"
 
 
-def _switch(option: Option, setting: Setting, separator: str = "-") -> str:
+def _switch(option: Option, setting: Wanted, separator: str = "-") -> str:
     positive = next(name for name in option.names if name.startswith("--") and not name.startswith("--no-"))
     name = positive if setting.value else "--no-" + positive.removeprefix("--")
     return "--" + name.removeprefix("--").replace("-", separator)
 
 
 def _appended(
-    container: Mapping[str, object], parsed: Parsed, setting: Setting, engine: Engine
+    container: Mapping[str, object], parsed: Parsed, setting: Wanted, engine: Engine
 ) -> TokenEdit | Refusal:
     option = option_of(setting.flag, engine)
     if isinstance(option, Refusal):
@@ -231,7 +258,7 @@ def _appended(
     return TokenEdit(str(container.get("name")), 0, field, size, None, text)
 
 
-def _is_safe(container: Mapping[str, object], change: TokenEdit, setting: Setting, engine: Engine) -> bool:
+def _is_safe(container: Mapping[str, object], change: TokenEdit, setting: Wanted, engine: Engine) -> bool:
     """Return whether the engine reads the changed command line as before but for the one value."""
     template = {"spec": {"containers": [container]}}
     spec = change.apply(template)["spec"]
@@ -242,7 +269,7 @@ def _is_safe(container: Mapping[str, object], change: TokenEdit, setting: Settin
     return new.values() == {**old.values(), setting.flag.dest: setting.value}
 
 
-def _from_variable(flag: Flag, token: Token) -> Refusal:
+def _from_variable(flag: Spelled, token: Token) -> Refusal:
     computed = [name for name in token.unresolved if name.startswith("$")]
     if computed:
         names = ", ".join(computed)
@@ -254,7 +281,7 @@ def _from_variable(flag: Flag, token: Token) -> Refusal:
     return Refusal(RefusalReason.FROM_VARIABLE, message)
 
 
-def _unsafe(flag: Flag) -> Refusal:
+def _unsafe(flag: Spelled) -> Refusal:
     return Refusal(
         RefusalReason.UNSAFE, f"{flag.dest} can't be changed without changing how other flags are read"
     )

@@ -131,25 +131,36 @@ def _controller(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
     return how, _in_words(wanted)
 
 
-def _argo_cd(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
-    how = f"commit this to the source of the application, then `argocd app sync {shlex.quote(owner.name)}`"
-    return _in_git(how, wanted)
+def _source(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+    """Return a patch for kustomize, or the change in words where it is within a longer text."""
+
+    def written(patch: list[dict[str, object]]) -> str:
+        return kustomized(wanted.kind, wanted.namespace, wanted.name, patch)
+
+    return _by_token(in_source(owner) or "", "/spec/template", wanted, written)
 
 
-def _flux_kustomization(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+_SOURCES: Mapping[OwnerKind, str] = MappingProxyType(
+    {
+        OwnerKind.ARGO_CD: "commit this to the source of the application, then `argocd app sync {name}`",
+        OwnerKind.FLUX_KUSTOMIZATION: (
+            "commit this to its source, then `flux reconcile kustomization {name}{where} --with-source`"
+        ),
+        OwnerKind.FLUX_HELM: (
+            "commit the chart's value to the HelmRelease {plain}, or this under its "
+            "spec.postRenderers[].kustomize"
+        ),
+        OwnerKind.APPLIER: "commit this to what it applies",
+    }
+)
+"""Owners that apply what a repository holds."""
+
+
+def in_source(owner: TemplateOwner) -> str | None:
+    """Return how a patch gets to an owner that applies what a repository holds; None for any other owner."""
+    how = _SOURCES.get(owner.kind)
     where = f" --namespace {shlex.quote(owner.namespace)}" if owner.namespace else ""
-    sync = f"flux reconcile kustomization {shlex.quote(owner.name)}{where} --with-source"
-    return _in_git(f"commit this to its source, then `{sync}`", wanted)
-
-
-def _flux_helm(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
-    release = f"the HelmRelease {owner.name}"
-    how = f"commit the chart's value to {release}, or this under its spec.postRenderers[].kustomize"
-    return _in_git(how, wanted)
-
-
-def _applier(_owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
-    return _in_git("commit this to what it applies", wanted)
+    return how and how.format(name=shlex.quote(owner.name), plain=owner.name, where=where)
 
 
 def _production_stack(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
@@ -177,10 +188,10 @@ _ROUTES: Mapping[OwnerKind, _Route] = MappingProxyType(
         OwnerKind.LEADER_WORKER_SET: _leader_worker_set,
         OwnerKind.VLLM_RUNTIME: _vllm_runtime,
         OwnerKind.CONTROLLER: _controller,
-        OwnerKind.ARGO_CD: _argo_cd,
-        OwnerKind.FLUX_KUSTOMIZATION: _flux_kustomization,
-        OwnerKind.FLUX_HELM: _flux_helm,
-        OwnerKind.APPLIER: _applier,
+        OwnerKind.ARGO_CD: _source,
+        OwnerKind.FLUX_KUSTOMIZATION: _source,
+        OwnerKind.FLUX_HELM: _source,
+        OwnerKind.APPLIER: _source,
         OwnerKind.PRODUCTION_STACK: _production_stack,
         OwnerKind.HELM: _helm,
     }
@@ -193,15 +204,6 @@ def _kubectl(resource: str, owner: TemplateOwner, wanted: Wanted, patch: list[di
     return f"{names} --type=json -p {shlex.quote(json.dumps(patch))}"
 
 
-def _in_git(how: str, wanted: Wanted) -> tuple[str, str]:
-    """Return a patch for kustomize, or the change in words where it is within a longer text."""
-
-    def written(patch: list[dict[str, object]]) -> str:
-        return kustomized(wanted.kind, wanted.namespace, wanted.name, patch)
-
-    return _by_token(how, "/spec/template", wanted, written)
-
-
 def kustomized(kind: str, namespace: str, name: str, patch: list[dict[str, object]]) -> str:
     """Return a JSON patch of a workload as an entry for a kustomization."""
     lines = "".join(f"\n    - {json.dumps(operation)}" for operation in patch)
@@ -212,11 +214,11 @@ def kustomized(kind: str, namespace: str, name: str, patch: list[dict[str, objec
 def _by_token(
     how: str, template: str, wanted: Wanted, written: Callable[[list[dict[str, object]]], str]
 ) -> tuple[str, str]:
-    patch = None if isinstance(wanted.edit, FileEdit) else _operations(wanted.edit, template)
+    patch = None if isinstance(wanted.edit, FileEdit) else token_operations(wanted.edit, template)
     return (how, _in_words(wanted)) if patch is None else (how, written(patch))
 
 
-def _operations(edit: TokenEdit, template: str) -> list[dict[str, object]] | None:
+def token_operations(edit: TokenEdit, template: str) -> list[dict[str, object]] | None:
     """Return the JSON patch of a token; none where it would have to hold the text around the token."""
     if edit.at is not None:
         return None

@@ -61,14 +61,22 @@ def _edit(container: Mapping[str, object], spot: Spot, after: str) -> TokenEdit:
 
 def _in_variable(container: Mapping[str, object], change: Change, spot: Spot) -> TokenEdit | Refusal:
     """Return the edit of a variable's value, where nothing else refers to the variable."""
+    name = shared_variable(container, change, spot)
+    if name:
+        message = f"{change.token.place} comes from the variable {name}, which is used elsewhere too"
+        return Refusal(RefusalReason.FROM_VARIABLE, f"{message}: change it there")
+    return _edit(container, spot, change.text)
+
+
+def shared_variable(container: Mapping[str, object], change: Change, spot: Spot) -> str:
+    """Return the variable that a changed piece comes through and something else uses; empty where none is."""
     path = _path(change)
     text = _within_reach(container, spot)
     for name in dict.fromkeys(path):
         uses = re.findall(rf"\$[({{]?{re.escape(name)}(?!\w)", text)
         if len(uses) != path.count(name):
-            message = f"{change.token.place} comes from the variable {name}, which is used elsewhere too"
-            return Refusal(RefusalReason.FROM_VARIABLE, f"{message}: change it there")
-    return _edit(container, spot, change.text)
+            return name
+    return ""
 
 
 def _within_reach(container: Mapping[str, object], spot: Spot) -> str:

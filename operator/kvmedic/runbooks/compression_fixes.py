@@ -28,11 +28,6 @@ def turn_off(evidence: Evidence, _setting: Setting) -> Advice:
             f"{why}; to have {method.name} turned off, add {Fix.REVERT_BUNDLE} to "
             "spec.compression.allowedFixes",
         )
-    if method.reverted_in_vain:
-        return NoChange(
-            Reason.LEVER_EXHAUSTED,
-            f"{method.name} was turned off on this pod template, and the fleet was worse without; {why}",
-        )
     if not method.settings:
         return NoChange(
             Reason.METHOD_UNKNOWN,

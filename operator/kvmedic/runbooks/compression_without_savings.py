@@ -297,6 +297,7 @@ BRANCHES = (
         signals=NEEDED | HELPFUL,
         when=eager_fallback,
         then=turn_off,
+        goal=Goal.PARITY,
     ),
     Branch(
         Reason.PAGE_SELECTION,
@@ -311,6 +312,7 @@ BRANCHES = (
         signals=NEEDED | HELPFUL,
         when=blocks_not_freed,
         then=turn_off,
+        goal=Goal.PARITY,
     ),
     Branch(
         Reason.PRESSED_THOUGH_COMPRESSED,

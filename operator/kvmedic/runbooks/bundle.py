@@ -1,0 +1,241 @@
+"""From the advice to turn a method of compression off to a plan: all of its settings, or none.
+
+Each setting is looked for where the engine would read it. One that cannot be edited for sure keeps the whole
+bundle from being touched: half a bundle is a setting that nobody ever ran.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvmedic.core.bundle import BundleEdit, BundlePart, BundleStep, EnvEdit, literal_of
+from kvmedic.core.compression import OFF_WORDS, Setting
+from kvmedic.core.diagnosis import TurnOff
+from kvmedic.core.edit import COMMAND_LINE, Field, container_at
+from kvmedic.core.engine import Engine, Kind, Option, OptionName
+from kvmedic.core.plan import Plan
+from kvmedic.core.reasons import Reason
+from kvmedic.core.template import template_hash
+from kvmedic.manifests.configuration import Configuration
+from kvmedic.manifests.flags import AlreadySet, edit, option_setting_of, parsed_of
+from kvmedic.manifests.grammar import Given, Parsed, options_of
+from kvmedic.manifests.refusal import Refusal
+from kvmedic.manifests.removal import taken_off
+from kvmedic.runbooks.planning import Fault, Workload, fault_of
+
+_SWITCHES = frozenset({Kind.SWITCH, Kind.PRESENCE})
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """What becomes of one setting."""
+
+    parts: tuple[BundlePart, ...] = ()
+    """Empty: it is off already."""
+    before: str = ""
+    """The setting as it is given now, for people; empty where it is not."""
+    after: str = ""
+
+
+def bundle_plan(workload: Workload, advice: TurnOff, generation: int) -> Plan | Fault:
+    """Return the plan that turns a method off, or why that cannot be done; `generation`: of the spec."""
+    template, found = workload.template, list[Turned]()
+    for setting in reversed(advice.settings):
+        container = container_at(template, workload.container_index) or {}
+        turned = _turned(workload, container, setting)
+        if isinstance(turned, Fault):
+            return Fault(turned.reason, f"{advice.method} cannot be turned off as a whole: {turned.message}")
+        for part in turned.parts:
+            template = part.apply(template)
+        found.insert(0, turned)
+    parts = tuple(part for turned in reversed(found) for part in turned.parts)
+    if not parts:
+        return Fault(Reason.FLAG_NOT_EDITABLE, f"{advice.method} is off already, as far as its settings tell")
+    step = _step(workload, advice, found, BundleEdit(parts))
+    before = step.before_template
+    return Plan((step,), workload.target_uid, before, generation, advice.reason, advice.message)
+
+
+def is_off(workload: Workload, settings: Sequence[Setting]) -> bool:
+    """Return whether each of some settings is known to be off already; False where there is none."""
+    found = [_turned(workload, workload.container, each) for each in settings]
+    return bool(found) and all(isinstance(each, Turned) and not each.parts for each in found)
+
+
+def _step(workload: Workload, advice: TurnOff, found: list[Turned], change: BundleEdit) -> BundleStep:
+    put = ", ".join(turned.after for turned in found if turned.after)
+    return BundleStep(
+        target=workload.target,
+        container=str(workload.container.get("name")),
+        method=advice.method,
+        edit=change,
+        before=", ".join(turned.before for turned in found if turned.before) or "on",
+        after=f"off ({put})" if put else "off",
+        before_template=template_hash(workload.template),
+        after_template=template_hash(change.apply(workload.template)),
+        reason=advice.reason,
+    )
+
+
+def _turned(workload: Workload, container: Mapping[str, object], setting: Setting) -> Turned | Fault:
+    if setting.env:
+        return _variable(container, workload.container_index, setting)
+    name = "--" + setting.flag.removeprefix("--").replace("_", "-")
+    option = next((one for one in options_of(workload.engine) if name in one.names), None)
+    line = parsed_of(container, workload.engine)
+    if option is None:
+        version = workload.engine.effective_version
+        text = f"{workload.engine.profile.name} {version} is not known to have {name}: take it off by hand"
+        return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, text)
+    if isinstance(line, Refusal):
+        return fault_of(line)
+    return _option(_Place(workload, container, line, option, name), setting)
+
+
+def _variable(container: Mapping[str, object], index: int, setting: Setting) -> Turned | Fault:
+    name, variables = setting.env, container.get(Field.ENV)
+    items = variables if isinstance(variables, list) else []
+    places = [at for at, item in enumerate(items) if isinstance(item, Mapping) and item.get("name") == name]
+    present = literal_of(items[places[0]]) if places else None
+    if doubt := _doubt(container, setting, [items[at] for at in places]):
+        return Fault(Reason.FLAG_NOT_EDITABLE, doubt)
+    if _is_off(present, setting.off):
+        return Turned()
+    place = places[0] if places else len(items)
+    change = EnvEdit(str(container.get("name")), index, name, place, present, setting.off)
+    before, after = (None if value is None else f"{name}={value}" for value in (present, setting.off))
+    return Turned((change,), before or "", after or "")
+
+
+def _doubt(container: Mapping[str, object], setting: Setting, given: list[object]) -> str:
+    """Return why a variable is not as plain as an edit of it needs, with what to do; empty where it is."""
+    name = setting.env
+    if len(given) > 1:
+        return f"{name} is given {len(given)} times: leave one of them"
+    if given and literal_of(given[0]) is None:
+        return f"the value of {name} comes from another object (valueFrom): change it there"
+    if container.get("envFrom") and setting.off is None:
+        return (
+            f"{name} may also come from an object in envFrom: take it out there, and the object off the list"
+        )
+    if where := _mentioned(container, name):
+        return f"{name} is also read or set in {where}: take it off there"
+    return ""
+
+
+def _mentioned(container: Mapping[str, object], name: str) -> str:
+    """Return the first place, beside its own entry, where a variable's name stands; empty without one."""
+    word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+    for field in (*COMMAND_LINE, Field.ENV):
+        items = container.get(field)
+        for index, item in enumerate(items if isinstance(items, list) else ()):
+            text = item.get("value") if isinstance(item, Mapping) else item
+            if isinstance(text, str) and word.search(text):
+                return f"{field}[{index}]"
+    return ""
+
+
+def _is_off(present: str | None, off: str | None) -> bool:
+    """Return whether a value says what the one without the method says: `false` is as good as `0`."""
+    if present is None or off is None:
+        return present == off
+    return present == off or {present.strip().lower(), off.strip().lower()} <= OFF_WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One option of the engine, and the command line that may give it."""
+
+    workload: Workload
+    container: Mapping[str, object]
+    line: Parsed
+    option: Option
+    name: str
+    """As the setting spells it."""
+
+    @property
+    def engine(self) -> Engine:
+        return self.workload.engine
+
+    @property
+    def known_as(self) -> OptionName:
+        """Return the option by its plain name: `--x` also where the setting is `--no-x`."""
+        plain = self.name
+        if self.option.kind in _SWITCHES:
+            plain = next(one for one in self.option.names if not one.startswith("--no-"))
+        return OptionName(plain, self.option.dest)
+
+    def is_meant(self, use: Given) -> bool:
+        """Return whether a use of the option is the setting: `--x` is not where the setting is `--no-x`."""
+        return self.option.kind not in _SWITCHES or use.value is not self.name.startswith("--no-")
+
+    def filed(self) -> Given | None:
+        """Return what the configuration file, where it was read, gives the option."""
+        file = self.workload.file
+        return file.read.given(self.option.dest) if isinstance(file, Configuration) else None
+
+    def is_filed_off(self, off: str | None) -> bool:
+        """Return whether the configuration file gives the option as it is without the method."""
+        given = self.filed()
+        if given is None or off is None or not self.is_meant(given):
+            return False
+        return self.option.kind in _SWITCHES or _text_of(given) == off
+
+    def text(self, use: Given) -> str:
+        """Return a use as a person writes it."""
+        values = _text_of(use)
+        return f"{self.name}={values}" if values else self.name
+
+
+def _option(place: _Place, setting: Setting) -> Turned | Fault:
+    use = place.line.last(place.option.dest)
+    before = place.text(use) if use is not None and place.is_meant(use) else ""
+    if doubt := _in_file(place, setting, use):
+        return Fault(Reason.FLAG_NOT_EDITABLE, doubt)
+    if setting.off is not None and (use is not None or not place.is_filed_off(setting.off)):
+        return _given(place, setting.off, before)
+    if not before:
+        return Turned()
+    edits = taken_off(place.container, place.workload.container_index, place.known_as, place.engine)
+    return fault_of(edits) if isinstance(edits, Refusal) else Turned(edits, before)
+
+
+def _in_file(place: _Place, setting: Setting, use: Given | None) -> str:
+    """Return why the configuration file stands in the way, with what to do; empty where it does not.
+
+    Whatever the command line gives beats the file, so a file matters only to what the command line does not
+    give afterwards.
+    """
+    if place.line.config is None or (setting.off is not None and use is not None):
+        return ""
+    file = place.workload.file
+    if not isinstance(file, Configuration):
+        return f"{place.name} may be in the file {place.line.config}, which is not edited: see that it is not"
+    given = place.filed()
+    if given is None or not place.is_meant(given) or place.is_filed_off(setting.off):
+        return ""
+    return f"{place.name} stands in {file.read.where}, which is not edited for a method: take it out there"
+
+
+def _text_of(use: Given) -> str:
+    return " ".join(value.text for value in use.values)
+
+
+def _given(place: _Place, off: str, before: str) -> Turned | Fault:
+    """Return what gives the option the value without the method."""
+    text = off
+    if place.option.kind in _SWITCHES:
+        text = "false" if place.name.startswith("--no-") else "true"
+    wanted = option_setting_of(place.known_as, text, place.engine)
+    if isinstance(wanted, Refusal):
+        return fault_of(wanted)
+    file = place.workload.file
+    read = file.read.parsed if isinstance(file, Configuration) else None
+    change = edit(place.container, place.workload.container_index, wanted, place.engine, read)
+    if isinstance(change, Refusal):
+        return fault_of(change)
+    if isinstance(change, AlreadySet):
+        return Turned()
+    return Turned((change,), before, f"{place.name}={off}" if off else place.name)

@@ -1,0 +1,213 @@
+"""From the advice to turn a method off to its plan, its report, its way back and the owner's patch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import jsonpatch
+import pytest
+import yaml
+
+from builders import THRASHING, an_evidence
+from kvmedic import plans
+from kvmedic.cli.given import policy_in
+from kvmedic.cli.report import change_of, report_of_consultation
+from kvmedic.core.approval import stands
+from kvmedic.core.bundle import BundleEdit, BundleStep, EnvEdit
+from kvmedic.core.diagnosis import Branch, Diagnosed, Goal, TurnOff
+from kvmedic.core.edit import Field, TokenEdit
+from kvmedic.core.owner import OwnerKind, TemplateOwner
+from kvmedic.core.plan import Plan, gives_back, is_revocable, template_before
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import Record, TriedBundle
+from kvmedic.core.template import template_hash
+from kvmedic.findings import Survey
+from kvmedic.handover import handed_over
+from kvmedic.offline import consult
+from kvmedic.plans import with_plan
+from kvmedic.runbooks.bundle import bundle_plan
+from kvmedic.runbooks.planning import Fault, Workload
+from reconcile.asked import a_resource
+from reconcile.viewed import Viewed
+from run_builder import BUNDLE, NEW, NOW, OLD, a_fleet
+from runbooks.test_bundle import FLAG, SWITCH, TRI, TUNED, a_template, a_workload
+
+ON = a_template(["m", FLAG, "--api-key=s3cret"], TUNED)
+ADVISED = Branch(
+    Reason.COMPRESSION_REVERTED,
+    section="",
+    signals=frozenset(),
+    when=lambda _: (),
+    then=lambda _, known: TRI,
+    goal=Goal.PARITY,
+)
+
+
+def surveyed(template: dict[str, Any], record: Record | None = None) -> Survey:
+    """Return what a look leads to at which the method is to be turned off."""
+    resource = replace(a_resource(), record=record or Record())
+    assert resource.policy is not None
+    fleet = a_fleet(revision=template_hash(template))
+    view: Any = Viewed(fleet, template)
+    found = Survey(view, an_evidence(THRASHING), Diagnosed(ADVISED, ()), "", None, None)
+    policy = replace(resource.policy, target=replace(resource.policy.target, container="vllm"))
+    return with_plan(found, resource, policy)
+
+
+def test_the_advice_becomes_a_plan_that_is_judged_by_parity() -> None:
+    found = surveyed(ON)
+
+    assert found.plan is not None
+    (step,) = found.plan.steps
+    assert isinstance(step, BundleStep)
+    assert (step.method, found.goal) == ("TriAttention", Goal.PARITY)
+
+
+def test_a_method_that_had_to_be_turned_on_again_stays_on() -> None:
+    tried = TriedBundle("TriAttention", template_hash(ON), Reason.NOT_RECOVERED, NOW)
+
+    again = surveyed(ON, Record(bundles=(tried,)))
+    other = surveyed(ON, Record(bundles=(replace(tried, revision=NEW), replace(tried, method="fp8"))))
+
+    assert again.plan is None
+    assert again.obstacle is not None
+    assert again.obstacle.reason is Reason.LEVER_EXHAUSTED
+    assert other.plan is not None
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (a_template(["m"], [{"name": SWITCH, "valueFrom": {}}]), Reason.FLAG_NOT_EDITABLE),
+        (a_template(["sleep", "1"], command=["sh"]), Reason.ENGINE_UNRECOGNISED),
+    ],
+    ids=["a setting that cannot be edited", "no engine"],
+)
+def test_what_stands_in_the_way_is_told(template: dict[str, Any], reason: Reason) -> None:
+    found = surveyed(template)
+
+    assert found.plan is None
+    assert found.obstacle is not None
+    assert found.obstacle.reason is reason
+
+
+def test_the_inverse_turns_it_on_again_as_it_was() -> None:
+    back = BUNDLE.inverse()
+
+    assert (back.before_template, back.after_template) == (NEW, OLD)
+    assert (back.before, back.after) == (BUNDLE.after, BUNDLE.before)
+    assert back.reason is Reason.ROLLING_BACK
+    assert back.edit.inverse() == BUNDLE.edit
+    assert (template_before(BUNDLE), is_revocable(BUNDLE), gives_back(BUNDLE)) == (OLD, True, False)
+
+
+def test_the_same_plan_stands_and_another_budget_is_another_plan() -> None:
+    shown, other = (
+        bundle_plan(a_workload(a_template(["m", FLAG], variables)), TRI, 1)
+        for variables in (TUNED, [{**TUNED[0], "value": "512"}, *TUNED[1:]])
+    )
+    assert isinstance(shown, Plan)
+    assert isinstance(other, Plan)
+
+    assert stands(shown, replace(shown, message="other words"))
+    assert not stands(shown, other)
+    assert shown.digest != other.digest
+
+
+def test_a_report_names_the_method() -> None:
+    assert change_of(BUNDLE).line("?").startswith(f"Deployment/llm: TriAttention {FLAG}, ")
+    assert change_of(BUNDLE).line("?").endswith(f"-> off ({SWITCH}=0)")
+
+
+@pytest.fixture
+def advising(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one runbook advises to turn the method off, whatever it sees."""
+    monkeypatch.setattr(plans, "RUNBOOKS", {"PreemptionThrash": (ADVISED,)})
+
+
+UNKNOWN = Fault(Reason.ENGINE_UNRECOGNISED, "no engine")
+CONSULTED: dict[str, tuple[Workload | Fault | None, str | None, str | None]] = {
+    "a workload": (a_workload(ON), f"off ({SWITCH}=0)", None),
+    "no workload": (None, "off", None),
+    "one that cannot be read": (
+        UNKNOWN,
+        None,
+        "TriAttention cannot be turned off: no engine",
+    ),
+    "one with a setting out of reach": (
+        a_workload(a_template(["m"], [{"name": SWITCH, "valueFrom": {}}])),
+        None,
+        "TriAttention cannot be turned off as a whole",
+    ),
+}
+
+
+@pytest.mark.usefixtures("advising")
+@pytest.mark.parametrize(("workload", "after", "obstacle"), CONSULTED.values(), ids=CONSULTED)
+def test_collected_evidence_leads_to_the_same_advice(
+    workload: Workload | Fault | None, after: str | None, obstacle: str | None
+) -> None:
+    found = consult(an_evidence(THRASHING), policy_in(""), workload)
+
+    report = report_of_consultation(found, {})
+    assert [change.after for change in report.changes] == ([after] if after else [])
+    assert isinstance(found.advice, TurnOff)
+    assert (found.obstacle.message if found.obstacle else "").startswith(obstacle or "")
+    assert (found.obstacle is None) is (obstacle is None)
+
+
+GIT = [OwnerKind.ARGO_CD, OwnerKind.FLUX_KUSTOMIZATION, OwnerKind.FLUX_HELM, OwnerKind.APPLIER]
+
+
+@pytest.mark.parametrize("kind", list(OwnerKind))
+def test_an_owner_is_given_the_whole_method_and_no_more(kind: OwnerKind) -> None:
+    workload = a_workload(ON)
+    plan = bundle_plan(workload, TRI, 1)
+    assert isinstance(plan, Plan)
+    view: Any = Viewed(a_fleet(), ON)
+
+    proposal = handed_over(TemplateOwner(kind, "prod", part="m"), "ml", workload, plan, view)
+
+    assert proposal is not None
+    assert "s3cret" not in str(proposal)
+    if kind not in GIT:
+        assert "(all of it in one change)" in proposal.text
+        return
+    (patch,) = yaml.safe_load(proposal.text)["patches"]
+    operations = [json.loads(line.removeprefix("- ")) for line in patch["patch"].splitlines()]
+    assert patch["target"] == {"kind": "Deployment", "name": "chat", "namespace": "ml"}
+    (step,) = plan.steps
+    assert isinstance(step, BundleStep)
+    patched = jsonpatch.apply_patch({"spec": {"template": ON}}, operations)
+    assert patched == {"spec": {"template": step.edit.apply(ON)}}
+
+
+ADDED = EnvEdit("vllm", 1, "A", 0, None, "1")
+SHARED = TokenEdit("vllm", 1, Field.ARGS, 0, " --x", None, 5)
+OWNER = TemplateOwner(OwnerKind.APPLIER, "helmfile")
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (BundleEdit((ADDED,)), '"path": "/spec/template/spec/containers/1/env", "value": [{"name": "A"'),
+        (
+            BundleEdit((replace(ADDED, index=2),)),
+            '"path": "/spec/template/spec/containers/1/env/2", "value": {"name',
+        ),
+        (BundleEdit((ADDED, SHARED)), "(all of it in one change)"),
+    ],
+    ids=["the first variable", "one more variable", "within a longer text, which may be secret"],
+)
+def test_a_setting_that_is_added_or_within_a_text(edit: BundleEdit, words: str) -> None:
+    workload = a_workload(ON)
+    step = replace(BUNDLE, edit=edit)
+    plan = Plan((step,), "uid-1", OLD, 1, Reason.COMPRESSION_REVERTED)
+    view: Any = Viewed(a_fleet(), ON)
+
+    proposal = handed_over(OWNER, "ml", workload, plan, view)
+
+    assert proposal is not None
+    assert words in proposal.text
