@@ -70,7 +70,7 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
     advice = diagnosis.branch.then(evidence, known)
     if isinstance(advice, NoChange):
         return _without_lever(found, advice, known, policy, workload)
-    if workload is None or isinstance(advice, Beyond):
+    if workload is None or not isinstance(advice, Assignment | TurnOff):
         return replace(found, advice=advice)
     why = f"{_wish(advice)}: {workload.message}"
     return replace(_hindered(found, NoChange(workload.reason, why)), advice=advice)

@@ -163,3 +163,16 @@ def test_a_trial_pod_that_somebody_deletes_is_made_anew(a_world):
     world.wait(lambda: is_tried(world), SECONDS, "the trial is over")
     assert world.outcomes()[-1] in ("TrialAnswered", "TrialUnanswered")
     assert trial_pods(world) == []
+
+
+def test_a_method_that_frees_no_blocks_is_turned_off_with_all_its_settings(tried):
+    world = tried("Scattered")
+
+    world.wait(lambda: len(world.outcomes()) == 2, SECONDS, "its run is closed")
+
+    assert world.outcomes() == ["Recovered", "TrialAnswered"]
+    assert "env" not in world.deployment()["spec"]["template"]["spec"]["containers"][0]
+    assert world.traces() == []
+    world.wait(
+        lambda: world.status()["diagnosis"]["runbook"] == "PreemptionThrash", SECONDS, "the method is off"
+    )
