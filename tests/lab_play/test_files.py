@@ -125,6 +125,15 @@ def test_merging_takes_null_for_away() -> None:
             GOOD + "incidents: [{at: 5s, do: devices, series: {X: 1}}]\n",
             "hot.yaml: the whole file: incidents change devices and fleet.devices names no series",
         ),
+        (
+            GOOD + "fleet: {device_memory: true}\n",
+            "hot.yaml: fleet: device_memory is that of a GPU: add environment.LAB_DEVICE_MEMORY_MIB",
+        ),
+        (
+            GOOD + "fleet: {device_memory: true, environment: {LAB_DEVICE_MEMORY_MIB: '100'}, "
+            "devices: {DCGM_FI_DEV_FB_FREE: 1}}\n",
+            "hot.yaml: fleet: device_memory tells what devices names too: remove DCGM_FI_DEV_FB_*",
+        ),
         (GOOD.replace("FleetWideDemand", "Demand"), "hot.yaml: expect.branch: input should be 'TargetFound'"),
         (
             GOOD.replace("FlagStep", "FlagStop"),

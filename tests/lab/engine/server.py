@@ -20,9 +20,9 @@ TEARDOWN_SECONDS = 1.2
 """Between the abort and the exit: a real process was gone 1.5-2.1 s after SIGTERM (measured on 0.32.0)."""
 
 SLOWDOWN = "/lab/slowdown"
+"""Path that vLLM has not: POST a number, and each step takes so many times as long on this replica."""
 DEVICE = "/lab/device"
 """Bytes of the device's memory in use and in all, of which a DCGM exporter would tell."""
-"""Path that vLLM has not: POST a number, and each step takes so many times as long on this replica."""
 QUIET = {"/health", "/metrics", "/ping", "/version", "/load", SLOWDOWN, DEVICE}
 """Handlers that vLLM's HTTP instrumentation leaves out."""
 

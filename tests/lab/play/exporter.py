@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -18,6 +18,7 @@ class Exporter:
 
     def __init__(self, host: str) -> None:
         self._told: dict[tuple[str, str], dict[str, float]] = {}
+        self._measured: dict[str, Mapping[str, Mapping[str, float]]] = {}
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer((host, 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, name="exporter", daemon=True)
@@ -52,14 +53,19 @@ class Exporter:
         with self._lock:
             self._told.setdefault((namespace, pod), {}).update(series)
 
+    def measure(self, namespace: str, pods: Mapping[str, Mapping[str, float]]) -> None:
+        """Tell these series of the GPUs of a namespace's pods beside all others, in place of earlier ones."""
+        with self._lock:
+            self._measured[namespace] = pods
+
     def page(self) -> str:
         """Return what is told now, in the exposition format."""
         with self._lock:
-            rows = [
+            rows = sorted(
                 (name, namespace, pod, value)
-                for (namespace, pod), series in sorted(self._told.items())
+                for (namespace, pod), series in (*self._told.items(), *self._measured_by_pod())
                 for name, value in series.items()
-            ]
+            )
         lines = []
         for name in sorted({row[0] for row in rows}):
             lines.append(f"# TYPE {name} gauge")
@@ -69,6 +75,10 @@ class Exporter:
                 if series == name
             ]
         return "\n".join([*lines, ""])
+
+    def _measured_by_pod(self) -> Iterator[tuple[tuple[str, str], Mapping[str, float]]]:
+        for namespace, pods in self._measured.items():
+            yield from (((namespace, pod), series) for pod, series in pods.items())
 
 
 def _handler(exporter: Exporter) -> type[BaseHTTPRequestHandler]:

@@ -24,6 +24,10 @@ FLEET = "inference-llm"
 CONTAINER = "vllm"
 CAP = "max-num-seqs"
 """The flag that limits the running requests of an engine."""
+DEVICE_MEMORY = "LAB_DEVICE_MEMORY_MIB"
+"""The variable that makes the lab engine one on a GPU."""
+MEMORY_SERIES = "DCGM_FI_DEV_FB_"
+"""How the names of series of a GPU's memory begin."""
 
 Seconds: TypeAlias = Annotated[float, BeforeValidator(seconds)]
 When: TypeAlias = Annotated[Moment, BeforeValidator(moment)]
@@ -66,6 +70,9 @@ class Fleet(Part):
     ScaledObject, for which real KEDA is built and run."""
     devices: dict[str, float] | None = None
     """Series of the DCGM exporter and their value for the GPU of every replica; null: no exporter."""
+    device_memory: bool = False
+    """Whether the DCGM exporter tells how much of its GPU's memory each engine holds; needs
+    LAB_DEVICE_MEMORY_MIB."""
     serves: bool = True
     """Whether the play waits until every replica is in rotation; false for engines that do not come up."""
 
@@ -76,6 +83,14 @@ class Fleet(Part):
             if not {"apiVersion", "kind", "metadata"} <= each.keys() or "name" not in each["metadata"]:
                 raise ValueError("an object needs apiVersion, kind and metadata.name: add them")
         return objects
+
+    @model_validator(mode="after")
+    def _measurable(self) -> Fleet:
+        if self.device_memory and DEVICE_MEMORY not in self.environment:
+            raise ValueError(f"device_memory is that of a GPU: add environment.{DEVICE_MEMORY}")
+        if self.device_memory and any(name.startswith(MEMORY_SERIES) for name in self.devices or ()):
+            raise ValueError(f"device_memory tells what devices names too: remove {MEMORY_SERIES}*")
+        return self
 
     @property
     def cap(self) -> str:

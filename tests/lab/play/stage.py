@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from lab.images import Recipe, provide
 from lab.installation import install
 from lab.keda import installation as keda
 from lab.play import manifests, vllm
+from lab.play.device_memory import Meter, addresses_of
 from lab.play.exporter import LABELS, Exporter
 from lab.play.hands import Hands
 from lab.play.schema import FLEET, Engine, Scenario
@@ -70,7 +71,7 @@ class Stage:
     @contextmanager
     def place(self, scenario: Scenario, namespace: str) -> Iterator[Place]:
         """Put a scenario's fleet into a namespace that is cleared before; it stays there afterwards."""
-        with Api(self.cluster.access, ANSWER_SECONDS) as api:
+        with Api(self.cluster.access, ANSWER_SECONDS) as api, ExitStack() as beside:
             clear(api, namespace)
             api.apply(manifests.namespace(namespace, scenario.fleet.engine))
             for each in manifests.objects(scenario, self.image):
@@ -79,11 +80,17 @@ class Stage:
             address = api.get("Service", FLEET, namespace)["spec"]["clusterIP"]
             hands = Hands(api, namespace, scenario.fleet, self.image, self.exporter)
             url = f"http://{address}:{manifests.PORT}"
+            if scenario.fleet.device_memory:
+                beside.enter_context(self._meter(api, namespace))
             try:
                 yield Place(self.cluster.access, namespace, url, hands)
             finally:
                 if scenario.stops_everything:
                     hands.resume()
+
+    def _meter(self, api: Api, namespace: str) -> Meter:
+        told = partial(self.exporter.measure, namespace)
+        return Meter(partial(addresses_of, api, namespace), manifests.PORT, told)
 
     def remove(self, namespace: str) -> None:
         """Take a fleet away with its namespace; returns when both are gone."""

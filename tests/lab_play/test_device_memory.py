@@ -1,0 +1,98 @@
+"""Device memory of a play's fleet: from an engine by way of exporter and Prometheus to the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+
+from kvmedic.core.evidence import Measured
+from kvmedic.core.vitals import Vital
+from kvmedic.metrics.series import PodKey
+from lab.cluster.api import ApiError, until
+from lab.play import device_memory
+from lab.play.device_memory import FREE, USED, Memory, Meter
+from lab.play.exporter import LABELS, Exporter
+from lab.prometheus import Prometheus
+from lab_engine.engine_process import a_process, until_healthy
+from scripted_fleet import source
+
+HERE, NOWHERE = "127.0.0.1", "127.0.0.2"
+UNFUSED = {"LAB_DEVICE_MEMORY_MIB": "100", "LAB_EAGER_ATTENTION": "1"}
+START = {USED: 92, FREE: 8}
+"""0.92 of 100 MiB from the start on."""
+
+
+@pytest.fixture
+def engine() -> Iterator[int]:
+    """Port of an engine on a GPU of 100 MiB whose attention is not fused."""
+    with a_process(**UNFUSED) as (_, url):
+        until_healthy(url)
+        yield int(url.rpartition(":")[2])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "INTERVAL_SECONDS", 0.05)
+
+
+def test_memory_grows_where_attention_is_not_fused(engine: int) -> None:
+    told: list[Memory] = []
+
+    with Meter(lambda: {"a": HERE}, engine, told.append):
+        until(lambda: {"a": START} in told, what="the memory of an idle engine")
+        body = {"model": "m", "prompt": list(range(300)), "max_tokens": 1}
+        httpx.post(f"http://{HERE}:{engine}/v1/completions", json=body, trust_env=False).raise_for_status()
+        scores = round(64 * 300**2 / (1 << 20))
+        until(lambda: told[-1] == {"a": {USED: 92 + scores, FREE: 8 - scores}}, what="the scores")
+
+    assert told[-1] == {}, "nothing is told of a play that ended"
+
+
+def test_an_engine_that_falls_silent_keeps_its_memory_until_its_pod_is_gone(engine: int) -> None:
+    told: list[Memory] = []
+    pods = {"a": HERE, "starting": NOWHERE}
+
+    with Meter(lambda: dict(pods), engine, told.append):
+        until(lambda: {"a": START} in told, what="what answers, and nothing else")
+        pods["a"] = NOWHERE
+        seen = len(told)
+        until(lambda: len(told) > seen + 2, what="more rounds")
+        assert told[-1] == {"a": START}
+        del pods["a"]
+        until(lambda: told[-1] == {}, what="a pod that is gone has no GPU")
+
+
+def test_a_cluster_that_does_not_answer_is_asked_again(engine: int) -> None:
+    told: list[Memory] = []
+    refusals = [ApiError(503, "not now"), httpx.ConnectError("refused")]
+
+    def addresses() -> dict[str, str]:
+        if refusals:
+            raise refusals.pop()
+        return {"a": HERE}
+
+    with Meter(addresses, engine, told.append):
+        until(lambda: {"a": START} in told, what="the memory of the engine")
+
+
+async def test_the_operator_reads_it() -> None:
+    with (
+        Exporter(HERE) as exporter,
+        Prometheus(static_targets={exporter.address: LABELS}, scrape_interval="1s") as prometheus,
+    ):
+        exporter.measure("serving", {"gone": START})
+        exporter.measure("serving", {"a": START})
+        exporter.measure("another", {"a": {USED: 1, FREE: 99}})
+        prometheus.await_samples(USED, count=2)
+        later = datetime.now(UTC) + timedelta(seconds=2)
+        looked = source(prometheus.url, at=later, resolution="1s")
+        found = (await looked.devices([PodKey("serving", "a")], timedelta(minutes=1)))["a"]
+        looked.close()
+
+    assert isinstance(found, Measured)
+    (device,) = found.value
+    assert device.ratio(Vital.MEMORY_IN_USE) == pytest.approx(0.92)
+    assert device.value(Vital.MEMORY_FREE) == 8
