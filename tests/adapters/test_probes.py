@@ -264,11 +264,13 @@ async def test_nothing_at_the_address_interrupts(tmp_path: Path) -> None:
     async with a_place(tmp_path) as place:
         nobody = place.pod("nobody", "http://127.0.0.1:1")
         nowhere = replace(a_pod("nowhere"), uid="uid-nowhere", address="")
-        for pod in (nobody, nowhere):
+        odd = place.pod("odd", "http://[10.0.0.1")
+        for pod in (nobody, nowhere, odd):
             place.begin(pod, 400)
 
         assert await place.ended(nobody) == Interrupted("the engine's metrics cannot be read")
         assert await place.ended(nowhere) == Interrupted("the pod has no address")
+        assert await place.ended(odd) == Interrupted("the pod's address is no URL")
 
 
 async def test_an_engine_that_tells_no_model_interrupts(tmp_path: Path) -> None:
