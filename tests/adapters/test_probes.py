@@ -64,7 +64,7 @@ class Place:
         self.probes.begin(NAMESPACE, pod, template, tokens)
 
     async def until(self, pod: Pod, holds: Callable[[Progress | None], bool]) -> Progress | None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             while not holds(self.probes.progress(pod)):
                 await asyncio.sleep(0.01)
         return self.probes.progress(pod)
@@ -107,7 +107,7 @@ async def engines(count: int, step_ms: float = 0.5) -> AsyncIterator[list[Runnin
 async def test_a_probe_tells_what_becomes_of_evicted_tokens(
     tmp_path: Path, environ: dict[str, str], reclaim: Reclaim
 ) -> None:
-    options = MODEL | {"LAB_EVICTION_BUDGET": "1024", "LAB_STEP_MS": "0.1"} | environ
+    options = MODEL | {"LAB_EVICTION_BUDGET": "1024", "LAB_STEP_MS": "0.4"} | environ
     with a_process(*LONG, "--served-model-name=a-name-of-its-own", **options) as (_, url):
         until_healthy(url)
         async with a_place(tmp_path) as place:

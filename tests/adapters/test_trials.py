@@ -165,7 +165,7 @@ async def course_of(
 ) -> Progress | None:
     """What a test on a pod came to, asked again and again as ticks do."""
     probes.begin(namespace, pod, template, 16_400)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while isinstance(probes.progress(pod), Underway):
             probes.begin(namespace, pod, template, 16_400)
             await asyncio.sleep(0.1)
@@ -180,7 +180,7 @@ async def test_a_trial_pods_engine_tells_what_becomes_of_evicted_tokens(place: P
     addresses = tmp_path / "addresses.json"
 
     with a_process(
-        *flags, "--num-gpu-blocks-override=1300", **engine, LAB_STEP_MS="0.1", VLLM_API_KEY="hunter2"
+        *flags, "--num-gpu-blocks-override=1300", **engine, LAB_STEP_MS="0.4", VLLM_API_KEY="hunter2"
     ) as (_, url):
         until_healthy(url)
         addresses.write_text(json.dumps({f"{namespace}/{place.trial.name}": f"{url}/metrics"}))
