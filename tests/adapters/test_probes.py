@@ -64,7 +64,7 @@ class Place:
         self.probes.begin(NAMESPACE, pod, template, tokens)
 
     async def until(self, pod: Pod, holds: Callable[[Progress | None], bool]) -> Progress | None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             while not holds(self.probes.progress(pod)):
                 await asyncio.sleep(0.01)
         return self.probes.progress(pod)
@@ -107,7 +107,7 @@ async def engines(count: int, step_ms: float = 0.5) -> AsyncIterator[list[Runnin
 async def test_a_probe_tells_what_becomes_of_evicted_tokens(
     tmp_path: Path, environ: dict[str, str], reclaim: Reclaim
 ) -> None:
-    options = MODEL | {"LAB_EVICTION_BUDGET": "1024", "LAB_STEP_MS": "0.1"} | environ
+    options = MODEL | {"LAB_EVICTION_BUDGET": "1024", "LAB_STEP_MS": "0.4"} | environ
     with a_process(*LONG, "--served-model-name=a-name-of-its-own", **options) as (_, url):
         until_healthy(url)
         async with a_place(tmp_path) as place:
@@ -264,11 +264,13 @@ async def test_nothing_at_the_address_interrupts(tmp_path: Path) -> None:
     async with a_place(tmp_path) as place:
         nobody = place.pod("nobody", "http://127.0.0.1:1")
         nowhere = replace(a_pod("nowhere"), uid="uid-nowhere", address="")
-        for pod in (nobody, nowhere):
+        odd = place.pod("odd", "http://[10.0.0.1")
+        for pod in (nobody, nowhere, odd):
             place.begin(pod, 400)
 
         assert await place.ended(nobody) == Interrupted("the engine's metrics cannot be read")
         assert await place.ended(nowhere) == Interrupted("the pod has no address")
+        assert await place.ended(odd) == Interrupted("the pod's address is no URL")
 
 
 async def test_an_engine_that_tells_no_model_interrupts(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,21 @@ from kubernetes.aio.client import Configuration
 
 from chart.rendering import render
 from kvmedic.cluster.trials import Trials
+from kvmedic.core.blocks import Keep
+from kvmedic.core.fleet import Pod
+from kvmedic.core.reclamation_probe import Generation, Reclaim, Reclamation, judge
+from kvmedic.core.trialling import Progress, Underway, Watched
+from kvmedic.engines.vllm import VLLM
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, NoTrial, Owner, Trial, trial_pod
+from kvmedic.metrics.generation import Rhythm
+from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
+from kvmedic.metrics.probes import GenerationProbes, Vocabulary
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster, gpus
+from lab_engine.engine_process import a_process, until_healthy
 from live_fleet import LiveFleet, is_whole
 
 pytestmark = pytest.mark.light
@@ -136,6 +148,54 @@ async def test_with_its_resource_a_trial_goes_too(place: Place) -> None:
 
     until(lambda: place.trial.name not in place.pods(), 30, "the garbage collector took it")
     assert await place.trials.look(place.trial, "vllm") is None
+
+
+async def settled(place: Place) -> Pod:
+    """The trial's pod, once it is Ready."""
+    async with asyncio.timeout(20):
+        while True:
+            pod = await place.trials.look(place.trial, "vllm")
+            if pod is not None and pod.ready:
+                return pod
+            await asyncio.sleep(0.05)
+
+
+async def course_of(
+    probes: GenerationProbes, namespace: str, pod: Pod, template: dict[str, Any]
+) -> Progress | None:
+    """What a test on a pod came to, asked again and again as ticks do."""
+    probes.begin(namespace, pod, template, 16_400)
+    async with asyncio.timeout(100):
+        while isinstance(probes.progress(pod), Underway):
+            probes.begin(namespace, pod, template, 16_400)
+            await asyncio.sleep(0.1)
+    return probes.progress(pod)
+
+
+async def test_a_trial_pods_engine_tells_what_becomes_of_evicted_tokens(place: Place, tmp_path: Path) -> None:
+    namespace, template = place.trial.namespace, place.fleet.deployment()["spec"]["template"]
+    template["spec"]["containers"][0]["env"] = [{"name": "VLLM_API_KEY", "value": "hunter2"}]
+    engine = {"LAB_MODEL_MAX_LEN": "20000", "LAB_EVICTION": "scattered", "LAB_EVICTION_BUDGET": "1024"}
+    flags = ("--no-enable-prefix-caching", "--max-model-len=20000", "--block-size=16")
+    addresses = tmp_path / "addresses.json"
+
+    with a_process(
+        *flags, "--num-gpu-blocks-override=1300", **engine, LAB_STEP_MS="0.4", VLLM_API_KEY="hunter2"
+    ) as (_, url):
+        until_healthy(url)
+        addresses.write_text(json.dumps({f"{namespace}/{place.trial.name}": f"{url}/metrics"}))
+        await place.trials.make(place.trial, place.manifest())
+        pod = await settled(place)
+        options = ScrapeOptions(addresses_file=addresses), ProbeOptions()
+        probes = GenerationProbes(*options, Vocabulary(VLLM_SIGNALS, VLLM), Rhythm(interval_seconds=0.02))
+        seen = await course_of(probes, namespace, pod, template)
+        await probes.close()
+
+    assert isinstance(seen, Watched), seen
+    found = judge(Generation(seen.samples, seen.generated, seen.block_tokens, Keep(budget=1024), heads=8))
+    assert isinstance(found, Reclamation), found
+    assert found.reclaim is Reclaim.SCATTERED
+    assert is_whole(await place.fleet.fleet())
 
 
 @asynccontextmanager
