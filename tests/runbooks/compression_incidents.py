@@ -129,6 +129,9 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             restarted(compressed(THRASH), an_end(Cause.DEVICE_MEMORY)),
             fires=True,
         ),
+        Incident(
+            "nothing moved, and blocks come back on a trial pod", against(CALM_FLEET, FELL_BACK), fires=True
+        ),
         Incident("thrash", compressed(THRASH), fires=False),
         Incident(
             "a figure is missing on a replica",

@@ -1,9 +1,12 @@
 """A fleet's figures, as they are compared with those without KV compression."""
 
 from dataclasses import replace
+from datetime import timedelta
 from math import isclose
 
-from builders import CALM, IDLE, NO_SERIES, THRASHING, an_evidence, with_histogram, without
+import pytest
+
+from builders import CALM, IDLE, NO_SERIES, NOW, THRASHING, an_evidence, with_histogram, without
 from kvmedic.core.evidence import Histogram, Signal
 from kvmedic.core.figures import Figures
 from kvmedic.runbooks.compression_figures import MIB, figures_of
@@ -32,6 +35,13 @@ def test_one_replica_that_cannot_be_read_leaves_nothing():
     blind = without(CALM.readings(), Signal.GENERATED_TOKENS, NO_SERIES)
 
     assert figures_of(an_evidence(CALM, blind)) == Figures()
+
+
+@pytest.mark.parametrize(("minutes", "known"), [(4, False), (6, True)])
+def test_a_replica_that_started_inside_the_window_leaves_nothing(minutes, known):
+    young = replace(CALM, started_at=NOW - timedelta(minutes=minutes))
+
+    assert (figures_of(an_evidence(CALM, young)) != Figures()) is known
 
 
 def test_end_to_end_time_is_left_out_where_a_replica_does_not_tell_it_or_nobody_finished():

@@ -51,22 +51,26 @@ class Brought:
 def brought(without: Figures, present: Figures) -> Brought:
     """Return what a method brought.
 
+    A load that is somewhat lighter than then makes fewer tokens and fills less of the pool by itself: that
+    much is neither a loss nor saved.
+
     Args:
         without: the fleet before it, as recorded.
         present: the fleet with it.
     """
     if doubt := _doubt(without, present):
         return Brought(Worth.UNKNOWN, doubt)
+    lighter = min(1.0, _ratio(without.requests_per_second, present.requests_per_second) or 1.0)
     tokens = _ratio(without.tokens_per_second, present.tokens_per_second)
     memory = _ratio(without.device_memory, present.device_memory)
     answers = _ratio(without.e2e_p95, present.e2e_p95)
-    fewer = tokens is not None and tokens <= 1 - LEAST_LOSS
+    fewer = tokens is not None and tokens <= (1 - LEAST_LOSS) * lighter
     if fewer and memory is not None and memory >= 1 + LEAST_GROWN:
         worth = Worth.COSTS_MEMORY
     elif fewer or (answers is not None and answers >= 1 + LEAST_LOSS):
         worth = Worth.COSTS_TIME
     else:
-        worth = Worth.SAVES if _saved(without, present) else Worth.NOTHING
+        worth = Worth.SAVES if _saved(without, present, lighter) else Worth.NOTHING
     return Brought(worth, _shown(without, present))
 
 
@@ -84,10 +88,16 @@ def _doubt(without: Figures, present: Figures) -> str:
     return ""
 
 
-def _saved(without: Figures, present: Figures) -> bool:
+def _saved(without: Figures, present: Figures, lighter: float) -> bool:
+    """Return whether less of the pool is used, or less is preempted, than the load explains.
+
+    Preemptions fall off steeply with the load, so under a lighter one they say nothing.
+    """
     usage = _ratio(without.kv_cache_usage, present.kv_cache_usage)
-    if usage is not None and usage <= 1 - LEAST_SAVED:
+    if usage is not None and usage <= (1 - LEAST_SAVED) * lighter:
         return True
+    if lighter < 1 - LEAST_SAVED:
+        return False
     before, now = without.preemptions_per_request or 0.0, present.preemptions_per_request or 0.0
     return before > FEW_PREEMPTIONS and now <= (1 - LEAST_RELIEF) * before
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf, isfinite
 
-from kvmedic.core.complete import Complete, complete, histogram, total
+from kvmedic.core.complete import Complete, complete, histogram, number, total
 from kvmedic.core.diagnosis import Evidence, Inconclusive
 from kvmedic.core.distribution import merged, quantile
 from kvmedic.core.evidence import Measured, Observation, Signal
@@ -23,16 +23,19 @@ NEEDED = frozenset(
     }
 )
 """Needed of every replica."""
-HELPFUL = frozenset({Signal.E2E_SECONDS})
-"""Compared where every replica tells it."""
+HELPFUL = frozenset({Signal.E2E_SECONDS, Signal.STARTED_SECONDS})
+"""Used where replicas tell it."""
 MIB = 1 << 20
 
 
 def figures_of(evidence: Evidence) -> Figures:
-    """Return the fleet's figures over the trigger's window; what is not known of every replica is None."""
+    """Return the fleet's figures over the trigger's window; what is not known of every replica is None.
+
+    Nothing is known while one of them started inside the window.
+    """
     seen = evidence.burn
     found = complete(seen, NEEDED)
-    if isinstance(found, Inconclusive) or not seen.window_seconds > 0:
+    if isinstance(found, Inconclusive) or not seen.window_seconds > 0 or _is_young(seen):
         return Figures()
     finished = total(found, Signal.REQUESTS_FINISHED)
     arrived = max(0.0, finished + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE))
@@ -44,6 +47,13 @@ def figures_of(evidence: Evidence) -> Figures:
         device_memory=_device_memory(evidence),
         e2e_p95=_e2e_p95(seen),
     )
+
+
+def _is_young(seen: Observation) -> bool:
+    """Return whether a replica started inside the window, in which it had less to do than the others."""
+    began = seen.at.timestamp() - seen.window_seconds
+    started = [number(pod, Signal.STARTED_SECONDS) for pod in seen.pods.values()]
+    return any(each is not None and each > began for each in started)
 
 
 def _mean(found: Mapping[str, Complete], signal: Signal) -> float:

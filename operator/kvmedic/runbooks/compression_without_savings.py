@@ -72,6 +72,9 @@ def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 def undoubted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """Nobody preempts beyond the trigger, and no figure speaks against the method.
 
+    Where a trial showed that blocks come back, it is no reproach that usage is as it was: requests may be too
+    short for it.
+
     A replica whose GPU is ill, or that ran out of memory, is a matter of the other runbook.
     """
     method, found = evidence.compression, _told(evidence)
@@ -82,8 +85,13 @@ def undoubted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
         return None if worth is Worth.COSTS_MEMORY else ()
     if isinstance(found, Inconclusive):
         return found
-    asks = _pressured(found, evidence) or _without_type(method, evidence)
-    return None if asks or worth in _SPEAKS_AGAINST else ()
+    if _pressured(found, evidence) or _without_type(method, evidence):
+        return None
+    if worth is Worth.NOTHING and _frees(method):
+        return (
+            _fact(f"{method.name} frees blocks, and requests of now hardly need it: {_answered(method)}"),
+        )
+    return None if worth in _SPEAKS_AGAINST else ()
 
 
 def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -171,11 +179,10 @@ def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Incon
     method, found = evidence.compression, _told(evidence)
     if method is None or isinstance(found, Inconclusive):
         return found if isinstance(found, Inconclusive) else None
-    works = method.method_class is MethodClass.QUANTIZATION
-    works = works or (method.answer is not None and method.answer.reclaim is Reclaim.RECLAIMS)
+    works = method.method_class is MethodClass.QUANTIZATION or _frees(method)
     if not _pressured(found, evidence) or not (works or _brought(method, evidence).worth is Worth.SAVES):
         return None
-    told = method.answer.message if method.answer else _brought(method, evidence).message
+    told = _answered(method) or _brought(method, evidence).message
     return (_fact(f"{method.name} does what it can: {told}"),)
 
 
@@ -234,6 +241,15 @@ def _pressured(found: Mapping[str, Complete], evidence: Evidence) -> bool:
 def _is_of_another_kind(evidence: Evidence) -> bool:
     ill = gpu_fault(evidence) or isinstance(thermal_emergency(evidence), tuple)
     return bool(ill) or is_of_interest(evidence)
+
+
+def _frees(method: Compressed) -> bool:
+    """Return whether a trial showed that blocks come back."""
+    return method.answer is not None and method.answer.reclaim is Reclaim.RECLAIMS
+
+
+def _answered(method: Compressed) -> str:
+    return method.answer.message if method.answer else ""
 
 
 def _brought(method: Compressed, evidence: Evidence) -> Brought:
