@@ -13,7 +13,15 @@ from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim, Sample
 from kvmedic.core.starting import StartLimits
-from kvmedic.core.trial_moves import Answered, BeginTest, MakeTrial, TrialMove, TrialSight, trial_move
+from kvmedic.core.trial_moves import (
+    Answered,
+    BeginTest,
+    MakeTrial,
+    TrialMove,
+    TrialSight,
+    thinned,
+    trial_move,
+)
 from kvmedic.core.trialling import Interrupted, Progress, Question, TrialStep, Underway, Watched
 from run_builder import a_pod
 
@@ -120,5 +128,16 @@ def test_what_shows_nothing_is_an_answer_without_a_class():
 
     assert isinstance(move, Answered)
     assert move.answer.reclaim is None
-    assert "shows nothing" in move.answer.message
+    assert "showed nothing" in move.answer.message
     assert isinstance(move.answer.at, datetime)
+
+
+@pytest.mark.parametrize(("count", "kept"), [(0, 0), (1, 1), (24, 24), (25, 13), (120, 24)])
+def test_some_readings_stay_on_record_over_the_whole_course(count, kept):
+    samples = tuple(Sample(at, float(at)) for at in range(count))
+
+    found = thinned(samples)
+
+    assert len(found) == kept
+    assert found == tuple(sorted(found, key=lambda sample: sample.tokens))
+    assert found[-1:] == samples[-1:]

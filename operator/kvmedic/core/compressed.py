@@ -10,7 +10,7 @@ from kvmedic.core.blocks import Keep
 from kvmedic.core.compression import MethodClass, Setting
 from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
 from kvmedic.core.figures import Figures
-from kvmedic.core.reclamation_probe import Reclaim
+from kvmedic.core.reclamation_probe import Reclaim, Sample
 from kvmedic.core.trialling import Question
 
 
@@ -26,6 +26,11 @@ class Answer:
     at: datetime
     reclaim: Reclaim | None = None
     """None: it showed nothing."""
+    seen: tuple[Sample, ...] = ()
+    """Some of the readings, over the whole course."""
+    block_tokens: int | None = None
+    keep: Keep | None = None
+    """What the method was taken to keep; with it and the tokens of a block each class predicts the readings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Whoever dies in the middle: the pod is found by its name and the test begins ane
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeAlias
@@ -14,9 +15,12 @@ from kvmedic.core.compressed import Answer
 from kvmedic.core.fleet import Pod
 from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Generation, Reclaim, Unjudged, judge
+from kvmedic.core.reclamation_probe import Generation, Judged, Reclaim, Sample, Unjudged, judge
 from kvmedic.core.starting import StartLimits, start_failure
 from kvmedic.core.trialling import Interrupted, Progress, TrialStep, Underway, Watched
+
+KEPT_READINGS = 24
+"""Readings of a generation that stay on record: as many as show its course in a terminal's width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +95,33 @@ def _tested(progress: Progress | None, pod: Pod, step: TrialStep, now: datetime)
 
 def answer_of(watched: Watched, step: TrialStep, now: datetime) -> Answer:
     """Return what a generation that came to its end shows."""
-    seen = Generation(watched.samples, watched.generated, watched.block_tokens, step.keep, KV_HEADS)
-    found = judge(seen)
-    if isinstance(found, Unjudged):
-        text = f"a trial of {watched.generated} tokens shows nothing: {found.why}"
-        return Answer(step.question, step.template, text, now)
-    expected = found.predicted[Reclaim.RECLAIMS]
-    text = (
-        f"on a trial pod {watched.generated} tokens left {found.freed:.0%} of their blocks free; used blocks "
-        f"grow by {found.slope:.2f} of what tokens take (where blocks come back: {expected:.2f}); "
-        f"confidence {found.confidence:.2f}"
+    found = judge(Generation(watched.samples, watched.generated, watched.block_tokens, step.keep, KV_HEADS))
+    return Answer(
+        step.question,
+        step.template,
+        message=f"on a trial pod {watched.generated} tokens {_shown(found)}",
+        at=now,
+        reclaim=None if isinstance(found, Unjudged) else found.reclaim,
+        seen=thinned(watched.samples),
+        block_tokens=watched.block_tokens,
+        keep=step.keep,
     )
-    return Answer(step.question, step.template, text, now, found.reclaim)
+
+
+def thinned(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """Return some of the readings, evenly over their course, the last one among them."""
+    every = -(-len(samples) // KEPT_READINGS)
+    return tuple(reversed(samples[::-1][::every])) if samples else ()
+
+
+def _shown(found: Judged) -> str:
+    if isinstance(found, Unjudged):
+        return f"showed nothing: {found.why}"
+    expected = found.predicted[Reclaim.RECLAIMS]
+    return (
+        f"left {found.freed:.0%} of their blocks free; used blocks grow by {found.slope:.2f} of what tokens "
+        f"take (where blocks come back: {expected:.2f}); confidence {found.confidence:.2f}"
+    )
 
 
 def _starting(pod: Pod, limits: StartLimits, now: datetime) -> Wait | Failed:
