@@ -203,6 +203,24 @@ COMPRESSION = [
         ENUM,
     ),
     Row(
+        "a method that keeps nothing",
+        compression(keepTokens=0),
+        "spec.compression.keepTokens",
+        "use a whole number from 1 to 1048576",
+    ),
+    Row(
+        "a method that keeps all",
+        compression(keepRatio=1.0),
+        "spec.compression.keepRatio",
+        "use a number from 0.001 to 0.999",
+    ),
+    Row(
+        "two ways to say what is kept",
+        compression(keepTokens=2048, keepRatio=0.1),
+        "spec.compression.keepRatio",
+        "name either keepTokens or keepRatio",
+    ),
+    Row(
         "a date without a time",
         compression(closeBy="2026-01-31"),
         "spec.compression.closeBy",

@@ -45,11 +45,13 @@ def test_bounds_are_inside(spec: dict[str, Any]) -> None:
 
 
 def test_everything_that_is_not_implemented_is_named_at_once() -> None:
-    spec = spec_from_wire({**MINIMAL, "compression": {}, "rollout": {"spare": "BestEffort"}})
+    later = {"closeBy": "2026-01-31T18:00:00Z", "allowedFixes": ["DemandCaps"]}
+    spec = spec_from_wire({**MINIMAL, "compression": later, "rollout": {"spare": "BestEffort"}})
 
     assert [named.partition(": ")[0] for named in not_implemented(spec)] == [
         "spec.rollout.spare",
-        "spec.compression",
+        "spec.compression.closeBy",
+        "spec.compression.allowedFixes",
     ]
 
 

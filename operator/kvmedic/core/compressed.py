@@ -30,7 +30,7 @@ class Answer:
     """Some of the readings, over the whole course."""
     block_tokens: int | None = None
     keep: Keep | None = None
-    """What the method was taken to keep; with it and the tokens of a block each class predicts the readings."""
+    """What the method was taken to keep: with it each class predicts the readings."""
 
 
 @dataclass(frozen=True, slots=True)
