@@ -19,6 +19,7 @@ from kvmedic.core.plan import Step
 from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Fate, Write
 from reconcile import trying
+from reconcile.bundled import FLAG, OFF, begin, compressing, templates, variables
 from reconcile.configured import CHANGED, config_map, configure, copies, referred, text_of
 from reconcile.deploying import ALLOWED, RAISED_CAP, break_earlier, cap, deploy
 from reconcile.phases import drained, let_go
@@ -394,17 +395,48 @@ def test_killed_at_every_write_a_trial_is_answered_and_leaves_nothing(a_world, t
     assert {("POST", "pods"), ("DELETE", "pods")} <= {(write.verb, write.object) for write in thorough.kills}
 
 
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_method_is_turned_off_as_a_whole(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, change=compressing)
+    args = world.args()
+    begin(world, new="recovered")
+
+    eye = survive(world, 2, killer)
+
+    assert world.outcomes() == ["Recovered"]
+    assert variables(world) == OFF
+    assert world.args() == [arg for arg in args if arg != FLAG]
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 4, "each replica was replaced once"
+    assert len(templates(world)) == 2, "nobody ran a half of it"
+    assert "Freeze" in {word for write in killer.kills for word in write.step.split()}
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_method_that_was_needed_is_turned_on_again(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, change=compressing)
+    before, revision = world.deployment()["spec"], world.revision()
+    begin(world, new="worse")
+
+    eye = survive(world, 2, killer)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    [remembered] = world.status()["bundles"]
+    assert (remembered["method"], remembered["revision"]) == ("TriAttention", revision)
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+    assert len(templates(world)) == 2, "nobody ran a half of it"
+
+
 def test_every_kind_of_step_is_killed_at_every_write():
     """The runs above have every kind of step there is; a new kind needs a run of its own."""
-    killed = {
-        "FlagStep",
-        "ReplaceStep",
-        "ConfigStep",
-        "RevisionStep",
-        "ScaleStep",
-        "AutoscalerStep",
-        "TrialStep",
-    }
+    killed = {"FlagStep", "ReplaceStep", "ConfigStep", "RevisionStep", "ScaleStep", "AutoscalerStep"}
+    killed |= {"BundleStep", "TrialStep"}
 
     assert {kind.__name__ for kind in get_args(Step)} == killed
 
