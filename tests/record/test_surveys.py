@@ -7,12 +7,14 @@ from datetime import timedelta
 
 import pytest
 
+from kvmedic.core.diagnosis import Diagnosed, Finding
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ConditionType, Record
 from kvmedic.core.run import Outcome
 from kvmedic.record.conditions import phase
-from kvmedic.record.surveys import REFRESH, planned
+from kvmedic.record.surveys import REFRESH, planned, surveyed
+from kvmedic.runbooks.preemption_thrash import BRANCHES
 from run_builder import NOW, OLD, STEP
 
 SECOND = timedelta(seconds=1)
@@ -105,3 +107,17 @@ def test_numbers_that_changed_are_not() -> None:
 )
 def test_one_word_says_that_a_person_is_waited_for(reason: Reason, expected: str) -> None:
     assert phase(planned(Record(), PLAN, Outcome(reason, "why"), 3, NOW)) == expected
+
+
+def seen(*findings: str, after: timedelta = timedelta(0), record: Record | None = None) -> Record:
+    told = tuple(Finding("fleet", None, None, None, text) for text in findings)
+    return surveyed(record or Record(), Diagnosed(BRANCHES[0], told), "PreemptionThrash", 3, NOW + after)
+
+
+def test_what_is_noticed_of_a_calm_fleet_is_written_down_once() -> None:
+    noticed = seen("usage 0.3", record=seen())
+
+    assert noticed.diagnosis is not None
+    assert noticed.diagnosis.findings == ("fleet: usage 0.3",)
+    assert seen("usage 0.4", after=2 * REFRESH, record=noticed) == noticed
+    assert seen(after=2 * REFRESH, record=noticed) == noticed

@@ -110,8 +110,10 @@ def _shown(old: ShownDiagnosis | None, diagnosis: Diagnosis, runbook: str, now: 
         fresh = ShownDiagnosis(diagnosis.reason, diagnosis.line(), runbook, now, findings)
     if old is None or old.reason is not fresh.reason or old.runbook != runbook:
         return fresh
-    lasting = fresh.reason not in CONTENT and now - old.at >= REFRESH
-    return fresh if lasting else old
+    if fresh.reason in CONTENT:
+        # Where all is well, what is noticed is written down once: figures that move are no news.
+        return fresh if fresh.findings and not old.findings else old
+    return fresh if now - old.at >= REFRESH else old
 
 
 def _digest(shown: ShownPlan | None) -> str:

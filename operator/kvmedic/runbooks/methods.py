@@ -58,7 +58,7 @@ def compressed_of(
     found = recognised(METHODS, Told(environment_of(workload), _type_of(asked, seen)))
     is_declared = bool(policy.method or policy.method_class or policy.settings)
     method = _declared(policy, found) if is_declared else _recognised(found)
-    if method is None or _is_switched_off(workload, method.name) or is_off(workload, method.settings):
+    if method is None or (is_declared and _is_off(workload, method)):
         return None
     return replace(
         method,
@@ -137,10 +137,12 @@ def turning_off(method: Method) -> tuple[BundleSetting, ...]:
     return switch or method.settings
 
 
-def _is_switched_off(workload: Workload, name: str) -> bool:
-    """Return whether the switch of a known method says that it is off, whatever its other settings are."""
-    switch = next((each.switch for each in METHODS if each.name == name), "")
-    return environment_of(workload).get(switch, "").strip().lower() in OFF_WORDS
+def _is_off(workload: Workload, method: Compressed) -> bool:
+    """Return whether a declared method is off: by its own switch, or because none of its settings is given."""
+    switch = next((each.switch for each in METHODS if each.name == method.name), "")
+    if environment_of(workload).get(switch, "").strip().lower() in OFF_WORDS:
+        return True
+    return is_off(workload, method.settings)
 
 
 def _is_in_file(workload: Workload) -> bool:

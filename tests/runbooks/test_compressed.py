@@ -1,0 +1,162 @@
+"""Which method compresses a workload's KV cache: from the spec, its settings, its engines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from builders import CALM, NOW, POOL, an_observation
+from kvmedic.core.blocks import Keep
+from kvmedic.core.compressed import Answer, Compressed
+from kvmedic.core.compression import MethodClass
+from kvmedic.core.compression import Setting as BundleSetting
+from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
+from kvmedic.core.plan import ObjectRef
+from kvmedic.core.reclamation_probe import Reclaim
+from kvmedic.core.template import template_hash
+from kvmedic.core.trialling import Question
+from kvmedic.engines import ENGINES
+from kvmedic.runbooks.methods import DECLARED, compressed_of
+from kvmedic.runbooks.planning import Workload, workload_of
+
+SEEN = an_observation(CALM, window_seconds=300)
+SEEN_FP8 = an_observation(replace(CALM, pool=replace(POOL, cache_dtype="fp8_e4m3")), window_seconds=300)
+SWITCH = BundleSetting(env="EVICT", on="1", off=None)
+FLAG = BundleSetting(flag="--kv-cache-dtype", on="fp8", off=None)
+ON = {"EVICT": "1"}
+MINE = CompressionPolicy("Mine", MethodClass.SCATTERED_EVICTION, keep_share=0.1, settings=(SWITCH,))
+
+
+def a_workload(*args: str, **env: str) -> Workload:
+    container: dict[str, Any] = {
+        "name": "vllm",
+        "image": "vllm/vllm-openai:v0.32.0",
+        "args": ["--model=m", *args],
+    }
+    if env:
+        container["env"] = [{"name": name, "value": value} for name, value in env.items()]
+    found = workload_of(
+        ObjectRef("Deployment", "llm"), "uid", {"spec": {"containers": [container]}}, None, ENGINES
+    )
+    assert isinstance(found, Workload)
+    return found
+
+
+def found_in(workload: Workload, policy: CompressionPolicy = NOT_DECLARED, seen=SEEN) -> Compressed | None:
+    return compressed_of(workload, policy, (), seen)
+
+
+def test_nothing_is_on_where_nothing_tells():
+    assert found_in(a_workload()) is None
+
+
+def test_a_declared_method_is_what_the_spec_says():
+    found = found_in(a_workload(**ON), MINE)
+
+    assert found is not None
+    assert (found.name, found.method_class, found.told_by) == (
+        "Mine",
+        MethodClass.SCATTERED_EVICTION,
+        DECLARED,
+    )
+    assert (found.keep, found.settings) == (Keep(share=0.1), (SWITCH,))
+
+
+def test_a_declared_method_whose_settings_are_all_off_is_off():
+    assert found_in(a_workload(), MINE) is None
+    assert found_in(a_workload(), replace(MINE, settings=())) is not None
+
+
+@pytest.mark.parametrize(("name", "keep"), [("TriAttention", 2048), ("triattention", 2048), ("SnapKV", None)])
+def test_a_known_method_need_only_be_named(name, keep):
+    found = found_in(a_workload(), CompressionPolicy(method=name))
+
+    assert found is not None
+    assert found.method_class is not None
+    assert found.keep == (None if keep is None else Keep(keep))
+
+
+def test_a_methods_own_switch_counts_before_what_is_declared():
+    declared = CompressionPolicy(method="TriAttention")
+
+    assert found_in(a_workload(ENABLE_TRIATTENTION="0", TRIATTN_RUNTIME_KV_BUDGET="4096"), declared) is None
+
+
+def test_a_method_is_known_by_its_variables_with_its_budget():
+    found = found_in(a_workload(TRIATTN_RUNTIME_KV_BUDGET="4096"))
+
+    assert found is not None
+    assert (found.name, found.told_by, found.keep) == (
+        "TriAttention",
+        "TRIATTN_RUNTIME_KV_BUDGET",
+        Keep(4096),
+    )
+    assert [each.env for each in found.settings] == ["ENABLE_TRIATTENTION"]
+
+
+def test_a_declared_budget_counts_before_that_of_a_variable():
+    workload = a_workload(TRIATTN_RUNTIME_KV_BUDGET="4096")
+
+    named = found_in(workload, CompressionPolicy(method="TriAttention"))
+    told = found_in(workload, CompressionPolicy(method="TriAttention", keep_tokens=1024))
+
+    assert named is not None
+    assert told is not None
+    assert (named.keep, told.keep) == (Keep(4096), Keep(1024))
+
+
+def test_fewer_bits_are_known_by_what_the_template_asks_for_or_an_engine_says():
+    asked, told = found_in(a_workload("--kv-cache-dtype", "fp8")), found_in(a_workload(), seen=SEEN_FP8)
+
+    assert asked is not None
+    assert told is not None
+    assert asked.method_class is told.method_class is MethodClass.QUANTIZATION
+    assert (asked.asks_for_type, told.asks_for_type) == ("fp8", "")
+    assert not asked.type_is_in_file
+
+
+def test_the_models_own_type_is_no_method():
+    assert found_in(a_workload("--kv-cache-dtype=auto")) is None
+
+
+def test_of_two_methods_the_one_that_is_to_free_blocks_is_looked_at():
+    found = found_in(a_workload("--kv-cache-dtype=fp8", TRIATTN_RUNTIME_KV_BUDGET="4096"), seen=SEEN_FP8)
+
+    assert found is not None
+    assert found.name == "TriAttention"
+    assert found.asks_for_type == ""
+
+
+def test_a_flag_is_a_setting_like_a_variable():
+    declared = CompressionPolicy("fp8", settings=(FLAG,))
+
+    assert found_in(a_workload("--kv-cache-dtype", "fp8"), declared) is not None
+    assert found_in(a_workload(), declared) is None
+
+
+def test_an_answer_counts_for_the_template_that_it_is_about_the_newest_first():
+    workload = a_workload(**ON)
+    mine = template_hash(workload.template)
+    old, new = (
+        Answer(Question.RECLAMATION, mine, "", NOW + timedelta(hours=hours), reclaim)
+        for hours, reclaim in ((1, Reclaim.NONE), (2, Reclaim.RECLAIMS))
+    )
+    other = Answer(Question.RECLAMATION, "another", "", NOW + timedelta(hours=3), Reclaim.SCATTERED)
+
+    found = compressed_of(workload, MINE, (old, other, new), SEEN)
+
+    assert found is not None
+    assert found.answer == new
+
+
+@pytest.mark.parametrize(
+    ("given", "longest"), [(("--max-model-len", "32k"), 32_000), (("--max-model-len=-1",), None), ((), None)]
+)
+def test_the_longest_request_is_known_where_it_is_given(given, longest):
+    found = found_in(a_workload(*given, **ON), MINE)
+
+    assert found is not None
+    assert found.longest_request == longest
