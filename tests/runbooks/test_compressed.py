@@ -80,7 +80,7 @@ def test_a_known_method_need_only_be_named(name, keep):
 
 
 def test_a_methods_own_switch_counts_before_what_is_declared():
-    declared = CompressionPolicy(method="TriAttention")
+    declared = CompressionPolicy(method="triattention")
 
     assert found_in(a_workload(ENABLE_TRIATTENTION="0", TRIATTN_RUNTIME_KV_BUDGET="4096"), declared) is None
 

@@ -98,7 +98,7 @@ def _type_of(asked: str, seen: Observation) -> str:
 def _declared(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compressed:
     known = next((each for each in METHODS if each.name.lower() == policy.method.lower()), None)
     seen = next((each for each in found if known is not None and each.method is known), None)
-    name = policy.method or (known.name if known else "the declared method")
+    name = known.name if known else policy.method or "the declared method"
     kept = Keep(policy.keep_tokens, policy.keep_share)
     if kept == Keep():
         kept = Keep(seen.budget if seen else known.default_budget if known else None)
@@ -138,7 +138,7 @@ def turning_off(method: Method) -> tuple[BundleSetting, ...]:
 
 
 def _is_off(workload: Workload, method: Compressed) -> bool:
-    """Return whether a declared method is off: by its own switch, or because none of its settings is given."""
+    """Return whether a declared method is off: by its own switch, or with all of its settings."""
     switch = next((each.switch for each in METHODS if each.name == method.name), "")
     if environment_of(workload).get(switch, "").strip().lower() in OFF_WORDS:
         return True
