@@ -166,10 +166,10 @@ async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
         case MakeTrial() | BeginTest() if not tick.ports.leader.is_held():
             return pace.controller
         case MakeTrial():
-            why = await make_trial(tick, view, step)
-            return (
-                await _answer(tick, Answer(step.question, step.template, why, tick.now)) if why else AT_ONCE
-            )
+            if why := await make_trial(tick, view, step):
+                failed = Failed(Reason.TRIAL_IMPOSSIBLE, f"the trial pod cannot be made: {why}")
+                return await _advance(tick, view, failed, Direction.FORWARD)
+            return AT_ONCE
         case BeginTest(pod):
             begin_test(tick, view, step, pod)
             return AT_ONCE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvmedic.core.compressed import Compressed
+from kvmedic.core.compressed import Compressed, standing_answers
 from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence
 from kvmedic.core.evidence import Look, Observation, Signal
 from kvmedic.core.policy import Policy
@@ -30,7 +30,7 @@ from kvmedic.plans import (
     with_shown_plan,
 )
 from kvmedic.ports import Senses, View
-from kvmedic.runbooks.methods import compressed_of, eviction_of
+from kvmedic.runbooks.methods import compressed_of, eviction_by, eviction_of
 from kvmedic.runbooks.planning import Workload
 from kvmedic.versions import ask_versions, engine_of
 
@@ -72,10 +72,11 @@ async def _with_what_engines_tell(
     workload = engine_of(view, policy)
     if not isinstance(workload, Workload):
         return evidence
-    evidence = replace(evidence, evicts=eviction_of(workload))
     if silent := silent_on_pools(evidence, view):
         evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
-    evidence = replace(evidence, compression=_compression(workload, resource, policy, evidence.burn))
+    method = _compression(workload, resource, policy, evidence.burn)
+    evicts = eviction_of(workload) or (eviction_by(method) if method else None)
+    evidence = replace(evidence, compression=method, evicts=evicts)
     if calm(policy, evidence) is not None:
         return evidence
     told = await with_drivers(evidence.vitals, resource.namespace, expected(view), workload, senses.drivers)
@@ -111,4 +112,5 @@ def _compression(
     workload: Workload, resource: Resource, policy: Policy, seen: Observation
 ) -> Compressed | None:
     answers = resource.record.answers if resource.record else ()
-    return compressed_of(workload, policy.compression, answers, seen)
+    counting = standing_answers(answers, resource.generation)
+    return compressed_of(workload, policy.compression, counting, seen)

@@ -33,7 +33,7 @@ async def next_trial_move(tick: Tick, step: TrialStep) -> TrialMove:
     except Conflict:
         return Failed(Reason.TRIAL_UNANSWERED, "a pod of the trial's name is somebody else's")
     sight = TrialSight(pod, tick.ports.probes.progress(pod) if pod else None)
-    return trial_move(sight, step, start_limits(tick), tick.run.started_at, tick.now)
+    return trial_move(sight, step, tick.run, start_limits(tick), tick.now)
 
 
 async def triable(found: Survey, resource: Resource, trials: Trials) -> Survey:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import assert_never
 
 from kvmedic.aftermath import in_view_of_the_rest
+from kvmedic.core.applied import in_view_of_types
 from kvmedic.core.bundle import BundleStep
 from kvmedic.core.confirm import confirmed
 from kvmedic.core.diagnosis import Goal
-from kvmedic.core.evidence import Observation
+from kvmedic.core.evidence import Measured, Observation
+from kvmedic.core.fleet import Pod
 from kvmedic.core.parity import judge_parity
 from kvmedic.core.plan import (
     AutoscalerStep,
@@ -20,11 +23,13 @@ from kvmedic.core.plan import (
     RevisionStep,
     ScaleStep,
 )
+from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Standing, StepState
 from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
 from kvmedic.core.steadiness import steadiness
 from kvmedic.core.trialling import TrialStep
 from kvmedic.core.verdict import Judged, judge, judge_replacement
+from kvmedic.engines.kv_methods import METHODS
 from kvmedic.ports import View
 from kvmedic.walks import Tick
 
@@ -46,7 +51,17 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )
     judged = _judgement(tick, record.step, looked, sum(pod.ends for pod in pods))
+    judged = _in_view_of_types(judged, tick, pods, looked)
     return await in_view_of_the_rest(tick, pods, judged)
+
+
+def _in_view_of_types(judged: Judged, tick: Tick, pods: Sequence[Pod], looked: Observation) -> Judged:
+    """Return the verdict on a replica that was replaced for its type of KV cache; any other as it is."""
+    if tick.run.current.step.reason is not Reason.COMPRESSION_NOT_APPLIED:
+        return judged
+    new = [looked.pods[pod.name].pool for pod in pods if pod.created_at >= tick.run.started_at]
+    types = {pool.value.cache_dtype for pool in new if isinstance(pool, Measured)}
+    return in_view_of_types(judged, types, tuple(start for each in METHODS for start in each.cache_dtypes))
 
 
 def _judgement(tick: Tick, step: Change, looked: Observation, restarts: int) -> Judged:

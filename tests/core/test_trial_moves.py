@@ -23,7 +23,7 @@ from kvmedic.core.trial_moves import (
     trial_move,
 )
 from kvmedic.core.trialling import Interrupted, Progress, Question, TrialStep, Underway, Watched
-from run_builder import a_pod
+from run_builder import a_pod, a_run
 
 KEEP = Keep(2048)
 STEP = TrialStep(
@@ -45,7 +45,8 @@ STARTING = replace(POD, ready_at=None)
 def moved(
     pod: Pod | None, progress: Progress | None = None, began: timedelta = timedelta(minutes=3)
 ) -> TrialMove:
-    return trial_move(TrialSight(pod, progress), STEP, LIMITS, NOW - began, NOW)
+    run = replace(a_run(STEP), started_at=NOW - began)
+    return trial_move(TrialSight(pod, progress), STEP, run, LIMITS, NOW)
 
 
 def watched(pattern: Pattern | None, tokens: int = 16_384) -> Watched:

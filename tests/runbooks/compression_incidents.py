@@ -15,7 +15,7 @@ from kvmedic.core.figures import Figures
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.trialling import Question
-from kvmedic.core.vitals import Cause
+from kvmedic.core.vitals import Cause, NodeHealth
 from kvmedic.runbooks.compression_figures import figures_of
 from runbooks.incident import Incident
 from vitals_builder import a_device, an_end, ill, restarted, with_vitals
@@ -43,7 +43,7 @@ GIB = float(1 << 30)
 
 def answered(reclaim: Reclaim | None) -> Answer:
     """Return what a trial showed."""
-    return Answer(Question.RECLAMATION, TEMPLATE, "on a trial pod 16384 tokens", NOW, reclaim)
+    return Answer(Question.RECLAMATION, TEMPLATE, "on a trial pod 16384 tokens", NOW, 1, reclaim)
 
 
 def compressed(evidence: Evidence, method: Compressed | None = EVICTS) -> Evidence:
@@ -170,6 +170,11 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
     Reason.EAGER_FALLBACK: (
         Incident("throughput fell and memory rose", GREW, fires=True),
         Incident(
+            "also on nodes that are known to be well",
+            replace(GREW, node_health=NodeHealth.REQUIRED),
+            fires=True,
+        ),
+        Incident(
             "also where a trial frees blocks",
             against(holding(CALM_FLEET, 60), FELL_BACK, tokens_per_second=SLOWER, device_memory=40 * GIB),
             fires=True,
@@ -209,6 +214,14 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         Incident(
             "a trial showed that blocks come back",
             compressed(THRASH, replace(EVICTS, answer=answered(Reclaim.RECLAIMS))),
+            fires=False,
+        ),
+        Incident(
+            "a trial showed that none come back, on nodes of which nothing is known",
+            replace(
+                compressed(THRASH, replace(EVICTS, answer=answered(Reclaim.NONE))),
+                node_health=NodeHealth.REQUIRED,
+            ),
             fires=False,
         ),
         Incident(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from builders import CALM, NOW, POOL, an_observation
-from kvmedic.core.blocks import Keep
-from kvmedic.core.compressed import Answer, Compressed
-from kvmedic.core.compression import MethodClass
+from kvmedic.core.blocks import Compacted, Keep, Scattered
+from kvmedic.core.compressed import Answer, Compressed, standing_answers
+from kvmedic.core.compression import MethodClass, TokenEviction
 from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
 from kvmedic.core.plan import ObjectRef
@@ -19,7 +19,7 @@ from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.template import template_hash
 from kvmedic.core.trialling import Question
 from kvmedic.engines import ENGINES
-from kvmedic.runbooks.methods import DECLARED, compressed_of
+from kvmedic.runbooks.methods import DECLARED, compressed_of, eviction_by
 from kvmedic.runbooks.planning import Workload, workload_of
 
 SEEN = an_observation(CALM, window_seconds=300)
@@ -141,10 +141,10 @@ def test_an_answer_counts_for_the_template_that_it_is_about_the_newest_first():
     workload = a_workload(**ON)
     mine = template_hash(workload.template)
     old, new = (
-        Answer(Question.RECLAMATION, mine, "", NOW + timedelta(hours=hours), reclaim)
+        Answer(Question.RECLAMATION, mine, "", NOW + timedelta(hours=hours), 1, reclaim)
         for hours, reclaim in ((1, Reclaim.NONE), (2, Reclaim.RECLAIMS))
     )
-    other = Answer(Question.RECLAMATION, "another", "", NOW + timedelta(hours=3), Reclaim.SCATTERED)
+    other = Answer(Question.RECLAMATION, "another", "", NOW + timedelta(hours=3), 1, Reclaim.SCATTERED)
 
     found = compressed_of(workload, MINE, (old, other, new), SEEN)
 
@@ -160,3 +160,31 @@ def test_the_longest_request_is_known_where_it_is_given(given, longest):
 
     assert found is not None
     assert found.longest_request == longest
+
+
+def test_an_answer_that_showed_nothing_counts_until_the_spec_is_another_one():
+    nothing = Answer(Question.RECLAMATION, "t", "", NOW, 3)
+    shown = Answer(Question.RECLAMATION, "t", "", NOW, 3, Reclaim.NONE)
+
+    assert standing_answers((nothing, shown), 3) == (nothing, shown)
+    assert standing_answers((nothing, shown), 4) == (shown,)
+
+
+@pytest.mark.parametrize(
+    ("method", "evicts"),
+    [
+        (
+            Compressed("Mine", MethodClass.COMPACTING_EVICTION, "", Keep(512)),
+            TokenEviction("Mine", Compacted(), 512),
+        ),
+        (
+            Compressed("Mine", MethodClass.SCATTERED_EVICTION, "", Keep(share=0.1)),
+            TokenEviction("Mine", Scattered(), None),
+        ),
+        (Compressed("Mine", MethodClass.PAGE_SELECTION, ""), None),
+        (Compressed("Mine", MethodClass.QUANTIZATION, ""), None),
+        (Compressed("Mine", None, ""), None),
+    ],
+)
+def test_sizing_is_told_what_a_method_takes_from_sequences(method, evicts):
+    assert eviction_by(method) == evicts

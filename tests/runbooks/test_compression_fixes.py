@@ -114,6 +114,15 @@ def test_a_type_that_no_file_explains_is_for_a_person(method, says):
     assert says in found.message
 
 
+def test_where_a_new_replica_did_not_help_none_is_replaced_again():
+    method = replace(FEWER_BITS, type_is_in_file=True)
+
+    found = replace_stale(compressed(ONE_STALE, method), replace(KNOWN, replacing_failed=True))
+
+    assert isinstance(found, NoChange)
+    assert "so would a " in found.message
+
+
 def test_a_pool_that_is_no_larger_is_for_a_person():
     found = replace_stale(compressed(CALM_FLEET, None), KNOWN)
 

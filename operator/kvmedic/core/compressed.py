@@ -24,6 +24,8 @@ class Answer:
     message: str
     """With the numbers."""
     at: datetime
+    generation: int
+    """Of the spec; where nothing was shown, another spec is tried anew."""
     reclaim: Reclaim | None = None
     """None: it showed nothing."""
     seen: tuple[Sample, ...] = ()
@@ -61,6 +63,11 @@ class Compressed:
     """Of the newest trial on this very template; None: there was none."""
     longest_request: int | None = None
     """Tokens of a request, at most, as the command line gives it; None: it does not."""
+
+
+def standing_answers(answers: Sequence[Answer], generation: int) -> tuple[Answer, ...]:
+    """Return the answers that count under a spec of some generation."""
+    return tuple(each for each in answers if each.reclaim is not None or each.generation == generation)
 
 
 def answer_for(answers: Sequence[Answer], template: str) -> Answer | None:

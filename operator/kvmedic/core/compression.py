@@ -129,17 +129,18 @@ class TokenEviction:
     """Generated tokens from one eviction of a sequence to the next."""
 
 
-_PATTERNS: dict[MethodClass, Pattern] = {
+PATTERNS: dict[MethodClass, Pattern] = {
     MethodClass.SCATTERED_EVICTION: Scattered(),
     MethodClass.PER_HEAD_EVICTION: PerHead(KV_HEADS),
     MethodClass.COMPACTING_EVICTION: Compacted(),
 }
+"""Where survivors are, under methods that evict tokens."""
 
 
 def token_eviction(found: Iterable[Recognised]) -> TokenEviction | None:
     """Return the first of some methods that evicts tokens; None where none does."""
     for each in found:
-        pattern = _PATTERNS.get(each.method.method_class)
+        pattern = PATTERNS.get(each.method.method_class)
         if pattern is not None:
             return TokenEviction(each.method.name, pattern, each.budget, each.every)
     return None

@@ -16,6 +16,7 @@ from kvmedic.core.fleet import Pod
 from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Generation, Judged, Reclaim, Sample, Unjudged, judge
+from kvmedic.core.run import Run
 from kvmedic.core.starting import StartLimits, start_failure
 from kvmedic.core.trialling import Interrupted, Progress, TrialStep, Underway, Watched
 
@@ -55,19 +56,17 @@ class Answered:
 TrialMove: TypeAlias = MakeTrial | BeginTest | Answered | Wait | Failed
 
 
-def trial_move(
-    sight: TrialSight, step: TrialStep, limits: StartLimits, began_at: datetime, now: datetime
-) -> TrialMove:
+def trial_move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits, now: datetime) -> TrialMove:
     """Return the next move of a test.
 
     Args:
         sight: the pod and the test as they are.
         step: what is asked.
+        run: of the step.
         limits: how long a replica may take to start, and to be scheduled.
-        began_at: when the run began.
         now: the time.
     """
-    if now - began_at > timedelta(seconds=step.limit_seconds):
+    if now - run.started_at > timedelta(seconds=step.limit_seconds):
         return Failed(Reason.TRIAL_UNANSWERED, f"no answer within {step.limit_seconds} s; {_where(sight)}")
     pod = sight.pod
     if pod is None:
@@ -76,10 +75,12 @@ def trial_move(
         return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name} ended by itself, or somebody deleted it")
     if not pod.ready:
         return _starting(pod, limits, now)
-    return _tested(sight.progress, pod, step, now)
+    if isinstance(sight.progress, Watched):
+        return Answered(answer_of(sight.progress, step, run.spec_generation, now))
+    return _tested(sight.progress, pod)
 
 
-def _tested(progress: Progress | None, pod: Pod, step: TrialStep, now: datetime) -> TrialMove:
+def _tested(progress: Underway | Interrupted | None, pod: Pod) -> BeginTest | Wait | Failed:
     match progress:
         case None:
             return BeginTest(pod)
@@ -89,18 +90,17 @@ def _tested(progress: Progress | None, pod: Pod, step: TrialStep, now: datetime)
             )
         case Interrupted(why):
             return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name}: {why}")
-        case Watched() as watched:
-            return Answered(answer_of(watched, step, now))
 
 
-def answer_of(watched: Watched, step: TrialStep, now: datetime) -> Answer:
-    """Return what a generation that came to its end shows."""
+def answer_of(watched: Watched, step: TrialStep, generation: int, now: datetime) -> Answer:
+    """Return what a generation that came to its end shows; `generation`: of the spec."""
     found = judge(Generation(watched.samples, watched.generated, watched.block_tokens, step.keep, KV_HEADS))
     return Answer(
         step.question,
         step.template,
         message=f"on a trial pod {watched.generated} tokens {_shown(found)}",
         at=now,
+        generation=generation,
         reclaim=None if isinstance(found, Unjudged) else found.reclaim,
         seen=thinned(watched.samples),
         block_tokens=watched.block_tokens,

@@ -106,13 +106,16 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
     if not stale:
         return _not_more_blocks(method, found)
     asked = f"the template asks for {method.asks_for_type}" if method.asks_for_type else "the spec says so"
-    return tuple(
-        Finding(name, None, None, None, f"stores keys and values as {found[name].cache_dtype}; {asked}")
-        for name in stale
+    return _where_nodes_are_known(
+        evidence,
+        *(
+            Finding(name, None, None, None, f"stores keys and values as {found[name].cache_dtype}; {asked}")
+            for name in stale
+        ),
     )
 
 
-def replace_stale(evidence: Evidence, _setting: Setting) -> Advice:
+def replace_stale(evidence: Evidence, setting: Setting) -> Advice:
     """Return that a replica which started before its configuration was edited is replaced, or what to do."""
     method = evidence.compression
     stale = _without_type(method, evidence) if method else ()
@@ -122,7 +125,7 @@ def replace_stale(evidence: Evidence, _setting: Setting) -> Advice:
             "the type is in effect and the pool is hardly larger: see whether a number of blocks, a smaller "
             "share of the memory, layers that are left out or scales for each head take what it saves",
         )
-    if method.asks_for_type and method.type_is_in_file:
+    if method.asks_for_type and method.type_is_in_file and not setting.replacing_failed:
         return Relief(
             stale[0],
             Reason.COMPRESSION_NOT_APPLIED,
@@ -132,8 +135,8 @@ def replace_stale(evidence: Evidence, _setting: Setting) -> Advice:
     if method.asks_for_type:
         return NoChange(
             Reason.COMPRESSION_NOT_APPLIED,
-            f"{', '.join(stale)} ignore the type {method.asks_for_type} of their own command line: see "
-            "whether a wrapper changes it on the way, and what the engine's start-up log says of it",
+            f"{', '.join(stale)} ignore {method.asks_for_type}, which the pod template gives, and so would a "
+            "new replica: see whether a wrapper changes it on the way, and what the start-up log says",
         )
     return NoChange(
         Reason.COMPRESSION_NOT_APPLIED,
@@ -154,7 +157,7 @@ def eager_fallback(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | N
     worth = _brought(method, evidence)
     if worth.worth is not Worth.COSTS_MEMORY:
         return None
-    return (_fact(f"{method.name}: {worth.message}"),)
+    return _where_nodes_are_known(evidence, _fact(f"{method.name}: {worth.message}"))
 
 
 def page_selection(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -171,7 +174,7 @@ def blocks_not_freed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive |
     answer = method.answer if method else None
     if method is None or answer is None or answer.reclaim in (None, Reclaim.RECLAIMS):
         return None
-    return (_fact(f"{method.name}, {answer.reclaim}: {answer.message}"),)
+    return _where_nodes_are_known(evidence, _fact(f"{method.name}, {answer.reclaim}: {answer.message}"))
 
 
 def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -214,7 +217,7 @@ def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
     if answer is not None and answer.reclaim is None:
         return Inconclusive(
             Reason.TRIAL_UNANSWERED,
-            f"{answer.message}; the same pod template is not tried again: mend what the message names there",
+            f"{answer.message}; edit the pod template, or spec.compression, to have it tried again",
         )
     if method.method_class in EVICTING and answer is None:
         return None
@@ -241,6 +244,12 @@ def _pressured(found: Mapping[str, Complete], evidence: Evidence) -> bool:
 def _is_of_another_kind(evidence: Evidence) -> bool:
     ill = gpu_fault(evidence) or isinstance(thermal_emergency(evidence), tuple)
     return bool(ill) or is_of_interest(evidence)
+
+
+def _where_nodes_are_known(evidence: Evidence, *findings: Finding) -> tuple[Finding, ...] | Inconclusive:
+    """Return findings that lead to a change, or what must be known of the nodes before one is made."""
+    doubt = thermal_emergency(evidence)
+    return doubt if isinstance(doubt, Inconclusive) else findings
 
 
 def _frees(method: Compressed) -> bool:

@@ -9,6 +9,7 @@ from kvmedic.core.blocks import Keep
 from kvmedic.core.compressed import Answer, Compressed, answer_for
 from kvmedic.core.compression import (
     OFF_WORDS,
+    PATTERNS,
     Method,
     MethodClass,
     Recognised,
@@ -38,6 +39,14 @@ def eviction_of(workload: Workload) -> TokenEviction | None:
     Only variables with a value of their own are read: one that comes from elsewhere tells nothing.
     """
     return token_eviction(recognised(METHODS, Told(environment_of(workload), cache_dtype="")))
+
+
+def eviction_by(method: Compressed) -> TokenEviction | None:
+    """Return how a method evicts tokens while sequences run; None where it does not, or nobody knows how."""
+    pattern = PATTERNS.get(method.method_class) if method.method_class else None
+    if pattern is None:
+        return None
+    return TokenEviction(method.name, pattern, method.keep.budget if method.keep else None)
 
 
 def compressed_of(
