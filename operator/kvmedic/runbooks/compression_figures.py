@@ -32,7 +32,7 @@ def figures_of(evidence: Evidence) -> Figures:
     """Return the fleet's figures over the trigger's window; what is not known of every replica is None."""
     seen = evidence.burn
     found = complete(seen, NEEDED)
-    if isinstance(found, Inconclusive) or not seen.window_seconds > 0:
+    if isinstance(found, Inconclusive) or not 0 < seen.window_seconds < inf:
         return Figures()
     finished = total(found, Signal.REQUESTS_FINISHED)
     arrived = max(0.0, finished + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE))

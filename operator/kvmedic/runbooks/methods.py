@@ -32,12 +32,13 @@ from kvmedic.runbooks.planning import Workload
 DECLARED = "spec.compression"
 
 
-def eviction_of(workload: Workload) -> TokenEviction | None:
+def eviction_of(workload: Workload, log: Sequence[str] = ()) -> TokenEviction | None:
     """Return the method that evicts tokens while sequences run; None where none is known of.
 
-    Only variables with a value of their own are read: one that comes from elsewhere tells nothing.
+    Only variables with a value of their own are read: one that comes from elsewhere tells nothing. Phrases of
+    start-up logs tell too.
     """
-    return token_eviction(recognised(METHODS, Told(environment_of(workload), cache_dtype="")))
+    return token_eviction(recognised(METHODS, Told(environment_of(workload), "", log)))
 
 
 def compressed_of(
