@@ -90,7 +90,7 @@ async def with_logged_pools(
     container = str(workload.container.get("name"))
     told = await logs.logged_pools(namespace, silent, container, signals.logged)
     null = signals.null_blocks
-    burn, sizing = (_completed(seen, told, null) for seen in (evidence.burn, evidence.sizing))
+    burn, sizing = (completed(seen, told, null) for seen in (evidence.burn, evidence.sizing))
     return replace(evidence, burn=burn, sizing=sizing)
 
 
@@ -120,8 +120,14 @@ def _lone_tokens(readings: PodReadings) -> int | None:
     return readings.block_tokens if isinstance(readings.pool, Unsupported) else None
 
 
-def _completed(seen: Observation, told: Mapping[str, LoggedSize], null_blocks: int) -> Observation:
-    """Return a look with the pools that logs told."""
+def completed(seen: Observation, told: Mapping[str, LoggedSize], null_blocks: int) -> Observation:
+    """Return a look with the pools that logs told, where no metric tells them.
+
+    Args:
+        seen: as the metrics tell.
+        told: what logs tell, by pod name.
+        null_blocks: blocks of each engine that never hold a token.
+    """
     pods = dict(seen.pods)
     for name, readings in seen.pods.items():
         tokens, size = _lone_tokens(readings), told.get(name)

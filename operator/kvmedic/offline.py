@@ -20,10 +20,11 @@ from kvmedic.core.diagnosis import (
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
+from kvmedic.core.started import phrases
 from kvmedic.plans import judged
 from kvmedic.runbooks.bundle import bundle_plan
 from kvmedic.runbooks.capacity import spent_by
-from kvmedic.runbooks.methods import eviction_of
+from kvmedic.runbooks.methods import compressed_of, eviction_of
 from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
 
 _FIRST_GENERATION = 1
@@ -53,8 +54,7 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
         policy: the spec.
         workload: the engine's command line; None where nobody gave it, a fault where it cannot be read.
     """
-    if isinstance(workload, Workload):
-        evidence = replace(evidence, evicts=eviction_of(workload))
+    evidence = with_method(evidence, policy, workload)
     runbook, diagnosis = judged(policy, evidence)
     found = Consultation(evidence, runbook, diagnosis, None, None, None)
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
@@ -89,6 +89,16 @@ def _turned_off(found: Consultation, workload: Workload, advice: TurnOff) -> Con
     if isinstance(plan, Plan):
         return replace(found, plan=plan)
     return _hindered(found, NoChange(plan.reason, plan.message))
+
+
+def with_method(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Evidence:
+    """Return evidence with the method that compresses the KV cache, as far as anything tells of one.
+
+    Where nobody gave the workload, or it cannot be read, labels and start-up logs alone tell.
+    """
+    told, log = workload if isinstance(workload, Workload) else None, phrases(evidence.started)
+    method = compressed_of(told, policy.compression, (), evidence.burn, log)
+    return replace(evidence, evicts=eviction_of(told, log) if told else None, compression=method)
 
 
 def _known(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Setting:

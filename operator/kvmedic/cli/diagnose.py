@@ -17,11 +17,13 @@ from kvmedic.cli.live import Name, finished, load, surveyed, with_source
 from kvmedic.cli.past import Past, PastError, moment_of, observed
 from kvmedic.cli.report import Report, report_of_consultation, report_of_survey
 from kvmedic.cli.scrapes import ScrapeError, doubt_of, evidence_of, pages_of
+from kvmedic.cli.start_logs import gaps_in, starts_of, with_starts
 from kvmedic.cli.terminal import REFUSED, USAGE, Form, ended
-from kvmedic.core.policy import Policy
+from kvmedic.core.diagnosis import Evidence, Inconclusive
+from kvmedic.core.policy import Policy, Runbook
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import NodeHealth
-from kvmedic.offline import Consultation, consult
+from kvmedic.offline import Consultation, consult, with_method
 from kvmedic.settings import SettingsError
 from kvmedic.settings import load as load_settings
 from kvmedic.wiring import connected
@@ -36,6 +38,11 @@ _NO_HOLD = (
     "exporter tells of every GPU"
 )
 
+_UNHEARD = (
+    "KV compression is on and spec.runbooks leaves CompressionWithoutSavings out: diagnosis and plan are of "
+    "the others"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Files:
@@ -45,6 +52,8 @@ class Files:
     manifest: str
     version: Version | None
     """Of the engine; None: the image's tag in the manifest tells it."""
+    logs: tuple[str, ...] = ()
+    """Start-up logs, as they were given."""
 
 
 def command(
@@ -60,6 +69,13 @@ def command(
         typer.Option(
             metavar="[REPLICA=]FILE",
             help="A saved /metrics page, the older first; two or more of each replica. No cluster is asked.",
+        ),
+    ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[REPLICA=]FILE",
+            help="With --scrape: the beginning of an engine's log, which tells of KV compression.",
         ),
     ] = None,
     interval: Annotated[
@@ -89,12 +105,14 @@ def command(
     account. Exit code 0: a diagnosis was made, also that all is well; 2: wrong usage or an unusable file;
     3: no diagnosis can be made, and it says what is missing; 4: there is no such resource or target.
     """
-    files = Files(spec, manifest, version_named(engine_version))
+    files = Files(spec, manifest, version_named(engine_version), tuple(log or ()))
     ways = [bool(name), bool(scrape), bool(at)]
     if ways.count(True) != 1:
         ended(_WAYS, USAGE)
     if name and (spec or manifest or engine_version):
         ended("NAME has its own spec and target: leave --spec, --manifest and --engine-version out", USAGE)
+    if log and not scrape:
+        ended("--log is of replicas whose pages are given: give --scrape too", USAGE)
     if engine_version and not manifest:
         ended("--engine-version is of the engine in a manifest: give --manifest too", USAGE)
     try:
@@ -125,15 +143,22 @@ def _offline(scrapes: Sequence[str], interval: timedelta | None, files: Files) -
     policy = policy_in(files.spec)
     workload = workload_in(files.manifest, policy, files.version)
     pages = pages_of(scrapes)
+    starts = starts_of(files.logs, pages)
     evidence, notes = evidence_of(pages, policy.trigger, interval)
+    evidence = with_starts(evidence, starts)
     doubt = doubt_of(pages)
     found = (
         consult(evidence, policy, workload)
         if doubt is None
-        else Consultation(evidence, str(policy.runbooks[0]), doubt, None, None, None)
+        else _doubted(with_method(evidence, policy, workload), policy, doubt)
     )
-    shown = (*notes, *_remarks(policy)) if doubt is None else ()
-    return report_of_consultation(found, {"scrapes": ", ".join(pages)}, shown)
+    shown = (*notes, *_remarks(policy, found)) if doubt is None else ()
+    target = {"scrapes": ", ".join(pages)}
+    return report_of_consultation(found, target, (*shown, *gaps_in(starts)), doubt)
+
+
+def _doubted(evidence: Evidence, policy: Policy, doubt: Inconclusive) -> Consultation:
+    return Consultation(evidence, str(policy.runbooks[0]), doubt, None, None, None)
 
 
 def _past(past: Past, prometheus: str, files: Files) -> Report:
@@ -142,12 +167,16 @@ def _past(past: Past, prometheus: str, files: Files) -> Report:
     settings = with_source(load_settings(), prometheus)
     evidence, notes = asyncio.run(observed(past, settings, policy))
     target = {"namespace": past.namespace, "pods": past.pods, "at": f"{past.at:%Y-%m-%dT%H:%M:%SZ}"}
-    return report_of_consultation(consult(evidence, policy, workload), target, (*notes, *_remarks(policy)))
+    found = consult(evidence, policy, workload)
+    return report_of_consultation(found, target, (*notes, *_remarks(policy, found)))
 
 
-def _remarks(policy: Policy) -> tuple[str, ...]:
+def _remarks(policy: Policy, found: Consultation) -> tuple[str, ...]:
     """Return what a reader must know of the spec."""
-    return (_NO_HOLD,) if policy.node_health is NodeHealth.REQUIRED else ()
+    left_out = Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks
+    unheard = _UNHEARD if found.evidence.compression is not None and left_out else ""
+    held = _NO_HOLD if policy.node_health is NodeHealth.REQUIRED else ""
+    return tuple(each for each in (held, unheard) if each)
 
 
 def _interval(text: str) -> timedelta | None:

@@ -15,7 +15,7 @@ from kvmedic.api.spec import KVRemediationSpec, TargetRef
 from kvmedic.core.config_map import ConfigMap
 from kvmedic.core.engine import Engine
 from kvmedic.core.plan import ObjectRef
-from kvmedic.core.policy import Policy
+from kvmedic.core.policy import Policy, Runbook
 from kvmedic.core.reasons import Reason
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import NodeHealth
@@ -28,8 +28,11 @@ from kvmedic.runbooks.planning import Fault, Workload, configured, workload_of
 
 _ANY = "any"
 """Name of the workload where no spec names one."""
-_UNTOLD = KVRemediationSpec(target_ref=TargetRef(name=_ANY), node_health=NodeHealth.IF_AVAILABLE)
-"""What counts where no spec is given: nothing is changed by looking at files, so nothing need be known."""
+_UNTOLD = KVRemediationSpec(
+    target_ref=TargetRef(name=_ANY), node_health=NodeHealth.IF_AVAILABLE, runbooks=list(Runbook)
+)
+"""What counts where no spec is given: nothing is changed by looking at files, so nothing need be known, and
+every runbook is asked. That on compression has nothing to say where no method is known to be on."""
 
 
 class GivenError(Exception):
@@ -38,7 +41,7 @@ class GivenError(Exception):
 
 def policy_in(file: str) -> Policy:
     """Return what a KVRemediation in a file asks for; without a file what its defaults ask for,
-    except that unknown node health stops nothing.
+    except that every runbook is asked and unknown node health stops nothing.
 
     Raises:
         GivenError: the file cannot be used.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, assert_never
 
+from kvmedic.cli.compression import Account, account_of
 from kvmedic.cli.terminal import Form
 from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
 from kvmedic.core.bundle import BundleStep
@@ -57,6 +58,8 @@ class Change:
     def line(self, unknown: str) -> str:
         """Return the change as one line; `unknown` stands for a value that is not there."""
         where = f"{self.target}: " if self.target else ""
+        if self.knob == TRIAL:
+            return f"{where}{self.knob}: {self.after}"
         return f"{where}{self.knob} {self.before or unknown} -> {self.after or unknown}"
 
     def as_json(self) -> dict[str, Any]:
@@ -87,6 +90,8 @@ class Report:
     unknown: str = "(engine default)"
     """What a value that is not there stands for."""
     vitals: Mapping[str, Vitals] = field(default_factory=dict)
+    compression: Account | None = None
+    """None where no method is known to be on and nobody gave a log."""
 
     @property
     def is_inconclusive(self) -> bool:
@@ -105,6 +110,7 @@ class Report:
             lines.append(f"evidence   {pod}: {values}")
         lines += [f"vitals     {line}" for line in vitals_as_text(self.vitals)]
         lines += [f"note       {note}" for note in self.notes]
+        lines += self.compression.lines() if self.compression else ()
         lines.append(f"diagnosis  {self.diagnosis.line()}")
         lines += [f"plan       {change.line(self.unknown)}" for change in self.changes]
         if self.because:
@@ -133,6 +139,7 @@ class Report:
             "windowSeconds": round(window, 1) if isfinite(window) else None,
             "evidence": {pod: numbers_of(readings) for pod, readings in pods},
             "vitals": vitals_as_json(self.vitals),
+            "compression": self.compression.as_json() if self.compression else None,
         }
 
 
@@ -148,13 +155,24 @@ def report_of_survey(found: Survey) -> Report:
         because=plan.message if plan else "",
         obstacle=found.obstacle,
         vitals=found.evidence.vitals,
+        compression=account_of(found.evidence),
     )
 
 
 def report_of_consultation(
-    found: Consultation, target: Mapping[str, Any], notes: tuple[str, ...] = ()
+    found: Consultation,
+    target: Mapping[str, Any],
+    notes: tuple[str, ...] = (),
+    doubt: Inconclusive | None = None,
 ) -> Report:
-    """Return the report on collected evidence."""
+    """Return the report on collected evidence.
+
+    Args:
+        found: what it says.
+        target: whose it is.
+        notes: what a reader must know of it.
+        doubt: why it says nothing at all.
+    """
     changes: tuple[Change, ...] = ()
     unknown = "(engine default)"
     if found.plan is not None:
@@ -173,6 +191,7 @@ def report_of_consultation(
         notes=notes,
         unknown=unknown,
         vitals=found.evidence.vitals,
+        compression=account_of(found.evidence, doubt),
     )
 
 

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
+from kvmedic.cli.saved import UnfitError, text_of
 from kvmedic.core.diagnosis import Evidence, Inconclusive, Trigger
 from kvmedic.core.reasons import Reason
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
@@ -23,10 +23,6 @@ ONLY = "replica"
 """Name of the replica where none is given."""
 LARGEST_BYTES = 64 << 20
 """A page of vLLM 0.32 is 50 kB; a file beyond this is something else."""
-
-_GZIP = b"\x1f\x8b"
-_MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
-"""Marks at the start of a text, and its encoding; shells of Windows redirect into UTF-16."""
 
 
 class ScrapeError(Exception):
@@ -39,7 +35,7 @@ def pages_of(arguments: Sequence[str]) -> Mapping[str, tuple[Page, ...]]:
     Raises:
         ScrapeError: a file cannot be read, or the pages cannot be compared.
     """
-    named = [_split(argument) for argument in arguments]
+    named = [named_file("--scrape", argument) for argument in arguments]
     if len({bool(replica) for replica, _ in named}) > 1:
         raise ScrapeError("some scrapes name their replica and some do not; write NAME=FILE for each")
     files: dict[str, list[str]] = {}
@@ -117,13 +113,17 @@ def _restart(name: str, pages: Sequence[Page]) -> str:
     )
 
 
-def _split(argument: str) -> tuple[str, str]:
-    """Return replica and file; a file whose own name has an equals sign counts as a file."""
+def named_file(option: str, argument: str) -> tuple[str, str]:
+    """Return replica and file; a file whose own name has an equals sign counts as a file.
+
+    Raises:
+        ScrapeError: it is neither FILE nor NAME=FILE.
+    """
     replica, sign, file = argument.partition("=")
     if not sign or Path(argument).exists():
         return "", argument
     if not replica or not file:
-        raise ScrapeError(f"--scrape {argument}: write FILE, or NAME=FILE with the replica's name")
+        raise ScrapeError(f"{option} {argument}: write FILE, or NAME=FILE with the replica's name")
     return replica, file
 
 
@@ -156,18 +156,9 @@ def _page(file: str, text: str, place: int) -> Page:
 def _text(file: str) -> str:
     """Return a file's text: compressed or not, with or without the headers that curl -i adds."""
     try:
-        data = Path(file).read_bytes()
-        data = _decompressed(data) if data.startswith(_GZIP) else data
-        encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
-        text = data[:LARGEST_BYTES].decode(encoding)
+        text = text_of(file, LARGEST_BYTES)
     except OSError as error:
         raise ScrapeError(f"{file}: {error.strerror}; correct the path") from None
-    except (UnicodeDecodeError, zlib.error):
-        raise ScrapeError(f"{file} is neither text nor gzip; save the page as it is served") from None
-    text = text.replace("\r\n", "\n")
+    except UnfitError as error:
+        raise ScrapeError(f"{error}; save the page as it is served") from None
     return text.partition("\n\n")[2] if text.startswith("HTTP/") else text
-
-
-def _decompressed(data: bytes) -> bytes:
-    """Return at most `LARGEST_BYTES` of what is compressed."""
-    return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, LARGEST_BYTES)

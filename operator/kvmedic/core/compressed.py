@@ -44,6 +44,8 @@ class Compressed:
     """None: what it does to blocks is not known."""
     told_by: str
     """What says that it is on: the spec, a variable, a flag."""
+    is_confirmed: bool = False
+    """The engine itself says that it is on; a setting says only what somebody wants."""
     keep: Keep | None = None
     """What it keeps of a sequence; None: not known, or it keeps all."""
     cache_types: tuple[str, ...] = ()

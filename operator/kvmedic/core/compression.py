@@ -98,7 +98,9 @@ class Told:
     cache_dtype: str
     """The engine's own label; empty where it is not known."""
     log: Sequence[str] = ()
-    """Lines of its start-up log, as far as they were read."""
+    """Lines of its start-up log, or the phrases of these by which methods say that they are on."""
+    asked_type: str = ""
+    """The type of the cache that its template asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,22 +163,39 @@ def recognised(methods: Iterable[Method], told: Told) -> tuple[Recognised, ...]:
 def _recognised(method: Method, told: Told) -> Recognised | None:
     if told.environment.get(method.switch, "").strip().lower() in OFF_WORDS or not _may_load(method, told):
         return None
-    lines = [line for line in told.log if method.log and re.search(method.log, line)]
-    dtype = next((start for start in method.cache_dtypes if told.cache_dtype.startswith(start)), "")
-    variables = [
-        name for name in told.environment for pattern in method.variables if re.fullmatch(pattern, name)
-    ]
-    if not (lines or dtype or variables):
+    proof, wish = _proof(method, told), _wish(method, told)
+    if not (proof or wish):
         return None
-    by = lines[0] if lines else f"cache_dtype {told.cache_dtype}" if dtype else min(variables)
     budget, every = (_whole(told.environment, name) for name in (method.budget, method.every))
     return Recognised(
         method,
-        by,
-        bool(lines or dtype),
+        proof or wish,
+        bool(proof),
         method.default_budget if budget is None else budget,
         every or PASS_TOKENS,
     )
+
+
+def _proof(method: Method, told: Told) -> str:
+    """Return what the engine itself says of a method, empty where it says nothing.
+
+    Of a line only the phrase is kept by which the method is known.
+    """
+    matches = (re.search(method.log, line) for line in told.log if method.log)
+    phrase = next((match.group() for match in matches if match), "")
+    if phrase:
+        return f"start-up log: {phrase}"
+    is_label = bool(method.cache_dtypes) and told.cache_dtype.startswith(method.cache_dtypes)
+    return f"cache_dtype {told.cache_dtype}" if is_label else ""
+
+
+def _wish(method: Method, told: Told) -> str:
+    """Return which setting asks for a method; empty where none does."""
+    names = [name for name in told.environment for pattern in method.variables if re.fullmatch(pattern, name)]
+    if names:
+        return min(names)
+    is_asked = bool(method.cache_dtypes) and told.asked_type.startswith(method.cache_dtypes)
+    return f"the type {told.asked_type} that is asked for" if is_asked else ""
 
 
 def _may_load(method: Method, told: Told) -> bool:

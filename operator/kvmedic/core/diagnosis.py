@@ -16,6 +16,7 @@ from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Signal
 from kvmedic.core.reasons import SENTENCES, Reason
 from kvmedic.core.revisions import LatestDeploy, NoDeploy, Revision
+from kvmedic.core.started import Start
 from kvmedic.core.supply import Supply
 from kvmedic.core.told_version import Witness
 from kvmedic.core.trialling import Question
@@ -70,6 +71,8 @@ class Evidence:
     """What takes tokens from sequences while they run; None where nothing is known of."""
     compression: Compressed | None = None
     """The method that compresses the KV cache; None where nothing tells of one, or nobody looked."""
+    started: Mapping[str, Start] = field(default_factory=dict)
+    """What engines logged when they started, by pod name; a pod is absent where nobody had to ask."""
 
 
 @dataclass(frozen=True, slots=True)

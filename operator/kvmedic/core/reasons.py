@@ -53,6 +53,7 @@ class Reason(StrEnum):
     LOAD_DIFFERS = "LoadDiffers"
     NODE_HEALTH_UNKNOWN = "NodeHealthUnknown"
     PREVIOUS_LOG_UNREADABLE = "PreviousLogUnreadable"
+    START_LOG_UNREADABLE = "StartLogUnreadable"
     REVISION_UNREADABLE = "RevisionUnreadable"
     POOL_NOT_PAGED = "PoolNotPaged"
     METHOD_UNKNOWN = "MethodUnknown"
@@ -237,6 +238,7 @@ SENTENCES = MappingProxyType(
         Reason.LOAD_DIFFERS: "Load or lengths differ too much from before for a comparison.",
         Reason.NODE_HEALTH_UNKNOWN: "The health of a replica's GPUs is not known, and the spec requires it.",
         Reason.PREVIOUS_LOG_UNREADABLE: "A replica ended, and the log that says why could not be read.",
+        Reason.START_LOG_UNREADABLE: "Only a log that could not be read tells how an engine stores keys.",
         Reason.REVISION_UNREADABLE: "A new revision came, and what it changed cannot be read.",
         Reason.POOL_NOT_PAGED: "The engine does not tell that its KV cache is a pool of blocks.",
         Reason.METHOD_UNKNOWN: "What the method of KV compression does to blocks is not known.",

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from kvmedic.core.signals import SignalTable
+from kvmedic.core.started import StartForms
 from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.engines.vllm_start import VLLM_START
 
 ENGINES = (VLLM,)
 """Every engine that is known."""
 
 SIGNALS: Mapping[str, SignalTable] = MappingProxyType({VLLM.name: VLLM_SIGNALS})
 """What each of them exports, by its name."""
+
+STARTS: Mapping[str, StartForms] = MappingProxyType({VLLM.name: VLLM_START})
+"""What each of them logs when it starts, by its name."""

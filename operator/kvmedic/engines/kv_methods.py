@@ -53,7 +53,7 @@ EIGHT_BITS = Method(
     settings=(Setting(flag="--kv-cache-dtype", on="fp8", off=None),),
     prerequisites=("the device computes with 8-bit keys: compute capability 8.9 and above, or ROCm's MI300",),
     cache_dtypes=("fp8", "int8"),
-    log=r"Using (fp8|int8)\S* data type to store kv cache",
+    log=r"Using (fp8|int8)\w{0,20} data type to store kv cache",
 )
 
 OTHERS = (

@@ -7,11 +7,9 @@ Counters are declared without `_total` and exposed with it, in every version.
 
 from __future__ import annotations
 
-import re
 from types import MappingProxyType
 
 from kvmedic.core.evidence import Signal
-from kvmedic.core.logged_pool import LogForms, SizeUnit
 from kvmedic.core.signals import (
     COUNTS_AGREE,
     Across,
@@ -27,6 +25,7 @@ from kvmedic.core.signals import (
     StartSource,
     VersionPage,
 )
+from kvmedic.engines.vllm_start import POOL_LINES
 
 _UNANSWERED = frozenset({"abort", "error"})
 """Values of `finished_reason` without an answer; `stop`, `length` and `repetition` (0.32) have one."""
@@ -90,13 +89,7 @@ VLLM_SIGNALS = SignalTable(
         cache_dtype="cache_dtype",
         null_blocks=1,
         caches_prefixes="enable_prefix_caching",
-        logged=LogForms(
-            sizes=(
-                (re.compile(r"KV cache size: ([\d,]+) tokens"), SizeUnit.TOKENS),
-                (re.compile(r"# \w+ blocks: (\d+)"), SizeUnit.BLOCKS),
-            ),
-            serving=re.compile(r"Application startup complete"),
-        ),
+        logged=POOL_LINES,
     ),
     version=VersionPage(path="/version", field="version"),
     steps=CounterSource(("vllm:iteration_tokens_total_count",), begins_unseen=True),
@@ -119,9 +112,6 @@ VLLM_SIGNALS = SignalTable(
 * `num_requests_swapped` existed in V0 alone (gone in 0.9.1).
 * V1 up to 0.8 writes `num_gpu_blocks="None"`: its front end does not learn the number of blocks before
   0.9 (`log_engine_initialized`). Its log tells the pool in tokens.
-* Lines of the log: `# GPU blocks: 1234, # CPU blocks: 2048` on V0 and V1 up to 0.7.3, from 0.7.3 to 0.10.2
-  with the device's name on V0 (`# cuda blocks: …`, `executor_base.py`); `GPU KV cache size: 1,234 tokens` on
-  V1 from 0.8.0, from 0.30 with `CPU`, `XPU` or `GPU + host` before it (`v1/core/kv_cache_utils.py`).
 * One null block per engine: V1 takes it out of the pool (`v1/core/block_pool.py`). V0 has none; its
   pools read one block smaller than they are, because the version is not always known and a pool
   that is read too small never lets a cap grow too large.

@@ -35,7 +35,7 @@ def figures_of(evidence: Evidence) -> Figures:
     """
     seen = evidence.burn
     found = complete(seen, NEEDED)
-    if isinstance(found, Inconclusive) or not seen.window_seconds > 0 or _is_young(seen):
+    if isinstance(found, Inconclusive) or not 0 < seen.window_seconds < inf or _is_young(seen):
         return Figures()
     finished = total(found, Signal.REQUESTS_FINISHED)
     arrived = max(0.0, finished + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE))

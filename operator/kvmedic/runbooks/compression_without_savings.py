@@ -27,6 +27,7 @@ from kvmedic.core.evidence import Pool, Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.savings import Brought, Worth, brought
+from kvmedic.runbooks.cache_types import proven_without, stored, untold, without_type
 from kvmedic.runbooks.compression_figures import HELPFUL, NEEDED, figures_of
 from kvmedic.runbooks.compression_fixes import probe_first, turn_off
 from kvmedic.runbooks.node_health import gpu_fault, thermal_emergency
@@ -61,7 +62,7 @@ def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
         return None
     if isinstance(found, Inconclusive):
         return found
-    if _pressured(found, evidence) or _without_type(method, evidence):
+    if _pressured(found, evidence) or without_type(method, evidence):
         return None
     worth = _brought(method, evidence)
     if worth.worth is not Worth.SAVES:
@@ -85,7 +86,7 @@ def undoubted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
         return None if worth is Worth.COSTS_MEMORY else ()
     if isinstance(found, Inconclusive):
         return found
-    if _pressured(found, evidence) or _without_type(method, evidence):
+    if _pressured(found, evidence) or without_type(method, evidence):
         return None
     if worth is Worth.NOTHING and _frees(method):
         return (
@@ -102,14 +103,16 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
     found = pools(evidence.burn)
     if isinstance(found, Inconclusive):
         return found
-    stale = _without_type(method, evidence)
-    if not stale:
+    if not without_type(method, evidence):
         return _not_more_blocks(method, found)
+    stale = proven_without(method, evidence)
+    if not stale:
+        return Inconclusive(Reason.START_LOG_UNREADABLE, untold(method, evidence))
     asked = f"the template asks for {method.asks_for_type}" if method.asks_for_type else "the spec says so"
     return _where_nodes_are_known(
         evidence,
         *(
-            Finding(name, None, None, None, f"stores keys and values as {found[name].cache_dtype}; {asked}")
+            Finding(name, None, None, None, f"{stored(found[name], evidence.started.get(name))}; {asked}")
             for name in stale
         ),
     )
@@ -118,7 +121,7 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
 def replace_stale(evidence: Evidence, setting: Setting) -> Advice:
     """Return that a replica which started before its configuration was edited is replaced, or what to do."""
     method = evidence.compression
-    stale = _without_type(method, evidence) if method else ()
+    stale = proven_without(method, evidence) if method else ()
     if method is None or not stale:
         return NoChange(
             Reason.COMPRESSION_NOT_APPLIED,
@@ -263,16 +266,6 @@ def _answered(method: Compressed) -> str:
 
 def _brought(method: Compressed, evidence: Evidence) -> Brought:
     return brought(method.without, figures_of(evidence))
-
-
-def _without_type(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
-    """Return the replicas whose engine stores keys and values otherwise than the method does, by name."""
-    if method.method_class is not MethodClass.QUANTIZATION or not method.cache_types:
-        return ()
-    found = pools(evidence.burn)
-    if isinstance(found, Inconclusive):
-        return ()
-    return tuple(name for name, pool in found.items() if not pool.cache_dtype.startswith(method.cache_types))
 
 
 def _not_more_blocks(method: Compressed, found: Mapping[str, Pool]) -> tuple[Finding, ...] | None:

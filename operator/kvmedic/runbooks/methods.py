@@ -33,12 +33,13 @@ from kvmedic.runbooks.planning import Workload
 DECLARED = "spec.compression"
 
 
-def eviction_of(workload: Workload) -> TokenEviction | None:
+def eviction_of(workload: Workload, log: Sequence[str] = ()) -> TokenEviction | None:
     """Return the method that evicts tokens while sequences run; None where none is known of.
 
-    Only variables with a value of their own are read: one that comes from elsewhere tells nothing.
+    Only variables with a value of their own are read: one that comes from elsewhere tells nothing. Phrases of
+    start-up logs tell too.
     """
-    return token_eviction(recognised(METHODS, Told(environment_of(workload), cache_dtype="")))
+    return token_eviction(recognised(METHODS, Told(environment_of(workload), "", log)))
 
 
 def eviction_by(method: Compressed) -> TokenEviction | None:
@@ -50,32 +51,47 @@ def eviction_by(method: Compressed) -> TokenEviction | None:
 
 
 def compressed_of(
-    workload: Workload, policy: CompressionPolicy, answers: Sequence[Answer], seen: Observation
+    workload: Workload | None,
+    policy: CompressionPolicy,
+    answers: Sequence[Answer],
+    seen: Observation,
+    log: Sequence[str] = (),
 ) -> Compressed | None:
     """Return the method that compresses the KV cache, with what is known of it; None where none is on.
 
     The spec's word counts before what settings and engines tell, as long as the settings that it lists do not
-    say that the method is off.
+    say that the method is off and the engines do not say that it is on.
 
     Args:
-        workload: the engine, its flags and variables.
+        workload: the engine, its flags and variables; None: nobody knows them.
         policy: what the spec says.
         answers: of trials.
         seen: the replicas, with the types in which they store keys and values.
+        log: phrases of methods in start-up logs.
     """
-    asked = asked_type(workload)
-    found = recognised(METHODS, Told(environment_of(workload), _type_of(asked, seen)))
+    environment, asked = (environment_of(workload), asked_type(workload)) if workload else ({}, "")
+    found = recognised(METHODS, Told(environment, _label(seen), log, asked))
     is_declared = bool(policy.method or policy.method_class or policy.settings)
     method = _declared(policy, found) if is_declared else _recognised(found)
-    if method is None or (is_declared and _is_off(workload, method)):
+    if method is None:
         return None
+    known = replace(method, without=policy.baseline, blocks_without=policy.blocks, policy=policy)
+    return known if workload is None else _configured(known, workload, answers)
+
+
+def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer]) -> Compressed | None:
+    """Return a method with what a workload's settings say of it; None where they say that it is off."""
+    is_off_by_all = is_off(workload, method.settings) and not method.is_confirmed
+    if is_off_by_all or _is_switched_off(workload, method.name):
+        return None
+    asked = asked_type(workload)
+    asks = asked if method.cache_types and asked.startswith(method.cache_types) else ""
+    comes_by_itself = bool(method.cache_types) and not asks and not method.policy.settings
     return replace(
         method,
-        asks_for_type=asked if asked.startswith(method.cache_types) and method.cache_types else "",
+        asks_for_type=asks,
         type_is_in_file=_is_in_file(workload),
-        without=policy.baseline,
-        blocks_without=policy.blocks,
-        policy=policy,
+        settings=() if comes_by_itself else method.settings,
         answer=answer_for(answers, template_hash(workload.template)),
         longest_request=_longest(workload),
     )
@@ -97,11 +113,11 @@ def asked_type(workload: Workload) -> str:
     return given if isinstance(given, str) else ""
 
 
-def _type_of(asked: str, seen: Observation) -> str:
-    """Return the type that a replica says it has, where it is one of a method's; else that asked for."""
+def _label(seen: Observation) -> str:
+    """Return the type that a replica says it has, where it is one of a method's; else nothing."""
     told = {pod.pool.value.cache_dtype for pod in seen.pods.values() if isinstance(pod.pool, Measured)}
     starts = tuple(start for method in METHODS for start in method.cache_dtypes)
-    return next((each for each in sorted(told) if each.startswith(starts)), asked)
+    return next((each for each in sorted(told) if each.startswith(starts)), "")
 
 
 def _declared(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compressed:
@@ -115,6 +131,7 @@ def _declared(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compres
         name=name,
         method_class=policy.method_class or (known.method_class if known else None),
         told_by=DECLARED,
+        is_confirmed=seen is not None and seen.is_confirmed,
         keep=None if kept == Keep() else kept,
         cache_types=known.cache_dtypes if known else (),
         settings=policy.settings or (known.settings if known else ()),
@@ -131,6 +148,7 @@ def _recognised(found: Sequence[Recognised]) -> Compressed | None:
         name=first.method.name,
         method_class=first.method.method_class,
         told_by=first.by,
+        is_confirmed=first.is_confirmed,
         keep=None if first.budget is None else Keep(first.budget),
         cache_types=first.method.cache_dtypes,
         settings=turning_off(first.method),
@@ -146,12 +164,10 @@ def turning_off(method: Method) -> tuple[BundleSetting, ...]:
     return switch or method.settings
 
 
-def _is_off(workload: Workload, method: Compressed) -> bool:
-    """Return whether a declared method is off: by its own switch, or with all of its settings."""
-    switch = next((each.switch for each in METHODS if each.name == method.name), "")
-    if environment_of(workload).get(switch, "").strip().lower() in OFF_WORDS:
-        return True
-    return is_off(workload, method.settings)
+def _is_switched_off(workload: Workload, name: str) -> bool:
+    """Return whether the switch of a known method says that it is off, whatever its other settings are."""
+    switch = next((each.switch for each in METHODS if each.name == name), "")
+    return environment_of(workload).get(switch, "").strip().lower() in OFF_WORDS
 
 
 def _is_in_file(workload: Workload) -> bool:

@@ -1,0 +1,363 @@
+"""`kvmedic diagnose --log`: which method compresses the KV cache, what tells of it, and which wall shows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvmedic.cli.app import app_for
+from kvmedic.cli.start_logs import LARGEST_BYTES
+from lab.engine.logs import BACKEND, EIGHT_BIT
+
+DATA = Path(__file__).parent.parent / "data" / "vllm"
+IDLE, THRASH, OTHER = (
+    (DATA / f"metrics-{name}.txt").read_text() for name in ("idle", "thrash", "after-restart-seqs8")
+)
+STARTED = (DATA / "startup-0.32-cpu.log").read_text()
+PLUGIN = "[TriAttention] Runtime (V2) plugin activated: patch_scheduler=True patch_worker=True"
+READY = "INFO:     Application startup complete.\n"
+
+
+def saying(*lines: str) -> str:
+    """Return the recorded start with more lines, as they stand before the pool."""
+    before, mark, after = STARTED.partition("(EngineCore pid=23463) INFO 11-21 04:50:01 [utils.py:347]")
+    return before + "".join(f"{line}\n" for line in lines) + mark + after
+
+
+EVICTS = saying(PLUGIN, f"INFO 11-21 04:50:00 [cuda.py:446] {BACKEND.format('FLASH_ATTN')}")
+EIGHT = saying(f"INFO 11-21 04:49:51 [cache.py:232] {EIGHT_BIT.format('fp8')}")
+MANIFEST = """\
+kind: Deployment
+metadata: {name: chat}
+spec:
+  template:
+    spec:
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.32.0
+        command: [vllm, serve]
+        args: [/models/tiny, --max-num-seqs, "64"]
+"""
+ASKS = MANIFEST.replace('"64"]', '"64", --kv-cache-dtype, fp8]')
+SPEC = """\
+apiVersion: kvmedic.io/v1alpha1
+kind: KVRemediation
+metadata: {name: chat}
+spec:
+  targetRef: {name: chat}
+  runbooks: [PreemptionThrash, CompressionWithoutSavings]
+"""
+
+Give = Callable[..., Result]
+
+
+@pytest.fixture
+def give(tmp_path: Path) -> Give:
+    """Diagnose two pages with more files, by option."""
+
+    def given(pages: tuple[str, str] = (IDLE, THRASH), form: str = "json", **files: str | bytes) -> Result:
+        argv = ["diagnose", "-o", form]
+        for option, content in (("scrape", pages[0]), ("scrape", pages[1]), *files.items()):
+            file = tmp_path / f"{option}{len(argv)}"
+            file.write_bytes(content if isinstance(content, bytes) else content.encode())
+            argv += [f"--{option}", str(file)]
+        return CliRunner().invoke(app_for(argv), argv)
+
+    return given
+
+
+def answer(result: Result) -> Any:
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return json.loads(result.stdout)
+
+
+def test_a_log_of_a_plain_engine_tells_of_no_method_and_changes_nothing(give: Give) -> None:
+    plain, found = answer(give()), answer(give(log=STARTED))
+
+    assert plain["compression"] is None
+    assert (found["branch"], found["plan"]) == (plain["branch"], plain["plan"])
+    assert found["compression"]["method"] is None
+    assert found["compression"]["startLogs"]["replica"] == {
+        "methods": [],
+        "cacheType": None,
+        "attentionBackends": [],
+        "pool": {"tokens": 4800},
+        "isWhole": True,
+    }
+
+
+def test_a_method_that_only_its_log_line_tells_of_is_asked_on_a_trial_pod(give: Give) -> None:
+    result = give(log=EVICTS)
+
+    found = answer(result)
+    told = found["compression"]
+    assert (result.exit_code, found["runbook"]) == (0, "CompressionWithoutSavings")
+    assert found["branch"] == "CompressionUnproven"
+    assert (told["method"], told["class"], told["isConfirmed"]) == (
+        "TriAttention",
+        "CompactingEviction",
+        True,
+    )
+    assert told["knownBy"] == "start-up log: [TriAttention] Runtime (V2) plugin activated"
+    assert told["blocks"] == "about as many blocks become free as tokens are evicted"
+    assert told["wall"].startswith("not told")
+    missing = "\n".join(told["missing"])
+    for each in ("spec.compression.baseline (--spec", "baseline.deviceMemory", "trial pod", "a cluster"):
+        assert each in missing
+    assert told["startLogs"]["replica"]["attentionBackends"] == ["FLASH_ATTN"]
+    assert [change["knob"] for change in found["plan"]] == ["trial pod"]
+
+
+def test_a_person_reads_method_class_blocks_wall_and_what_is_missing(give: Give) -> None:
+    result = give(form="text", log=EVICTS)
+
+    lines = result.stdout.splitlines()
+    kinds = list(dict.fromkeys(line.split()[0] for line in lines))
+    assert kinds == [
+        *("target", "evidence", "note", "log", "method", "blocks", "wall", "missing"),
+        *("diagnosis", "plan", "because"),
+    ]
+    assert (
+        "method     TriAttention, CompactingEviction, known by start-up log: [TriAttention]" in result.stdout
+    )
+    assert "attention backend FLASH_ATTN (decides nothing by itself)" in result.stdout
+    assert "plan       trial pod: 16384 tokens with TriAttention" in lines
+
+
+def test_a_variable_says_only_what_somebody_wants(give: Give) -> None:
+    manifest = MANIFEST + "        env: [{name: TRIATTN_RUNTIME_KV_BUDGET, value: '512'}]\n"
+
+    wanted, told = answer(give(manifest=manifest)), answer(give(manifest=manifest, log=EVICTS))
+
+    assert (wanted["compression"]["knownBy"], wanted["compression"]["isConfirmed"]) == (
+        "TRIATTN_RUNTIME_KV_BUDGET",
+        False,
+    )
+    assert any("--log FILE" in each for each in wanted["compression"]["missing"])
+    assert told["compression"]["isConfirmed"] is True
+    assert not any("--log FILE" in each for each in told["compression"]["missing"])
+
+
+@pytest.mark.parametrize("manifest", [MANIFEST, ASKS, None], ids=["not asked", "asked for", "no manifest"])
+def test_a_type_that_the_start_up_log_names_is_applied_whatever_the_label_says(
+    give: Give, manifest: str | None
+) -> None:
+    result = give(log=EIGHT, **({"manifest": manifest} if manifest else {}))
+
+    found = answer(result)
+    told = found["compression"]
+    assert result.exit_code == 0
+    assert (told["method"], told["class"]) == ("fp8", "Quantization")
+    assert (told["reason"], told["wall"][:5]) == ("PressedThoughCompressed", "none:")
+    assert (found["runbook"], found["branch"]) == ("PreemptionThrash", "FleetWideDemand")
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (STARTED, "its start-up log names no type; the template asks for fp8"),
+        (None, "stores keys and values as auto"),
+    ],
+)
+def test_a_type_that_the_template_asks_for_and_the_engine_has_not_is_not_applied(
+    give: Give, log: str | None, said: str
+) -> None:
+    result = give(manifest=ASKS, **({"log": log} if log else {}))
+
+    found = answer(result)
+    assert (result.exit_code, found["branch"], found["plan"]) == (0, "CompressionNotApplied", [])
+    assert said in found["message"]
+    assert found["compression"]["wall"].startswith("none yet")
+
+
+def test_a_label_alone_classifies(give: Give) -> None:
+    pages = tuple(page.replace('cache_dtype="auto"', 'cache_dtype="fp8_e4m3"') for page in (IDLE, THRASH))
+
+    told = answer(give(pages))["compression"]
+
+    assert (told["method"], told["knownBy"], told["isConfirmed"]) == ("fp8", "cache_dtype fp8_e4m3", True)
+
+
+PATIENT = (
+    SPEC
+    + """\
+  trigger: {preemptionsPerRequest: 2}
+  compression:
+    baseline:
+      requestsPerSecond: %.4f
+      tokensPerSecond: %.4f
+      preemptionsPerRequest: %.4f
+      kvCacheUsage: %.4f
+"""
+)
+COMPARED = [
+    ("fewer preemptions than before", (1, 1, 3), "CompressionSaves", "none: it saves", ""),
+    ("as before", (1, 1, 1), "CompressionUnproven", "not told", "wall 2"),
+    ("slower than before", (1, 2, 1), "CompressionUnproven", "not told", "wall 2"),
+    (
+        "another load than before",
+        (9, 1, 1),
+        "CompressionUndoubted",
+        "none shows",
+        "figures to compare: the load",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("times", "reason", "wall", "missing"), [row[1:] for row in COMPARED], ids=[row[0] for row in COMPARED]
+)
+def test_a_baseline_is_compared_with(
+    give: Give, times: tuple[float, float, float], reason: str, wall: str, missing: str
+) -> None:
+    found = answer(give())
+    seen, seconds = found["evidence"]["replica"], found["windowSeconds"]
+    arrived = seen["requestsFinished"] + seen["requestsInFlightChange"]
+    spec = PATIENT % (
+        times[0] * arrived / seconds,
+        times[1] * seen["generatedTokens"] / seconds,
+        times[2] * seen["preemptions"] / seen["requestsFinished"],
+        seen["kvCacheUsageMean"],
+    )
+
+    told = answer(give(log=EVICTS, spec=spec))["compression"]
+
+    assert (told["reason"], told["wall"][: len(wall)]) == (reason, wall)
+    assert missing in "\n".join(told["missing"])
+    assert not any("spec.compression.baseline (--spec" in each for each in told["missing"])
+
+
+def test_a_spec_that_leaves_the_runbook_out_is_followed_and_a_note_says_so(give: Give) -> None:
+    spec = SPEC.replace(", CompressionWithoutSavings", "")
+
+    found = answer(give(log=EVICTS, spec=spec))
+
+    assert found["runbook"] == "PreemptionThrash"
+    assert any("CompressionWithoutSavings" in note for note in found["notes"])
+    assert found["compression"]["reason"] == "CompressionUnproven"
+
+
+def test_what_a_spec_declares_and_no_log_tells_is_inconclusive(give: Give) -> None:
+    spec = SPEC + "  compression: {method: fp8}\n"
+
+    result = give(log=READY, spec=spec)
+
+    found = answer(result)
+    assert (result.exit_code, found["reason"]) == (3, "StartLogUnreadable")
+    assert "the beginning of its log is gone" in found["message"]
+    assert any("head -c" in note for note in found["notes"])
+
+
+def test_pages_that_say_nothing_still_leave_the_method(give: Give) -> None:
+    result = give((IDLE, OTHER), log=EVICTS)
+
+    told = answer(result)["compression"]
+    assert result.exit_code == 3
+    assert (told["method"], told["reason"]) == ("TriAttention", "MetricsMissing")
+    assert "different processes" in told["wall"]
+
+
+def test_a_log_tells_the_pool_that_no_metric_tells(give: Give) -> None:
+    pages = [(DATA / "generations" / f"v1-0.8.0-{name}.txt").read_text() for name in ("before", "thrash")]
+
+    silent, told = answer(give(pages)), answer(give(pages, log=STARTED))
+
+    assert "poolBlocks" not in silent["evidence"]["replica"]
+    assert told["evidence"]["replica"]["poolBlocks"] == 149
+
+
+def test_nothing_of_a_log_is_shown_but_what_is_looked_for(give: Give) -> None:
+    quoted = f"INFO Received request a: prompt: '{PLUGIN} sesame'\n"
+    log = (
+        STARTED.replace("non-default args: {", "non-default args: {'api_key': ['sesame'], ") + READY + quoted
+    )
+
+    shown = [give(form=form, log=log) for form in ("json", "text")]
+
+    for result in shown:
+        assert result.exit_code == 0
+        assert "sesame" not in result.stdout + result.stderr
+        assert "TriAttention" not in result.stdout
+
+
+CUT_IN_A_LETTER = EVICTS.encode() + "█".encode()[:2]
+FORMS = [
+    ("compressed", gzip.compress(EVICTS.encode())),
+    ("in UTF-16, as PowerShell redirects", EVICTS.encode("utf-16")),
+    ("cut off inside a letter", CUT_IN_A_LETTER),
+    (
+        "with the times of kubectl",
+        "".join(f"2026-03-01T02:58:00Z {line}\n" for line in EVICTS.splitlines()).encode(),
+    ),
+]
+
+
+@pytest.mark.parametrize("log", [row[1] for row in FORMS], ids=[row[0] for row in FORMS])
+def test_a_log_is_read_as_it_was_saved(give: Give, log: bytes) -> None:
+    assert answer(give(log=log))["compression"] == answer(give(log=EVICTS))["compression"]
+
+
+UNFIT = [
+    ("no text", b"\x1f\x8b\x00\xff\xfe", "neither text nor gzip"),
+    ("a core dump", b"\x7fELF\x00\x00", "neither text nor gzip"),
+    ("huge", b"x" * (LARGEST_BYTES + 1), "larger than 16 MiB"),
+]
+
+
+@pytest.mark.parametrize(("log", "why"), [row[1:] for row in UNFIT], ids=[row[0] for row in UNFIT])
+def test_a_file_that_is_no_log_ends_with_2_and_says_what_to_give(give: Give, log: bytes, why: str) -> None:
+    result = give(log=log)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "log" in result.stderr.split()[0]
+    assert why in result.stderr
+    assert "head -c" in result.stderr
+
+
+WRONG = [
+    ("no such file", ["--scrape=T0", "--scrape=T1", "--log=nowhere"], "nowhere: No such file"),
+    ("a folder", ["--scrape=T0", "--scrape=T1", "--log=."], ".: Is a directory"),
+    ("no pages", ["chat", "--log=start.log"], "give --scrape too"),
+    ("of nobody", ["--scrape=T0", "--scrape=T1", "--log=b=start.log"], "of which replica?"),
+    ("no name", ["--scrape=T0", "--scrape=T1", "--log==start.log"], "--log =start.log: write FILE"),
+    ("twice", ["--scrape=T0", "--scrape=T1", "--log=start.log", "--log=start.log"], "there is a log of"),
+    (
+        "of one of two",
+        ["--scrape=a=T0", "--scrape=a=T1", "--scrape=b=T0", "--scrape=b=T1", "--log=start.log"],
+        "a, b",
+    ),
+]
+
+
+@pytest.mark.parametrize(("argv", "told"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+def test_wrong_usage_ends_with_2(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argv: list[str], told: str
+) -> None:
+    for name, content in (("T0", IDLE), ("T1", THRASH), ("start.log", STARTED)):
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+
+    result = CliRunner().invoke(app_for(["diagnose", *argv]), ["diagnose", *argv])
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in result.stderr
+
+
+def test_logs_of_several_replicas_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    later = [page.replace("1.79523658462e+09", "1.79523664462e+09") for page in (IDLE, THRASH)]
+    for name, content in zip(("a0", "a1", "b0", "b1"), (IDLE, THRASH, *later), strict=True):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "b.log").write_text(EVICTS)
+    monkeypatch.chdir(tmp_path)
+    argv = ["diagnose", *(f"--scrape={file[0]}={file}" for file in ("a0", "a1", "b0", "b1")), "--log=b=b.log"]
+
+    found = answer(CliRunner().invoke(app_for(argv), [*argv, "-o", "json"]))
+
+    assert list(found["compression"]["startLogs"]) == ["b"]
+    assert found["compression"]["method"] == "TriAttention"
