@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from reconcile.test_plan_and_explain import kvmedic
 from reconcile.trying import allow, answers, evicting, is_tried, spec, trial_pods
 from reconcile.world import World
 
@@ -38,6 +41,25 @@ def test_a_trial_that_is_answered_is_on_record_and_leaves_nothing(tried):
         lambda: world.condition("ActionRequired") == ("True", "FixNotAllowed"), SECONDS, "a person is asked"
     )
     assert world.status()["diagnosis"]["reason"] == "BlocksNotFreed"
+
+
+def test_a_trial_is_explained_with_its_picture_while_its_template_stands(tried):
+    world = tried("Scattered", allowedFixes=[])
+    seen = world.status()["answers"][0]["seen"]
+
+    told = kvmedic(world, "explain", "llm")
+    facts = json.loads(kvmedic(world, "explain", "llm", "-o", "json").stdout)["trial"]
+    world.kubectl("set", "env", "deployment/llm", "OTHER=1")
+    after = kvmedic(world, "explain", "llm")
+
+    assert told.returncode == 0, told.stderr
+    assert " on this pod template: Scattered: on a trial pod " in told.stdout
+    assert f"{seen[-1]['tokens']} tokens of the request" in told.stdout
+    assert [(each["tokens"], each["usedBlocks"]) for each in facts["readings"]] == [
+        (each["tokens"], each["used"]) for each in seen
+    ]
+    assert " on another pod template: Scattered: on a trial pod " in after.stdout
+    assert "tokens of the request" not in after.stdout
 
 
 def test_where_blocks_come_back_the_other_runbook_goes_on(tried):

@@ -1,17 +1,21 @@
 """`kvmedic explain`: what the operator sees, why it does or does not act, and what to type next.
 
-Everything is read from the resource, as the operator last wrote it. No metrics are asked.
+Everything is read from the resource, as the operator last wrote it. No metrics are asked. Where it remembers
+a trial, the Deployment is read too: a trial tells of the pod template that it was made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from kvmedic.cli.live import Name, finished, load
+from kvmedic.cli.live import Name, finished, load, template_of
+from kvmedic.cli.terminal import Form
+from kvmedic.cli.trials import ShownTrial, trial_of
 from kvmedic.core.calm import Temporary
 from kvmedic.core.footprint import Footprint
 from kvmedic.core.loan import Borrowed
@@ -41,30 +45,58 @@ class Place:
 def command(
     name: Annotated[str, typer.Argument(help="The KVRemediation.")],
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="Its namespace.")] = "default",
+    output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
 ) -> None:
     """Explain a resource in sentences: what it sees, why it does or does not act, what to type next.
+
+    What a trial showed is drawn as a picture; JSON has its readings instead.
 
     Nothing is written and no metrics are asked. Exit code 0: it was told; 2: wrong usage or
     configuration; 4: there is no such resource.
     """
     settings = load_settings()
 
-    async def look() -> Resource:
+    async def look() -> tuple[Resource, ShownTrial | None]:
         async with connected(settings) as world:
-            return await load(world, Name(namespace, name))
+            resource = await load(world, Name(namespace, name))
+            answers = resource.record.answers if resource.record else ()
+            template = await template_of(world, resource) if answers else ""
+            return resource, trial_of(resource.record, template)
 
     place = Place(settings.process.namespace, settings.process.stop)
-    print("\n".join(explained(finished(look()), place)))
+    resource, trial = finished(look())
+    if output is Form.JSON:
+        print(json.dumps(as_json(resource, place, trial), indent=2))
+    else:
+        print("\n".join(explained(resource, place, trial.as_text() if trial else ())))
 
 
-def explained(resource: Resource, place: Place) -> Iterator[str]:
-    """Yield what there is to say about a resource, one paragraph a line."""
+def as_json(resource: Resource, place: Place, trial: ShownTrial | None) -> dict[str, Any]:
+    """Return what there is to say for a program: the sentences, and the trial with its readings."""
+    told = (trial.sentence(),) if trial else ()
+    return {
+        "namespace": resource.namespace,
+        "name": resource.name,
+        "sentences": list(explained(resource, place, told)),
+        "trial": trial.as_json() if trial else None,
+    }
+
+
+def explained(resource: Resource, place: Place, trial: Iterable[str] = ()) -> Iterator[str]:
+    """Yield what there is to say about a resource, one paragraph a line.
+
+    Args:
+        resource: as it was loaded.
+        place: the operator's own names.
+        trial: what there is to say about a trial, line by line.
+    """
     yield _task(resource)
     record = resource.record
     if resource.problem is not None:
         yield f"It does nothing: {resource.problem.reason}: {resource.problem.message}."
     if record is not None:
         yield from _seen(record)
+        yield from trial
         yield from _run(record.run) if record.run else _idle(record)
         yield from _memory(record)
     yield from _next(resource, place)

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from kvmedic.cli.terminal import NOT_FOUND, USAGE, ended
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
+from kvmedic.core.template import template_hash
 from kvmedic.findings import Survey
 from kvmedic.footprints import with_holder
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
-from kvmedic.kube.objects import Ref
+from kvmedic.kube.objects import DEPLOYMENTS, Ref, section
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.obstacles import accompanied, proposed
 from kvmedic.ports import Senses
@@ -58,6 +59,18 @@ async def load(world: Connected, which: Name) -> Resource:
     if body is None:
         raise NotThere(f"KVRemediation {which.name} does not exist in namespace {which.namespace}")
     return resource_of(body)
+
+
+async def template_of(world: Connected, resource: Resource) -> str:
+    """Return the hash of the present pod template of a resource's target; empty where it is not known."""
+    if resource.policy is None:
+        return ""
+    try:
+        found = await world.client.get(Ref(DEPLOYMENTS, resource.namespace, resource.policy.target.name))
+    except Refused as error:
+        print(f"the present pod template is not known: {error}", file=sys.stderr)
+        return ""
+    return template_hash(section(found, "spec", "template")) if found else ""
 
 
 async def surveyed(world: Connected, resource: Resource) -> Survey:

@@ -103,7 +103,7 @@ def judge(seen: Generation) -> Judged:
     if doubt:
         return Unjudged(doubt)
     half = [each for each in seen.samples if each.tokens >= seen.samples[-1].tokens / 2]
-    curves = _curves(seen)
+    curves = curves_of(seen.block_tokens, seen.keep, seen.heads)
     tokens = [each.tokens for each in half]
     slope, error = _line(tokens, [each.used for each in half])
     slope, error = slope * seen.block_tokens, error * seen.block_tokens
@@ -149,19 +149,25 @@ def _doubt(seen: Generation) -> str:
     return ""
 
 
-def _curves(seen: Generation) -> dict[Reclaim, Curve]:
-    """Return the blocks in use after so many tokens, under methods of each class."""
+def curves_of(block_tokens: int, keep: Keep, heads: int) -> dict[Reclaim, Curve]:
+    """Return the blocks in use after so many tokens, under methods of each class.
+
+    Args:
+        block_tokens: of one block.
+        keep: what the method keeps of a sequence.
+        heads: KV heads that share a block.
+    """
     patterns: dict[Reclaim, Pattern] = {
         Reclaim.RECLAIMS: Compacted(),
         Reclaim.SCATTERED: Scattered(),
-        Reclaim.PER_HEAD: PerHead(seen.heads),
+        Reclaim.PER_HEAD: PerHead(heads),
     }
 
     evicting: dict[Reclaim, Curve] = {
-        reclaim: partial(used, block_tokens=seen.block_tokens, keep=seen.keep, pattern=pattern)
+        reclaim: partial(used, block_tokens=block_tokens, keep=keep, pattern=pattern)
         for reclaim, pattern in patterns.items()
     }
-    return {**evicting, Reclaim.NONE: lambda tokens: tokens / seen.block_tokens}
+    return {**evicting, Reclaim.NONE: lambda tokens: tokens / block_tokens}
 
 
 def _line(tokens: Sequence[int], used: Sequence[float]) -> tuple[float, float]:

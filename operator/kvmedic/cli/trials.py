@@ -1,0 +1,72 @@
+"""What the newest trial showed, on a terminal with a picture and as JSON with its readings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvmedic.core.compressed import Answer, answer_for
+from kvmedic.core.reclamation_probe import Sample
+from kvmedic.core.record import Record
+from kvmedic.core.trial_picture import Trace, picture_of, trace_of
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTrial:
+    """The newest answer on record that says most of the fleet as it is."""
+
+    answer: Answer
+    is_of_present_template: bool
+
+    @property
+    def trace(self) -> Trace | None:
+        """Return what there is to draw; None of another pod template, or where no reading is on record."""
+        return trace_of(self.answer) if self.is_of_present_template else None
+
+    def sentence(self) -> str:
+        """Return the answer with its numbers."""
+        answer = self.answer
+        whose = "this" if self.is_of_present_template else "another"
+        found = f"{answer.reclaim}: " if answer.reclaim else ""
+        return f"Trial of {answer.at:%Y-%m-%dT%H:%M:%SZ} on {whose} pod template: {found}{answer.message}."
+
+    def as_text(self) -> Iterator[str]:
+        """Yield the answer line by line, with its picture where there is one."""
+        yield self.sentence()
+        trace = self.trace
+        yield from (f"  {line}" for line in (picture_of(trace) if trace else ()))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer for a program, with every reading on record."""
+        answer, trace = self.answer, trace_of(self.answer)
+        return {
+            "question": str(answer.question),
+            "at": f"{answer.at:%Y-%m-%dT%H:%M:%SZ}",
+            "template": answer.template,
+            "isOfPresentTemplate": self.is_of_present_template,
+            "reclaim": str(answer.reclaim) if answer.reclaim else None,
+            "message": answer.message,
+            "blockTokens": answer.block_tokens,
+            "readings": [_reading(trace, each) for each in trace.seen] if trace else [],
+        }
+
+
+def trial_of(record: Record | None, template: str) -> ShownTrial | None:
+    """Return the newest trial on a pod template, else the newest of all; None where there was none."""
+    answers = record.answers if record else ()
+    of_present = answer_for(answers, template)
+    if of_present is not None:
+        return ShownTrial(of_present, is_of_present_template=True)
+    newest = max(answers, key=lambda each: each.at, default=None)
+    return ShownTrial(newest, is_of_present_template=False) if newest is not None else None
+
+
+def _reading(trace: Trace, sample: Sample) -> dict[str, Any]:
+    predicted = trace.predicted(max(1, sample.tokens))
+    return {
+        "tokens": sample.tokens,
+        "usedBlocks": sample.used,
+        "blocksThatCameBack": round(trace.freed(sample), 2),
+        "predicted": {str(reclaim): round(blocks, 2) for reclaim, blocks in predicted.items()},
+    }

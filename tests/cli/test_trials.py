@@ -1,0 +1,141 @@
+"""What `kvmedic explain` tells of a trial: a sentence, a picture, and readings for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+from builders import NOW
+from kvmedic.api.status import record_from_wire, record_to_wire
+from kvmedic.cli.explain import Place, as_json, explained
+from kvmedic.cli.trials import trial_of
+from kvmedic.core.blocks import Keep, Scattered, used
+from kvmedic.core.compressed import Answer
+from kvmedic.core.decide import Wish
+from kvmedic.core.reasons import Reason
+from kvmedic.core.reclamation_probe import Reclaim, Sample
+from kvmedic.core.record import Record, ShownDiagnosis
+from kvmedic.core.resource import Resource
+from kvmedic.core.trialling import Question
+from run_builder import NEW, OLD, UID
+
+PLACE = Place("kvmedic-system", "kvmedic-stop")
+KEEP = Keep(share=0.1)
+ANSWER = Answer(
+    Question.RECLAMATION,
+    OLD,
+    "on a trial pod 16384 tokens left 19% of their blocks free",
+    NOW,
+    Reclaim.SCATTERED,
+    tuple(Sample(count, used(count, 16, KEEP, Scattered())) for count in (4096, 8192, 16_384)),
+    16,
+    KEEP,
+)
+SENTENCE = (
+    "Trial of 2026-03-01T03:00:00Z on this pod template: Scattered: on a trial pod 16384 tokens left 19% of "
+    "their blocks free."
+)
+
+
+def lines(*answers: Answer, template: str = OLD) -> list[str]:
+    """What is explained of a resource that remembers these answers."""
+    record = Record(diagnosis=ShownDiagnosis(Reason.BLOCKS_NOT_FREED, "few", "Any", NOW), answers=answers)
+    trial = trial_of(record, template)
+    return list(explained(a_resource(record), PLACE, trial.as_text() if trial else ()))
+
+
+def a_resource(record: Record) -> Resource:
+    return Resource("serving", "llm", UID, "1", 1, Wish.NONE, False, None, None, record)
+
+
+def test_a_trial_is_told_and_drawn_between_what_is_seen_and_what_is_done() -> None:
+    said = lines(ANSWER)
+
+    at = said.index(SENTENCE)
+    assert said[at - 1].startswith("It sees BlocksNotFreed")
+    assert said[at + 1].startswith("  blocks that came back (")
+    assert said[at + 18] == (
+        "  16384 tokens fill 1024 blocks: 190 came back; predicted: Reclaims 921, Scattered 190, None 0"
+    )
+    assert said[at + 19] == "No run is open."
+
+
+def test_the_newest_trial_of_the_present_template_is_told() -> None:
+    newer = replace(ANSWER, at=NOW + timedelta(hours=1), message="the newest")
+    newest = replace(ANSWER, template=NEW, at=NOW + timedelta(hours=2), message="elsewhere")
+
+    said = "\n".join(lines(newest, newer, ANSWER))
+
+    assert "the newest" in said
+    assert "elsewhere" not in said
+    assert said.count("Trial of") == 1
+
+
+def test_of_another_template_the_message_is_told_and_nothing_is_drawn() -> None:
+    said = lines(ANSWER, template=NEW)
+
+    assert SENTENCE.replace("this", "another", 1) in said
+    assert not [line for line in said if "blocks that came back" in line]
+
+
+def test_a_status_of_an_older_version_has_no_readings_and_only_the_message_is_told() -> None:
+    wire = record_to_wire(Record(answers=(ANSWER,)), "")
+    for field in ("seen", "blockTokens", "keep"):
+        del wire["answers"][0][field]
+    [old] = record_from_wire(wire).answers
+
+    assert lines(old)[1:3] == [lines()[1], SENTENCE]
+    assert not [line for line in lines(old) if "blocks that came back" in line]
+
+
+def test_a_trial_that_showed_nothing_is_of_no_class() -> None:
+    said = lines(replace(ANSWER, reclaim=None, message="on a trial pod 90 tokens showed nothing: few"))
+
+    assert (
+        "Trial of 2026-03-01T03:00:00Z on this pod template: on a trial pod 90 tokens showed nothing: few."
+        in said
+    )
+
+
+def test_without_a_trial_nothing_is_told_of_one() -> None:
+    assert not [line for line in lines() if "rial" in line]
+    assert trial_of(None, OLD) is None
+
+
+def test_a_program_gets_every_reading_and_no_picture() -> None:
+    record = Record(answers=(ANSWER,))
+
+    told = json.loads(json.dumps(as_json(a_resource(record), PLACE, trial_of(record, OLD))))
+
+    assert (told["namespace"], told["name"]) == ("serving", "llm")
+    assert SENTENCE in told["sentences"]
+    assert not [line for line in told["sentences"] if "blocks that came back" in line]
+    assert told["trial"] | {"readings": []} == {
+        "question": "Reclamation",
+        "at": "2026-03-01T03:00:00Z",
+        "template": OLD,
+        "isOfPresentTemplate": True,
+        "reclaim": "Scattered",
+        "message": ANSWER.message,
+        "blockTokens": 16,
+        "readings": [],
+    }
+    assert [each["tokens"] for each in told["trial"]["readings"]] == [4096, 8192, 16_384]
+    assert told["trial"]["readings"][-1] == {
+        "tokens": 16_384,
+        "usedBlocks": ANSWER.seen[-1].used,
+        "blocksThatCameBack": 189.68,
+        "predicted": {"None": 0.0, "PerHead": 0.0, "Scattered": 189.68, "Reclaims": 921.0},
+    }
+
+
+def test_a_program_gets_no_trial_where_there_was_none_and_no_reading_where_none_is_on_record() -> None:
+    bare = Record(answers=(replace(ANSWER, seen=(), reclaim=None),))
+
+    without = as_json(a_resource(Record()), PLACE, None)
+    unread = as_json(a_resource(bare), PLACE, trial_of(bare, NEW))
+
+    assert without["trial"] is None
+    assert (unread["trial"]["readings"], unread["trial"]["reclaim"]) == ([], None)
+    assert unread["trial"]["isOfPresentTemplate"] is False
