@@ -174,11 +174,11 @@ def test_an_answer_that_showed_nothing_counts_until_the_spec_is_another_one():
     ("method", "evicts"),
     [
         (
-            Compressed("Mine", MethodClass.COMPACTING_EVICTION, "", Keep(512)),
+            Compressed("Mine", MethodClass.COMPACTING_EVICTION, "", keep=Keep(512)),
             TokenEviction("Mine", Compacted(), 512),
         ),
         (
-            Compressed("Mine", MethodClass.SCATTERED_EVICTION, "", Keep(share=0.1)),
+            Compressed("Mine", MethodClass.SCATTERED_EVICTION, "", keep=Keep(share=0.1)),
             TokenEviction("Mine", Scattered(), None),
         ),
         (Compressed("Mine", MethodClass.PAGE_SELECTION, ""), None),

@@ -10,8 +10,10 @@ from kvmedic.core.compression_policy import CompressionPolicy, ProbePolicy
 from kvmedic.core.diagnosis import NoChange, Setting, Try, TurnOff
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
+from kvmedic.core.started import Started
 from kvmedic.runbooks.compression_fixes import PROMPT_ROOM, probe_first, turn_off
 from kvmedic.runbooks.compression_without_savings import replace_stale
+from kvmedic.runbooks.methods import DECLARED
 from runbooks.compression_incidents import (
     CALM_FLEET,
     EVICTS,
@@ -99,19 +101,23 @@ def test_a_replica_that_is_older_than_its_file_is_replaced():
     assert getattr(found, "pod", None) == "llm-2"
 
 
-@pytest.mark.parametrize(
-    ("method", "says"),
-    [
-        (FEWER_BITS, "a wrapper"),
-        (replace(FEWER_BITS, asks_for_type=""), "correct spec.compression"),
-    ],
-)
-def test_a_type_that_no_file_explains_is_for_a_person(method, says):
-    found = replace_stale(compressed(ONE_STALE, method), KNOWN)
+def test_a_type_on_a_replicas_own_command_line_that_it_ignores_is_for_a_person():
+    found = replace_stale(compressed(ONE_STALE, FEWER_BITS), KNOWN)
 
     assert isinstance(found, NoChange)
     assert found.reason is Reason.COMPRESSION_NOT_APPLIED
-    assert says in found.message
+    assert "a wrapper" in found.message
+
+
+def test_a_declared_type_that_nothing_asks_for_is_for_a_person():
+    declared = replace(FEWER_BITS, asks_for_type="", told_by=DECLARED)
+    evidence = replace(compressed(CALM_FLEET, declared), started={"llm-0": Started(is_whole=True)})
+
+    found = replace_stale(evidence, KNOWN)
+
+    assert isinstance(found, NoChange)
+    assert found.reason is Reason.COMPRESSION_NOT_APPLIED
+    assert "correct spec.compression" in found.message
 
 
 def test_where_a_new_replica_did_not_help_none_is_replaced_again():

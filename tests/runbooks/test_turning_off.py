@@ -124,7 +124,7 @@ def test_a_report_names_the_method() -> None:
 @pytest.fixture
 def advising(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one runbook advises to turn the method off, whatever it sees."""
-    monkeypatch.setattr(plans, "RUNBOOKS", {"PreemptionThrash": (ADVISED,)})
+    monkeypatch.setattr(plans, "RUNBOOKS", {**plans.RUNBOOKS, "PreemptionThrash": (ADVISED,)})
 
 
 UNKNOWN = Fault(Reason.ENGINE_UNRECOGNISED, "no engine")
