@@ -27,6 +27,7 @@ ANSWER = Answer(
     OLD,
     "on a trial pod 16384 tokens left 19% of their blocks free",
     NOW,
+    1,
     Reclaim.SCATTERED,
     tuple(Sample(count, used(count, 16, KEEP, Scattered())) for count in (4096, 8192, 16_384)),
     16,

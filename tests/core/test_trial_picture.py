@@ -143,7 +143,7 @@ def test_where_more_comes_back_than_anything_predicts_the_scale_follows() -> Non
     ids=["no reading", "no number", "an unknown block", "nobody knows what is kept"],
 )
 def test_an_answer_without_readings_has_no_picture(missing: dict[str, object]) -> None:
-    whole = Answer(Question.RECLAMATION, "0123", "", NOW, None, (Sample(16, 1.0),), 16, TENTH)
+    whole = Answer(Question.RECLAMATION, "0123", "", NOW, 1, None, (Sample(16, 1.0),), 16, TENTH)
 
     assert trace_of(whole) == Trace((Sample(16, 1.0),), 16, TENTH)
     assert trace_of(replace(whole, **missing)) is None  # type: ignore[arg-type]

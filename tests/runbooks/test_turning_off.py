@@ -20,6 +20,7 @@ from kvmedic.core.diagnosis import Branch, Diagnosed, Goal, TurnOff
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.core.plan import Plan, gives_back, is_revocable, template_before
+from kvmedic.core.policy import Runbook
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record, TriedBundle
 from kvmedic.core.template import template_hash
@@ -149,7 +150,8 @@ CONSULTED: dict[str, tuple[Workload | Fault | None, str | None, str | None]] = {
 def test_collected_evidence_leads_to_the_same_advice(
     workload: Workload | Fault | None, after: str | None, obstacle: str | None
 ) -> None:
-    found = consult(an_evidence(THRASHING), policy_in(""), workload)
+    alone = replace(policy_in(""), runbooks=(Runbook.PREEMPTION_THRASH,))
+    found = consult(an_evidence(THRASHING), alone, workload)
 
     report = report_of_consultation(found, {})
     assert [change.after for change in report.changes] == ([after] if after else [])
