@@ -29,7 +29,7 @@ WALLS: Mapping[Reason, str] = MappingProxyType(
         Reason.PAGE_SELECTION: "none: it frees no memory by design",
         Reason.BLOCKS_NOT_FREED: "wall 2: evicted tokens free few blocks or none",
         Reason.PRESSED_THOUGH_COMPRESSED: "none: it does what it can, and demand is beyond that",
-        Reason.COMPRESSION_UNPROVEN: "not told: whether blocks come back, or stay as at wall 2, has to be asked",
+        Reason.COMPRESSION_UNPROVEN: "not told: whether blocks come back or stay (wall 2) has to be asked",
     }
 )
 """What each branch of the runbook says of the two walls: attention that is not fused any more, and survivors
