@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+from kvmedic.core.compressed import Compressed
 from kvmedic.core.diagnosis import Evidence
 from kvmedic.core.driver import filled, may_fill
 from kvmedic.core.evidence import Measured, Observation, PodReadings, Reading, Unsupported
 from kvmedic.core.fleet import Pod
 from kvmedic.core.logged_pool import LoggedSize
-from kvmedic.core.policy import Policy
+from kvmedic.core.policy import Policy, Runbook
 from kvmedic.core.record import ClosedRun
 from kvmedic.core.spending import whole_devices_of
 from kvmedic.core.vitals import Device, Vitals
 from kvmedic.deploys import Moment, latest_deploy
-from kvmedic.engines import SIGNALS
+from kvmedic.engines import SIGNALS, STARTS
 from kvmedic.ports import Drivers, Logs, Senses, View
+from kvmedic.runbooks.cache_types import logs_that_tell
 from kvmedic.runbooks.planning import Workload
 
 
@@ -92,6 +94,43 @@ async def with_logged_pools(
     null = signals.null_blocks
     burn, sizing = (completed(seen, told, null) for seen in (evidence.burn, evidence.sizing))
     return replace(evidence, burn=burn, sizing=sizing)
+
+
+def silent_on_methods(
+    method: Compressed | None, policy: Policy, evidence: Evidence, view: View
+) -> tuple[Pod, ...]:
+    """Return the replicas whose start-up log would tell of KV compression what nothing else does.
+
+    None where nobody asks for its runbook.
+
+    Args:
+        method: as settings and labels tell.
+        policy: the spec.
+        evidence: with the replicas' labels.
+        view: the target.
+    """
+    if Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks:
+        return ()
+    names = logs_that_tell(method, evidence.burn)
+    return tuple(pod for pod in expected(view) if pod.name in names)
+
+
+async def with_starts(
+    evidence: Evidence, namespace: str, asked: Sequence[Pod], workload: Workload, logs: Logs
+) -> Evidence:
+    """Return evidence with what the logs of some replicas tell of their start.
+
+    Args:
+        evidence: without.
+        namespace: of the target.
+        asked: replicas whose logs are needed; none: nothing is read.
+        workload: their engine.
+        logs: what the engines wrote.
+    """
+    if not asked:
+        return evidence
+    container, forms = str(workload.container.get("name")), STARTS[workload.engine.profile.name]
+    return replace(evidence, started=await logs.starts(namespace, asked, container, forms))
 
 
 async def with_drivers(

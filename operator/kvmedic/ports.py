@@ -23,6 +23,7 @@ from kvmedic.core.policy import Policy
 from kvmedic.core.record import ConfigCopy, Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
+from kvmedic.core.started import Start, StartForms
 from kvmedic.core.trialling import Interrupted, Progress
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device, EngineEnd
@@ -81,6 +82,11 @@ class Logs(Protocol):
         self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
     ) -> Mapping[str, LoggedSize]:
         """Return the pools that the present logs of replicas tell, by pod; who tells none is not there."""
+
+    async def starts(
+        self, namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
+    ) -> Mapping[str, Start]:
+        """Return what the present logs of replicas tell of their start, by pod; unreadable is a value."""
 
 
 class Target(Logs, Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvmedic.core.compressed import Compressed, standing_answers
@@ -9,14 +10,17 @@ from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence
 from kvmedic.core.evidence import Look, Observation, Signal
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
+from kvmedic.core.started import phrases
 from kvmedic.findings import Survey
 from kvmedic.gathering import (
     expected,
     gather,
+    silent_on_methods,
     silent_on_pools,
     vitals_of,
     with_drivers,
     with_logged_pools,
+    with_starts,
 )
 from kvmedic.last_good import unproved
 from kvmedic.plans import (
@@ -75,8 +79,11 @@ async def _with_what_engines_tell(
     if silent := silent_on_pools(evidence, view):
         evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
     method = _compression(workload, resource, policy, evidence.burn)
-    evicts = eviction_of(workload) or (eviction_by(method) if method else None)
-    evidence = replace(evidence, compression=method, evicts=evicts)
+    if asked := silent_on_methods(method, policy, evidence, view):
+        evidence = await with_starts(evidence, resource.namespace, asked, workload, senses.logs)
+        method = _compression(workload, resource, policy, evidence.burn, phrases(evidence.started))
+    evicts = eviction_of(workload, phrases(evidence.started)) or (eviction_by(method) if method else None)
+    evidence = replace(evidence, evicts=evicts, compression=method)
     if calm(policy, evidence) is not None:
         return evidence
     told = await with_drivers(evidence.vitals, resource.namespace, expected(view), workload, senses.drivers)
@@ -109,8 +116,8 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
 
 
 def _compression(
-    workload: Workload, resource: Resource, policy: Policy, seen: Observation
+    workload: Workload, resource: Resource, policy: Policy, seen: Observation, log: Sequence[str] = ()
 ) -> Compressed | None:
     answers = resource.record.answers if resource.record else ()
     counting = standing_answers(answers, resource.generation)
-    return compressed_of(workload, policy.compression, counting, seen)
+    return compressed_of(workload, policy.compression, counting, seen, log)

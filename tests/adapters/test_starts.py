@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from kubernetes.aio.client import Configuration
 
 from http_double import HangUpError, Reply, Request, Server
-from kvmedic.cluster.starts import BEGINNING_BYTES, pools_of
+from kvmedic.cluster.starts import BEGINNING_BYTES, pools_of, starts_of
 from kvmedic.core.logged_pool import LoggedSize, SizeUnit
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.core.started import Start, Started, Unread
+from kvmedic.engines.vllm_start import POOL_LINES, VLLM_START
 from kvmedic.kube.client import Client, Limits
 from run_builder import a_pod
 
@@ -25,13 +27,19 @@ LOG = (
 async def looked(
     answer: Callable[[Request], Reply], *names: str
 ) -> tuple[dict[str, LoggedSize], list[Request]]:
-    forms = VLLM_SIGNALS.pool.logged
-    assert forms is not None
+    return await asked(answer, pools_of, POOL_LINES, *names)
+
+
+async def told(answer: Callable[[Request], Reply], *names: str) -> dict[str, Start]:
+    return (await asked(answer, starts_of, VLLM_START, *names))[0]
+
+
+async def asked(answer: Callable[[Request], Reply], read: Any, forms: Any, *names: str) -> Any:
     with Server(answer) as server:
         configuration = Configuration()
         configuration.host = server.url
         async with Client(configuration, Limits(total_seconds=2)) as client:
-            found = await pools_of(client, "serving", [a_pod(name) for name in names], "vllm", forms)
+            found = await read(client, "serving", [a_pod(name) for name in names], "vllm", forms)
     return found, server.requests
 
 
@@ -52,7 +60,7 @@ def hang_up(_: Request) -> Reply:
     raise HangUpError
 
 
-@pytest.mark.parametrize(
+UNREADABLE = pytest.mark.parametrize(
     "answer",
     [
         lambda _: Reply(200, b"unable to retrieve container logs for containerd://1"),
@@ -63,6 +71,9 @@ def hang_up(_: Request) -> Reply:
     ],
     ids=["no log", "no time", "no right", "no pod", "no answer"],
 )
+
+
+@UNREADABLE
 async def test_a_log_that_cannot_be_read_tells_nothing(answer: Callable[[Request], Reply]) -> None:
     assert (await looked(answer, "llm-0"))[0] == {}
 
@@ -72,3 +83,35 @@ async def test_one_that_tells_nothing_leaves_the_others() -> None:
         return Reply(200, LOG.encode() if "llm-1" in request.path else b"")
 
     assert (await looked(answer, "llm-0", "llm-1"))[0] == {"llm-1": LoggedSize(4800, SizeUnit.TOKENS)}
+
+
+STARTED = (
+    f"{TIME} INFO [api_utils.py:286] non-default args: {{'api_key': ['sesame']}}\n"
+    f"{TIME} INFO [cache.py:232] Using fp8 data type to store kv cache. It reduces the GPU memory footprint\n"
+    f"{TIME} INFO [kv_cache_utils.py:634] GPU KV cache size: 4,800 tokens\n"
+    f"{TIME} INFO:     Application startup complete.\n"
+    f"{TIME} INFO Received request a: prompt: 'sesame, Using int8 data type to store kv cache'\n"
+)
+
+
+async def test_a_start_is_told_in_known_words_alone() -> None:
+    found = await told(lambda _: Reply(200, STARTED.encode()), "llm-0")
+
+    assert found == {
+        "llm-0": Started(
+            ("Using fp8 data type to store kv cache",),
+            "fp8",
+            (),
+            LoggedSize(4800, SizeUnit.TOKENS),
+            is_whole=True,
+        )
+    }
+
+
+@UNREADABLE
+async def test_a_start_that_cannot_be_read_says_why(answer: Callable[[Request], Reply]) -> None:
+    found = (await told(answer, "llm-0"))["llm-0"]
+
+    assert isinstance(found, Unread)
+    assert found.why
+    assert "tokens" not in found.why

@@ -108,7 +108,7 @@ def test_a_method_that_only_its_log_line_tells_of_is_asked_on_a_trial_pod(give: 
     assert told["blocks"] == "about as many blocks become free as tokens are evicted"
     assert told["wall"].startswith("not told")
     missing = "\n".join(told["missing"])
-    for each in ("spec.compression.baseline (--spec", "baseline.deviceMemory", "trial pod", "a cluster"):
+    for each in ("spec.compression.baseline (with", "baseline.deviceMemory", "trial pod", "a cluster"):
         assert each in missing
     assert told["startLogs"]["replica"]["attentionBackends"] == ["FLASH_ATTN"]
     assert [change["knob"] for change in found["plan"]] == ["trial pod"]
@@ -230,7 +230,7 @@ def test_a_baseline_is_compared_with(
 
     assert (told["reason"], told["wall"][: len(wall)]) == (reason, wall)
     assert missing in "\n".join(told["missing"])
-    assert not any("spec.compression.baseline (--spec" in each for each in told["missing"])
+    assert not any("spec.compression.baseline (with" in each for each in told["missing"])
 
 
 def test_a_spec_that_leaves_the_runbook_out_is_followed_and_a_note_says_so(give: Give) -> None:

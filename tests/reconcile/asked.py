@@ -13,6 +13,7 @@ from kvmedic.core.logged_pool import LogForms, LoggedSize
 from kvmedic.core.moved import Traffic
 from kvmedic.core.record import LastGood, Record
 from kvmedic.core.resource import Resource
+from kvmedic.core.started import Start, StartForms, Unread
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device, EngineEnd
 from kvmedic.record.store import resource_of
@@ -37,6 +38,10 @@ class Asked:
     """What each log tells."""
     read: list[tuple[str, ...]] = field(default_factory=list)
     """Whose logs were asked for a pool."""
+    started: Start = field(default_factory=lambda: Unread("gone"))
+    """What each log tells of the start of its engine."""
+    asked_for_starts: list[tuple[str, ...]] = field(default_factory=list)
+    """Whose logs were asked for the start."""
     asked_for_devices: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     """What replicas call their engine's version, `*` all others; who is not there has no such page."""
@@ -73,6 +78,12 @@ class Asked:
     ) -> dict[str, LoggedSize]:
         self.read.append((container, *(pod.name for pod in pods)))
         return {pod.name: self.logged for pod in pods if self.logged}
+
+    async def starts(
+        self, namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
+    ) -> dict[str, Start]:
+        self.asked_for_starts.append((container, *(pod.name for pod in pods)))
+        return {pod.name: self.started for pod in pods}
 
     async def observe(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta

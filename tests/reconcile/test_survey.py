@@ -22,6 +22,7 @@ from kvmedic.core.policy import Mode
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import LastGood, Record, ShownPlan
 from kvmedic.core.resource import Resource
+from kvmedic.core.started import Started
 from kvmedic.core.template import template_hash
 from kvmedic.core.vitals import Cause
 from kvmedic.findings import Survey
@@ -126,6 +127,80 @@ async def test_no_log_is_read_where_the_metrics_tell_or_the_fleet_is_calm() -> N
     await surveyed(calm)
 
     assert (telling.read, calm.read) == ([], [])
+
+
+BOTH = ["PreemptionThrash", "CompressionWithoutSavings"]
+EIGHT = Started(("Using fp8 data type to store kv cache",), "fp8", is_whole=True)
+EVICTS = Started(("[TriAttention] Runtime (V2) plugin activated",), is_whole=True)
+PODS = ("vllm", *sorted(pod.name for pod in a_fleet().pods))
+
+
+def with_container(**more: Any) -> Any:
+    """A view whose engine's container has other fields, such as more arguments."""
+    seen = view()
+    container = {**seen.template["spec"]["containers"][0], **more}
+    template = {**seen.template, "spec": {**seen.template["spec"], "containers": [container]}}
+    return replace(seen, template=template)
+
+
+def asking_for(cache_type: str) -> Any:
+    container = view().template["spec"]["containers"][0]
+    return with_container(args=[*container["args"], f"--kv-cache-dtype={cache_type}"])
+
+
+async def surveyed_with(metrics: Asked, seen: Any, **more: Any) -> Survey:
+    resource = spec(**more)
+    assert resource.policy is not None
+    return await survey(resource, resource.policy, seen, Senses(metrics, metrics))
+
+
+async def test_a_method_that_the_log_alone_tells_is_looked_at() -> None:
+    metrics = Asked(State.THRASH, started=EVICTS)
+
+    found = await surveyed_with(metrics, view(), runbooks=BOTH)
+
+    assert metrics.asked_for_starts == [PODS]
+    assert found.evidence.compression is not None
+    assert (found.evidence.compression.name, found.evidence.compression.is_confirmed) == (
+        "TriAttention",
+        True,
+    )
+    assert found.evidence.evicts is not None
+    assert found.runbook == "CompressionWithoutSavings"
+
+
+async def test_a_type_that_a_start_names_is_applied_though_the_label_says_auto() -> None:
+    told, silent = Asked(State.THRASH, started=EIGHT), Asked(State.THRASH)
+
+    applied, missing = [
+        await surveyed_with(metrics, asking_for("fp8"), runbooks=BOTH) for metrics in (told, silent)
+    ]
+
+    assert told.asked_for_starts == silent.asked_for_starts == [PODS]
+    assert applied.diagnosis.reason is not Reason.COMPRESSION_NOT_APPLIED
+    assert missing.diagnosis.reason is Reason.COMPRESSION_NOT_APPLIED
+    assert "its start-up log cannot be read (gone)" in missing.diagnosis.line()
+
+
+async def test_a_log_that_cannot_be_read_tells_of_no_method() -> None:
+    unread, plain = Asked(State.THRASH), Asked(State.THRASH)
+
+    found = await surveyed_with(unread, view(), runbooks=BOTH)
+    alone = await surveyed_with(plain, view())
+
+    assert found.evidence.compression is None
+    assert found.diagnosis == alone.diagnosis
+
+
+async def test_no_start_is_read_at_a_glance_without_the_runbook_or_where_settings_tell() -> None:
+    calm, another, settled = Asked(State.RECOVERED), Asked(State.THRASH), Asked(State.THRASH)
+    set_up = with_container(env=[{"name": "TRIATTN_RUNTIME_KV_BUDGET", "value": "512"}])
+
+    await surveyed_with(calm, view(), runbooks=BOTH)
+    await surveyed_with(another, view())
+    await surveyed_with(settled, set_up, runbooks=BOTH)
+
+    assert [metrics.asked_for_starts for metrics in (calm, another, settled)] == [[], [], []]
 
 
 @pytest.mark.parametrize("state", list(State))

@@ -9,6 +9,7 @@ import pytest
 
 from builders import CALM, POOL, an_evidence
 from kvmedic.core.blocks import Compacted
+from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
 from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting
@@ -131,6 +132,20 @@ def test_what_the_spec_declares_a_log_confirms() -> None:
     assert told is not None
     assert (silent.told_by, silent.is_confirmed) == (DECLARED, False)
     assert (told.told_by, told.is_confirmed) == (DECLARED, True)
+
+
+WRAPPED = CompressionPolicy(method="fp8", settings=(BundleSetting(env="KV_TYPE", on="fp8", off=None),))
+OFF = {"name": "ENABLE_TRIATTENTION", "value": "0"}
+
+
+def test_settings_that_say_off_turn_a_declared_method_off_unless_the_engine_says_that_it_is_on() -> None:
+    switched_off = CompressionPolicy(method="TriAttention", keep_tokens=512)
+
+    assert compressed_of(a_workload([OFF]), switched_off, (), PLAIN) is None
+    assert compressed_of(a_workload([]), WRAPPED, (), PLAIN) is None
+    confirmed = compressed_of(a_workload([]), WRAPPED, (), PLAIN, (EIGHT,))
+    assert confirmed is not None
+    assert (confirmed.is_confirmed, confirmed.settings) == (True, WRAPPED.settings)
 
 
 EVICTED = replace(CASE, evicted_by="TriAttention")

@@ -29,11 +29,13 @@ WALLS: Mapping[Reason, str] = MappingProxyType(
         Reason.PAGE_SELECTION: "none: it frees no memory by design",
         Reason.BLOCKS_NOT_FREED: "wall 2: evicted tokens free few blocks or none",
         Reason.PRESSED_THOUGH_COMPRESSED: "none: it does what it can, and demand is beyond that",
-        Reason.COMPRESSION_UNPROVEN: "not told: whether blocks come back, or are at wall 2, is to be asked",
+        Reason.COMPRESSION_UNPROVEN: "not told: whether blocks come back or stay (wall 2) has to be asked",
     }
 )
 """What each branch of the runbook says of the two walls: attention that is not fused any more, and survivors
 that keep their blocks."""
+
+_IN_FILE = "(with saved evidence: in --spec FILE)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def _missing(method: Compressed, evidence: Evidence) -> Iterator[str]:
         yield "the time between the pages, without which no load is like another: --interval"
     worth = brought(without, present)
     if without == Figures():
-        yield "how the fleet was without it: spec.compression.baseline (--spec FILE)"
+        yield f"how the fleet was without it: spec.compression.baseline {_IN_FILE}"
     elif worth.worth is Worth.UNKNOWN:
         yield f"figures to compare: {worth.message}"
     yield from _missing_of_class(method, present)
@@ -118,7 +120,7 @@ def _missing(method: Compressed, evidence: Evidence) -> Iterator[str]:
 
 def _missing_of_class(method: Compressed, present: Figures) -> Iterator[str]:
     if method.method_class is MethodClass.QUANTIZATION and method.blocks_without is None:
-        yield "the blocks of a replica without it: spec.compression.baseline.blocks (--spec FILE)"
+        yield f"the blocks of a replica without it: spec.compression.baseline.blocks {_IN_FILE}"
     if method.method_class not in EVICTING:
         return
     if method.without.device_memory is None or present.device_memory is None:

@@ -1,6 +1,7 @@
 """What engines said of themselves when they started, where their metrics do not say it.
 
-Logs may hold prompts. One is searched here for numbers, and nothing else of it leaves this module.
+Logs may hold prompts. One is searched here for numbers and known phrases, and nothing else of it leaves this
+module.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 
 from kvmedic.core.fleet import Pod
 from kvmedic.core.logged_pool import LogForms, LoggedSize, logged_size
+from kvmedic.core.started import Start, StartForms, Unread, started_of
 from kvmedic.kube.client import Client
-from kvmedic.kube.logs import NoLog, log_start
+from kvmedic.kube.logs import Log, NoLog, log_start
 from kvmedic.kube.objects import PODS, Ref
 
 BEGINNING_BYTES = 256 << 10
@@ -31,12 +33,32 @@ async def pools_of(
         container: the engine's.
         forms: how its log tells the pool.
     """
-    found = await asyncio.gather(*(_pool_of(client, namespace, pod, container, forms) for pod in pods))
-    return {pod.name: size for pod, size in zip(pods, found, strict=True) if size is not None}
+    logs = await _beginnings(client, namespace, pods, container)
+    found = {name: logged_size(log, forms) for name, log in logs.items() if not isinstance(log, NoLog)}
+    return {name: size for name, size in found.items() if size is not None}
 
 
-async def _pool_of(
-    client: Client, namespace: str, pod: Pod, container: str, forms: LogForms
-) -> LoggedSize | None:
-    log = await log_start(client, Ref(PODS, namespace, pod.name), container, BEGINNING_BYTES)
-    return None if isinstance(log, NoLog) else logged_size(log, forms)
+async def starts_of(
+    client: Client, namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
+) -> dict[str, Start]:
+    """Return what the present logs of replicas tell of their start, by pod.
+
+    Args:
+        client: the API.
+        namespace: of the pods.
+        pods: whose logs are read.
+        container: the engine's.
+        forms: how its log tells of a start.
+    """
+    logs = await _beginnings(client, namespace, pods, container)
+    return {name: _start(log, forms) for name, log in logs.items()}
+
+
+def _start(log: Log, forms: StartForms) -> Start:
+    return Unread(log.why) if isinstance(log, NoLog) else started_of(log, forms)
+
+
+async def _beginnings(client: Client, namespace: str, pods: Sequence[Pod], container: str) -> dict[str, Log]:
+    refs = [Ref(PODS, namespace, pod.name) for pod in pods]
+    logs = await asyncio.gather(*(log_start(client, ref, container, BEGINNING_BYTES) for ref in refs))
+    return {pod.name: log for pod, log in zip(pods, logs, strict=True)}

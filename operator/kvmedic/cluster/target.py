@@ -13,7 +13,7 @@ from kvmedic.cluster.minimums import minimum_of, set_minimum, unmark
 from kvmedic.cluster.neighbours import neighbours_of
 from kvmedic.cluster.rotation import confirm, move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
-from kvmedic.cluster.starts import pools_of
+from kvmedic.cluster.starts import pools_of, starts_of
 from kvmedic.cluster.workloads import assign, notes_on, unclaim
 from kvmedic.core.config_map import Sight
 from kvmedic.core.fleet import Fleet, Pod
@@ -40,6 +40,7 @@ from kvmedic.core.neighbours import Neighbours
 from kvmedic.core.plan import ObjectRef
 from kvmedic.core.policy import Policy
 from kvmedic.core.revisions import previous
+from kvmedic.core.started import Start, StartForms
 from kvmedic.core.vitals import EngineEnd
 from kvmedic.kube.client import Client
 
@@ -121,6 +122,12 @@ class DeploymentTarget:
     ) -> Mapping[str, LoggedSize]:
         """Return the pools that the present logs of replicas tell, by pod; who tells none is not there."""
         return await pools_of(self.client, namespace, pods, container, forms)
+
+    async def starts(
+        self, namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
+    ) -> Mapping[str, Start]:
+        """Return what the present logs of replicas tell of their start, by pod."""
+        return await starts_of(self.client, namespace, pods, container, forms)
 
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""

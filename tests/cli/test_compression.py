@@ -1,0 +1,88 @@
+"""What a person is told of KV compression where evidence is thin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from kvmedic.cli.compression import WALLS, Account, account_of
+from kvmedic.core.blocks import Keep
+from kvmedic.core.diagnosis import Evidence
+from kvmedic.core.logged_pool import LoggedSize, SizeUnit
+from kvmedic.core.policy import Runbook
+from kvmedic.core.reclamation_probe import Reclaim
+from kvmedic.core.started import Started, Unread
+from kvmedic.runbooks import RUNBOOKS
+from runbooks.compression_incidents import CALM_FLEET as CALM
+from runbooks.compression_incidents import EVICTS, FEWER_BITS, PAGES, THRASH, answered, compressed
+
+
+def told(evidence: Evidence) -> str:
+    account = account_of(evidence)
+    assert account is not None
+    return "\n".join(account.lines())
+
+
+def test_every_branch_about_a_method_says_which_wall_it_is() -> None:
+    branches = {branch.reason for branch in RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS]}
+
+    assert {str(reason) for reason in branches - set(WALLS)} == {"NoCompression"}
+
+
+def test_nothing_is_said_where_nothing_tells_and_nobody_asked() -> None:
+    assert account_of(CALM) is None
+
+
+def test_a_log_that_could_not_be_read_says_why() -> None:
+    unread = replace(CALM, started={"llm-0": Unread("forbidden")})
+
+    account = account_of(unread)
+
+    assert (
+        told(unread) == "log        llm-0: could not be read (forbidden)\nmethod     none is known to be on"
+    )
+    assert isinstance(account, Account)
+    assert account.wall == ""
+    assert account.as_json()["startLogs"] == {"llm-0": {"unread": "forbidden"}}
+
+
+def test_a_start_of_old_is_told_in_blocks() -> None:
+    start = Started(backends=("XFormers",), size=LoggedSize(1234, SizeUnit.BLOCKS))
+
+    line = told(replace(CALM, started={"llm-0": start})).splitlines()[0]
+
+    assert line.endswith(
+        "attention backend XFormers (decides nothing by itself), pool of 1,234 blocks, not the whole start"
+    )
+
+
+def test_a_method_of_no_known_class_asks_for_its_class() -> None:
+    shown = told(compressed(THRASH, replace(EVICTS, name="Mine", method_class=None)))
+
+    assert "method     Mine, of no known class, known by TRIATTN_RUNTIME_KV_BUDGET, which no engine" in shown
+    assert "\nblocks " not in shown
+    assert "wall       not told: what Mine does to blocks is not known" in shown
+    assert "spec.compression.class" in shown
+
+
+def test_pages_without_a_time_between_are_compared_with_nothing() -> None:
+    timeless = replace(THRASH, burn=replace(THRASH.burn, window_seconds=inf))
+
+    assert "missing    the time between the pages" in told(compressed(timeless))
+
+
+def test_what_a_trial_showed_is_not_asked_for_again() -> None:
+    tried = compressed(THRASH, replace(EVICTS, answer=answered(Reclaim.NONE), keep=Keep(2048)))
+
+    assert "wall       wall 2: " in told(tried)
+    assert "trial pod" not in "\n".join(
+        line for line in told(tried).splitlines() if line.startswith("missing")
+    )
+
+
+def test_a_type_asks_for_the_blocks_of_before_and_pages_for_nothing_of_the_kind() -> None:
+    bits, more = (compressed(CALM, each) for each in (FEWER_BITS, replace(FEWER_BITS, blocks_without=149)))
+
+    assert "baseline.blocks" in told(bits)
+    assert "baseline.blocks" not in told(more)
+    assert "baseline.blocks" not in told(compressed(CALM, PAGES))
