@@ -27,7 +27,7 @@ def a_trace(pattern: Pattern | None, tokens: int = 16_384, readings: int = 6, ke
 
 def test_a_whole_picture_has_its_key_its_scales_and_its_numbers() -> None:
     assert picture_of(a_trace(Scattered()), SMALL) == (
-        "blocks that came back (o seen on the trial pod, . predicted for each class of methods)",
+        "blocks that came back (o seen on the trial pod, . predicted by class)",
         "   921 |                            .... Reclaims 921",
         "       |                      ......",
         "       |                ......",
@@ -120,7 +120,7 @@ def test_it_fits_a_terminal_and_is_plain(tokens: int) -> None:
     lines = picture_of(a_trace(PerHead(8), tokens, readings=24, keep=Keep(share=0.01)))
 
     assert len(lines) <= 24
-    assert max(map(len, lines[:-1])) <= 100
+    assert max(map(len, lines[:-1])) <= 80
     assert all(line.isascii() and line.isprintable() for line in lines)
 
 

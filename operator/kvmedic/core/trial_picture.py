@@ -15,7 +15,7 @@ from kvmedic.core.compressed import Answer
 from kvmedic.core.reclamation_probe import Reclaim, Sample, curves_of
 
 SEEN, PREDICTED = "o", "."
-KEY = f"blocks that came back ({SEEN} seen on the trial pod, {PREDICTED} predicted for each class of methods)"
+KEY = f"blocks that came back ({SEEN} seen on the trial pod, {PREDICTED} predicted by class)"
 CLASSES = (Reclaim.NONE, Reclaim.PER_HEAD, Reclaim.SCATTERED, Reclaim.RECLAIMS)
 """By blocks that come back, fewest first."""
 VISIBLE = 0.05
@@ -33,8 +33,8 @@ class Size:
     rows: int
 
 
-TERMINAL = Size(64, 14)
-"""Within 100 columns and 24 rows, which nobody has to scroll."""
+TERMINAL = Size(48, 14)
+"""Within 80 columns and 24 rows, the smallest terminal that people have."""
 
 
 @dataclass(frozen=True, slots=True)
