@@ -100,7 +100,7 @@ lab-down: setup ## Take that cluster down without a trace
 	$(PY) -m lab down
 
 .PHONY: demo
-demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=thrash|healthy|bad-canary, ENGINE=lab|vllm)
+demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=thrash|healthy|bad-canary|compression, ENGINE=lab|vllm)
 	@SCENARIO=$(SCENARIO) ENGINE=$(ENGINE) $(PY) -m lab.demo
 
 .PHONY: scenarios

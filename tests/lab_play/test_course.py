@@ -111,6 +111,21 @@ def test_each_cue_keeps_the_time_at_which_it_came_first() -> None:
     assert course.cues == {Cue.START: 0, Cue.BRANCH: 3, Cue.PLAN: 3, Cue.SETTLED: 5, Cue.CLOSED: 6}
 
 
+def test_a_trial_changes_nothing_and_is_no_turning_point() -> None:
+    course, told = a_course()
+    trial = {**a_run(), "steps": [{"step": {"kind": "TrialStep"}, "state": "RollingOut"}]}
+    course.look(1)
+    told.learn(a_status(DEMAND, run=trial))
+    course.look(2)
+    before = course.turned_at
+    told.learn(a_status(DEMAND, run={**a_run(), "id": "20260301-025600"}))
+    course.look(3)
+    course.look(4)
+
+    assert before is None
+    assert (course.cues[Cue.PLAN], course.turned_at) == (2, 3)
+
+
 def test_a_play_with_a_run_ends_when_it_is_closed_and_all_is_measured() -> None:
     bounds = {**HEALS, "ratios": {"tokens_per_second": {"at_least": 0.95}}}
     course, told = a_course(bounds, limits={"measure": "60s"})

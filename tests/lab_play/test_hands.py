@@ -14,6 +14,7 @@ from lab.cluster.api import ApiError, read_manifests, until
 from lab.cluster.light import LightCluster
 from lab.cluster.paths import ROOT
 from lab.installation import NAMESPACE as OPERATOR
+from lab.play.device_memory import FREE, USED
 from lab.play.exporter import LABELS, Exporter
 from lab.play.hands import Hands
 from lab.play.manifests import deployment, objects
@@ -171,6 +172,16 @@ def test_gpus_are_told_of_as_prometheus_labels_those_of_another_pod(exporter: Ex
     }
     assert seen == {("serving", "a"): "0", ("serving", "b"): "79"}
     assert {each["metric"]["pod"] for each in found} == {LABELS["pod"]}
+
+
+def test_memory_that_is_measured_is_told_of_each_pod_of_the_namespace(exporter: Exporter) -> None:
+    hands = Hands(None, "ours", a_scenario().fleet, "image", exporter)  # type: ignore[arg-type]
+    before = hands.device_memory()
+
+    exporter.measure("ours", {"a": {USED: 160, FREE: 40}})
+    exporter.measure("theirs", {"b": {USED: 1, FREE: 1}})
+
+    assert (before, hands.device_memory()) == ({}, {"a": 160})
 
 
 def test_a_new_replicas_gpu_is_well_and_one_that_is_gone_has_none(exporter: Exporter) -> None:

@@ -81,6 +81,9 @@ class Others:
     def tell_devices(self, pods: list[str]) -> None:
         assert pods == ["pod-1"]
 
+    def device_memory(self) -> dict[str, float]:
+        return {}
+
     def carry_out(self, incident: Incident, digest: str) -> str:
         self.happened.append((incident.do, digest))
         return f"{incident.do} happened"

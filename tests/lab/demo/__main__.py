@@ -1,6 +1,6 @@
 """`make demo`: one scenario of `lab/scenarios` in a terminal; exit 1 for an end that is not the expected one.
 
-SCENARIO=thrash|healthy|bad-canary or any other name of a file there; ENGINE=lab|vllm.
+SCENARIO=thrash|healthy|bad-canary|compression or any other name of a file there; ENGINE=lab|vllm.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,6 +22,8 @@ WIDTH = 112
 INDENT = " " * 17
 KEPT = 14
 """Lines of the story that stay on the live screen."""
+PICTURE_SECONDS = 20.0
+"""How long a picture takes the place of replicas and story there: read twice, and both are missed."""
 
 
 def view_for(stdout_is_terminal: bool) -> View:
@@ -53,6 +57,33 @@ def replica_line(each: ReplicaLine) -> str:
     )
 
 
+def memory_line(scene: Scene) -> str:
+    """Return what a dashboard of the GPUs shows in one line; empty where there is none."""
+    used = ", ".join(f"{pod} {mib:.0f} MiB" for pod, mib in scene.device_mib.items())
+    return f"GPU memory in use: {used}" if used else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One entry of the story."""
+
+    elapsed: float
+    who: str
+    lines: tuple[str, ...]
+    short: str
+    """In one line."""
+
+    def print(self) -> None:
+        """Print it as it is."""
+        print(f"{clock(self.elapsed)}  {self.who:<9} " + f"\n{INDENT}".join(self.lines), flush=True)
+
+
+def line_of(elapsed: float, who: str, text: str) -> Told:
+    """Return a line of the story, broken at spaces."""
+    lines = textwrap.wrap(text, WIDTH - len(INDENT), break_long_words=False, break_on_hyphens=False)
+    return Told(elapsed, who, tuple(lines), text)
+
+
 class PlainView:
     """One line per event; a look at every replica each quarter of a minute."""
 
@@ -61,15 +92,19 @@ class PlainView:
 
     def tell(self, elapsed: float, who: str, text: str) -> None:
         """Print one line of the story."""
-        _print(elapsed, who, text)
+        line_of(elapsed, who, text).print()
+
+    def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
+        """Print a picture."""
+        Told(elapsed, who, tuple(lines), "").print()
 
     def show(self, scene: Scene) -> None:
         """Print the status, if the last one is old enough."""
         if scene.elapsed - self._shown_at >= STATUS_SECONDS:
             self._shown_at = scene.elapsed
-            _print(scene.elapsed, "fleet", summary_line(scene))
-            for each in scene.replicas:
-                print(f"{INDENT}{replica_line(each)}", flush=True)
+            line_of(scene.elapsed, "fleet", summary_line(scene)).print()
+            for line in filter(None, (*map(replica_line, scene.replicas), memory_line(scene))):
+                print(f"{INDENT}{line}", flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -80,30 +115,43 @@ class LiveView:
 
     def __init__(self) -> None:
         self._console = Console()
-        self._story: list[tuple[float, str, str]] = []
+        self._story: list[Told] = []
+        self._picture: Told | None = None
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._live.start()
 
     def tell(self, elapsed: float, who: str, text: str) -> None:
         """Add one line to the story."""
-        self._story.append((elapsed, who, text))
+        self._story.append(line_of(elapsed, who, text))
+
+    def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
+        """Add a picture to the story, and show it for a while."""
+        self._picture = Told(elapsed, who, tuple(lines), lines[-1])
+        self._story.append(self._picture)
 
     def show(self, scene: Scene) -> None:
         """Redraw the screen."""
         head, foot = Text(scene.phase, style="bold"), Text(summary_line(scene))
-        whole = Group(head, _replicas(scene), foot, self._told())
+        memory = [Text(memory_line(scene))] if scene.device_mib else []
+        drawn = self._picture
+        if drawn is not None and scene.elapsed - drawn.elapsed < PICTURE_SECONDS:
+            whole = Group(head, Text("\n".join(drawn.lines), no_wrap=True), foot, *memory)
+        else:
+            whole = Group(head, _replicas(scene), foot, *memory, self._told())
         self._live.update(Panel(whole, title=f"kvmedic {clock(scene.elapsed)}", title_align="left"))
 
     def close(self) -> None:
         """Take the screen away and leave the whole story behind as plain lines."""
         self._live.stop()
-        for elapsed, who, text in self._story:
-            _print(elapsed, who, text)
+        for each in self._story:
+            each.print()
 
     def _told(self) -> Table:
         story = Table.grid(padding=(0, 1))
-        for elapsed, who, text in self._story[-KEPT:]:
-            story.add_row(Text(clock(elapsed), style="dim"), Text(who, style="cyan"), Text(text))
+        for each in self._story[-KEPT:]:
+            story.add_row(
+                Text(clock(each.elapsed), style="dim"), Text(each.who, style="cyan"), Text(each.short)
+            )
         return story
 
 
@@ -129,8 +177,3 @@ def _bar(usage: float) -> str:
     """Return a ratio as a bar of ten with its percentage."""
     filled = round(usage * 10)
     return f"{'█' * filled}{'·' * (10 - filled)} {usage:4.0%}"
-
-
-def _print(elapsed: float, who: str, text: str) -> None:
-    lines = textwrap.wrap(text, WIDTH - len(INDENT), break_long_words=False, break_on_hyphens=False)
-    print(f"{clock(elapsed)}  {who:<9} " + f"\n{INDENT}".join(lines), flush=True)

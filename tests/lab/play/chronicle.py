@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvmedic.api.status import record_from_wire
+from kvmedic.core.compressed import Answer
+from kvmedic.core.trialling import TrialStep
+
 Object = dict[str, Any]
+TRIAL = TrialStep.__name__
+"""The one kind of step that changes nothing of a fleet."""
 
 
 @dataclass(slots=True)
@@ -80,6 +86,24 @@ class Chronicle:
     def planned(self) -> list[Object]:
         """Return the steps of the plan that is shown, as the status writes them."""
         return [dict(step) for step in (self.plan.get("exact") or {}).get("steps", ())]
+
+    @property
+    def changes_something(self) -> bool:
+        """Return whether a plan is shown, or a run was opened, that is not only a trial."""
+        steps = [*self.moves, *self.planned]
+        is_trial = bool(steps) and all(step.get("kind") == TRIAL for step in steps)
+        return bool(self.opened or self.plan) and not is_trial
+
+    @property
+    def is_trying(self) -> bool:
+        """Return whether the open run is a trial."""
+        return any(each["step"].get("kind") == TRIAL for each in self.run.get("steps", ()))
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """Return what trials showed, the oldest first."""
+        wire = {"answers": self.status.get("answers") or []}
+        return tuple(reversed(record_from_wire(wire).answers))
 
     @property
     def has_settled(self) -> bool:

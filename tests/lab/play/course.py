@@ -21,6 +21,9 @@ class Course:
     chronicle: Chronicle
     cues: dict[Cue, float] = field(default_factory=lambda: {Cue.START: 0.0})
     """When each cue came, those that have come."""
+    turned_at: float | None = None
+    """When the first plan or run came that changes something, which a trial does not. There the figures of
+    before end."""
     _done: dict[int, float] = field(default_factory=dict)
     _begun: set[int] = field(default_factory=set)
     _ended: set[int] = field(default_factory=set)
@@ -38,6 +41,8 @@ class Course:
         for cue, has_come in come.items():
             if has_come:
                 self.cues.setdefault(cue, now)
+        if self.turned_at is None and told.changes_something:
+            self.turned_at = now
         if not self._is_as_expected():
             self._seen_at = None
         elif self._seen_at is None:

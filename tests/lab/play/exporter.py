@@ -58,6 +58,11 @@ class Exporter:
         with self._lock:
             self._measured[namespace] = pods
 
+    def measured(self, namespace: str) -> Mapping[str, Mapping[str, float]]:
+        """Return the series that were measured of the GPUs of a namespace's pods, by pod."""
+        with self._lock:
+            return self._measured.get(namespace, {})
+
     def page(self) -> str:
         """Return what is told now, in the exposition format."""
         with self._lock:

@@ -11,6 +11,7 @@ import httpx
 from lab.cluster.api import Api
 from lab.engine.server import SLOWDOWN
 from lab.installation import NAMESPACE
+from lab.play.device_memory import USED
 from lab.play.exporter import Exporter
 from lab.play.files import merged
 from lab.play.manifests import PORT, deployment
@@ -54,6 +55,10 @@ class Hands:
         """Give the GPU of each pod that has none yet what the file says of all."""
         if self._fleet.devices is not None:
             self._exporter.meet(self._namespace, pods, self._fleet.devices)
+
+    def device_memory(self) -> dict[str, float]:
+        """Return the MiB that each pod's GPU has in use, by its name; empty where nobody measures."""
+        return {pod: series[USED] for pod, series in self._exporter.measured(self._namespace).items()}
 
     def carry_out(self, incident: Incident, digest: str) -> str:
         """Make it happen; return it in one line.

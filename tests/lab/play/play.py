@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
@@ -38,6 +39,9 @@ class Others(Protocol):
 
     def tell_devices(self, pods: list[str]) -> None:
         """Give each pod's GPU its series."""
+
+    def device_memory(self) -> Mapping[str, float]:
+        """Return the MiB that each pod's GPU has in use, by its name; empty where nobody tells."""
 
     def carry_out(self, incident: Incident, digest: str) -> str:
         """Make something happen; return it in one line."""
@@ -124,6 +128,7 @@ class Play:
             f"{clients} clients send to {fleet.replicas} replicas; each may run {fleet.cap} requests at once"
         )
         self._story.tell(0, "traffic", text)
+        self._story.begin(self.scenario.remediation)
         while not self._course.is_over(self.elapsed):
             self._tick(traffic)
             if stopped.wait(TICK_SECONDS):
@@ -160,7 +165,8 @@ class Play:
     def _look(self, traffic: Traffic) -> None:
         """Tell what changed since the last look."""
         self._story.go_on(self.elapsed)
-        self._story.show(self._story.scene(self.elapsed, traffic.records()))
+        memory = self._others.device_memory()
+        self._story.show(self._story.scene(self.elapsed, traffic.records(), memory))
 
     def _result(self, traffic: Traffic) -> Result:
         records, facts, told = traffic.records(), self.witness.facts, self.witness.chronicle
@@ -207,9 +213,9 @@ class Play:
         """Return the figures of before and after; none of before where the plan came too soon."""
         records, samples = traffic.records(), self.witness.scraper.samples()
         cues, span = self._course.cues, self.scenario.limits.measure
-        if Cue.PLAN not in cues:
+        if self._course.turned_at is None:
             return None, None
-        turning = self._started + cues[Cue.PLAN]
+        turning = self._started + self._course.turned_at
         full = max(self._started + RAMP_SECONDS, turning - span)
         before = figures(Window(full, turning), records, samples) if full < turning else None
         if Cue.SETTLED not in cues:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lab.loadgen.record import Record, percentile
 from lab.play.engines import Sample, rate
@@ -45,6 +45,8 @@ class Scene:
     tokens_per_second: float
     answered: int
     lost: int
+    device_mib: Mapping[str, float] = field(default_factory=dict)
+    """Of each pod's GPU that is told of, in use: what a dashboard of the GPUs shows."""
 
     @property
     def preemptions_per_second(self) -> float:

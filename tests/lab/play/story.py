@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from kvmedic.core.compressed import Answer
+from kvmedic.core.trial_picture import picture_of, trace_of
 from lab.loadgen.record import Record
 from lab.play.scene import Scene, scene, state_of
 from lab.play.schema import FLEET
@@ -13,6 +17,7 @@ from lab.play.witness import Replica, Said, Witness
 
 POD_NAME = re.compile(rf"{FLEET}-[0-9a-z]+-([0-9a-z]{{5}})\b")
 """A pod of the fleet; on the screen its last five letters do."""
+TRIAL_POD = re.compile(rf"{FLEET}-trial-\d+-\d+")
 THRASHING = 0.5
 """Preemptions per second and replica from which the view calls it thrashing: 1.3 to 3.2 were measured on one
 replica that thrashed, 0 on a calm one."""
@@ -24,7 +29,10 @@ PHASES = {
     "RollingBack": "the change is taken back",
     "Left": "the run ends",
 }
-WAITS = frozenset({"AwaitingCanary", "AwaitingReplica", "Draining", "DrainTimedOut", "Holding"})
+TRYING = "a trial pod, to which nobody leads requests, shows what becomes of blocks"
+WAITS = frozenset(
+    {"AwaitingCanary", "AwaitingReplica", "Draining", "DrainTimedOut", "Holding", "ReclamationProbed"}
+)
 """Reasons of the condition Progressing that tell what a run waits for; the others pass within a second or
 have an Event of their own."""
 
@@ -37,30 +45,48 @@ class Story:
         self._states: dict[str, str] = {}
         self._progress = ""
         self._told: set[str] = set()
+        self._drawn: set[Answer] = set()
+
+    def begin(self, spec: Mapping[str, Any]) -> None:
+        """Tell what is special about the fleet, as the spec of its resource says it."""
+        method = spec.get("compression") or {}
+        if "keepRatio" in method:
+            share = 100 * (1 - float(method["keepRatio"]))
+            self.tell(0, "engine", f"{method.get('method', 'a method')} evicts {share:.0f} % of all tokens")
 
     def tell(self, elapsed: float, who: str, text: str) -> None:
         """Add one line."""
-        self._view.tell(elapsed, who, POD_NAME.sub(r"\1", text))
+        self._view.tell(elapsed, who, shortened(text))
 
     def go_on(self, elapsed: float) -> None:
         """Tell what changed."""
         for said in self._witness.hear():
             self.tell(elapsed, "WARNING" if said.warning else "operator", self._news(said))
         self._tell_progress(elapsed)
+        self._draw_trials(elapsed)
         self._tell_replicas(elapsed, self._witness.replicas())
 
     def show(self, now: Scene) -> None:
         """Show the present moment."""
         self._view.show(now)
 
-    def scene(self, elapsed: float, records: Sequence[Record]) -> Scene:
-        """Return the present moment, with its phase in words."""
+    def scene(self, elapsed: float, records: Sequence[Record], memory: Mapping[str, float]) -> Scene:
+        """Return the present moment, with its phase in words.
+
+        Args:
+            elapsed: seconds since the play began.
+            records: of the requests that ended.
+            memory: MiB in use of each pod's GPU, where somebody tells.
+        """
         now = scene("", elapsed, self._witness, records)
-        run = self._witness.chronicle.run
-        phase = PHASES.get(run["steps"][0]["state"] if run else "", "")
-        if not run and now.preemptions_per_second >= THRASHING * self._replicas:
+        told = self._witness.chronicle
+        phase = PHASES.get(told.run["steps"][0]["state"] if told.run else "", "")
+        if told.is_trying:
+            phase = TRYING
+        if not told.run and now.preemptions_per_second >= THRASHING * self._replicas:
             phase = "the fleet thrashes: requests are preempted and start again from nothing"
-        return scene(phase, elapsed, self._witness, records)
+        used = {shortened(pod): mib for pod, mib in sorted(memory.items())}
+        return replace(now, phase=phase, device_mib=used)
 
     def _tell_progress(self, elapsed: float) -> None:
         """Tell what the open run waits for, when that is another thing than before."""
@@ -72,6 +98,14 @@ class Story:
         if text != self._progress:
             self._progress = text
             self.tell(elapsed, "run", text)
+
+    def _draw_trials(self, elapsed: float) -> None:
+        """Draw what a trial showed, each once."""
+        for answer in self._witness.chronicle.answers:
+            trace = trace_of(answer)
+            if trace is not None and answer not in self._drawn:
+                self._drawn.add(answer)
+                self._view.draw(elapsed, "trial", picture_of(trace))
 
     def _tell_replicas(self, elapsed: float, replicas: Sequence[Replica]) -> None:
         for each in replicas:
@@ -92,3 +126,8 @@ class Story:
             note = note if plan not in self._told else note.partition(" Deployment/")[0]
             self._told.add(plan)
         return f"{said.reason}: {note}"
+
+
+def shortened(text: str) -> str:
+    """Return a text with pods named as on the screen."""
+    return POD_NAME.sub(r"\1", TRIAL_POD.sub("trial pod", text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from lab.play.scene import Scene
@@ -12,6 +13,9 @@ class View(Protocol):
 
     def tell(self, elapsed: float, who: str, text: str) -> None:
         """Add one line to the story; `who` is one word."""
+
+    def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
+        """Add a picture to the story; each character keeps its place."""
 
     def show(self, scene: Scene) -> None:
         """Show the present moment."""
@@ -29,6 +33,11 @@ class Notes:
     def tell(self, elapsed: float, who: str, text: str) -> None:
         """Add one line to the story."""
         self.lines.append(f"{elapsed:7.1f}  {who:<9} {text}")
+
+    def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
+        """Add a picture line by line."""
+        for line in lines:
+            self.tell(elapsed, who, line)
 
     def show(self, scene: Scene) -> None:
         """Nobody looks."""
