@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvmedic.core.compressed import Compressed
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence
+from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, is_content
 from kvmedic.core.evidence import Look, Observation, Signal
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
@@ -30,6 +30,8 @@ from kvmedic.plans import (
     with_shown_plan,
 )
 from kvmedic.ports import Senses, View
+from kvmedic.recollection import Inquiry, as_recorded, prospect, with_history
+from kvmedic.runbooks.enabling import Enabled
 from kvmedic.runbooks.methods import compressed_of, eviction_of
 from kvmedic.runbooks.planning import Workload
 from kvmedic.versions import ask_versions, engine_of
@@ -75,7 +77,9 @@ async def _with_what_engines_tell(
     evidence = replace(evidence, evicts=eviction_of(workload))
     if silent := silent_on_pools(evidence, view):
         evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
-    evidence = replace(evidence, compression=_compression(workload, resource, policy, evidence.burn))
+    method = _compression(workload, resource, policy, evidence.burn)
+    inquiry = Inquiry(resource, policy, view, evidence.burn.at)
+    evidence = replace(evidence, compression=await with_history(method, inquiry, senses.metrics))
     if calm(policy, evidence) is not None:
         return evidence
     told = await with_drivers(evidence.vitals, resource.namespace, expected(view), workload, senses.drivers)
@@ -99,11 +103,16 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     vitals = await vitals_of(seen, resource.namespace, view, senses.logs, {})
     workload = engine_of(view, policy)
     method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None
+    history = prospect(method, Inquiry(resource, policy, view, seen.at))
+    method = as_recorded(method, history)
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
     found = calm(policy, evidence)
     if found is None:
         return None
     runbook, diagnosis = found
+    # What history has not told yet may speak against the method: a whole look asks, once.
+    if isinstance(history, Enabled) and is_content(diagnosis):
+        return None
     return Survey(view, evidence, diagnosis, runbook, None, None)
 
 
