@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,6 +20,7 @@ from kvmedic.core.moves import Effect
 from kvmedic.core.neighbours import Neighbours
 from kvmedic.core.plan import ObjectRef
 from kvmedic.core.policy import Policy
+from kvmedic.core.recalled import Alone
 from kvmedic.core.record import ConfigCopy, Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
@@ -139,6 +140,14 @@ class Metrics(Protocol):
 
         Which they were, the source says: the pods themselves may be long gone.
         """
+
+    async def last_alone(self, source: str, namespace: str, sought: Alone, at: datetime) -> Reading[datetime]:
+        """Return the last moment before some time at which a ReplicaSet was alone in its fleet."""
+
+    async def past_devices(
+        self, source: str, namespace: str, pods: Iterable[str], at: datetime, window: timedelta
+    ) -> Mapping[str, Reading[tuple[Device, ...]]]:
+        """Return the devices that replicas had at a moment of the past, by the replicas' names."""
 
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta

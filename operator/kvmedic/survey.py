@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvmedic.core.compressed import Compressed, standing_answers
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence
+from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, is_content
 from kvmedic.core.evidence import Look, Observation, Signal
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
@@ -34,6 +34,8 @@ from kvmedic.plans import (
     with_shown_plan,
 )
 from kvmedic.ports import Senses, View
+from kvmedic.recollection import Inquiry, as_recorded, prospect, with_history
+from kvmedic.runbooks.enabling import Enabled
 from kvmedic.runbooks.methods import compressed_of, eviction_by, eviction_of
 from kvmedic.runbooks.planning import Workload
 from kvmedic.versions import ask_versions, engine_of
@@ -83,6 +85,8 @@ async def _with_what_engines_tell(
         evidence = await with_starts(evidence, resource.namespace, asked, workload, senses.logs)
         method = _compression(workload, resource, policy, evidence.burn, phrases(evidence.started))
     evicts = eviction_of(workload, phrases(evidence.started)) or (eviction_by(method) if method else None)
+    inquiry = Inquiry(resource, policy, view, evidence.burn.at)
+    method = await with_history(method, inquiry, senses.metrics)
     evidence = replace(evidence, evicts=evicts, compression=method)
     if calm(policy, evidence) is not None:
         return evidence
@@ -107,11 +111,16 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     vitals = await vitals_of(seen, resource.namespace, view, senses.logs, {})
     workload = engine_of(view, policy)
     method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None
+    history = prospect(method, Inquiry(resource, policy, view, seen.at))
+    method = as_recorded(method, history)
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
     found = calm(policy, evidence)
     if found is None:
         return None
     runbook, diagnosis = found
+    # What history has not told yet may speak against the method: a whole look asks, once.
+    if isinstance(history, Enabled) and is_content(diagnosis):
+        return None
     return Survey(view, evidence, diagnosis, runbook, None, None)
 
 

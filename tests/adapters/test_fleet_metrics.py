@@ -9,8 +9,10 @@ import pytest
 from http_double import Reply, Server
 from kvmedic.core.evidence import Absence, Look, Measured, Missing, Pool, Signal, Unsupported
 from kvmedic.core.fleet import Pod
+from kvmedic.core.vitals import Vital
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.fleet import FleetMetrics, is_made_by
+from kvmedic.metrics.alone import is_made_by
+from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from prometheus_server import PrometheusServer
 from scripted_fleet import DATA, END, NAMESPACE, THIRTY
@@ -123,6 +125,18 @@ async def test_replicas_that_nobody_scraped_then_are_missing_and_not_calm(histor
     await metrics.close()
 
     assert found == [Missing(Absence.NO_SERIES)] * 4
+
+
+async def test_devices_of_the_past_are_found_by_the_names_of_replicas(history: PrometheusServer) -> None:
+    metrics = fleet_metrics(history.url)
+
+    then = await metrics.past_devices("default", NAMESPACE, ["memory-steady", "never"], CAME, THIRTY / 6)
+    await metrics.close()
+
+    steady = then["memory-steady"]
+    assert isinstance(steady, Measured)
+    assert [device.ratio(Vital.MEMORY_IN_USE) for device in steady.value] == [0.9]
+    assert then["never"] == Missing(Absence.NO_SERIES)
 
 
 async def test_a_source_that_does_not_answer_knows_no_past() -> None:

@@ -8,11 +8,13 @@ from datetime import timedelta
 from kvmedic.core.aside import SetAside, Station
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.engine import Knob
+from kvmedic.core.figures import Figures
 from kvmedic.core.footprint import Footprint, Load
 from kvmedic.core.loan import Borrowed, TriedReturn
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.reasons import Reason
+from kvmedic.core.recalled import Recalled
 from kvmedic.core.record import (
     ClosedRun,
     Condition,
@@ -30,7 +32,7 @@ from kvmedic.core.run import Approved, Outcome, StepState, Terms
 from kvmedic.core.severity import Severity, Urgency
 from kvmedic.core.spending import Spending
 from kvmedic.core.verdict import Verdict
-from run_builder import NOW, OLD, SCALE, STEP, a_run, a_scaling, an_intent
+from run_builder import NEW, NOW, OLD, SCALE, STEP, a_run, a_scaling, an_intent
 
 
 def approved_record() -> Record:
@@ -153,3 +155,26 @@ def spared_record() -> Record:
         sized=SizedCap(OLD, "16", NOW, is_corrected=True),
         urgency=Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",)),
     )
+
+
+def recalled_record() -> Record:
+    """Return a record with the fleet before its KV cache was compressed, as far as anybody knows."""
+    figures = Figures(20.0, 3800.0, 0.1, 0.9, e2e_p95=9.5)
+    told = Recalled("TriAttention", 7, NEW, 6, "default", NOW, figures, NOW - timedelta(hours=1), 3)
+    return replace(full_record(), baseline=told)
+
+
+def forgotten_record() -> Record:
+    """Return a record that says that nobody knows how the fleet was before."""
+    told = Recalled(
+        "TriAttention",
+        7,
+        NEW,
+        6,
+        "default",
+        NOW,
+        Figures(),
+        trouble="the source did not answer",
+        again_at=NOW + timedelta(minutes=10),
+    )
+    return replace(full_record(), baseline=told)

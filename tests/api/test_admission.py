@@ -13,7 +13,14 @@ from api.bad_specs import MINIMAL, Row
 from api.bad_specs_later import ROWS
 from api.conftest import Resources
 from api.good_specs import GOOD
-from api.records import approved_record, full_record, holding_record, spared_record
+from api.records import (
+    approved_record,
+    forgotten_record,
+    full_record,
+    holding_record,
+    recalled_record,
+    spared_record,
+)
 from kvmedic.api.resource import spec_from_wire
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.api.status import record_from_wire, record_to_wire
@@ -168,8 +175,15 @@ def test_a_status_is_written_only_on_the_version_that_was_read(resources: Resour
 
 @pytest.mark.parametrize(
     "record",
-    [full_record(), approved_record(), holding_record(), spared_record()],
-    ids=["full", "approved", "holding", "spared"],
+    [
+        full_record(),
+        approved_record(),
+        holding_record(),
+        spared_record(),
+        recalled_record(),
+        forgotten_record(),
+    ],
+    ids=["full", "approved", "holding", "spared", "recalled", "forgotten"],
 )
 def test_a_record_survives_the_api_server(record: Record, resources: Resources) -> None:
     resource = resources.created(MINIMAL)

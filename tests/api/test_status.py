@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from api.records import full_record, holding_record, spared_record
+from api.records import forgotten_record, full_record, holding_record, recalled_record, spared_record
 from kvmedic.api.problems import RunUnreadable
 from kvmedic.api.status import (
     FINDINGS_LENGTH,
@@ -156,6 +156,30 @@ def test_a_spared_replica_that_cannot_be_read_is_never_forgotten(
 ) -> None:
     with pytest.raises(RunUnreadable):
         record_from_wire(broken(stored(spared_record()), *path, value=value))
+
+
+@pytest.mark.parametrize("record", [recalled_record(), forgotten_record()])
+def test_what_history_told_survives_being_stored(record: Record) -> None:
+    assert record_from_wire(stored(record)) == record
+
+
+def test_figures_of_before_have_the_names_that_the_spec_gives_them() -> None:
+    assert stored(recalled_record())["baseline"]["figures"] == {
+        "requestsPerSecond": 20.0,
+        "tokensPerSecond": 3800.0,
+        "preemptionsPerRequest": 0.1,
+        "kvCacheUsage": 0.9,
+        "e2eP95": 9.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [(("baseline", "template"), None), (("baseline", "figures"), None), (("baseline", "askedAt"), "once")],
+)
+def test_what_history_told_is_never_taken_for_nothing(path: tuple[str | int, ...], value: Any) -> None:
+    with pytest.raises(RunUnreadable):
+        record_from_wire(broken(stored(recalled_record()), *path, value=value))
 
 
 def test_times_are_written_in_utc_and_conditions_in_kubernetes_words() -> None:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from kvmedic.core.fleet import Fleet, ReplicaSet
-from kvmedic.core.revisions import newcomer, revision_of, start_seconds, to_start
+from kvmedic.core.revisions import newcomer, revision_of, rolled_out, start_seconds, to_start
 from run_builder import NEW, NOW, OLD, a_fleet, a_pod
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
@@ -118,3 +118,22 @@ def test_ready_replicas_of_the_wanted_revision_need_no_start() -> None:
     fleet = replace(a_fleet(revision=NEW), replicas=3, pods=pods)
 
     assert (to_start(fleet, OLD), to_start(fleet, "gone"), to_start(fleet, NEW)) == (2, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "numbers"),
+    [
+        pytest.param(fleet_of(FIRST, LAST, BEFORE), ((7, NEW), (6, OLD), (2, "cc")), id="newest first"),
+        pytest.param(
+            fleet_of(replace(LAST, earlier_numbers=(3, 5)), BEFORE),
+            ((7, NEW), (6, OLD), (5, NEW), (3, NEW)),
+            id="rolled out again: once for each number",
+        ),
+        pytest.param(
+            fleet_of(replace(LAST, number=5), BEFORE), ((5, NEW),), id="what came after is not of the past"
+        ),
+        pytest.param(fleet_of(BEFORE), (), id="the present one has no ReplicaSet yet"),
+    ],
+)
+def test_revisions_as_they_were_rolled_out(fleet: Fleet, numbers: tuple[tuple[int, str], ...]) -> None:
+    assert tuple((each.number, each.template) for each in rolled_out(fleet)) == numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,6 +11,7 @@ from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation,
 from kvmedic.core.fleet import Pod
 from kvmedic.core.logged_pool import LogForms, LoggedSize
 from kvmedic.core.moved import Traffic
+from kvmedic.core.recalled import Alone
 from kvmedic.core.record import LastGood, Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.started import Start, StartForms, Unread
@@ -58,6 +59,14 @@ class Asked:
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
     ) -> Reading[Observation]:
         return Missing(Absence.NO_SERIES)
+
+    async def last_alone(self, source: str, namespace: str, sought: Alone, at: datetime) -> Reading[datetime]:
+        return Missing(Absence.NO_SERIES)
+
+    async def past_devices(
+        self, source: str, namespace: str, pods: Iterable[str], at: datetime, window: timedelta
+    ) -> dict[str, Reading[tuple[Device, ...]]]:
+        return dict.fromkeys(pods, Missing(Absence.NO_SERIES))
 
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta

@@ -5,10 +5,10 @@ value, what is None or empty left out. So a new kind of step needs nothing here;
 because records that are stored must stay readable (`tests/api/data`).
 
 Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`, `rollbacks`,
-`bundles`, `scalings`, `answers`, `copies`, `outgrown`, `borrowed`, `footprint`, `lastGood`, `aside`, `sized`)
-are what the operator itself relies on after a restart: one that cannot be read raises `RunUnreadable`,
-because starting from empty would forget a change under way or hand out a used-up budget. All other fields
-are for people, are computed anew, and are dropped when they cannot be read.
+`bundles`, `scalings`, `answers`, `copies`, `outgrown`, `borrowed`, `footprint`, `lastGood`, `aside`, `sized`,
+`baseline`) are what the operator itself relies on after a restart: one that cannot be read raises
+`RunUnreadable`, because starting from empty would forget a change under way or hand out a used-up budget. All
+other fields are for people, are computed anew, and are dropped when they cannot be read.
 Unknown fields are ignored everywhere, so that an older operator can read what a newer one wrote.
 """
 
@@ -27,6 +27,7 @@ from kvmedic.core.aside import SetAside
 from kvmedic.core.compressed import Answer
 from kvmedic.core.footprint import Footprint
 from kvmedic.core.loan import Borrowed
+from kvmedic.core.recalled import Recalled
 from kvmedic.core.record import (
     ClosedRun,
     Condition,
@@ -71,6 +72,7 @@ RECORDS = frozenset(
         "lastGood",
         "aside",
         "sized",
+        "baseline",
     }
 )
 """The fields that the operator relies upon after a restart."""
@@ -79,8 +81,8 @@ OPEN = RECORDS | {"plan"}
 """The fields that keep what an older CustomResourceDefinition does not name: a plan without a part of it
 would be another one each time that it is read."""
 
-RENAMED = {"changed_at": "lastTransitionTime"}
-"""Names that Kubernetes gives (`metav1.Condition`)."""
+RENAMED = {"changed_at": "lastTransitionTime", "e2e_p95": "e2eP95"}
+"""Names that Kubernetes (`metav1.Condition`) and the spec give."""
 
 
 def wire_name(field: str) -> str:
@@ -161,6 +163,9 @@ class KVRemediationStatus(BaseModel):
     """The replica that was taken out of rotation because its node is ill. A record: do not edit it."""
     summary: Summary | None = None
     """What the last run that touched anything changed, what that brought, and what it cost."""
+    baseline: Recalled | None = None
+    """The fleet before its KV cache was compressed, as the metrics source recalled it: asked once for each
+    revision that turned the method on. A record: do not edit it."""
 
 
 def record_to_wire(record: Record, phase: str) -> dict[str, Any]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 
 from kvmedic.core.blocks import Keep
 from kvmedic.core.compression import MethodClass, Setting
 from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
 from kvmedic.core.figures import Figures
+from kvmedic.core.recalled import Recalled
 from kvmedic.core.reclamation_probe import Reclaim, Sample
 from kvmedic.core.trialling import Question
+
+GIVEN = "spec.compression.baseline"
+"""Where a user gives the fleet without the method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,17 @@ class Compressed:
     """Of the newest trial on this very template; None: there was none."""
     longest_request: int | None = None
     """Tokens of a request, at most, as the command line gives it; None: it does not."""
+    recalled: Recalled | None = None
+    """What history told of the fleet without the method; None: nobody asked."""
+    no_history: str = ""
+    """Why history does not tell of it; empty where it does, or nobody asked."""
+
+    @property
+    def without_from(self) -> str:
+        """Return where `without` is from, for a person; empty: nothing is known of it."""
+        given = GIVEN if self.policy.baseline != Figures() else ""
+        recalled = self.recalled.line() if self.recalled and not self.recalled.trouble else ""
+        return f"{given}, the rest of {recalled}" if given and recalled else given or recalled
 
 
 def standing_answers(answers: Sequence[Answer], generation: int) -> tuple[Answer, ...]:
@@ -76,3 +91,14 @@ def answer_for(answers: Sequence[Answer], template: str) -> Answer | None:
     """Return what the newest trial on a pod template showed; None where there was none."""
     found = [each for each in answers if each.template == template]
     return max(found, key=lambda each: each.at, default=None)
+
+
+def with_recalled(method: Compressed, recalled: Recalled) -> Compressed:
+    """Return a method with what history tells of the fleet without it; what the spec gives counts first."""
+    given = {
+        each.name: getattr(method.without, each.name)
+        for each in fields(Figures)
+        if getattr(method.without, each.name) is not None
+    }
+    without = replace(recalled.figures, **given)
+    return replace(method, without=without, recalled=recalled)

@@ -19,6 +19,7 @@ from kvmedic.core.loan import Borrowed
 from kvmedic.core.moved import Traffic
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
+from kvmedic.core.recalled import Recalled
 from kvmedic.core.run import Approved, Run
 from kvmedic.core.severity import Urgency
 from kvmedic.core.summary import Summary
@@ -267,6 +268,8 @@ class Record:
     """The replica that was taken out of rotation because its node is ill; None: none was."""
     summary: Summary | None = None
     """Of the last run that touched anything."""
+    baseline: Recalled | None = None
+    """The fleet before its KV cache was compressed. None: nobody asked history."""
 
     def condition(self, of: ConditionType) -> Condition | None:
         """Return the condition of a type, if it was ever written."""

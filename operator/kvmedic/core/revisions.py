@@ -114,6 +114,22 @@ def previous(fleet: Fleet) -> ReplicaSet | None:
     return max(older, key=lambda rs: rs.number, default=None)
 
 
+def rolled_out(fleet: Fleet) -> tuple[Revision, ...]:
+    """Return the revisions up to the present one as they were rolled out, the newest first.
+
+    One that was rolled out again has several numbers and is there once for each. A number that is not there
+    is that of a revision whose ReplicaSet is gone.
+    """
+    now = _present(fleet)
+    found = [
+        Revision(number, rs.name, rs.revision)
+        for rs in fleet.replica_sets
+        for number in (rs.number, *rs.earlier_numbers)
+        if now is not None and number <= now.number
+    ]
+    return tuple(sorted(found, key=lambda each: each.number, reverse=True))
+
+
 def _present(fleet: Fleet) -> ReplicaSet | None:
     return next((rs for rs in fleet.replica_sets if rs.revision == fleet.revision), None)
 

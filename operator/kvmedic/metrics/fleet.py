@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading
 from kvmedic.core.fleet import Pod
+from kvmedic.core.recalled import Alone
 from kvmedic.core.signals import SignalTable
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device
+from kvmedic.metrics.alone import is_made_by, on_grid
 from kvmedic.metrics.client import PrometheusClient
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from kvmedic.metrics.readings import unavailable
 from kvmedic.metrics.scrape import PodAddress, Scraper
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource
-
-RANDOM_LENGTH = 5
-"""Characters that the API server puts behind the name that a ReplicaSet gives its pods."""
-PREFIX_LENGTH = 58
-"""What it keeps of that name (apiserver, storage/names/generate.go: 63 less the random ones)."""
 
 
 class FleetMetrics:
@@ -87,6 +83,27 @@ class FleetMetrics:
         pods = [pod for pod in known if pod.namespace == namespace and is_made_by(replica_set, pod.name)]
         return Measured(await then.observe(pods, look), at) if pods else Missing(Absence.NO_SERIES)
 
+    async def last_alone(self, source: str, namespace: str, sought: Alone, at: datetime) -> Reading[datetime]:
+        """Return the last moment before some time at which a ReplicaSet was alone in its fleet.
+
+        One query, answered at most `on_grid` earlier: a source that takes too long over days of the past
+        counts as down for the moment that it was asked about, which is nobody else's then.
+        """
+        found = self._sources.get(source)
+        if found is None:
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+        return await found.as_of(on_grid(at)).last_alone(namespace, sought)
+
+    async def past_devices(
+        self, source: str, namespace: str, pods: Iterable[str], at: datetime, window: timedelta
+    ) -> Mapping[str, Reading[tuple[Device, ...]]]:
+        """Return the devices that replicas had at a moment of the past, by the replicas' names."""
+        names = tuple(pods)
+        found = self._sources.get(source)
+        if found is None:
+            return dict.fromkeys(names, Missing(Absence.SOURCE_UNAVAILABLE))
+        return await found.as_of(at).devices([PodKey(namespace, name) for name in names], window)
+
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
     ) -> Mapping[str, Reading[tuple[Device, ...]]]:
@@ -113,12 +130,6 @@ class FleetMetrics:
         for source in self._sources.values():
             source.close()
         await self._scraper.close()
-
-
-def is_made_by(replica_set: str, pod: str) -> bool:
-    """Return whether a pod's name is one that a ReplicaSet of this name gives."""
-    prefix = re.escape(f"{replica_set}-"[:PREFIX_LENGTH])
-    return re.fullmatch(rf"{prefix}[a-z0-9]{{{RANDOM_LENGTH}}}", pod) is not None
 
 
 def _where(namespace: str, pod: Pod) -> PodAddress:

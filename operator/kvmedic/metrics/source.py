@@ -22,8 +22,10 @@ from kvmedic.core.evidence import (
     Signal,
     Stale,
 )
+from kvmedic.core.recalled import Alone
 from kvmedic.core.signals import SignalTable
 from kvmedic.core.vitals import Device
+from kvmedic.metrics.alone import last_of, query
 from kvmedic.metrics.devices import device_queries, devices_of
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.pools import block_tokens
@@ -187,6 +189,14 @@ class PrometheusSource:
         oldest = moment.at - self._options.freshness
         found = {pod: presence_of(many, self._table, oldest) for pod, many in seen.by_pod.items()}
         return tuple(sorted(pod for pod, one in found.items() if one is not None and one.at >= oldest))
+
+    async def last_alone(self, namespace: str, sought: Alone) -> Reading[datetime]:
+        """Return when a ReplicaSet was last alone in its fleet; missing where the source does not know."""
+        text = query(sought, self._table.presence, namespace, self._options)
+        reply = await self._reply(self._current(), text)
+        if isinstance(reply, Unanswered):
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+        return last_of(reply, sought.replica_set, namespace)
 
     def as_of(self, at: datetime) -> PrometheusSource:
         """Return the same source as it answers about a moment of the past; it is not to be closed."""

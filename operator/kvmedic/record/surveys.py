@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from kvmedic.core.approval import stands
+from kvmedic.core.compressed import Compressed
 from kvmedic.core.diagnosis import CONTENT, Diagnosis, Inconclusive, is_content
 from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import Plan
@@ -66,6 +67,11 @@ def with_last_good(record: Record, good: LastGood) -> Record:
     if record.last_good is not None and record.last_good.revision == good.revision:
         return record
     return replace(record, last_good=good)
+
+
+def with_baseline(record: Record, method: Compressed | None) -> Record:
+    """Return the record with what history told of the fleet without its method; equal where it is there."""
+    return replace(record, baseline=method.recalled) if method and method.recalled else record
 
 
 def complaint(record: Record, problem: Outcome, generation: int, now: datetime) -> Record:

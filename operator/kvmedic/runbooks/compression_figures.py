@@ -10,7 +10,7 @@ from kvmedic.core.diagnosis import Evidence, Inconclusive
 from kvmedic.core.distribution import merged, quantile
 from kvmedic.core.evidence import Measured, Observation, Signal
 from kvmedic.core.figures import Figures
-from kvmedic.core.vitals import Device, Vital
+from kvmedic.core.vitals import Device, Vital, Vitals
 
 NEEDED = frozenset(
     {
@@ -33,9 +33,18 @@ def figures_of(evidence: Evidence) -> Figures:
 
     Nothing is known while one of them started inside the window.
     """
-    seen = evidence.burn
+    return Figures() if _is_young(evidence.burn) else figures_over(evidence.burn, evidence.vitals)
+
+
+def figures_over(seen: Observation, vitals: Mapping[str, Vitals]) -> Figures:
+    """Return the same of any look, however young its replicas are.
+
+    Args:
+        seen: the replicas.
+        vitals: their devices, by pod name.
+    """
     found = complete(seen, NEEDED)
-    if isinstance(found, Inconclusive) or not 0 < seen.window_seconds < inf or _is_young(seen):
+    if isinstance(found, Inconclusive) or not 0 < seen.window_seconds < inf:
         return Figures()
     finished = total(found, Signal.REQUESTS_FINISHED)
     arrived = max(0.0, finished + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE))
@@ -44,7 +53,7 @@ def figures_of(evidence: Evidence) -> Figures:
         tokens_per_second=total(found, Signal.GENERATED_TOKENS) / seen.window_seconds,
         preemptions_per_request=total(found, Signal.PREEMPTIONS) / max(1.0, finished),
         kv_cache_usage=_mean(found, Signal.KV_CACHE_USAGE_MEAN),
-        device_memory=_device_memory(evidence),
+        device_memory=_device_memory(seen, vitals),
         e2e_p95=_e2e_p95(seen),
     )
 
@@ -60,12 +69,12 @@ def _mean(found: Mapping[str, Complete], signal: Signal) -> float:
     return total(found, signal) / len(found)
 
 
-def _device_memory(evidence: Evidence) -> float | None:
+def _device_memory(seen: Observation, vitals: Mapping[str, Vitals]) -> float | None:
     """Return the most memory of a device that was in use, in bytes; None where a replica's is not known."""
     known: list[float] = []
-    for name in evidence.burn.pods:
-        vitals = evidence.vitals.get(name)
-        devices = vitals.devices.value if vitals and isinstance(vitals.devices, Measured) else ()
+    for name in seen.pods:
+        mine = vitals.get(name)
+        devices = mine.devices.value if mine and isinstance(mine.devices, Measured) else ()
         used = [_used(device) for device in devices]
         if not used or None in used:
             return None

@@ -8,6 +8,7 @@ and blocks that are free. A device's memory that stays as it is says nothing aga
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kvmedic.core.complete import Complete, complete, pools
 from kvmedic.core.compressed import Compressed
@@ -265,7 +266,11 @@ def _answered(method: Compressed) -> str:
 
 
 def _brought(method: Compressed, evidence: Evidence) -> Brought:
-    return brought(method.without, figures_of(evidence))
+    """Return what a method brought, with where the figures of before are from or why there are none."""
+    found = brought(method.without, figures_of(evidence))
+    origin = f"before is {method.without_from}" if method.without_from else ""
+    told = (found.message, origin, method.no_history)
+    return replace(found, message="; ".join(each for each in told if each))
 
 
 def _not_more_blocks(method: Compressed, found: Mapping[str, Pool]) -> tuple[Finding, ...] | None:

@@ -12,7 +12,7 @@ every engine calls itself; without it none has such a page.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading
 from kvmedic.core.fleet import Pod
+from kvmedic.core.recalled import Alone
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device, Vital
 from lab.scripted.readings import POOL, State, only, readings
@@ -65,6 +66,16 @@ class ScriptedMetrics:
             return Missing(Absence.NO_SERIES)
         pods = {f"{replica_set}-{end}": only(readings(State(before), at), look.signals) for end in "ab"}
         return Measured(Observation(at, look.window.total_seconds(), 0.0, pods), at)
+
+    async def last_alone(self, source: str, namespace: str, sought: Alone, at: datetime) -> Reading[datetime]:
+        if self._script().get("before") is None:
+            return Missing(Absence.NO_SERIES)
+        return Measured(at - sought.window, at)
+
+    async def past_devices(
+        self, source: str, namespace: str, pods: Iterable[str], at: datetime, window: timedelta
+    ) -> Mapping[str, Reading[tuple[Device, ...]]]:
+        return dict.fromkeys(pods, Missing(Absence.NO_SERIES))
 
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
