@@ -128,5 +128,5 @@ def _compression(
     workload: Workload, resource: Resource, policy: Policy, seen: Observation, log: Sequence[str] = ()
 ) -> Compressed | None:
     answers = resource.record.answers if resource.record else ()
-    counting = standing_answers(answers, resource.generation)
+    counting = standing_answers(answers, resource.generation, seen.at)
     return compressed_of(workload, policy.compression, counting, seen, log)

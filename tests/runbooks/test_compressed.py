@@ -10,7 +10,7 @@ import pytest
 
 from builders import CALM, NOW, POOL, an_observation
 from kvmedic.core.blocks import Compacted, Keep, Scattered
-from kvmedic.core.compressed import Answer, Compressed, standing_answers
+from kvmedic.core.compressed import AGAIN, Answer, Compressed, standing_answers
 from kvmedic.core.compression import MethodClass, TokenEviction
 from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
@@ -162,12 +162,13 @@ def test_the_longest_request_is_known_where_it_is_given(given, longest):
     assert found.longest_request == longest
 
 
-def test_an_answer_that_showed_nothing_counts_until_the_spec_is_another_one():
+def test_an_answer_that_showed_nothing_counts_for_a_day_and_as_long_as_the_spec_is_the_same():
     nothing = Answer(Question.RECLAMATION, "t", "", NOW, 3)
     shown = Answer(Question.RECLAMATION, "t", "", NOW, 3, Reclaim.NONE)
 
-    assert standing_answers((nothing, shown), 3) == (nothing, shown)
-    assert standing_answers((nothing, shown), 4) == (shown,)
+    assert standing_answers((nothing, shown), 3, NOW + AGAIN - timedelta(seconds=1)) == (nothing, shown)
+    assert standing_answers((nothing, shown), 3, NOW + AGAIN) == (shown,)
+    assert standing_answers((nothing, shown), 4, NOW) == (shown,)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from kvmedic.core.blocks import Keep
 from kvmedic.core.compression import MethodClass, Setting
@@ -16,6 +16,10 @@ from kvmedic.core.trialling import Question
 
 GIVEN = "spec.compression.baseline"
 """Where a user gives the fleet without the method."""
+
+
+AGAIN = timedelta(days=1)
+"""How long a trial that showed nothing is not repeated: it takes a device, and most reasons do not pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +86,13 @@ class Compressed:
         return f"{given}, the rest of {recalled}" if given and recalled else given or recalled
 
 
-def standing_answers(answers: Sequence[Answer], generation: int) -> tuple[Answer, ...]:
-    """Return the answers that count under a spec of some generation."""
-    return tuple(each for each in answers if each.reclaim is not None or each.generation == generation)
+def standing_answers(answers: Sequence[Answer], generation: int, now: datetime) -> tuple[Answer, ...]:
+    """Return the answers that count under a spec of some generation: what showed nothing only for a time."""
+    return tuple(
+        each
+        for each in answers
+        if each.reclaim is not None or (each.generation == generation and now - each.at < AGAIN)
+    )
 
 
 def answer_for(answers: Sequence[Answer], template: str) -> Answer | None:

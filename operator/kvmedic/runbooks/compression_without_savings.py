@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kvmedic.core.complete import Complete, complete, pools
-from kvmedic.core.compressed import Compressed
+from kvmedic.core.compressed import AGAIN, Compressed
 from kvmedic.core.compression import MethodClass
 from kvmedic.core.diagnosis import (
     Advice,
@@ -221,7 +221,8 @@ def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
     if answer is not None and answer.reclaim is None:
         return Inconclusive(
             Reason.TRIAL_UNANSWERED,
-            f"{answer.message}; edit the pod template, or spec.compression, to have it tried again",
+            f"{answer.message}; tried again from {answer.at + AGAIN:%Y-%m-%dT%H:%MZ} on, or at once where the "
+            "pod template or spec.compression is edited",
         )
     if method.method_class in EVICTING and answer is None:
         return None
