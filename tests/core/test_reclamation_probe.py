@@ -157,7 +157,7 @@ SEEN = watched(None, output=17_000)
     [
         (replace(SEEN, generated=16_000), "16000 tokens were generated, 16384 are needed"),
         (replace(SEEN, keep=Keep(budget=5000)), "17000 tokens were generated, 20000 are needed"),
-        (replace(SEEN, samples=SEEN.samples[:19]), "19 readings of used blocks, 20 are needed"),
+        (replace(SEEN, samples=SEEN.samples[:9]), "9 readings of used blocks, 10 are needed"),
         (replace(SEEN, samples=(*SEEN.samples, Sample(20_000, nan))), "is no number"),
         (replace(SEEN, samples=(*SEEN.samples, Sample(20_000, -1))), "is no number"),
         (replace(SEEN, samples=(*SEEN.samples, Sample(5, 1))), "do not follow one request"),
