@@ -23,7 +23,7 @@ from run_builder import NOW, OLD
 
 READINGS = tuple(Sample(tokens, tokens / 16) for tokens in (4096, 8192, 16_384))
 ANSWER = Answer(
-    Question.RECLAMATION, OLD, "nothing came back", NOW, Reclaim.NONE, READINGS, 16, Keep(share=0.1)
+    Question.RECLAMATION, OLD, "nothing came back", NOW, 1, Reclaim.NONE, READINGS, 16, Keep(share=0.1)
 )
 END = "16384 tokens fill 1024 blocks: 0 came back; predicted: Reclaims 921, Scattered 190, None 0"
 TRIAL = {"step": {"kind": "TrialStep"}, "state": "RollingOut"}
@@ -57,7 +57,7 @@ def test_what_a_trial_showed_is_drawn_once() -> None:
 def test_a_trial_without_readings_is_not_drawn() -> None:
     notes = Notes()
 
-    a_story(notes, **answered(Answer(Question.RECLAMATION, OLD, "", NOW))).go_on(60)
+    a_story(notes, **answered(Answer(Question.RECLAMATION, OLD, "", NOW, 1))).go_on(60)
 
     assert notes.lines == []
 
