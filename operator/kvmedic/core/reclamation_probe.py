@@ -25,8 +25,8 @@ factor of seven in blocks freed (118 against 875 of 1,000, keeping 2k of 16k).""
 BUDGETS = 4
 """Times the budget that must be generated: before that most tokens are kept by any method."""
 LEAST_SAMPLES = 10
-"""Readings of one generation. Of 600 simulated ones with 10 readings at random moments, a third of each class,
-no verdict was wrong and 109 were none; with 20 readings 26 were none."""
+"""Readings of one generation. Of 600 simulated ones with 10 readings at random moments, a third of each
+class, no verdict was wrong and 109 were none; with 20 readings 26 were none."""
 MODEL_ERROR = 0.02
 """Standard error of a predicted slope: which tokens survive is a matter of chance (8.5 of 880 blocks in the
 example above, 1 %), and the budget of a method is rarely exact to the token."""

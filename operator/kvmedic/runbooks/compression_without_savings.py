@@ -221,8 +221,8 @@ def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
     if answer is not None and answer.reclaim is None:
         return Inconclusive(
             Reason.TRIAL_UNANSWERED,
-            f"{answer.message}; tried again after {answer.at + AGAIN:%Y-%m-%dT%H:%MZ}, or at once where the pod "
-            "template or spec.compression is edited",
+            f"{answer.message}; tried again after {answer.at + AGAIN:%Y-%m-%dT%H:%MZ}, or at once where the "
+            "pod template or spec.compression is edited",
         )
     if method.method_class in EVICTING and answer is None:
         return None
