@@ -189,3 +189,16 @@ def test_an_answer_that_showed_nothing_counts_for_a_day_and_as_long_as_the_spec_
 )
 def test_sizing_is_told_what_a_method_takes_from_sequences(method, evicts):
     assert eviction_by(method) == evicts
+
+
+@pytest.mark.parametrize(
+    ("given", "blocks"),
+    [((), 1000), (("--num-gpu-blocks-override=1000",), None), (("--kv-cache-memory-bytes", "8G"), None)],
+)
+def test_blocks_are_compared_only_where_memory_decides_how_many_there_are(given, blocks):
+    policy = CompressionPolicy("fp8", settings=(FLAG,), blocks=1000)
+
+    found = found_in(a_workload("--kv-cache-dtype=fp8", *given), policy)
+
+    assert found is not None
+    assert found.blocks_without == blocks

@@ -29,6 +29,7 @@ from kvmedic.manifests.flags import parsed_of
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.runbooks.bundle import is_off
 from kvmedic.runbooks.planning import Workload
+from kvmedic.runbooks.step_memory import FIXES_THE_POOL
 
 DECLARED = "spec.compression"
 
@@ -91,6 +92,7 @@ def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer
         method,
         asks_for_type=asks,
         type_is_in_file=_is_in_file(workload),
+        blocks_without=None if _fixes_the_pool(workload) else method.blocks_without,
         settings=() if comes_by_itself else method.settings,
         answer=answer_for(answers, template_hash(workload.template)),
         longest_request=_longest(workload),
@@ -168,6 +170,11 @@ def _is_switched_off(workload: Workload, name: str) -> bool:
     """Return whether the switch of a known method says that it is off, whatever its other settings are."""
     switch = next((each.switch for each in METHODS if each.name == name), "")
     return environment_of(workload).get(switch, "").strip().lower() in OFF_WORDS
+
+
+def _fixes_the_pool(workload: Workload) -> bool:
+    """Return whether the pool has its size whatever a block takes: blocks tell nothing of types then."""
+    return any(workload.given(knob) is not None for knob in FIXES_THE_POOL)
 
 
 def _is_in_file(workload: Workload) -> bool:
