@@ -31,16 +31,9 @@ from lab.cluster.api import until
 from lab.cluster.light import LightCluster, gpus
 from lab_engine.engine_process import a_process, until_healthy
 from live_fleet import LiveFleet, is_whole
+from reconcile.trying import CLASS
 
 pytestmark = pytest.mark.light
-
-CLASS = {
-    "apiVersion": "scheduling.k8s.io/v1",
-    "kind": "PriorityClass",
-    "metadata": {"name": PRIORITY_CLASS},
-    "value": -10,
-    "preemptionPolicy": "Never",
-}
 
 
 @dataclass

@@ -17,8 +17,6 @@ from kvmedic.core import plan
 from kvmedic.frame import LeadershipOptions, ProcessOptions, StormOptions
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS
 
-AHEAD = {"TrialStep"}
-"""Steps whose rights are granted before any runbook plans them."""
 PARTS = {"frame", "evidence", "gate", "record", "leadership"}
 
 
@@ -56,7 +54,7 @@ def test_no_generated_file_is_stale() -> None:
 def test_every_permission_names_a_part_or_a_step_and_every_step_has_one() -> None:
     named = {grant.needed_by for row in permissions() for grant in row.grants}
 
-    assert named - PARTS == step_kinds() | AHEAD
+    assert named - PARTS == step_kinds()
     assert named & PARTS == PARTS
     assert {row.scope for row in permissions()} == set(SCOPES)
 
