@@ -12,6 +12,7 @@ from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim, Sample
+from kvmedic.core.run import StepState
 from kvmedic.core.starting import StartLimits
 from kvmedic.core.trial_moves import (
     Answered,
@@ -45,7 +46,7 @@ STARTING = replace(POD, ready_at=None)
 def moved(
     pod: Pod | None, progress: Progress | None = None, began: timedelta = timedelta(minutes=3)
 ) -> TrialMove:
-    run = replace(a_run(STEP), started_at=NOW - began)
+    run = replace(a_run(StepState.PENDING), started_at=NOW - began)
     return trial_move(TrialSight(pod, progress), STEP, run, LIMITS, NOW)
 
 
@@ -93,6 +94,12 @@ def test_a_test_begins_on_a_pod_that_is_ready_and_goes_on():
     assert moved(POD) == BeginTest(POD)
     assert moved(POD, Underway(8192, 16_384)) == Wait(
         Reason.RECLAMATION_PROBED, "llm-trial-1 generates: 50 % of 16384 tokens"
+    )
+
+
+def test_a_test_that_has_just_begun_is_told_as_such():
+    assert moved(POD, Underway(100, 16_384)) == Wait(
+        Reason.RECLAMATION_PROBED, "llm-trial-1 generates: 0 % of 16384 tokens"
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from kvmedic.core.aside import SetAside, Station
 from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record, ShownDiagnosis
+from kvmedic.core.record import ClosedRun, Record, ShownDiagnosis
 from kvmedic.core.run import StepState, Terms
 from kvmedic.core.severity import Severity, Urgency
 from kvmedic.record.transitions import notes
@@ -132,3 +132,21 @@ def test_why_a_replica_is_out_and_why_it_is_back_is_told_on_the_target_too() -> 
     assert "GpuFault: replica a on node gpu-7 is out of rotation (GPU 0: XID 79)" in out.message
     assert back.message.endswith(": its GPUs are well again")
     assert gone.message.endswith(": the pod is gone")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "warns"),
+    [
+        (Reason.RECOVERED, False),
+        (Reason.TRIAL_ANSWERED, False),
+        (Reason.TRIAL_UNANSWERED, True),
+        (Reason.NOT_RECOVERED, True),
+    ],
+)
+def test_an_end_is_a_warning_where_somebody_may_want_to_look(outcome: Reason, warns: bool) -> None:
+    open_run = a_run(StepState.VERIFYING, an_intent())
+    ended = ClosedRun(open_run.id, Reason.FLEET_WIDE_DEMAND, outcome, "", (), NOW, NOW)
+
+    (note,) = notes(Record(diagnosis=DEMAND, run=open_run), Record(diagnosis=DEMAND, history=(ended,)))
+
+    assert (note.reason, note.warning) == (outcome, warns)

@@ -86,7 +86,7 @@ def _tested(progress: Underway | Interrupted | None, pod: Pod) -> BeginTest | Wa
             return BeginTest(pod)
         case Underway(tokens, of):
             return Wait(
-                Reason.RECLAMATION_PROBED, f"{pod.name} generates: {10 * tokens // of}0 % of {of} tokens"
+                Reason.RECLAMATION_PROBED, f"{pod.name} generates: {10 * tokens // of * 10} % of {of} tokens"
             )
         case Interrupted(why):
             return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name}: {why}")

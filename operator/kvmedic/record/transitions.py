@@ -20,6 +20,10 @@ STATE_REASONS = {
 """The reason under which a step's state is told; a step that ended is told with its run's outcome."""
 
 
+GOOD_ENDS = HEALED | {Reason.TRIAL_ANSWERED}
+"""Outcomes that nobody need be warned of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """One transition."""
@@ -48,9 +52,9 @@ def _notes(old: Record, after: Record) -> tuple[Note, ...]:
         return (*_diagnosis_notes(old, after), *_run_notes(old.run, after.run), *_complaints(old, after))
     if old.run is not None and after.history:
         end = after.history[0]
-        healed = end.outcome in HEALED
+        is_good = end.outcome in GOOD_ENDS
         text = f"run {end.id} ended: {end.message} ({'; '.join(end.steps)})"
-        return (Note(end.outcome, text, not healed, end.id, on_target=True),)
+        return (Note(end.outcome, text, not is_good, end.id, on_target=True),)
     return _survey_notes(old, after)
 
 
