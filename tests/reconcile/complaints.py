@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.cluster.light import gpus
 from reconcile.phases import PATIENCE_SECONDS
-from reconcile.test_unusable import downgrade
+from reconcile.test_unusable import LATER, downgrade
 from reconcile.world import START_LIMIT_SECONDS, World, remediation
 
 
@@ -37,7 +37,7 @@ def an_elder(world: World) -> None:
 
 
 def an_unusable_spec(world: World) -> None:
-    downgrade(world, {"runbooks": ["CompressionWithoutSavings"]})
+    downgrade(world, LATER)
 
 
 def no_service(world: World) -> None:
