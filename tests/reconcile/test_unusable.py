@@ -59,7 +59,7 @@ def as_another_version(world: World, write: Callable[[], None], took: Callable[[
 
 def holds(now: Any, wanted: Any) -> bool:
     """Return whether a field has a value, or at least all that a mapping wants."""
-    return now.items() >= wanted.items() if isinstance(wanted, dict) else now == wanted
+    return (now or {}).items() >= wanted.items() if isinstance(wanted, dict) else now == wanted
 
 
 def is_readable(world: World) -> bool:
