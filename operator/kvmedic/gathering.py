@@ -123,12 +123,10 @@ async def with_starts(
     Args:
         evidence: without.
         namespace: of the target.
-        asked: replicas whose logs are needed; none: nothing is read.
+        asked: replicas whose logs are needed.
         workload: their engine.
         logs: what the engines wrote.
     """
-    if not asked:
-        return evidence
     container, forms = str(workload.container.get("name")), STARTS[workload.engine.profile.name]
     return replace(evidence, started=await logs.starts(namespace, asked, container, forms))
 

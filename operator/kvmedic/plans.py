@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import takewhile
@@ -62,39 +62,39 @@ def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
 
     Where all are content it is the last; what an earlier one noticed is told with it, as is what made it hand
     over.
+
+    Raises:
+        ValueError: the spec names no runbook.
     """
-    noticed: tuple[Finding, ...] = ()
-    for runbook in in_order(policy.runbooks):
-        diagnosis = _noticing(diagnose(RUNBOOKS[runbook], evidence), noticed)
-        if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is not None:
-            break
-        noticed = diagnosis.findings
-    return str(runbook), diagnosis
+    found = _first_word(policy, lambda runbook: diagnose(RUNBOOKS[runbook], evidence))
+    if found is None:
+        raise ValueError("a spec names at least one runbook")
+    return found
 
 
 def calm(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis] | None:
     """Return the same where each runbook's first branches decide; None where a later one has to be asked."""
+    return _first_word(policy, lambda runbook: first_match(first_branches(runbook), evidence))
+
+
+def _first_word(policy: Policy, ask: Callable[[Runbook], Diagnosis | None]) -> tuple[str, Diagnosis] | None:
+    """Return the first runbook that has something to say, else the last; None where one does not answer."""
     noticed: tuple[Finding, ...] = ()
+    found: tuple[str, Diagnosis] | None = None
     for runbook in in_order(policy.runbooks):
-        matched = first_match(first_branches(runbook), evidence)
-        if matched is None:
-            return None
-        diagnosis = _noticing(matched, noticed)
-        if isinstance(diagnosis, Inconclusive):
+        said = ask(runbook)
+        if said is None or isinstance(said, Inconclusive):
+            return None if said is None else (str(runbook), said)
+        noticed = (*noticed, *said.findings)
+        found = str(runbook), replace(said, findings=noticed)
+        if said.branch.then is not None:
             break
-        noticed = diagnosis.findings
-    return str(runbook), diagnosis
+    return found
 
 
 def first_branches(runbook: Runbook) -> tuple[Branch, ...]:
     """Return a runbook's branches that ask for no change and stand before all that do."""
     return tuple(takewhile(lambda branch: branch.then is None, RUNBOOKS[runbook]))
-
-
-def _noticing(diagnosis: Diagnosis, noticed: tuple[Finding, ...]) -> Diagnosis:
-    if isinstance(diagnosis, Inconclusive):
-        return diagnosis
-    return replace(diagnosis, findings=(*noticed, *diagnosis.findings))
 
 
 def in_order(asked: Sequence[Runbook]) -> tuple[Runbook, ...]:

@@ -22,7 +22,7 @@ from kvmedic.core.recalled import Alone, Recalled
 from kvmedic.core.resource import Resource
 from kvmedic.core.vitals import Vitals
 from kvmedic.ports import Metrics, View
-from kvmedic.runbooks.compression_figures import HELPFUL, NEEDED, figures_over
+from kvmedic.runbooks.compression_figures import ASKED, NEEDED, figures_over
 from kvmedic.runbooks.enabling import Enabled, Kept, Untold, run_of
 
 HISTORY = timedelta(days=7)
@@ -97,7 +97,7 @@ async def _asked(enabled: Enabled, method: str, inquiry: Inquiry, metrics: Metri
     )
     if not isinstance(last, Measured):
         return _unseen(empty, last)
-    look = Look(window, signals=NEEDED | HELPFUL)
+    look = Look(window, signals=ASKED)
     seen = await metrics.past(policy.source, namespace, mine, last.value, look)
     if not isinstance(seen, Measured):
         return _unseen(empty, seen)

@@ -29,7 +29,7 @@ from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
 from kvmedic.core.steadiness import steadiness
 from kvmedic.core.trialling import TrialStep
 from kvmedic.core.verdict import Judged, judge, judge_replacement
-from kvmedic.engines.kv_methods import METHODS
+from kvmedic.engines.kv_methods import CACHE_TYPES
 from kvmedic.ports import View
 from kvmedic.walks import Tick
 
@@ -61,7 +61,7 @@ def _in_view_of_types(judged: Judged, tick: Tick, pods: Sequence[Pod], looked: O
         return judged
     new = [looked.pods[pod.name].pool for pod in pods if pod.created_at >= tick.run.started_at]
     types = {pool.value.cache_dtype for pool in new if isinstance(pool, Measured)}
-    return in_view_of_types(judged, types, tuple(start for each in METHODS for start in each.cache_dtypes))
+    return in_view_of_types(judged, types, CACHE_TYPES)
 
 
 def _judgement(tick: Tick, step: Change, looked: Observation, restarts: int) -> Judged:

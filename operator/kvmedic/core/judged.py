@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvmedic.core.baseline import Baseline
+from kvmedic.core.baseline import Baseline, baseline_of
 from kvmedic.core.diagnosis import Inconclusive
+from kvmedic.core.evidence import Observation
 from kvmedic.core.reasons import Reason
 
 
@@ -48,3 +49,19 @@ def restarted(restarts: int, since: str = "of replicas that run the change") -> 
         since: which ones these are.
     """
     return not_recovered(f"{restarts} restarts {since}") if restarts > 0 else None
+
+
+def figures_after(
+    observation: Observation, restarts: int, since: str = "of replicas that run the change"
+) -> Baseline | Judged:
+    """Return a fleet's figures over the sustained window, or the verdict that needs none.
+
+    Args:
+        observation: the look over the window.
+        restarts: restarts since the change, each of which is new.
+        since: which ones these are.
+    """
+    if down := restarted(restarts, since):
+        return down
+    after = baseline_of(observation, restarts)
+    return undecided(after) if isinstance(after, Inconclusive) else after

@@ -6,10 +6,10 @@ thresholds are those of `kvmedic.core.verdict`, read the other way round.
 
 from __future__ import annotations
 
-from kvmedic.core.baseline import Baseline, baseline_of
-from kvmedic.core.diagnosis import Inconclusive, Trigger
+from kvmedic.core.baseline import Baseline
+from kvmedic.core.diagnosis import Trigger
 from kvmedic.core.evidence import Observation
-from kvmedic.core.judged import Judged, Verdict, not_recovered, restarted, undecided
+from kvmedic.core.judged import Judged, Verdict, figures_after, not_recovered
 from kvmedic.core.reasons import Reason
 from kvmedic.core.verdict import BETTER, NO_STALL_SECONDS, SMOOTH, TRIGGER_SHARE, Change, Objectives
 
@@ -32,11 +32,9 @@ def judge_parity(
         trigger: when a replica counts as pressured.
         restarts: restarts of those replicas; each was started by the change, so each restart is new.
     """
-    if down := restarted(restarts):
-        return down
-    after = baseline_of(observation, restarts)
-    if isinstance(after, Inconclusive):
-        return undecided(after)
+    after = figures_after(observation, restarts)
+    if isinstance(after, Judged):
+        return after
     return compare_for_parity(before, after, objectives, trigger)
 
 

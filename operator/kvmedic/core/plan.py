@@ -21,6 +21,7 @@ from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reference import ReferenceEdit
 from kvmedic.core.revisions import Revision
+from kvmedic.core.same_template import SameTemplate
 from kvmedic.core.swap import TemplateSwap
 from kvmedic.core.trialling import TrialStep
 
@@ -130,7 +131,7 @@ class Goer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplaceStep:
+class ReplaceStep(SameTemplate):
     """One replica of the target makes room for a new one of the same pod template.
 
     Absolute: afterwards there are `replicas` replicas again, and one of those that were there for a
@@ -151,16 +152,6 @@ class ReplaceStep:
     reason: Reason
     goes: Goer = Goer.NAMED
     kind: Literal["ReplaceStep"] = "ReplaceStep"
-
-    @property
-    def before_template(self) -> str:
-        """Return the hash of the pod template that the step begins with."""
-        return self.template
-
-    @property
-    def after_template(self) -> str:
-        """Return the hash of the pod template that the step ends with: the same."""
-        return self.template
 
     def inverse(self) -> ReplaceStep:
         """Return the step after which the other one of the two replicas is there."""
@@ -217,7 +208,7 @@ class RevisionStep:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleStep:
+class ScaleStep(SameTemplate):
     """The target has another number of replicas for a while. The pod template is not touched.
 
     Absolute, both ways: `after` above `before` adds replicas, below it gives them back, each one
@@ -235,16 +226,6 @@ class ScaleStep:
     kind: Literal["ScaleStep"] = "ScaleStep"
 
     @property
-    def before_template(self) -> str:
-        """Return the hash of the pod template that the step begins with."""
-        return self.template
-
-    @property
-    def after_template(self) -> str:
-        """Return the hash of the pod template that the step ends with: the same."""
-        return self.template
-
-    @property
     def gives_back(self) -> bool:
         """Return whether the step takes away what an earlier one added."""
         return self.after < self.before
@@ -259,7 +240,7 @@ class ScaleStep:
 
 
 @dataclass(frozen=True, slots=True)
-class AutoscalerStep:
+class AutoscalerStep(SameTemplate):
     """An autoscaler that decides the target's number of replicas keeps more of them for a while.
 
     Absolute, both ways, and only its minimum: the autoscaler itself makes the replicas and takes them
@@ -283,16 +264,6 @@ class AutoscalerStep:
     gives_back: bool = False
     """What an earlier step raised is put back."""
     kind: Literal["AutoscalerStep"] = "AutoscalerStep"
-
-    @property
-    def before_template(self) -> str:
-        """Return the hash of the pod template that the step begins with."""
-        return self.template
-
-    @property
-    def after_template(self) -> str:
-        """Return the hash of the pod template that the step ends with: the same."""
-        return self.template
 
     def inverse(self) -> AutoscalerStep:
         """Return the step that puts the recorded minimum back."""

@@ -12,7 +12,7 @@ from kvmedic.core.baseline import TAIL_PER_REQUEST, baseline_of
 from kvmedic.core.complete import complete
 from kvmedic.core.diagnosis import Inconclusive, Trigger
 from kvmedic.core.evidence import Observation, Signal
-from kvmedic.core.judged import Judged, Verdict, not_recovered, restarted, undecided
+from kvmedic.core.judged import Judged, Verdict, figures_after, not_recovered, restarted, undecided
 from kvmedic.core.reasons import Reason
 from kvmedic.core.verdict import Baseline, Objectives, compare
 
@@ -32,11 +32,9 @@ def judge_more(
         trigger: when a replica counts as pressured.
         restarts: restarts since the number was raised.
     """
-    if down := restarted(restarts, "since the number of replicas was raised"):
-        return down
-    after = baseline_of(observation, restarts)
-    if isinstance(after, Inconclusive):
-        return undecided(after)
+    after = figures_after(observation, restarts, "since the number of replicas was raised")
+    if isinstance(after, Judged):
+        return after
     found = compare(before, replace(after, replicas=before.replicas), objectives, trigger)
     text = f"{before.replicas} -> {after.replicas} replicas, the fleet's figures: {found.message}"
     return replace(found, message=text, after=after)

@@ -13,6 +13,7 @@ from kvmedic.core.blocks import Keep
 from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Sample
+from kvmedic.core.same_template import SameTemplate
 
 
 class Question(StrEnum):
@@ -55,7 +56,7 @@ Progress: TypeAlias = Underway | Watched | Interrupted
 
 
 @dataclass(frozen=True, slots=True)
-class TrialStep:
+class TrialStep(SameTemplate):
     """A trial pod answers a question about the target's present setting. The target is not touched.
 
     The pod is a copy of the pod template, which nobody leads requests to. It goes when the run ends.
@@ -77,16 +78,6 @@ class TrialStep:
     """Hash of the pod template, before and after."""
     reason: Reason
     kind: Literal["TrialStep"] = "TrialStep"
-
-    @property
-    def before_template(self) -> str:
-        """Return the hash of the pod template that the step begins with."""
-        return self.template
-
-    @property
-    def after_template(self) -> str:
-        """Return the hash of the pod template that the step ends with: the same."""
-        return self.template
 
     def inverse(self) -> TrialStep:
         """Return the step itself: it leaves nothing behind."""

@@ -15,7 +15,7 @@ from kvmedic.core.baseline import Baseline, baseline_of
 from kvmedic.core.complete import number
 from kvmedic.core.diagnosis import Inconclusive, Trigger
 from kvmedic.core.evidence import Observation, Signal
-from kvmedic.core.judged import Judged, Verdict, not_recovered, restarted, undecided
+from kvmedic.core.judged import Judged, Verdict, figures_after, not_recovered
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import MOST_STALLS, STALL_SECONDS
 
@@ -96,11 +96,9 @@ def judge(
         trigger: when a replica counts as pressured.
         restarts: restarts of those replicas; each was started by the change, so each restart is new.
     """
-    if down := restarted(restarts):
-        return down
-    after = baseline_of(observation, restarts)
-    if isinstance(after, Inconclusive):
-        return undecided(after)
+    after = figures_after(observation, restarts)
+    if isinstance(after, Judged):
+        return after
     return compare(before, after, objectives, trigger)
 
 
@@ -120,11 +118,9 @@ def judge_replacement(
         trigger: when a replica counts as pressured.
         restarts: restarts since then.
     """
-    if down := restarted(restarts, "since the replacement"):
-        return down
-    after = baseline_of(observation, restarts)
-    if isinstance(after, Inconclusive):
-        return undecided(after)
+    after = figures_after(observation, restarts, "since the replacement")
+    if isinstance(after, Judged):
+        return after
     change = Change(before, after)
     text = change.line(objectives)
     if unlike := change.unlike():

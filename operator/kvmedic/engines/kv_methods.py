@@ -74,3 +74,11 @@ OTHERS = (
 """Known by their papers; how an installation turns them on only its spec can say."""
 
 METHODS = (TRIATTENTION, ASCEND, EIGHT_BITS, *OTHERS)
+
+CACHE_TYPES = tuple(start for method in METHODS for start in method.cache_dtypes)
+"""Beginnings of the types of a KV cache with fewer bits than the model's own."""
+
+
+def method_named(name: str) -> Method | None:
+    """Return a known method by its name, in upper or lower case; None where none has it."""
+    return next((each for each in METHODS if each.name.lower() == name.lower()), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvmedic.core.edit import containers_of
 from kvmedic.core.engine import Engine, EngineProfile
 from kvmedic.manifests.flags import parsed_of
 from kvmedic.manifests.grammar import Given
@@ -17,9 +18,7 @@ def api_key_of(template: Mapping[str, object], profile: EngineProfile) -> str:
 
     The command line beats the environment, and of several keys each is as good.
     """
-    spec = template.get("spec")
-    containers = spec.get("containers") if isinstance(spec, Mapping) else None
-    keys = (_key(each, profile) for each in containers or () if isinstance(each, Mapping))
+    keys = (_key(each, profile) for each in containers_of(template))
     return next(filter(None, keys), "")
 
 

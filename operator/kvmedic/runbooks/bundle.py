@@ -59,9 +59,13 @@ def bundle_plan(workload: Workload, advice: TurnOff, generation: int) -> Plan | 
 
 
 def is_off(workload: Workload, settings: Sequence[Setting]) -> bool:
-    """Return whether each of some settings is known to be off already; False where there is none."""
-    found = [_turned(workload, workload.container, each) for each in settings]
-    return bool(found) and all(isinstance(each, Turned) and not each.parts for each in found)
+    """Return whether each of some settings is known to be off already; False where there is none.
+
+    Asked at each look, so variables come first: they are told without reading the command line again.
+    """
+    ordered = sorted(settings, key=lambda each: not each.env)
+    found = (_turned(workload, workload.container, each) for each in ordered)
+    return bool(settings) and all(isinstance(each, Turned) and not each.parts for each in found)
 
 
 def _step(workload: Workload, advice: TurnOff, found: list[Turned], change: BundleEdit) -> BundleStep:

@@ -25,6 +25,7 @@ NEEDED = frozenset(
 """Needed of every replica."""
 HELPFUL = frozenset({Signal.E2E_SECONDS, Signal.STARTED_SECONDS})
 """Used where replicas tell it."""
+ASKED = NEEDED | HELPFUL
 MIB = 1 << 20
 
 

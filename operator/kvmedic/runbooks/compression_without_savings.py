@@ -29,7 +29,7 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.savings import Brought, Worth, brought
 from kvmedic.runbooks.cache_types import proven_without, stored, untold, without_type
-from kvmedic.runbooks.compression_figures import HELPFUL, NEEDED, figures_of
+from kvmedic.runbooks.compression_figures import ASKED, NEEDED, figures_of
 from kvmedic.runbooks.compression_fixes import probe_first, turn_off
 from kvmedic.runbooks.node_health import gpu_fault, thermal_emergency
 from kvmedic.runbooks.out_of_memory import is_of_interest
@@ -290,35 +290,35 @@ BRANCHES = (
     Branch(
         Reason.NO_COMPRESSION,
         section="Runbook 2, symptoms",
-        signals=NEEDED | HELPFUL,
+        signals=ASKED,
         when=no_compression,
         then=None,
     ),
     Branch(
         Reason.COMPRESSION_SAVES,
         section="Runbook 2: it works, the dashboard misleads",
-        signals=NEEDED | HELPFUL,
+        signals=ASKED,
         when=saves,
         then=None,
     ),
     Branch(
         Reason.COMPRESSION_UNDOUBTED,
         section="Runbook 2, symptoms",
-        signals=NEEDED | HELPFUL,
+        signals=ASKED,
         when=undoubted,
         then=None,
     ),
     Branch(
         Reason.COMPRESSION_NOT_APPLIED,
         section="Runbook 2: configured, not applied",
-        signals=NEEDED | HELPFUL,
+        signals=ASKED,
         when=not_applied,
         then=replace_stale,
     ),
     Branch(
         Reason.EAGER_FALLBACK,
         section="Runbook 2, wall 1: attention falls back to an eager kernel",
-        signals=NEEDED | HELPFUL,
+        signals=ASKED,
         when=eager_fallback,
         then=turn_off,
         goal=Goal.PARITY,
@@ -326,14 +326,14 @@ BRANCHES = (
     Branch(
         Reason.PAGE_SELECTION,
         section="Runbook 2: page selection",
-        signals=NEEDED | HELPFUL,
+        signals=ASKED,
         when=page_selection,
         then=None,
     ),
     Branch(
         Reason.BLOCKS_NOT_FREED,
         section="Runbook 2, wall 2: scattered survivors",
-        signals=NEEDED | HELPFUL,
+        signals=ASKED,
         when=blocks_not_freed,
         then=turn_off,
         goal=Goal.PARITY,
@@ -341,14 +341,14 @@ BRANCHES = (
     Branch(
         Reason.PRESSED_THOUGH_COMPRESSED,
         section="Runbook 2: it works, still pressured",
-        signals=NEEDED | HELPFUL,
+        signals=ASKED,
         when=pressed_though_compressed,
         then=None,
     ),
     Branch(
         Reason.COMPRESSION_UNPROVEN,
         section="Runbook 2, wall 2: reclamation probe",
-        signals=NEEDED | HELPFUL,
+        signals=ASKED,
         when=unproven,
         then=probe_first,
         goal=Goal.ANSWER,

@@ -23,13 +23,12 @@ from kvmedic.core.compression_policy import CompressionPolicy
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Measured, Observation
 from kvmedic.core.template import template_hash
-from kvmedic.engines.kv_methods import METHODS
+from kvmedic.engines.kv_methods import CACHE_TYPES, METHODS, method_named
 from kvmedic.manifests.configuration import Configuration
 from kvmedic.manifests.flags import parsed_of
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.runbooks.bundle import is_off
 from kvmedic.runbooks.planning import Workload
-from kvmedic.runbooks.step_memory import FIXES_THE_POOL
 
 DECLARED = "spec.compression"
 
@@ -92,7 +91,7 @@ def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer
         method,
         asks_for_type=asks,
         type_is_in_file=_is_in_file(workload),
-        blocks_without=None if _fixes_the_pool(workload) else method.blocks_without,
+        blocks_without=None if workload.fixes_the_pool() else method.blocks_without,
         settings=() if comes_by_itself else method.settings,
         answer=answer_for(answers, template_hash(workload.template)),
         longest_request=_longest(workload),
@@ -118,12 +117,11 @@ def asked_type(workload: Workload) -> str:
 def _label(seen: Observation) -> str:
     """Return the type that a replica says it has, where it is one of a method's; else nothing."""
     told = {pod.pool.value.cache_dtype for pod in seen.pods.values() if isinstance(pod.pool, Measured)}
-    starts = tuple(start for method in METHODS for start in method.cache_dtypes)
-    return next((each for each in sorted(told) if each.startswith(starts)), "")
+    return next((each for each in sorted(told) if each.startswith(CACHE_TYPES)), "")
 
 
 def _declared(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compressed:
-    known = next((each for each in METHODS if each.name.lower() == policy.method.lower()), None)
+    known = method_named(policy.method)
     seen = next((each for each in found if known is not None and each.method is known), None)
     name = known.name if known else policy.method or "the declared method"
     kept = Keep(policy.keep_tokens, policy.keep_share)
@@ -168,13 +166,8 @@ def turning_off(method: Method) -> tuple[BundleSetting, ...]:
 
 def _is_switched_off(workload: Workload, name: str) -> bool:
     """Return whether the switch of a known method says that it is off, whatever its other settings are."""
-    switch = next((each.switch for each in METHODS if each.name == name), "")
-    return environment_of(workload).get(switch, "").strip().lower() in OFF_WORDS
-
-
-def _fixes_the_pool(workload: Workload) -> bool:
-    """Return whether the pool has its size whatever a block takes: blocks tell nothing of types then."""
-    return any(workload.given(knob) is not None for knob in FIXES_THE_POOL)
+    known = method_named(name)
+    return known is not None and environment_of(workload).get(known.switch, "").strip().lower() in OFF_WORDS
 
 
 def _is_in_file(workload: Workload) -> bool:

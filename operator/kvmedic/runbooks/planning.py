@@ -37,11 +37,10 @@ from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.runbooks.host_memory import host_terms
 from kvmedic.runbooks.memory import exhausted, raised_in_vain
 from kvmedic.runbooks.present_supply import Given, supply_of
+from kvmedic.runbooks.step_memory import FIXES_THE_POOL
 
 UNKNOWN_ENGINE = frozenset({RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES})
 NOT_IN_ENGINE = frozenset({RefusalReason.NOT_IN_VERSION, RefusalReason.VERSION_UNKNOWN})
-POOL_FIXING = (Knob.NUM_GPU_BLOCKS_OVERRIDE, Knob.KV_CACHE_MEMORY_BYTES)
-"""Knobs that size the KV cache whatever share of the memory the engine may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,10 @@ class Workload:
         """Return whether a switch is on, or None where that is not known."""
         flag = self.engine.profile.flag(knob)
         return None if flag is None else self.engine.has_on(flag, self.given(knob))
+
+    def fixes_the_pool(self) -> tuple[Knob, ...]:
+        """Return the knobs that are given and size the KV cache, whatever memory there is."""
+        return tuple(knob for knob in FIXES_THE_POOL if self.given(knob) is not None)
 
     def knobs(self) -> dict[Knob, Scalar] | None:
         """Return every knob that is given; None where a file that was not read may give more."""
@@ -213,7 +216,7 @@ def memory_share(workload: Workload) -> MemoryShare:
     flag = workload.engine.profile.flag(Knob.GPU_MEMORY_UTILIZATION)
     given = workload.given(Knob.GPU_MEMORY_UTILIZATION)
     default = None if flag is None else workload.engine.default_of(flag)
-    fixing = (workload.engine.profile.flag(knob) for knob in POOL_FIXING if workload.given(knob) is not None)
+    fixing = (workload.engine.profile.flag(knob) for knob in workload.fixes_the_pool())
     return MemoryShare(
         ratio=float(given) if isinstance(given, int | float) else default,
         is_given=given is not None,
