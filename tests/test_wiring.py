@@ -15,8 +15,8 @@ from kvmedic.core.trialling import Interrupted, Underway
 from kvmedic.kube.client import Client, Limits
 from kvmedic.manifests.trial_pod import Owner, Trial
 from kvmedic.metrics.options import ProbeOptions
-from kvmedic.ports import NoProbes, NoTrials
 from kvmedic.settings import Settings
+from kvmedic.trial_ports import NoProbes, NoTrials
 from kvmedic.wiring import connected, trials_of
 from run_builder import a_pod
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 from kvmedic.core.approval import Approval, Unreadable
 from kvmedic.core.config_map import FileEdit, Sight
@@ -25,10 +25,9 @@ from kvmedic.core.record import ConfigCopy, Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.started import Start, StartForms
-from kvmedic.core.trialling import Interrupted, Progress
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device, EngineEnd
-from kvmedic.manifests.trial_pod import Trial
+from kvmedic.trial_ports import Evaluations, NoEvaluations, NoProbes, NoTrials, Probes, Trials
 
 
 class View(Protocol):
@@ -190,90 +189,7 @@ class Senses:
     now: datetime | None = None
     """The operator's own time; None: that of the look."""
     drivers: Drivers = NotAllowed()
-
-
-class Probes(Protocol):
-    """Tests on trial pods. They go on beside the ticks and end with the process, which loses only time:
-    whoever comes next begins them anew."""
-
-    def progress(self, pod: Pod) -> Progress | None:
-        """Return how far the test on a pod is; None: this process began none."""
-
-    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], tokens: int) -> None:
-        """Begin to let a pod generate tokens; nothing where that was begun."""
-
-    def forget(self, pod: Pod) -> None:
-        """End the test on a pod and forget what it came to."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoProbes:
-    """No test is made: nobody here can."""
-
-    def progress(self, pod: Pod) -> Progress | None:
-        """Return that the test tells nothing."""
-        del pod
-        return Interrupted("no tests are made here")
-
-    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], tokens: int) -> None:
-        """Begin nothing."""
-
-    def forget(self, pod: Pod) -> None:
-        """Forget nothing."""
-
-
-class Trials(Protocol):
-    """Trial pods: made, looked at, and removed for the one resource that owns them."""
-
-    def forbidden(self) -> str:
-        """Return why no trial pods are made at all; nothing where they are."""
-
-    async def look(self, trial: Trial, container: str) -> Pod | None:
-        """Return the pod of a trial, None where there is none; `container` is the engine's.
-
-        Raises Conflict where a pod of that name is somebody else's.
-        """
-
-    async def make(self, trial: Trial, manifest: dict[str, Any]) -> str:
-        """Make a trial's pod, unless it is there; return why it cannot be made, or nothing.
-
-        Raises Conflict where a pod of that name is somebody else's.
-        """
-
-    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
-        """Remove all trial pods of a resource but one; return the names of those that were there."""
-
-    async def held_claims(self, namespace: str, template: Mapping[str, object]) -> frozenset[str]:
-        """Return those PersistentVolumeClaims of a template that a second pod may not get."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoTrials:
-    """No trial pod is made: the administrator did not allow it."""
-
-    def forbidden(self) -> str:
-        """Return what the administrator would set."""
-        return "trial pods are not allowed here: set probe.trialPods in the operator's configuration"
-
-    async def look(self, trial: Trial, container: str) -> Pod | None:
-        """Return that there is none."""
-        del trial, container
-        return None
-
-    async def make(self, trial: Trial, manifest: dict[str, Any]) -> str:
-        """Return why there is none."""
-        del trial, manifest
-        return self.forbidden()
-
-    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
-        """Remove nothing: those of a time when they were allowed end by their deadline."""
-        del namespace, owner_uid, but
-        return ()
-
-    async def held_claims(self, namespace: str, template: Mapping[str, object]) -> frozenset[str]:
-        """Return none: nobody may look."""
-        del namespace, template
-        return frozenset()
+    evaluations: Evaluations = field(default_factory=NoEvaluations)
 
 
 class Reporter(Protocol):
@@ -369,5 +285,6 @@ class Ports:
     crowd: Crowd
     pace: Pace
     drivers: Drivers = NotAllowed()
-    trials: Trials = NoTrials()
-    probes: Probes = NoProbes()
+    trials: Trials = field(default_factory=NoTrials)
+    probes: Probes = field(default_factory=NoProbes)
+    evaluations: Evaluations = field(default_factory=NoEvaluations)

@@ -19,7 +19,8 @@ from kvmedic.core.trialling import TrialStep
 from kvmedic.findings import Survey
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import NoTrial, Owner, Trial, trial_pod
-from kvmedic.ports import Trials, View
+from kvmedic.ports import View
+from kvmedic.trial_ports import Trials
 from kvmedic.walks import Tick, start_limits
 
 NAME_LENGTH = 200

@@ -29,7 +29,7 @@ from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.options import ProbeOptions
 from kvmedic.metrics.probes import GenerationProbes, Vocabulary
-from kvmedic.ports import Drivers, Leader, Metrics, NotAllowed, NoTrials, Pace, Ports, Probes, Trials
+from kvmedic.ports import Drivers, Leader, Metrics, NotAllowed, Pace, Ports
 from kvmedic.record.definition import defined
 from kvmedic.record.events import Events
 from kvmedic.record.reporter import Reporter
@@ -37,6 +37,7 @@ from kvmedic.record.store import Store
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.roster import Roster
 from kvmedic.settings import Settings
+from kvmedic.trial_ports import NoTrials, Probes, Trials
 
 
 @dataclass(frozen=True, slots=True)

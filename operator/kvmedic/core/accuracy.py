@@ -32,8 +32,13 @@ class Score:
 
     @property
     def variance(self) -> float:
-        """Return the variance of the share, that of so many right-or-wrong answers."""
-        return self.accuracy * (1 - self.accuracy) / self.samples
+        """Return the variance of the share, that of so many right-or-wrong answers.
+
+        Counted with one right and one wrong answer more (Laplace): a few answers that are all right are no
+        proof that all are.
+        """
+        shrunk = (self.accuracy * self.samples + 1) / (self.samples + 2)
+        return shrunk * (1 - shrunk) / (self.samples + 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +55,14 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """What an evaluation must show."""
-
-    reference: float
-    """Accuracy with the method off, 0 to 1."""
-    max_loss: float
-    """Loss of accuracy that the model's owner accepts, 0 to 1."""
-    budget: int | None
-    """Tokens that the method keeps: shorter requests tell nothing of it. None: it keeps all."""
-
-
-@dataclass(frozen=True, slots=True)
 class Passed:
     """Accuracy is kept."""
 
-    score: Score
     loss: float
     error: float
     """Standard error of the loss."""
+    message: str
+    """With the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +75,38 @@ class NotPassed:
 Gated: TypeAlias = Passed | NotPassed
 
 
-def judge_accuracy(demand: Demand, seen: Evaluation) -> Gated:
-    """Return whether an evaluation passes."""
+def score_of(seen: Evaluation, budget: int | None) -> Score | NotPassed:
+    """Return the score of an evaluation that says something of the trial pod's setting, or why it does not.
+
+    Args:
+        seen: the evaluation after its end.
+        budget: tokens of a request beyond which the setting makes a difference; None: with the first.
+    """
     if seen.end is not JobEnd.SUCCEEDED:
         words = "failed" if seen.end is JobEnd.FAILED else "was not done in time"
         return NotPassed(f"the evaluation {words}")
     score = parse_score(seen.message)
     if isinstance(score, NotPassed):
         return score
-    if doubt := _doubt(demand, seen, score):
-        return NotPassed(doubt)
-    loss = demand.reference - score.accuracy
-    of_reference = Score(demand.reference, score.samples)
-    error = sqrt(score.variance + of_reference.variance)
-    if loss + error > demand.max_loss:
-        return NotPassed(
-            f"accuracy is {score.accuracy:.3f} where it was {demand.reference:.3f}: a loss of {loss:.3f} "
-            f"give or take {error:.3f} over {score.samples} samples, and {demand.max_loss:.3f} is accepted"
-        )
-    return Passed(score, loss, error)
+    doubt = _doubt(budget, seen, score)
+    return NotPassed(doubt) if doubt else score
+
+
+def compare_scores(reference: Score, score: Score, max_loss: float) -> Gated:
+    """Return whether a score passes.
+
+    Args:
+        reference: of the same evaluation, with the setting off.
+        score: with the setting.
+        max_loss: loss of accuracy that the model's owner accepts, 0 to 1.
+    """
+    loss = reference.accuracy - score.accuracy
+    error = sqrt(score.variance + reference.variance)
+    text = (
+        f"accuracy is {score.accuracy:.3f} where it was {reference.accuracy:.3f}: a loss of {loss:.3f} "
+        f"give or take {error:.3f} over {score.samples} samples, and {max_loss:.3f} is accepted"
+    )
+    return NotPassed(text) if loss + error > max_loss else Passed(loss, error, text)
 
 
 def parse_score(message: str) -> Score | NotPassed:
@@ -118,7 +125,7 @@ def parse_score(message: str) -> Score | NotPassed:
     return Score(float(score), samples)
 
 
-def _doubt(demand: Demand, seen: Evaluation, score: Score) -> str:
+def _doubt(budget: int | None, seen: Evaluation, score: Score) -> str:
     """Return why a score says nothing of the trial pod's setting; empty where it does."""
     if seen.requests is None:
         return "the trial pod's own count of requests could not be read"
@@ -127,10 +134,10 @@ def _doubt(demand: Demand, seen: Evaluation, score: Score) -> str:
             f"the evaluation has {score.samples} samples and the trial pod finished {seen.requests} requests"
             ": let it send each sample there, once, and nothing elsewhere"
         )
-    if demand.budget is not None and (seen.mean_tokens is None or not seen.mean_tokens > demand.budget):
+    if budget is not None and (seen.mean_tokens is None or not seen.mean_tokens > budget):
         tokens = "unknown" if seen.mean_tokens is None else f"{seen.mean_tokens:.0f}"
         return (
             f"the evaluation's requests are too short (mean of {tokens} tokens) to go beyond the "
-            f"{demand.budget} tokens that the method keeps"
+            f"{budget} tokens that the method keeps"
         )
     return ""

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from kvmedic.core.blocks import Keep
+from kvmedic.core.bundle import BundleEdit
 from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Sample
@@ -57,7 +58,7 @@ Progress: TypeAlias = Underway | Watched | Interrupted
 
 @dataclass(frozen=True, slots=True)
 class TrialStep(SameTemplate):
-    """A trial pod answers a question about the target's present setting. The target is not touched.
+    """A trial pod answers a question about a setting. The target is not touched.
 
     The pod is a copy of the pod template, which nobody leads requests to. It goes when the run ends.
     """
@@ -75,9 +76,18 @@ class TrialStep(SameTemplate):
     limit_seconds: int
     """After that the pod ends, whatever became of everybody else."""
     template: str
-    """Hash of the pod template, before and after."""
+    """Hash of the target's pod template, before and after."""
     reason: Reason
+    change: BundleEdit | None = None
+    """What differs on the trial pod; None: the target's present setting is tried."""
+    tried: str = ""
+    """Hash of the pod template on the trial pod, where it differs; empty: that of the target."""
     kind: Literal["TrialStep"] = "TrialStep"
+
+    @property
+    def on_trial(self) -> str:
+        """Return the hash of the pod template on the trial pod."""
+        return self.tried or self.template
 
     def inverse(self) -> TrialStep:
         """Return the step itself: it leaves nothing behind."""

@@ -17,6 +17,7 @@ import httpx
 from kvmedic.core.engine import EngineProfile
 from kvmedic.core.evidence import Missing
 from kvmedic.core.fleet import Pod
+from kvmedic.core.gating import Served
 from kvmedic.core.signals import SignalTable
 from kvmedic.core.trialling import Interrupted, Progress, Underway, Watched
 from kvmedic.manifests.api_key import api_key_of
@@ -24,6 +25,7 @@ from kvmedic.metrics.generation import Asked, Course, Engine, Rhythm, generate
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
 from kvmedic.metrics.scrape import PodAddress, Scraper, resolver_of
 from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.served import served_of
 from kvmedic.metrics.version_page import METRICS
 from kvmedic.sections import Secret
 
@@ -123,6 +125,20 @@ class GenerationProbes:
         test = self._tests.pop(pod.uid, None)
         if test is not None:
             test.task.cancel()
+
+    async def served(self, namespace: str, pod: Pod) -> Served | str:
+        """Return what a pod's engine says of itself and of its work so far, or why it cannot be read."""
+        where = PodAddress(PodKey(namespace, pod.name), pod.address)
+        metrics = self._resolve(where)
+        if metrics is None:
+            return "the pod has no address"
+        page = await self._scraper.page(where)
+        if isinstance(page, Missing):
+            return "the engine's metrics cannot be read"
+        try:
+            return served_of(page, self._vocabulary.table, api_of(metrics))
+        except _UntoldError as error:
+            return str(error)
 
     async def close(self) -> None:
         """End all that is under way."""
