@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
+from kvmedic.core.sentences import SENTENCES
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "operator" / "kvmedic"

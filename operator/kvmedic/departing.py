@@ -14,10 +14,11 @@ from kvmedic.core.loan import Borrowed, Tenure
 from kvmedic.core.opening import Measure, run_of
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy, TargetRef
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
+from kvmedic.core.sentences import SENTENCES
 from kvmedic.core.terms import without_spec
 from kvmedic.footprints import with_holder
 from kvmedic.plans import obstacle_to

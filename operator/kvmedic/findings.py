@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from kvmedic.core.diagnosis import COMPARED, Diagnosed, Diagnosis, Evidence, Goal, Inconclusive
 from kvmedic.core.edge import least_free_mib
 from kvmedic.core.evidence import Measured, Observation, Reading
-from kvmedic.core.plan import Plan, ReplaceStep, gives_back
+from kvmedic.core.plan import OnTrial, Plan, ReplaceStep, gives_back
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
 from kvmedic.core.verdict import Baseline, baseline_of
@@ -50,6 +50,8 @@ class Survey:
         steps = self.plan.steps if self.plan else ()
         if any(gives_back(step) for step in steps):
             return Goal.CALM
+        if any(isinstance(step, OnTrial) for step in steps):
+            return Goal.ANSWER
         return self.diagnosis.branch.goal if isinstance(self.diagnosis, Diagnosed) else Goal.RELIEF
 
     def baseline(self) -> Baseline | Inconclusive | None:

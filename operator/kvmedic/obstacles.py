@@ -10,14 +10,13 @@ from kvmedic.core.diagnosis import Goal
 from kvmedic.core.gates import Blocked, Health, forward_gate, opening_gate
 from kvmedic.core.neighbours import Neighbours, hindrance, remarks, rerouted
 from kvmedic.core.owner import OwnerKind, TemplateOwner
-from kvmedic.core.plan import Plan, ScaleStep
+from kvmedic.core.plan import OnTrial, Plan, ScaleStep
 from kvmedic.core.policy import Mode, Policy
 from kvmedic.core.preconditions import frozen_message
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome, is_foreign
-from kvmedic.core.trialling import TrialStep
 from kvmedic.core.vitals import Cause
 from kvmedic.findings import Survey
 from kvmedic.handover import advice, handed_over
@@ -65,7 +64,7 @@ async def accompanied(found: Survey, resource: Resource, policy: Policy, target:
     They are asked only where there is a plan that changes something of it. An obstacle that was found before
     stays.
     """
-    if found.plan is None or isinstance(found.plan.steps[0], TrialStep):
+    if found.plan is None or isinstance(found.plan.steps[0], OnTrial):
         return found
     neighbours = await target.neighbours(found.view)
     found, plan = await _rerouted(found, found.plan, neighbours, target)

@@ -26,6 +26,7 @@ from kvmedic.core.diagnosis import (
     diagnose,
     first_match,
 )
+from kvmedic.core.fixing import Evaluate, TurnOn
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import Footprint
 from kvmedic.core.loan import Borrowed
@@ -40,7 +41,7 @@ from kvmedic.findings import Survey
 from kvmedic.last_good import in_context
 from kvmedic.ports import View
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.bundle import bundle_plan
+from kvmedic.runbooks.bundle import bundle_plan, turning_plan
 from kvmedic.runbooks.capacity import spent_by
 from kvmedic.runbooks.fleet_plans import (
     replaced_in_vain,
@@ -205,21 +206,25 @@ def _plan(
         return replacement_of(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Resize):
         return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
-    if isinstance(advice, Try):
+    if isinstance(advice, Try | Evaluate):
         return trial_plan(policy.target, found.view.fleet, workload, advice, resource.generation)
-    if isinstance(advice, TurnOff):
-        return _turned_off(workload, advice, known, resource.generation)
+    if isinstance(advice, TurnOff | TurnOn):
+        return _turned(workload, advice, known, resource.generation)
     return advice
 
 
-def _turned_off(
-    workload: Workload | Fault, advice: TurnOff, known: Setting, generation: int
+def _turned(
+    workload: Workload | Fault, advice: TurnOff | TurnOn, known: Setting, generation: int
 ) -> Plan | Fault | NoChange:
-    """Return the plan that turns a method off, unless that was tried on this pod template and did harm."""
+    """Return the plan that turns a method off or on, unless that was tried on this pod template in vain."""
+    if isinstance(workload, Fault):
+        return workload
+    if isinstance(advice, TurnOn):
+        return turning_plan(workload, advice, generation)
     if advice.method in known.kept_on:
         text = f"{advice.method} was turned off on this pod template, and had to be turned on again"
         return NoChange(Reason.LEVER_EXHAUSTED, text)
-    return workload if isinstance(workload, Fault) else bundle_plan(workload, advice, generation)
+    return bundle_plan(workload, advice, generation)
 
 
 def with_shown_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:

@@ -29,21 +29,24 @@ from kvmedic.core.decide import (
 )
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import footprint_after
+from kvmedic.core.gate_moves import Evaluated, MakeJob
 from kvmedic.core.gates import Blocked, forward_gate
+from kvmedic.core.gating import GateStep
 from kvmedic.core.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.core.plan import AutoscalerStep
 from kvmedic.core.policy import OnInconclusive
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome, Run, Standing, StepState, is_foreign, standing
+from kvmedic.core.sentences import SENTENCES
 from kvmedic.core.trial_moves import Answered, BeginTest, MakeTrial
 from kvmedic.core.trialling import TrialStep
 from kvmedic.intents import intended
 from kvmedic.ports import View
-from kvmedic.record.runs import closed, reported, with_answer
+from kvmedic.record.runs import closed, reported, with_answer, with_score
 from kvmedic.record.supplies import after_trouble
 from kvmedic.saving import save
-from kvmedic.trials import begin_test, cleared, make_trial, next_trial_move
+from kvmedic.trials import begin_test, cleared, evaluation_of, make_trial, next_gate_move, next_trial_move
 from kvmedic.urgency import graded
 from kvmedic.verdicts import judged_window
 from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, walking_move
@@ -128,6 +131,8 @@ async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
     step = tick.run.current.step
     if direction is Direction.FORWARD and isinstance(step, TrialStep):
         return await _try(tick, view, step)
+    if direction is Direction.FORWARD and isinstance(step, GateStep):
+        return await _evaluate(tick, view, step)
     tick = observed_victim(tick, view.fleet)
     move = await walking_move(tick, view.fleet, direction)
     if direction is Direction.BACK:
@@ -166,10 +171,7 @@ async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
         case MakeTrial() | BeginTest() if not tick.ports.leader.is_held():
             return pace.controller
         case MakeTrial():
-            if why := await make_trial(tick, view, step):
-                failed = Failed(Reason.TRIAL_IMPOSSIBLE, f"the trial pod cannot be made: {why}")
-                return await _advance(tick, view, failed, Direction.FORWARD)
-            return AT_ONCE
+            return await _made(tick, view, "trial pod", await make_trial(tick, view, step))
         case BeginTest(pod):
             begin_test(tick, view, step, pod)
             return AT_ONCE
@@ -179,11 +181,42 @@ async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
             return await _advance(tick, view, move, Direction.FORWARD)
 
 
+async def _evaluate(tick: Tick, view: View, step: GateStep) -> timedelta:
+    """Make the next move of an evaluation, or write down what it showed."""
+    move = await next_gate_move(tick, step)
+    match move:
+        case MakeTrial() | MakeJob() if not tick.ports.leader.is_held():
+            return tick.ports.pace.controller
+        case MakeTrial():
+            return await _made(tick, view, "trial pod", await make_trial(tick, view, step))
+        case MakeJob(subject):
+            why = await tick.ports.evaluations.make(evaluation_of(tick, step), subject)
+            return await _made(tick, view, "Job", why)
+        case Evaluated(scored):
+            tick = replace(tick, record=with_score(tick.record, scored))
+            return await _told(tick, scored.score is not None, scored.message)
+        case Wait() | Failed():
+            return await _advance(tick, view, move, Direction.FORWARD)
+
+
+async def _made(tick: Tick, view: View, what: str, why: str) -> timedelta:
+    """Go on after a trial's pod or Job was made, or end the run where it cannot be; `why`: empty if made."""
+    if not why:
+        return AT_ONCE
+    failed = Failed(Reason.TRIAL_IMPOSSIBLE, f"the {what} cannot be made: {why}")
+    return await _advance(tick, view, failed, Direction.FORWARD)
+
+
 async def _answer(tick: Tick, answer: Answer) -> timedelta:
     """Write down what a trial showed of the present setting; the run ends."""
-    reason = Reason.TRIAL_UNANSWERED if answer.reclaim is None else Reason.TRIAL_ANSWERED
     tick = replace(tick, record=with_answer(tick.record, answer))
-    await _save(tick, tick.run.answered(Outcome(reason, answer.message)), reason, answer.message)
+    return await _told(tick, answer.reclaim is not None, answer.message)
+
+
+async def _told(tick: Tick, showed: bool, message: str) -> timedelta:  # noqa: FBT001 - what the record says
+    """Write down what a trial or evaluation came to; the run ends."""
+    reason = Reason.TRIAL_ANSWERED if showed else Reason.TRIAL_UNANSWERED
+    await _save(tick, tick.run.answered(Outcome(reason, message)), reason, message)
     return AT_ONCE
 
 

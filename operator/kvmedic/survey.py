@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvmedic.core.compressed import Compressed, standing_answers
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, is_content
+from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, NoChange, Try, is_content
 from kvmedic.core.evidence import Look, Observation, Signal
-from kvmedic.core.policy import Policy
+from kvmedic.core.fixing import Evaluate, TurnOn
+from kvmedic.core.policy import Policy, Runbook
+from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.started import phrases
 from kvmedic.findings import Survey
@@ -36,6 +38,7 @@ from kvmedic.plans import (
 from kvmedic.ports import Senses, View
 from kvmedic.recollection import Inquiry, as_recorded, prospect, with_history
 from kvmedic.runbooks.enabling import Enabled
+from kvmedic.runbooks.fixes import Case, next_fix, pursued
 from kvmedic.runbooks.methods import compressed_of, eviction_by, eviction_of
 from kvmedic.runbooks.planning import Workload
 from kvmedic.versions import ask_versions, engine_of
@@ -88,10 +91,37 @@ async def _with_what_engines_tell(
     inquiry = Inquiry(resource, policy, view, evidence.burn.at)
     method = await with_history(method, inquiry, senses.metrics)
     evidence = replace(evidence, evicts=evicts, compression=method)
+    evidence = replace(evidence, fix=await _fix(workload, evidence, resource, policy, senses))
     if calm(policy, evidence) is not None:
         return evidence
     told = await with_drivers(evidence.vitals, resource.namespace, expected(view), workload, senses.drivers)
     return replace(evidence, vitals=told)
+
+
+async def _fix(
+    workload: Workload, evidence: Evidence, resource: Resource, policy: Policy, senses: Senses
+) -> Try | Evaluate | TurnOn | NoChange | None:
+    """Return what comes after a method that saved nothing; the team's evaluation is looked at only then."""
+    record, method = resource.record or Record(), evidence.compression
+    is_asked = Runbook.COMPRESSION_WITHOUT_SAVINGS in policy.runbooks
+    if not is_asked or not pursued(policy.compression, record.turned_off, method):
+        return None
+    gate = policy.compression.gate
+    found = await senses.evaluations.digest(resource.namespace, gate.cron_job) if gate else None
+    return next_fix(
+        Case(
+            workload=workload,
+            policy=policy.compression,
+            turned_off=record.turned_off,
+            method=method,
+            answers=standing_answers(record.answers, resource.generation, evidence.burn.at),
+            scores=record.scores,
+            tried=record.bundles,
+            evaluation=found,
+            generation=resource.generation,
+            now=evidence.burn.at,
+        )
+    )
 
 
 def _asks_for_a_change(diagnosis: Diagnosis) -> bool:
@@ -114,6 +144,9 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     history = prospect(method, Inquiry(resource, policy, view, seen.at))
     method = as_recorded(method, history)
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
+    turned_off = resource.record.turned_off if resource.record else None
+    if pursued(policy.compression, turned_off, method):
+        return None
     found = calm(policy, evidence)
     if found is None:
         return None

@@ -6,11 +6,15 @@ on with both. The pod's name follows from the run: made twice it is one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.core.fleet import Pod
+from kvmedic.core.gate_moves import GateMove, GateSight, gate_move
+from kvmedic.core.gating import GateStep
 from kvmedic.core.moves import Failed
+from kvmedic.core.plan import OnTrial
 from kvmedic.core.reasons import Reason
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
@@ -18,13 +22,15 @@ from kvmedic.core.trial_moves import TrialMove, TrialSight, trial_move
 from kvmedic.core.trialling import TrialStep
 from kvmedic.findings import Survey
 from kvmedic.kube.errors import Conflict
+from kvmedic.manifests.evaluation_job import Evaluation
 from kvmedic.manifests.trial_pod import NoTrial, Owner, Trial, trial_pod
-from kvmedic.ports import View
-from kvmedic.trial_ports import Trials
+from kvmedic.ports import Ports, View
 from kvmedic.walks import Tick, start_limits
 
 NAME_LENGTH = 200
 """Characters of the resource's name in that of a pod: with the run's id it stays under the 253 of a name."""
+JOB_NAME_LENGTH = 42
+"""The same of a Job: a Job's pods have its name as a label, which may have 63 characters."""
 
 
 async def next_trial_move(tick: Tick, step: TrialStep) -> TrialMove:
@@ -37,27 +43,43 @@ async def next_trial_move(tick: Tick, step: TrialStep) -> TrialMove:
     return trial_move(sight, step, tick.run, start_limits(tick), tick.now)
 
 
-async def triable(found: Survey, resource: Resource, trials: Trials) -> Survey:
+async def next_gate_move(tick: Tick, step: GateStep) -> GateMove:
+    """Return the next move of the evaluation of an open run."""
+    ports, namespace = tick.ports, tick.resource.namespace
+    try:
+        pod = await ports.trials.look(trial_of(tick, step), step.container)
+        job = await ports.evaluations.look(evaluation_of(tick, step))
+    except Conflict:
+        return Failed(Reason.TRIAL_UNANSWERED, "a pod or Job of the trial's name is somebody else's")
+    served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
+    return gate_move(GateSight(pod, served, job), step, tick.run, start_limits(tick), tick.now)
+
+
+async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
     """Return a survey that knows whether its trial could be made, where its plan is one.
 
     An obstacle that was found before stays.
     """
     step = found.plan.steps[0] if found.plan else None
-    if not isinstance(step, TrialStep) or found.obstacle is not None:
+    if not isinstance(step, OnTrial) or found.obstacle is not None:
         return found
-    why = trials.forbidden()
+    why = ports.trials.forbidden()
+    if isinstance(step, GateStep):
+        why = why or ports.evaluations.forbidden()
     if not why:
-        claims = await trials.held_claims(resource.namespace, found.view.template)
-        manifest = trial_pod(found.view.template, _trial(resource, "", step), claims)
+        template = _on_trial(found.view, step)
+        claims = await ports.trials.held_claims(resource.namespace, template)
+        manifest = trial_pod(template, _trial(resource, "", step), claims)
         why = manifest.why if isinstance(manifest, NoTrial) else ""
     return replace(found, obstacle=Outcome(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
 
 
-async def make_trial(tick: Tick, view: View, step: TrialStep) -> str:
+async def make_trial(tick: Tick, view: View, step: OnTrial) -> str:
     """Make the trial pod; return why there can be none, or nothing."""
-    claims = await tick.ports.trials.held_claims(tick.resource.namespace, view.template)
+    template = _on_trial(view, step)
+    claims = await tick.ports.trials.held_claims(tick.resource.namespace, template)
     trial = trial_of(tick, step)
-    manifest = trial_pod(view.template, trial, claims)
+    manifest = trial_pod(template, trial, claims)
     if isinstance(manifest, NoTrial):
         return manifest.why
     return await tick.ports.trials.make(trial, manifest)
@@ -69,31 +91,64 @@ def begin_test(tick: Tick, view: View, step: TrialStep, pod: Pod) -> None:
 
 
 async def cleared(tick: Tick) -> bool:
-    """Remove the trial pods of a run that ends; return whether none is left.
+    """Remove the trial pods and evaluations of a run that ends; return whether none is left.
 
     Of a run whose step is none there are none.
     """
     step = tick.run.current.step
-    if not isinstance(step, TrialStep):
+    if not isinstance(step, OnTrial):
         return True
+    jobs = await tick.ports.evaluations.sweep(tick.resource.namespace, tick.resource.uid)
     try:
         pod = await tick.ports.trials.look(trial_of(tick, step), step.container)
     except Conflict:
         pod = None
     if pod is not None:
         tick.ports.probes.forget(pod)
-    return not await tick.ports.trials.sweep(tick.resource.namespace, tick.resource.uid)
+    pods = await tick.ports.trials.sweep(tick.resource.namespace, tick.resource.uid)
+    return not (jobs or pods)
 
 
-def trial_of(tick: Tick, step: TrialStep) -> Trial:
+def trial_of(tick: Tick, step: OnTrial) -> Trial:
     """Return the trial of an open run."""
     return _trial(tick.resource, tick.run.id, step)
 
 
-def _trial(resource: Resource, run: str, step: TrialStep) -> Trial:
-    return Trial(
-        name=f"{resource.name[:NAME_LENGTH]}-trial-{run}",
+def evaluation_of(tick: Tick, step: GateStep) -> Evaluation:
+    """Return the evaluation of an open run."""
+    resource = tick.resource
+    return Evaluation(
+        name=f"{_short(resource.name, JOB_NAME_LENGTH)}-gate-{tick.run.id}",
         namespace=resource.namespace,
-        owner=Owner(f"{GROUP}/{VERSION}", KIND, resource.name, resource.uid),
+        owner=_owner(resource),
+        cron_job=step.cron_job,
+        digest=step.evaluation,
         deadline_seconds=step.limit_seconds,
     )
+
+
+def _trial(resource: Resource, run: str, step: OnTrial) -> Trial:
+    return Trial(
+        name=f"{_short(resource.name, NAME_LENGTH)}-trial-{run}",
+        namespace=resource.namespace,
+        owner=_owner(resource),
+        deadline_seconds=step.limit_seconds,
+    )
+
+
+def _short(name: str, length: int) -> str:
+    """Return the beginning of a name, as one may go on with a dash."""
+    return name[:length].rstrip(".-")
+
+
+def _owner(resource: Resource) -> Owner:
+    return Owner(f"{GROUP}/{VERSION}", KIND, resource.name, resource.uid)
+
+
+def _on_trial(view: View, step: OnTrial) -> Mapping[str, object]:
+    """Return the pod template of the trial pod: the target's, with the change under test.
+
+    Raises:
+        ValueError: the target's is not the one that the change was made for.
+    """
+    return view.template if step.change is None else step.change.apply(view.template)

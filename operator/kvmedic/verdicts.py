@@ -19,6 +19,7 @@ from kvmedic.core.plan import (
     Change,
     ConfigStep,
     FlagStep,
+    OnTrial,
     ReplaceStep,
     RevisionStep,
     ScaleStep,
@@ -27,7 +28,6 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Standing, StepState
 from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
 from kvmedic.core.steadiness import steadiness
-from kvmedic.core.trialling import TrialStep
 from kvmedic.core.verdict import Judged, judge, judge_replacement
 from kvmedic.engines.kv_methods import CACHE_TYPES
 from kvmedic.ports import View
@@ -39,7 +39,7 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     record = tick.run.current
     if view is None or record.state is not StepState.VERIFYING or stands is not Standing.AS_RECORDED:
         return None
-    if isinstance(record.step, TrialStep):
+    if isinstance(record.step, OnTrial):
         return None
     if tick.problem is not None:
         return None

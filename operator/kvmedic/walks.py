@@ -21,6 +21,7 @@ from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Drain, Victim, holding_move
 from kvmedic.core.evidence import Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.gating import GateStep
 from kvmedic.core.moves import Cordon, Failed, Move, Settled, Wait
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
 from kvmedic.core.policy import Policy
@@ -89,7 +90,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
         case AutoscalerStep():
             asked = replace(_autoscaling(tick, fleet, way), begins=_begins(tick, fleet, direction))
             return autoscaling.autoscaling_move(fleet, asked, tick.now)
-        case TrialStep():
+        case TrialStep() | GateStep():
             return Settled()
         case _:
             assert_never(way)
@@ -112,7 +113,7 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
             return scaling.leaving_move(fleet, scaled, tick.now)
         case AutoscalerStep():
             return autoscaling.leaving_move(fleet, _autoscaling(tick, fleet, step))
-        case TrialStep():
+        case TrialStep() | GateStep():
             return Settled()
         case _:
             assert_never(step)
@@ -130,7 +131,7 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
             return scaling.resting_move(fleet)
         case AutoscalerStep():
             return holding_move(fleet)
-        case TrialStep():
+        case TrialStep() | GateStep():
             return Settled()
         case _:
             assert_never(step)

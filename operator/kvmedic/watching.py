@@ -47,9 +47,9 @@ async def watch(
     view = await with_holder(view, record.footprint, ports.target)
     await ports.crowd.heed(now)
     record = await swept(record, None, view.fleet, ports)
-    found = await survey(resource, policy, view, Senses(ports.metrics, ports.target, now, ports.drivers))
+    found = await survey(resource, policy, view, _senses(ports, now))
     found = await accompanied(found, resource, policy, ports.target)
-    found = await triable(found, resource, ports.trials)
+    found = await triable(found, resource, ports)
     ward = Ward(resource, policy, record, found, ports, now)
     cared = await cared_for(ward)
     if isinstance(cared, timedelta):
@@ -64,6 +64,10 @@ async def watch(
         return AT_ONCE
     await unfinalized(resource, ports, seen)
     return ports.pace.idle
+
+
+def _senses(ports: Ports, now: datetime) -> Senses:
+    return Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations)
 
 
 async def _seen(ward: Ward, cared: Cared) -> Record:

@@ -226,6 +226,82 @@ COMPRESSION = [
         "spec.compression.closeBy",
         "use a time such as 2026",
     ),
+    Row(
+        "a day that does not exist",
+        compression(closeBy="2026-02-31T18:00:00Z"),
+        "spec.compression.closeBy",
+        "there is no such day or hour",
+    ),
+    Row(
+        "a score of nobody knows what",
+        baseline(accuracy=0.5),
+        "spec.compression.baseline.accuracyConfiguration",
+        "add the other one of accuracy and accuracyConfiguration",
+    ),
+    Row(
+        "a configuration without its score",
+        baseline(accuracyConfiguration="0123"),
+        "spec.compression.baseline.accuracyConfiguration",
+        "add the other one of accuracy and accuracyConfiguration",
+    ),
+    Row(
+        "a replacement that nobody named",
+        compression(allowedFixes=["RevertBundle", "CompactingMethod"]),
+        "spec.compression.replacement",
+        "add replacement",
+    ),
+    Row(
+        "a replacement without a name",
+        compression(replacement={"keepTokens": 2048}),
+        "spec.compression.replacement.method",
+        REQUIRED,
+        ADD,
+    ),
+    Row(
+        "a replacement that keeps nothing",
+        compression(replacement={"method": "TriAttention", "keepTokens": 0}),
+        "spec.compression.replacement.keepTokens",
+        "use a whole number from 1 to 1048576",
+    ),
+    Row(
+        "a replacement that keeps all",
+        compression(replacement={"method": "TriAttention", "keepRatio": 1.0}),
+        "spec.compression.replacement.keepRatio",
+        "use a number from 0.001 to 0.999",
+    ),
+    Row(
+        "a setting of a replacement that is neither",
+        compression(replacement={"method": "TriAttention", "settings": [{"after": "1"}]}),
+        "spec.compression.replacement.settings[0]",
+        "name either flag or env",
+    ),
+    Row(
+        "two ways to say what a replacement keeps",
+        compression(replacement={"method": "TriAttention", "keepTokens": 2048, "keepRatio": 0.1}),
+        "spec.compression.replacement.keepRatio",
+        "name either keepTokens or keepRatio",
+    ),
+    Row(
+        "a fix stacked on what saves nothing",
+        compression(allowedFixes=["Fp8KVCache", "RevertBundle"]),
+        "spec.compression.allowedFixes",
+        "RevertBundle comes first",
+    ),
+    Row(
+        "caps before the last fix",
+        compression(allowedFixes=["RevertBundle", "DemandCaps", "Fp8KVCache"]),
+        "spec.compression.allowedFixes",
+        "DemandCaps comes last",
+    ),
+    Row(
+        "caps without the runbook that sizes them",
+        {
+            **compression(allowedFixes=["RevertBundle", "DemandCaps"]),
+            "runbooks": ["CompressionWithoutSavings"],
+        },
+        "spec.runbooks",
+        "DemandCaps leaves the fleet to PreemptionThrash",
+    ),
 ]
 
 PENDING = [
@@ -234,34 +310,6 @@ PENDING = [
         {"rollout": {"spare": "BestEffort"}},
         "spec.rollout.spare",
         "not implemented yet: use Required",
-        is_pending=True,
-    ),
-    Row(
-        "an accuracy gate",
-        compression(accuracyGate={"maxLoss": 0.01, "cronJobRef": {"name": "eval"}}),
-        "spec.compression.accuracyGate",
-        "not implemented yet: remove it",
-        is_pending=True,
-    ),
-    Row(
-        "a day to close by",
-        compression(closeBy="2026-01-31T18:00:00Z"),
-        "spec.compression.closeBy",
-        "not implemented yet: remove it",
-        is_pending=True,
-    ),
-    Row(
-        "a score of before",
-        baseline(accuracy=0.5),
-        "spec.compression.baseline.accuracy",
-        "not implemented yet: remove it",
-        is_pending=True,
-    ),
-    Row(
-        "what a score was measured with",
-        baseline(accuracyConfiguration="0123"),
-        "spec.compression.baseline.accuracyConfiguration",
-        "not implemented yet: remove it",
         is_pending=True,
     ),
     Row(
@@ -276,13 +324,6 @@ PENDING = [
         compression(probe={"useDrainedReplica": True}),
         "spec.compression.probe.useDrainedReplica",
         "not implemented yet: remove it",
-        is_pending=True,
-    ),
-    Row(
-        "a fix that turns something on",
-        compression(allowedFixes=["RevertBundle", "Fp8KVCache"]),
-        "spec.compression.allowedFixes",
-        "only the fix RevertBundle is implemented yet: remove the others",
         is_pending=True,
     ),
 ]

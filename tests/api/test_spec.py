@@ -45,13 +45,13 @@ def test_bounds_are_inside(spec: dict[str, Any]) -> None:
 
 
 def test_everything_that_is_not_implemented_is_named_at_once() -> None:
-    later = {"closeBy": "2026-01-31T18:00:00Z", "allowedFixes": ["DemandCaps"]}
+    later = {"baseline": {"attentionBackend": "FLASH_ATTN"}, "probe": {"useDrainedReplica": True}}
     spec = spec_from_wire({**MINIMAL, "compression": later, "rollout": {"spare": "BestEffort"}})
 
     assert [named.partition(": ")[0] for named in not_implemented(spec)] == [
         "spec.rollout.spare",
-        "spec.compression.closeBy",
-        "spec.compression.allowedFixes",
+        "spec.compression.baseline.attentionBackend",
+        "spec.compression.probe.useDrainedReplica",
     ]
 
 
@@ -94,7 +94,7 @@ def test_the_whole_compression_block_reads() -> None:
         "method": "TriAttention",
         "class": "CompactingEviction",
         "settings": [{"env": "ENABLE_TRIATTENTION", "before": "0", "after": "1"}],
-        "baseline": {"blocks": 150, "deviceMemory": "70Gi", "e2eP95": "53s", "accuracy": 0.571},
+        "baseline": {"blocks": 150, "deviceMemory": "70Gi", "e2eP95": "53s"},
         "accuracyGate": {"cronJobRef": {"name": "aime24"}, "maxLoss": 0.02},
         "closeBy": "2026-12-31T18:00:00Z",
     }

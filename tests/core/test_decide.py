@@ -22,8 +22,9 @@ from kvmedic.core.decide import (
     decide,
 )
 from kvmedic.core.gates import Blocked
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome, Standing, StepState
+from kvmedic.core.sentences import SENTENCES
 from kvmedic.core.verdict import Judged, Verdict
 from run_builder import CONFIG, NOW, RECALL, REPLACE, SCALE, a_run, a_scaling, an_intent
 

@@ -3,7 +3,8 @@ import pytest
 from builders import THRASHING, an_evidence
 from kvmedic.core.diagnosis import Branch, Diagnosed, Evidence, Finding, Inconclusive, diagnose
 from kvmedic.core.evidence import Signal
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
+from kvmedic.core.sentences import SENTENCES
 
 EVIDENCE = an_evidence(THRASHING)
 FACT = Finding("llm-0", Signal.PREEMPTIONS, 2.0, 0.5, "2.00 preemptions per request, limit 0.5")

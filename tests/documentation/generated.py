@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
 from kvmedic.core.remedies import REMEDIES, remedy_of
+from kvmedic.core.sentences import SENTENCES
 from kvmedic.record.runs import NEEDS_A_PERSON
 from kvmedic.record.surveys import BLIND
 from kvmedic.runbooks import RUNBOOKS

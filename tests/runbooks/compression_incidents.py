@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 from builders import CALM, IDLE, NO_SERIES, NOW, POOL, THRASHING, Replica, an_evidence, without
 from kvmedic.core.blocks import Keep
 from kvmedic.core.compressed import Answer, Compressed
 from kvmedic.core.compression import MethodClass
 from kvmedic.core.compression import Setting as BundleSetting
-from kvmedic.core.diagnosis import Evidence
+from kvmedic.core.diagnosis import Evidence, NoChange, Try
 from kvmedic.core.evidence import Measured, PodReadings, Signal, Unsupported
 from kvmedic.core.figures import Figures
 from kvmedic.core.reasons import Reason
@@ -39,6 +40,17 @@ FEWER_BITS = Compressed(
 PAGES = Compressed("Quest", MethodClass.PAGE_SELECTION, "spec.compression")
 EIGHT = replace(POOL, cache_dtype="fp8", blocks=2 * POOL.blocks)
 GIB = float(1 << 30)
+WAITS = NoChange(Reason.GATE_MISSING, "fp8 changes what the cache keeps: give an evaluation")
+TRIES = Try(
+    Question.RECLAMATION,
+    "Mine",
+    16_384,
+    Keep(2048),
+    timedelta(minutes=30),
+    Reason.RECLAMATION_PROBED,
+    "whether its blocks come back is to be shown first",
+)
+"""What may come after a method that saved nothing."""
 
 
 def answered(reclaim: Reclaim | None) -> Answer:
@@ -72,6 +84,11 @@ def against(evidence: Evidence, method: Compressed = EVICTS, **figures: float | 
 def with_pool(replica: Replica, **pool: object) -> PodReadings:
     """Return the readings of a replica with another pool."""
     return replace(replica, pool=replace(POOL, **pool)).readings()
+
+
+def fixing(evidence: Evidence, fix: Try | NoChange) -> Evidence:
+    """Return evidence of a fleet for which a fix is due, or waits."""
+    return replace(evidence, fix=fix)
 
 
 def unpaged(replica: Replica) -> PodReadings:
@@ -195,6 +212,32 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             fires=False,
         ),
         Incident("nobody tells of memory", against(CALM_FLEET, tokens_per_second=SLOWER), fires=False),
+    ),
+    Reason.FIX_WAITS: (
+        Incident("no gate, under pressure", fixing(THRASH, WAITS), fires=True),
+        Incident("no gate, and pages are selected", fixing(compressed(THRASH, PAGES), WAITS), fires=True),
+        Incident("no gate, calm", fixing(CALM_FLEET, WAITS), fires=False),
+        Incident("a fix is to be tried, under pressure", fixing(THRASH, TRIES), fires=False),
+        Incident("no fix, under pressure", THRASH, fires=False),
+    ),
+    Reason.FIX_DUE: (
+        Incident("a fix is to be tried, calm", fixing(CALM_FLEET, TRIES), fires=True),
+        Incident("a fix is to be tried, under pressure", fixing(THRASH, TRIES), fires=True),
+        Incident("pages are selected, under pressure", fixing(compressed(THRASH, PAGES), TRIES), fires=True),
+        Incident("no gate, calm", fixing(CALM_FLEET, WAITS), fires=True),
+        Incident("no gate, under pressure", fixing(THRASH, WAITS), fires=False),
+        Incident("pages are selected, calm", fixing(compressed(CALM_FLEET, PAGES), TRIES), fires=False),
+        Incident("an ill GPU", ill(fixing(THRASH, TRIES), a_device(last_xid=79)), fires=False),
+        Incident(
+            "a replica ran out of device memory",
+            restarted(fixing(THRASH, TRIES), an_end(Cause.DEVICE_MEMORY)),
+            fires=False,
+        ),
+        Incident(
+            "on nodes of which nothing is known",
+            replace(fixing(THRASH, TRIES), node_health=NodeHealth.REQUIRED),
+            fires=False,
+        ),
     ),
     Reason.PAGE_SELECTION: (
         Incident("pages are selected, under pressure", compressed(THRASH, PAGES), fires=True),

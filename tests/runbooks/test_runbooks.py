@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvmedic.core.diagnosis import Branch, Diagnosed, diagnose
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
+from kvmedic.core.sentences import SENTENCES
 from kvmedic.engines import ENGINES
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.tables import anchor, decision_table

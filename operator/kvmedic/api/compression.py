@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from kvmedic.api.quantities import DURATION_LENGTH
 from kvmedic.api.rules import Rule, Wire, duration, number, pattern, quantity, whole
+from kvmedic.core.compression_policy import Fix
 
 Name = Annotated[str, Field(max_length=63)]
 Value = Annotated[str, Field(max_length=1024)]
@@ -16,6 +18,28 @@ Span = Annotated[str, Field(max_length=DURATION_LENGTH)]
 RFC3339 = pattern(
     "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[+-][0-9]{2}:[0-9]{2})$",
     "use a time such as 2026-01-31T18:00:00Z",
+)
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).year > 1969
+    except ValueError:
+        return False
+
+
+A_DAY: Rule[str] = Rule(
+    cel="timestamp(self) > timestamp('1970-01-01T00:00:00Z')",
+    message="there is no such day or hour: use a time such as 2026-01-31T18:00:00Z",
+    holds=_is_time,
+)
+
+
+_ONE_KEEP: Rule[Any] = Rule(
+    cel="!has(self.keepTokens) || !has(self.keepRatio)",
+    message="name either keepTokens or keepRatio, one of them",
+    holds=lambda s: s.keep_tokens is None or s.keep_ratio is None,
+    path=".keepRatio",
 )
 
 
@@ -40,8 +64,39 @@ class CompressionSetting(Wire):
     """Value with the method; absent: the setting is not given at all."""
 
 
+Settings = Annotated[list[CompressionSetting], Field(max_length=16)]
+KeepTokens = Annotated[int, Field(strict=True), whole(1, 1048576)]
+KeepRatio = Annotated[float, Field(strict=True), number(0.001, 0.999)]
+
+
+class CompressionReplacement(Wire):
+    """The method that takes the place of one that saves nothing, once it has proved itself on a trial pod."""
+
+    rules = (_ONE_KEEP,)
+
+    method: Annotated[Name, Field(min_length=1)]
+    """Name of a method whose blocks come back, such as TriAttention; one of your own needs settings too."""
+    keep_tokens: KeepTokens | None = None
+    """Tokens of a request that it keeps (its budget). From 1 to 1048576. Absent, with keepRatio absent too:
+    that of the named method."""
+    keep_ratio: KeepRatio | None = None
+    """The same as a share of the request's tokens. From 0.001 to 0.999."""
+    settings: Settings | None = Field(default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    """The ordered bundle that turns it on; absent: that of the named method."""
+
+
 class CompressionBaseline(Wire):
     """The fleet without the method, as it was measured. What is absent is sought in history."""
+
+    rules = (
+        Rule(
+            cel="has(self.accuracy) == has(self.accuracyConfiguration)",
+            message="a score says nothing without the configuration that it is of: add the other one of"
+            " accuracy and accuracyConfiguration, or remove both",
+            holds=lambda s: (s.accuracy is None) == (s.accuracy_configuration is None),
+            path=".accuracyConfiguration",
+        ),
+    )
 
     blocks: Annotated[int, Field(strict=True), whole(1, 2147483647)] | None = None
     """Usable KV-cache blocks of a replica. From 1 to 2147483647."""
@@ -62,7 +117,8 @@ class CompressionBaseline(Wire):
     accuracy: Annotated[float, Field(strict=True), number(0, 1)] | None = None
     """Score of the accuracy gate without the method (ratio 0 to 1)."""
     accuracy_configuration: Annotated[str, Field(max_length=64)] | None = None
-    """Digest of the configuration that the score was measured with."""
+    """Hash of the pod template that the score was measured with, as status.scores tells it. A score of
+    another template does not count: it is measured anew."""
 
 
 class ReclamationProbe(Wire):
@@ -108,11 +164,29 @@ class CompressionSpec(Wire):
     """The KV compression that is on, how it was turned on, and what may be done if it saves nothing."""
 
     rules = (
+        _ONE_KEEP,
         Rule(
-            cel="!has(self.keepTokens) || !has(self.keepRatio)",
-            message="name either keepTokens or keepRatio, one of them",
-            holds=lambda s: s.keep_tokens is None or s.keep_ratio is None,
-            path=".keepRatio",
+            cel=f"!('{Fix.REVERT_BUNDLE}' in self.allowedFixes) || "
+            f"self.allowedFixes[0] == '{Fix.REVERT_BUNDLE}'",
+            message=f"{Fix.REVERT_BUNDLE} comes first, because nothing is stacked on a method that saves"
+            " nothing: name it first",
+            holds=lambda s: Fix.REVERT_BUNDLE not in s.allowed_fixes[1:],
+            path=".allowedFixes",
+        ),
+        Rule(
+            cel=f"!('{Fix.DEMAND_CAPS}' in self.allowedFixes) || "
+            f"self.allowedFixes[size(self.allowedFixes) - 1] == '{Fix.DEMAND_CAPS}'",
+            message=f"{Fix.DEMAND_CAPS} comes last, because it leaves the fleet to PreemptionThrash: name it"
+            " last",
+            holds=lambda s: Fix.DEMAND_CAPS not in s.allowed_fixes[:-1],
+            path=".allowedFixes",
+        ),
+        Rule(
+            cel=f"!('{Fix.COMPACTING_METHOD}' in self.allowedFixes) || has(self.replacement)",
+            message=f"{Fix.COMPACTING_METHOD} turns on a method that you name: add replacement, such as"
+            " {method: TriAttention}",
+            holds=lambda s: Fix.COMPACTING_METHOD not in s.allowed_fixes or s.replacement is not None,
+            path=".replacement",
         ),
     )
 
@@ -123,14 +197,12 @@ class CompressionSpec(Wire):
         | None
     ) = Field(default=None, alias="class")
     """What the method does to blocks; absent: that of the named method."""
-    keep_tokens: Annotated[int, Field(strict=True), whole(1, 1048576)] | None = None
+    keep_tokens: KeepTokens | None = None
     """Tokens of a request that the method keeps (its budget). From 1 to 1048576. Absent, with keepRatio
     absent too: that of the named method, or of its variable."""
-    keep_ratio: Annotated[float, Field(strict=True), number(0.001, 0.999)] | None = None
+    keep_ratio: KeepRatio | None = None
     """The same as a share of the request's tokens. From 0.001 to 0.999."""
-    settings: Annotated[list[CompressionSetting], Field(max_length=16)] | None = Field(
-        default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
+    settings: Settings | None = Field(default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """The ordered bundle that turns the method on."""
     baseline: CompressionBaseline | None = None
     probe: ReclamationProbe = ReclamationProbe()
@@ -142,5 +214,7 @@ class CompressionSpec(Wire):
         Field(max_length=4),
     ] = Field(default=["RevertBundle"], json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """What may be done, in order. Turning the method off again is the fix that needs no evaluation."""
-    close_by: Annotated[str, Field(max_length=32), RFC3339] | None = None
-    """When to stop waiting for a better method and take the guaranteed configuration (RFC 3339)."""
+    replacement: CompressionReplacement | None = None
+    """What CompactingMethod turns on."""
+    close_by: Annotated[str, Field(max_length=32), RFC3339, A_DAY] | None = None
+    """When to stop waiting for CompactingMethod and go on to the fixes after it (RFC 3339)."""

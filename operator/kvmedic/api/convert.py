@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from datetime import time, timedelta
+from collections.abc import Sequence
+from datetime import datetime, time, timedelta
 from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
-from kvmedic.api.compression import CompressionBaseline, CompressionSpec
+from kvmedic.api.compression import (
+    AccuracyGate,
+    CompressionBaseline,
+    CompressionReplacement,
+    CompressionSetting,
+    CompressionSpec,
+)
 from kvmedic.api.levers import LeverName, LeverSpec
 from kvmedic.api.quantities import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.api.spec import MaintenanceWindow as WireWindow
 from kvmedic.api.spec import Objectives as WireObjectives
 from kvmedic.core.compression import MethodClass, Setting
-from kvmedic.core.compression_policy import CompressionPolicy, Fix, ProbePolicy
+from kvmedic.core.compression_policy import (
+    CompressionPolicy,
+    Fix,
+    GatePolicy,
+    ProbePolicy,
+    Reference,
+    Replacement,
+)
 from kvmedic.core.diagnosis import RESTORE_AFTER, LeverBound, ScaleBound, Trigger
 from kvmedic.core.engine import Knob
 from kvmedic.core.figures import Figures
@@ -86,14 +100,41 @@ def _compression(spec: CompressionSpec | None) -> CompressionPolicy:
         method_class=MethodClass(spec.method_class) if spec.method_class else None,
         keep_tokens=spec.keep_tokens,
         keep_share=spec.keep_ratio,
-        settings=tuple(
-            Setting(on=each.after, off=each.before, flag=each.flag or "", env=each.env or "")
-            for each in spec.settings or ()
-        ),
+        settings=_bundle(spec.settings),
         baseline=_figures(spec.baseline),
         blocks=spec.baseline.blocks if spec.baseline else None,
         probe=ProbePolicy(spec.probe.tokens, parse_duration(spec.probe.timeout)),
         fixes=tuple(Fix(each) for each in spec.allowed_fixes),
+        replacement=_replacement(spec.replacement),
+        gate=_gate(spec.accuracy_gate, spec.baseline),
+        close_by=None if spec.close_by is None else datetime.fromisoformat(spec.close_by),
+    )
+
+
+def _replacement(given: CompressionReplacement | None) -> Replacement | None:
+    if given is None:
+        return None
+    return Replacement(given.method, given.keep_tokens, given.keep_ratio, _bundle(given.settings))
+
+
+def _bundle(given: Sequence[CompressionSetting] | None) -> tuple[Setting, ...]:
+    return tuple(
+        Setting(on=each.after, off=each.before, flag=each.flag or "", env=each.env or "")
+        for each in given or ()
+    )
+
+
+def _gate(given: AccuracyGate | None, baseline: CompressionBaseline | None) -> GatePolicy | None:
+    if given is None:
+        return None
+    score = baseline.accuracy if baseline else None
+    configuration = baseline.accuracy_configuration if baseline else None
+    reference = Reference(score, configuration) if score is not None and configuration else None
+    return GatePolicy(
+        cron_job=given.cron_job_ref.name,
+        max_loss=given.max_loss,
+        timeout=parse_duration(given.timeout),
+        reference=reference,
     )
 
 

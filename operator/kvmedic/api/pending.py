@@ -13,7 +13,6 @@ from typing import TypeVar
 from kvmedic.api.compression import CompressionSpec
 from kvmedic.api.rules import Rule
 from kvmedic.api.spec import KVRemediationSpec
-from kvmedic.core.compression_policy import Fix
 from kvmedic.core.policy import Spare
 
 T = TypeVar("T")
@@ -40,13 +39,6 @@ PENDING: tuple[Rule[KVRemediationSpec], ...] = (
         path=".rollout.spare",
         forbids=True,
     ),
-    _pending("compression.accuracyGate", lambda c: c.accuracy_gate is None),
-    _pending("compression.closeBy", lambda c: c.close_by is None),
-    _pending("compression.baseline.accuracy", lambda c: c.baseline is None or c.baseline.accuracy is None),
-    _pending(
-        "compression.baseline.accuracyConfiguration",
-        lambda c: c.baseline is None or c.baseline.accuracy_configuration is None,
-    ),
     _pending(
         "compression.baseline.attentionBackend",
         lambda c: c.baseline is None or c.baseline.attention_backend is None,
@@ -57,14 +49,6 @@ PENDING: tuple[Rule[KVRemediationSpec], ...] = (
         message="compression.probe.useDrainedReplica true is not implemented yet: remove it",
         holds=lambda s: s.compression is None or not s.compression.probe.use_drained_replica,
         path=".compression.probe.useDrainedReplica",
-        forbids=True,
-    ),
-    Rule(
-        cel="!has(self.compression) || !has(self.compression.allowedFixes) || "
-        f"self.compression.allowedFixes.all(fix, fix == '{Fix.REVERT_BUNDLE}')",
-        message=f"only the fix {Fix.REVERT_BUNDLE} is implemented yet: remove the others",
-        holds=lambda s: s.compression is None or set(s.compression.allowed_fixes) <= {Fix.REVERT_BUNDLE},
-        path=".compression.allowedFixes",
         forbids=True,
     ),
 )

@@ -17,6 +17,7 @@ from kvmedic.api.compression import CompressionSpec
 from kvmedic.api.levers import LEVERS, LeverName, LeverSpec
 from kvmedic.api.quantities import DURATION_LENGTH, parse_duration
 from kvmedic.api.rules import Rule, Wire, duration, in_order, number, pattern, unique, whole
+from kvmedic.core.compression_policy import Fix
 from kvmedic.core.policy import Mode, OnInconclusive, Runbook, Spare
 from kvmedic.core.record import HISTORY_LENGTH
 from kvmedic.core.vitals import NodeHealth
@@ -253,6 +254,17 @@ class KVRemediationSpec(Wire):
             " or use mode Observe",
             holds=lambda s: s.mode is Mode.OBSERVE or bool(s.levers),
             path=".levers",
+        ),
+        Rule(
+            cel=f"!has(self.compression) || !('{Fix.DEMAND_CAPS}' in self.compression.allowedFixes) || "
+            f"'{Runbook.PREEMPTION_THRASH}' in self.runbooks",
+            message=f"{Fix.DEMAND_CAPS} leaves the fleet to {Runbook.PREEMPTION_THRASH}: add it to runbooks",
+            holds=lambda s: (
+                s.compression is None
+                or Fix.DEMAND_CAPS not in s.compression.allowed_fixes
+                or Runbook.PREEMPTION_THRASH in s.runbooks
+            ),
+            path=".runbooks",
         ),
     )
 

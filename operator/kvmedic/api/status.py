@@ -5,10 +5,11 @@ value, what is None or empty left out. So a new kind of step needs nothing here;
 because records that are stored must stay readable (`tests/api/data`).
 
 Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`, `rollbacks`,
-`bundles`, `scalings`, `answers`, `copies`, `outgrown`, `borrowed`, `footprint`, `lastGood`, `aside`, `sized`,
-`baseline`) are what the operator itself relies on after a restart: one that cannot be read raises
-`RunUnreadable`, because starting from empty would forget a change under way or hand out a used-up budget. All
-other fields are for people, are computed anew, and are dropped when they cannot be read.
+`bundles`, `scalings`, `answers`, `scores`, `turnedOff`, `copies`, `outgrown`, `borrowed`, `footprint`,
+`lastGood`, `aside`, `sized`, `baseline`) are what the operator itself relies on after a restart: one that
+cannot be read raises `RunUnreadable`, because starting from empty would forget a change under way or hand
+out a used-up budget. All other fields are for people, are computed anew, and are dropped when they cannot
+be read.
 Unknown fields are ignored everywhere, so that an older operator can read what a newer one wrote.
 """
 
@@ -25,6 +26,7 @@ from pydantic_core import SchemaValidator, core_schema
 from kvmedic.api.problems import RunUnreadable, problems_of
 from kvmedic.core.aside import SetAside
 from kvmedic.core.compressed import Answer
+from kvmedic.core.fixing import TurnedOff
 from kvmedic.core.footprint import Footprint
 from kvmedic.core.loan import Borrowed
 from kvmedic.core.recalled import Recalled
@@ -45,6 +47,7 @@ from kvmedic.core.record import (
     TriedScaling,
 )
 from kvmedic.core.run import Run
+from kvmedic.core.scored import Scored
 from kvmedic.core.severity import Urgency
 from kvmedic.core.summary import Summary
 
@@ -64,6 +67,8 @@ RECORDS = frozenset(
         "bundles",
         "scalings",
         "answers",
+        "scores",
+        "turnedOff",
         "copies",
         "outgrown",
         "borrowed",
@@ -163,6 +168,11 @@ class KVRemediationStatus(BaseModel):
     """The replica that was taken out of rotation because its node is ill. A record: do not edit it."""
     summary: Summary | None = None
     """What the last run that touched anything changed, what that brought, and what it cost."""
+    scores: tuple[Scored, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    """What evaluations showed, beside the configuration that they are of, newest first. A record: do not edit
+    it."""
+    turned_off: TurnedOff | None = None
+    """The method that was turned off because it saved nothing. A record: do not edit it."""
     baseline: Recalled | None = None
     """The fleet before its KV cache was compressed, as the metrics source recalled it: asked once for each
     revision that turned the method on. A record: do not edit it."""

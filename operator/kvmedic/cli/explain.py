@@ -19,11 +19,12 @@ from kvmedic.cli.trials import ShownTrial, trial_of
 from kvmedic.core.calm import Temporary
 from kvmedic.core.footprint import Footprint
 from kvmedic.core.loan import Borrowed
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Condition, ConditionType, Record, Truth
 from kvmedic.core.remedies import LOOK, REMEDIES, Remedy
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Run
+from kvmedic.core.sentences import SENTENCES
 from kvmedic.settings import load as load_settings
 from kvmedic.wiring import connected
 

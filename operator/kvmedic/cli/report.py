@@ -24,7 +24,18 @@ from kvmedic.core.diagnosis import (
     TurnOff,
 )
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
-from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.core.fixing import Evaluate, TurnOn
+from kvmedic.core.gating import GateStep
+from kvmedic.core.plan import (
+    AutoscalerStep,
+    ConfigStep,
+    FlagStep,
+    OnTrial,
+    ReplaceStep,
+    RevisionStep,
+    ScaleStep,
+    Step,
+)
 from kvmedic.core.run import Outcome
 from kvmedic.core.trialling import TrialStep
 from kvmedic.core.vitals import Vitals
@@ -200,6 +211,13 @@ def _because(found: Consultation) -> str:
     return numbers.message if numbers else ""
 
 
+def _asked_of(step: OnTrial) -> str:
+    """Return what a trial pod is asked, for a person."""
+    if isinstance(step, GateStep):
+        return f"CronJob/{step.cron_job} with {step.subject}"
+    return f"{step.tokens} tokens with {step.method}"
+
+
 def change_of(step: Step) -> Change:
     """Return a step as people see it."""
     target = f"{step.target.kind}/{step.target.name}"
@@ -214,8 +232,8 @@ def change_of(step: Step) -> Change:
             return Change(REVISION, str(step.before.number), str(step.after.number), target)
         case ScaleStep():
             return Change(REPLICAS, str(step.before), str(step.after), target)
-        case TrialStep():
-            return Change(TRIAL, None, f"{step.tokens} tokens with {step.method}", target)
+        case TrialStep() | GateStep():
+            return Change(TRIAL, None, _asked_of(step), target)
         case AutoscalerStep():
             holder = f"{step.holder.kind}/{step.holder.name}"
             return Change(MINIMUM, str(step.before), str(step.after), holder)
@@ -228,6 +246,13 @@ def flag_name(knob: str) -> str | None:
     return next((flag.name for flag in VLLM.flags if flag.knob == knob), None)
 
 
+def _wanted(advice: Try | Evaluate) -> str:
+    """Return what a trial pod should be asked, for a person."""
+    if isinstance(advice, Evaluate):
+        return f"CronJob/{advice.cron_job} with {advice.subject}"
+    return f"{advice.tokens} tokens with {advice.method}"
+
+
 def _advised(advice: Assignment | Beyond) -> Change:
     match advice:
         case Relief():
@@ -238,8 +263,10 @@ def _advised(advice: Assignment | Beyond) -> Change:
             return Change(REPLICAS, None, str(advice.replicas), "")
         case TurnOff():
             return Change(advice.method, None, OFF, "")
-        case Try():
-            return Change(TRIAL, None, f"{advice.tokens} tokens with {advice.method}", "")
+        case TurnOn():
+            return Change(advice.method, advice.before, advice.after, "")
+        case Try() | Evaluate():
+            return Change(TRIAL, None, _wanted(advice), "")
         case Assignment():
             return Change(str(advice.knob), None, str(advice.value), "")
         case _:

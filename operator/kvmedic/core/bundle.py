@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from kvmedic.core.compression_policy import Fix
 from kvmedic.core.edit import EditState, Field, Json, PatchOperation, TokenEdit, container_at
 from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.reasons import Reason
@@ -227,6 +228,8 @@ class BundleStep:
     before_template: str
     after_template: str
     reason: Reason
+    fix: Fix = Fix.REVERT_BUNDLE
+    """Which of those that the spec allows; that one turns a method off, the others turn one on."""
     kind: Literal["BundleStep"] = "BundleStep"
 
     def inverse(self) -> BundleStep:

@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import AutoscalerStep, ScaleStep, gives_back, is_revocable
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome, Run, Standing, StepState
+from kvmedic.core.sentences import SENTENCES
 from kvmedic.core.verdict import Baseline, Judged, Verdict
 
 

@@ -9,13 +9,16 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from kvmedic.core.blocks import Keep
+from kvmedic.core.bundle import BundleEdit
 from kvmedic.core.compressed import Compressed
 from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Signal
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.fixing import Evaluate, TurnOn
+from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import LatestDeploy, NoDeploy, Revision
+from kvmedic.core.sentences import SENTENCES
 from kvmedic.core.started import Start
 from kvmedic.core.supply import Supply
 from kvmedic.core.told_version import Witness
@@ -71,6 +74,8 @@ class Evidence:
     """What takes tokens from sequences while they run; None where nothing is known of."""
     compression: Compressed | None = None
     """The method that compresses the KV cache; None where nothing tells of one, or nobody looked."""
+    fix: Try | Evaluate | TurnOn | NoChange | None = None
+    """What comes after a method that saved nothing; None: nothing, or nobody looked."""
     started: Mapping[str, Start] = field(default_factory=dict)
     """What engines logged when they started, by pod name; a pod is absent where nobody had to ask."""
 
@@ -156,7 +161,7 @@ class TurnOff:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A trial pod should answer a question about the fleet's present setting."""
+    """A trial pod should answer a question about a setting."""
 
     question: Question
     method: str
@@ -169,12 +174,16 @@ class Try:
     reason: Reason
     message: str
     """One sentence with what asks for it."""
+    change: BundleEdit | None = None
+    """What differs on the trial pod; None: the present setting is tried."""
+    tried: str = ""
+    """Hash of the pod template on the trial pod, where it differs."""
 
 
 SettingAdvice: TypeAlias = Assignment | NoChange
 """What a lever says."""
 
-Beyond: TypeAlias = Relief | RollBack | Resize | TurnOff | Try
+Beyond: TypeAlias = Relief | RollBack | Resize | TurnOff | Try | Evaluate | TurnOn
 """Advice that is no matter of one setting."""
 
 Advice: TypeAlias = SettingAdvice | Beyond

@@ -81,7 +81,7 @@ def opening_gate(
 ) -> Blocked | None:
     """Return why no new run may be opened, or None.
 
-    A trial that was answered changed nothing, so nothing need cool down after it.
+    A trial that was answered changed nothing: nothing need cool down after it, and no budget pays for it.
 
     Args:
         limits: the spec's limits.
@@ -100,14 +100,14 @@ def opening_gate(
             Reason.OUTSIDE_WINDOWS,
             f"spec.limits.windows opens next at {opens:%Y-%m-%d %H:%MZ} (a {opens:%A})",
         )
-    changes = (run for run in history if run.outcome is not Reason.TRIAL_ANSWERED)
+    changes = [run for run in history if run.outcome is not Reason.TRIAL_ANSWERED]
     ended = max((run.ended_at for run in changes), default=None)
     if ended is not None and now - ended < limits.cooldown:
         until = ended + limits.cooldown
         return Blocked(
             Reason.IN_COOLDOWN, f"the last run ended {ended:%H:%M:%SZ}; the next may start {until:%H:%M:%SZ}"
         )
-    today = sum(now - run.started_at < timedelta(days=1) for run in history)
+    today = sum(now - run.started_at < timedelta(days=1) for run in changes)
     if today >= limits.max_runs_per_day:
         return Blocked(
             Reason.BUDGET_EXHAUSTED,

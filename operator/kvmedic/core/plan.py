@@ -17,6 +17,7 @@ from kvmedic.core.bundle import BundleStep
 from kvmedic.core.config_map import FileEdit
 from kvmedic.core.edit import TokenEdit
 from kvmedic.core.engine import Knob
+from kvmedic.core.gating import GateStep
 from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reference import ReferenceEdit
@@ -30,8 +31,10 @@ __all__ = [
     "BundleStep",
     "ConfigStep",
     "FlagStep",
+    "GateStep",
     "Goer",
     "ObjectRef",
+    "OnTrial",
     "Plan",
     "ReplaceStep",
     "RevisionStep",
@@ -285,7 +288,10 @@ Change: TypeAlias = (
 )
 """Every kind of step that changes something of a fleet."""
 
-Step: TypeAlias = Change | TrialStep
+OnTrial: TypeAlias = TrialStep | GateStep
+"""Every kind of step that makes a trial pod and changes nothing of a fleet."""
+
+Step: TypeAlias = Change | OnTrial
 """Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
 
 
@@ -294,7 +300,7 @@ def template_before(step: Step) -> str:
     match step:
         case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
             return step.before_template
-        case ReplaceStep() | ScaleStep() | AutoscalerStep() | TrialStep():
+        case ReplaceStep() | ScaleStep() | AutoscalerStep() | TrialStep() | GateStep():
             return step.template
         case _:
             assert_never(step)
@@ -307,7 +313,7 @@ def gives_back(step: Step) -> bool:
             return step.gives_back
         case FlagStep() | ConfigStep():
             return step.reason is Reason.HOST_MEMORY_GIVEN_BACK
-        case BundleStep() | ReplaceStep() | RevisionStep() | TrialStep():
+        case BundleStep() | ReplaceStep() | RevisionStep() | TrialStep() | GateStep():
             return False
         case _:
             assert_never(step)
@@ -318,7 +324,7 @@ def is_revocable(step: Step) -> bool:
     match step:
         case AutoscalerStep() | BundleStep() | ConfigStep() | FlagStep() | RevisionStep() | ScaleStep():
             return True
-        case ReplaceStep() | TrialStep():
+        case ReplaceStep() | TrialStep() | GateStep():
             return False
         case _:
             assert_never(step)

@@ -8,6 +8,7 @@ from typing import TypeAlias, assert_never
 
 from kvmedic.core.bundle import BundleStep
 from kvmedic.core.fleet import SURGE, Fleet, Owner, ReplicaSet
+from kvmedic.core.gating import GateStep
 from kvmedic.core.moves import Failed, Refused
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.reasons import Reason
@@ -206,7 +207,7 @@ def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
             return scaling_refusal(fleet, step)
         case AutoscalerStep():
             return autoscaling_refusal(fleet, step)
-        case TrialStep():
+        case TrialStep() | GateStep():
             return trial_refusal(fleet)
         case _:
             assert_never(step)

@@ -1,4 +1,4 @@
-"""Every reason that kvmedic gives, with one sentence each.
+"""Every reason that kvmedic gives; `kvmedic.core.sentences` says each in a sentence.
 
 Reasons appear in conditions, Events, metrics, logs and history, always spelled the same. They are an
 API: a stored reason that is not listed here is an error, not a default.
@@ -7,7 +7,6 @@ API: a stored reason that is not listed here is an error, not a default.
 from __future__ import annotations
 
 from enum import StrEnum
-from types import MappingProxyType
 
 
 class Reason(StrEnum):
@@ -38,6 +37,8 @@ class Reason(StrEnum):
     PAGE_SELECTION = "PageSelection"
     PRESSED_THOUGH_COMPRESSED = "PressedThoughCompressed"
     COMPRESSION_UNPROVEN = "CompressionUnproven"
+    FIX_DUE = "FixDue"
+    FIX_WAITS = "FixWaits"
     # Why nothing can be said.
     METRICS_MISSING = "MetricsMissing"
     METRICS_STALE = "MetricsStale"
@@ -82,6 +83,8 @@ class Reason(StrEnum):
     ENGINE_UNRECOGNISED = "EngineUnrecognised"
     FIX_NOT_ALLOWED = "FixNotAllowed"
     TRIAL_IMPOSSIBLE = "TrialImpossible"
+    GATE_MISSING = "GateMissing"
+    FIXES_EXHAUSTED = "FixesExhausted"
     # What a plan does.
     CAP_RIGHT_SIZED = "CapRightSized"
     CAP_AT_BOUND = "CapAtBound"
@@ -98,6 +101,8 @@ class Reason(StrEnum):
     REPLICAS_GIVEN_BACK = "ReplicasGivenBack"
     COMPRESSION_REVERTED = "CompressionReverted"
     RECLAMATION_PROBED = "ReclamationProbed"
+    ACCURACY_EVALUATED = "AccuracyEvaluated"
+    FIX_TURNED_ON = "FixTurnedOn"
     # Why what was added for a while is still there.
     FOOTPRINT_HELD = "FootprintHeld"
     LOAN_HELD = "LoanHeld"
@@ -146,6 +151,7 @@ class Reason(StrEnum):
     DRAIN_TIMED_OUT = "DrainTimedOut"
     AWAITING_REPLICA = "AwaitingReplica"
     AWAITING_CONTROLLER = "AwaitingController"
+    AWAITING_EVALUATION = "AwaitingEvaluation"
     VERIFYING = "Verifying"
     ROLLING_BACK = "RollingBack"
     HOLDING = "Holding"
@@ -179,218 +185,3 @@ class Reason(StrEnum):
     RUN_UNREADABLE = "RunUnreadable"
     INTERNAL_ERROR = "InternalError"
     API_UNAVAILABLE = "ApiUnavailable"
-
-
-SENTENCES = MappingProxyType(
-    {
-        Reason.TARGET_FOUND: "The spec is valid and the target exists.",
-        Reason.METRICS_FOUND: "Every replica has fresh values for every signal that was asked for.",
-        Reason.NO_RUN: "No run is open.",
-        Reason.NOTHING_TO_DO: "Nobody needs to do anything.",
-        Reason.HEALTHY: "No replica preempts beyond the trigger.",
-        Reason.GPU_FAULT: "A GPU of a replica is broken; no setting mends that.",
-        Reason.THERMAL_EMERGENCY: "A GPU of a replica is slowed down by heat or its hardware's protection.",
-        Reason.HOST_OUT_OF_MEMORY: "A replica was ended at its container's memory limit.",
-        Reason.CUDA_OUT_OF_MEMORY: "A replica ended because its GPU's memory ran out.",
-        Reason.DEPLOY_CORRELATED: (
-            "A new revision changed what the KV cache depends on, and most replicas preempt beyond the "
-            "trigger since it came."
-        ),
-        Reason.ONE_REPLICA_PRESSURED: (
-            "One replica preempts beyond the trigger while its peers serve and are calm."
-        ),
-        Reason.FLEET_WIDE_DEMAND: (
-            "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."
-        ),
-        Reason.CAPACITY_SHORT: (
-            "Most replicas preempt beyond the trigger and no setting is left that would help: more replicas "
-            "are allowed."
-        ),
-        Reason.CAPACITY_EXHAUSTED: (
-            "Most replicas preempt beyond the trigger, and no lever is left: neither a setting nor more "
-            "replicas."
-        ),
-        Reason.NO_COMPRESSION: "No method that compresses the KV cache is known to be on.",
-        Reason.COMPRESSION_UNDOUBTED: "KV compression is on, and nothing speaks against it.",
-        Reason.COMPRESSION_SAVES: "KV compression saves what it should, at like load.",
-        Reason.COMPRESSION_NOT_APPLIED: "KV compression is configured, and running engines do not have it.",
-        Reason.EAGER_FALLBACK: (
-            "Throughput fell and device memory rose with KV compression, as where attention is not fused any "
-            "more."
-        ),
-        Reason.BLOCKS_NOT_FREED: "KV compression evicts tokens, and few blocks or none become free.",
-        Reason.PAGE_SELECTION: "This KV compression reads fewer pages and frees none, by design.",
-        Reason.PRESSED_THOUGH_COMPRESSED: (
-            "KV compression frees blocks, and replicas preempt beyond the trigger all the same."
-        ),
-        Reason.COMPRESSION_UNPROVEN: "Whether KV compression frees blocks is not known, and must be now.",
-        Reason.METRICS_MISSING: "At least one replica has no value for a signal that the diagnosis needs.",
-        Reason.METRICS_STALE: "The newest sample of at least one replica is too old.",
-        Reason.METRICS_AMBIGUOUS: "The source returned contradicting series for one replica.",
-        Reason.SOURCE_UNAVAILABLE: "The metrics source did not answer completely.",
-        Reason.SIGNAL_UNSUPPORTED: "The engine does not export a signal that the diagnosis needs.",
-        Reason.WINDOW_TOO_SHORT: "Requests stay longer than the window looks back.",
-        Reason.TOO_FEW_REQUESTS: "Too few requests finished to measure their lengths.",
-        Reason.PARTIAL_PRESSURE: "Some replicas preempt beyond the trigger and others are calm.",
-        Reason.REPLICAS_DIFFER: "The replicas run with different pools, settings or versions.",
-        Reason.SEVERAL_MODELS: "The replicas serve more than one model.",
-        Reason.LENGTHS_MISFIT: "What runs takes far more or less of the KV cache than its lengths say.",
-        Reason.LOAD_DIFFERS: "Load or lengths differ too much from before for a comparison.",
-        Reason.NODE_HEALTH_UNKNOWN: "The health of a replica's GPUs is not known, and the spec requires it.",
-        Reason.PREVIOUS_LOG_UNREADABLE: "A replica ended, and the log that says why could not be read.",
-        Reason.START_LOG_UNREADABLE: "Only a log that could not be read tells how an engine stores keys.",
-        Reason.REVISION_UNREADABLE: "A new revision came, and what it changed cannot be read.",
-        Reason.POOL_NOT_PAGED: "The engine does not tell that its KV cache is a pool of blocks.",
-        Reason.METHOD_UNKNOWN: "What the method of KV compression does to blocks is not known.",
-        Reason.BASELINE_MISSING: "How the fleet was without KV compression is not known.",
-        Reason.PREEMPTIONS_CHEAP: (
-            "Prompts dominate the cache, so preemptions are cheap and a cut would cost goodput."
-        ),
-        Reason.CAP_WITHOUT_EFFECT: (
-            "The computed cap is not below what was seen running, so it would change nothing."
-        ),
-        Reason.GAIN_WITHIN_NOISE: "The expected gain is so small that it cannot be told from noise.",
-        Reason.POOL_TOO_SMALL: (
-            "The KV cache is too small for requests of these lengths; a cap cannot mend that."
-        ),
-        Reason.LEVER_NOT_ALLOWED: "The spec's levers do not allow the change that would help.",
-        Reason.LEVER_EXHAUSTED: "The lever was tried on this evidence and did not help.",
-        Reason.LEVER_AT_BOUND: "The lever stands at the bound that the spec sets.",
-        Reason.LEVER_WITHOUT_EFFECT: "The lever would change nothing on this engine as it is set.",
-        Reason.BETTER_LEVER: "Another allowed lever is expected to help more.",
-        Reason.LENGTH_IN_USE: "Requests use, or ask for, nearly the whole length that the engine takes.",
-        Reason.PRESENT_VALUE_UNKNOWN: (
-            "The engine's present value is not known, so no value is known to be a change for the better."
-        ),
-        Reason.NO_LEVER_LEFT: "No allowed lever would help now; the message says why for each.",
-        Reason.HEADROOM_UNKNOWN: "How much of the GPUs' memory stays free under load is not known.",
-        Reason.HEADROOM_SHORT: "Too little of the GPUs' memory stays free under load.",
-        Reason.PREFIXES_NOT_SHARED: "Prompts can have too little in common for it to be worth keeping once.",
-        Reason.HOST_MEMORY_SHORT: "The container's memory limit does not cover what would be kept there.",
-        Reason.FLAG_NOT_EDITABLE: "The flag stands where it cannot be edited safely.",
-        Reason.CONFIG_MAP_UNAVAILABLE: (
-            "The ConfigMap with the engine's configuration file is gone, or may not be read."
-        ),
-        Reason.CONFIG_COPY_IMPOSSIBLE: "The copy of the ConfigMap cannot be made.",
-        Reason.FLAG_UNKNOWN_TO_ENGINE: "The engine's version is not known to have the flag.",
-        Reason.ENGINE_UNRECOGNISED: "The target container does not run a known engine.",
-        Reason.FIX_NOT_ALLOWED: "The spec's compression.allowedFixes has no fix for this that is left.",
-        Reason.TRIAL_IMPOSSIBLE: "No trial pod can be made of the target's pod template.",
-        Reason.CAP_RIGHT_SIZED: "The cap follows from the measured lengths and the pool.",
-        Reason.CAP_AT_BOUND: (
-            "The computed cap lies under the lever's bound; the bound is applied, as it is still a cut."
-        ),
-        Reason.MEMORY_STEPPED_DOWN: "The engine is to take one step less of its GPUs' memory.",
-        Reason.WATERMARK_RAISED: "A share of the KV cache is kept free when a sequence is admitted.",
-        Reason.LENGTH_LIMIT_LOWERED: "No request of the window needs the length that the engine takes.",
-        Reason.STEP_BUDGET_LOWERED: "A step may have far more tokens than the traffic needs.",
-        Reason.MEMORY_STEPPED_UP: "The engine is to take one step more of its GPUs' memory, as it was free.",
-        Reason.PREFIXES_REUSED: "What prompts begin with in common is to be kept once.",
-        Reason.PREFILL_CHUNKED: "Long prompts are to be spread over several steps.",
-        Reason.HOST_MEMORY_LENT: "Preempted sequences are to be kept in the host's memory, for a time.",
-        Reason.HOST_MEMORY_GIVEN_BACK: "Host memory that was lent for a while is given back.",
-        Reason.REPLICAS_ADDED: "Replicas are added for a while, until fewer carry the load.",
-        Reason.REPLICAS_GIVEN_BACK: "Replicas that were added for a while go one by one, drained.",
-        Reason.COMPRESSION_REVERTED: "KV compression is turned off again, with all that turned it on.",
-        Reason.RECLAMATION_PROBED: "A long generation on a trial pod is to show whether blocks become free.",
-        Reason.FOOTPRINT_HELD: (
-            "Replicas that were added for a while stay until it has been calm and fewer carry the load."
-        ),
-        Reason.LOAN_HELD: (
-            "Host memory that was lent for a while stays until it has been calm and the fleet does without."
-        ),
-        Reason.LOAN_FORGOTTEN: "A setting that was lent for a while is somebody else's now and stays.",
-        Reason.TARGET_NOT_FOUND: "The target Deployment or its container does not exist.",
-        Reason.SPEC_INVALID: "The spec cannot be followed as it is written.",
-        Reason.SPEC_NOT_IMPLEMENTED: "The spec asks for something that this version does not do yet.",
-        Reason.STRATEGY_UNSUPPORTED: "The Deployment's strategy is not RollingUpdate.",
-        Reason.TARGET_PAUSED: "The Deployment is paused by someone else.",
-        Reason.NO_REPLICAS: "The Deployment is scaled to zero.",
-        Reason.TARGET_NOT_SETTLED: "The Deployment is in the middle of another change.",
-        Reason.OWNED_BY_CONTROLLER: "Another controller owns the Deployment and would revert a change.",
-        Reason.MANAGED_BY_GITOPS: "A GitOps tool applies the Deployment and would revert a change.",
-        Reason.MANAGED_BY_HELM: "A Helm release owns the Deployment; its next upgrade would revert a change.",
-        Reason.TEMPLATE_CONTESTED: "Someone else put a change of this template back; nothing more is tried.",
-        Reason.MANAGED_BY_VPA: "A VerticalPodAutoscaler evicts the target's pods and changes their size.",
-        Reason.AUTOSCALER_ACTIVE: "An autoscaler is changing the number of replicas.",
-        Reason.ROTATION_LABEL_IN_SELECTOR: "The rotation label is part of the Deployment's own selector.",
-        Reason.ROTATION_LABEL_WITHOUT_EFFECT: (
-            "No Service selects by the rotation label, so it takes no replica out of rotation."
-        ),
-        Reason.CLAIMED_BY_ANOTHER: "Another resource or an earlier run holds the claim on the target.",
-        Reason.REPLICAS_AUTOSCALED: (
-            "An autoscaler decides the number of replicas and would take the spare away."
-        ),
-        Reason.TARGET_SHARED: "An older resource looks after the same target.",
-        Reason.SPARE_UNSCHEDULABLE: "The spare replica could not be scheduled.",
-        Reason.REVISION_GONE: "No ReplicaSet keeps the other revision's pod template any more.",
-        Reason.REVISION_UNREACHABLE: (
-            "Replicas of the previous revision carry labels that a Service of today does not select."
-        ),
-        Reason.SUSPENDED: "The resource is suspended.",
-        Reason.STOPPED: "The operator-wide stop is on.",
-        Reason.STOP_UNREADABLE: "The operator-wide stop could not be read, so it counts as on.",
-        Reason.OBSERVE_ONLY: "The mode is Observe: the plan is shown and nothing is changed.",
-        Reason.IN_COOLDOWN: "The cooldown after the last run is not over.",
-        Reason.BUDGET_EXHAUSTED: "The day's runs are used up.",
-        Reason.OUTSIDE_WINDOWS: "No run is opened outside of the spec's windows.",
-        Reason.TOO_FEW_HEALTHY: "Fewer replicas are healthy than the spec demands.",
-        Reason.AWAITING_APPROVAL: "The mode is Approve: the plan waits until a person approves it.",
-        Reason.APPROVAL_EXPIRED: "There is an approval, and it does not count for the plan as it is now.",
-        Reason.APPROVALS_UNREADABLE: "Approvals could not be read, so none counts.",
-        Reason.RUNS_AT_LIMIT: "As many runs are open as the operator's configuration allows at once.",
-        Reason.STORM_BREAKER_TRIPPED: (
-            "Several runs ended badly within a short time; no run is opened anywhere for a while."
-        ),
-        Reason.PLANNED: "The plan is recorded and its first effect is next.",
-        Reason.ROLLING_OUT: "The change is being rolled out, one replica at a time.",
-        Reason.AWAITING_CANARY: "The first new replica is starting beside all old ones.",
-        Reason.DRAINING: "One replica is out of rotation and finishes its requests.",
-        Reason.DRAIN_TIMED_OUT: "A replica was still busy when its drain timed out.",
-        Reason.AWAITING_REPLICA: "The next new replica is starting.",
-        Reason.AWAITING_CONTROLLER: "The Deployment controller has not acted yet.",
-        Reason.VERIFYING: "All replicas run the change; its effect is being measured.",
-        Reason.ROLLING_BACK: "The change is being taken back, one replica at a time.",
-        Reason.HOLDING: "The run waits; the fleet serves with every replica.",
-        Reason.RECOVERED: "The trouble is gone at like load, and throughput held.",
-        Reason.IMPROVED: "Clearly better at like load; the trigger or an objective is still not met.",
-        Reason.NOT_RECOVERED: "No better, or worse, at like load.",
-        Reason.INCONCLUSIVE: "The evidence does not allow a verdict.",
-        Reason.TRIAL_ANSWERED: "A trial pod showed what was asked; the fleet was not touched.",
-        Reason.TRIAL_UNANSWERED: "A trial pod did not show what was asked; the fleet was not touched.",
-        Reason.CANARY_FAILED: "The first new replica did not come up; every old one was left alone.",
-        Reason.REPLACEMENT_CALLED_OFF: (
-            "The replica could not be replaced safely; it was left in rotation and the spare was removed."
-        ),
-        Reason.AUTOSCALER_IDLE: "The autoscaler did not follow its own minimum.",
-        Reason.REPLICAS_CHANGED: (
-            "Someone else changed the number of replicas; it was left alone and the run ended."
-        ),
-        Reason.FLAG_DRIFTED: "Someone else changed the pod template; it was left alone and the run ended.",
-        Reason.CHANGE_REVERTED: (
-            "Someone else put the old setting back in the middle of the run; it was left so."
-        ),
-        Reason.CONFIG_MAP_CHANGED: (
-            "Someone else changed the ConfigMap in the middle of the run; the change was taken back, so that "
-            "theirs counts."
-        ),
-        Reason.SCALED_TO_ZERO: "The Deployment was scaled to zero during the run.",
-        Reason.FENCE_LOST: (
-            "Another operator or resource moved the target; this run ended without touching it."
-        ),
-        Reason.ABANDONED: "The resource was deleted with an order to leave the change in place.",
-        Reason.RESOURCE_DELETED: "The resource was deleted, and the change was taken back.",
-        Reason.ROLLED_BACK_BY_HAND: "A person asked for the change to be taken back, and it was.",
-        Reason.TARGET_DELETED: "The target Deployment was deleted during the run.",
-        Reason.OBJECTIVE_BREACHED: "The fleet is in trouble and an objective of the spec is breached.",
-        Reason.OBJECTIVES_MET: "The fleet is in trouble and no objective of the spec is breached any more.",
-        Reason.SET_ASIDE: "A replica on an ill node is out of rotation; its peers carry its requests.",
-        Reason.PUT_BACK: "A replica that was out of rotation for its node's sake is not so any more.",
-        Reason.RUN_UNREADABLE: (
-            "The run recorded in the status cannot be read; nothing is done until a person looks."
-        ),
-        Reason.INTERNAL_ERROR: "The operator met an unexpected error; nothing is done until the next try.",
-        Reason.API_UNAVAILABLE: "The Kubernetes API did not answer.",
-    }
-)
-"""One sentence per reason, for messages and for the generated reference."""

@@ -14,6 +14,7 @@ from enum import StrEnum
 from kvmedic.core.aside import SetAside
 from kvmedic.core.compressed import Answer
 from kvmedic.core.engine import Knob
+from kvmedic.core.fixing import TurnedOff
 from kvmedic.core.footprint import Footprint
 from kvmedic.core.loan import Borrowed
 from kvmedic.core.moved import Traffic
@@ -21,6 +22,7 @@ from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.recalled import Recalled
 from kvmedic.core.run import Approved, Run
+from kvmedic.core.scored import Scored
 from kvmedic.core.severity import Urgency
 from kvmedic.core.summary import Summary
 from kvmedic.core.verdict import Verdict
@@ -187,11 +189,11 @@ class TriedRollback:
 
 @dataclass(frozen=True, slots=True)
 class TriedBundle:
-    """A method of compression that was turned off on some evidence, and had to be turned on again."""
+    """A method of compression that was turned off or on, which had to be taken back."""
 
     method: str
     revision: str
-    """Hash of the pod template with it; another template is other evidence."""
+    """Hash of the pod template from before; another template is other evidence."""
     outcome: Reason
     at: datetime
 
@@ -268,6 +270,10 @@ class Record:
     """The replica that was taken out of rotation because its node is ill; None: none was."""
     summary: Summary | None = None
     """Of the last run that touched anything."""
+    scores: tuple[Scored, ...] = ()
+    """What evaluations showed, newest first."""
+    turned_off: TurnedOff | None = None
+    """The method that was turned off because it saved nothing. None: none, or something took its place."""
     baseline: Recalled | None = None
     """The fleet before its KV cache was compressed. None: nobody asked history."""
 

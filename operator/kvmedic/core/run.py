@@ -15,6 +15,7 @@ from kvmedic.core.bundle import BundleStep
 from kvmedic.core.diagnosis import COMPARED, Goal
 from kvmedic.core.draining import Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
+from kvmedic.core.gating import GateStep
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
@@ -333,7 +334,9 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     """
     step, intent, state = run.current.step, run.intent, run.current.state
     match step:
-        case BundleStep() | FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep() | TrialStep():
+        case BundleStep() | FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep():
+            return False
+        case TrialStep() | GateStep():
             return False
         case ReplaceStep():
             counts, recorded = state in WALKING, step.replicas

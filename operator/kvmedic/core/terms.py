@@ -13,6 +13,7 @@ from typing import assert_never
 
 from kvmedic.core.bundle import BundleStep
 from kvmedic.core.diagnosis import Trigger
+from kvmedic.core.gating import GateStep
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.policy import (
     Limits,
@@ -79,7 +80,7 @@ def _container(step: Step) -> str | None:
             return step.edit.container
         case AutoscalerStep() | BundleStep() | ConfigStep() | ReplaceStep() | RevisionStep() | ScaleStep():
             return step.container
-        case TrialStep():
+        case TrialStep() | GateStep():
             return step.container
         case _:
             assert_never(step)

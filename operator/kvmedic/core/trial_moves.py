@@ -69,15 +69,21 @@ def trial_move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits
     if now - run.started_at > timedelta(seconds=step.limit_seconds):
         return Failed(Reason.TRIAL_UNANSWERED, f"no answer within {step.limit_seconds} s; {_where(sight)}")
     pod = sight.pod
+    waits = trial_start(pod, limits, now)
+    if pod is None or waits is not None:
+        return waits or MakeTrial()
+    if isinstance(sight.progress, Watched):
+        return Answered(answer_of(sight.progress, step, run.spec_generation, now))
+    return _tested(sight.progress, pod)
+
+
+def trial_start(pod: Pod | None, limits: StartLimits, now: datetime) -> MakeTrial | Wait | Failed | None:
+    """Return the next move toward a trial pod that is Ready; None where it is."""
     if pod is None:
         return MakeTrial()
     if pod.has_ended or pod.terminating:
         return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name} ended by itself, or somebody deleted it")
-    if not pod.ready:
-        return _starting(pod, limits, now)
-    if isinstance(sight.progress, Watched):
-        return Answered(answer_of(sight.progress, step, run.spec_generation, now))
-    return _tested(sight.progress, pod)
+    return None if pod.ready else _starting(pod, limits, now)
 
 
 def _tested(progress: Underway | Interrupted | None, pod: Pod) -> BeginTest | Wait | Failed:
@@ -97,7 +103,7 @@ def answer_of(watched: Watched, step: TrialStep, generation: int, now: datetime)
     found = judge(Generation(watched.samples, watched.generated, watched.block_tokens, step.keep, KV_HEADS))
     return Answer(
         step.question,
-        step.template,
+        step.on_trial,
         message=f"on a trial pod {watched.generated} tokens {_shown(found)}",
         at=now,
         generation=generation,

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Condition, ConditionType, Record, Truth
+from kvmedic.core.sentences import SENTENCES
 
 ORDER = tuple(ConditionType)
 """The order in which conditions are listed."""

@@ -9,8 +9,10 @@ from typing import TypeVar
 
 from kvmedic.core.bundle import BundleStep
 from kvmedic.core.compressed import Answer
+from kvmedic.core.compression_policy import Fix
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.engine import Knob
+from kvmedic.core.fixing import TurnedOff
 from kvmedic.core.loan import loans_after
 from kvmedic.core.plan import (
     AutoscalerStep,
@@ -37,6 +39,7 @@ from kvmedic.core.record import (
     Truth,
 )
 from kvmedic.core.run import Outcome, Run, StepRecord, StepState
+from kvmedic.core.scored import Scored
 from kvmedic.core.summary import summary_of
 from kvmedic.core.verdict import Verdict
 from kvmedic.record.conditions import Claim, with_conditions
@@ -100,6 +103,8 @@ NEEDS_A_PERSON = frozenset(
         Reason.METHOD_UNKNOWN,
         Reason.FIX_NOT_ALLOWED,
         Reason.TRIAL_IMPOSSIBLE,
+        Reason.GATE_MISSING,
+        Reason.FIXES_EXHAUSTED,
         Reason.TARGET_NOT_FOUND,
         Reason.SPEC_INVALID,
         Reason.SPEC_NOT_IMPLEMENTED,
@@ -197,11 +202,35 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         bundles=_bundles(record.bundles, run, outcome, now),
         scalings=_scalings(record.scalings, run, now),
         borrowed=loans_after(record.borrowed, run, outcome, now),
-        history=(entry, *record.history)[:HISTORY_LENGTH],
+        history=_kept((entry, *record.history)),
         summary=summary_of(run, outcome, now) or record.summary,
         sized=_sized(record.sized, run, now),
+        turned_off=_turned_off(record.turned_off, run, outcome, now),
     )
     return with_conditions(done, claims, generation, now)
+
+
+def _kept(history: tuple[ClosedRun, ...]) -> tuple[ClosedRun, ...]:
+    """Return the closed runs that are kept: of too many those go first that only asked a trial pod."""
+    over = len(history) - HISTORY_LENGTH
+    asked = [run.id for run in reversed(history) if run.outcome is Reason.TRIAL_ANSWERED]
+    dropped = set(asked[: max(0, over)])
+    return tuple(run for run in history if run.id not in dropped)[:HISTORY_LENGTH]
+
+
+def _turned_off(before: TurnedOff | None, run: Run, outcome: Outcome, now: datetime) -> TurnedOff | None:
+    """Return the method that was turned off last and that nothing has taken the place of."""
+    for record in run.steps:
+        step = record.step
+        if isinstance(step, BundleStep) and record.state is StepState.KEPT and outcome.reason in HEALED:
+            return TurnedOff(step.method, run.reason, now) if step.fix is Fix.REVERT_BUNDLE else None
+    return before
+
+
+def with_score(record: Record, scored: Scored) -> Record:
+    """Return the record with what an evaluation showed: the newest of each configuration."""
+    kept = _remembered((scored,), record.scores, lambda one: (one.configuration, one.evaluation))
+    return replace(record, scores=kept)
 
 
 def with_answer(record: Record, answer: Answer) -> Record:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvmedic.core.aside import SetAside, Station
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ConditionType, Record, Truth
 from kvmedic.core.run import Run, StepState
+from kvmedic.core.sentences import SENTENCES
 from kvmedic.core.severity import Severity
 from kvmedic.record.runs import HEALED, NEEDS_A_PERSON
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from kvmedic.core.bundle import BundleEdit, BundlePart, BundleStep, EnvEdit, literal_of
 from kvmedic.core.compression import OFF_WORDS, Setting
+from kvmedic.core.compression_policy import Fix
 from kvmedic.core.diagnosis import TurnOff
 from kvmedic.core.edit import COMMAND_LINE, Field, container_at
 from kvmedic.core.engine import Engine, Kind, Option, OptionName
+from kvmedic.core.fixing import TurnOn
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.template import template_hash
@@ -39,23 +41,76 @@ class Turned:
     after: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """What becomes of several settings together."""
+
+    change: BundleEdit
+    before: tuple[str, ...]
+    """The settings as they are given now, for people; one that is not given has no place."""
+    after: tuple[str, ...]
+
+
 def bundle_plan(workload: Workload, advice: TurnOff, generation: int) -> Plan | Fault:
     """Return the plan that turns a method off, or why that cannot be done; `generation`: of the spec."""
+    found = edited(workload, advice.settings[::-1])
+    if isinstance(found, Fault):
+        return Fault(found.reason, f"{advice.method} cannot be turned off as a whole: {found.message}")
+    if found is None:
+        return Fault(Reason.FLAG_NOT_EDITABLE, f"{advice.method} is off already, as far as its settings tell")
+    before, after = (", ".join(reversed(each)) for each in (found.before, found.after))
+    off = f"off ({after})" if after else "off"
+    wanted = TurnOn(
+        Fix.REVERT_BUNDLE,
+        advice.method,
+        found.change,
+        before or "on",
+        off,
+        advice.reason,
+        advice.message,
+    )
+    return turning_plan(workload, wanted, generation)
+
+
+def turning_plan(workload: Workload, advice: TurnOn, generation: int) -> Plan:
+    """Return the plan that makes all edits of a bundle at once; `generation`: of the spec."""
+    step = BundleStep(
+        target=workload.target,
+        container=str(workload.container.get("name")),
+        method=advice.method,
+        edit=advice.change,
+        before=advice.before,
+        after=advice.after,
+        before_template=template_hash(workload.template),
+        after_template=template_hash(advice.change.apply(workload.template)),
+        reason=advice.reason,
+        fix=advice.fix,
+    )
+    before = step.before_template
+    return Plan((step,), workload.target_uid, before, generation, advice.reason, advice.message)
+
+
+def edited(workload: Workload, settings: Sequence[Setting]) -> Edited | Fault | None:
+    """Return the edits that give each of some settings its value without a method, in this order.
+
+    None where all have it. Values of a method's own are given by the same settings the other way round.
+    """
     template, found = workload.template, list[Turned]()
-    for setting in reversed(advice.settings):
+    for setting in settings:
         container = container_at(template, workload.container_index) or {}
         turned = _turned(workload, container, setting)
         if isinstance(turned, Fault):
-            return Fault(turned.reason, f"{advice.method} cannot be turned off as a whole: {turned.message}")
+            return turned
         for part in turned.parts:
             template = part.apply(template)
-        found.insert(0, turned)
-    parts = tuple(part for turned in reversed(found) for part in turned.parts)
+        found.append(turned)
+    parts = tuple(part for turned in found for part in turned.parts)
     if not parts:
-        return Fault(Reason.FLAG_NOT_EDITABLE, f"{advice.method} is off already, as far as its settings tell")
-    step = _step(workload, advice, found, BundleEdit(parts))
-    before = step.before_template
-    return Plan((step,), workload.target_uid, before, generation, advice.reason, advice.message)
+        return None
+    before, after = (
+        tuple(filter(None, (getattr(each, side) for each in found))) for side in ("before", "after")
+    )
+    return Edited(BundleEdit(parts), before, after)
 
 
 def is_off(workload: Workload, settings: Sequence[Setting]) -> bool:
@@ -66,21 +121,6 @@ def is_off(workload: Workload, settings: Sequence[Setting]) -> bool:
     ordered = sorted(settings, key=lambda each: not each.env)
     found = (_turned(workload, workload.container, each) for each in ordered)
     return bool(settings) and all(isinstance(each, Turned) and not each.parts for each in found)
-
-
-def _step(workload: Workload, advice: TurnOff, found: list[Turned], change: BundleEdit) -> BundleStep:
-    put = ", ".join(turned.after for turned in found if turned.after)
-    return BundleStep(
-        target=workload.target,
-        container=str(workload.container.get("name")),
-        method=advice.method,
-        edit=change,
-        before=", ".join(turned.before for turned in found if turned.before) or "on",
-        after=f"off ({put})" if put else "off",
-        before_template=template_hash(workload.template),
-        after_template=template_hash(change.apply(workload.template)),
-        reason=advice.reason,
-    )
 
 
 def _turned(workload: Workload, container: Mapping[str, object], setting: Setting) -> Turned | Fault:

@@ -6,7 +6,8 @@ work.
 
 from __future__ import annotations
 
-from kvmedic.core.compression_policy import Fix
+from kvmedic.core.blocks import Keep
+from kvmedic.core.compression_policy import Fix, ProbePolicy
 from kvmedic.core.diagnosis import Advice, Evidence, NoChange, Setting, Try, TurnOff
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import BUDGETS
@@ -37,6 +38,11 @@ def turn_off(evidence: Evidence, _setting: Setting) -> Advice:
     return TurnOff(method.name, method.settings, Reason.COMPRESSION_REVERTED, f"{method.name} goes: {why}")
 
 
+def fix_next(evidence: Evidence, _setting: Setting) -> Advice:
+    """Return what the next fix asks for: a trial, an evaluation, or that it is turned on."""
+    return evidence.fix or NoChange(Reason.NO_COMPRESSION, "no fix is asked for")
+
+
 def probe_first(evidence: Evidence, _setting: Setting) -> Advice:
     """Return that a long generation on a trial pod is to show whether blocks come back, or why it cannot."""
     method = evidence.compression
@@ -46,21 +52,38 @@ def probe_first(evidence: Evidence, _setting: Setting) -> Advice:
             "how many tokens the method keeps is not known, so no trial can be judged: say it in "
             "spec.compression.keepTokens or keepRatio",
         )
-    tokens = max(method.policy.probe.tokens, BUDGETS * (method.keep.budget or 0))
-    if method.longest_request is not None and 0 < method.longest_request < tokens + PROMPT_ROOM:
+    return reclamation_of(
+        method.name, method.keep, method.policy.probe, method.longest_request, _why(evidence)
+    )
+
+
+def reclamation_of(
+    method: str, keep: Keep, probe: ProbePolicy, longest_request: int | None, why: str
+) -> Try | NoChange:
+    """Return that a trial pod is to show whether blocks of a method come back, or why it cannot.
+
+    Args:
+        method: its name.
+        keep: what it keeps of a sequence.
+        probe: what the spec says of the trial.
+        longest_request: tokens of a request, at most, as the command line gives it; None: it does not.
+        why: what asks for it.
+    """
+    tokens = max(probe.tokens, BUDGETS * (keep.budget or 0))
+    if longest_request is not None and 0 < longest_request < tokens + PROMPT_ROOM:
         return NoChange(
             Reason.TRIAL_IMPOSSIBLE,
             f"a trial needs one request of {tokens + PROMPT_ROOM} tokens, and the engine takes "
-            f"{method.longest_request}: try it on a pod template of your own with a longer limit",
+            f"{longest_request}: try it on a pod template of your own with a longer limit",
         )
     return Try(
         Question.RECLAMATION,
-        method.name,
+        method,
         tokens,
-        method.keep,
-        method.policy.probe.timeout,
+        keep,
+        probe.timeout,
         Reason.RECLAMATION_PROBED,
-        f"{method.name}: one request of {tokens} tokens on a trial pod beside the fleet; {_why(evidence)}",
+        f"{method}: one request of {tokens} tokens on a trial pod beside the fleet; {why}",
     )
 
 

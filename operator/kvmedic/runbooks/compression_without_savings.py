@@ -30,7 +30,7 @@ from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.savings import Brought, Worth, brought
 from kvmedic.runbooks.cache_types import proven_without, stored, untold, without_type
 from kvmedic.runbooks.compression_figures import ASKED, NEEDED, figures_of
-from kvmedic.runbooks.compression_fixes import probe_first, turn_off
+from kvmedic.runbooks.compression_fixes import fix_next, probe_first, turn_off
 from kvmedic.runbooks.node_health import gpu_fault, thermal_emergency
 from kvmedic.runbooks.out_of_memory import is_of_interest
 
@@ -49,8 +49,9 @@ DASHBOARD = (
 
 
 def no_compression(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
-    """Nothing tells of a method that compresses the KV cache."""
-    return () if evidence.compression is None else None
+    """Nothing tells of a method that compresses the KV cache, and none is to come in its place."""
+    is_next = evidence.fix is not None and not _is_of_another_kind(evidence)
+    return () if evidence.compression is None and not is_next else None
 
 
 def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -106,6 +107,8 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
         return found
     if not without_type(method, evidence):
         return _not_more_blocks(method, found)
+    if not method.asks_for_type and evidence.fix is not None:
+        return None
     stale = proven_without(method, evidence)
     if not stale:
         return Inconclusive(Reason.START_LOG_UNREADABLE, untold(method, evidence))
@@ -162,6 +165,23 @@ def eager_fallback(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | N
     if worth.worth is not Worth.COSTS_MEMORY:
         return None
     return _where_nodes_are_known(evidence, _fact(f"{method.name}: {worth.message}"))
+
+
+def fix_waits(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """A method saved nothing, the next fix cannot go on, and replicas preempt beyond the trigger."""
+    if not isinstance(evidence.fix, NoChange):
+        return None
+    found = _told(evidence)
+    if isinstance(found, Inconclusive):
+        return found
+    return (_fact(evidence.fix.message),) if _pressured(found, evidence) else None
+
+
+def fix_due(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """A method saved nothing, and the spec allows something in its place."""
+    if evidence.fix is None:
+        return None
+    return _where_nodes_are_known(evidence, _fact(evidence.fix.message))
 
 
 def page_selection(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -321,6 +341,21 @@ BRANCHES = (
         signals=ASKED,
         when=eager_fallback,
         then=turn_off,
+        goal=Goal.PARITY,
+    ),
+    Branch(
+        Reason.FIX_WAITS,
+        section="Runbook 2: the fix after the method",
+        signals=ASKED,
+        when=fix_waits,
+        then=None,
+    ),
+    Branch(
+        Reason.FIX_DUE,
+        section="Runbook 2: the fix after the method",
+        signals=ASKED,
+        when=fix_due,
+        then=fix_next,
         goal=Goal.PARITY,
     ),
     Branch(

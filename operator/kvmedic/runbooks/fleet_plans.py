@@ -6,10 +6,13 @@ Which of them was tried on this very fleet and did not help is told here too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from kvmedic.core.diagnosis import Relief, Resize, RollBack, Try
+from kvmedic.core.fixing import Evaluate
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import Footprint, returning_step
+from kvmedic.core.gating import GateStep
 from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
@@ -60,14 +63,21 @@ def returning_of(fleet: Fleet, held: Footprint, advice: Resize, generation: int)
 
 
 def trial_plan(
-    target: TargetRef, fleet: Fleet, workload: Workload | Fault, advice: Try, generation: int
+    target: TargetRef, fleet: Fleet, workload: Workload | Fault, advice: Try | Evaluate, generation: int
 ) -> Plan | Fault:
-    """Return the plan that asks a trial pod of a fleet's present setting, or why it cannot be carried out."""
+    """Return the plan that asks a trial pod of a setting, or why it cannot be carried out."""
     if isinstance(workload, Fault):
         return workload
-    step = TrialStep(
-        target=ObjectRef(target.kind, target.name),
-        container=str(workload.container.get("name")),
+    ref, container = ObjectRef(target.kind, target.name), str(workload.container.get("name"))
+    if isinstance(advice, Try):
+        return plan_for(fleet, _test(ref, container, fleet, advice), advice, generation)
+    return plan_for(fleet, _evaluation(ref, container, fleet, advice), advice, generation)
+
+
+def _test(target: ObjectRef, container: str, fleet: Fleet, advice: Try) -> TrialStep:
+    return TrialStep(
+        target=target,
+        container=container,
         question=advice.question,
         method=advice.method,
         tokens=advice.tokens,
@@ -75,11 +85,32 @@ def trial_plan(
         limit_seconds=int(advice.limit.total_seconds()),
         template=fleet.revision,
         reason=advice.reason,
+        change=advice.change,
+        tried=advice.tried,
     )
-    return plan_for(fleet, step, advice, generation)
 
 
-def plan_for(fleet: Fleet, step: Step, advice: Relief | RollBack | Resize | Try, generation: int) -> Plan:
+def _evaluation(target: ObjectRef, container: str, fleet: Fleet, advice: Evaluate) -> GateStep:
+    return GateStep(
+        target=target,
+        container=container,
+        subject=advice.subject,
+        change=advice.change,
+        tried=advice.tried,
+        cron_job=advice.cron_job,
+        evaluation=advice.evaluation,
+        budget=advice.budget,
+        cache_types=advice.cache_types,
+        limit_seconds=int(advice.limit.total_seconds()),
+        template=fleet.revision,
+        reason=advice.reason,
+    )
+
+
+_SameSetting: TypeAlias = Relief | RollBack | Resize | Try | Evaluate
+
+
+def plan_for(fleet: Fleet, step: Step, advice: _SameSetting, generation: int) -> Plan:
     """Return the plan of one step that changes no setting of its own."""
     return Plan(
         steps=(step,),

@@ -94,7 +94,7 @@ def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer
         blocks_without=None if workload.fixes_the_pool() else method.blocks_without,
         settings=() if comes_by_itself else method.settings,
         answer=answer_for(answers, template_hash(workload.template)),
-        longest_request=_longest(workload),
+        longest_request=workload.longest_request(),
     )
 
 
@@ -177,8 +177,3 @@ def _is_in_file(workload: Workload) -> bool:
     if flag is None or isinstance(line, Refusal) or not isinstance(file, Configuration):
         return False
     return file.read.decides(flag, line) is not None
-
-
-def _longest(workload: Workload) -> int | None:
-    given = workload.given(Knob.MAX_MODEL_LEN)
-    return given if isinstance(given, int) and not isinstance(given, bool) and given > 0 else None

@@ -86,6 +86,11 @@ class Workload:
         """Return the knobs that are given and size the KV cache, whatever memory there is."""
         return tuple(knob for knob in FIXES_THE_POOL if self.given(knob) is not None)
 
+    def longest_request(self) -> int | None:
+        """Return the tokens of a request, at most, as the command line gives it; None where it does not."""
+        given = self.given(Knob.MAX_MODEL_LEN)
+        return given if isinstance(given, int) and not isinstance(given, bool) and given > 0 else None
+
     def knobs(self) -> dict[Knob, Scalar] | None:
         """Return every knob that is given; None where a file that was not read may give more."""
         if self.flags.config is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from inspect import getdoc
 
 from kvmedic.core.diagnosis import Branch
-from kvmedic.core.reasons import SENTENCES, Reason
+from kvmedic.core.reasons import Reason
+from kvmedic.core.sentences import SENTENCES
 from kvmedic.runbooks.levers import Lever
 
 _RETURNS = "Return "

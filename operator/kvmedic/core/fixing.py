@@ -1,0 +1,61 @@
+"""What comes after a method of compression that saved nothing: the next fix that the spec allows.
+
+One fix at a time, and only once it has proved itself on a trial pod: blocks come back, and the team's own
+evaluation says that accuracy is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kvmedic.core.bundle import BundleEdit
+from kvmedic.core.compression_policy import Fix
+from kvmedic.core.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedOff:
+    """The method that was turned off last because it saved nothing."""
+
+    method: str
+    wall: Reason
+    """What was found."""
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """A team's evaluation should score a setting on a trial pod."""
+
+    subject: str
+    change: BundleEdit | None
+    """What differs on the trial pod; None: the present setting is evaluated."""
+    tried: str
+    """Hash of the pod template on the trial pod."""
+    cron_job: str
+    evaluation: str
+    """Digest of its Job template."""
+    budget: int | None
+    """Tokens of a request beyond which the setting makes a difference; None: with the first."""
+    cache_types: tuple[str, ...]
+    """Beginnings of the types of which the trial pod's cache must have one; empty: any."""
+    limit: timedelta
+    reason: Reason
+    message: str
+    """One sentence with what asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOn:
+    """A setting that proved itself on a trial pod should be turned on in the fleet."""
+
+    fix: Fix
+    method: str
+    change: BundleEdit
+    before: str
+    after: str
+    """Both for a person."""
+    reason: Reason
+    message: str
+    """One sentence with what proved it."""

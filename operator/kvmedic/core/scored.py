@@ -1,0 +1,51 @@
+"""What evaluations showed of configurations; each score stands beside the one that produced it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kvmedic.core.accuracy import Score
+
+AGAIN = timedelta(days=1)
+"""How long an evaluation that showed nothing is not repeated: it takes a device, and most reasons do not
+pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The outcome of one evaluation."""
+
+    configuration: str
+    """Hash of the pod template that was evaluated."""
+    evaluation: str
+    """Digest of the CronJob's Job template: scores of another evaluation compare with nothing."""
+    message: str
+    """With the numbers."""
+    at: datetime
+    generation: int
+    """Of the spec; where nothing was shown, another spec is tried anew."""
+    score: Score | None = None
+    """None: it showed nothing."""
+
+
+def scored_of(
+    scores: Sequence[Scored], configuration: str, evaluation: str, generation: int, now: datetime
+) -> Scored | None:
+    """Return the newest outcome of an evaluation of a configuration that counts; None where there is none.
+
+    Args:
+        scores: on record.
+        configuration: hash of the pod template.
+        evaluation: digest of the Job template.
+        generation: of the spec as it is now.
+        now: the time.
+    """
+    found = [
+        each
+        for each in scores
+        if (each.configuration, each.evaluation) == (configuration, evaluation)
+        and (each.score is not None or (each.generation == generation and now - each.at < AGAIN))
+    ]
+    return max(found, key=lambda each: each.at, default=None)

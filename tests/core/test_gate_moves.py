@@ -1,0 +1,133 @@
+"""The moves of an evaluation: pod, Job, score; and all that is no score."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from builders import NOW
+from core.test_trial_moves import LIMITS, POD, STARTING
+from kvmedic.core.accuracy import JobEnd, Score
+from kvmedic.core.fleet import Pod
+from kvmedic.core.gate_moves import Evaluated, GateMove, GateSight, MakeJob, gate_move
+from kvmedic.core.gating import Counted, GateStep, JobSight, Served
+from kvmedic.core.moves import Failed, Wait
+from kvmedic.core.object_ref import ObjectRef
+from kvmedic.core.reasons import Reason
+from kvmedic.core.run import StepState
+from kvmedic.core.trial_moves import MakeTrial
+from run_builder import a_run
+
+STEP = GateStep(
+    target=ObjectRef("Deployment", "llm"),
+    container="vllm",
+    subject="Mine",
+    change=None,
+    tried="4567",
+    cron_job="aime24",
+    evaluation="e1e1",
+    budget=2048,
+    cache_types=(),
+    limit_seconds=7200,
+    template="0123",
+    reason=Reason.ACCURACY_EVALUATED,
+)
+BEFORE = Counted(1, 34.0)
+SERVED = Served("http://10.0.0.9:8000", "chat", "auto", BEFORE)
+DONE = replace(SERVED, counted=Counted(201, 34.0 + 200 * 3000))
+UNDERWAY = JobSight(None, "", BEFORE)
+ENDED = JobSight(JobEnd.SUCCEEDED, '{"score": 0.8, "samples": 200}', BEFORE)
+
+
+def moved(
+    pod: Pod | None = POD,
+    served: Served | str | None = SERVED,
+    job: JobSight | None = None,
+    step: GateStep = STEP,
+    began: timedelta = timedelta(minutes=3),
+) -> GateMove:
+    run = replace(a_run(StepState.PENDING), started_at=NOW - began)
+    return gate_move(GateSight(pod, served, job), step, run, LIMITS, NOW)
+
+
+def unscored(move: GateMove) -> str:
+    assert isinstance(move, Evaluated), move
+    assert move.scored.score is None
+    return move.scored.message
+
+
+def test_first_the_pod_then_the_job() -> None:
+    assert moved(None, None) == MakeTrial()
+    assert isinstance(moved(STARTING, None), Wait)
+    assert moved() == MakeJob(SERVED)
+
+
+def test_a_pod_that_cannot_be_read_yet_gets_no_job() -> None:
+    assert isinstance(moved(served="the engine's metrics cannot be read"), Wait)
+
+
+def test_what_is_told_of_a_job_under_way_changes_seldom() -> None:
+    told = {
+        moved(served=replace(SERVED, counted=Counted(1 + done, 0.0)), job=UNDERWAY) for done in range(1, 100)
+    }
+
+    assert all(isinstance(each, Wait) for each in told)
+    assert len(told) == 18
+
+
+def test_a_score_stands_beside_the_configuration_that_it_is_of() -> None:
+    move = moved(served=DONE, job=ENDED)
+
+    assert isinstance(move, Evaluated)
+    assert (move.scored.configuration, move.scored.evaluation) == ("4567", "e1e1")
+    assert move.scored.score == Score(0.8, 200)
+    assert "0.800 over 200 samples" in move.scored.message
+
+
+@pytest.mark.parametrize(
+    ("served", "job", "named"),
+    [
+        (DONE, replace(ENDED, end=JobEnd.FAILED), "the evaluation failed"),
+        (DONE, replace(ENDED, end=JobEnd.LATE), "was not done in time"),
+        (DONE, replace(ENDED, message="oops"), "left no score"),
+        (SERVED, ENDED, "finished 0 requests"),
+        (replace(DONE, counted=Counted(202, 1e9)), ENDED, "finished 201 requests"),
+        (replace(DONE, counted=Counted(201, 34.0 + 200 * 100)), ENDED, "too short (mean of 100 tokens)"),
+        (replace(DONE, counted=Counted(201, float("nan"))), ENDED, "too short"),
+        (DONE, replace(ENDED, before=Counted(0, 0.0)), "finished 201 requests"),
+    ],
+)
+def test_what_is_no_score_is_on_record_as_none(served: Served, job: JobSight, named: str) -> None:
+    assert named in unscored(moved(served=served, job=job))
+
+
+def test_a_setting_that_keeps_all_is_scored_by_requests_of_any_length() -> None:
+    short = replace(DONE, counted=Counted(201, 34.0 + 200 * 10))
+
+    move = moved(served=short, job=ENDED, step=replace(STEP, budget=None))
+
+    assert isinstance(move, Evaluated)
+    assert move.scored.score is not None
+
+
+def test_time_that_is_over_is_an_evaluation_that_showed_nothing() -> None:
+    assert "not done in time" in unscored(moved(job=UNDERWAY, began=timedelta(hours=3)))
+
+
+@pytest.mark.parametrize("stored", ["auto", ""])
+def test_a_pod_that_does_not_store_as_was_asked_ends_the_run(stored: str) -> None:
+    fp8 = replace(STEP, subject="fp8", cache_types=("fp8",))
+
+    move = moved(served=replace(SERVED, cache_type=stored), step=fp8)
+
+    assert isinstance(move, Failed)
+    assert move.reason is Reason.TRIAL_UNANSWERED
+    assert moved(served=replace(SERVED, cache_type="fp8_e4m3"), step=fp8) == MakeJob(
+        replace(SERVED, cache_type="fp8_e4m3")
+    )
+
+
+def test_a_pod_that_went_ends_the_run() -> None:
+    assert isinstance(moved(replace(POD, terminating=True), None, UNDERWAY), Failed)

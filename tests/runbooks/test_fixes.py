@@ -1,0 +1,272 @@
+"""The fix after a method that saved nothing: each stage follows from what is on record, from nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from builders import NOW
+from kvmedic.core.accuracy import Score
+from kvmedic.core.blocks import Keep
+from kvmedic.core.compressed import AGAIN, Answer, Compressed
+from kvmedic.core.compression import MethodClass, Setting
+from kvmedic.core.compression_policy import CompressionPolicy, Fix, GatePolicy, Reference, Replacement
+from kvmedic.core.diagnosis import NoChange, Try
+from kvmedic.core.fixing import Evaluate, TurnedOff, TurnOn
+from kvmedic.core.gating import NoEvaluation
+from kvmedic.core.reasons import Reason
+from kvmedic.core.reclamation_probe import Reclaim
+from kvmedic.core.record import TriedBundle
+from kvmedic.core.scored import Scored
+from kvmedic.core.template import template_hash
+from kvmedic.core.trialling import Question
+from kvmedic.runbooks.fixes import Case, next_fix, pursued
+from runbooks.test_bundle import a_template, a_workload
+
+TEMPLATE = a_template(["vllm", "serve", "some/model"])
+PRESENT = template_hash(TEMPLATE)
+MINE = Replacement("Mine", keep_tokens=2048, settings=(Setting(env="MINE", on="1", off=None),))
+GATE = GatePolicy("aime24", max_loss=0.05)
+EVALUATION = "e1e1"
+ALL = (Fix.REVERT_BUNDLE, Fix.COMPACTING_METHOD, Fix.FP8_KV_CACHE)
+CASE = Case(
+    workload=a_workload(TEMPLATE),
+    policy=CompressionPolicy(fixes=ALL, replacement=MINE, gate=GATE),
+    turned_off=TurnedOff("Theirs", Reason.BLOCKS_NOT_FREED, NOW - timedelta(hours=1)),
+    method=None,
+    answers=(),
+    scores=(),
+    tried=(),
+    evaluation=EVALUATION,
+    generation=3,
+    now=NOW,
+)
+QUEST = Compressed("Quest", MethodClass.PAGE_SELECTION, "spec.compression")
+
+
+def with_policy(case: Case = CASE, **changed: object) -> Case:
+    return replace(case, policy=replace(case.policy, **changed))  # type: ignore[arg-type]
+
+
+def tried(case: Case = CASE) -> str:
+    """Return the hash of the pod template with the next fix that is to be tried."""
+    found = next_fix(case)
+    assert isinstance(found, Try | Evaluate), found
+    return found.tried
+
+
+def answered(reclaim: Reclaim | None, case: Case = CASE) -> Case:
+    answer = Answer(Question.RECLAMATION, tried(case), "on a trial pod", NOW, case.generation, reclaim)
+    return replace(case, answers=(answer,))
+
+
+def scored(configuration: str, accuracy: float | None, case: Case) -> Case:
+    score = None if accuracy is None else Score(accuracy, 400)
+    one = Scored(configuration, EVALUATION, "CronJob/aime24", NOW, case.generation, score)
+    return replace(case, scores=(*case.scores, one))
+
+
+def waits(found: object, reason: Reason) -> str:
+    assert isinstance(found, NoChange), found
+    assert found.reason is reason
+    return found.message
+
+
+RECLAIMED = answered(Reclaim.RECLAIMS)
+REFERRED = scored(PRESENT, 0.80, RECLAIMED)
+CHANGED = tried(REFERRED)
+
+
+def test_blocks_are_asked_for_first_on_a_pod_with_the_change() -> None:
+    found = next_fix(CASE)
+
+    assert isinstance(found, Try)
+    assert (found.question, found.method, found.keep) == (Question.RECLAMATION, "Mine", Keep(2048))
+    assert found.change is not None
+    changed = found.change.apply(TEMPLATE)
+    assert changed["spec"]["containers"][1]["env"] == [{"name": "MINE", "value": "1"}]  # type: ignore[index]
+    assert found.tried == template_hash(changed) != PRESENT
+
+
+def test_then_the_present_setting_is_scored_then_the_change_then_it_is_turned_on() -> None:
+    reference = next_fix(RECLAIMED)
+    assert isinstance(reference, Evaluate)
+    assert (reference.change, reference.tried, reference.budget) == (None, PRESENT, None)
+
+    candidate = next_fix(REFERRED)
+    assert isinstance(candidate, Evaluate)
+    assert (candidate.tried, candidate.budget, candidate.evaluation) == (tried(), 2048, EVALUATION)
+
+    found = next_fix(scored(CHANGED, 0.79, REFERRED))
+    assert isinstance(found, TurnOn)
+    assert (found.fix, found.method, found.after) == (Fix.COMPACTING_METHOD, "Mine", "on (MINE=1)")
+    assert template_hash(found.change.apply(TEMPLATE)) == CHANGED
+    assert "a loss of 0.010" in found.message
+
+
+def test_fewer_bits_need_no_trial_of_blocks_and_must_show_in_the_type() -> None:
+    fp8 = with_policy(scored(PRESENT, 0.8, CASE), fixes=(Fix.REVERT_BUNDLE, Fix.FP8_KV_CACHE))
+
+    found = next_fix(fp8)
+
+    assert isinstance(found, Evaluate)
+    assert (found.subject, found.budget) == ("fp8", None)
+    assert "fp8".startswith(found.cache_types)
+
+
+@pytest.mark.parametrize("reclaim", [Reclaim.SCATTERED, Reclaim.PER_HEAD, Reclaim.NONE])
+def test_a_method_whose_blocks_do_not_come_back_makes_room_for_the_next_fix(reclaim: Reclaim) -> None:
+    found = next_fix(answered(reclaim))
+
+    assert isinstance(found, Evaluate)
+    assert (found.subject, found.tried) == ("the present setting", PRESENT)
+
+
+def test_a_loss_of_accuracy_makes_room_for_the_next_fix() -> None:
+    found = next_fix(scored(CHANGED, 0.7, REFERRED))
+
+    assert isinstance(found, Evaluate)
+    assert found.subject == "fp8"
+
+
+def test_nothing_left_says_why_of_each() -> None:
+    only = with_policy(scored(CHANGED, 0.7, REFERRED), fixes=ALL[:2])
+
+    assert "a loss of 0.100" in waits(next_fix(only), Reason.FIXES_EXHAUSTED)
+
+
+def test_caps_at_the_end_leave_the_rest_to_the_other_runbook() -> None:
+    only = with_policy(scored(CHANGED, 0.7, REFERRED), fixes=(*ALL[:2], Fix.DEMAND_CAPS))
+
+    assert next_fix(only) is None
+
+
+@pytest.mark.parametrize(
+    ("case", "reason", "named"),
+    [
+        (with_policy(RECLAIMED, gate=None), Reason.GATE_MISSING, "spec.compression.accuracyGate"),
+        (replace(RECLAIMED, evaluation=NoEvaluation("there is none")), Reason.GATE_MISSING, "there is none"),
+        (replace(RECLAIMED, evaluation=None), Reason.GATE_MISSING, "nobody looked"),
+        (answered(None), Reason.TRIAL_UNANSWERED, "tried again after"),
+        (scored(PRESENT, None, RECLAIMED), Reason.TRIAL_UNANSWERED, "tried again after"),
+        (scored(CHANGED, None, REFERRED), Reason.TRIAL_UNANSWERED, "tried again after"),
+        (with_policy(replacement=None), Reason.METHOD_UNKNOWN, "spec.compression.replacement"),
+        (with_policy(replacement=replace(MINE, settings=())), Reason.METHOD_UNKNOWN, "replacement.settings"),
+        (with_policy(replacement=replace(MINE, keep_tokens=None)), Reason.METHOD_UNKNOWN, "keepTokens"),
+        (
+            with_policy(replacement=replace(MINE, settings=(Setting(flag="--mine", on="1", off=None),))),
+            Reason.FLAG_UNKNOWN_TO_ENGINE,
+            "cannot be turned on as a whole",
+        ),
+    ],
+)
+def test_what_is_not_known_waits_and_says_for_what(case: Case, reason: Reason, named: str) -> None:
+    assert named in waits(next_fix(case), reason)
+
+
+def test_from_the_day_to_close_by_a_better_method_is_not_waited_for() -> None:
+    waiting = with_policy(replacement=replace(MINE, keep_tokens=None), close_by=NOW)
+
+    assert isinstance(next_fix(with_policy(waiting, close_by=NOW + timedelta(seconds=1))), NoChange)
+    found = next_fix(waiting)
+    assert isinstance(found, Evaluate)
+    assert found.tried == PRESENT
+
+
+def test_a_method_that_proved_itself_is_turned_on_after_that_day_too() -> None:
+    proved = with_policy(scored(CHANGED, 0.79, REFERRED), close_by=NOW - timedelta(days=1))
+
+    assert isinstance(next_fix(proved), TurnOn)
+
+
+def test_what_showed_nothing_is_tried_again_after_a_day_or_under_another_spec() -> None:
+    nothing = scored(CHANGED, None, REFERRED)
+
+    for again in (replace(nothing, now=NOW + AGAIN), replace(nothing, generation=4)):
+        found = next_fix(again)
+        assert isinstance(found, Evaluate)
+        assert found.tried == CHANGED
+
+
+def test_scores_of_another_evaluation_compare_with_nothing() -> None:
+    edited = replace(scored(CHANGED, 0.79, REFERRED), evaluation="f2f2")
+
+    found = next_fix(edited)
+
+    assert isinstance(found, Evaluate)
+    assert (found.tried, found.evaluation) == (PRESENT, "f2f2")
+
+
+def test_a_score_of_the_spec_counts_for_the_template_that_it_is_of() -> None:
+    known = with_policy(RECLAIMED, gate=replace(GATE, reference=Reference(0.80, PRESENT)))
+    stale = with_policy(RECLAIMED, gate=replace(GATE, reference=Reference(0.80, "0123")))
+
+    assert tried(known) == CHANGED
+    assert isinstance(next_fix(scored(CHANGED, 0.79, known)), TurnOn)
+    assert isinstance(next_fix(scored(CHANGED, 0.70, known)), Evaluate)
+    measured = next_fix(stale)
+    assert isinstance(measured, Evaluate)
+    assert measured.tried == PRESENT
+    assert f"is of 0123, and this is {PRESENT}" in measured.message
+
+
+def test_what_had_to_be_turned_off_again_on_this_template_is_not_turned_on_once_more() -> None:
+    proved = scored(CHANGED, 0.79, REFERRED)
+    failed = TriedBundle("Mine", PRESENT, Reason.NOT_RECOVERED, NOW)
+
+    found = next_fix(replace(proved, tried=(failed,)))
+
+    assert isinstance(found, Evaluate)
+    assert found.subject == "fp8"
+    assert isinstance(next_fix(replace(proved, tried=(replace(failed, revision="0123"),))), TurnOn)
+
+
+def test_after_the_first_wall_no_method_that_needs_attention_scores_is_turned_on() -> None:
+    wanted = Replacement("KV-Compress", keep_tokens=2048, settings=MINE.settings)
+    walled = replace(with_policy(replacement=wanted), turned_off=TurnedOff("H2O", Reason.EAGER_FALLBACK, NOW))
+
+    assert isinstance(next_fix(with_policy(replacement=wanted)), Try)
+    found = next_fix(walled)
+    assert isinstance(found, Evaluate)
+
+
+def test_a_known_method_that_gives_no_blocks_back_is_none() -> None:
+    quest = with_policy(
+        replacement=Replacement("Quest", keep_tokens=1, settings=MINE.settings), fixes=ALL[:2]
+    )
+
+    assert "Quest gives no blocks back" in waits(next_fix(quest), Reason.FIXES_EXHAUSTED)
+
+
+def test_a_known_method_brings_its_own_settings_in_their_order() -> None:
+    known = with_policy(replacement=Replacement("triattention"))
+
+    found = next_fix(known)
+
+    assert isinstance(found, Try)
+    assert found.method == "TriAttention"
+    assert found.change is not None
+    container = found.change.apply(TEMPLATE)["spec"]["containers"][1]  # type: ignore[index]
+    assert "--no-enable-prefix-caching" in container["args"]
+    assert container["env"][-1] == {"name": "ENABLE_TRIATTENTION", "value": "1"}
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (CASE, list(ALL[1:])),
+        (replace(CASE, turned_off=None), []),
+        (replace(CASE, method=QUEST), [Fix.FP8_KV_CACHE]),
+        (replace(CASE, turned_off=None, method=QUEST), [Fix.FP8_KV_CACHE]),
+        (with_policy(replace(CASE, turned_off=None), method="fp8"), [Fix.FP8_KV_CACHE]),
+        (with_policy(replace(CASE, turned_off=None), method="fp8", fixes=ALL[:2]), []),
+        (with_policy(fixes=ALL[:1]), []),
+        (replace(CASE, method=replace(QUEST, method_class=MethodClass.COMPACTING_EVICTION)), []),
+    ],
+)
+def test_a_fix_is_asked_for_by_what_was_turned_off_or_by_what_can_save_nothing(
+    case: Case, expected: list[Fix]
+) -> None:
+    assert pursued(case.policy, case.turned_off, case.method) == expected
