@@ -48,6 +48,7 @@ class Timing:
 
     ready_after: str = "200ms"
     crash_after: str = "200ms"
+    complete_after: str = "500ms"
     restart_after: str = "2s"
     gone_after: str = "200ms"
 

@@ -2,22 +2,29 @@
 
 `"probe": "Scattered"` is what a generation shows: the name of a class of `Reclaim`, or `refused`, `hangs` and
 `short`, of which nothing can be told. What this process began it alone knows, as with real tests.
+`"answered": 200` is how many requests an evaluation sends to the trial pod, `"stored": "fp8"` the type of the
+pod's cache.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvmedic.core.blocks import Compacted, Keep, Pattern, PerHead, Scattered, used
 from kvmedic.core.fleet import Pod
+from kvmedic.core.gating import Counted, Served
 from kvmedic.core.reclamation_probe import Reclaim, Sample
 from kvmedic.core.trialling import Interrupted, Progress, Underway, Watched
 
 BLOCK_TOKENS = 16
 KEEP = Keep(2048)
+SAMPLES = 200
+MEAN_TOKENS = 3000.0
+"""Of an evaluation: its requests, and prompt and answer of one together."""
 LOOKS = 2
 """Times that a test is looked at before it ends."""
 _PATTERNS: Mapping[Reclaim, Pattern] = {
@@ -35,6 +42,8 @@ class ScriptedProbes:
     begun: dict[str, int] = field(default_factory=dict)
     """Tokens that each pod was asked for, by its uid."""
     looks: dict[str, int] = field(default_factory=dict)
+    jobs: Callable[[str], list[Any]] = lambda namespace: []
+    """Returns the Jobs of a namespace."""
 
     def progress(self, pod: Pod) -> Progress | None:
         if pod.uid not in self.begun:
@@ -53,6 +62,14 @@ class ScriptedProbes:
     def forget(self, pod: Pod) -> None:
         self.begun.pop(pod.uid, None)
         self.looks.pop(pod.uid, None)
+
+    async def served(self, namespace: str, pod: Pod) -> Served | str:
+        """Return a pod that answered as many requests as the script says once a Job has come to its end."""
+        script = json.loads(self.path.read_text())
+        ended = [job for job in self.jobs(namespace) if job.status.succeeded or job.status.failed]
+        requests = script.get("answered", SAMPLES) if ended else 0
+        counted = Counted(requests, requests * MEAN_TOKENS)
+        return Served(f"http://{pod.address}:8000", "tiny", script.get("stored", "auto"), counted)
 
 
 def generation(tokens: int, what: str) -> Watched:

@@ -11,10 +11,14 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from kubernetes.client import BatchV1Api
+from kubernetes.config import new_client_from_config
 
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import Settings
@@ -52,8 +56,15 @@ def run(arrangement: Arrangement) -> None:
         return datetime.fromtimestamp(arrangement.began + (now - arrangement.began) * arrangement.speed, UTC)
 
     settings = Settings(**arrangement.settings)
-    substitutes = Substitutes(ScriptedMetrics(arrangement.script), clock, ScriptedProbes(arrangement.script))
+    probes = ScriptedProbes(arrangement.script, jobs=jobs_in(arrangement.kubeconfig))
+    substitutes = Substitutes(ScriptedMetrics(arrangement.script), clock, probes)
     asyncio.run(operate(settings, Telemetry(), substitutes))
+
+
+def jobs_in(kubeconfig: Path) -> Callable[[str], list[Any]]:
+    """Return what lists the Jobs of a namespace."""
+    api = BatchV1Api(new_client_from_config(str(kubeconfig)))
+    return lambda namespace: api.list_namespaced_job(namespace).items
 
 
 class Operator:

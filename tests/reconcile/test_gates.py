@@ -1,0 +1,189 @@
+"""The accuracy gate on a real API server: nothing is turned on that the team's evaluation did not pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.cluster.simulation import behaviour
+from reconcile import gating
+from reconcile.gating import (
+    COMPACTING,
+    FP8,
+    SWITCH,
+    allow,
+    cron_job,
+    jobs,
+    refer,
+    roomy,
+    scores,
+    turned_off,
+    variables,
+)
+from reconcile.trying import answers, trial_pods
+from reconcile.world import World
+
+pytestmark = pytest.mark.light
+SECONDS = 120
+
+
+@pytest.fixture
+def fixing(a_world):
+    """Makes a calm fleet whose method was turned off, and starts the operator on it."""
+
+    def run(compression, evaluation=None, **script) -> World:
+        world = a_world(replicas=2, spec=gating.spec(**compression), change=roomy)
+        allow(world, evaluation)
+        world.rewrite(**script)
+        turned_off(world)
+        world.start()
+        return world
+
+    return run
+
+
+def needs(world: World, reason: str) -> None:
+    world.wait(lambda: world.condition("ActionRequired") == ("True", reason), SECONDS, f"{reason} is told")
+
+
+def nothing_was_changed(world: World) -> None:
+    assert world.traces() == []
+    assert (trial_pods(world), jobs(world)) == ([], [])
+    assert len(world.cluster.api.list("ReplicaSet", world.namespace, "app=llm")) == 1
+
+
+def test_a_method_that_proves_itself_takes_the_place_of_the_one_that_did_not(fixing):
+    world = fixing(COMPACTING, cron_job())
+    before = world.revision()
+
+    world.wait(lambda: len(world.outcomes()) == 4, SECONDS, "it is turned on")
+
+    assert world.outcomes() == ["Recovered", "TrialAnswered", "TrialAnswered", "TrialAnswered"]
+    assert variables(world) == {SWITCH: "1"}
+    assert answers(world) == ["Reclaims"]
+    assert scores(world) == [(world.revision(), 0.8), (before, 0.8)]
+    assert "turnedOff" not in world.status()
+    assert (trial_pods(world), jobs(world), world.traces()) == ([], [], [])
+
+
+def test_the_job_is_told_where_the_trial_pod_serves_and_the_fleet_is_not_asked(fixing):
+    world = fixing(FP8, cron_job(**behaviour(complete_after="1h")))
+    world.wait(lambda: bool(jobs(world)), SECONDS, "the Job is there")
+
+    [job], [pod] = jobs(world), trial_pods(world)
+
+    given = {each["name"]: each["value"] for each in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert given["OPENAI_BASE_URL"] == f"http://{pod['status']['podIP']}:8000/v1"
+    assert job["spec"]["backoffLimit"] == 0
+    assert len(pod["metadata"]["labels"]) == 1
+
+
+def test_a_loss_of_accuracy_keeps_the_fleet_as_it_is_and_is_told(a_world):
+    world = a_world(replicas=2, spec=gating.spec(**FP8), change=roomy)
+    allow(world, cron_job(score=0.6))
+    world.rewrite(stored="fp8")
+    refer(world, 0.8)
+    turned_off(world)
+    world.start()
+
+    needs(world, "FixesExhausted")
+
+    assert world.outcomes() == ["TrialAnswered"]
+    assert "a loss of 0.200" in str(world.status()["conditions"])
+    nothing_was_changed(world)
+
+
+def test_fewer_bits_that_passed_are_turned_on_without_a_second_reference(a_world):
+    world = a_world(replicas=2, spec=gating.spec(**FP8), change=roomy)
+    allow(world, cron_job(score=0.79))
+    world.rewrite(stored="fp8")
+    refer(world, 0.8)
+    turned_off(world)
+    args = world.args()
+    world.start()
+
+    world.wait(lambda: len(world.outcomes()) == 2, SECONDS, "they are turned on")
+
+    assert world.outcomes() == ["Recovered", "TrialAnswered"]
+    assert world.args() == [*args, "--kv-cache-dtype", "fp8"]
+    assert world.traces() == []
+
+
+def test_a_trial_pod_that_keeps_the_bits_as_they_are_is_not_evaluated(fixing):
+    world = fixing(FP8, cron_job(), stored="auto")
+
+    world.wait(lambda: world.outcomes()[:1] == ["TrialUnanswered"], SECONDS, "the gate is over")
+
+    assert world.outcomes() == ["TrialUnanswered", "TrialAnswered"]
+    assert [score for _, score in scores(world)] == [0.8]
+    assert "stores keys and values as auto" in world.status()["history"][0]["message"]
+    nothing_was_changed(world)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "script", "named"),
+    [
+        (cron_job(**behaviour(exit_code="1")), {}, "the evaluation failed"),
+        (cron_job(score=float("nan")), {}, "no number from 0 to 1"),
+        (cron_job(), {"answered": 150}, "finished 150 requests"),
+        (cron_job(), {"answered": 0}, "finished 0 requests"),
+    ],
+)
+def test_what_is_no_score_is_told_and_not_asked_for_again(fixing, evaluation, script, named):
+    world = fixing(FP8, evaluation, **script)
+
+    world.wait(lambda: world.outcomes() == ["TrialUnanswered"], SECONDS, "the gate is over")
+
+    assert [score for _, score in scores(world)] == [None]
+    assert named in world.status()["history"][0]["message"]
+    nothing_was_changed(world)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "named"),
+    [
+        (None, "CronJob/aime24"),
+        ({**cron_job(), "spec": {**cron_job()["spec"], "suspend": False}}, "suspend"),
+    ],
+)
+def test_without_an_evaluation_a_person_is_asked_and_nothing_begun(fixing, evaluation, named):
+    world = fixing(FP8, evaluation)
+
+    needs(world, "GateMissing")
+
+    assert named in str(world.status()["conditions"])
+    assert world.outcomes() == []
+    nothing_was_changed(world)
+
+
+def test_an_operator_that_may_make_no_job_says_so(a_world):
+    world = a_world(replicas=2, spec=gating.spec(**FP8), change=roomy)
+    allow(world, cron_job())
+    world.settings |= {"probe": {"trialPods": True}}
+    turned_off(world)
+    world.start()
+
+    needs(world, "GateMissing")
+    assert "probe.evaluations" in str(world.status()["conditions"])
+
+
+def test_whoever_comes_after_a_crash_goes_on_with_the_same_job(fixing):
+    world = fixing(FP8, cron_job(**behaviour(complete_after="4s")))
+    world.wait(lambda: bool(jobs(world)), SECONDS, "the Job is there")
+    before = [job["metadata"]["uid"] for job in jobs(world)]
+
+    world.kill()
+    world.start()
+
+    world.wait(lambda: bool(scores(world)), SECONDS, "the score is there")
+    world.wait(lambda: [job["metadata"]["uid"] for job in jobs(world)] != before, SECONDS, "the Job is gone")
+    assert [score for _, score in scores(world)] == [0.8]
+
+
+def test_suspending_ends_an_evaluation(fixing):
+    world = fixing(FP8, cron_job(**behaviour(complete_after="1h")))
+    world.wait(lambda: bool(jobs(world)), SECONDS, "the Job is there")
+
+    world.kubectl("patch", "kvr", "llm", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+
+    world.wait(lambda: world.outcomes() == ["Suspended"], SECONDS, "the run is closed")
+    nothing_was_changed(world)
