@@ -45,7 +45,7 @@ SUCCESS = frozenset({"Complete", "SuccessCriteriaMet"})
 LATE = "DeadlineExceeded"
 """Reason of a Job's failure after its activeDeadlineSeconds."""
 MOST = 2**53
-"""Largest number that an engine's page tells exactly; no engine does as much. Infinities and NaN are beyond it."""
+"""Largest number that an engine's page tells exactly; infinities and NaN are no smaller."""
 UNREADABLE = JobSight(JobEnd.FAILED, "", Counted(0, nan))
 """A Job that does not tell what the trial pod had done before, or of which template it was made: it failed,
 whatever it says itself."""

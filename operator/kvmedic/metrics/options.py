@@ -155,8 +155,8 @@ class ProbeOptions(Section):
     """Make such pods. Off: it needs the right to create pods, and each takes
     a replica's devices for a while."""
     evaluations: bool = False
-    """Let Jobs evaluate such pods, made of suspended CronJobs of the target's namespace. Off: it needs the right
-    to create Jobs."""
+    """Let Jobs evaluate such pods, made of suspended CronJobs of the target's namespace. Off: it needs the
+    right to create Jobs."""
     api_key: Secret | None = None
     """Key for engines that ask for one and whose pod template does not have it in plain text. It is sent to
     trial pods alone; who may change a target's template or image can read it there."""
