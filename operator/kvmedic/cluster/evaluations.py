@@ -39,7 +39,7 @@ from kvmedic.manifests.trial_pod import TRIAL_LABEL
 
 JOB_NAME = "batch.kubernetes.io/job-name"
 CONTROLLER_UID = "batch.kubernetes.io/controller-uid"
-"""Labels that the Job controller puts on a Job's pods (Kubernetes 1.27, batch/v1 types.go)."""
+"""Labels of a Job's pods (batch/v1 types.go, JobNameLabel, ControllerUidLabel)."""
 SUCCESS = frozenset({"Complete", "SuccessCriteriaMet"})
 """Conditions of a Job that can only end well."""
 LATE = "DeadlineExceeded"

@@ -133,8 +133,8 @@ def _pointed(container: Mapping[str, Any], subject: Served) -> dict[str, Any]:
         "KVMEDIC_URL": subject.url,
         "KVMEDIC_MODEL": subject.model,
     }
-    # A variable's value may refer to others as $(NAME), and $$ stands for $ (Kubernetes 1.36,
-    # third_party/forked/golang/expansion); the model's name is the engine's word and refers to nothing.
+    # A value may refer to variables as $(NAME), and $$ is reduced to $ (core/v1 types.go, EnvVar.Value); the
+    # model's name is the engine's word and refers to nothing.
     ours = [{"name": name, "value": text.replace("$", "$$")} for name, text in told.items()]
     theirs = [each for each in container.get("env") or () if each.get("name") not in told]
     return {**container, "env": [*ours, *theirs]}
