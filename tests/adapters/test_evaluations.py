@@ -115,6 +115,12 @@ class Place:
         name = pod["metadata"]["name"]
         self.light.api.patch("Pod", name, {"status": status}, self.namespace, "status")
 
+    async def sweep_away(self, evaluations: Evaluations) -> None:
+        """Sweep as ticks do, until nothing is there."""
+        async with asyncio.timeout(60):
+            while await evaluations.sweep(self.namespace, self.owner.uid):
+                await asyncio.sleep(0.05)
+
     async def ended(self, evaluation: Evaluation) -> JobSight:
         return await self.until(evaluation, lambda seen: seen.end is not None)
 
@@ -363,9 +369,7 @@ async def test_sweeping_is_done_when_the_pods_are_gone_too(place: Place) -> None
     place.pod()
 
     swept = await place.evaluations.sweep(place.namespace, place.owner.uid)
-    async with asyncio.timeout(60):
-        while await place.evaluations.sweep(place.namespace, place.owner.uid):
-            await asyncio.sleep(0.05)
+    await place.sweep_away(place.evaluations)
 
     assert swept == (evaluation.name,)
     assert place.pods() == []
@@ -377,8 +381,10 @@ async def test_a_job_is_not_gone_before_its_pods(place: Place) -> None:
     name = place.pod()["metadata"]["name"]
     hold = {"metadata": {"finalizers": ["example.com/hold"]}}
     place.light.api.patch("Pod", name, hold, place.namespace)
-    await place.evaluations.sweep(place.namespace, place.owner.uid)
-    until(lambda: "deletionTimestamp" in place.pods()[0]["metadata"], 20, "the pod is being deleted")
+    async with asyncio.timeout(30):
+        while "deletionTimestamp" not in place.pods()[0]["metadata"]:
+            await place.evaluations.sweep(place.namespace, place.owner.uid)
+            await asyncio.sleep(0.05)
 
     still = await place.evaluations.sweep(place.namespace, place.owner.uid)
     place.light.api.patch("Pod", name, {"metadata": {"finalizers": None}}, place.namespace)
@@ -454,6 +460,30 @@ async def test_what_the_api_server_refuses_is_told_without_the_job(place: Place)
     assert SECRET not in why
 
 
+async def test_a_job_that_changes_while_it_is_swept_is_left_to_the_next_time(place: Place) -> None:
+    evaluation = await place.made()
+    place.pod()
+    client = place.evaluations.client
+
+    class Late(Told):
+        """Lists Jobs as they were before somebody changed them."""
+
+        async def list(self, *asked: Any) -> list[dict[str, Any]]:
+            found = await client.list(*asked)
+            place.light.api.patch(
+                "Job", evaluation.name, {"metadata": {"labels": {"a": "b"}}}, place.namespace
+            )
+            return found
+
+        async def delete(self, *asked: Any) -> None:
+            await client.delete(*asked)
+
+    late = Evaluations(Late({}, []))  # type: ignore[arg-type]
+
+    assert await late.sweep(place.namespace, place.owner.uid) == (evaluation.name,)
+    assert "deletionTimestamp" not in place.job()["metadata"]
+
+
 @asynccontextmanager
 async def with_rights(place: Place, **probe: bool) -> AsyncIterator[Evaluations]:
     """Evaluations made with the chart's ServiceAccount and rights."""
@@ -475,10 +505,12 @@ async def test_the_charts_rights_suffice_where_evaluations_are_switched_on(place
         assert await evaluations.digest(place.namespace, "gsm8k") == planned.digest
         assert await evaluations.make(planned, SUBJECT) == ""
         seen = await evaluations.look(planned)
-        assert await evaluations.sweep(place.namespace, place.owner.uid) == (planned.name,)
+        swept = await evaluations.sweep(place.namespace, place.owner.uid)
+        await place.sweep_away(evaluations)
 
     assert seen == JobSight(None, "", BEFORE)
-    until(lambda: not place.light.api.list("Job", place.namespace), 30, "the Job is gone")
+    assert swept == (planned.name,)
+    assert place.light.api.list("Job", place.namespace) == []
 
 
 async def test_where_they_are_switched_off_none_can_be_made_and_it_is_said(place: Place) -> None:

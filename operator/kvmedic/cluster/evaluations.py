@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import nan
 
@@ -115,10 +116,10 @@ class Evaluations:
     async def sweep(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
         """Remove all evaluations of a resource with their pods; return the names of those that were there.
 
-        A Job is there until its pods are gone.
+        A Job is there until its pods are gone. One that changed in the middle, as a Job does whenever its pod
+        moves on, is left to the next time.
 
         Raises:
-            Conflict: one changed in the middle.
             Unavailable: the API did not answer.
         """
         found = await self.client.list(JOBS, namespace, f"{TRIAL_LABEL}={owner_uid}")
@@ -127,7 +128,10 @@ class Evaluations:
             metadata = section(body, "metadata")
             if "deletionTimestamp" not in metadata:
                 preconditions = Preconditions(uid_of(body), str(metadata["resourceVersion"]))
-                await self.client.delete(Ref(JOBS, namespace, name), preconditions, Propagation.FOREGROUND)
+                with suppress(Conflict):
+                    await self.client.delete(
+                        Ref(JOBS, namespace, name), preconditions, Propagation.FOREGROUND
+                    )
         return tuple(sorted(ours))
 
     async def _create(self, evaluation: Evaluation, manifest: JsonObject) -> str:
