@@ -284,7 +284,18 @@ def test_trial_pods_are_off_and_nobody_has_a_key_by_default(write: Writer) -> No
     probe = load().probe
 
     assert not probe.trial_pods
+    assert not probe.evaluations
     assert probe.api_key is None
+
+
+def test_evaluations_need_trial_pods(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("probe: {evaluations: true}")
+
+    with pytest.raises(SettingsError, match=r"probe: evaluations needs trialPods: set both"):
+        load()
+
+    monkeypatch.setenv("KVMEDIC_PROBE__TRIAL_PODS", "true")
+    assert load().probe.evaluations
 
 
 @pytest.mark.parametrize("origin", ["s3cr3t", "{value: s3cr3t}", "{file: '{token}'}", "{env: THE_KEY}"])

@@ -10,17 +10,21 @@ from pathlib import Path
 import pytest
 from kubernetes.aio.client import Configuration
 
+from kvmedic.cluster.evaluations import Evaluations
 from kvmedic.cluster.trials import Trials
+from kvmedic.core.gating import Counted, NoEvaluation, Served
 from kvmedic.core.trialling import Interrupted, Underway
 from kvmedic.kube.client import Client, Limits
+from kvmedic.manifests.evaluation_job import Evaluation
 from kvmedic.manifests.trial_pod import Owner, Trial
 from kvmedic.metrics.options import ProbeOptions
 from kvmedic.settings import Settings
-from kvmedic.trial_ports import NoProbes, NoTrials
-from kvmedic.wiring import connected, trials_of
+from kvmedic.trial_ports import NoEvaluations, NoProbes, NoTrials
+from kvmedic.wiring import connected, evaluations_of, trials_of
 from run_builder import a_pod
 
 TRIAL = Trial("llm-trial", "serving", Owner("v1", "ConfigMap", "owner", "uid"), 600)
+EVALUATION = Evaluation("llm-eval", "serving", TRIAL.owner, "gsm8k", "0", 600)
 KUBECONFIG = """
 apiVersion: v1
 kind: Config
@@ -42,6 +46,25 @@ async def test_trial_pods_are_made_only_where_they_are_allowed(client: Client) -
     assert trials_of(ProbeOptions(), client) == NoTrials()
 
 
+async def test_evaluations_are_made_only_where_they_are_allowed(client: Client) -> None:
+    allowed = ProbeOptions(trial_pods=True, evaluations=True)
+
+    assert evaluations_of(allowed, client) == Evaluations(client)
+    assert evaluations_of(ProbeOptions(trial_pods=True), client) == NoEvaluations()
+
+
+async def test_where_evaluations_are_not_allowed_it_is_said_what_to_set() -> None:
+    evaluations = NoEvaluations()
+
+    told = await evaluations.digest("serving", "gsm8k")
+
+    assert isinstance(told, NoEvaluation)
+    assert "probe.evaluations" in told.why
+    assert await evaluations.make(EVALUATION, Served("http://a", "m", "", Counted(0, 0.0))) == told.why
+    assert await evaluations.look(EVALUATION) is None
+    assert await evaluations.sweep("serving", "uid") == ()
+
+
 async def test_where_they_are_not_it_is_said_what_to_set_and_nothing_else_happens() -> None:
     trials = NoTrials()
 
@@ -58,6 +81,10 @@ def test_where_nobody_can_make_tests_none_goes_on() -> None:
 
     assert probes.progress(a_pod("trial")) == Interrupted("no tests are made here")
     probes.forget(a_pod("trial"))
+
+
+async def test_where_nobody_can_make_tests_nothing_is_read() -> None:
+    assert await NoProbes().served("serving", a_pod("trial")) == "no tests are made here"
 
 
 async def test_with_the_process_its_tests_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from kvmedic.cluster.approvals import StoredApprovals
 from kvmedic.cluster.copies import StoredCopies
 from kvmedic.cluster.drivers import NvidiaSmi, Patience
+from kvmedic.cluster.evaluations import Evaluations as EvaluationJobs
 from kvmedic.cluster.stop import read_stop
 from kvmedic.cluster.storm import storm_over_at
 from kvmedic.cluster.target import DeploymentTarget
@@ -37,7 +38,7 @@ from kvmedic.record.store import Store
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.roster import Roster
 from kvmedic.settings import Settings
-from kvmedic.trial_ports import NoTrials, Probes, Trials
+from kvmedic.trial_ports import Evaluations, NoEvaluations, NoTrials, Probes, Trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Connected:
     drivers: Drivers
     trials: Trials
     probes: GenerationProbes
+    evaluations: Evaluations
 
 
 @asynccontextmanager
@@ -71,8 +73,9 @@ async def connected(settings: Settings) -> AsyncIterator[Connected]:
     metrics = FleetMetrics.of(settings.sources, settings.scrape, VLLM_SIGNALS)
     probes = GenerationProbes(settings.scrape, settings.probe, Vocabulary(VLLM_SIGNALS, VLLM))
     drivers, trials = drivers_of(settings.health, client), trials_of(settings.probe, client)
+    evaluations = evaluations_of(settings.probe, client)
     try:
-        yield Connected(client, metrics, drivers, trials, probes)
+        yield Connected(client, metrics, drivers, trials, probes, evaluations)
     finally:
         await probes.close()
         await metrics.close()
@@ -113,6 +116,7 @@ def ports_of(
         drivers=world.drivers,
         trials=world.trials,
         probes=world.probes,
+        evaluations=world.evaluations,
     )
 
 
@@ -126,6 +130,11 @@ def drivers_of(options: HealthOptions, client: Client) -> Drivers:
 def trials_of(options: ProbeOptions, client: Client) -> Trials:
     """Return who makes trial pods: nobody, unless the configuration allows it."""
     return TrialPods(client) if options.trial_pods else NoTrials()
+
+
+def evaluations_of(options: ProbeOptions, client: Client) -> Evaluations:
+    """Return who makes evaluations: nobody, unless the configuration allows it."""
+    return EvaluationJobs(client) if options.evaluations else NoEvaluations()
 
 
 def crowd_of(settings: Settings, world: Connected, roster: Roster) -> Crowd:

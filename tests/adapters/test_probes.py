@@ -15,6 +15,7 @@ import pytest
 
 from kvmedic.core.blocks import Keep
 from kvmedic.core.fleet import Pod
+from kvmedic.core.gating import Counted, Served
 from kvmedic.core.reclamation_probe import Generation, Reclaim, Reclamation, judge
 from kvmedic.core.trialling import Interrupted, Progress, Underway, Watched
 from kvmedic.engines.vllm import VLLM
@@ -387,6 +388,37 @@ async def test_an_error_of_ours_tells_its_kind_and_no_more(
 
     assert seen == Interrupted("LookupError in the operator")
     assert KEY not in caplog.text
+
+
+async def test_a_probe_tells_what_a_pods_engine_serves_and_has_done(tmp_path: Path) -> None:
+    async with engines(1) as (engine,), a_place(tmp_path) as place:
+        pod, url = place.pod("trial", engine.http.base_url), str(engine.http.base_url).rstrip("/")
+        before = await place.probes.served(NAMESPACE, pod)
+        place.begin(pod, 400)
+        await place.ended(pod)
+        after = await place.probes.served(NAMESPACE, pod)
+
+    assert isinstance(before, Served), before
+    assert isinstance(after, Served), after
+    assert (before.url, before.counted) == (url, Counted(0, 0.0))
+    assert (after.url, after.model, after.cache_type) == (url, before.model, before.cache_type)
+    assert after.counted.requests == 1
+    assert after.counted.tokens > 400
+
+
+async def test_of_an_engine_that_does_not_answer_it_is_told_why(tmp_path: Path) -> None:
+    async with an_engine("--disable-log-stats") as engine, a_place(tmp_path) as place:
+        nobody = place.pod("nobody", "http://127.0.0.1:1")
+        silent = place.pod("silent", engine.http.base_url)
+        nowhere = replace(a_pod("nowhere"), uid="uid-nowhere", address="")
+
+        told = [await place.probes.served(NAMESPACE, pod) for pod in (nobody, silent, nowhere)]
+
+    assert told == [
+        "the engine's metrics cannot be read",
+        "the engine's metrics do not tell its model",
+        "the pod has no address",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvmedic"
 TABLE = CHART / "files" / "permissions.yaml"
 KUSTOMIZE_RBAC = ROOT / "deploy" / "rbac.yaml"
-COMPONENTS = {"nodeHealth.nvidiaSmi": "nvidia-smi", "probe.trialPods": "trial-pods"}
+COMPONENTS = {
+    "nodeHealth.nvidiaSmi": "nvidia-smi",
+    "probe.trialPods": "trial-pods",
+    "probe.evaluations": "evaluations",
+}
 """Folders of `deploy` by the chart's value that does the same."""
 PAGE = ROOT / "docs" / "reference" / "rbac.md"
 BEGIN, END = "<!-- generated from charts/kvmedic/files/permissions.yaml -->", "<!-- end -->"

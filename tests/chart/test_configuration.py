@@ -149,6 +149,20 @@ def test_trial_pods_without_a_key_are_read_too(tmp_path: Path, monkeypatch: pyte
     assert (read.trial_pods, read.api_key) == (True, None)
 
 
+@pytest.mark.parametrize("evaluations", [True, False])
+def test_evaluations_are_made_only_where_the_values_say_so(
+    evaluations: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    made = render({"probe": {"trialPods": True, "evaluations": evaluations}})
+    file.write_text(made["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
+    monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
+
+    read = settings.load().probe
+
+    assert (read.trial_pods, read.evaluations) == (True, evaluations)
+
+
 def test_each_secret_is_mounted_from_where_the_value_says() -> None:
     assert mounted(render(EVERYTHING)) == {
         "default/token": ("secret", "prometheus", "token"),

@@ -14,6 +14,7 @@ import yaml
 from chart.generated import ROOT, SCOPES, permissions, stale
 from chart.rendering import Object, Rendered, kustomize, pod_of, render
 from kvmedic.core import plan
+from kvmedic.core.gating import GateStep
 from kvmedic.frame import LeadershipOptions, ProcessOptions, StormOptions
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS
 
@@ -54,7 +55,7 @@ def test_no_generated_file_is_stale() -> None:
 def test_every_permission_names_a_part_or_a_step_and_every_step_has_one() -> None:
     named = {grant.needed_by for row in permissions() for grant in row.grants}
 
-    assert named - PARTS == step_kinds()
+    assert named - PARTS == step_kinds() | {GateStep.__name__}
     assert named & PARTS == PARTS
     assert {row.scope for row in permissions()} == set(SCOPES)
 
@@ -170,6 +171,28 @@ def test_the_rights_for_trial_pods_come_where_they_are_switched_on(only: Object)
     assert not may_run_commands(made)
 
 
+MAKES_EVALUATIONS = [
+    {"apiGroups": ["batch"], "resources": ["cronjobs"], "verbs": ["get"]},
+    {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "create", "delete"]},
+]
+
+
+@pytest.mark.light
+@pytest.mark.parametrize("only", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "in one"])
+def test_the_rights_for_evaluations_come_where_they_are_switched_on(only: Object) -> None:
+    kind = "Role" if only else "ClusterRole"
+    off = rules(render({"probe": {"trialPods": True}, **only}), kind, "kvmedic")
+
+    made = render({"probe": {"trialPods": True, "evaluations": True}, **only})
+
+    on = rules(made, kind, "kvmedic")
+    assert [rule for rule in on if rule not in off] == MAKES_EVALUATIONS
+    assert [rule for rule in off if rule not in on] == []
+    assert on == table("watched", ("", "probe.trialPods", "probe.evaluations"))
+    assert rules(made, "Role", "kvmedic-own") == table("own")
+    assert not may_run_commands(made)
+
+
 @pytest.mark.light
 def test_the_priority_class_is_the_one_that_trial_pods_ask_for_and_never_preempts() -> None:
     (made,) = [
@@ -211,6 +234,7 @@ def with_component(folder: Path, *components: str) -> Rendered:
             "KVMEDIC_PROBE__TRIAL_PODS",
             {("PriorityClass", PRIORITY_CLASS)},
         ),
+        ("evaluations", MAKES_EVALUATIONS, "KVMEDIC_PROBE__EVALUATIONS", set()),
     ],
 )
 def test_a_component_of_the_kustomization_adds_the_same(
@@ -231,12 +255,11 @@ def test_a_component_of_the_kustomization_adds_the_same(
 
 @pytest.mark.light
 def test_components_go_together_and_their_priority_class_is_the_charts(tmp_path: Path) -> None:
-    made = with_component(tmp_path, "nvidia-smi", "trial-pods")
+    made = with_component(tmp_path, "nvidia-smi", "trial-pods", "evaluations")
 
     (container,) = pod_of(made)["containers"]
-    assert {"KVMEDIC_HEALTH__NVIDIA_SMI", "KVMEDIC_PROBE__TRIAL_PODS"} <= {
-        e["name"] for e in container["env"]
-    }
+    switches = {"KVMEDIC_HEALTH__NVIDIA_SMI", "KVMEDIC_PROBE__TRIAL_PODS", "KVMEDIC_PROBE__EVALUATIONS"}
+    assert switches <= {each["name"] for each in container["env"]}
     key = ("PriorityClass", PRIORITY_CLASS)
     ours, charts = dict(made[key]), dict(render({"probe": {"trialPods": True}})[key])
     del ours["metadata"], charts["metadata"]

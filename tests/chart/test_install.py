@@ -257,8 +257,13 @@ def granted(row: Permission, grant: Grant, rows: Sequence[Permission], reach: se
             {WATCHED},
             {"", "probe.trialPods"},
         ),
+        (
+            {"probe": {"trialPods": True, "evaluations": True}},
+            {WATCHED, OTHER},
+            {"", "probe.trialPods", "probe.evaluations"},
+        ),
     ],
-    ids=["cluster-wide", "one namespace", "nvidia-smi", "trial pods in one namespace"],
+    ids=["cluster-wide", "one namespace", "nvidia-smi", "trial pods in one namespace", "evaluations"],
     indirect=["installed"],
 )
 def test_the_service_account_may_do_what_the_table_says_where_it_says(

@@ -92,6 +92,8 @@ def source(**fields: Any) -> Values:
         ({"nodeHealth": {"atOnce": 0}}, "/nodeHealth/atOnce"),
         ({"probe": {"trialPods": "yes"}}, "/probe/trialPods"),
         ({"probe": {"trialPods": None}}, "/probe"),
+        ({"probe": {"trialPods": True, "evaluations": "yes"}}, "/probe/evaluations"),
+        ({"probe": {"evaluations": True}}, "probe.evaluations needs probe.trialPods: set both"),
         ({"probe": {"apiKey": "hunter2"}}, "'apiKey'"),
         ({"probe": {"apiKeySecret": {"name": "a"}}}, "/probe/apiKeySecret"),
         ({"monitoring": {"prometheusRule": {"enabled": 1}}}, "/monitoring/prometheusRule/enabled"),

@@ -24,8 +24,14 @@ The operator's configuration file. Secrets are never in it: it names the files i
 {{- if .Values.nodeHealth.nvidiaSmi -}}
 {{- $_ := set $config "health" .Values.nodeHealth -}}
 {{- end -}}
+{{- if and .Values.probe.evaluations (not .Values.probe.trialPods) -}}
+{{- fail "probe.evaluations needs probe.trialPods: set both, because an evaluation is one of a trial pod" -}}
+{{- end -}}
 {{- if .Values.probe.trialPods -}}
 {{- $probe := dict "trialPods" true -}}
+{{- if .Values.probe.evaluations -}}
+{{- $_ := set $probe "evaluations" true -}}
+{{- end -}}
 {{- if .Values.probe.apiKeySecret -}}
 {{- $_ := set $probe "apiKey" (dict "file" (printf "%s/%s" (include "kvmedic.credentialsPath" .) (include "kvmedic.probeKey" .))) -}}
 {{- end -}}

@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,6 +67,15 @@ class Preconditions:
 
     uid: str
     resource_version: str
+
+
+class Propagation(StrEnum):
+    """What becomes of the objects that a deleted object owns (`propagationPolicy`)."""
+
+    DEFAULT = ""
+    """What is usual for the kind."""
+    FOREGROUND = "Foreground"
+    """They go first, and the object stays until they are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,17 +241,21 @@ class Client:
         call, path = Call("create", ref.path), ref.resource.path(ref.namespace)
         return await self._call(self._write(_Request("POST", call, path, _AS_US, body)))
 
-    async def delete(self, ref: Ref, preconditions: Preconditions) -> None:
+    async def delete(
+        self, ref: Ref, preconditions: Preconditions, propagation: Propagation = Propagation.DEFAULT
+    ) -> None:
         """Delete an object with its own grace period; one that is gone already is a success.
 
         Raises:
             Conflict: it is not what the preconditions say.
         """
-        body = {
+        body: JsonObject = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": {"uid": preconditions.uid, "resourceVersion": preconditions.resource_version},
         }
+        if propagation is not Propagation.DEFAULT:
+            body["propagationPolicy"] = propagation.value
         request = self._write(_Request("DELETE", Call("delete", ref.path), ref.path, (), body))
         status, answer = await self._send(request)
         if status != NOT_FOUND:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 TRIAL_LABEL = "kvmedic.io/trial"
-"""The only label of a trial pod; its value is the uid of the resource that it is made for."""
+"""The only label of a trial pod, and one of an evaluation's Job, not of its pods; its value is the uid of the
+resource that it is made for."""
 PRIORITY_CLASS = "kvmedic-trial"
 """Its PriorityClass must be in the cluster, and must never preempt (`preemptionPolicy: Never`)."""
 GRACE_SECONDS = 1
@@ -29,6 +30,17 @@ class Owner:
     kind: str
     name: str
     uid: str
+
+    def reference(self) -> dict[str, Any]:
+        """Return the reference by which an object goes with its owner, and does not hold it up."""
+        return {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +83,11 @@ def trial_pod(
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "priorityClassName": PRIORITY_CLASS,
     }
-    owner = trial.owner
-    reference = {
-        "apiVersion": owner.api_version,
-        "kind": owner.kind,
-        "name": owner.name,
-        "uid": owner.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
     metadata: dict[str, Any] = {
         "name": trial.name,
         "namespace": trial.namespace,
-        "labels": {TRIAL_LABEL: owner.uid},
-        "ownerReferences": [reference],
+        "labels": {TRIAL_LABEL: trial.owner.uid},
+        "ownerReferences": [trial.owner.reference()],
     }
     if annotations := _annotations(template):
         metadata["annotations"] = annotations

@@ -154,6 +154,17 @@ class ProbeOptions(Section):
     trial_pods: bool = False
     """Make such pods. Off: it needs the right to create pods, and each takes
     a replica's devices for a while."""
+    evaluations: bool = False
+    """Let Jobs evaluate such pods, made of suspended CronJobs of the target's namespace. Off: it needs the
+    right to create Jobs."""
     api_key: Secret | None = None
     """Key for engines that ask for one and whose pod template does not have it in plain text. It is sent to
     trial pods alone; who may change a target's template or image can read it there."""
+
+    @model_validator(mode="after")
+    def _something_to_evaluate(self) -> Self:
+        if self.evaluations and not self.trial_pods:
+            raise ValueError(
+                "evaluations needs trialPods: set both, because an evaluation is one of a trial pod"
+            )
+        return self
