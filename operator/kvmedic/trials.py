@@ -22,15 +22,13 @@ from kvmedic.core.trial_moves import TrialMove, TrialSight, trial_move
 from kvmedic.core.trialling import TrialStep
 from kvmedic.findings import Survey
 from kvmedic.kube.errors import Conflict
-from kvmedic.manifests.evaluation_job import Evaluation
+from kvmedic.manifests.evaluation_job import Evaluation, job_name
 from kvmedic.manifests.trial_pod import NoTrial, Owner, Trial, trial_pod
 from kvmedic.ports import Ports, View
 from kvmedic.walks import Tick, start_limits
 
 NAME_LENGTH = 200
 """Characters of the resource's name in that of a pod: with the run's id it stays under the 253 of a name."""
-JOB_NAME_LENGTH = 42
-"""The same of a Job: a Job's pods have its name as a label, which may have 63 characters."""
 
 
 async def next_trial_move(tick: Tick, step: TrialStep) -> TrialMove:
@@ -118,7 +116,7 @@ def evaluation_of(tick: Tick, step: GateStep) -> Evaluation:
     """Return the evaluation of an open run."""
     resource = tick.resource
     return Evaluation(
-        name=f"{_short(resource.name, JOB_NAME_LENGTH)}-gate-{tick.run.id}",
+        name=job_name(resource.name, f"gate-{tick.run.id}"),
         namespace=resource.namespace,
         owner=_owner(resource),
         cron_job=step.cron_job,
@@ -129,16 +127,11 @@ def evaluation_of(tick: Tick, step: GateStep) -> Evaluation:
 
 def _trial(resource: Resource, run: str, step: OnTrial) -> Trial:
     return Trial(
-        name=f"{_short(resource.name, NAME_LENGTH)}-trial-{run}",
+        name=f"{resource.name[:NAME_LENGTH].rstrip('.-')}-trial-{run}",
         namespace=resource.namespace,
         owner=_owner(resource),
         deadline_seconds=step.limit_seconds,
     )
-
-
-def _short(name: str, length: int) -> str:
-    """Return the beginning of a name, as one may go on with a dash."""
-    return name[:length].rstrip(".-")
 
 
 def _owner(resource: Resource) -> Owner:

@@ -14,7 +14,6 @@ import yaml
 from chart.generated import ROOT, SCOPES, permissions, stale
 from chart.rendering import Object, Rendered, kustomize, pod_of, render
 from kvmedic.core import plan
-from kvmedic.core.gating import GateStep
 from kvmedic.frame import LeadershipOptions, ProcessOptions, StormOptions
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS
 
@@ -55,7 +54,7 @@ def test_no_generated_file_is_stale() -> None:
 def test_every_permission_names_a_part_or_a_step_and_every_step_has_one() -> None:
     named = {grant.needed_by for row in permissions() for grant in row.grants}
 
-    assert named - PARTS == step_kinds() | {GateStep.__name__}
+    assert named - PARTS == step_kinds()
     assert named & PARTS == PARTS
     assert {row.scope for row in permissions()} == set(SCOPES)
 

@@ -104,7 +104,7 @@ def test_fewer_bits_that_passed_are_turned_on_without_a_second_reference(a_world
     world.wait(lambda: len(world.outcomes()) == 2, SECONDS, "they are turned on")
 
     assert world.outcomes() == ["Recovered", "TrialAnswered"]
-    assert world.args() == [*args, "--kv-cache-dtype", "fp8"]
+    assert world.args() == [*args, "--kv-cache-dtype=fp8"]
     assert world.traces() == []
 
 
