@@ -123,6 +123,10 @@ bench-supply: setup ## Measure what shared prefixes and the host's memory bring,
 bench-blocks: setup ## Count the blocks that evictions free on real block tables, and compare with arithmetic
 	$(PY) -m lab.bench.blocks
 
+.PHONY: bench-recall
+bench-recall: setup ## Score the lab's evaluation by what a method keeps of the cache
+	$(PY) -m lab.bench.recall
+
 .PHONY: bench-lab
 bench-lab: setup ## Replay the table measured on real vLLM on the lab engine and compare
 	$(PY) -m lab.engine.bench

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from lab.demo.__main__ import scenario
+from lab.evaluation.__main__ import Settings
 from lab.play import files
 from lab.play.expectation import Writes
 from lab.play.files import PARTS, ScenarioInvalid, merged, names, read, read_all
-from lab.play.manifests import arguments, deployment, objects
+from lab.play.manifests import arguments, deployment, namespace, objects
 from lab.play.report import listed
 from lab.play.schema import Engine, Scenario
+from lab.play.stage import engine_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "add-a-scenario.md"
 GOOD = """\
@@ -134,6 +137,18 @@ def test_merging_takes_null_for_away() -> None:
             "devices: {DCGM_FI_DEV_FB_FREE: 1}}\n",
             "hot.yaml: fleet: device_memory tells what devices names too: remove DCGM_FI_DEV_FB_*",
         ),
+        (
+            GOOD + "evaluation: {samples: 0}\n",
+            "hot.yaml: evaluation.samples: input should be greater than or equal to 1 (it is 0)",
+        ),
+        (
+            GOOD + "evaluation: {prompt_tokens: 1900}\n",
+            "hot.yaml: the whole file: evaluation asks for 2100 tokens and max-model-len is 2048",
+        ),
+        (
+            GOOD + "evaluation: {}\nfleet: {engine: vllm}\n",
+            "hot.yaml: the whole file: only the lab engine knows needles: remove evaluation, or use engine",
+        ),
         (GOOD.replace("FleetWideDemand", "Demand"), "hot.yaml: expect.branch: input should be 'TargetFound'"),
         (
             GOOD.replace("FlagStep", "FlagStop"),
@@ -250,6 +265,67 @@ def test_a_patch_of_deployment_and_container_is_taken_over(tmp_path: Path, put: 
     assert made["metadata"]["annotations"] == {"a": "b"}
     (container,) = made["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"] == {"memory": "1Gi", "nvidia.com/gpu": "1"}
+
+
+def test_an_evaluation_is_a_suspended_cron_job_that_runs_from_the_engines_image(
+    tmp_path: Path, put: Put
+) -> None:
+    put("hot", f"{GOOD}evaluation: {{samples: 50, prompt_tokens: 1200}}\n")
+
+    made = {each["kind"]: each for each in objects(read("hot", tmp_path), "image")}["CronJob"]
+
+    assert (made["metadata"]["name"], made["spec"]["suspend"]) == ("accuracy", True)
+    pod = made["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    env = {each["name"]: each["value"] for each in container["env"]}
+    assert container["image"] == "image"
+    assert env == {"SAMPLES": "50", "PROMPT_TOKENS": "1200", "OUTPUT_TOKENS": "200", "CONCURRENCY": "16"}
+    assert find_spec(".".join(container["command"][2:])) is not None
+    assert Settings.from_environ({**env, "OPENAI_BASE_URL": "http://10.0.0.1:8000"}).samples == 50
+    assert "terminationMessagePath" not in container
+    assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
+
+
+def test_every_pod_is_as_restricted_as_its_namespace(tmp_path: Path, put: Put) -> None:
+    put("hot", f"{GOOD}evaluation: {{}}\n")
+    scenario = read("hot", tmp_path)
+    made = {each["kind"]: each["spec"] for each in objects(scenario, "image")}
+
+    for template in (made["Deployment"]["template"], made["CronJob"]["jobTemplate"]["spec"]["template"]):
+        pod = template["spec"]
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        (container,) = pod["containers"]
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    labels = namespace("hot", scenario.fleet.engine)["metadata"]["labels"]
+    assert labels == {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+def test_the_defaults_of_an_evaluation_are_those_of_its_program(tmp_path: Path, put: Put) -> None:
+    put("hot", f"{GOOD}evaluation: {{}}\n")
+
+    found = read("hot", tmp_path).evaluation
+
+    assert found is not None
+    own = Settings.from_environ({"OPENAI_BASE_URL": "http://10.0.0.1:8000"})
+    assert {name: getattr(own, name) for name in found.model_dump()} == found.model_dump()
+
+
+def test_the_engines_image_is_made_of_the_evaluation_too() -> None:
+    recipe = engine_recipe()
+
+    assert [path.name for path in recipe.inputs] == ["engine", "evaluation"]
+    copied = [line.split()[1] for line in recipe.containerfile.read_text().splitlines() if "COPY" in line]
+    assert {"lab/engine", "lab/evaluation"} <= {*copied}
+
+
+def test_a_fleet_without_an_evaluation_has_no_cron_job(tmp_path: Path, put: Put) -> None:
+    put("hot", GOOD)
+
+    assert "CronJob" not in {each["kind"] for each in objects(read("hot", tmp_path), "image")}
 
 
 def test_real_vllm_gets_what_it_needs_and_nothing_else_changes() -> None:

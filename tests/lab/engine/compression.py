@@ -83,7 +83,7 @@ class Compressor:
             return None
         self._last[request] = known
         if request not in self._survivors:
-            self._survivors[request] = Survivors(self._method.eviction, request.seed)
+            self._survivors[request] = Survivors(self._method.eviction, request.seed, request.needle)
         done = compress(request.table, self._survivors[request].evict(known), self._method, self._pool)
         self.total.evicted += done.evicted
         self.total.moved += done.moved

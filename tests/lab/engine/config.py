@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lab.engine.attention import Attention
 from lab.engine.faults import Faults
 from lab.engine.methods import Method, method_of
+from lab.engine.recall import Recall
 from lab.engine.scheduler import Limits
 from lab.engine.settings import number
 
@@ -55,6 +56,7 @@ class EngineConfig:
     log_stats: bool
     labels: Mapping[str, str]
     attention: Attention
+    recall: Recall
     method: Method | None = None
     """The KV compression that is on."""
     device_bytes: int = 0
@@ -102,6 +104,7 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
         log_stats=not parsed.disable_log_stats,
         labels=_cache_config_labels(parsed, dtype, pool, max_model_len),
         attention=Attention.of(environ, eight_bit=_is_eight_bit(dtype)),
+        recall=_recall(dtype, environ),
         method=method,
         device_bytes=int(number(environ, "LAB_DEVICE_MEMORY_MIB", 0) * (1 << 20)),
         max_num_queued_reqs=parsed.max_num_queued_reqs,
@@ -180,6 +183,13 @@ def _method(parsed: argparse.Namespace, environ: Mapping[str, str]) -> Method | 
     if method and method.compression and parsed.enable_prefix_caching is not False:
         raise ConfigError(f"{method.name} needs prefix caching off: give --no-enable-prefix-caching")
     return method
+
+
+def _recall(dtype: str, environ: Mapping[str, str]) -> Recall:
+    try:
+        return Recall.of(environ, eight_bit=_is_eight_bit(dtype))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _cache_dtype(parsed: argparse.Namespace, environ: Mapping[str, str]) -> str:

@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
-from itertools import count
+from itertools import chain, count, islice
 from random import Random
+
+SALIENCE = 0.9
+"""Share of needles that a head knows for what they are. An assumption of the lab: nobody measured it."""
+RECOGNISED = 1.0
+"""Score of a needle that a head knows: above all others, which are below it."""
 
 
 class Survival(StrEnum):
@@ -47,6 +52,9 @@ class Eviction:
     """First tokens that are always kept, on top of the others."""
     window: int = 0
     """Newest tokens that are always kept, on top of the others."""
+    salience: float = SALIENCE
+    """How surely a head sees that a needle matters, 0 to 1: at 0 it is a token like any other. `RECENT` looks
+    at the place alone and asks not."""
 
     def __post_init__(self) -> None:
         if (self.budget is None) == (self.keep is None):
@@ -57,6 +65,8 @@ class Eviction:
             raise ValueError(f"the share to keep is {self.keep}: above 0 to 1 may be")
         if min(self.heads, self.run) < 1 or min(self.sinks, self.window) < 0:
             raise ValueError("heads and run are 1 or more, sinks and window 0 or more")
+        if not 0 <= self.salience <= 1:
+            raise ValueError(f"the salience is {self.salience}: 0 to 1 may be")
 
     def kept_of(self, tokens: int) -> int:
         """Return how many of so many tokens each head keeps, sinks and window not counted."""
@@ -69,12 +79,13 @@ class Survivors:
     Args:
         eviction: what is kept.
         seed: same seed, same scores.
+        needle: position of the token that matters; None: no token matters more than others.
     """
 
-    def __init__(self, eviction: Eviction, seed: int) -> None:
+    def __init__(self, eviction: Eviction, seed: int, needle: int | None = None) -> None:
         self._eviction = eviction
         heads = eviction.heads if eviction.survival is Survival.PER_HEAD else 1
-        self._scores = [_scores(eviction, f"{seed}/{head}") for head in range(heads)]
+        self._scores = [_scores(eviction, f"{seed}/{head}", needle) for head in range(heads)]
         self._kept: list[list[tuple[float, int]]] = [[] for _ in range(heads)]
         self._holders: Counter[int] = Counter()
         self._scored = 0
@@ -104,15 +115,17 @@ class Survivors:
         self._scored = position + 1
 
 
-def _scores(eviction: Eviction, seed: str) -> Iterator[float]:
-    draw = Random(seed).random
+def _scores(eviction: Eviction, seed: str, needle: int | None) -> Iterator[float]:
+    draws = iter(Random(seed).random, None)
+    if needle is not None and Random(f"{seed}/needle").random() < eviction.salience:
+        draws = chain(islice(draws, needle), (RECOGNISED,), draws)
     match eviction.survival:
         case Survival.RECENT:
             return map(float, count())
         case Survival.RUNS:
-            return _of_runs(draw, eviction.run)
+            return _of_runs(draws.__next__, eviction.run)
         case _:
-            return iter(draw, None)
+            return draws
 
 
 def _of_runs(draw: Callable[[], float], length: int) -> Iterator[float]:

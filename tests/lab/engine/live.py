@@ -41,6 +41,7 @@ class LiveEngine:
         host = HostTier(config.host_blocks) if config.host_blocks else None
         compression = config.method and config.method.compression
         self.scheduler = Scheduler(config.limits, pool, config.pool.block_size, host, compression)
+        self.scheduler.recall = config.recall
         self.metrics = metrics
         self.memory = DeviceMemory(config.device_bytes, int(config.device_bytes * config.utilization))
         self._attention = config.attention

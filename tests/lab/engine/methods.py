@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.engine.compression import PASS_TOKENS, Compaction, Compression
-from lab.engine.eviction import Eviction, Survival
+from lab.engine.eviction import SALIENCE, Eviction, Survival
 from lab.engine.settings import number
 
 TRIATTENTION = "triattention"
@@ -68,6 +68,7 @@ def _triattention(environ: Mapping[str, str]) -> Method:
     eviction = Eviction(
         budget=int(number(environ, f"{prefix}KV_BUDGET", BUDGET)),
         window=int(number(environ, f"{prefix}WINDOW_SIZE", 0)),
+        salience=number(environ, "LAB_SALIENCE", SALIENCE),
     )
     every = int(number(environ, f"{prefix}DIVIDE_LENGTH", PASS_TOKENS))
     return Method(
@@ -90,6 +91,7 @@ def _eviction(environ: Mapping[str, str]) -> Compression:
         run=int(number(environ, "LAB_EVICTION_RUN", 8)),
         sinks=int(number(environ, "LAB_EVICTION_SINKS", 0)),
         window=int(number(environ, "LAB_EVICTION_WINDOW", 0)),
+        salience=number(environ, "LAB_SALIENCE", SALIENCE),
     )
     compaction = environ.get("LAB_EVICTION_COMPACTION")
     return Compression(

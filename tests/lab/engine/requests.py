@@ -10,9 +10,19 @@ from lab.engine.blocks import Block, chained_digest
 VOCABULARY = 50_000
 """Token ids of the lab's model are below this; the measured Llama had 32,000, the value does not matter."""
 
+NEEDLE_MARK = VOCABULARY
+"""Stands before a needle: a token that nobody can ask for with words, as a model's special tokens are."""
 
 HOLE = -1
 """Stands in a block table for a slot whose token was evicted."""
+
+
+def needle_in(prompt: list[int]) -> int | None:
+    """Return the position of a prompt's needle, the token behind the first mark; None where there is none."""
+    if NEEDLE_MARK not in prompt:
+        return None
+    position = prompt.index(NEEDLE_MARK) + 1
+    return position if position < len(prompt) else None
 
 
 class Status(Enum):
@@ -69,6 +79,7 @@ class Request:
     `computed` counts tokens with keys and values, those of steps still in flight included. `placeholders`
     are output tokens that such steps will sample; `stale` are in-flight tokens scheduled before a
     preemption, whose output is still delivered (vLLM v1/core/sched/scheduler.py 0.32, `_preempt_request`).
+    `held_needle` is whether its needle was still there when it was last preempted, which such output knows.
     """
 
     request_id: str
@@ -77,6 +88,8 @@ class Request:
     table: BlockTable
     seed: int = 0
     prompt_length: int = field(init=False)
+    needle: int | None = field(init=False)
+    """Position of the token that the answer's last word must be; None: nobody asks for one."""
     status: Status = Status.WAITING
     computed: int = 0
     placeholders: int = 0
@@ -84,6 +97,7 @@ class Request:
     stale: int = 0
     preemptions: int = 0
     unreported_preemptions: int = 0
+    held_needle: bool = False
     cached_prompt_tokens: int = 0
     loaded_prompt_tokens: int = 0
     finish_reason: FinishReason | None = None
@@ -91,6 +105,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
+        self.needle = needle_in(self.tokens)
 
     @property
     def output_length(self) -> int:
@@ -109,6 +124,11 @@ class Request:
             self.placeholders > 0
             and self.computed + 2 - self.placeholders >= self.prompt_length + self.max_tokens
         )
+
+    @property
+    def holds_needle(self) -> bool:
+        """Whether keys and values of the needle are in a slot."""
+        return self.needle is not None and self.needle in self.table.positions
 
     def sample(self) -> int:
         """Append and return the next output token: any token will do, but no two requests agree on it."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from lab.engine.blocks import Block, BlockPool
 from lab.engine.compression import Compression, Compressor
 from lab.engine.host_tier import HostTier
+from lab.engine.recall import Recall
 from lab.engine.requests import FinishReason, Request, Status
 
 
@@ -111,6 +112,8 @@ class Scheduler:
         self.external = PrefixCounts()
         """The same of the host's memory: looked up is what the device did not have."""
         self.preemptions = 0
+        self.recall = Recall()
+        """What the model tells of needles."""
         self._watermark_blocks = int(limits.watermark * pool.total)
         self._moved = 0
 
@@ -199,6 +202,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
+        request.held_needle = request.holds_needle
         self._give_back(request)
         request.status = Status.PREEMPTED
         request.computed = 0
@@ -298,17 +302,29 @@ class Scheduler:
 
     def _sample(self, request: Request, *, stale: bool) -> Output:
         token = request.sample()
+        is_last = (
+            request.output_length >= request.max_tokens or len(request.tokens) >= self.limits.max_model_len
+        )
+        if is_last and request.needle is not None:
+            held = request.held_needle if stale else request.holds_needle
+            token = self._conclude(request, request.needle if held else None)
         if self.limits.async_scheduling and not stale:
             request.placeholders -= 1
         if request.status is Status.RUNNING:
             self._cache_full_blocks(request, request.computed - request.placeholders)
             self._compress(request)
         reported, request.unreported_preemptions = request.unreported_preemptions, 0
-        if request.output_length >= request.max_tokens or len(request.tokens) >= self.limits.max_model_len:
+        if is_last:
             if request.status is Status.PREEMPTED:
                 self.waiting.remove(request)
             self._end(request, FinishReason.LENGTH)
         return Output(request, token, reported, request.finish_reason)
+
+    def _conclude(self, request: Request, needle: int | None) -> int:
+        """Return the last token of an answer, which is the needle's where the model still finds it."""
+        if needle is not None and self.recall.understands(request.tokens[: request.prompt_length]):
+            request.tokens[-1] = request.tokens[needle]
+        return request.tokens[-1]
 
     def _compress(self, request: Request) -> None:
         done = self.compressor and self.compressor.decoded(request)

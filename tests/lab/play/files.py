@@ -18,6 +18,7 @@ from lab.play.schema import (
     Approve,
     Create,
     Devices,
+    Evaluation,
     Fleet,
     Kill,
     Limits,
@@ -35,7 +36,7 @@ DEFAULTS = "defaults"
 LIKE = "like"
 """Field that names the scenario which a file starts from, instead of the defaults."""
 PARTS: tuple[type[BaseModel], ...] = (
-    *(Scenario, Fleet, Stream, Limits, Expectation, Move, Bound),
+    *(Scenario, Fleet, Stream, Evaluation, Limits, Expectation, Move, Bound),
     *(Devices, Slow, Patch, Kill, Apply, Create, Approve, Stop, Resume),
 )
 """Every model of a file, for suggestions and for the page that lists the fields."""

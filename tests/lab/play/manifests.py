@@ -9,7 +9,7 @@ from typing import Any
 
 from lab.play import vllm
 from lab.play.files import merged
-from lab.play.schema import CONTAINER, FLEET, Engine, Flag, Fleet, Scenario
+from lab.play.schema import CONTAINER, EVALUATION, FLEET, Engine, Evaluation, Flag, Fleet, Scenario
 
 Object = dict[str, Any]
 PORT = 8000
@@ -21,6 +21,18 @@ ROTATION = {ROTATION_LABEL["key"]: "active"}
 APP = {"app": FLEET}
 GRACE_SECONDS = 60
 """More than the engine's own --shutdown-timeout of 30 s, or the kubelet would cut it short."""
+NEVER = "0 0 1 1 *"
+"""A CronJob needs a schedule; a suspended one is only the mould of Jobs that somebody makes."""
+POD_SECURITY: Mapping[str, Any] = MappingProxyType(
+    {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+)
+CONTAINER_SECURITY: Mapping[str, Any] = MappingProxyType(
+    {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+)
 LEVELS = {Engine.LAB: "restricted", Engine.VLLM: "privileged"}
 """Pod Security level by engine: real vLLM comes from the host's file system, which only one level allows."""
 
@@ -35,6 +47,8 @@ def objects(scenario: Scenario, image: str) -> Iterator[Object]:
     """Yield everything that the fleet's owner applies to its namespace, the KVRemediation last."""
     yield service()
     yield from copy.deepcopy(scenario.fleet.objects)
+    if scenario.evaluation is not None:
+        yield evaluation(scenario.evaluation, image)
     yield deployment(scenario.fleet, image)
     yield remediation(scenario)
 
@@ -53,7 +67,7 @@ def deployment(fleet: Fleet, image: str) -> Object:
                 "metadata": {"labels": {**APP, **ROTATION}},
                 "spec": {
                     "terminationGracePeriodSeconds": GRACE_SECONDS,
-                    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+                    "securityContext": {**POD_SECURITY},
                     "containers": [container(fleet, image)],
                 },
             },
@@ -84,11 +98,7 @@ def container(fleet: Fleet, image: str) -> Object:
             "requests": {"cpu": "100m", "memory": "64Mi"},
             "limits": {"nvidia.com/gpu": "1", "memory": "512Mi"},
         },
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {**CONTAINER_SECURITY},
     }
     return merged(made, fleet.container)
 
@@ -116,6 +126,42 @@ def service() -> Object:
             "selector": {**APP, **ROTATION},
             "ports": [{"name": "http", "port": PORT, "targetPort": "http"}],
         },
+    }
+
+
+def evaluation(asked: Evaluation, image: str) -> Object:
+    """The team's evaluation, out of the lab engine's image: whoever makes a Job of it says where to ask."""
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": {**POD_SECURITY},
+        "containers": [_evaluator(asked, image)],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "CronJob",
+        "metadata": {"name": EVALUATION},
+        "spec": {
+            "schedule": NEVER,
+            "suspend": True,
+            "jobTemplate": {"spec": {"backoffLimit": 0, "template": {"spec": pod}}},
+        },
+    }
+
+
+def _evaluator(asked: Evaluation, image: str) -> Object:
+    settings = {name.upper(): str(value) for name, value in asked.model_dump().items()}
+    return {
+        "name": EVALUATION,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python", "-m", "lab.evaluation"],
+        "env": [{"name": name, "value": value} for name, value in settings.items()],
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "32Mi"},
+            "limits": {"memory": "256Mi"},
+        },
+        "securityContext": {**CONTAINER_SECURITY},
     }
 
 

@@ -22,8 +22,12 @@ NAME = r"^[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?$"
 FLEET = "inference-llm"
 """Name of the Deployment, of its Service and of the KVRemediation that looks after it."""
 CONTAINER = "vllm"
+EVALUATION = "accuracy"
+"""Name of the CronJob that evaluates an engine, and of its container."""
 CAP = "max-num-seqs"
 """The flag that limits the running requests of an engine."""
+LENGTH = "max-model-len"
+"""The flag that limits the tokens of a prompt and its answer."""
 DEVICE_MEMORY = "LAB_DEVICE_MEMORY_MIB"
 """The variable that makes the lab engine one on a GPU."""
 MEMORY_SERIES = "DCGM_FI_DEV_FB_"
@@ -146,6 +150,21 @@ class Stream(Part):
         if self.kept > self.clients:
             raise ValueError("kept is a part of clients: lower it, or raise clients")
         return self
+
+
+class Evaluation(Part):
+    """A suspended CronJob `accuracy` in the fleet's namespace, of which a Job evaluates an engine: needles
+    in haystacks, each asked once."""
+
+    samples: int = Field(default=200, ge=1, le=5000)
+    """Questions."""
+    prompt_tokens: int = Field(default=400, ge=3)
+    """Tokens of each prompt."""
+    output_tokens: int = Field(default=200, ge=1)
+    """Tokens of each answer: more than from one pass of a method to the next, or it evicts nothing before the
+    answer's end."""
+    concurrency: int = Field(default=16, ge=1, le=64)
+    """Questions under way at once."""
 
 
 class On(StrEnum):
@@ -277,6 +296,8 @@ class Scenario(Part):
     """The spec of the KVRemediation."""
     incidents: tuple[Incident, ...] = ()
     """What happens meanwhile."""
+    evaluation: Evaluation | None = None
+    """The fleet's own accuracy evaluation; absent: it has none."""
     expect: Expectation
     limits: Limits = Limits()
 
@@ -313,4 +334,16 @@ class Scenario(Part):
             raise ValueError("incidents change devices and fleet.devices names no series: add them there")
         if self.expect.verdicts and len(self.expect.moves) < len(self.expect.verdicts):
             raise ValueError("expect.verdicts has more entries than expect.moves: name the moves of each run")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluable(self) -> Scenario:
+        if self.evaluation is None:
+            return self
+        if self.fleet.engine is not Engine.LAB:
+            raise ValueError("only the lab engine knows needles: remove evaluation, or use engine: lab")
+        asked = self.evaluation.prompt_tokens + self.evaluation.output_tokens
+        most = self.fleet.flags.get(LENGTH)
+        if isinstance(most, int) and asked > most:
+            raise ValueError(f"evaluation asks for {asked} tokens and {LENGTH} is {most}: lower its tokens")
         return self

@@ -20,7 +20,7 @@ from lab.play import manifests, vllm
 from lab.play.device_memory import Meter, addresses_of
 from lab.play.exporter import LABELS, Exporter
 from lab.play.hands import Hands
-from lab.play.schema import FLEET, Engine, Scenario
+from lab.play.schema import EVALUATION, FLEET, Engine, Scenario
 from lab.prometheus import cluster_prometheus
 
 GONE_SECONDS = 120.0
@@ -135,9 +135,10 @@ def is_reachable(cluster: Cluster) -> bool:
 
 
 def engine_recipe() -> Recipe:
-    """The lab engine's image, named and tagged as one of vLLM."""
-    sources = LAB_SOURCES / "engine"
-    return Recipe("vllm", sources / "Containerfile", LAB_SOURCES.parent, [sources], version=ENGINE_VERSION)
+    """The lab engine's image, named and tagged as one of vLLM; the evaluation's program is in it, too."""
+    engine = LAB_SOURCES / "engine"
+    sources = [engine, LAB_SOURCES / "evaluation"]
+    return Recipe("vllm", engine / "Containerfile", LAB_SOURCES.parent, sources, version=ENGINE_VERSION)
 
 
 def operator_values(prometheus: str) -> dict[str, Any]:
@@ -158,6 +159,7 @@ def clear(api: Api, namespace: str) -> None:
     """
     for kind in ("KVRemediation", "Service", "Deployment"):
         _remove(api, kind, FLEET, namespace)
+    _remove(api, "CronJob", EVALUATION, namespace)
     for each in _scaled_objects(api, namespace):
         api.delete("ScaledObject", each["metadata"]["name"], namespace)
     gone = partial(_is_clear, api, namespace)
