@@ -18,7 +18,7 @@ import pytest
 from kvmedic.core.plan import Step
 from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Fate, Write
-from reconcile import trying
+from reconcile import gating, trying
 from reconcile.bundled import FLAG, OFF, begin, compressing, templates, variables
 from reconcile.configured import CHANGED, config_map, configure, copies, referred, text_of
 from reconcile.deploying import ALLOWED, RAISED_CAP, break_earlier, cap, deploy
@@ -73,11 +73,11 @@ def thorough() -> Killer:
     return Killer(Fate.KILL_BEFORE, Fate.KILL_AFTER)
 
 
-def survive(world, replicas: int, killer: Killer) -> Eye:
-    """Run until the run is closed, killed at every write; print what was covered."""
+def survive(world, replicas: int, killer: Killer, runs: int = 1) -> Eye:
+    """Run until so many runs are closed, killed at every write; print what was covered."""
     with Eye(world.cluster, world.namespace, replicas) as eye:
         world.start()
-        world.wait(world.is_closed, SECONDS, "the run closes")
+        world.wait(lambda: len(world.outcomes()) >= runs and world.is_closed(), SECONDS, "the run closes")
     print(f"{world.starts} processes; {killer.report()}")
     return eye
 
@@ -454,3 +454,44 @@ def test_killed_at_every_write_a_fleet_that_is_down_as_a_whole_is_healed_all_the
     assert world.traces() == []
     assert eye.lost == []
     assert killer.kills
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_an_evaluation_is_scored_once_and_leaves_nothing(a_world, thorough):
+    world = a_world(replicas=2, decide=thorough.decide, spec=gating.spec(**gating.FP8), change=gating.roomy)
+    gating.allow(world, gating.cron_job(score=0.5))
+    world.rewrite(stored="fp8")
+    gating.refer(world, 0.8)
+    gating.turned_off(world)
+    before, pods = world.deployment()["spec"], names(world)
+
+    eye = survive(world, 2, thorough)
+
+    assert world.outcomes() == ["TrialAnswered"]
+    assert [score for _, score in gating.scores(world)] == [0.5]
+    assert (trial_pods(world), gating.jobs(world)) == ([], [])
+    assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    made = {("POST", "pods"), ("DELETE", "pods"), ("POST", "jobs"), ("DELETE", "jobs")}
+    assert made <= {(write.verb, write.object) for write in thorough.kills}
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_fix_that_proved_itself_is_turned_on(a_world, killer):
+    compression = gating.FP8 | {"baseline": {}}
+    world = a_world(replicas=2, decide=killer.decide, spec=gating.spec(**compression), change=gating.roomy)
+    gating.allow(world, gating.cron_job())
+    world.rewrite(stored="fp8")
+    gating.refer(world, 0.8)
+    gating.turned_off(world)
+    args = world.args()
+
+    eye = survive(world, 2, killer, runs=2)
+
+    assert world.outcomes() == ["Recovered", "TrialAnswered"]
+    assert world.args() == [*args, "--kv-cache-dtype=fp8"]
+    assert "turnedOff" not in world.status()
+    assert (trial_pods(world), gating.jobs(world), world.traces()) == ([], [], [])
+    assert eye.lost == []
+    assert eye.fewest >= 2

@@ -10,11 +10,12 @@ from typing import Any
 
 from kvmedic.api.status import record_from_wire
 from kvmedic.core.compressed import Answer
+from kvmedic.core.gating import GateStep
 from kvmedic.core.trialling import TrialStep
 
 Object = dict[str, Any]
-TRIAL = TrialStep.__name__
-"""The one kind of step that changes nothing of a fleet."""
+TRIALS = frozenset({TrialStep.__name__, GateStep.__name__})
+"""The kinds of step that change nothing of a fleet."""
 
 
 @dataclass(slots=True)
@@ -91,13 +92,13 @@ class Chronicle:
     def changes_something(self) -> bool:
         """Return whether a plan is shown, or a run was opened, that is not only a trial."""
         steps = [*self.moves, *self.planned]
-        is_trial = bool(steps) and all(step.get("kind") == TRIAL for step in steps)
+        is_trial = bool(steps) and all(step.get("kind") in TRIALS for step in steps)
         return bool(self.opened or self.plan) and not is_trial
 
     @property
     def is_trying(self) -> bool:
         """Return whether the open run is a trial."""
-        return any(each["step"].get("kind") == TRIAL for each in self.run.get("steps", ()))
+        return any(each["step"].get("kind") in TRIALS for each in self.run.get("steps", ()))
 
     @property
     def answers(self) -> tuple[Answer, ...]:

@@ -149,7 +149,12 @@ def operator_values(prometheus: str) -> dict[str, Any]:
         "resolution": SCRAPE_INTERVAL,
         "reuse": "1s",
     }
-    return {"sources": {"default": source}, "pace": PACE, "probe": {"trialPods": True}, **ALONE}
+    return {
+        "sources": {"default": source},
+        "pace": PACE,
+        "probe": {"trialPods": True, "evaluations": True},
+        **ALONE,
+    }
 
 
 def clear(api: Api, namespace: str) -> None:

@@ -222,6 +222,7 @@ class Proxy:
 KINDS = (
     "kvremediations",
     "deployments",
+    "jobs",
     "pods",
     "events",
     "leases",
