@@ -181,7 +181,7 @@ async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
 
 async def _answer(tick: Tick, answer: Answer) -> timedelta:
     """Write down what a trial showed of the present setting; the run ends."""
-    reason = Reason.TRIAL_UNANSWERED if answer.reclaim is None else Reason.TRIAL_ANSWERED
+    reason = Reason.TRIAL_ANSWERED if answer.is_conclusive else Reason.TRIAL_UNANSWERED
     tick = replace(tick, record=with_answer(tick.record, answer))
     await _save(tick, tick.run.answered(Outcome(reason, answer.message)), reason, answer.message)
     return AT_ONCE
