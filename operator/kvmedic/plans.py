@@ -206,7 +206,7 @@ def _plan(
     if isinstance(advice, Resize):
         return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Try):
-        return trial_plan(policy.target, found.view.fleet, workload, advice, resource.generation)
+        return trial_plan(workload, found.view.fleet, policy.source, advice, resource.generation)
     if isinstance(advice, TurnOff):
         return _turned_off(workload, advice, known, resource.generation)
     return advice

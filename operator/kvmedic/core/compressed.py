@@ -93,6 +93,11 @@ class Compressed:
     """Why history does not tell of it; empty where it does, or nobody asked."""
 
     @property
+    def is_unfused(self) -> bool:
+        """Return whether a trial showed that device memory grows with the square of the prompt."""
+        return self.grown is not None and self.grown.growth is Growth.SQUARE
+
+    @property
     def without_from(self) -> str:
         """Return where `without` is from, for a person; empty: nothing is known of it."""
         given = GIVEN if self.policy.baseline != Figures() else ""

@@ -37,6 +37,7 @@ class Reason(StrEnum):
     BLOCKS_NOT_FREED = "BlocksNotFreed"
     PAGE_SELECTION = "PageSelection"
     PRESSED_THOUGH_COMPRESSED = "PressedThoughCompressed"
+    ATTENTION_UNPROVEN = "AttentionUnproven"
     COMPRESSION_UNPROVEN = "CompressionUnproven"
     # Why nothing can be said.
     METRICS_MISSING = "MetricsMissing"
@@ -98,6 +99,7 @@ class Reason(StrEnum):
     REPLICAS_GIVEN_BACK = "ReplicasGivenBack"
     COMPRESSION_REVERTED = "CompressionReverted"
     RECLAMATION_PROBED = "ReclamationProbed"
+    PROMPTS_PROBED = "PromptsProbed"
     # Why what was added for a while is still there.
     FOOTPRINT_HELD = "FootprintHeld"
     LOAN_HELD = "LoanHeld"
@@ -215,13 +217,16 @@ SENTENCES = MappingProxyType(
         Reason.COMPRESSION_SAVES: "KV compression saves what it should, at like load.",
         Reason.COMPRESSION_NOT_APPLIED: "KV compression is configured, and running engines do not have it.",
         Reason.EAGER_FALLBACK: (
-            "Throughput fell and device memory rose with KV compression, as where attention is not fused any "
-            "more."
+            "Throughput fell and device memory rose with KV compression, or grows with the square of the "
+            "prompt, as where attention is not fused any more."
         ),
         Reason.BLOCKS_NOT_FREED: "KV compression evicts tokens, and few blocks or none become free.",
         Reason.PAGE_SELECTION: "This KV compression reads fewer pages and frees none, by design.",
         Reason.PRESSED_THOUGH_COMPRESSED: (
             "KV compression frees blocks, and replicas preempt beyond the trigger all the same."
+        ),
+        Reason.ATTENTION_UNPROVEN: (
+            "The fleet is slower with KV compression, and whether attention is still fused is not known."
         ),
         Reason.COMPRESSION_UNPROVEN: "Whether KV compression frees blocks is not known, and must be now.",
         Reason.METRICS_MISSING: "At least one replica has no value for a signal that the diagnosis needs.",
@@ -293,6 +298,9 @@ SENTENCES = MappingProxyType(
         Reason.REPLICAS_GIVEN_BACK: "Replicas that were added for a while go one by one, drained.",
         Reason.COMPRESSION_REVERTED: "KV compression is turned off again, with all that turned it on.",
         Reason.RECLAMATION_PROBED: "A long generation on a trial pod is to show whether blocks become free.",
+        Reason.PROMPTS_PROBED: (
+            "Prompts of rising length on a trial pod are to show whether attention is still fused."
+        ),
         Reason.FOOTPRINT_HELD: (
             "Replicas that were added for a while stay until it has been calm and fewer carry the load."
         ),

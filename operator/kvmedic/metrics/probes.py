@@ -20,6 +20,7 @@ from kvmedic.core.engine import EngineProfile
 from kvmedic.core.evidence import Absence, Missing, Reading
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gating import Served
+from kvmedic.core.prompt_probe import LEAST_LONGEST
 from kvmedic.core.signals import SignalTable
 from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
 from kvmedic.core.vitals import Device
@@ -27,7 +28,7 @@ from kvmedic.manifests.api_key import api_key_of
 from kvmedic.manifests.prefills import may_chunk
 from kvmedic.metrics.generation import Asked, Course, Engine, Rhythm, generate
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
-from kvmedic.metrics.prompts import LEAST_LONGEST, MemoryPace, Sent, compute, lengths_up_to, limit_of
+from kvmedic.metrics.prompts import MemoryPace, Sent, compute, lengths_up_to, limit_of
 from kvmedic.metrics.scrape import PodAddress, Scraper, resolver_of
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.served import served_of

@@ -31,10 +31,8 @@ EIGHTHS = (1, 2, 4, 8)
 """Of the longest prompt. The first three are enough for a verdict (`LEAST_SPAN`): the last may well be the
 end of an engine whose memory grows with the square."""
 MODELS, MODELS_SECONDS = "/v1/models", 10.0
-LEAST_LONGEST = 2048
-"""Tokens of the longest prompt: with less, the scores of a small model stay within what DCGM resolves."""
 WARM_UP = 16
-"""Tokens of a prompt before all others: a first one makes room for much that does not depend on its length."""
+"""Tokens of a prompt before all others: the first makes room for much beside what its length takes."""
 FIRST, TOKENS = 1000, tuple(range(1010, 1042))
 """Token ids that every vocabulary has: of the beginning of the first prompt, and what all go on with."""
 

@@ -14,8 +14,10 @@ from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep, ScaleS
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import TriedBundle, TriedReplacement, TriedRollback, TriedScaling
-from kvmedic.core.trialling import TrialStep
+from kvmedic.core.template import template_hash
+from kvmedic.core.trialling import Question, TrialStep
 from kvmedic.runbooks.planning import Fault, Workload
+from kvmedic.runbooks.whole_prompts import whole_prompts
 
 
 def replaced_in_vain(tried: Sequence[TriedReplacement], fleet: Fleet) -> bool:
@@ -60,13 +62,25 @@ def returning_of(fleet: Fleet, held: Footprint, advice: Resize, generation: int)
 
 
 def trial_plan(
-    target: TargetRef, fleet: Fleet, workload: Workload | Fault, advice: Try, generation: int
+    workload: Workload | Fault, fleet: Fleet, source: str, advice: Try, generation: int
 ) -> Plan | Fault:
-    """Return the plan that asks a trial pod of a fleet's present setting, or why it cannot be carried out."""
+    """Return the plan that asks a trial pod of a fleet's present setting, or why it cannot be carried out.
+
+    Args:
+        workload: the target's engine.
+        fleet: as it is.
+        source: the metrics source that tells of its devices.
+        advice: what is asked.
+        generation: of the spec.
+    """
     if isinstance(workload, Fault):
         return workload
+    of_prompts = advice.question is Question.PROMPTS
+    change = whole_prompts(workload, advice.tokens) if of_prompts else None
+    if isinstance(change, Fault):
+        return change
     step = TrialStep(
-        target=ObjectRef(target.kind, target.name),
+        target=workload.target,
         container=str(workload.container.get("name")),
         question=advice.question,
         method=advice.method,
@@ -75,6 +89,9 @@ def trial_plan(
         limit_seconds=int(advice.limit.total_seconds()),
         template=fleet.revision,
         reason=advice.reason,
+        change=change,
+        tried=template_hash(change.apply(workload.template)) if change else "",
+        source=source if of_prompts else "",
     )
     return plan_for(fleet, step, advice, generation)
 
