@@ -225,9 +225,7 @@ SENTENCES = MappingProxyType(
         Reason.PRESSED_THOUGH_COMPRESSED: (
             "KV compression frees blocks, and replicas preempt beyond the trigger all the same."
         ),
-        Reason.ATTENTION_UNPROVEN: (
-            "The fleet is slower with KV compression, and whether attention is still fused is not known."
-        ),
+        Reason.ATTENTION_UNPROVEN: "The fleet is slower, and whether attention is still fused is not known.",
         Reason.COMPRESSION_UNPROVEN: "Whether KV compression frees blocks is not known, and must be now.",
         Reason.METRICS_MISSING: "At least one replica has no value for a signal that the diagnosis needs.",
         Reason.METRICS_STALE: "The newest sample of at least one replica is too old.",
@@ -298,9 +296,7 @@ SENTENCES = MappingProxyType(
         Reason.REPLICAS_GIVEN_BACK: "Replicas that were added for a while go one by one, drained.",
         Reason.COMPRESSION_REVERTED: "KV compression is turned off again, with all that turned it on.",
         Reason.RECLAMATION_PROBED: "A long generation on a trial pod is to show whether blocks become free.",
-        Reason.PROMPTS_PROBED: (
-            "Prompts of rising length on a trial pod are to show whether attention is still fused."
-        ),
+        Reason.PROMPTS_PROBED: "Prompts on a trial pod are to show whether attention is still fused.",
         Reason.FOOTPRINT_HELD: (
             "Replicas that were added for a while stay until it has been calm and fewer carry the load."
         ),

@@ -1,7 +1,7 @@
 """The tests on trial pods, answered from the script that a test may rewrite at any time.
 
 `"probe": "Scattered"` is what a generation shows: the name of a class of `Reclaim`, or `refused`, `hangs` and
-`short`, of which nothing can be told; `"prompts": "Square"` is the same of prompts, by the name of a `Growth`.
+`short`, of which nothing can be told; `"prompts": "Square"` is the same of prompts, with names of `Growth`.
 What this process began it alone knows, as with real tests.
 """
 
