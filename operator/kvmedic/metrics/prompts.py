@@ -132,10 +132,7 @@ async def _computed(engine: Engine, sent: Sent, course: Course) -> Prompted:
     """
     await _send(engine, sent, 0, WARM_UP)
     start = await _memory(sent)
-    before = {name: device.memory_used() for name, device in start.items()}
-    used = [each for each in before.values() if each is not None]
-    if len(used) < len(before):
-        raise _UnreadError("the source does not tell how much of a device's memory is in use")
+    before = fsum(device.memory_used() or 0 for device in start.values())
     prompts: list[Prompt] = []
     for place, tokens in enumerate(sent.lengths, 1):
         try:
@@ -145,8 +142,8 @@ async def _computed(engine: Engine, sent: Sent, course: Course) -> Prompted:
                 raise
             break
         course.tokens += tokens
-        prompts.append(Prompt(tokens, fsum(used) + _more(start, await _memory(sent))))
-    return Prompted(fsum(used), tuple(prompts), sent.in_chunks)
+        prompts.append(Prompt(tokens, before + _more(start, await _memory(sent))))
+    return Prompted(before, tuple(prompts), sent.in_chunks)
 
 
 def _is_enough(prompts: list[Prompt]) -> bool:
@@ -233,7 +230,7 @@ async def _memory(sent: Sent) -> dict[str, Device]:
 
 
 def _is_told(devices: tuple[Device, ...]) -> bool:
-    return bool(devices) and all(device.value(Vital.MEMORY_FREE) is not None for device in devices)
+    return bool(devices) and all(device.memory_used() is not None for device in devices)
 
 
 def _now() -> datetime:
