@@ -370,10 +370,12 @@ class Engine:
             return False
         return True if flag.on_since is not None and self.version >= flag.on_since else None
 
-    def keeps_on(self, flag: Flag) -> bool:
-        """Return whether a switch stays on whatever is given, as far as the version tells."""
-        if flag.kept_on is None or self.version is None:
+    def keeps_on(self, flag: Flag) -> bool | None:
+        """Return whether a switch stays on whatever is given, or None where that is not known."""
+        if flag.kept_on is None:
             return False
+        if self.version is None:
+            return None
         first, after = flag.kept_on
         return first <= self.version < after
 

@@ -14,8 +14,8 @@ from kvmedic.manifests.refusal import Refusal
 def may_chunk(template: Mapping[str, object], container: str, profile: EngineProfile) -> bool:
     """Return whether an engine may compute a long prompt in several steps.
 
-    It does not only where its command line says so and its release listens. What a configuration file says
-    does not count.
+    It does not only where its command line says so and its release is not known to overrule that. What a
+    configuration file says does not count.
 
     Args:
         template: the pod template, or one like it.
@@ -29,4 +29,4 @@ def may_chunk(template: Mapping[str, object], container: str, profile: EnginePro
     engine = Engine(profile, version_of(found[0], profile))
     parsed = parsed_of(found[0], engine)
     given = None if isinstance(parsed, Refusal) else parsed.last(flag.dest)
-    return given is None or given.value is not False or engine.keeps_on(flag)
+    return given is None or given.value is not False or engine.keeps_on(flag) is True

@@ -42,11 +42,8 @@ def whole_prompts(workload: Workload, longest: int) -> BundleEdit | Fault | None
     """
     template, parts = workload.template, list[BundlePart]()
     for wish in _wishes(workload, longest):
-        if workload.engine.keeps_on(wish.flag):
-            return _impossible(
-                f"{workload.engine.profile.name} {workload.engine.version} computes prompts in chunks "
-                f"whatever {wish.flag.name} says: try it on a pod template of your own with a newer one"
-            )
+        if why := _overruled(workload, wish.flag):
+            return _impossible(why)
         made = _made(workload, template, wish)
         if isinstance(made, Refusal):
             return _impossible(f"prompts cannot be computed whole: {made.message}")
@@ -54,6 +51,22 @@ def whole_prompts(workload: Workload, longest: int) -> BundleEdit | Fault | None
             template = part.apply(template)
         parts += made
     return BundleEdit(tuple(parts)) if parts else None
+
+
+def _overruled(workload: Workload, flag: Flag) -> str:
+    """Return why an engine may not heed what is given; empty where it does."""
+    name, keeps = workload.engine.profile.name, workload.engine.keeps_on(flag)
+    if keeps is None:
+        return (
+            f"some releases of {name} compute prompts in chunks whatever {flag.name} says: name the engine's "
+            "version, in its image's tag (IMAGE:vVERSION@DIGEST)"
+        )
+    if keeps:
+        return (
+            f"{name} {workload.engine.version} computes prompts in chunks whatever {flag.name} says: try it "
+            "on a pod template of your own with a newer one"
+        )
+    return ""
 
 
 def _impossible(message: str) -> Fault:
