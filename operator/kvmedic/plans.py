@@ -44,6 +44,7 @@ from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.bundle import bundle_plan, turning_plan
 from kvmedic.runbooks.capacity import spent_by
 from kvmedic.runbooks.fleet_plans import (
+    gate_plan,
     replaced_in_vain,
     replacement_of,
     resizing_of,
@@ -207,10 +208,19 @@ def _plan(
     if isinstance(advice, Resize):
         return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Try | Evaluate):
-        return trial_plan(policy.target, found.view.fleet, workload, advice, resource.generation)
+        return _tried(workload, found.view.fleet, policy.source, advice, resource.generation)
     if isinstance(advice, TurnOff | TurnOn):
         return _turned(workload, advice, known, resource.generation)
     return advice
+
+
+def _tried(
+    workload: Workload | Fault, fleet: Fleet, source: str, advice: Try | Evaluate, generation: int
+) -> Plan | Fault:
+    """Return the plan that asks a trial pod, or lets a Job evaluate one."""
+    if isinstance(advice, Evaluate):
+        return gate_plan(workload, fleet, advice, generation)
+    return trial_plan(workload, fleet, source, advice, generation)
 
 
 def _turned(

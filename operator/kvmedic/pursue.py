@@ -210,7 +210,7 @@ async def _made(tick: Tick, view: View, what: str, why: str) -> timedelta:
 async def _answer(tick: Tick, answer: Answer) -> timedelta:
     """Write down what a trial showed of the present setting; the run ends."""
     tick = replace(tick, record=with_answer(tick.record, answer))
-    return await _told(tick, answer.reclaim is not None, answer.message)
+    return await _told(tick, answer.is_conclusive, answer.message)
 
 
 async def _told(tick: Tick, showed: bool, message: str) -> timedelta:  # noqa: FBT001 - what the record says

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gating import JobSight, NoEvaluation, Served
-from kvmedic.core.trialling import Interrupted, Progress
+from kvmedic.core.trialling import Interrupted, Progress, TrialStep
 from kvmedic.manifests.evaluation_job import Evaluation
 from kvmedic.manifests.trial_pod import Trial
 
@@ -20,8 +20,8 @@ class Probes(Protocol):
     def progress(self, pod: Pod) -> Progress | None:
         """Return how far the test on a pod is; None: this process began none."""
 
-    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], tokens: int) -> None:
-        """Begin to let a pod generate tokens; nothing where that was begun."""
+    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], step: TrialStep) -> None:
+        """Begin what a step asks of a pod, whose template this is; nothing where that was begun."""
 
     def forget(self, pod: Pod) -> None:
         """End the test on a pod and forget what it came to."""
@@ -39,7 +39,7 @@ class NoProbes:
         del pod
         return Interrupted("no tests are made here")
 
-    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], tokens: int) -> None:
+    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], step: TrialStep) -> None:
         """Begin nothing."""
 
     def forget(self, pod: Pod) -> None:

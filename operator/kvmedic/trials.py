@@ -85,7 +85,8 @@ async def make_trial(tick: Tick, view: View, step: OnTrial) -> str:
 
 def begin_test(tick: Tick, view: View, step: TrialStep, pod: Pod) -> None:
     """Begin the test on a trial pod that is Ready; nothing where this process has begun it."""
-    tick.ports.probes.begin(tick.resource.namespace, pod, view.template, step.tokens)
+    template = step.change.apply(view.template) if step.change else view.template
+    tick.ports.probes.begin(tick.resource.namespace, pod, template, step)
 
 
 async def cleared(tick: Tick) -> bool:

@@ -71,7 +71,9 @@ async def connected(settings: Settings) -> AsyncIterator[Connected]:
     """Open the API and the metrics sources, and close them again."""
     client = await connect(_kubeconfig(), _limits(settings.kubernetes))
     metrics = FleetMetrics.of(settings.sources, settings.scrape, VLLM_SIGNALS)
-    probes = GenerationProbes(settings.scrape, settings.probe, Vocabulary(VLLM_SIGNALS, VLLM))
+    probes = GenerationProbes(
+        settings.scrape, settings.probe, Vocabulary(VLLM_SIGNALS, VLLM), metrics.devices
+    )
     drivers, trials = drivers_of(settings.health, client), trials_of(settings.probe, client)
     evaluations = evaluations_of(settings.probe, client)
     try:

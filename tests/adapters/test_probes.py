@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +13,16 @@ from typing import Any
 import pytest
 
 from kvmedic.core.blocks import Keep
-from kvmedic.core.fleet import Pod
 from kvmedic.core.gating import Counted, Served
 from kvmedic.core.reclamation_probe import Generation, Reclaim, Reclamation, judge
-from kvmedic.core.trialling import Interrupted, Progress, Underway, Watched
-from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.generation import NO_KEY, Rhythm
-from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
-from kvmedic.metrics.probes import KEPT, GenerationProbes, Vocabulary, api_of
+from kvmedic.core.trialling import Interrupted, Underway, Watched
+from kvmedic.metrics.generation import NO_KEY
+from kvmedic.metrics.probes import KEPT, api_of
 from kvmedic.sections import Secret
 from lab_engine.engine_process import Running, a_process, an_engine, until_healthy
+from probing import a_place
 from run_builder import a_pod
 
-NAMESPACE = "serving"
 LONG = (
     "--no-enable-prefix-caching",
     "--max-model-len=20000",
@@ -36,57 +31,6 @@ LONG = (
 )
 MODEL = {"LAB_MODEL_MAX_LEN": "20000"}
 KEY = "hunter2"
-PLAIN: dict[str, Any] = {"spec": {"containers": [{"name": "vllm", "command": ["vllm", "serve", "m"]}]}}
-PATIENT = 20.0
-
-
-class Place:
-    """Probes, and a file that says where each pod's engine is."""
-
-    def __init__(self, file: Path, **options: Any) -> None:
-        self.addresses: dict[str, str] = {}
-        self._file = file
-        self._write()
-        rhythm = Rhythm(interval_seconds=0.02, silence_seconds=options.pop("silence_seconds", PATIENT))
-        self.probes = GenerationProbes(
-            ScrapeOptions(addresses_file=file),
-            ProbeOptions(api_key=options.pop("api_key", None)),
-            Vocabulary(VLLM_SIGNALS, VLLM),
-            rhythm,
-            **options,
-        )
-
-    def pod(self, name: str, url: object) -> Pod:
-        self.addresses[f"{NAMESPACE}/{name}"] = f"{str(url).rstrip('/')}/metrics"
-        self._write()
-        return replace(a_pod(name), uid=f"uid-{name}")
-
-    def begin(self, pod: Pod, tokens: int, template: dict[str, Any] = PLAIN) -> None:
-        self.probes.begin(NAMESPACE, pod, template, tokens)
-
-    async def until(self, pod: Pod, holds: Callable[[Progress | None], bool]) -> Progress | None:
-        async with asyncio.timeout(100):
-            while not holds(self.probes.progress(pod)):
-                await asyncio.sleep(0.01)
-        return self.probes.progress(pod)
-
-    async def ended(self, pod: Pod) -> Progress | None:
-        return await self.until(pod, lambda seen: not isinstance(seen, Underway))
-
-    async def generating(self, pod: Pod) -> None:
-        await self.until(pod, lambda seen: isinstance(seen, Underway) and seen.tokens > 0)
-
-    def _write(self) -> None:
-        self._file.write_text(json.dumps(self.addresses))
-
-
-@asynccontextmanager
-async def a_place(directory: Path, **options: Any) -> AsyncIterator[Place]:
-    place = Place(directory / "addresses.json", **options)
-    try:
-        yield place
-    finally:
-        await place.probes.close()
 
 
 @asynccontextmanager
@@ -393,10 +337,10 @@ async def test_an_error_of_ours_tells_its_kind_and_no_more(
 async def test_a_probe_tells_what_a_pods_engine_serves_and_has_done(tmp_path: Path) -> None:
     async with engines(1) as (engine,), a_place(tmp_path) as place:
         pod, url = place.pod("trial", engine.http.base_url), str(engine.http.base_url).rstrip("/")
-        before = await place.probes.served(NAMESPACE, pod)
+        before = await place.probes.served("serving", pod)
         place.begin(pod, 400)
         await place.ended(pod)
-        after = await place.probes.served(NAMESPACE, pod)
+        after = await place.probes.served("serving", pod)
 
     assert isinstance(before, Served), before
     assert isinstance(after, Served), after
@@ -412,7 +356,7 @@ async def test_of_an_engine_that_does_not_answer_it_is_told_why(tmp_path: Path) 
         silent = place.pod("silent", engine.http.base_url)
         nowhere = replace(a_pod("nowhere"), uid="uid-nowhere", address="")
 
-        told = [await place.probes.served(NAMESPACE, pod) for pod in (nobody, silent, nowhere)]
+        told = [await place.probes.served("serving", pod) for pod in (nobody, silent, nowhere)]
 
     assert told == [
         "the engine's metrics cannot be read",

@@ -26,11 +26,12 @@ from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, NoTrial, Owner, Trial, trial_pod
 from kvmedic.metrics.generation import Rhythm
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
-from kvmedic.metrics.probes import GenerationProbes, Vocabulary
+from kvmedic.metrics.probes import GenerationProbes, Tempo, Vocabulary
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster, gpus
 from lab_engine.engine_process import a_process, until_healthy
 from live_fleet import LiveFleet, is_whole
+from probing import a_step, no_devices
 from reconcile.trying import CLASS
 
 pytestmark = pytest.mark.light
@@ -157,10 +158,10 @@ async def course_of(
     probes: GenerationProbes, namespace: str, pod: Pod, template: dict[str, Any]
 ) -> Progress | None:
     """What a test on a pod came to, asked again and again as ticks do."""
-    probes.begin(namespace, pod, template, 16_400)
+    probes.begin(namespace, pod, template, a_step(16_400))
     async with asyncio.timeout(100):
         while isinstance(probes.progress(pod), Underway):
-            probes.begin(namespace, pod, template, 16_400)
+            probes.begin(namespace, pod, template, a_step(16_400))
             await asyncio.sleep(0.1)
     return probes.progress(pod)
 
@@ -180,7 +181,8 @@ async def test_a_trial_pods_engine_tells_what_becomes_of_evicted_tokens(place: P
         await place.trials.make(place.trial, place.manifest())
         pod = await settled(place)
         options = ScrapeOptions(addresses_file=addresses), ProbeOptions()
-        probes = GenerationProbes(*options, Vocabulary(VLLM_SIGNALS, VLLM), Rhythm(interval_seconds=0.02))
+        tempo = Tempo(Rhythm(interval_seconds=0.02))
+        probes = GenerationProbes(*options, Vocabulary(VLLM_SIGNALS, VLLM), no_devices, tempo)
         seen = await course_of(probes, namespace, pod, template)
         await probes.close()
 

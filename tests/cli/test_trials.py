@@ -13,11 +13,13 @@ from kvmedic.cli.trials import trial_of
 from kvmedic.core.blocks import Keep, Scattered, used
 from kvmedic.core.compressed import Answer
 from kvmedic.core.decide import Wish
+from kvmedic.core.prompt_probe import Growth, Prompt
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim, Sample
 from kvmedic.core.record import Record, ShownDiagnosis
 from kvmedic.core.resource import Resource
 from kvmedic.core.trialling import Question
+from kvmedic.core.vitals import MIB
 from run_builder import NEW, OLD, UID
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")
@@ -104,6 +106,44 @@ def test_without_a_trial_nothing_is_told_of_one() -> None:
     assert trial_of(None, OLD) is None
 
 
+PROMPTS = Answer(
+    Question.PROMPTS,
+    OLD,
+    "on a trial pod prompts of 2048, 16384 tokens took 16384 MiB more",
+    NOW + timedelta(hours=1),
+    1,
+    growth=Growth.SQUARE,
+    prompts=(Prompt(2048, 41_216.0 * MIB), Prompt(16_384, 57_344.0 * MIB)),
+    memory_before=40_960.0 * MIB,
+)
+
+
+def test_prompts_are_told_in_a_table() -> None:
+    said = lines(PROMPTS, ANSWER)
+
+    at = next(at for at, line in enumerate(said) if line.startswith("Trial of"))
+    assert said[at].startswith("Trial of 2026-03-01T04:00:00Z on this pod template: Square: on a trial pod")
+    assert said[at + 1 : at + 5] == [
+        "  prompt tokens device memory, MiB more than before",
+        "              0              40960                0",
+        "           2048              41216              256",
+        "          16384              57344            16384",
+    ]
+    assert said[at + 5] == "No run is open."
+    assert not [line for line in lines(PROMPTS, template=NEW) if "prompt tokens" in line]
+
+
+def test_a_program_gets_every_prompt() -> None:
+    record = record_from_wire(record_to_wire(Record(answers=(PROMPTS,)), ""))
+
+    told = as_json(a_resource(record), PLACE, trial_of(record, OLD))["trial"]
+
+    assert (told["question"], told["reclaim"], told["growth"]) == ("Prompts", None, "Square")
+    assert told["memoryBefore"] == PROMPTS.memory_before
+    assert told["prompts"] == [{"tokens": e.tokens, "deviceMemory": e.used} for e in PROMPTS.prompts]
+    assert told["readings"] == []
+
+
 def test_a_program_gets_every_reading_and_no_picture() -> None:
     record = Record(answers=(ANSWER,))
 
@@ -118,9 +158,12 @@ def test_a_program_gets_every_reading_and_no_picture() -> None:
         "template": OLD,
         "isOfPresentTemplate": True,
         "reclaim": "Scattered",
+        "growth": None,
         "message": ANSWER.message,
         "blockTokens": 16,
         "readings": [],
+        "memoryBefore": None,
+        "prompts": [],
     }
     assert [each["tokens"] for each in told["trial"]["readings"]] == [4096, 8192, 16_384]
     assert told["trial"]["readings"][-1] == {

@@ -10,6 +10,7 @@ from kvmedic.core.blocks import Compacted, Keep, Pattern, Scattered, used
 from kvmedic.core.fleet import ContainerEnd, Instance, Pod
 from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.object_ref import ObjectRef
+from kvmedic.core.prompt_probe import Growth, Prompt
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim, Sample
 from kvmedic.core.run import StepState
@@ -23,10 +24,11 @@ from kvmedic.core.trial_moves import (
     thinned,
     trial_move,
 )
-from kvmedic.core.trialling import Interrupted, Progress, Question, TrialStep, Underway, Watched
+from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
 from run_builder import a_pod, a_run
 
 KEEP = Keep(2048)
+GIB = 1 << 30
 STEP = TrialStep(
     ObjectRef("Deployment", "llm"),
     "vllm",
@@ -129,6 +131,66 @@ def test_what_was_seen_is_told_with_its_numbers(pattern, reclaim):
     assert move.answer.reclaim is reclaim
     assert move.answer.template == STEP.template
     assert "16384 tokens" in move.answer.message
+
+
+SCORES = tuple(Prompt(count, 40.0 * GIB + 64 * count**2) for count in (2048, 4096, 8192, 16_384))
+SQUARE = Prompted(40.0 * GIB, SCORES, in_chunks=False)
+"""Attention that holds its scores."""
+
+
+def prompted(progress: Progress, pod: Pod = POD) -> TrialMove:
+    step = replace(STEP, question=Question.PROMPTS, reason=Reason.PROMPTS_PROBED)
+    run = replace(a_run(StepState.PENDING), started_at=NOW)
+    return trial_move(TrialSight(pod, progress), step, run, LIMITS, NOW)
+
+
+def level(seen: Prompted, per_token: float) -> Prompted:
+    """Return the same prompts with memory that grows in proportion."""
+    prompts = (Prompt(each.tokens, seen.before + per_token * each.tokens) for each in seen.prompts)
+    return replace(seen, prompts=tuple(prompts))
+
+
+@pytest.mark.parametrize(
+    ("seen", "growth", "says"),
+    [
+        (SQUARE, Growth.SQUARE, "took 16384 MiB more of device memory, which grows with the power 2.00"),
+        (
+            level(SQUARE, 65_536),
+            Growth.LINEAR,
+            "which grows with the power 1.00",
+        ),
+        (level(SQUARE, 0), Growth.NONE, "left device memory as it was (0 MiB more)"),
+        (replace(SQUARE, in_chunks=True), None, "showed nothing: prompts are computed in chunks"),
+        (
+            replace(SQUARE, prompts=SCORES[:2]),
+            None,
+            "showed nothing: 2 prompts were sent, 3 are needed",
+        ),
+    ],
+)
+def test_what_prompts_showed_is_told_with_its_numbers(seen, growth, says):
+    move = prompted(seen)
+
+    assert isinstance(move, Answered)
+    assert (move.answer.question, move.answer.growth, move.answer.reclaim) == (Question.PROMPTS, growth, None)
+    assert (move.answer.template, move.answer.prompts) == (STEP.template, seen.prompts)
+    assert move.answer.memory_before == seen.before
+    assert move.answer.is_conclusive is (growth is not None)
+    assert says in move.answer.message
+    assert move.answer.message.startswith("on a trial pod prompts of 2048, 4096")
+
+
+def test_prompts_that_go_on_are_told_as_such():
+    assert prompted(Underway(2048, 30_720)) == Wait(
+        Reason.PROMPTS_PROBED, "llm-trial-1 computes prompts: 0 % of 30720 tokens"
+    )
+
+
+def test_a_test_that_came_to_its_end_counts_though_its_engine_ended():
+    ended = replace(POD, terminating=True, ready_at=None)
+
+    assert isinstance(prompted(SQUARE, ended), Answered)
+    assert isinstance(prompted(Underway(2048, 30_720), ended), Failed)
 
 
 def test_what_shows_nothing_is_an_answer_without_a_class():

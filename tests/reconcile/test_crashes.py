@@ -30,7 +30,7 @@ from reconcile.test_down import all_crash
 from reconcile.test_ill_replicas import LEVERS, TORCH, crash
 from reconcile.test_lending import lending, lent
 from reconcile.test_supply_levers import roomy
-from reconcile.trying import allow, evicting, trial_pods
+from reconcile.trying import allow, evicting, slower, trial_pods
 from reconcile.world import Eye
 
 UNBOUNDED = frozenset({"leases"})
@@ -393,6 +393,23 @@ def test_killed_at_every_write_a_trial_is_answered_and_leaves_nothing(a_world, t
     assert eye.lost == []
     assert eye.fewest >= 2
     assert {("POST", "pods"), ("DELETE", "pods")} <= {(write.verb, write.object) for write in thorough.kills}
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_prompts_on_a_trial_pod_are_answered_and_leave_nothing(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=trying.bits(allowedFixes=[]), change=evicting)
+    slower(world, prompts="Square")
+    before, pods = world.deployment()["spec"], names(world)
+
+    eye = survive(world, 2, killer)
+
+    assert world.outcomes() == ["TrialAnswered"]
+    assert trying.growths(world) == ["Square"]
+    assert trial_pods(world) == []
+    assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert {("POST", "pods"), ("DELETE", "pods")} <= {(write.verb, write.object) for write in killer.kills}
 
 
 @pytest.mark.timeout(SECONDS + 60)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from reconcile.test_plan_and_explain import kvmedic
-from reconcile.trying import allow, answers, evicting, is_tried, spec, trial_pods
+from reconcile.trying import allow, answers, bits, evicting, growths, is_tried, slower, spec, trial_pods
 from reconcile.world import World
 
 pytestmark = pytest.mark.light
@@ -69,6 +69,46 @@ def test_where_blocks_come_back_the_other_runbook_goes_on(tried):
     assert answers(world) == ["Reclaims"]
     assert world.outcomes() == ["Recovered", "TrialAnswered"]
     assert any("max-num-seqs=" in arg and arg != "--max-num-seqs=64" for arg in world.args())
+
+
+@pytest.mark.parametrize(
+    ("prompts", "growth", "reason", "says"),
+    [
+        ("Square", "Square", "EagerFallback", "grows with the power 2.00"),
+        ("None", "None", "BaselineMissing", "attention did not fall back"),
+        ("Linear", "Linear", "BaselineMissing", "attention did not fall back"),
+        ("short", None, "TrialUnanswered", "1 prompts were sent, 3 are needed"),
+    ],
+)
+def test_where_a_fleet_is_slower_prompts_tell_whether_attention_is_fused(
+    a_world, prompts, growth, reason, says
+):
+    world = a_world(replicas=2, spec=bits(allowedFixes=[]), change=evicting)
+    slower(world, prompts)
+    before = world.deployment()["spec"]["template"]
+    world.start()
+
+    world.wait(lambda: bool(world.outcomes()), SECONDS, "the trial is over")
+    world.wait(lambda: world.status()["diagnosis"]["reason"] == reason, SECONDS, "it counts")
+    told = kvmedic(world, "explain", "llm")
+
+    assert (growths(world), answers(world), trial_pods(world)) == ([growth], [None], [])
+    assert "computes prompts of up to 16384 tokens" in world.status()["history"][0]["steps"][0]
+    assert says in world.status()["diagnosis"]["message"]
+    assert world.deployment()["spec"]["template"] == before
+    assert "prompt tokens device memory, MiB more than before" in told.stdout, told.stderr
+
+
+def test_a_method_that_made_attention_fall_back_is_turned_off(a_world):
+    world = a_world(replicas=2, spec=bits(), change=evicting)
+    slower(world, "Square")
+    world.start()
+
+    world.wait(lambda: len(world.outcomes()) == 2, SECONDS, "its run is closed")
+
+    assert world.outcomes()[1] == "TrialAnswered"
+    assert "env" not in world.deployment()["spec"]["template"]["spec"]["containers"][0]
+    assert world.traces() == []
 
 
 @pytest.mark.parametrize("probe", ["short", "None"])

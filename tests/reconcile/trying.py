@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvmedic.core.trialling import TrialStep
+from kvmedic.core.trialling import Question, TrialStep
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, TRIAL_LABEL
 from reconcile.world import World
 
@@ -34,6 +34,30 @@ def spec(**compression: Any) -> dict[str, Any]:
     }
 
 
+FASTER = {
+    "requestsPerSecond": 13.3,
+    "tokensPerSecond": 3800,
+    "preemptionsPerRequest": 0.05,
+    "kvCacheUsage": 0.85,
+}
+"""Two calm replicas without the method: half as many tokens again."""
+
+
+def bits(**compression: Any) -> dict[str, Any]:
+    """Return the same with a method of fewer bits, and a fleet that was faster without it."""
+    told = {"class": "Quantization", "baseline": FASTER, **compression}
+    made = spec(**told)
+    del made["compression"]["keepTokens"]
+    return made
+
+
+def slower(world: World, prompts: str) -> None:
+    """Make a calm fleet whose GPUs are known and that is slower than before; and what prompts show of it."""
+    allow(world)
+    gpu = {"memoryInUse": 0.5, "memoryFreeMiB": 40_000}
+    world.rewrite(old="recovered", new="recovered", devices={"*": gpu}, prompts=prompts)
+
+
 def evicting(container: dict[str, Any], pod: dict[str, Any]) -> None:
     """Turn the method on in a pod template, whose engine takes requests that are long enough."""
     del pod
@@ -55,6 +79,12 @@ def trial_pods(world: World) -> list[dict[str, Any]]:
 def answers(world: World) -> list[str | None]:
     """Return what trials showed, the newest first; None for nothing."""
     return [each.get("reclaim") for each in world.status().get("answers", [])]
+
+
+def growths(world: World) -> list[str | None]:
+    """Return what trials of prompts showed, the newest first; None for nothing."""
+    found = world.status().get("answers", [])
+    return [each.get("growth") for each in found if each["question"] == Question.PROMPTS]
 
 
 def is_tried(world: World) -> bool:

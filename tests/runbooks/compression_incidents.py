@@ -13,6 +13,7 @@ from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.diagnosis import Evidence, NoChange, Try
 from kvmedic.core.evidence import Measured, PodReadings, Signal, Unsupported
 from kvmedic.core.figures import Figures
+from kvmedic.core.prompt_probe import Growth
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.trialling import Question
@@ -56,6 +57,12 @@ TRIES = Try(
 def answered(reclaim: Reclaim | None) -> Answer:
     """Return what a trial showed."""
     return Answer(Question.RECLAMATION, TEMPLATE, "on a trial pod 16384 tokens", NOW, 1, reclaim)
+
+
+def grew(growth: Growth | None) -> Answer:
+    """Return what a trial of prompts showed."""
+    text = "on a trial pod prompts of 2048, 4096, 8192, 16384 tokens"
+    return Answer(Question.PROMPTS, TEMPLATE, text, NOW, 1, growth=growth)
 
 
 def compressed(evidence: Evidence, method: Compressed | None = EVICTS) -> Evidence:
@@ -107,6 +114,19 @@ ONE_STALE = an_evidence(replace(CALM, pool=EIGHT), replace(CALM, pool=EIGHT), CA
 SAVES = against(CALM_FLEET, kv_cache_usage=FULLER)
 GREW = against(holding(CALM_FLEET, 60), tokens_per_second=SLOWER, device_memory=40 * GIB)
 FELL_BACK = replace(EVICTS, answer=answered(Reclaim.RECLAIMS))
+
+
+def slower(method: Compressed = FELL_BACK, gib: float | None = 60, **before: float | None) -> Evidence:
+    """Return evidence of a fleet that makes fewer tokens than before; of memory before nothing is told."""
+    fleet = CALM_FLEET if gib is None else holding(CALM_FLEET, gib)
+    return against(fleet, method, **{"tokens_per_second": SLOWER, "device_memory": None, **before})
+
+
+def against_bits() -> Evidence:
+    """Return evidence of a fleet with fewer bits that makes fewer tokens than before."""
+    fleet = holding(EIGHT_BITS_CALM, 60)
+    return against(fleet, FEWER_BITS, tokens_per_second=SLOWER, device_memory=None)
+
 
 COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
     Reason.NO_COMPRESSION: (
@@ -212,6 +232,38 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             fires=False,
         ),
         Incident("nobody tells of memory", against(CALM_FLEET, tokens_per_second=SLOWER), fires=False),
+        Incident(
+            "memory grows with the square of the prompt",
+            slower(replace(FELL_BACK, grown=grew(Growth.SQUARE))),
+            fires=True,
+        ),
+        Incident(
+            "it does so with fewer bits, under pressure",
+            compressed(
+                an_evidence(*[replace(THRASHING, pool=EIGHT)] * 3),
+                replace(FEWER_BITS, grown=grew(Growth.SQUARE)),
+            ),
+            fires=True,
+        ),
+        Incident(
+            "it does so, and a replica ran out of memory for it",
+            restarted(slower(replace(EVICTS, grown=grew(Growth.SQUARE))), an_end(Cause.DEVICE_MEMORY)),
+            fires=True,
+        ),
+        Incident(
+            "it does so on nodes of which nothing is known",
+            replace(
+                slower(replace(FELL_BACK, grown=grew(Growth.SQUARE)), gib=None),
+                node_health=NodeHealth.REQUIRED,
+            ),
+            fires=False,
+        ),
+        *(
+            Incident(
+                f"memory of the prompt: {growth}", slower(replace(FELL_BACK, grown=grew(growth))), fires=False
+            )
+            for growth in (Growth.LINEAR, Growth.NONE, None)
+        ),
     ),
     Reason.FIX_WAITS: (
         Incident("no gate, under pressure", fixing(THRASH, WAITS), fires=True),
@@ -300,6 +352,33 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             compressed(CALM_FLEET, replace(EVICTS, answer=answered(Reclaim.RECLAIMS))),
             fires=False,
         ),
+    ),
+    Reason.ATTENTION_UNPROVEN: (
+        Incident("slower, and nobody tells of memory before", slower(), fires=True),
+        Incident(
+            "answers take longer, and nobody tells of memory before",
+            slower(tokens_per_second=figures_of(CALM_FLEET).tokens_per_second, e2e_p95=0.001),
+            fires=True,
+        ),
+        Incident("slower with fewer bits", against_bits(), fires=True),
+        Incident(
+            "slower, and a trial of blocks showed nothing",
+            slower(replace(EVICTS, answer=answered(None))),
+            fires=True,
+        ),
+        Incident("slower, and blocks are not asked about yet", slower(EVICTS), fires=False),
+        Incident("slower, and nobody tells of memory now", slower(gib=None), fires=False),
+        Incident("slower, with the memory of before", slower(device_memory=60 * GIB), fires=False),
+        *(
+            Incident(
+                f"it was asked: {growth}",
+                slower(replace(FELL_BACK, grown=grew(growth))),
+                fires=False,
+            )
+            for growth in (*Growth, None)
+        ),
+        Incident("as fast as before", slower(tokens_per_second=0.9 * SLOWER), fires=False),
+        Incident("under pressure", compressed(THRASH, FELL_BACK), fires=False),
     ),
     Reason.COMPRESSION_UNPROVEN: (
         Incident("under pressure", compressed(THRASH), fires=True),

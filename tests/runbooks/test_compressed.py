@@ -15,6 +15,7 @@ from kvmedic.core.compression import MethodClass, TokenEviction
 from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
 from kvmedic.core.plan import ObjectRef
+from kvmedic.core.prompt_probe import Growth
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.template import template_hash
 from kvmedic.core.trialling import Question
@@ -152,6 +153,21 @@ def test_an_answer_counts_for_the_template_that_it_is_about_the_newest_first():
     assert found.answer == new
 
 
+def test_answers_of_different_questions_are_not_mixed():
+    workload = a_workload(**ON)
+    mine = template_hash(workload.template)
+    blocks = Answer(Question.RECLAMATION, mine, "", NOW, 1, Reclaim.RECLAIMS)
+    prompts = Answer(Question.PROMPTS, mine, "", NOW + timedelta(hours=1), 1, growth=Growth.SQUARE)
+
+    both = compressed_of(workload, MINE, (prompts, blocks), SEEN)
+    one = compressed_of(workload, MINE, (prompts,), SEEN)
+
+    assert both is not None
+    assert one is not None
+    assert (both.answer, both.grown, both.is_unfused) == (blocks, prompts, True)
+    assert (one.answer, one.grown) == (None, prompts)
+
+
 @pytest.mark.parametrize(
     ("given", "longest"), [(("--max-model-len", "32k"), 32_000), (("--max-model-len=-1",), None), ((), None)]
 )
@@ -169,6 +185,14 @@ def test_an_answer_that_showed_nothing_counts_for_a_day_and_as_long_as_the_spec_
     assert standing_answers((nothing, shown), 3, NOW + AGAIN - timedelta(seconds=1)) == (nothing, shown)
     assert standing_answers((nothing, shown), 3, NOW + AGAIN) == (shown,)
     assert standing_answers((nothing, shown), 4, NOW) == (shown,)
+
+
+def test_the_same_holds_of_prompts():
+    nothing = Answer(Question.PROMPTS, "t", "", NOW, 3)
+    shown = Answer(Question.PROMPTS, "t", "", NOW, 3, growth=Growth.NONE)
+
+    assert standing_answers((nothing, shown), 3, NOW) == (nothing, shown)
+    assert standing_answers((nothing, shown), 3, NOW + AGAIN) == (shown,)
 
 
 @pytest.mark.parametrize(

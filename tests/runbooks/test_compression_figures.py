@@ -9,7 +9,8 @@ import pytest
 from builders import CALM, IDLE, NO_SERIES, NOW, THRASHING, an_evidence, with_histogram, without
 from kvmedic.core.evidence import Histogram, Signal
 from kvmedic.core.figures import Figures
-from kvmedic.runbooks.compression_figures import MIB, figures_of
+from kvmedic.core.vitals import MIB
+from kvmedic.runbooks.compression_figures import figures_of
 from runbooks.compression_incidents import holding
 from vitals_builder import a_device, ill
 

@@ -8,20 +8,30 @@ import pytest
 from kvmedic.core.blocks import Keep
 from kvmedic.core.compression_policy import CompressionPolicy, ProbePolicy
 from kvmedic.core.diagnosis import NoChange, Setting, Try, TurnOff
+from kvmedic.core.prompt_probe import Growth
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.started import Started
-from kvmedic.runbooks.compression_fixes import PROMPT_ROOM, probe_first, turn_off
+from kvmedic.core.trialling import Question
+from kvmedic.runbooks.compression_fixes import (
+    LONGEST_PROMPT,
+    PROMPT_ROOM,
+    probe_first,
+    probe_prompts,
+    turn_off,
+)
 from kvmedic.runbooks.compression_without_savings import replace_stale
 from kvmedic.runbooks.methods import DECLARED
 from runbooks.compression_incidents import (
     CALM_FLEET,
     EVICTS,
+    FELL_BACK,
     FEWER_BITS,
     ONE_STALE,
     THRASH,
     answered,
     compressed,
+    grew,
 )
 
 KNOWN = Setting(None, ())
@@ -70,6 +80,27 @@ def test_a_trial_cannot_be_judged_without_knowing_what_is_kept():
     assert isinstance(found, NoChange)
     assert found.reason is Reason.METHOD_UNKNOWN
     assert "spec.compression.keepTokens" in found.message
+
+
+@pytest.mark.parametrize(
+    ("longest", "tokens"), [(None, LONGEST_PROMPT), (131_072, LONGEST_PROMPT), (4096, 4095), (2048, None)]
+)
+def test_prompts_are_as_long_as_the_engine_takes_and_no_longer_than_tells_more(longest, tokens):
+    found = probe_prompts(compressed(CALM_FLEET, replace(EVICTS, keep=None, longest_request=longest)), KNOWN)
+
+    if tokens is None:
+        assert isinstance(found, NoChange)
+        assert found.reason is Reason.TRIAL_IMPOSSIBLE
+        return
+    assert isinstance(found, Try)
+    assert (found.question, found.tokens, found.limit) == (Question.PROMPTS, tokens, timedelta(minutes=30))
+
+
+def test_a_method_that_made_attention_fall_back_goes_for_that():
+    found = turned_off(replace(FELL_BACK, grown=grew(Growth.SQUARE)))
+
+    assert isinstance(found, TurnOff)
+    assert found.message.startswith("TriAttention goes: on a trial pod prompts of")
 
 
 def test_a_method_goes_with_all_that_turned_it_on():

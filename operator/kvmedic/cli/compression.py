@@ -17,8 +17,8 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.savings import Worth, brought
 from kvmedic.core.started import Start, Started
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.compression_facts import EVICTING
 from kvmedic.runbooks.compression_figures import figures_of
-from kvmedic.runbooks.compression_without_savings import EVICTING
 
 WALLS: Mapping[Reason, str] = MappingProxyType(
     {
@@ -29,6 +29,7 @@ WALLS: Mapping[Reason, str] = MappingProxyType(
         Reason.PAGE_SELECTION: "none: it frees no memory by design",
         Reason.BLOCKS_NOT_FREED: "wall 2: evicted tokens free few blocks or none",
         Reason.PRESSED_THOUGH_COMPRESSED: "none: it does what it can, and demand is beyond that",
+        Reason.ATTENTION_UNPROVEN: "not told: whether attention fell back (wall 1) has to be asked",
         Reason.COMPRESSION_UNPROVEN: "not told: whether blocks come back or stay (wall 2) has to be asked",
     }
 )

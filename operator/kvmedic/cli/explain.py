@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Explain a resource in sentences: what it sees, why it does or does not act, what to type next.
 
-    What a trial showed is drawn as a picture; JSON has its readings instead.
+    What a trial showed is drawn as a picture, or told in a table; JSON has its readings instead.
 
     Nothing is written and no metrics are asked. Exit code 0: it was told; 2: wrong usage or
     configuration; 4: there is no such resource.

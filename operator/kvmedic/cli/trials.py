@@ -1,4 +1,4 @@
-"""What the newest trial showed, on a terminal with a picture and as JSON with its readings."""
+"""What the newest trial showed: on a terminal with a picture or a table, and as JSON with its readings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvmedic.core.compressed import Answer, answer_for
+from kvmedic.core.prompt_probe import Prompt
 from kvmedic.core.reclamation_probe import Sample
 from kvmedic.core.record import Record
 from kvmedic.core.trial_picture import Trace, picture_of, trace_of
+from kvmedic.core.vitals import MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +30,17 @@ class ShownTrial:
         """Return the answer with its numbers."""
         answer = self.answer
         whose = "this" if self.is_of_present_template else "another"
-        found = f"{answer.reclaim}: " if answer.reclaim else ""
+        verdict = answer.reclaim or answer.growth
+        found = f"{verdict}: " if verdict else ""
         return f"Trial of {answer.at:%Y-%m-%dT%H:%M:%SZ} on {whose} pod template: {found}{answer.message}."
 
     def as_text(self) -> Iterator[str]:
-        """Yield the answer line by line, with its picture where there is one."""
+        """Yield the answer line by line, with its picture or its table where there is one."""
         yield self.sentence()
         trace = self.trace
         yield from (f"  {line}" for line in (picture_of(trace) if trace else ()))
+        if self.is_of_present_template:
+            yield from (f"  {line}" for line in table_of(self.answer))
 
     def as_json(self) -> dict[str, Any]:
         """Return the answer for a program, with every reading on record."""
@@ -46,9 +51,12 @@ class ShownTrial:
             "template": answer.template,
             "isOfPresentTemplate": self.is_of_present_template,
             "reclaim": str(answer.reclaim) if answer.reclaim else None,
+            "growth": str(answer.growth) if answer.growth else None,
             "message": answer.message,
             "blockTokens": answer.block_tokens,
             "readings": [_reading(trace, each) for each in trace.seen] if trace else [],
+            "memoryBefore": answer.memory_before,
+            "prompts": [{"tokens": each.tokens, "deviceMemory": each.used} for each in answer.prompts],
         }
 
 
@@ -60,6 +68,16 @@ def trial_of(record: Record | None, template: str) -> ShownTrial | None:
         return ShownTrial(of_present, is_of_present_template=True)
     newest = max(answers, key=lambda each: each.at, default=None)
     return ShownTrial(newest, is_of_present_template=False) if newest is not None else None
+
+
+def table_of(answer: Answer) -> Iterator[str]:
+    """Yield the device memory after each prompt, line by line; nothing where no prompt is on record."""
+    before = answer.memory_before
+    if before is None or not answer.prompts:
+        return
+    yield f"{'prompt tokens':>13} {'device memory, MiB':>18} {'more than before':>16}"
+    for each in (Prompt(0, before), *answer.prompts):
+        yield f"{each.tokens:>13} {each.used / MIB:>18.0f} {(each.used - before) / MIB:>16.0f}"
 
 
 def _reading(trace: Trace, sample: Sample) -> dict[str, Any]:

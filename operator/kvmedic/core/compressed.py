@@ -10,6 +10,7 @@ from kvmedic.core.blocks import Keep
 from kvmedic.core.compression import MethodClass, Setting
 from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
 from kvmedic.core.figures import Figures
+from kvmedic.core.prompt_probe import Growth, Prompt
 from kvmedic.core.recalled import Recalled
 from kvmedic.core.reclamation_probe import Reclaim, Sample
 from kvmedic.core.trialling import Question
@@ -35,12 +36,23 @@ class Answer:
     generation: int
     """Of the spec; where nothing was shown, another spec is tried anew."""
     reclaim: Reclaim | None = None
-    """None: it showed nothing."""
+    """None: it showed nothing of blocks."""
     seen: tuple[Sample, ...] = ()
     """Some of the readings, over the whole course."""
     block_tokens: int | None = None
     keep: Keep | None = None
     """What the method was taken to keep: with it each class predicts the readings."""
+    growth: Growth | None = None
+    """None: it showed nothing of attention."""
+    prompts: tuple[Prompt, ...] = ()
+    """Prompts of rising length, with the device memory in use after each."""
+    memory_before: float | None = None
+    """Device memory in use before the first of them, in bytes."""
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Return whether it showed what was asked."""
+        return self.reclaim is not None or self.growth is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +82,20 @@ class Compressed:
     """The bundle that turns it on; empty: not known."""
     policy: CompressionPolicy = NOT_DECLARED
     answer: Answer | None = None
-    """Of the newest trial on this very template; None: there was none."""
+    """Of the newest trial of blocks on this very template; None: there was none."""
+    grown: Answer | None = None
+    """Of the newest trial of prompts on this very template; None: there was none."""
     longest_request: int | None = None
     """Tokens of a request, at most, as the command line gives it; None: it does not."""
     recalled: Recalled | None = None
     """What history told of the fleet without the method; None: nobody asked."""
     no_history: str = ""
     """Why history does not tell of it; empty where it does, or nobody asked."""
+
+    @property
+    def is_unfused(self) -> bool:
+        """Return whether a trial showed that device memory grows with the square of the prompt."""
+        return self.grown is not None and self.grown.growth is Growth.SQUARE
 
     @property
     def without_from(self) -> str:
@@ -91,13 +110,16 @@ def standing_answers(answers: Sequence[Answer], generation: int, now: datetime) 
     return tuple(
         each
         for each in answers
-        if each.reclaim is not None or (each.generation == generation and now - each.at < AGAIN)
+        if each.is_conclusive or (each.generation == generation and now - each.at < AGAIN)
     )
 
 
-def answer_for(answers: Sequence[Answer], template: str) -> Answer | None:
-    """Return what the newest trial on a pod template showed; None where there was none."""
-    found = [each for each in answers if each.template == template]
+def answer_for(answers: Sequence[Answer], template: str, question: Question | None = None) -> Answer | None:
+    """Return what the newest trial of a question on a pod template showed; None where there was none.
+
+    Without a question the newest of all counts.
+    """
+    found = [each for each in answers if each.template == template and question in (None, each.question)]
     return max(found, key=lambda each: each.at, default=None)
 
 

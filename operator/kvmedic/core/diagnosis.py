@@ -166,9 +166,9 @@ class Try:
     question: Question
     method: str
     tokens: int
-    """To be generated."""
+    """To be generated; of prompts: of the longest."""
     keep: Keep
-    """What the method keeps of a sequence."""
+    """What the method keeps of a sequence; of no meaning for prompts."""
     limit: timedelta
     """After that the trial pod ends."""
     reason: Reason

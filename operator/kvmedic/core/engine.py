@@ -193,6 +193,9 @@ class Flag:
     off_before: Version | None = None
     """For a switch: the first release in which an engine may have it on where the flag is not given.
     None: no such release is known."""
+    kept_on: tuple[Version, Version] | None = None
+    """For a switch: the first release that has it on whatever is given, and the first after it that listens.
+    None: every release listens."""
 
     @property
     def dest(self) -> str:
@@ -366,6 +369,15 @@ class Engine:
         if flag.off_before is not None and self.version < flag.off_before:
             return False
         return True if flag.on_since is not None and self.version >= flag.on_since else None
+
+    def keeps_on(self, flag: Flag) -> bool | None:
+        """Return whether a switch stays on whatever is given, or None where that is not known."""
+        if flag.kept_on is None:
+            return False
+        if self.version is None:
+            return None
+        first, after = flag.kept_on
+        return first <= self.version < after
 
     def _around(self) -> tuple[Version, ...]:
         """Return the releases that this engine may be like."""

@@ -20,6 +20,9 @@ LEAST_PROMPTS = 3
 LEAST_SPAN = 4.0
 """The longest prompt is at least so many times the shortest: then growth with the square is sixteenfold, in
 proportion fourfold."""
+LEAST_LONGEST = 2048
+"""Tokens of the longest prompt, at least: with less, the scores of the shortest stay within what a reading
+resolves."""
 RESOLUTION = float(1 << 20)
 """Of a reading of device memory, in bytes: DCGM tells MiB."""
 EXPONENT_ERROR = 0.1

@@ -36,6 +36,7 @@ class Reason(StrEnum):
     BLOCKS_NOT_FREED = "BlocksNotFreed"
     PAGE_SELECTION = "PageSelection"
     PRESSED_THOUGH_COMPRESSED = "PressedThoughCompressed"
+    ATTENTION_UNPROVEN = "AttentionUnproven"
     COMPRESSION_UNPROVEN = "CompressionUnproven"
     FIX_DUE = "FixDue"
     FIX_WAITS = "FixWaits"
@@ -103,6 +104,7 @@ class Reason(StrEnum):
     RECLAMATION_PROBED = "ReclamationProbed"
     ACCURACY_EVALUATED = "AccuracyEvaluated"
     FIX_TURNED_ON = "FixTurnedOn"
+    PROMPTS_PROBED = "PromptsProbed"
     # Why what was added for a while is still there.
     FOOTPRINT_HELD = "FootprintHeld"
     LOAN_HELD = "LoanHeld"

@@ -40,14 +40,15 @@ SENTENCES = MappingProxyType(
         Reason.COMPRESSION_SAVES: "KV compression saves what it should, at like load.",
         Reason.COMPRESSION_NOT_APPLIED: "KV compression is configured, and running engines do not have it.",
         Reason.EAGER_FALLBACK: (
-            "Throughput fell and device memory rose with KV compression, as where attention is not fused any "
-            "more."
+            "Throughput fell and device memory rose with KV compression, or grows with the square of the "
+            "prompt, as where attention is not fused any more."
         ),
         Reason.BLOCKS_NOT_FREED: "KV compression evicts tokens, and few blocks or none become free.",
         Reason.PAGE_SELECTION: "This KV compression reads fewer pages and frees none, by design.",
         Reason.PRESSED_THOUGH_COMPRESSED: (
             "KV compression frees blocks, and replicas preempt beyond the trigger all the same."
         ),
+        Reason.ATTENTION_UNPROVEN: "The fleet is slower, and whether attention is still fused is not known.",
         Reason.COMPRESSION_UNPROVEN: "Whether KV compression frees blocks is not known, and must be now.",
         Reason.FIX_DUE: "Compression saved nothing, and a fix that the spec allows is due.",
         Reason.FIX_WAITS: "A fix that the spec allows waits; the pressure is a matter of the other runbook.",
@@ -122,6 +123,7 @@ SENTENCES = MappingProxyType(
         Reason.REPLICAS_GIVEN_BACK: "Replicas that were added for a while go one by one, drained.",
         Reason.COMPRESSION_REVERTED: "KV compression is turned off again, with all that turned it on.",
         Reason.RECLAMATION_PROBED: "A long generation on a trial pod is to show whether blocks become free.",
+        Reason.PROMPTS_PROBED: "Prompts on a trial pod are to show whether attention is still fused.",
         Reason.ACCURACY_EVALUATED: "An evaluation of a trial pod is to show whether accuracy is kept.",
         Reason.FIX_TURNED_ON: "A setting that a trial pod proved takes the place of what saved nothing.",
         Reason.FOOTPRINT_HELD: (

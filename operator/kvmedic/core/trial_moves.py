@@ -14,12 +14,14 @@ from kvmedic.core.blocks import KV_HEADS
 from kvmedic.core.compressed import Answer
 from kvmedic.core.fleet import Pod
 from kvmedic.core.moves import Failed, Wait
+from kvmedic.core.prompt_probe import Growth, GrowthJudged, judge_prompts
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Generation, Judged, Reclaim, Sample, Unjudged, judge
 from kvmedic.core.run import Run
 from kvmedic.core.starting import StartLimits, start_failure
-from kvmedic.core.trialling import Interrupted, Progress, TrialStep, Underway, Watched
+from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
 
+MIB = 1 << 20
 KEPT_READINGS = 24
 """Readings of a generation that stay on record: as many as show its course in a terminal's width."""
 
@@ -69,12 +71,13 @@ def trial_move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits
     if now - run.started_at > timedelta(seconds=step.limit_seconds):
         return Failed(Reason.TRIAL_UNANSWERED, f"no answer within {step.limit_seconds} s; {_where(sight)}")
     pod = sight.pod
+    if isinstance(sight.progress, Watched | Prompted):
+        # It counts whatever became of the pod since: a long prompt may well be the end of an engine.
+        return Answered(answer_of(sight.progress, step, run.spec_generation, now))
     waits = trial_start(pod, limits, now)
     if pod is None or waits is not None:
         return waits or MakeTrial()
-    if isinstance(sight.progress, Watched):
-        return Answered(answer_of(sight.progress, step, run.spec_generation, now))
-    return _tested(sight.progress, pod)
+    return _tested(sight.progress, pod, step)
 
 
 def trial_start(pod: Pod | None, limits: StartLimits, now: datetime) -> MakeTrial | Wait | Failed | None:
@@ -86,20 +89,25 @@ def trial_start(pod: Pod | None, limits: StartLimits, now: datetime) -> MakeTria
     return None if pod.ready else _starting(pod, limits, now)
 
 
-def _tested(progress: Underway | Interrupted | None, pod: Pod) -> BeginTest | Wait | Failed:
+def _tested(progress: Underway | Interrupted | None, pod: Pod, step: TrialStep) -> BeginTest | Wait | Failed:
     match progress:
         case None:
             return BeginTest(pod)
         case Underway(tokens, of):
-            return Wait(
-                Reason.RECLAMATION_PROBED, f"{pod.name} generates: {10 * tokens // of * 10} % of {of} tokens"
-            )
+            does = "computes prompts" if step.question is Question.PROMPTS else "generates"
+            return Wait(step.reason, f"{pod.name} {does}: {10 * tokens // of * 10} % of {of} tokens")
         case Interrupted(why):
             return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name}: {why}")
 
 
-def answer_of(watched: Watched, step: TrialStep, generation: int, now: datetime) -> Answer:
-    """Return what a generation that came to its end shows; `generation`: of the spec."""
+def answer_of(seen: Watched | Prompted, step: TrialStep, generation: int, now: datetime) -> Answer:
+    """Return what a test that came to its end shows; `generation`: of the spec."""
+    if isinstance(seen, Prompted):
+        return _of_prompts(seen, step, generation, now)
+    return _of_blocks(seen, step, generation, now)
+
+
+def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime) -> Answer:
     found = judge(Generation(watched.samples, watched.generated, watched.block_tokens, step.keep, KV_HEADS))
     return Answer(
         step.question,
@@ -111,6 +119,33 @@ def answer_of(watched: Watched, step: TrialStep, generation: int, now: datetime)
         seen=thinned(watched.samples),
         block_tokens=watched.block_tokens,
         keep=step.keep,
+    )
+
+
+def _of_prompts(seen: Prompted, step: TrialStep, generation: int, now: datetime) -> Answer:
+    found = judge_prompts(seen.before, seen.prompts, in_chunks=seen.in_chunks)
+    lengths = ", ".join(str(each.tokens) for each in seen.prompts)
+    return Answer(
+        step.question,
+        step.template,
+        message=f"on a trial pod prompts of {lengths} tokens {_grown(found, seen)}",
+        at=now,
+        generation=generation,
+        growth=None if isinstance(found, Unjudged) else found.growth,
+        prompts=seen.prompts[-KEPT_READINGS:],
+        memory_before=seen.before,
+    )
+
+
+def _grown(found: GrowthJudged, seen: Prompted) -> str:
+    if isinstance(found, Unjudged):
+        return f"showed nothing: {found.why}"
+    more = (max(each.used for each in seen.prompts) - seen.before) / MIB
+    if found.growth is Growth.NONE:
+        return f"left device memory as it was ({more:.0f} MiB more)"
+    return (
+        f"took {more:.0f} MiB more of device memory, which grows with the power {found.exponent:.2f} of the "
+        f"prompt (1: in proportion, 2: scores are held); confidence {found.confidence:.2f}"
     )
 
 
@@ -143,5 +178,5 @@ def _where(sight: TrialSight) -> str:
     if sight.pod is None:
         return "there is no trial pod"
     if isinstance(sight.progress, Underway):
-        return f"{sight.progress.tokens} of {sight.progress.of} tokens were generated"
+        return f"{sight.progress.tokens} of {sight.progress.of} tokens came"
     return f"{sight.pod.name} is {'' if sight.pod.ready else 'not '}Ready"

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from kvmedic.core.blocks import Keep
 from kvmedic.core.bundle import BundleEdit
 from kvmedic.core.object_ref import ObjectRef
+from kvmedic.core.prompt_probe import Prompt
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Sample
 from kvmedic.core.same_template import SameTemplate
@@ -22,6 +23,8 @@ class Question(StrEnum):
 
     RECLAMATION = "Reclamation"
     """Whether blocks come back in the course of one long generation."""
+    PROMPTS = "Prompts"
+    """Whether device memory grows with the square of the prompt, as where attention is not fused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Underway:
     """A test that goes on."""
 
     tokens: int
-    """Generated so far."""
+    """Generated so far, or of the prompts that were computed."""
     of: int
 
 
@@ -47,13 +50,24 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompted:
+    """Prompts of rising length that were computed."""
+
+    before: float
+    """Device memory in use before the first, in bytes."""
+    prompts: tuple[Prompt, ...]
+    in_chunks: bool
+    """The engine may have computed them in several steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """A test that tells nothing, and why."""
 
     why: str
 
 
-Progress: TypeAlias = Underway | Watched | Interrupted
+Progress: TypeAlias = Underway | Watched | Prompted | Interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +84,9 @@ class TrialStep(SameTemplate):
     method: str
     """What compresses the KV cache."""
     tokens: int
-    """To be generated."""
+    """To be generated; of prompts: of the longest."""
     keep: Keep
-    """What the method keeps of a sequence."""
+    """What the method keeps of a sequence; of no meaning for prompts."""
     limit_seconds: int
     """After that the pod ends, whatever became of everybody else."""
     template: str
@@ -82,6 +96,8 @@ class TrialStep(SameTemplate):
     """What differs on the trial pod; None: the target's present setting is tried."""
     tried: str = ""
     """Hash of the pod template on the trial pod, where it differs; empty: that of the target."""
+    source: str = ""
+    """The metrics source that tells of the trial pod's devices; empty: none is asked."""
     kind: Literal["TrialStep"] = "TrialStep"
 
     @property
@@ -96,4 +112,6 @@ class TrialStep(SameTemplate):
     def line(self) -> str:
         """Return the step as one line for a person."""
         name = f"{self.target.kind}/{self.target.name}"
+        if self.question is Question.PROMPTS:
+            return f"{name}: a trial pod computes prompts of up to {self.tokens} tokens with {self.method}"
         return f"{name}: a trial pod generates {self.tokens} tokens with {self.method}"

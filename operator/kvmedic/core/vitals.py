@@ -61,6 +61,7 @@ clock reasons; dcgm-exporter 4.9.0 exports XID and row remapping under names of 
 NO_NUMBER = 0x7FFFFFF0
 """From here on a number of DCGM says that there is none (DCGM_INT32_BLANK, dcgm_structs.h); old exporters
 pass it on."""
+MIB = 1 << 20
 NO_LARGE_NUMBER = 1 << 60
 """The same for series in bytes (DCGM_INT64_BLANK is near 2^63, and no device has that much memory)."""
 
@@ -175,6 +176,13 @@ class Device:
         """Return a reading that is a share, or None where it is not measured."""
         reading = self.reading(vital)
         return reading.value if isinstance(reading, Measured) else None
+
+    def memory_used(self) -> float | None:
+        """Return the memory that was in use at most, in bytes: from what was free then, and its share."""
+        free, share = self.value(Vital.MEMORY_FREE), self.ratio(Vital.MEMORY_IN_USE)
+        if free is None or share is None or not 0 <= share < 1:
+            return None
+        return free * share / (1 - share) * MIB
 
     def unknown(self) -> tuple[Vital, ...]:
         """Return what would have to be known of it before it counts as healthy."""

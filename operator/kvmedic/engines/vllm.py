@@ -67,6 +67,7 @@ FLAGS = (
         "--enable-chunked-prefill",
         default="on where the model supports it; before 0.11.0 off on V0, which that release removed",
         on_since=Version.parse("0.11.0"),
+        kept_on=(Version.parse("0.8.0"), Version.parse("0.12.0")),
     ),
     Flag(
         Knob.KV_OFFLOADING_SIZE,
@@ -93,6 +94,10 @@ FLAGS = (
     ),
     Flag(Knob.SHUTDOWN_TIMEOUT, "--shutdown-timeout", Bounds(minimum=0), "0: requests in flight are aborted"),
 )
+
+"""`kept_on` of chunked prefill: V1, the default from 0.8.0 on, sets it for every model that generates,
+whatever is given (`_set_default_args_v1`, in 0.11.0 `_set_default_args`, of `engine/arg_utils.py`; issue
+18547). Later ones only warn. Of the releases between, 0.12.0 is the first that is no patch of 0.11."""
 
 _NAME = r"vllm(?:-(?:openai|cpu|gpu|cuda|rocm|tpu|xpu|hpu|gaudi|neuron|ascend|arm64|gh200|openai-[a-z0-9]+))*"
 """An image's last path part that says "vLLM server" and nothing else: `vllm`, `vllm-openai`,

@@ -81,8 +81,8 @@ class Course:
     pool: Pool | None = None
 
 
-class _BrokenOffError(Exception):
-    """The engine did not go on; the message says how."""
+class BrokenOffError(Exception):
+    """An engine did not go on; the message says how."""
 
 
 async def generate(
@@ -99,7 +99,7 @@ async def generate(
     reading = asyncio.create_task(_read(course, engine, rhythm.interval_seconds))
     try:
         await _stream(engine, asked, course, rhythm.silence_seconds)
-    except _BrokenOffError as error:
+    except BrokenOffError as error:
         return Interrupted(f"{_so_far(asked, course)} {error}")
     except (TimeoutError, httpx.TimeoutException):
         return Interrupted(f"{_so_far(asked, course)} nothing came for {rhythm.silence_seconds:g} s")
@@ -133,7 +133,7 @@ async def _stream(engine: Engine, asked: Asked, course: Course, silence_seconds:
     What comes without a token, such as a comment that keeps a connection open, does not extend the wait.
 
     Raises:
-        _BrokenOffError: the engine refused, or sent what is no answer.
+        BrokenOffError: the engine refused, or sent what is no answer.
         TimeoutError: no token came for too long.
         httpx.HTTPError: the connection failed.
     """
@@ -141,7 +141,7 @@ async def _stream(engine: Engine, asked: Asked, course: Course, silence_seconds:
     async with (
         asyncio.timeout(silence_seconds) as patience,
         _request(engine, asked, silence_seconds) as response,
-        aclosing(_lines(_accepted(response))) as lines,
+        aclosing(_lines(accepted(response))) as lines,
     ):
         async for line in lines:
             text = line.removeprefix(_DATA).strip()
@@ -174,16 +174,16 @@ def _request(
     return engine.http.stream("POST", engine.url + PATH, json=body, headers=headers, timeout=patience)
 
 
-def _accepted(response: httpx.Response) -> httpx.Response:
+def accepted(response: httpx.Response) -> httpx.Response:
     """Return a response that is an answer.
 
     Raises:
-        _BrokenOffError: it is a refusal.
+        BrokenOffError: it is a refusal.
     """
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise _BrokenOffError(f"the engine answered {response.status_code}: {NO_KEY}")
+        raise BrokenOffError(f"the engine answered {response.status_code}: {NO_KEY}")
     if not response.is_success:
-        raise _BrokenOffError(f"the engine answered {response.status_code}")
+        raise BrokenOffError(f"the engine answered {response.status_code}")
     return response
 
 
@@ -191,7 +191,7 @@ async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     """Yield the lines of an answer as they come.
 
     Raises:
-        _BrokenOffError: one is longer than any event.
+        BrokenOffError: one is longer than any event.
     """
     rest = b""
     async for piece in response.aiter_raw():
@@ -199,7 +199,7 @@ async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
         for line in whole:
             yield line
         if len(rest) > MOST_EVENT_BYTES:
-            raise _BrokenOffError("the engine sent an event that is too large")
+            raise BrokenOffError("the engine sent an event that is too large")
 
 
 def _counted(text: bytes, events: int) -> tuple[int, int]:
@@ -210,7 +210,7 @@ def _counted(text: bytes, events: int) -> tuple[int, int]:
         told = int(usage.get("completion_tokens") or 0)
         return events + bool(event.get("choices")), told
     except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError) as error:
-        raise _BrokenOffError("the engine sent what is no event of a completion") from error
+        raise BrokenOffError("the engine sent what is no event of a completion") from error
 
 
 async def _read(seen: Course, engine: Engine, interval_seconds: float) -> None:

@@ -7,22 +7,28 @@ a failure is never repeated, because it may hold the key that was sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
+from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
 from kvmedic.core.engine import EngineProfile
-from kvmedic.core.evidence import Missing
+from kvmedic.core.evidence import Absence, Missing, Reading
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gating import Served
+from kvmedic.core.prompt_probe import LEAST_LONGEST
 from kvmedic.core.signals import SignalTable
-from kvmedic.core.trialling import Interrupted, Progress, Underway, Watched
+from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
+from kvmedic.core.vitals import Device
 from kvmedic.manifests.api_key import api_key_of
+from kvmedic.manifests.prefills import may_chunk
 from kvmedic.metrics.generation import Asked, Course, Engine, Rhythm, generate
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
+from kvmedic.metrics.prompts import MemoryPace, Sent, compute, lengths_up_to, limit_of
 from kvmedic.metrics.scrape import PodAddress, Scraper, resolver_of
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.served import served_of
@@ -32,10 +38,12 @@ from kvmedic.sections import Secret
 AT_ONCE = 8
 """Tests that go on side by side, at most: twice the runs that the operator opens by default. A choice; each
 is one stream of events and one page a second."""
-RHYTHM = Rhythm()
 KEPT = 64
 """Tests of which anything is remembered, at most; of more the oldest that came to an end is forgotten, and
 would be begun anew."""
+
+
+_Ended: TypeAlias = Watched | Prompted | Interrupted
 
 
 class _UntoldError(Exception):
@@ -50,20 +58,49 @@ class Vocabulary:
     profile: EngineProfile
 
 
+class Devices(Protocol):
+    """Tells of the devices under replicas."""
+
+    def __call__(
+        self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
+    ) -> Awaitable[Mapping[str, Reading[tuple[Device, ...]]]]:
+        """Return them by pod name, as a metrics source has them over a window that ends now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """How often is looked, how long is waited, and how much goes on at once."""
+
+    rhythm: Rhythm = field(default_factory=Rhythm)
+    memory: MemoryPace = field(default_factory=MemoryPace)
+    at_once: int = AT_ONCE
+
+
 @dataclass(frozen=True, slots=True)
 class _Subject:
     """What a test is made on."""
 
-    where: PodAddress
+    namespace: str
+    pod: Pod
     template: Mapping[str, object] = field(repr=False)
-    tokens: int
+    step: TrialStep
+
+    @property
+    def where(self) -> PodAddress:
+        return PodAddress(PodKey(self.namespace, self.pod.name), self.pod.address)
+
+    @property
+    def tokens(self) -> int:
+        """Return how many there are until the test's end, as far as is known before it."""
+        longest = self.step.tokens
+        return sum(lengths_up_to(longest)) if self.step.question is Question.PROMPTS else longest
 
 
 @dataclass(frozen=True, slots=True)
 class _Test:
     """One test."""
 
-    task: asyncio.Task[Watched | Interrupted]
+    task: asyncio.Task[_Ended]
     course: Course
     tokens: int
 
@@ -79,25 +116,26 @@ class _Test:
 
 
 class GenerationProbes:
-    """Long generations on trial pods."""
+    """Long generations, and prompts of rising length, on trial pods."""
 
     def __init__(
         self,
         scrape: ScrapeOptions,
         options: ProbeOptions,
         vocabulary: Vocabulary,
-        rhythm: Rhythm = RHYTHM,
-        at_once: int = AT_ONCE,
+        devices: Devices,
+        tempo: Tempo = Tempo(),
     ) -> None:
-        self._key, self._vocabulary, self._rhythm = options.api_key, vocabulary, rhythm
+        self._key, self._vocabulary, self._tempo = options.api_key, vocabulary, tempo
+        self._devices = devices
         self._resolve = resolver_of(scrape)
         self._scraper = Scraper(scrape, vocabulary.table, self._resolve)
         self._http = httpx.AsyncClient(
             trust_env=False, follow_redirects=False, limits=httpx.Limits(max_keepalive_connections=0)
         )
-        self._turns = asyncio.Semaphore(at_once)
+        self._turns = asyncio.Semaphore(tempo.at_once)
         self._tests: dict[str, _Test] = {}
-        self._tasks: set[asyncio.Task[Watched | Interrupted]] = set()
+        self._tasks: set[asyncio.Task[_Ended]] = set()
         """Every task that did not come to its end yet, also those that are forgotten."""
 
     def progress(self, pod: Pod) -> Progress | None:
@@ -105,20 +143,19 @@ class GenerationProbes:
         test = self._tests.get(pod.uid)
         return None if test is None else test.progress
 
-    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], tokens: int) -> None:
-        """Begin to let a pod generate tokens; nothing where that was begun.
+    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], step: TrialStep) -> None:
+        """Begin what a step asks of a pod, whose template this is; nothing where that was begun.
 
         Where as many go on as may, it waits for its turn, and is underway without a token.
         """
         if pod.uid in self._tests:
             return
-        where = PodAddress(PodKey(namespace, pod.name), pod.address)
-        subject, course = _Subject(where, template, tokens), Course()
+        subject, course = _Subject(namespace, pod, template, step), Course()
         task = asyncio.create_task(self._in_turn(subject, course), name=f"probe {namespace}/{pod.name}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         self._make_room()
-        self._tests[pod.uid] = _Test(task, course, tokens)
+        self._tests[pod.uid] = _Test(task, course, subject.tokens)
 
     def forget(self, pod: Pod) -> None:
         """End the test on a pod and forget what it came to."""
@@ -148,7 +185,7 @@ class GenerationProbes:
         await self._http.aclose()
         await self._scraper.close()
 
-    def _ended(self, task: asyncio.Task[Watched | Interrupted]) -> None:
+    def _ended(self, task: asyncio.Task[_Ended]) -> None:
         """Let go of a task; an exception that nobody fetches would be logged with all that it says."""
         self._tasks.discard(task)
         if not task.cancelled():
@@ -159,14 +196,41 @@ class GenerationProbes:
         for uid in ended[: max(0, len(self._tests) - KEPT + 1)]:
             del self._tests[uid]
 
-    async def _in_turn(self, subject: _Subject, course: Course) -> Watched | Interrupted:
+    async def _in_turn(self, subject: _Subject, course: Course) -> _Ended:
         async with self._turns:
             try:
                 engine = self._engine(subject)
-                asked = Asked(await self._model(engine), subject.tokens)
+                model = await self._model(engine)
+                if subject.step.question is Question.PROMPTS:
+                    return await compute(engine, await self._sent(engine, subject, model), course)
             except _UntoldError as error:
                 return Interrupted(str(error))
-            return await generate(engine, asked, course, self._rhythm)
+            return await generate(engine, Asked(model, subject.step.tokens), course, self._tempo.rhythm)
+
+    async def _sent(self, engine: Engine, subject: _Subject, model: str) -> Sent:
+        """Return the prompts that are sent to an engine.
+
+        Raises:
+            _UntoldError: it takes none that is long enough.
+        """
+        step, pod = subject.step, subject.pod
+        limit = await limit_of(engine)
+        longest = step.tokens if limit is None else min(step.tokens, limit - 1)
+        if longest < LEAST_LONGEST:
+            raise _UntoldError(f"the engine takes no prompt of {LEAST_LONGEST} tokens")
+
+        async def devices(window: timedelta) -> Reading[tuple[Device, ...]]:
+            found = await self._devices(step.source, [pod], subject.namespace, window)
+            return found.get(pod.name, Missing(Absence.NO_SERIES))
+
+        return Sent(
+            model,
+            lengths_up_to(longest),
+            may_chunk(subject.template, step.container, self._vocabulary.profile),
+            devices,
+            self._tempo.rhythm.silence_seconds,
+            self._tempo.memory,
+        )
 
     def _engine(self, subject: _Subject) -> Engine:
         """Return an engine as it is spoken to.

@@ -10,7 +10,7 @@ from kvmedic.core.diagnosis import Evidence, Inconclusive
 from kvmedic.core.distribution import merged, quantile
 from kvmedic.core.evidence import Measured, Observation, Signal
 from kvmedic.core.figures import Figures
-from kvmedic.core.vitals import Device, Vital, Vitals
+from kvmedic.core.vitals import Vitals
 
 NEEDED = frozenset(
     {
@@ -26,7 +26,6 @@ NEEDED = frozenset(
 HELPFUL = frozenset({Signal.E2E_SECONDS, Signal.STARTED_SECONDS})
 """Used where replicas tell it."""
 ASKED = NEEDED | HELPFUL
-MIB = 1 << 20
 
 
 def figures_of(evidence: Evidence) -> Figures:
@@ -76,19 +75,11 @@ def _device_memory(seen: Observation, vitals: Mapping[str, Vitals]) -> float | N
     for name in seen.pods:
         mine = vitals.get(name)
         devices = mine.devices.value if mine and isinstance(mine.devices, Measured) else ()
-        used = [_used(device) for device in devices]
+        used = [device.memory_used() for device in devices]
         if not used or None in used:
             return None
         known.extend(each for each in used if each is not None)
     return max(known, default=None)
-
-
-def _used(device: Device) -> float | None:
-    """Return the memory of a device that was in use at most, from what was free then and its share."""
-    free, share = device.value(Vital.MEMORY_FREE), device.ratio(Vital.MEMORY_IN_USE)
-    if free is None or share is None or not 0 <= share < 1:
-        return None
-    return free * share / (1 - share) * MIB
 
 
 def _e2e_p95(seen: Observation) -> float | None:

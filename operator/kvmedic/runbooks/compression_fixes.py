@@ -9,10 +9,14 @@ from __future__ import annotations
 from kvmedic.core.blocks import Keep
 from kvmedic.core.compression_policy import Fix, ProbePolicy
 from kvmedic.core.diagnosis import Advice, Evidence, NoChange, Setting, Try, TurnOff
+from kvmedic.core.prompt_probe import LEAST_LONGEST
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import BUDGETS
 from kvmedic.core.trialling import Question
 
+LONGEST_PROMPT = 16_384
+"""Tokens of the longest prompt, at most: with 16 heads in four bytes its scores take 16 GiB, more than any
+share of a device leaves free, so that nothing is gained beyond."""
 PROMPT_ROOM = 64
 """Tokens that a request may have beside those that are generated: the probe's own prompt, and the end."""
 
@@ -87,6 +91,33 @@ def reclamation_of(
     )
 
 
+def probe_prompts(evidence: Evidence, _setting: Setting) -> Advice:
+    """Return that prompts of rising length on a trial pod are to show whether attention is still fused."""
+    method = evidence.compression
+    if method is None:
+        return NoChange(Reason.NO_COMPRESSION, "no method is known to be on")
+    longest = min(LONGEST_PROMPT, (method.longest_request or LONGEST_PROMPT + 1) - 1)
+    if longest < LEAST_LONGEST:
+        return NoChange(
+            Reason.TRIAL_IMPOSSIBLE,
+            f"a trial needs prompts of up to {LEAST_LONGEST} tokens, and the engine takes requests of "
+            f"{method.longest_request}: try it on a pod template of your own with a longer limit",
+        )
+    return Try(
+        Question.PROMPTS,
+        method.name,
+        longest,
+        Keep(),
+        method.policy.probe.timeout,
+        Reason.PROMPTS_PROBED,
+        f"{method.name}: prompts of up to {longest} tokens on a trial pod beside the fleet; nobody knows yet "
+        "whether attention is still fused",
+    )
+
+
 def _why(evidence: Evidence) -> str:
-    answer = evidence.compression.answer if evidence.compression else None
+    method = evidence.compression
+    if method is not None and method.is_unfused and method.grown is not None:
+        return method.grown.message
+    answer = method.answer if method else None
     return answer.message if answer is not None else "nobody knows yet whether blocks become free"

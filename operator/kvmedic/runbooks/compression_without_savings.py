@@ -8,10 +8,9 @@ and blocks that are free. A device's memory that stays as it is says nothing aga
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from kvmedic.core.complete import Complete, complete, pools
-from kvmedic.core.compressed import AGAIN, Compressed
+from kvmedic.core.compressed import Compressed
 from kvmedic.core.compression import MethodClass
 from kvmedic.core.diagnosis import (
     Advice,
@@ -27,17 +26,15 @@ from kvmedic.core.diagnosis import (
 from kvmedic.core.evidence import Pool, Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.savings import Brought, Worth, brought
+from kvmedic.core.savings import Brought, Worth
+from kvmedic.runbooks.attention import attention_unproven, eager_fallback
 from kvmedic.runbooks.cache_types import proven_without, stored, untold, without_type
-from kvmedic.runbooks.compression_figures import ASKED, NEEDED, figures_of
-from kvmedic.runbooks.compression_fixes import fix_next, probe_first, turn_off
+from kvmedic.runbooks.compression_facts import EVICTING, brought_by, fact, silent, where_nodes_are_known
+from kvmedic.runbooks.compression_figures import ASKED, NEEDED
+from kvmedic.runbooks.compression_fixes import fix_next, probe_first, probe_prompts, turn_off
 from kvmedic.runbooks.node_health import gpu_fault, thermal_emergency
 from kvmedic.runbooks.out_of_memory import is_of_interest
 
-EVICTING = frozenset(
-    {MethodClass.SCATTERED_EVICTION, MethodClass.PER_HEAD_EVICTION, MethodClass.COMPACTING_EVICTION}
-)
-"""Methods whose blocks are to become free while requests run."""
 MORE_BLOCKS = 1.5
 """Blocks with fewer bits over those without, from which the type is in effect: 8 bits for 16 make it twice as
 many, less what scales take; per-head scales and layers that are left out take more."""
@@ -66,10 +63,10 @@ def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
         return found
     if _pressured(found, evidence) or without_type(method, evidence):
         return None
-    worth = _brought(method, evidence)
+    worth = brought_by(method, evidence)
     if worth.worth is not Worth.SAVES:
         return None
-    return (_fact(f"{method.name}: {worth.message}"), _fact(DASHBOARD))
+    return (fact(f"{method.name}: {worth.message}"), fact(DASHBOARD))
 
 
 def undoubted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -83,17 +80,15 @@ def undoubted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     method, found = evidence.compression, _told(evidence)
     if method is None:
         return None
-    worth = _brought(method, evidence).worth
+    worth = brought_by(method, evidence).worth
     if _is_of_another_kind(evidence):
-        return None if worth is Worth.COSTS_MEMORY else ()
+        return None if worth is Worth.COSTS_MEMORY or method.is_unfused else ()
     if isinstance(found, Inconclusive):
         return found
     if _pressured(found, evidence) or without_type(method, evidence):
         return None
     if worth is Worth.NOTHING and _frees(method):
-        return (
-            _fact(f"{method.name} frees blocks, and requests of now hardly need it: {_answered(method)}"),
-        )
+        return (fact(f"{method.name} frees blocks, and requests of now hardly need it: {_answered(method)}"),)
     return None if worth in _SPEAKS_AGAINST else ()
 
 
@@ -113,7 +108,7 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
     if not stale:
         return Inconclusive(Reason.START_LOG_UNREADABLE, untold(method, evidence))
     asked = f"the template asks for {method.asks_for_type}" if method.asks_for_type else "the spec says so"
-    return _where_nodes_are_known(
+    return where_nodes_are_known(
         evidence,
         *(
             Finding(name, None, None, None, f"{stored(found[name], evidence.started.get(name))}; {asked}")
@@ -152,21 +147,6 @@ def replace_stale(evidence: Evidence, setting: Setting) -> Advice:
     )
 
 
-def eager_fallback(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
-    """Throughput fell and device memory rose against the fleet without the method, at like load.
-
-    The name of the attention backend decides nothing: one fused kernel may take the place of another, and an
-    unchanged line acquits nobody.
-    """
-    method = evidence.compression
-    if method is None:
-        return None
-    worth = _brought(method, evidence)
-    if worth.worth is not Worth.COSTS_MEMORY:
-        return None
-    return _where_nodes_are_known(evidence, _fact(f"{method.name}: {worth.message}"))
-
-
 def fix_waits(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """A method saved nothing, the next fix cannot go on, and replicas preempt beyond the trigger."""
     if not isinstance(evidence.fix, NoChange):
@@ -174,14 +154,14 @@ def fix_waits(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     found = _told(evidence)
     if isinstance(found, Inconclusive):
         return found
-    return (_fact(evidence.fix.message),) if _pressured(found, evidence) else None
+    return (fact(evidence.fix.message),) if _pressured(found, evidence) else None
 
 
 def fix_due(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """A method saved nothing, and the spec allows something in its place."""
     if evidence.fix is None:
         return None
-    return _where_nodes_are_known(evidence, _fact(evidence.fix.message))
+    return where_nodes_are_known(evidence, fact(evidence.fix.message))
 
 
 def page_selection(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -189,7 +169,7 @@ def page_selection(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | N
     method = evidence.compression
     if method is None or method.method_class is not MethodClass.PAGE_SELECTION:
         return None
-    return (_fact(f"{method.name}: {MethodClass.PAGE_SELECTION.frees}"),)
+    return (fact(f"{method.name}: {MethodClass.PAGE_SELECTION.frees}"),)
 
 
 def blocks_not_freed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -198,7 +178,7 @@ def blocks_not_freed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive |
     answer = method.answer if method else None
     if method is None or answer is None or answer.reclaim in (None, Reclaim.RECLAIMS):
         return None
-    return _where_nodes_are_known(evidence, _fact(f"{method.name}, {answer.reclaim}: {answer.message}"))
+    return where_nodes_are_known(evidence, fact(f"{method.name}, {answer.reclaim}: {answer.message}"))
 
 
 def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -207,10 +187,10 @@ def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Incon
     if method is None or isinstance(found, Inconclusive):
         return found if isinstance(found, Inconclusive) else None
     works = method.method_class is MethodClass.QUANTIZATION or _frees(method)
-    if not _pressured(found, evidence) or not (works or _brought(method, evidence).worth is Worth.SAVES):
+    if not _pressured(found, evidence) or not (works or brought_by(method, evidence).worth is Worth.SAVES):
         return None
-    told = _answered(method) or _brought(method, evidence).message
-    return (_fact(f"{method.name} does what it can: {told}"),)
+    told = _answered(method) or brought_by(method, evidence).message
+    return (fact(f"{method.name} does what it can: {told}"),)
 
 
 def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -221,7 +201,7 @@ def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     method = evidence.compression
     if method is None:
         return ()
-    worth = _brought(method, evidence)
+    worth = brought_by(method, evidence)
     if doubt := _unasked(method, worth):
         return doubt
     found = pools(evidence.burn)
@@ -229,7 +209,7 @@ def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
         reason = Reason.POOL_NOT_PAGED if found.reason is Reason.SIGNAL_UNSUPPORTED else found.reason
         return Inconclusive(reason, found.message)
     asks = worth.message if worth.worth in _SPEAKS_AGAINST else "replicas preempt beyond the trigger"
-    return (_fact(f"{method.name} ({method.told_by}): {asks}"),)
+    return (fact(f"{method.name} ({method.told_by}): {asks}"),)
 
 
 def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
@@ -239,13 +219,15 @@ def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
         text = f"what {method.name} does to blocks is not known: say it in spec.compression.class"
         return Inconclusive(Reason.METHOD_UNKNOWN, text)
     if answer is not None and answer.reclaim is None:
-        return Inconclusive(
-            Reason.TRIAL_UNANSWERED,
-            f"{answer.message}; tried again after {answer.at + AGAIN:%Y-%m-%dT%H:%MZ}, or at once where the "
-            "pod template or spec.compression is edited",
-        )
+        return silent(answer)
     if method.method_class in EVICTING and answer is None:
         return None
+    if method.grown is not None and method.grown.growth is not None:
+        return Inconclusive(
+            Reason.BASELINE_MISSING,
+            f"{method.name}: {worth.message}; attention did not fall back: {method.grown.message}; what else "
+            "differs from the fleet of before is for a person",
+        )
     return Inconclusive(
         Reason.BASELINE_MISSING,
         f"{method.name}: {worth.message}; whether attention fell back to a kernel that is not fused shows in "
@@ -271,12 +253,6 @@ def _is_of_another_kind(evidence: Evidence) -> bool:
     return bool(ill) or is_of_interest(evidence)
 
 
-def _where_nodes_are_known(evidence: Evidence, *findings: Finding) -> tuple[Finding, ...] | Inconclusive:
-    """Return findings that lead to a change, or what must be known of the nodes before one is made."""
-    doubt = thermal_emergency(evidence)
-    return doubt if isinstance(doubt, Inconclusive) else findings
-
-
 def _frees(method: Compressed) -> bool:
     """Return whether a trial showed that blocks come back."""
     return method.answer is not None and method.answer.reclaim is Reclaim.RECLAIMS
@@ -286,24 +262,12 @@ def _answered(method: Compressed) -> str:
     return method.answer.message if method.answer else ""
 
 
-def _brought(method: Compressed, evidence: Evidence) -> Brought:
-    """Return what a method brought, with where the figures of before are from or why there are none."""
-    found = brought(method.without, figures_of(evidence))
-    origin = f"before is {method.without_from}" if method.without_from else ""
-    told = (found.message, origin, method.no_history)
-    return replace(found, message="; ".join(each for each in told if each))
-
-
 def _not_more_blocks(method: Compressed, found: Mapping[str, Pool]) -> tuple[Finding, ...] | None:
     before, now = method.blocks_without, min(pool.blocks for pool in found.values())
     if before is None or now >= MORE_BLOCKS * before:
         return None
     text = f"{method.name} is in effect and there are {now} blocks, {before} without it"
     return (Finding("fleet", None, now, MORE_BLOCKS * before, text),)
-
-
-def _fact(text: str) -> Finding:
-    return Finding("fleet", None, None, None, text)
 
 
 BRANCHES = (
@@ -379,6 +343,14 @@ BRANCHES = (
         signals=ASKED,
         when=pressed_though_compressed,
         then=None,
+    ),
+    Branch(
+        Reason.ATTENTION_UNPROVEN,
+        section="Runbook 2, wall 1: prompt probe",
+        signals=ASKED,
+        when=attention_unproven,
+        then=probe_prompts,
+        goal=Goal.ANSWER,
     ),
     Branch(
         Reason.COMPRESSION_UNPROVEN,

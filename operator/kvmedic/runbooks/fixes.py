@@ -25,6 +25,7 @@ from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.record import TriedBundle
 from kvmedic.core.scored import AGAIN, Scored, scored_of
 from kvmedic.core.template import template_hash
+from kvmedic.core.trialling import Question
 from kvmedic.engines.kv_methods import EIGHT_BITS, method_named
 from kvmedic.runbooks.bundle import edited
 from kvmedic.runbooks.compression_fixes import reclamation_of
@@ -190,7 +191,7 @@ def _unproven(change: _Change, case: Case) -> Try | NoChange | _Failed | None:
     keep, method = change.candidate.keep, change.candidate.method
     if keep is None:
         return None
-    answer = answer_for(case.answers, change.tried)
+    answer = answer_for(case.answers, change.tried, Question.RECLAMATION)
     if answer is None:
         longest, why = case.workload.longest_request(), "whether its blocks come back is to be shown first"
         asked = reclamation_of(method, keep, case.policy.probe, longest, why)

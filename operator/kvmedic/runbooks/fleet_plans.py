@@ -17,8 +17,10 @@ from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep, ScaleS
 from kvmedic.core.policy import TargetRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import TriedBundle, TriedReplacement, TriedRollback, TriedScaling
-from kvmedic.core.trialling import TrialStep
+from kvmedic.core.template import template_hash
+from kvmedic.core.trialling import Question, TrialStep
 from kvmedic.runbooks.planning import Fault, Workload
+from kvmedic.runbooks.whole_prompts import whole_prompts
 
 
 def replaced_in_vain(tried: Sequence[TriedReplacement], fleet: Fleet) -> bool:
@@ -63,21 +65,26 @@ def returning_of(fleet: Fleet, held: Footprint, advice: Resize, generation: int)
 
 
 def trial_plan(
-    target: TargetRef, fleet: Fleet, workload: Workload | Fault, advice: Try | Evaluate, generation: int
+    workload: Workload | Fault, fleet: Fleet, source: str, advice: Try, generation: int
 ) -> Plan | Fault:
-    """Return the plan that asks a trial pod of a setting, or why it cannot be carried out."""
+    """Return the plan that asks a trial pod of a setting, or why it cannot be carried out.
+
+    Args:
+        workload: the target's engine.
+        fleet: as it is.
+        source: the metrics source that tells of its devices.
+        advice: what is asked.
+        generation: of the spec.
+    """
     if isinstance(workload, Fault):
         return workload
-    ref, container = ObjectRef(target.kind, target.name), str(workload.container.get("name"))
-    if isinstance(advice, Try):
-        return plan_for(fleet, _test(ref, container, fleet, advice), advice, generation)
-    return plan_for(fleet, _evaluation(ref, container, fleet, advice), advice, generation)
-
-
-def _test(target: ObjectRef, container: str, fleet: Fleet, advice: Try) -> TrialStep:
-    return TrialStep(
-        target=target,
-        container=container,
+    of_prompts = advice.question is Question.PROMPTS
+    change = whole_prompts(workload, advice.tokens) if of_prompts else advice.change
+    if isinstance(change, Fault):
+        return change
+    step = TrialStep(
+        target=workload.target,
+        container=str(workload.container.get("name")),
         question=advice.question,
         method=advice.method,
         tokens=advice.tokens,
@@ -85,15 +92,21 @@ def _test(target: ObjectRef, container: str, fleet: Fleet, advice: Try) -> Trial
         limit_seconds=int(advice.limit.total_seconds()),
         template=fleet.revision,
         reason=advice.reason,
-        change=advice.change,
-        tried=advice.tried,
+        change=change,
+        tried=template_hash(change.apply(workload.template)) if change else "",
+        source=source if of_prompts else "",
     )
 
+    return plan_for(fleet, step, advice, generation)
 
-def _evaluation(target: ObjectRef, container: str, fleet: Fleet, advice: Evaluate) -> GateStep:
-    return GateStep(
-        target=target,
-        container=container,
+
+def gate_plan(workload: Workload | Fault, fleet: Fleet, advice: Evaluate, generation: int) -> Plan | Fault:
+    """Return the plan that lets a team's Job evaluate a trial pod, or why it cannot be carried out."""
+    if isinstance(workload, Fault):
+        return workload
+    step = GateStep(
+        target=workload.target,
+        container=str(workload.container.get("name")),
         subject=advice.subject,
         change=advice.change,
         tried=advice.tried,
@@ -105,6 +118,7 @@ def _evaluation(target: ObjectRef, container: str, fleet: Fleet, advice: Evaluat
         template=fleet.revision,
         reason=advice.reason,
     )
+    return plan_for(fleet, step, advice, generation)
 
 
 _SameSetting: TypeAlias = Relief | RollBack | Resize | Try | Evaluate

@@ -23,6 +23,7 @@ from kvmedic.core.compression_policy import CompressionPolicy
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Measured, Observation
 from kvmedic.core.template import template_hash
+from kvmedic.core.trialling import Question
 from kvmedic.engines.kv_methods import CACHE_TYPES, METHODS, method_named
 from kvmedic.manifests.configuration import Configuration
 from kvmedic.manifests.flags import parsed_of
@@ -84,7 +85,7 @@ def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer
     is_off_by_all = is_off(workload, method.settings) and not method.is_confirmed
     if is_off_by_all or _is_switched_off(workload, method.name):
         return None
-    asked = asked_type(workload)
+    asked, template = asked_type(workload), template_hash(workload.template)
     asks = asked if method.cache_types and asked.startswith(method.cache_types) else ""
     comes_by_itself = bool(method.cache_types) and not asks and not method.policy.settings
     return replace(
@@ -93,7 +94,8 @@ def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer
         type_is_in_file=_is_in_file(workload),
         blocks_without=None if workload.fixes_the_pool() else method.blocks_without,
         settings=() if comes_by_itself else method.settings,
-        answer=answer_for(answers, template_hash(workload.template)),
+        answer=answer_for(answers, template, Question.RECLAMATION),
+        grown=answer_for(answers, template, Question.PROMPTS),
         longest_request=workload.longest_request(),
     )
 

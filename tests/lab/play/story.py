@@ -31,7 +31,15 @@ PHASES = {
 }
 TRYING = "a trial pod, to which nobody leads requests, shows what becomes of blocks"
 WAITS = frozenset(
-    {"AwaitingCanary", "AwaitingReplica", "Draining", "DrainTimedOut", "Holding", "ReclamationProbed"}
+    {
+        "AwaitingCanary",
+        "AwaitingReplica",
+        "Draining",
+        "DrainTimedOut",
+        "Holding",
+        "PromptsProbed",
+        "ReclamationProbed",
+    }
 )
 """Reasons of the condition Progressing that tell what a run waits for; the others pass within a second or
 have an Event of their own."""

@@ -4,9 +4,9 @@ The script is a JSON file: `{"old": "thrash", "new": "recovered", "pods": {"NAME
 "inFlight": 0}`. `old` and `new` tell replicas by their engine's cap: the old value stands in `cap`.
 `"byCount": {"3": "recovered"}` tells every replica by how many there are, where that number is named.
 `"devices": {"NAME": {"lastXid": 79}}` gives a replica one GPU, `*` every other replica; without it no
-exporter tells of any GPU. `memoryInUse` of such a GPU is not known unless it is told. `"before": "recovered"`
-is how the replicas of an earlier revision fared; without it nobody remembers. `"version": "0.32.0"` is what
-every engine calls itself; without it none has such a page.
+exporter tells of any GPU. `memoryInUse` and `memoryFreeMiB` of such a GPU are not known unless they are told.
+`"before": "recovered"` is how the replicas of an earlier revision fared; without it nobody remembers.
+`"version": "0.32.0"` is what every engine calls itself; without it none has such a page.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ def _device(told: Mapping[str, float] | None, at: datetime) -> Reading[tuple[Dev
         return Missing(Absence.NO_SERIES)
     vitals = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS, Vital.ROW_REMAP_FAILED)
     readings: dict[Vital, Reading[float]] = {v: Measured(float(told.get(v, 0)), at) for v in vitals}
-    if Vital.MEMORY_IN_USE in told:
-        readings[Vital.MEMORY_IN_USE] = Measured(float(told[Vital.MEMORY_IN_USE]), at)
+    for vital in (Vital.MEMORY_IN_USE, Vital.MEMORY_FREE):
+        if vital in told:
+            readings[vital] = Measured(float(told[vital]), at)
     return Measured((Device("GPU 0", readings),), at)

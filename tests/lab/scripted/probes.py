@@ -1,9 +1,9 @@
 """The tests on trial pods, answered from the script that a test may rewrite at any time.
 
 `"probe": "Scattered"` is what a generation shows: the name of a class of `Reclaim`, or `refused`, `hangs` and
-`short`, of which nothing can be told. What this process began it alone knows, as with real tests.
-`"answered": 200` is how many requests an evaluation sends to the trial pod, `"stored": "fp8"` the type of the
-pod's cache.
+`short`, of which nothing can be told; `"prompts": "Square"` is the same of prompts, with names of `Growth`.
+What this process began it alone knows, as with real tests. `"answered": 200` is how many requests an
+evaluation sends to the trial pod, `"stored": "fp8"` the type of the pod's cache.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ from typing import Any
 from kvmedic.core.blocks import Compacted, Keep, Pattern, PerHead, Scattered, used
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gating import Counted, Served
+from kvmedic.core.prompt_probe import Growth, Prompt
 from kvmedic.core.reclamation_probe import Reclaim, Sample
-from kvmedic.core.trialling import Interrupted, Progress, Underway, Watched
+from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
+from kvmedic.metrics.prompts import lengths_up_to
+from lab.engine.attention import SCORE_BYTES
 
 BLOCK_TOKENS = 16
 KEEP = Keep(2048)
 SAMPLES = 200
 MEAN_TOKENS = 3000.0
 """Of an evaluation: its requests, and prompt and answer of one together."""
+BEFORE = float(40 << 30)
+"""Device memory in use before the first prompt, in bytes."""
 LOOKS = 2
 """Times that a test is looked at before it ends."""
 _PATTERNS: Mapping[Reclaim, Pattern] = {
@@ -39,8 +44,8 @@ class ScriptedProbes:
     """Answers from the script."""
 
     path: Path
-    begun: dict[str, int] = field(default_factory=dict)
-    """Tokens that each pod was asked for, by its uid."""
+    begun: dict[str, TrialStep] = field(default_factory=dict)
+    """What each pod was asked, by its uid."""
     looks: dict[str, int] = field(default_factory=dict)
     jobs: Callable[[str], list[Any]] = lambda namespace: []
     """Returns the Jobs of a namespace."""
@@ -49,15 +54,19 @@ class ScriptedProbes:
         if pod.uid not in self.begun:
             return None
         self.looks[pod.uid] = self.looks.get(pod.uid, 0) + 1
-        tokens, what = self.begun[pod.uid], json.loads(self.path.read_text()).get("probe", "hangs")
+        step, script = self.begun[pod.uid], json.loads(self.path.read_text())
+        is_of_prompts = step.question is Question.PROMPTS
+        tokens, what = step.tokens, script.get("prompts" if is_of_prompts else "probe", "hangs")
         if what == "refused":
             return Interrupted("the engine answered 400")
         if what == "hangs" or self.looks[pod.uid] <= LOOKS:
             return Underway(tokens // 2, tokens)
+        if is_of_prompts:
+            return computed(tokens, what)
         return generation(tokens // 2 if what == "short" else tokens, what)
 
-    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], tokens: int) -> None:
-        self.begun.setdefault(pod.uid, tokens)
+    def begin(self, namespace: str, pod: Pod, template: Mapping[str, object], step: TrialStep) -> None:
+        self.begun.setdefault(pod.uid, step)
 
     def forget(self, pod: Pod) -> None:
         self.begun.pop(pod.uid, None)
@@ -70,6 +79,16 @@ class ScriptedProbes:
         requests = script.get("answered", SAMPLES) if ended else 0
         counted = Counted(requests, requests * MEAN_TOKENS)
         return Served(f"http://{pod.address}:8000", "tiny", script.get("stored", "auto"), counted)
+
+
+def computed(longest: int, what: str) -> Prompted:
+    """Return prompts whose memory grows as told."""
+    more = {Growth.NONE: 0.0, Growth.LINEAR: SCORE_BYTES * 4096, Growth.SQUARE: SCORE_BYTES}
+    power = {Growth.NONE: 0, Growth.LINEAR: 1, Growth.SQUARE: 2}
+    growth = Growth.SQUARE if what == "short" else Growth(what)
+    lengths = lengths_up_to(longest)[: 1 if what == "short" else None]
+    prompts = (Prompt(each, BEFORE + more[growth] * each ** power[growth]) for each in lengths)
+    return Prompted(BEFORE, tuple(prompts), in_chunks=False)
 
 
 def generation(tokens: int, what: str) -> Watched:

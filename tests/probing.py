@@ -1,0 +1,96 @@
+"""Tests on trial pods against lab engines in the place of the pods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from kvmedic.core.blocks import Keep
+from kvmedic.core.evidence import Absence, Missing, Reading
+from kvmedic.core.fleet import Pod
+from kvmedic.core.object_ref import ObjectRef
+from kvmedic.core.reasons import Reason
+from kvmedic.core.trialling import Progress, Question, TrialStep, Underway
+from kvmedic.core.vitals import Device
+from kvmedic.engines.vllm import VLLM
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics.generation import Rhythm
+from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
+from kvmedic.metrics.probes import AT_ONCE, GenerationProbes, Tempo, Vocabulary
+from kvmedic.metrics.prompts import MemoryPace
+from run_builder import a_pod
+
+NAMESPACE = "serving"
+PLAIN: dict[str, Any] = {"spec": {"containers": [{"name": "vllm", "command": ["vllm", "serve", "m"]}]}}
+PATIENT = 20.0
+QUICK = MemoryPace(lag_seconds=0.02, reuse_seconds=0.02, interval_seconds=0.02, limit_seconds=2.0)
+
+
+def a_step(tokens: int, question: Question = Question.RECLAMATION) -> TrialStep:
+    """Return what is asked of a trial pod."""
+    target, why = ObjectRef("Deployment", "llm"), Reason.RECLAMATION_PROBED
+    return TrialStep(target, "vllm", question, "Mine", tokens, Keep(2048), 1800, "0123", why, source="main")
+
+
+async def no_devices(
+    source: str, pods: Sequence[Pod], namespace: str, window: timedelta
+) -> Mapping[str, Reading[tuple[Device, ...]]]:
+    """Tell of no device."""
+    del source, namespace, window
+    return {pod.name: Missing(Absence.NO_SERIES) for pod in pods}
+
+
+class Place:
+    """Probes, and a file that says where each pod's engine is."""
+
+    def __init__(self, file: Path, **options: Any) -> None:
+        self.addresses: dict[str, str] = {}
+        self._file = file
+        self._write()
+        rhythm = Rhythm(interval_seconds=0.02, silence_seconds=options.pop("silence_seconds", PATIENT))
+        tempo = Tempo(rhythm, QUICK, options.pop("at_once", AT_ONCE))
+        self.probes = GenerationProbes(
+            ScrapeOptions(addresses_file=file),
+            ProbeOptions(api_key=options.pop("api_key", None)),
+            Vocabulary(VLLM_SIGNALS, VLLM),
+            options.pop("devices", no_devices),
+            tempo,
+        )
+
+    def pod(self, name: str, url: object) -> Pod:
+        self.addresses[f"{NAMESPACE}/{name}"] = f"{str(url).rstrip('/')}/metrics"
+        self._write()
+        return replace(a_pod(name), uid=f"uid-{name}")
+
+    def begin(self, pod: Pod, tokens: int, template: dict[str, Any] = PLAIN) -> None:
+        self.probes.begin(NAMESPACE, pod, template, a_step(tokens))
+
+    async def until(self, pod: Pod, holds: Callable[[Progress | None], bool]) -> Progress | None:
+        async with asyncio.timeout(100):
+            while not holds(self.probes.progress(pod)):
+                await asyncio.sleep(0.01)
+        return self.probes.progress(pod)
+
+    async def ended(self, pod: Pod) -> Progress | None:
+        return await self.until(pod, lambda seen: not isinstance(seen, Underway))
+
+    async def generating(self, pod: Pod) -> None:
+        await self.until(pod, lambda seen: isinstance(seen, Underway) and seen.tokens > 0)
+
+    def _write(self) -> None:
+        self._file.write_text(json.dumps(self.addresses))
+
+
+@asynccontextmanager
+async def a_place(directory: Path, **options: Any) -> AsyncIterator[Place]:
+    place = Place(directory / "addresses.json", **options)
+    try:
+        yield place
+    finally:
+        await place.probes.close()

@@ -1,0 +1,157 @@
+"""What differs on a trial pod that computes prompts whole, and where none can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from kvmedic.core.blocks import Keep
+from kvmedic.core.bundle import BundleEdit
+from kvmedic.core.diagnosis import Try
+from kvmedic.core.plan import ObjectRef, Plan
+from kvmedic.core.reasons import Reason
+from kvmedic.core.template import template_hash
+from kvmedic.core.trialling import Question, TrialStep
+from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.prefills import may_chunk
+from kvmedic.runbooks.fleet_plans import trial_plan
+from kvmedic.runbooks.planning import Fault, Workload, workload_of
+from kvmedic.runbooks.whole_prompts import ROOM, whole_prompts
+from run_builder import a_fleet
+
+LONGEST = 16_384
+NEED = LONGEST + ROOM
+CHUNKS = "--no-enable-chunked-prefill"
+FITTING = ("--max-model-len=8192", "--max-num-batched-tokens=8192")
+LENGTH, STEPS = f"--max-model-len={NEED}", f"--max-num-batched-tokens={NEED}"
+
+
+def a_workload(*args: str, tag: str = "v0.32.0", **more: Any) -> Workload:
+    image = f"vllm/vllm-openai:{tag}"
+    container = {"name": "vllm", "image": image, "args": ["m", *args], **more}
+    template = {"spec": {"containers": [container]}}
+    found = workload_of(ObjectRef("Deployment", "llm"), "u", template, None, (VLLM,))
+    assert isinstance(found, Workload), found
+    return found
+
+
+def on_trial(workload: Workload, change: BundleEdit | Fault | None) -> dict[str, Any]:
+    assert isinstance(change, BundleEdit), change
+    return change.apply(workload.template)
+
+
+def args_of(template: dict[str, Any]) -> list[str]:
+    found: list[str] = template["spec"]["containers"][0]["args"][1:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((), [CHUNKS]),
+        (("--enable-chunked-prefill",), [CHUNKS]),
+        (("--max-model-len=32768",), [LENGTH, CHUNKS]),
+        (("--max-model-len", "32768"), ["--max-model-len", str(NEED), CHUNKS]),
+        (
+            ("--max-model-len=131072", "--max-num-batched-tokens=8192"),
+            [LENGTH, STEPS, CHUNKS],
+        ),
+        (
+            ("--max-model-len=8192", "--max-num-batched-tokens=8192"),
+            ["--max-model-len=8192", "--max-num-batched-tokens=8192", CHUNKS],
+        ),
+        (
+            ("--max-model-len=8192", "--max-num-batched-tokens=4096", "--max-num-seqs=64"),
+            ["--max-model-len=8192", "--max-num-batched-tokens=8192", "--max-num-seqs=64", CHUNKS],
+        ),
+        (("--max-num-batched-tokens=8192",), [CHUNKS]),
+        ((CHUNKS, "--max-model-len=32768"), [CHUNKS, LENGTH]),
+    ],
+    ids=[
+        "nothing given",
+        "chunks are asked for",
+        "a long limit",
+        "as two tokens",
+        "small steps",
+        "a short limit",
+        "steps under a short limit",
+        "steps, and nobody knows the limit",
+        "whole already, and a long limit",
+    ],
+)
+def test_a_trial_pod_computes_prompts_whole(given: tuple[str, ...], expected: list[str]) -> None:
+    workload = a_workload(*given)
+
+    template = on_trial(workload, whole_prompts(workload, LONGEST))
+
+    assert args_of(template) == expected
+    assert not may_chunk(template, "vllm", VLLM)
+
+
+def test_where_prompts_are_whole_already_nothing_differs() -> None:
+    workload = a_workload(CHUNKS, *FITTING)
+
+    assert whole_prompts(workload, 8191) is None
+
+
+@pytest.mark.parametrize("tag", ["v0.8.5.post1", "v0.11.0"])
+def test_a_release_that_does_not_listen_is_not_tried(tag: str) -> None:
+    found = whole_prompts(a_workload(tag=tag), LONGEST)
+
+    assert isinstance(found, Fault)
+    assert found.reason is Reason.TRIAL_IMPOSSIBLE
+    assert "whatever --enable-chunked-prefill says" in found.message
+    assert may_chunk(a_workload(CHUNKS, tag=tag).template, "vllm", VLLM)
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        (a_workload("--config", "/etc/vllm.yaml"), "in the file /etc/vllm.yaml"),
+        (a_workload(tag="latest"), "name the engine's version"),
+    ],
+    ids=["in a file", "nobody knows the version"],
+)
+def test_a_command_line_that_cannot_be_edited_is_not_tried(workload: Workload, says: str) -> None:
+    found = whole_prompts(workload, LONGEST)
+
+    assert isinstance(found, Fault)
+    assert found.reason is Reason.TRIAL_IMPOSSIBLE
+    assert says in found.message
+
+
+ADVICE = Try(
+    Question.PROMPTS, "Mine", LONGEST, Keep(), timedelta(minutes=30), Reason.PROMPTS_PROBED, "slower"
+)
+
+
+def test_the_step_has_the_change_and_the_source_and_the_target_keeps_its_template() -> None:
+    workload, fleet = a_workload(), a_fleet()
+
+    plan = trial_plan(workload, fleet, "main", ADVICE, 1)
+
+    assert isinstance(plan, Plan), plan
+    (step,) = plan.steps
+    assert isinstance(step, TrialStep)
+    assert step.on_trial == template_hash(on_trial(workload, step.change))
+    assert (step.source, step.template, step.after_template) == ("main", fleet.revision, fleet.revision)
+    assert step.line() == "Deployment/llm: a trial pod computes prompts of up to 16384 tokens with Mine"
+
+
+def test_a_trial_of_blocks_has_the_templates_own_setting() -> None:
+    plan = trial_plan(a_workload(), a_fleet(), "main", replace(ADVICE, question=Question.RECLAMATION), 1)
+
+    assert isinstance(plan, Plan), plan
+    (step,) = plan.steps
+    assert isinstance(step, TrialStep)
+    assert (step.change, step.tried, step.source) == (None, "", "")
+
+
+def test_a_trial_that_cannot_be_whole_is_no_plan() -> None:
+    found = trial_plan(a_workload(tag="v0.11.0"), a_fleet(), "main", ADVICE, 1)
+
+    assert isinstance(found, Fault)
+    assert found.reason is Reason.TRIAL_IMPOSSIBLE
