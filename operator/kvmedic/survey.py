@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvmedic.core.compressed import Compressed, standing_answers
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, NoChange, Try, is_content
+from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, is_content
 from kvmedic.core.evidence import Look, Observation, Signal
-from kvmedic.core.fixing import Evaluate, TurnOn
 from kvmedic.core.policy import Policy, Runbook
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
@@ -38,7 +37,7 @@ from kvmedic.plans import (
 from kvmedic.ports import Senses, View
 from kvmedic.recollection import Inquiry, as_recorded, prospect, with_history
 from kvmedic.runbooks.enabling import Enabled
-from kvmedic.runbooks.fixes import Case, next_fix, pursued
+from kvmedic.runbooks.fixes import Case, Next, next_fix, pursued
 from kvmedic.runbooks.methods import compressed_of, eviction_by, eviction_of
 from kvmedic.runbooks.planning import Workload
 from kvmedic.versions import ask_versions, engine_of
@@ -91,21 +90,22 @@ async def _with_what_engines_tell(
     inquiry = Inquiry(resource, policy, view, evidence.burn.at)
     method = await with_history(method, inquiry, senses.metrics)
     evidence = replace(evidence, evicts=evicts, compression=method)
-    evidence = replace(evidence, fix=await _fix(workload, evidence, resource, policy, senses))
+    after = await _after_the_method(workload, evidence, resource, policy, senses)
+    evidence = replace(evidence, fix=after.move, failed_fixes=after.failed)
     if calm(policy, evidence) is not None:
         return evidence
     told = await with_drivers(evidence.vitals, resource.namespace, expected(view), workload, senses.drivers)
     return replace(evidence, vitals=told)
 
 
-async def _fix(
+async def _after_the_method(
     workload: Workload, evidence: Evidence, resource: Resource, policy: Policy, senses: Senses
-) -> Try | Evaluate | TurnOn | NoChange | None:
+) -> Next:
     """Return what comes after a method that saved nothing; the team's evaluation is looked at only then."""
     record, method = resource.record or Record(), evidence.compression
     is_asked = Runbook.COMPRESSION_WITHOUT_SAVINGS in policy.runbooks
     if not is_asked or not pursued(policy.compression, record.turned_off, method):
-        return None
+        return Next(None, ())
     gate = policy.compression.gate
     found = await senses.evaluations.digest(resource.namespace, gate.cron_job) if gate else None
     return next_fix(

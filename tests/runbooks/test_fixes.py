@@ -46,13 +46,17 @@ CASE = Case(
 QUEST = Compressed("Quest", MethodClass.PAGE_SELECTION, "spec.compression")
 
 
+def found_for(case: Case) -> Try | Evaluate | TurnOn | NoChange | None:
+    return next_fix(case).move
+
+
 def with_policy(case: Case = CASE, **changed: object) -> Case:
     return replace(case, policy=replace(case.policy, **changed))  # type: ignore[arg-type]
 
 
 def tried(case: Case = CASE) -> str:
     """Return the hash of the pod template with the next fix that is to be tried."""
-    found = next_fix(case)
+    found = found_for(case)
     assert isinstance(found, Try | Evaluate), found
     return found.tried
 
@@ -80,7 +84,7 @@ CHANGED = tried(REFERRED)
 
 
 def test_blocks_are_asked_for_first_on_a_pod_with_the_change() -> None:
-    found = next_fix(CASE)
+    found = found_for(CASE)
 
     assert isinstance(found, Try)
     assert (found.question, found.method, found.keep) == (Question.RECLAMATION, "Mine", Keep(2048))
@@ -91,15 +95,15 @@ def test_blocks_are_asked_for_first_on_a_pod_with_the_change() -> None:
 
 
 def test_then_the_present_setting_is_scored_then_the_change_then_it_is_turned_on() -> None:
-    reference = next_fix(RECLAIMED)
+    reference = found_for(RECLAIMED)
     assert isinstance(reference, Evaluate)
     assert (reference.change, reference.tried, reference.budget) == (None, PRESENT, None)
 
-    candidate = next_fix(REFERRED)
+    candidate = found_for(REFERRED)
     assert isinstance(candidate, Evaluate)
     assert (candidate.tried, candidate.budget, candidate.evaluation) == (tried(), 2048, EVALUATION)
 
-    found = next_fix(scored(CHANGED, 0.79, REFERRED))
+    found = found_for(scored(CHANGED, 0.79, REFERRED))
     assert isinstance(found, TurnOn)
     assert (found.fix, found.method, found.after) == (Fix.COMPACTING_METHOD, "Mine", "on (MINE=1)")
     assert template_hash(found.change.apply(TEMPLATE)) == CHANGED
@@ -109,7 +113,7 @@ def test_then_the_present_setting_is_scored_then_the_change_then_it_is_turned_on
 def test_fewer_bits_need_no_trial_of_blocks_and_must_show_in_the_type() -> None:
     fp8 = with_policy(scored(PRESENT, 0.8, CASE), fixes=(Fix.REVERT_BUNDLE, Fix.FP8_KV_CACHE))
 
-    found = next_fix(fp8)
+    found = found_for(fp8)
 
     assert isinstance(found, Evaluate)
     assert (found.subject, found.budget) == ("fp8", None)
@@ -117,15 +121,15 @@ def test_fewer_bits_need_no_trial_of_blocks_and_must_show_in_the_type() -> None:
 
 
 @pytest.mark.parametrize("reclaim", [Reclaim.SCATTERED, Reclaim.PER_HEAD, Reclaim.NONE])
-def test_a_method_whose_blocks_do_not_come_back_makes_room_for_the_next_fix(reclaim: Reclaim) -> None:
-    found = next_fix(answered(reclaim))
+def test_a_method_whose_blocks_do_not_come_back_makes_room_for_the_found_for(reclaim: Reclaim) -> None:
+    found = found_for(answered(reclaim))
 
     assert isinstance(found, Evaluate)
     assert (found.subject, found.tried) == ("the present setting", PRESENT)
 
 
-def test_a_loss_of_accuracy_makes_room_for_the_next_fix() -> None:
-    found = next_fix(scored(CHANGED, 0.7, REFERRED))
+def test_a_loss_of_accuracy_makes_room_for_the_found_for() -> None:
+    found = found_for(scored(CHANGED, 0.7, REFERRED))
 
     assert isinstance(found, Evaluate)
     assert found.subject == "fp8"
@@ -134,13 +138,28 @@ def test_a_loss_of_accuracy_makes_room_for_the_next_fix() -> None:
 def test_nothing_left_says_why_of_each() -> None:
     only = with_policy(scored(CHANGED, 0.7, REFERRED), fixes=ALL[:2])
 
-    assert "a loss of 0.100" in waits(next_fix(only), Reason.FIXES_EXHAUSTED)
+    assert "a loss of 0.100" in waits(found_for(only), Reason.FIXES_EXHAUSTED)
+
+
+def test_what_failed_stays_failed_on_another_template_until_the_spec_is_edited() -> None:
+    lost = scored(CHANGED, 0.7, REFERRED)
+    failed = next_fix(lost).failed
+    assert [(each.fix, each.generation) for each in failed] == [(Fix.COMPACTING_METHOD, 3)]
+    assert lost.turned_off is not None
+    capped = a_workload(a_template(["vllm", "serve", "some/model", "--max-num-seqs=8"]))
+
+    after = replace(CASE, workload=capped, turned_off=replace(lost.turned_off, failed=failed))
+
+    found = next_fix(after)
+    assert isinstance(found.move, Evaluate)
+    assert found.failed == failed
+    assert isinstance(found_for(replace(after, generation=4)), Try)
 
 
 def test_caps_at_the_end_leave_the_rest_to_the_other_runbook() -> None:
     only = with_policy(scored(CHANGED, 0.7, REFERRED), fixes=(*ALL[:2], Fix.DEMAND_CAPS))
 
-    assert next_fix(only) is None
+    assert found_for(only) is None
 
 
 @pytest.mark.parametrize(
@@ -163,14 +182,14 @@ def test_caps_at_the_end_leave_the_rest_to_the_other_runbook() -> None:
     ],
 )
 def test_what_is_not_known_waits_and_says_for_what(case: Case, reason: Reason, named: str) -> None:
-    assert named in waits(next_fix(case), reason)
+    assert named in waits(found_for(case), reason)
 
 
 def test_from_the_day_to_close_by_a_better_method_is_not_waited_for() -> None:
     waiting = with_policy(replacement=replace(MINE, keep_tokens=None), close_by=NOW)
 
-    assert isinstance(next_fix(with_policy(waiting, close_by=NOW + timedelta(seconds=1))), NoChange)
-    found = next_fix(waiting)
+    assert isinstance(found_for(with_policy(waiting, close_by=NOW + timedelta(seconds=1))), NoChange)
+    found = found_for(waiting)
     assert isinstance(found, Evaluate)
     assert found.tried == PRESENT
 
@@ -178,14 +197,14 @@ def test_from_the_day_to_close_by_a_better_method_is_not_waited_for() -> None:
 def test_a_method_that_proved_itself_is_turned_on_after_that_day_too() -> None:
     proved = with_policy(scored(CHANGED, 0.79, REFERRED), close_by=NOW - timedelta(days=1))
 
-    assert isinstance(next_fix(proved), TurnOn)
+    assert isinstance(found_for(proved), TurnOn)
 
 
 def test_what_showed_nothing_is_tried_again_after_a_day_or_under_another_spec() -> None:
     nothing = scored(CHANGED, None, REFERRED)
 
     for again in (replace(nothing, now=NOW + AGAIN), replace(nothing, generation=4)):
-        found = next_fix(again)
+        found = found_for(again)
         assert isinstance(found, Evaluate)
         assert found.tried == CHANGED
 
@@ -193,7 +212,7 @@ def test_what_showed_nothing_is_tried_again_after_a_day_or_under_another_spec() 
 def test_scores_of_another_evaluation_compare_with_nothing() -> None:
     edited = replace(scored(CHANGED, 0.79, REFERRED), evaluation="f2f2")
 
-    found = next_fix(edited)
+    found = found_for(edited)
 
     assert isinstance(found, Evaluate)
     assert (found.tried, found.evaluation) == (PRESENT, "f2f2")
@@ -204,9 +223,9 @@ def test_a_score_of_the_spec_counts_for_the_template_that_it_is_of() -> None:
     stale = with_policy(RECLAIMED, gate=replace(GATE, reference=Reference(0.80, "0123")))
 
     assert tried(known) == CHANGED
-    assert isinstance(next_fix(scored(CHANGED, 0.79, known)), TurnOn)
-    assert isinstance(next_fix(scored(CHANGED, 0.70, known)), Evaluate)
-    measured = next_fix(stale)
+    assert isinstance(found_for(scored(CHANGED, 0.79, known)), TurnOn)
+    assert isinstance(found_for(scored(CHANGED, 0.70, known)), Evaluate)
+    measured = found_for(stale)
     assert isinstance(measured, Evaluate)
     assert measured.tried == PRESENT
     assert f"is of 0123, and this is {PRESENT}" in measured.message
@@ -216,19 +235,19 @@ def test_what_had_to_be_turned_off_again_on_this_template_is_not_turned_on_once_
     proved = scored(CHANGED, 0.79, REFERRED)
     failed = TriedBundle("Mine", PRESENT, Reason.NOT_RECOVERED, NOW)
 
-    found = next_fix(replace(proved, tried=(failed,)))
+    found = found_for(replace(proved, tried=(failed,)))
 
     assert isinstance(found, Evaluate)
     assert found.subject == "fp8"
-    assert isinstance(next_fix(replace(proved, tried=(replace(failed, revision="0123"),))), TurnOn)
+    assert isinstance(found_for(replace(proved, tried=(replace(failed, revision="0123"),))), TurnOn)
 
 
 def test_after_the_first_wall_no_method_that_needs_attention_scores_is_turned_on() -> None:
     wanted = Replacement("KV-Compress", keep_tokens=2048, settings=MINE.settings)
     walled = replace(with_policy(replacement=wanted), turned_off=TurnedOff("H2O", Reason.EAGER_FALLBACK, NOW))
 
-    assert isinstance(next_fix(with_policy(replacement=wanted)), Try)
-    found = next_fix(walled)
+    assert isinstance(found_for(with_policy(replacement=wanted)), Try)
+    found = found_for(walled)
     assert isinstance(found, Evaluate)
 
 
@@ -237,13 +256,13 @@ def test_a_known_method_that_gives_no_blocks_back_is_none() -> None:
         replacement=Replacement("Quest", keep_tokens=1, settings=MINE.settings), fixes=ALL[:2]
     )
 
-    assert "Quest gives no blocks back" in waits(next_fix(quest), Reason.FIXES_EXHAUSTED)
+    assert "Quest gives no blocks back" in waits(found_for(quest), Reason.FIXES_EXHAUSTED)
 
 
 def test_a_known_method_brings_its_own_settings_in_their_order() -> None:
     known = with_policy(replacement=Replacement("triattention"))
 
-    found = next_fix(known)
+    found = found_for(known)
 
     assert isinstance(found, Try)
     assert found.method == "TriAttention"

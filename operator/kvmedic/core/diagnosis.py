@@ -15,7 +15,7 @@ from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Signal
-from kvmedic.core.fixing import Evaluate, TurnOn
+from kvmedic.core.fixing import Evaluate, FailedFix, TurnOn
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import LatestDeploy, NoDeploy, Revision
 from kvmedic.core.sentences import SENTENCES
@@ -76,6 +76,8 @@ class Evidence:
     """The method that compresses the KV cache; None where nothing tells of one, or nobody looked."""
     fix: Try | Evaluate | TurnOn | NoChange | None = None
     """What comes after a method that saved nothing; None: nothing, or nobody looked."""
+    failed_fixes: tuple[FailedFix, ...] = ()
+    """What was tried before that in vain."""
     started: Mapping[str, Start] = field(default_factory=dict)
     """What engines logged when they started, by pod name; a pod is absent where nobody had to ask."""
 

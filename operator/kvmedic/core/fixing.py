@@ -15,6 +15,16 @@ from kvmedic.core.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
+class FailedFix:
+    """A fix that was no help, whatever else of the pod template changes; another spec is tried anew."""
+
+    fix: Fix
+    why: str
+    generation: int
+    """Of the spec."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnedOff:
     """The method that was turned off last because it saved nothing."""
 
@@ -22,6 +32,12 @@ class TurnedOff:
     wall: Reason
     """What was found."""
     at: datetime
+    failed: tuple[FailedFix, ...] = ()
+    """What was tried in its place since."""
+
+    def spoken_of(self, fix: Fix, generation: int) -> FailedFix | None:
+        """Return that a fix failed under a spec of some generation; None where it did not."""
+        return next((each for each in self.failed if (each.fix, each.generation) == (fix, generation)), None)
 
 
 @dataclass(frozen=True, slots=True)

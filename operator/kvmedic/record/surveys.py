@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from kvmedic.core.approval import stands
 from kvmedic.core.compressed import Compressed
 from kvmedic.core.diagnosis import CONTENT, Diagnosis, Inconclusive, is_content
+from kvmedic.core.fixing import FailedFix
 from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
@@ -67,6 +68,14 @@ def with_last_good(record: Record, good: LastGood) -> Record:
     if record.last_good is not None and record.last_good.revision == good.revision:
         return record
     return replace(record, last_good=good)
+
+
+def with_failed_fixes(record: Record, failed: tuple[FailedFix, ...]) -> Record:
+    """Return the record with what was tried in vain in the place of a method that was turned off."""
+    gone = record.turned_off
+    if gone is None or not failed or gone.failed == failed:
+        return record
+    return replace(record, turned_off=replace(gone, failed=failed))
 
 
 def with_baseline(record: Record, method: Compressed | None) -> Record:

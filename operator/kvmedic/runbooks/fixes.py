@@ -18,7 +18,7 @@ from kvmedic.core.compressed import Answer, Compressed, answer_for
 from kvmedic.core.compression import MethodClass, Setting
 from kvmedic.core.compression_policy import CompressionPolicy, Fix, GatePolicy, Replacement
 from kvmedic.core.diagnosis import NoChange, Try
-from kvmedic.core.fixing import Evaluate, TurnedOff, TurnOn
+from kvmedic.core.fixing import Evaluate, FailedFix, TurnedOff, TurnOn
 from kvmedic.core.gating import NoEvaluation
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
@@ -58,6 +58,16 @@ class Case:
     def template(self) -> str:
         """Return the hash of the present pod template."""
         return template_hash(self.workload.template)
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What comes after a method that saved nothing."""
+
+    move: Try | Evaluate | TurnOn | NoChange | None
+    """None: no fix is asked for."""
+    failed: tuple[FailedFix, ...]
+    """What was tried in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +122,26 @@ def _wants_fewer_bits(policy: CompressionPolicy, method: Compressed | None) -> b
     return declared is MethodClass.QUANTIZATION and not asks
 
 
-def next_fix(case: Case) -> Try | Evaluate | TurnOn | NoChange | None:
-    """Return what is next, or why nothing is; None where no fix is asked for."""
-    told: list[str] = []
+def next_fix(case: Case) -> Next:
+    """Return what is next, or why nothing is."""
+    failed: list[FailedFix] = []
     for fix in pursued(case.policy, case.turned_off, case.method):
-        found = _stage(fix, case)
+        found = _known_to_fail(fix, case) or _stage(fix, case)
         if fix is Fix.COMPACTING_METHOD and _is_closed(case) and not isinstance(found, TurnOn | _Failed):
             found = _Failed("it was not ready at spec.compression.closeBy")
         if not isinstance(found, _Failed):
-            return found
-        told.append(f"{fix}: {found.why}")
-    if not told or Fix.DEMAND_CAPS in case.policy.fixes:
-        return None
-    return NoChange(Reason.FIXES_EXHAUSTED, "; ".join(told))
+            return Next(found, tuple(failed))
+        failed.append(FailedFix(fix, found.why, case.generation))
+    if not failed or Fix.DEMAND_CAPS in case.policy.fixes:
+        return Next(None, tuple(failed))
+    told = "; ".join(f"{each.fix}: {each.why}" for each in failed)
+    return Next(NoChange(Reason.FIXES_EXHAUSTED, told), tuple(failed))
+
+
+def _known_to_fail(fix: Fix, case: Case) -> _Failed | None:
+    """Return that a fix failed before, maybe on another pod template: the next cap makes it no better."""
+    known = case.turned_off.spoken_of(fix, case.generation) if case.turned_off else None
+    return _Failed(known.why) if known else None
 
 
 def _is_closed(case: Case) -> bool:
