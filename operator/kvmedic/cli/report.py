@@ -26,7 +26,7 @@ from kvmedic.core.diagnosis import (
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.run import Outcome
-from kvmedic.core.trialling import TrialStep
+from kvmedic.core.trialling import Question, TrialStep
 from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm import VLLM
 from kvmedic.findings import Survey
@@ -215,7 +215,8 @@ def change_of(step: Step) -> Change:
         case ScaleStep():
             return Change(REPLICAS, str(step.before), str(step.after), target)
         case TrialStep():
-            return Change(TRIAL, None, f"{step.tokens} tokens with {step.method}", target)
+            what = "prompts of up to " if step.question is Question.PROMPTS else ""
+            return Change(TRIAL, None, f"{what}{step.tokens} tokens with {step.method}", target)
         case AutoscalerStep():
             holder = f"{step.holder.kind}/{step.holder.name}"
             return Change(MINIMUM, str(step.before), str(step.after), holder)
