@@ -21,6 +21,7 @@ from kvmedic.metrics.options import ProbeOptions
 from kvmedic.settings import Settings
 from kvmedic.trial_ports import NoEvaluations, NoProbes, NoTrials
 from kvmedic.wiring import connected, evaluations_of, trials_of
+from probing import a_step
 from run_builder import a_pod
 
 TRIAL = Trial("llm-trial", "serving", Owner("v1", "ConfigMap", "owner", "uid"), 600)
@@ -77,7 +78,7 @@ async def test_where_they_are_not_it_is_said_what_to_set_and_nothing_else_happen
 def test_where_nobody_can_make_tests_none_goes_on() -> None:
     probes = NoProbes()
 
-    probes.begin("serving", a_pod("trial"), {}, 100)
+    probes.begin("serving", a_pod("trial"), {}, a_step(100))
 
     assert probes.progress(a_pod("trial")) == Interrupted("no tests are made here")
     probes.forget(a_pod("trial"))
@@ -94,7 +95,7 @@ async def test_with_the_process_its_tests_end(monkeypatch: pytest.MonkeyPatch, t
     pod = replace(a_pod("trial"), uid="uid-trial", address="192.0.2.1")
 
     async with connected(Settings()) as world:
-        world.probes.begin("serving", pod, {}, 100)
+        world.probes.begin("serving", pod, {}, a_step(100))
         assert world.probes.progress(pod) == Underway(0, 100)
 
     assert world.probes.progress(pod) == Interrupted("the operator ends")

@@ -377,7 +377,7 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             )
             for growth in (*Growth, None)
         ),
-        Incident("as fast as before", slower(tokens_per_second=0.9 * SLOWER), fires=False),
+        Incident("as fast as before", slower(tokens_per_second=SLOWER / 1.3), fires=False),
         Incident("under pressure", compressed(THRASH, FELL_BACK), fires=False),
     ),
     Reason.COMPRESSION_UNPROVEN: (

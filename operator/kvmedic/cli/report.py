@@ -37,7 +37,7 @@ from kvmedic.core.plan import (
     Step,
 )
 from kvmedic.core.run import Outcome
-from kvmedic.core.trialling import TrialStep
+from kvmedic.core.trialling import Question, TrialStep
 from kvmedic.core.vitals import Vitals
 from kvmedic.engines.vllm import VLLM
 from kvmedic.findings import Survey
@@ -215,7 +215,8 @@ def _asked_of(step: OnTrial) -> str:
     """Return what a trial pod is asked, for a person."""
     if isinstance(step, GateStep):
         return f"CronJob/{step.cron_job} with {step.subject}"
-    return f"{step.tokens} tokens with {step.method}"
+    what = "prompts of up to " if step.question is Question.PROMPTS else ""
+    return f"{what}{step.tokens} tokens with {step.method}"
 
 
 def change_of(step: Step) -> Change:
