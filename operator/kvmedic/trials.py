@@ -85,8 +85,7 @@ async def make_trial(tick: Tick, view: View, step: OnTrial) -> str:
 
 def begin_test(tick: Tick, view: View, step: TrialStep, pod: Pod) -> None:
     """Begin the test on a trial pod that is Ready; nothing where this process has begun it."""
-    template = step.change.apply(view.template) if step.change else view.template
-    tick.ports.probes.begin(tick.resource.namespace, pod, template, step)
+    tick.ports.probes.begin(tick.resource.namespace, pod, _on_trial(view, step), step)
 
 
 async def cleared(tick: Tick) -> bool:
