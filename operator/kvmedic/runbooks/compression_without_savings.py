@@ -323,13 +323,6 @@ BRANCHES = (
         goal=Goal.PARITY,
     ),
     Branch(
-        Reason.PAGE_SELECTION,
-        section="Runbook 2: page selection",
-        signals=ASKED,
-        when=page_selection,
-        then=None,
-    ),
-    Branch(
         Reason.BLOCKS_NOT_FREED,
         section="Runbook 2, wall 2: scattered survivors",
         signals=ASKED,
@@ -351,6 +344,13 @@ BRANCHES = (
         when=attention_unproven,
         then=probe_prompts,
         goal=Goal.ANSWER,
+    ),
+    Branch(
+        Reason.PAGE_SELECTION,
+        section="Runbook 2: page selection",
+        signals=ASKED,
+        when=page_selection,
+        then=None,
     ),
     Branch(
         Reason.COMPRESSION_UNPROVEN,
