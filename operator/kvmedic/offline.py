@@ -7,16 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvmedic.core.diagnosis import (
-    Assignment,
-    Beyond,
-    Diagnosis,
-    Evidence,
-    Inconclusive,
-    NoChange,
-    Setting,
-    TurnOff,
-)
+from kvmedic.core.diagnosis import Assignment, Beyond, Diagnosis, Evidence, Inconclusive, NoChange, Setting
+from kvmedic.core.fixing import TurnOff
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome

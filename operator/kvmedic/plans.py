@@ -21,12 +21,10 @@ from kvmedic.core.diagnosis import (
     Resize,
     RollBack,
     Setting,
-    Try,
-    TurnOff,
     diagnose,
     first_match,
 )
-from kvmedic.core.fixing import Evaluate, TurnOn
+from kvmedic.core.fixing import Evaluate, Try, TurnOff, TurnOn
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import Footprint
 from kvmedic.core.loan import Borrowed

@@ -7,8 +7,9 @@ from typing import Any
 
 from kvmedic.api.status import record_to_wire
 from kvmedic.core.baseline import Baseline, baseline_of
-from kvmedic.core.diagnosis import Goal, TurnOff
+from kvmedic.core.diagnosis import Goal
 from kvmedic.core.evidence import Observation
+from kvmedic.core.fixing import TurnOff
 from kvmedic.core.fleet import RolloutFields
 from kvmedic.core.plan import ObjectRef, Plan
 from kvmedic.core.policy import RotationLabel

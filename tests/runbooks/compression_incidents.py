@@ -10,9 +10,10 @@ from kvmedic.core.blocks import Keep
 from kvmedic.core.compressed import Answer, Compressed
 from kvmedic.core.compression import MethodClass
 from kvmedic.core.compression import Setting as BundleSetting
-from kvmedic.core.diagnosis import Evidence, NoChange, Try
+from kvmedic.core.diagnosis import Evidence, NoChange
 from kvmedic.core.evidence import Measured, PodReadings, Signal, Unsupported
 from kvmedic.core.figures import Figures
+from kvmedic.core.fixing import Try
 from kvmedic.core.prompt_probe import Growth
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim

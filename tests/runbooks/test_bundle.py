@@ -11,7 +11,7 @@ import pytest
 from kvmedic.core.bundle import BundleStep, EnvEdit
 from kvmedic.core.compression import Setting
 from kvmedic.core.config_map import ConfigMap, Contents
-from kvmedic.core.diagnosis import TurnOff
+from kvmedic.core.fixing import TurnOff
 from kvmedic.core.plan import ObjectRef, Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.template import template_hash

@@ -7,7 +7,8 @@ import pytest
 
 from kvmedic.core.blocks import Keep
 from kvmedic.core.compression_policy import CompressionPolicy, ProbePolicy
-from kvmedic.core.diagnosis import NoChange, Setting, Try, TurnOff
+from kvmedic.core.diagnosis import NoChange, Setting
+from kvmedic.core.fixing import Try, TurnOff
 from kvmedic.core.prompt_probe import Growth
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim

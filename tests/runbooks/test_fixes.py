@@ -13,8 +13,8 @@ from kvmedic.core.blocks import Keep
 from kvmedic.core.compressed import AGAIN, Answer, Compressed
 from kvmedic.core.compression import MethodClass, Setting
 from kvmedic.core.compression_policy import CompressionPolicy, Fix, GatePolicy, Reference, Replacement
-from kvmedic.core.diagnosis import NoChange, Try
-from kvmedic.core.fixing import Evaluate, TurnedOff, TurnOn
+from kvmedic.core.diagnosis import NoChange
+from kvmedic.core.fixing import Evaluate, Try, TurnedOff, TurnOn
 from kvmedic.core.gating import NoEvaluation
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim

@@ -16,8 +16,9 @@ from kvmedic.cli.given import policy_in
 from kvmedic.cli.report import change_of, report_of_consultation
 from kvmedic.core.approval import stands
 from kvmedic.core.bundle import BundleEdit, BundleStep, EnvEdit
-from kvmedic.core.diagnosis import Branch, Diagnosed, Goal, TurnOff
+from kvmedic.core.diagnosis import Branch, Diagnosed, Goal
 from kvmedic.core.edit import Field, TokenEdit
+from kvmedic.core.fixing import TurnOff
 from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.core.plan import Plan, gives_back, is_revocable, template_before
 from kvmedic.core.policy import Runbook

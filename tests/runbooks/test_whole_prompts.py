@@ -10,7 +10,7 @@ import pytest
 
 from kvmedic.core.blocks import Keep
 from kvmedic.core.bundle import BundleEdit
-from kvmedic.core.diagnosis import Try
+from kvmedic.core.fixing import Try
 from kvmedic.core.plan import ObjectRef, Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.template import template_hash

@@ -28,6 +28,8 @@ WALLS: Mapping[Reason, str] = MappingProxyType(
         Reason.EAGER_FALLBACK: "wall 1: attention falls back to an eager kernel",
         Reason.PAGE_SELECTION: "none: it frees no memory by design",
         Reason.BLOCKS_NOT_FREED: "wall 2: evicted tokens free few blocks or none",
+        Reason.FIX_WAITS: "none any more: what saved nothing is off, and the fix after it waits",
+        Reason.FIX_DUE: "none any more: what saved nothing is off, and the fix after it is due",
         Reason.PRESSED_THOUGH_COMPRESSED: "none: it does what it can, and demand is beyond that",
         Reason.ATTENTION_UNPROVEN: "not told: whether attention fell back (wall 1) has to be asked",
         Reason.COMPRESSION_UNPROVEN: "not told: whether blocks come back or stay (wall 2) has to be asked",

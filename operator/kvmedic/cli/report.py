@@ -12,19 +12,9 @@ from kvmedic.cli.compression import Account, account_of
 from kvmedic.cli.terminal import Form
 from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
 from kvmedic.core.bundle import BundleStep
-from kvmedic.core.diagnosis import (
-    Assignment,
-    Beyond,
-    Diagnosis,
-    Inconclusive,
-    Relief,
-    Resize,
-    RollBack,
-    Try,
-    TurnOff,
-)
+from kvmedic.core.diagnosis import Assignment, Beyond, Diagnosis, Inconclusive, Relief, Resize, RollBack
 from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
-from kvmedic.core.fixing import Evaluate, TurnOn
+from kvmedic.core.fixing import Evaluate, Try, TurnOff, TurnOn
 from kvmedic.core.gating import GateStep
 from kvmedic.core.plan import (
     AutoscalerStep,

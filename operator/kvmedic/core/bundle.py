@@ -230,6 +230,8 @@ class BundleStep:
     reason: Reason
     fix: Fix = Fix.REVERT_BUNDLE
     """Which of those that the spec allows; that one turns a method off, the others turn one on."""
+    undoes: Fix | None = None
+    """The fix that had turned on what is turned off."""
     kind: Literal["BundleStep"] = "BundleStep"
 
     def inverse(self) -> BundleStep:

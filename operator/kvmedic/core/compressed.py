@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.core.blocks import Keep
 from kvmedic.core.compression import MethodClass, Setting
-from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
+from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy, Fix
 from kvmedic.core.figures import Figures
 from kvmedic.core.prompt_probe import Growth, Prompt
 from kvmedic.core.recalled import Recalled
@@ -80,6 +80,8 @@ class Compressed:
     """Usable blocks of a replica without it."""
     settings: tuple[Setting, ...] = ()
     """The bundle that turns it on; empty: not known."""
+    fix: Fix | None = None
+    """As which fix it was turned on; None: it was there before."""
     policy: CompressionPolicy = NOT_DECLARED
     answer: Answer | None = None
     """Of the newest trial of blocks on this very template; None: there was none."""

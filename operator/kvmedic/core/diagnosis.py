@@ -8,21 +8,17 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TypeAlias
 
-from kvmedic.core.blocks import Keep
-from kvmedic.core.bundle import BundleEdit
 from kvmedic.core.compressed import Compressed
-from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Signal
-from kvmedic.core.fixing import Evaluate, FailedFix, TurnOn
+from kvmedic.core.fixing import Evaluate, FailedFix, Try, TurnOff, TurnOn
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import LatestDeploy, NoDeploy, Revision
 from kvmedic.core.sentences import SENTENCES
 from kvmedic.core.started import Start
 from kvmedic.core.supply import Supply
 from kvmedic.core.told_version import Witness
-from kvmedic.core.trialling import Question
 from kvmedic.core.vitals import NodeHealth, Vital, Vitals
 
 RESTORE_AFTER = timedelta(hours=1)
@@ -147,39 +143,6 @@ class Resize:
     reason: Reason
     message: str
     """One sentence with the numbers behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnOff:
-    """A method that compresses the KV cache should be turned off, with all that turned it on."""
-
-    method: str
-    settings: tuple[BundleSetting, ...]
-    """In the order in which they turn it on."""
-    reason: Reason
-    message: str
-    """One sentence with the numbers behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Try:
-    """A trial pod should answer a question about a setting."""
-
-    question: Question
-    method: str
-    tokens: int
-    """To be generated; of prompts: of the longest."""
-    keep: Keep
-    """What the method keeps of a sequence; of no meaning for prompts."""
-    limit: timedelta
-    """After that the trial pod ends."""
-    reason: Reason
-    message: str
-    """One sentence with what asks for it."""
-    change: BundleEdit | None = None
-    """What differs on the trial pod; None: the present setting is tried."""
-    tried: str = ""
-    """Hash of the pod template on the trial pod, where it differs."""
 
 
 SettingAdvice: TypeAlias = Assignment | NoChange

@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from kvmedic.core.blocks import Keep
 from kvmedic.core.bundle import BundleEdit
+from kvmedic.core.compression import Setting
 from kvmedic.core.compression_policy import Fix
 from kvmedic.core.reasons import Reason
+from kvmedic.core.trialling import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,41 @@ class TurnedOff:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnOff:
+    """A method that compresses the KV cache should be turned off, with all that turned it on."""
+
+    method: str
+    settings: tuple[Setting, ...]
+    """In the order in which they turn it on."""
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind it."""
+    undoes: Fix | None = None
+    """The fix that turned it on; None: it was there before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A trial pod should answer a question about a setting."""
+
+    question: Question
+    method: str
+    tokens: int
+    """To be generated; of prompts: of the longest."""
+    keep: Keep
+    """What the method keeps of a sequence; of no meaning for prompts."""
+    limit: timedelta
+    """After that the trial pod ends."""
+    reason: Reason
+    message: str
+    """One sentence with what asks for it."""
+    change: BundleEdit | None = None
+    """What differs on the trial pod; None: the present setting is tried."""
+    tried: str = ""
+    """Hash of the pod template on the trial pod, where it differs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluate:
     """A team's evaluation should score a setting on a trial pod."""
 
@@ -64,7 +102,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class TurnOn:
-    """A setting that proved itself on a trial pod should be turned on in the fleet."""
+    """A bundle should take other values: one that proved itself on a trial pod comes, or a method goes."""
 
     fix: Fix
     method: str
@@ -75,3 +113,5 @@ class TurnOn:
     reason: Reason
     message: str
     """One sentence with what proved it."""
+    undoes: Fix | None = None
+    """The fix that had turned on what is turned off."""

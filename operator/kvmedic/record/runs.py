@@ -12,7 +12,7 @@ from kvmedic.core.compressed import Answer
 from kvmedic.core.compression_policy import Fix
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.engine import Knob
-from kvmedic.core.fixing import TurnedOff
+from kvmedic.core.fixing import FailedFix, TurnedOff
 from kvmedic.core.loan import loans_after
 from kvmedic.core.plan import (
     AutoscalerStep,
@@ -223,8 +223,15 @@ def _turned_off(before: TurnedOff | None, run: Run, outcome: Outcome, now: datet
     for record in run.steps:
         step = record.step
         if isinstance(step, BundleStep) and record.state is StepState.KEPT and outcome.reason in HEALED:
-            return TurnedOff(step.method, run.reason, now) if step.fix is Fix.REVERT_BUNDLE else None
+            return _gone(step, run, now) if step.fix is Fix.REVERT_BUNDLE else None
     return before
+
+
+def _gone(step: BundleStep, run: Run, now: datetime) -> TurnedOff:
+    """Return a method as it is remembered once it is off; a fix of ours that had to go has failed."""
+    why = f"{step.method} was turned on, and had to be turned off again: {run.message}"
+    failed = (FailedFix(step.undoes, why, run.spec_generation),) if step.undoes else ()
+    return TurnedOff(step.method, run.reason, now, failed)
 
 
 def with_score(record: Record, scored: Scored) -> Record:

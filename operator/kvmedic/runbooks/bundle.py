@@ -7,16 +7,15 @@ bundle from being touched: half a bundle is a setting that nobody ever ran.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kvmedic.core.bundle import BundleEdit, BundlePart, BundleStep, EnvEdit, literal_of
 from kvmedic.core.compression import OFF_WORDS, Setting
 from kvmedic.core.compression_policy import Fix
-from kvmedic.core.diagnosis import TurnOff
 from kvmedic.core.edit import COMMAND_LINE, Field, container_at
 from kvmedic.core.engine import Engine, Kind, Option, OptionName
-from kvmedic.core.fixing import TurnOn
+from kvmedic.core.fixing import TurnOff, TurnOn
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.template import template_hash
@@ -68,6 +67,7 @@ def bundle_plan(workload: Workload, advice: TurnOff, generation: int) -> Plan | 
         off,
         advice.reason,
         advice.message,
+        advice.undoes,
     )
     return turning_plan(workload, wanted, generation)
 
@@ -85,6 +85,7 @@ def turning_plan(workload: Workload, advice: TurnOn, generation: int) -> Plan:
         after_template=template_hash(advice.change.apply(workload.template)),
         reason=advice.reason,
         fix=advice.fix,
+        undoes=advice.undoes,
     )
     before = step.before_template
     return Plan((step,), workload.target_uid, before, generation, advice.reason, advice.message)
@@ -111,6 +112,16 @@ def edited(workload: Workload, settings: Sequence[Setting]) -> Edited | Fault | 
         tuple(filter(None, (getattr(each, side) for each in found))) for side in ("before", "after")
     )
     return Edited(BundleEdit(parts), before, after)
+
+
+def reversed_of(settings: Iterable[Setting]) -> list[Setting]:
+    """Return settings whose value without the method is that with it, and the other way round."""
+    return [replace(each, on=each.off, off=each.on) for each in settings]
+
+
+def is_on(workload: Workload, settings: Sequence[Setting]) -> bool:
+    """Return whether each of some settings is known to be on already; False where there is none."""
+    return bool(settings) and edited(workload, reversed_of(settings)) is None
 
 
 def is_off(workload: Workload, settings: Sequence[Setting]) -> bool:

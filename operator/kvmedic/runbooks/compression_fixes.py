@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from kvmedic.core.blocks import Keep
 from kvmedic.core.compression_policy import Fix, ProbePolicy
-from kvmedic.core.diagnosis import Advice, Evidence, NoChange, Setting, Try, TurnOff
+from kvmedic.core.diagnosis import Advice, Evidence, NoChange, Setting
+from kvmedic.core.fixing import Try, TurnOff
 from kvmedic.core.prompt_probe import LEAST_LONGEST
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import BUDGETS
@@ -39,7 +40,8 @@ def turn_off(evidence: Evidence, _setting: Setting) -> Advice:
             f"{why}; how {method.name} is turned on is not known: list its flags and variables in "
             "spec.compression.settings, with the values from before",
         )
-    return TurnOff(method.name, method.settings, Reason.COMPRESSION_REVERTED, f"{method.name} goes: {why}")
+    text = f"{method.name} goes: {why}"
+    return TurnOff(method.name, method.settings, Reason.COMPRESSION_REVERTED, text, method.fix)
 
 
 def fix_next(evidence: Evidence, _setting: Setting) -> Advice:

@@ -16,9 +16,9 @@ from kvmedic.core.blocks import Keep
 from kvmedic.core.bundle import BundleEdit
 from kvmedic.core.compressed import Answer, Compressed, answer_for
 from kvmedic.core.compression import MethodClass, Setting
-from kvmedic.core.compression_policy import CompressionPolicy, Fix, GatePolicy, Replacement
-from kvmedic.core.diagnosis import NoChange, Try
-from kvmedic.core.fixing import Evaluate, FailedFix, TurnedOff, TurnOn
+from kvmedic.core.compression_policy import CompressionPolicy, Fix, GatePolicy
+from kvmedic.core.diagnosis import NoChange
+from kvmedic.core.fixing import Evaluate, FailedFix, Try, TurnedOff, TurnOn
 from kvmedic.core.gating import NoEvaluation
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
@@ -27,8 +27,9 @@ from kvmedic.core.scored import AGAIN, Scored, scored_of
 from kvmedic.core.template import template_hash
 from kvmedic.core.trialling import Question
 from kvmedic.engines.kv_methods import EIGHT_BITS, method_named
-from kvmedic.runbooks.bundle import edited
+from kvmedic.runbooks.bundle import edited, reversed_of
 from kvmedic.runbooks.compression_fixes import reclamation_of
+from kvmedic.runbooks.methods import replacement_of
 from kvmedic.runbooks.planning import Fault, Workload
 
 BEHIND_THE_GATE = frozenset({Fix.COMPACTING_METHOD, Fix.FP8_KV_CACHE})
@@ -107,7 +108,7 @@ _Stage: TypeAlias = Try | Evaluate | TurnOn | NoChange | _Failed
 def pursued(policy: CompressionPolicy, turned_off: TurnedOff | None, method: Compressed | None) -> list[Fix]:
     """Return the fixes behind the gate that may be due, in order; empty where nothing asks for one."""
     allowed = [fix for fix in policy.fixes if fix in BEHIND_THE_GATE]
-    if method is None and turned_off is not None:
+    if turned_off is not None and (method is None or method.method_class is MethodClass.QUANTIZATION):
         return allowed
     return [fix for fix in allowed if fix is Fix.FP8_KV_CACHE and _wants_fewer_bits(policy, method)]
 
@@ -162,36 +163,32 @@ def _stage(fix: Fix, case: Case) -> _Stage:
 def _candidate(fix: Fix, case: Case) -> _Candidate | NoChange | _Failed:
     if fix is Fix.FP8_KV_CACHE:
         return _Candidate(fix, EIGHT_BITS.name, EIGHT_BITS.settings, None, EIGHT_BITS.cache_dtypes)
-    wanted = case.policy.replacement
+    wanted = replacement_of(case.policy)
     if wanted is None:
         text = "which method is to be turned on is not known: name it in spec.compression.replacement"
         return NoChange(Reason.METHOD_UNKNOWN, text)
     return _compacting(fix, wanted, case)
 
 
-def _compacting(fix: Fix, wanted: Replacement, case: Case) -> _Candidate | NoChange | _Failed:
-    known = method_named(wanted.method)
-    if known is not None and known.method_class is not MethodClass.COMPACTING_EVICTION:
-        return _Failed(f"{known.name} gives no blocks back: {known.method_class.frees}")
+def _compacting(fix: Fix, wanted: Compressed, case: Case) -> _Candidate | NoChange | _Failed:
+    if wanted.method_class is not None and wanted.method_class is not MethodClass.COMPACTING_EVICTION:
+        return _Failed(f"{wanted.name} gives no blocks back: {wanted.method_class.frees}")
+    known = method_named(wanted.name)
     is_walled = case.turned_off is not None and case.turned_off.wall is Reason.EAGER_FALLBACK
     if known is not None and known.needs_scores and is_walled:
         return _Failed(f"{known.name} needs attention scores, with which attention falls back once more")
-    settings = wanted.settings or (known.settings if known else ())
-    keep = Keep(wanted.keep_tokens, wanted.keep_share)
-    if keep == Keep() and known is not None:
-        keep = Keep(known.default_budget)
-    if not settings or keep == Keep():
-        lacks = "settings" if not settings else "keepTokens or keepRatio"
+    if not wanted.settings or wanted.keep is None:
+        lacks = "settings" if not wanted.settings else "keepTokens or keepRatio"
         return NoChange(
-            Reason.METHOD_UNKNOWN, f"{wanted.method} needs spec.compression.replacement.{lacks}: give them"
+            Reason.METHOD_UNKNOWN, f"{wanted.name} needs spec.compression.replacement.{lacks}: give them"
         )
-    return _Candidate(fix, known.name if known else wanted.method, settings, keep)
+    return _Candidate(fix, wanted.name, wanted.settings, wanted.keep)
 
 
 def _change(candidate: _Candidate, case: Case) -> _Change | NoChange | _Failed:
     """Return the edits that turn a candidate on: the settings of its bundle, the other way round."""
     method, workload = candidate.method, case.workload
-    found = edited(workload, [replace(each, on=each.off, off=each.on) for each in candidate.settings])
+    found = edited(workload, reversed_of(candidate.settings))
     if isinstance(found, Fault):
         return NoChange(found.reason, f"{method} cannot be turned on as a whole: {found.message}")
     if found is None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from kvmedic.core.diagnosis import Relief, Resize, RollBack, Try
-from kvmedic.core.fixing import Evaluate
+from kvmedic.core.diagnosis import Relief, Resize, RollBack
+from kvmedic.core.fixing import Evaluate, Try
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.footprint import Footprint, returning_step
 from kvmedic.core.gating import GateStep

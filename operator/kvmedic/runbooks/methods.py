@@ -19,7 +19,7 @@ from kvmedic.core.compression import (
     token_eviction,
 )
 from kvmedic.core.compression import Setting as BundleSetting
-from kvmedic.core.compression_policy import CompressionPolicy
+from kvmedic.core.compression_policy import CompressionPolicy, Fix
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Measured, Observation
 from kvmedic.core.template import template_hash
@@ -28,7 +28,7 @@ from kvmedic.engines.kv_methods import CACHE_TYPES, METHODS, method_named
 from kvmedic.manifests.configuration import Configuration
 from kvmedic.manifests.flags import parsed_of
 from kvmedic.manifests.refusal import Refusal
-from kvmedic.runbooks.bundle import is_off
+from kvmedic.runbooks.bundle import is_off, is_on
 from kvmedic.runbooks.planning import Workload
 
 DECLARED = "spec.compression"
@@ -61,7 +61,8 @@ def compressed_of(
     """Return the method that compresses the KV cache, with what is known of it; None where none is on.
 
     The spec's word counts before what settings and engines tell, as long as the settings that it lists do not
-    say that the method is off and the engines do not say that it is on.
+    say that the method is off and the engines do not say that it is on. So does the replacement that it
+    names, once that is on.
 
     Args:
         workload: the engine, its flags and variables; None: nobody knows them.
@@ -73,11 +74,43 @@ def compressed_of(
     environment, asked = (environment_of(workload), asked_type(workload)) if workload else ({}, "")
     found = recognised(METHODS, Told(environment, _label(seen), log, asked))
     is_declared = bool(policy.method or policy.method_class or policy.settings)
-    method = _declared(policy, found) if is_declared else _recognised(found)
-    if method is None:
+    declared = _declared(policy, found) if is_declared else None
+    came = _in_its_place(workload, policy, declared) if workload else None
+    for method in filter(None, (came or declared, _recognised(found))):
+        known = replace(method, without=policy.baseline, blocks_without=policy.blocks, policy=policy)
+        on = known if workload is None else _configured(known, workload, answers)
+        if on is not None:
+            return on
+    return None
+
+
+def replacement_of(policy: CompressionPolicy) -> Compressed | None:
+    """Return the method that is to come in the place of one that saves nothing; None where none is named."""
+    wanted = policy.replacement
+    if wanted is None:
         return None
-    known = replace(method, without=policy.baseline, blocks_without=policy.blocks, policy=policy)
-    return known if workload is None else _configured(known, workload, answers)
+    known = method_named(wanted.method)
+    keep = Keep(wanted.keep_tokens, wanted.keep_share)
+    if keep == Keep() and known is not None:
+        keep = Keep(known.default_budget)
+    return Compressed(
+        name=known.name if known else wanted.method,
+        method_class=known.method_class if known else MethodClass.COMPACTING_EVICTION,
+        told_by=f"{DECLARED}.replacement",
+        keep=None if keep == Keep() else keep,
+        settings=wanted.settings or (known.settings if known else ()),
+        fix=Fix.COMPACTING_METHOD,
+    )
+
+
+def _in_its_place(
+    workload: Workload, policy: CompressionPolicy, declared: Compressed | None
+) -> Compressed | None:
+    """Return the replacement where all of its settings are on, and not all of the declared method's."""
+    came = replacement_of(policy) if Fix.COMPACTING_METHOD in policy.fixes else None
+    if came is None or not is_on(workload, came.settings):
+        return None
+    return None if declared is not None and is_on(workload, declared.settings) else came
 
 
 def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer]) -> Compressed | None:
