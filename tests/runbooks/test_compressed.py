@@ -13,7 +13,7 @@ from kvmedic.core.blocks import Compacted, Keep, Scattered
 from kvmedic.core.compressed import AGAIN, Answer, Compressed, standing_answers
 from kvmedic.core.compression import MethodClass, TokenEviction
 from kvmedic.core.compression import Setting as BundleSetting
-from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
+from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy, Fix, Replacement
 from kvmedic.core.plan import ObjectRef
 from kvmedic.core.prompt_probe import Growth
 from kvmedic.core.reclamation_probe import Reclaim
@@ -226,3 +226,43 @@ def test_blocks_are_compared_only_where_memory_decides_how_many_there_are(given,
 
     assert found is not None
     assert found.blocks_without == blocks
+
+
+COMPACTS = replace(
+    MINE,
+    fixes=(Fix.REVERT_BUNDLE, Fix.COMPACTING_METHOD),
+    replacement=Replacement(
+        "Better", keep_tokens=2048, settings=(SWITCH, BundleSetting("1", None, env="COMPACT"))
+    ),
+    settings=(SWITCH, BundleSetting("640", None, env="EVERY")),
+)
+
+
+def test_a_replacement_that_is_on_is_what_is_looked_at():
+    found = found_in(a_workload(EVICT="1", COMPACT="1"), COMPACTS)
+
+    assert found is not None
+    assert (found.name, found.method_class) == ("Better", MethodClass.COMPACTING_EVICTION)
+    assert (found.keep, found.fix) == (Keep(2048), Fix.COMPACTING_METHOD)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"EVICT": "1", "EVERY": "640"},
+        {"EVICT": "1", "EVERY": "640", "COMPACT": "1"},
+        {"EVERY": "640"},
+    ],
+)
+def test_a_replacement_is_not_taken_for_the_declared_method(env: dict[str, str]):
+    found = found_in(a_workload(**env), COMPACTS)
+
+    assert found is not None
+    assert (found.name, found.fix) == ("Mine", None)
+
+
+def test_where_the_declared_method_is_off_what_engines_tell_counts():
+    found = found_in(a_workload("--kv-cache-dtype=fp8"), MINE, SEEN_FP8)
+
+    assert found is not None
+    assert (found.name, found.method_class) == ("fp8", MethodClass.QUANTIZATION)
