@@ -194,7 +194,7 @@ async def _evaluate(tick: Tick, view: View, step: GateStep) -> timedelta:
             return await _made(tick, view, "Job", why)
         case Evaluated(scored):
             tick = replace(tick, record=with_score(tick.record, scored))
-            return await _told(tick, scored.score is not None, scored.message)
+            return await _told(tick, scored.is_conclusive, scored.message)
         case Wait() | Failed():
             return await _advance(tick, view, move, Direction.FORWARD)
 
@@ -210,7 +210,7 @@ async def _made(tick: Tick, view: View, what: str, why: str) -> timedelta:
 async def _answer(tick: Tick, answer: Answer) -> timedelta:
     """Write down what a trial showed of the present setting; the run ends."""
     tick = replace(tick, record=with_answer(tick.record, answer))
-    return await _told(tick, answer.is_conclusive, answer.message)
+    return await _told(tick, answer.is_conclusive or answer.refused, answer.message)
 
 
 async def _told(tick: Tick, showed: bool, message: str) -> timedelta:  # noqa: FBT001 - what the record says

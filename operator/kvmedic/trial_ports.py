@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gating import JobSight, NoEvaluation, Served
+from kvmedic.core.last_words import LastWords
 from kvmedic.core.trialling import Interrupted, Progress, TrialStep
 from kvmedic.manifests.evaluation_job import Evaluation
 from kvmedic.manifests.trial_pod import Trial
@@ -63,6 +65,12 @@ class Trials(Protocol):
         Raises Conflict where a pod of that name is somebody else's.
         """
 
+    async def last_words(self, namespace: str, pod: Pod, refusals: Sequence[re.Pattern[str]]) -> LastWords:
+        """Return what the log of a trial pod that ended says of it.
+
+        Nothing of the log is kept but a phrase of `refusals`; that it cannot be read is a value.
+        """
+
     async def make(self, trial: Trial, manifest: dict[str, Any]) -> str:
         """Make a trial's pod, unless it is there; return why it cannot be made, or nothing.
 
@@ -88,6 +96,11 @@ class NoTrials:
         """Return that there is none."""
         del trial, container
         return None
+
+    async def last_words(self, namespace: str, pod: Pod, refusals: Sequence[re.Pattern[str]]) -> LastWords:
+        """Return that nothing is read here."""
+        del namespace, pod, refusals
+        return LastWords()
 
     async def make(self, trial: Trial, manifest: dict[str, Any]) -> str:
         """Return why there is none."""

@@ -13,6 +13,7 @@ from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gate_moves import GateMove, GateSight, gate_move
 from kvmedic.core.gating import GateStep
+from kvmedic.core.last_words import LastWords, ended_by_itself
 from kvmedic.core.moves import Failed
 from kvmedic.core.plan import OnTrial
 from kvmedic.core.reasons import Reason
@@ -20,6 +21,7 @@ from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
 from kvmedic.core.trial_moves import TrialMove, TrialSight, trial_move
 from kvmedic.core.trialling import TrialStep
+from kvmedic.engines import REFUSALS
 from kvmedic.findings import Survey
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.evaluation_job import Evaluation, job_name
@@ -27,6 +29,8 @@ from kvmedic.manifests.trial_pod import NoTrial, Owner, Trial, trial_pod
 from kvmedic.ports import Ports, View
 from kvmedic.walks import Tick, start_limits
 
+_REFUSALS = tuple(pattern for patterns in REFUSALS.values() for pattern in patterns)
+"""Of every engine: each one's are its own words."""
 NAME_LENGTH = 200
 """Characters of the resource's name in that of a pod: with the run's id it stays under the 253 of a name."""
 
@@ -37,7 +41,8 @@ async def next_trial_move(tick: Tick, step: TrialStep) -> TrialMove:
         pod = await tick.ports.trials.look(trial_of(tick, step), step.container)
     except Conflict:
         return Failed(Reason.TRIAL_UNANSWERED, "a pod of the trial's name is somebody else's")
-    sight = TrialSight(pod, tick.ports.probes.progress(pod) if pod else None)
+    progress = tick.ports.probes.progress(pod) if pod else None
+    sight = TrialSight(pod, progress, await _last_words(tick, pod))
     return trial_move(sight, step, tick.run, start_limits(tick), tick.now)
 
 
@@ -50,7 +55,15 @@ async def next_gate_move(tick: Tick, step: GateStep) -> GateMove:
     except Conflict:
         return Failed(Reason.TRIAL_UNANSWERED, "a pod or Job of the trial's name is somebody else's")
     served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
-    return gate_move(GateSight(pod, served, job), step, tick.run, start_limits(tick), tick.now)
+    sight = GateSight(pod, served, job, await _last_words(tick, pod))
+    return gate_move(sight, step, tick.run, start_limits(tick), tick.now)
+
+
+async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:
+    """Return what a trial pod that ended by itself told of its end; its log goes with the pod."""
+    if pod is None or not ended_by_itself(pod):
+        return LastWords()
+    return await tick.ports.trials.last_words(tick.resource.namespace, pod, _REFUSALS)
 
 
 async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:

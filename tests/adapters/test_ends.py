@@ -15,8 +15,11 @@ from kubernetes.aio.client import Configuration
 from http_double import HangUpError, Reply, Request, Server
 from kvmedic.cluster.ends import TAIL, bears_device_memory, ends_of
 from kvmedic.cluster.pods import Frame, pod_of
+from kvmedic.cluster.trials import Trials
 from kvmedic.core.fleet import ContainerEnd, Instance, Pod, Rotation
+from kvmedic.core.last_words import LastWords
 from kvmedic.core.vitals import Cause, EngineEnd
+from kvmedic.engines.vllm_refusals import VLLM_REFUSALS
 from kvmedic.kube.client import Client, Limits
 from run_builder import NOW, a_pod
 
@@ -373,3 +376,56 @@ def test_an_end_that_does_not_say_since_when_it_ran_leaves_its_log_no_time() -> 
 )
 def test_no_end_is_read_where_there_is_none(containers: tuple[tuple[str, dict[str, Any]], ...]) -> None:
     assert status(*containers).last_end is None
+
+
+async def heard(
+    answer: Callable[[Request], Reply], pod: Pod | None = None
+) -> tuple[LastWords, list[Request]]:
+    """Return what a trial pod's log told of its end, and what was asked for."""
+    with Server(answer) as server:
+        configuration = Configuration()
+        configuration.host = server.url
+        async with Client(configuration, Limits(total_seconds=2)) as client:
+            asked = pod or ended(instance=Instance.PRESENT)
+            found = await Trials(client).last_words("serving", asked, VLLM_REFUSALS)
+    return found, server.requests
+
+
+NO_EIGHT_BITS = "FlashAttention does not support fp8 kv-cache on this device"
+
+
+async def test_of_a_trial_pods_log_only_the_phrase_of_a_refusal_is_kept() -> None:
+    found, requests = await heard(log(f"{SECRET}\nNotImplementedError: {NO_EIGHT_BITS}.\n{SECRET}"))
+
+    assert found == LastWords(NO_EIGHT_BITS)
+    assert parse_qs(urlsplit(requests[0].path).query)["tailLines"] == [str(TAIL.lines)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{SECRET}\nKeyError",
+        f"INFO 11-21 04:50:01 [logger.py:43] Received request cmpl-1: prompt: 'why: {NO_EIGHT_BITS}?'",
+    ],
+    ids=["another end", "a prompt that speaks of it"],
+)
+async def test_a_log_without_a_refusal_tells_nothing(text: str) -> None:
+    assert (await heard(log(text)))[0] == LastWords()
+
+
+async def test_a_log_of_another_life_tells_nothing() -> None:
+    found, _ = await heard(log(NO_EIGHT_BITS, LATELY - timedelta(minutes=9)))
+
+    assert found.refusal == ""
+    assert "the kubelet has nothing of" in found.trouble
+
+
+async def test_a_log_that_cannot_be_read_says_why() -> None:
+    found, _ = await heard(lambda _: Reply(403, json.dumps({"reason": "Forbidden"}).encode()))
+
+    assert found.refusal == ""
+    assert "403 Forbidden" in found.trouble
+
+
+async def test_a_pod_that_never_ended_is_not_asked() -> None:
+    assert await heard(log(NO_EIGHT_BITS), a_pod("llm-0")) == (LastWords(), [])

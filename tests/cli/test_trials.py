@@ -9,6 +9,7 @@ from datetime import timedelta
 from builders import NOW
 from kvmedic.api.status import record_from_wire, record_to_wire
 from kvmedic.cli.explain import Place, as_json, explained
+from kvmedic.cli.fixes import fixes_of
 from kvmedic.cli.trials import trial_of
 from kvmedic.core.blocks import Keep, Scattered, used
 from kvmedic.core.compressed import Answer
@@ -23,6 +24,7 @@ from kvmedic.core.vitals import MIB
 from run_builder import NEW, OLD, UID
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")
+NO_FIXES = fixes_of(None, OLD, 1)
 KEEP = Keep(share=0.1)
 ANSWER = Answer(
     Question.RECLAMATION,
@@ -136,7 +138,7 @@ def test_prompts_are_told_in_a_table() -> None:
 def test_a_program_gets_every_prompt() -> None:
     record = record_from_wire(record_to_wire(Record(answers=(PROMPTS,)), ""))
 
-    told = as_json(a_resource(record), PLACE, trial_of(record, OLD))["trial"]
+    told = as_json(a_resource(record), PLACE, trial_of(record, OLD), NO_FIXES)["trial"]
 
     assert (told["question"], told["reclaim"], told["growth"]) == ("Prompts", None, "Square")
     assert told["memoryBefore"] == PROMPTS.memory_before
@@ -147,7 +149,7 @@ def test_a_program_gets_every_prompt() -> None:
 def test_a_program_gets_every_reading_and_no_picture() -> None:
     record = Record(answers=(ANSWER,))
 
-    told = json.loads(json.dumps(as_json(a_resource(record), PLACE, trial_of(record, OLD))))
+    told = json.loads(json.dumps(as_json(a_resource(record), PLACE, trial_of(record, OLD), NO_FIXES)))
 
     assert (told["namespace"], told["name"]) == ("serving", "llm")
     assert SENTENCE in told["sentences"]
@@ -177,8 +179,8 @@ def test_a_program_gets_every_reading_and_no_picture() -> None:
 def test_a_program_gets_no_trial_where_there_was_none_and_no_reading_where_none_is_on_record() -> None:
     bare = Record(answers=(replace(ANSWER, seen=(), reclaim=None),))
 
-    without = as_json(a_resource(Record()), PLACE, None)
-    unread = as_json(a_resource(bare), PLACE, trial_of(bare, NEW))
+    without = as_json(a_resource(Record()), PLACE, None, NO_FIXES)
+    unread = as_json(a_resource(bare), PLACE, trial_of(bare, NEW), NO_FIXES)
 
     assert without["trial"] is None
     assert (unread["trial"]["readings"], unread["trial"]["reclaim"]) == ([], None)

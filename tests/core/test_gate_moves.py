@@ -8,15 +8,17 @@ from datetime import timedelta
 import pytest
 
 from builders import NOW
-from core.test_trial_moves import LIMITS, POD, STARTING
+from core.test_trial_moves import CHANGE, LIMITS, POD, STARTING, an_end
 from kvmedic.core.accuracy import JobEnd, Score
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gate_moves import Evaluated, GateMove, GateSight, MakeJob, gate_move
 from kvmedic.core.gating import Counted, GateStep, JobSight, Served
+from kvmedic.core.last_words import LastWords
 from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import StepState
+from kvmedic.core.scored import Scored
 from kvmedic.core.trial_moves import MakeTrial
 from run_builder import a_run
 
@@ -50,6 +52,14 @@ def moved(
 ) -> GateMove:
     run = replace(a_run(StepState.PENDING), started_at=NOW - began)
     return gate_move(GateSight(pod, served, job), step, run, LIMITS, NOW)
+
+
+def ended(words: LastWords, step: GateStep = STEP, reason: str = "Error") -> Scored:
+    """Return what is put on record of a trial pod that ended by itself."""
+    pod = replace(STARTING, last_end=an_end(reason))
+    move = gate_move(GateSight(pod, None, None, words), step, a_run(StepState.PENDING), LIMITS, NOW)
+    assert isinstance(move, Evaluated), move
+    return move.scored
 
 
 def unscored(move: GateMove) -> str:
@@ -131,3 +141,45 @@ def test_a_pod_that_does_not_store_as_was_asked_ends_the_run(stored: str) -> Non
 
 def test_a_pod_that_went_ends_the_run() -> None:
     assert isinstance(moved(replace(POD, terminating=True), None, UNDERWAY), Failed)
+
+
+PHRASE = "FlashAttention does not support fp8 kv-cache on this device"
+EIGHT = replace(STEP, subject="fp8", change=CHANGE)
+
+
+def test_an_engine_that_refuses_a_change_is_on_record_with_its_phrase() -> None:
+    scored = ended(LastWords(PHRASE), EIGHT)
+
+    assert scored.message == f"fp8: the engine refuses it on this hardware: {PHRASE}"
+    assert (scored.configuration, scored.evaluation) == (EIGHT.tried, EIGHT.evaluation)
+    assert scored.refused
+    assert scored.is_conclusive
+    assert scored.score is None
+
+
+@pytest.mark.parametrize(
+    ("words", "step", "reason", "told"),
+    [
+        (LastWords(), EIGHT, "OOMKilled", "fp8: the trial pod ended by itself (exit code 1, OOMKilled)"),
+        (LastWords(), EIGHT, "", "fp8: the trial pod ended by itself (exit code 1, no reason given)"),
+        (LastWords(PHRASE), STEP, "Error", "Mine: the trial pod ended by itself (exit code 1, Error)"),
+        (
+            LastWords(trouble="403 Forbidden"),
+            EIGHT,
+            "Error",
+            "fp8: the trial pod ended by itself (exit code 1, Error); its log cannot be read: 403 Forbidden",
+        ),
+    ],
+    ids=["out of memory", "no reason", "the present setting", "no log"],
+)
+def test_any_other_end_by_itself_is_an_evaluation_that_showed_nothing(
+    words: LastWords, step: GateStep, reason: str, told: str
+) -> None:
+    scored = ended(words, step, reason)
+
+    assert scored.message == told
+    assert not scored.is_conclusive
+
+
+def test_a_pod_that_ends_because_somebody_deletes_it_is_not_on_record() -> None:
+    assert isinstance(moved(replace(STARTING, last_end=an_end(), terminating=True), None), Failed)

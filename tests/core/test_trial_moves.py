@@ -8,6 +8,7 @@ import pytest
 from builders import NOW
 from kvmedic.core.blocks import Compacted, Keep, Pattern, Scattered, used
 from kvmedic.core.fleet import ContainerEnd, Instance, Pod
+from kvmedic.core.last_words import LastWords
 from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.prompt_probe import Growth, Prompt
@@ -25,7 +26,7 @@ from kvmedic.core.trial_moves import (
     trial_move,
 )
 from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
-from run_builder import a_pod, a_run
+from run_builder import BUNDLE, a_pod, a_run
 
 KEEP = Keep(2048)
 GIB = 1 << 30
@@ -43,6 +44,13 @@ STEP = TrialStep(
 LIMITS = StartLimits(timedelta(minutes=10), timedelta(minutes=5))
 POD = a_pod("llm-trial-1", created_at=NOW - timedelta(minutes=2))
 STARTING = replace(POD, ready_at=None)
+
+
+CHANGE = BUNDLE.edit
+
+
+def an_end(reason: str = "Error") -> ContainerEnd:
+    return ContainerEnd("vllm", 1, reason, POD.created_at, NOW, Instance.PRESENT)
 
 
 def moved(
@@ -211,3 +219,22 @@ def test_some_readings_stay_on_record_over_the_whole_course(count, kept):
     assert len(found) == kept
     assert found == tuple(sorted(found, key=lambda sample: sample.tokens))
     assert found[-1:] == samples[-1:]
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "refused"),
+    [
+        (LastWords(), "the trial pod ended by itself (exit code 1, Error)", False),
+        (LastWords("no such type"), "the engine refuses it on this hardware: no such type", True),
+    ],
+)
+def test_an_end_by_itself_under_a_change_is_on_record(words, told, refused):
+    step = replace(STEP, change=CHANGE, tried="4567")
+    pod = replace(STARTING, last_end=an_end())
+
+    move = trial_move(TrialSight(pod, None, words), step, a_run(StepState.PENDING), LIMITS, NOW)
+
+    assert isinstance(move, Answered)
+    answer = move.answer
+    assert (answer.template, answer.message, answer.refused) == ("4567", told, refused)
+    assert not answer.is_conclusive

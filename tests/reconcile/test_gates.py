@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.cluster.simulation import behaviour
+from lab.scripted.proxy import Write
 from reconcile import gating
 from reconcile.gating import (
     COMPACTING,
@@ -177,6 +178,56 @@ def test_whoever_comes_after_a_crash_goes_on_with_the_same_job(fixing):
     world.wait(lambda: bool(scores(world)), SECONDS, "the score is there")
     world.wait(lambda: [job["metadata"]["uid"] for job in jobs(world)] != before, SECONDS, "the Job is gone")
     assert [score for _, score in scores(world)] == [0.8]
+
+
+PHRASE = "FlashAttention does not support fp8 kv-cache on this device"
+SECRET = "sesame"
+BAD = behaviour(mode="crash", restart_after="1h")
+
+
+def a_refusing_world(a_world, log: str) -> World:
+    """Start the operator on a fleet whose trial pods end at start-up, with a log that holds a secret too."""
+    world = a_world(replicas=2, spec=gating.spec(**FP8), change=roomy)
+    allow(world, cron_job(**behaviour(complete_after="1h")))
+    world.rewrite(stored="fp8")
+
+    def crash(write: Write) -> None:
+        for pod in trial_pods(world) if (write.verb, write.object) == ("POST", "pods") else ():
+            patch = {"metadata": {"annotations": BAD}}
+            world.cluster.api.patch("Pod", pod["metadata"]["name"], patch, world.namespace)
+
+    world.proxy.committed = crash
+    world.proxy.log = f"non-default args: {{'api_key': ['{SECRET}']}}\n{log}\n"
+    refer(world, 0.8)
+    turned_off(world)
+    world.start()
+    return world
+
+
+def test_an_engine_that_refuses_the_type_at_start_up_is_not_tried_again_and_says_why(a_world):
+    world = a_refusing_world(a_world, f"NotImplementedError: {PHRASE}.")
+
+    needs(world, "FixesExhausted")
+
+    assert world.outcomes() == ["TrialAnswered"]
+    [score] = world.status()["scores"]
+    assert score["refused"] is True
+    assert score["message"] == f"fp8: the engine refuses it on this hardware: {PHRASE}"
+    [failed] = world.status()["turnedOff"]["failed"]
+    assert (failed["fix"], PHRASE in failed["why"]) == ("Fp8KVCache", True)
+    assert SECRET not in str(world.status()) + world.log
+    nothing_was_changed(world)
+
+
+def test_an_engine_that_ends_otherwise_is_told_and_not_tried_again_that_day(a_world):
+    world = a_refusing_world(a_world, "KeyError: 'rope'")
+
+    world.wait(lambda: world.outcomes() == ["TrialUnanswered"], SECONDS, "the gate is over")
+
+    assert [score for _, score in scores(world)] == [None]
+    told = "fp8: the trial pod ended by itself (exit code 1, Error)"
+    assert world.status()["history"][0]["message"] == told
+    nothing_was_changed(world)
 
 
 def test_suspending_ends_an_evaluation(fixing):

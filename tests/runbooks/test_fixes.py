@@ -128,6 +128,31 @@ def test_a_method_whose_blocks_do_not_come_back_makes_room_for_the_found_for(rec
     assert (found.subject, found.tried) == ("the present setting", PRESENT)
 
 
+def test_an_engine_that_refuses_fewer_bits_leaves_nothing_to_wait_for_that_day() -> None:
+    fp8 = with_policy(scored(PRESENT, 0.8, CASE), fixes=(Fix.REVERT_BUNDLE, Fix.FP8_KV_CACHE))
+    asked = found_for(fp8)
+    assert isinstance(asked, Evaluate)
+    no = Scored(asked.tried, "another", "fp8: the engine refuses it", NOW, 3, refused=True)
+    refused = replace(fp8, scores=(*fp8.scores, no))
+
+    assert "the engine refuses it" in waits(found_for(refused), Reason.FIXES_EXHAUSTED)
+    assert [each.fix for each in next_fix(refused).failed] == [Fix.FP8_KV_CACHE]
+    assert isinstance(found_for(replace(refused, now=NOW + timedelta(days=1))), Evaluate)
+    assert isinstance(found_for(replace(refused, generation=4)), Evaluate)
+
+
+def test_an_engine_that_refuses_a_method_makes_room_for_the_next_fix_at_once() -> None:
+    answer = Answer(Question.RECLAMATION, tried(), "the engine refuses it", NOW, 3, refused=True)
+
+    found = next_fix(replace(CASE, answers=(answer,)))
+
+    assert isinstance(found.move, Evaluate)
+    assert found.move.subject == "the present setting"
+    assert [(each.fix, each.why) for each in found.failed] == [
+        (Fix.COMPACTING_METHOD, "Mine: the engine refuses it")
+    ]
+
+
 def test_a_loss_of_accuracy_makes_room_for_the_found_for() -> None:
     found = found_for(scored(CHANGED, 0.7, REFERRED))
 

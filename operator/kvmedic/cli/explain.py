@@ -1,7 +1,7 @@
 """`kvmedic explain`: what the operator sees, why it does or does not act, and what to type next.
 
 Everything is read from the resource, as the operator last wrote it. No metrics are asked. Where it remembers
-a trial, the Deployment is read too: a trial tells of the pod template that it was made of.
+a trial or a score, the Deployment is read too: both tell of the pod template that they were made of.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvmedic.cli.fixes import ShownFixes, fixes_of
 from kvmedic.cli.live import Name, finished, load, template_of
 from kvmedic.cli.terminal import Form
 from kvmedic.cli.trials import ShownTrial, trial_of
@@ -50,46 +51,52 @@ def command(
 ) -> None:
     """Explain a resource in sentences: what it sees, why it does or does not act, what to type next.
 
-    What a trial showed is drawn as a picture, or told in a table; JSON has its readings instead.
+    What a trial showed is drawn as a picture, or told in a table; JSON has its readings instead. Of the fix
+    after a method of compression it tells what was turned off, what failed, and each score on record.
 
     Nothing is written and no metrics are asked. Exit code 0: it was told; 2: wrong usage or
     configuration; 4: there is no such resource.
     """
     settings = load_settings()
 
-    async def look() -> tuple[Resource, ShownTrial | None]:
+    async def look() -> tuple[Resource, str]:
         async with connected(settings) as world:
             resource = await load(world, Name(namespace, name))
-            answers = resource.record.answers if resource.record else ()
-            template = await template_of(world, resource) if answers else ""
-            return resource, trial_of(resource.record, template)
+            record = resource.record
+            asked = record is not None and bool(record.answers or record.scores)
+            return resource, await template_of(world, resource) if asked else ""
 
     place = Place(settings.process.namespace, settings.process.stop)
-    resource, trial = finished(look())
+    resource, template = finished(look())
+    trial = trial_of(resource.record, template)
+    fixes = fixes_of(resource.record, template, resource.generation)
     if output is Form.JSON:
-        print(json.dumps(as_json(resource, place, trial), indent=2))
+        print(json.dumps(as_json(resource, place, trial, fixes), indent=2))
     else:
-        print("\n".join(explained(resource, place, trial.as_text() if trial else ())))
+        tried = (*(trial.as_text() if trial else ()), *fixes.as_text())
+        print("\n".join(explained(resource, place, tried)))
 
 
-def as_json(resource: Resource, place: Place, trial: ShownTrial | None) -> dict[str, Any]:
-    """Return what there is to say for a program: the sentences, and the trial with its readings."""
-    told = (trial.sentence(),) if trial else ()
+def as_json(resource: Resource, place: Place, trial: ShownTrial | None, fixes: ShownFixes) -> dict[str, Any]:
+    """Return what there is to say for a program: sentences, the trial with its readings, and scores."""
+    told = (*((trial.sentence(),) if trial else ()), *fixes.as_text())
     return {
         "namespace": resource.namespace,
         "name": resource.name,
         "sentences": list(explained(resource, place, told)),
         "trial": trial.as_json() if trial else None,
+        "turnedOff": fixes.turned_off_as_json(),
+        "scores": fixes.scores_as_json(),
     }
 
 
-def explained(resource: Resource, place: Place, trial: Iterable[str] = ()) -> Iterator[str]:
+def explained(resource: Resource, place: Place, tried: Iterable[str] = ()) -> Iterator[str]:
     """Yield what there is to say about a resource, one paragraph a line.
 
     Args:
         resource: as it was loaded.
         place: the operator's own names.
-        trial: what there is to say about a trial, line by line.
+        tried: what there is to say about trials and the fix after the method, line by line.
     """
     yield _task(resource)
     record = resource.record
@@ -97,7 +104,7 @@ def explained(resource: Resource, place: Place, trial: Iterable[str] = ()) -> It
         yield f"It does nothing: {resource.problem.reason}: {resource.problem.message}."
     if record is not None:
         yield from _seen(record)
-        yield from trial
+        yield from tried
         yield from _run(record.run) if record.run else _idle(record)
         yield from _memory(record)
     yield from _next(resource, place)

@@ -1,7 +1,7 @@
 """How engines ended last: what the kubelet says, and the mark that the log of that very end bears.
 
 Logs may hold prompts. A log is searched here and nowhere else, and nothing of it leaves this module but
-which of a few known marks it bears.
+which of a few known marks it bears, and the known phrase with which an engine refuses a type of its cache.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from kvmedic.core.fleet import ContainerEnd, Pod
+from kvmedic.core.last_words import LastWords, refusal_in
 from kvmedic.core.vitals import Cause, EngineEnd
 from kvmedic.kube.client import Client
 from kvmedic.kube.logs import NoLog, Tail, log_of
@@ -59,6 +60,25 @@ def _is_recent(pod: Pod, end: ContainerEnd, since: datetime) -> bool:
 def bears_device_memory(lines: Iterable[str]) -> bool:
     """Return whether a log says that a device's memory ran out; ordinary log lines do not count."""
     return any(DEVICE_MEMORY.search(line) and not CHATTER.search(line) for line in lines)
+
+
+async def last_words_of(
+    client: Client, namespace: str, pod: Pod, refusals: Sequence[re.Pattern[str]]
+) -> LastWords:
+    """Return what the log of a pod's last end says of it; nothing where it never ended.
+
+    Args:
+        client: the API.
+        namespace: of the pod.
+        pod: whose log is read.
+        refusals: how an engine refuses a type of its KV cache; ordinary log lines do not count.
+    """
+    if pod.last_end is None:
+        return LastWords()
+    log = await log_of(client, Ref(PODS, namespace, pod.name), pod.last_end, TAIL)
+    if isinstance(log, NoLog):
+        return LastWords(trouble=log.why)
+    return LastWords(refusal_in((line for line in log if not CHATTER.search(line)), refusals))
 
 
 async def _end_of(client: Client, namespace: str, pod: Pod, end: ContainerEnd) -> EngineEnd:

@@ -5,12 +5,15 @@ A pod's manifest may hold secrets, so the server's words on one that it refuses 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvmedic.cluster.ends import last_words_of
 from kvmedic.cluster.pods import Frame, pod_of
 from kvmedic.core.fleet import Pod, Rotation
+from kvmedic.core.last_words import LastWords
 from kvmedic.kube.client import Client, Preconditions
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
@@ -57,6 +60,10 @@ class Trials:
         if not _is_of(body, trial.owner.uid):
             raise Conflict(Call("get", _ref(trial).path), None, "a pod of that name is not ours")
         return pod_of(body, Frame("", container, _NOWHERE, frozenset()))
+
+    async def last_words(self, namespace: str, pod: Pod, refusals: Sequence[re.Pattern[str]]) -> LastWords:
+        """Return what the log of a trial pod that ended says of it; that it cannot be read is a value."""
+        return await last_words_of(self.client, namespace, pod, refusals)
 
     async def make(self, trial: Trial, manifest: JsonObject) -> str:
         """Make a trial's pod; return why the API server will not have it, or nothing.

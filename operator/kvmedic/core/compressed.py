@@ -48,6 +48,8 @@ class Answer:
     """Prompts of rising length, with the device memory in use after each."""
     memory_before: float | None = None
     """Device memory in use before the first of them, in bytes."""
+    refused: bool = False
+    """The engine said at start-up that the setting is not supported where it ran."""
 
     @property
     def is_conclusive(self) -> bool:

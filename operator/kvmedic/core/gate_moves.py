@@ -6,19 +6,22 @@ before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from kvmedic.core.accuracy import Evaluation, JobEnd, NotPassed, score_of
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gating import Counted, GateStep, JobSight, Served
+from kvmedic.core.last_words import LastWords, ended_by_itself, told_of_end
 from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Run
 from kvmedic.core.scored import Scored
 from kvmedic.core.starting import StartLimits
 from kvmedic.core.trial_moves import MakeTrial, trial_start
+
+NO_WORDS = LastWords()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class GateSight:
     """What its engine says, or why that cannot be read; None: it is not Ready."""
     job: JobSight | None
     """None: there is none yet."""
+    words: LastWords = NO_WORDS
+    """Of a trial pod that ended by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,9 @@ def gate_move(sight: GateSight, step: GateStep, run: Run, limits: StartLimits, n
     if now - run.started_at > timedelta(seconds=step.limit_seconds):
         late = JobSight(JobEnd.LATE, "", Counted(0, 0.0))
         return Evaluated(_scored(late, None, step, run, now))
-    waits = trial_start(sight.pod, limits, now)
-    if waits is not None:
-        return waits
+    toward = _of_pod(sight, step, run, limits, now)
+    if toward is not None:
+        return toward
     if sight.served is None or isinstance(sight.served, str):
         return Wait(
             Reason.AWAITING_EVALUATION, f"the trial pod does not tell yet: {sight.served or 'starts'}"
@@ -79,6 +84,23 @@ def gate_move(sight: GateSight, step: GateStep, run: Run, limits: StartLimits, n
         text = f"CronJob/{step.cron_job} evaluates the trial pod: {done} requests or more are answered"
         return Wait(Reason.AWAITING_EVALUATION, text)
     return Evaluated(_scored(sight.job, sight.served.counted, step, run, now))
+
+
+def _of_pod(
+    sight: GateSight, step: GateStep, run: Run, limits: StartLimits, now: datetime
+) -> GateMove | None:
+    """Return the next move toward a trial pod that is Ready, or what its end shows; None where it is Ready.
+
+    An end by itself is on record: whatever ended the engine would do so again.
+    """
+    pod = sight.pod
+    if pod is None or not ended_by_itself(pod):
+        return trial_start(pod, limits, now)
+    refused = step.change is not None and bool(sight.words.refusal)
+    words = sight.words if refused else replace(sight.words, refusal="")
+    message = f"{step.subject}: {told_of_end(pod, words)}"
+    scored = Scored(step.tried, step.evaluation, message, now, run.spec_generation, refused=refused)
+    return Evaluated(scored)
 
 
 def _roughly(requests: int) -> int:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from kvmedic.core.blocks import KV_HEADS
 from kvmedic.core.compressed import Answer
 from kvmedic.core.fleet import Pod
+from kvmedic.core.last_words import LastWords, ended_by_itself, told_of_end
 from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.prompt_probe import Growth, GrowthJudged, judge_prompts
 from kvmedic.core.reasons import Reason
@@ -22,6 +23,7 @@ from kvmedic.core.starting import StartLimits, start_failure
 from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
 
 MIB = 1 << 20
+NO_WORDS = LastWords()
 KEPT_READINGS = 24
 """Readings of a generation that stay on record: as many as show its course in a terminal's width."""
 
@@ -34,6 +36,8 @@ class TrialSight:
     """None: there is none, not yet or not any more."""
     progress: Progress | None
     """None: nobody has begun the test."""
+    words: LastWords = NO_WORDS
+    """Of a pod that ended by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,9 @@ def trial_move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits
     if isinstance(sight.progress, Watched | Prompted):
         # It counts whatever became of the pod since: a long prompt may well be the end of an engine.
         return Answered(answer_of(sight.progress, step, run.spec_generation, now))
+    if pod is not None and step.change is not None and ended_by_itself(pod):
+        # The change under test may be what ended it, and would again: that is on record.
+        return Answered(_of_end(pod, sight.words, step, run.spec_generation, now))
     waits = trial_start(pod, limits, now)
     if pod is None or waits is not None:
         return waits or MakeTrial()
@@ -120,6 +127,12 @@ def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime
         block_tokens=watched.block_tokens,
         keep=step.keep,
     )
+
+
+def _of_end(pod: Pod, words: LastWords, step: TrialStep, generation: int, now: datetime) -> Answer:
+    """Return what the end of a trial pod by itself shows of the change on it."""
+    refused = bool(words.refusal)
+    return Answer(step.question, step.on_trial, told_of_end(pod, words), now, generation, refused=refused)
 
 
 def _of_prompts(seen: Prompted, step: TrialStep, generation: int, now: datetime) -> Answer:

@@ -3,12 +3,14 @@
 Data only. `ENGINES` lists every engine; a new one is a file of its own and an entry here.
 """
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from kvmedic.core.signals import SignalTable
 from kvmedic.core.started import StartForms
 from kvmedic.engines.vllm import VLLM
+from kvmedic.engines.vllm_refusals import VLLM_REFUSALS
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.engines.vllm_start import VLLM_START
 
@@ -20,3 +22,6 @@ SIGNALS: Mapping[str, SignalTable] = MappingProxyType({VLLM.name: VLLM_SIGNALS})
 
 STARTS: Mapping[str, StartForms] = MappingProxyType({VLLM.name: VLLM_START})
 """What each of them logs when it starts, by its name."""
+
+REFUSALS: Mapping[str, tuple[re.Pattern[str], ...]] = MappingProxyType({VLLM.name: VLLM_REFUSALS})
+"""How each of them says that a type of the KV cache is not supported where it runs, by its name."""

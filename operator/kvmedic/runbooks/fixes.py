@@ -23,7 +23,7 @@ from kvmedic.core.gating import NoEvaluation
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.record import TriedBundle
-from kvmedic.core.scored import AGAIN, Scored, scored_of
+from kvmedic.core.scored import AGAIN, Scored, refusal_of, scored_of
 from kvmedic.core.template import template_hash
 from kvmedic.core.trialling import Question
 from kvmedic.engines.kv_methods import EIGHT_BITS, method_named
@@ -157,7 +157,17 @@ def _stage(fix: Fix, case: Case) -> _Stage:
     change = _change(candidate, case)
     if not isinstance(change, _Change):
         return change
-    return _unproven(change, case) or _gated(change, case)
+    return _refused(change, case) or _unproven(change, case) or _gated(change, case)
+
+
+def _refused(change: _Change, case: Case) -> _Failed | None:
+    """Return that the engine said on a trial pod that a change is not supported here; None: it did not."""
+    scored = refusal_of(case.scores, change.tried, case.generation, case.now)
+    if scored is not None:
+        return _Failed(scored.message)
+    answer = answer_for(case.answers, change.tried)
+    refused = answer is not None and answer.refused
+    return _Failed(f"{change.candidate.method}: {answer.message}") if answer and refused else None
 
 
 def _candidate(fix: Fix, case: Case) -> _Candidate | NoChange | _Failed:
