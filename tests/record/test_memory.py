@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from kvmedic.core.compression_policy import Fix
 from kvmedic.core.engine import Knob
+from kvmedic.core.fixing import TurnedOff
 from kvmedic.core.plan import ConfigStep, FlagStep, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import (
     HISTORY_LENGTH,
+    ClosedRun,
     Record,
     SizedCap,
     TriedBundle,
@@ -207,3 +210,46 @@ def test_a_cap_that_was_taken_back_and_another_lever_leave_what_is_remembered() 
     assert kept(AGAIN, FIRST, Verdict.NOT_RECOVERED) == FIRST
     assert kept(watermark, FIRST) == FIRST
     assert kept(REPLACE, None) is None
+
+
+def after_keeping(step: Step, before: Record | None = None) -> Record:
+    """The record once a run with one step was kept and closed."""
+    judged = Judged(Verdict.RECOVERED, Reason.RECOVERED, "numbers")
+    run = a_run(StepState.VERIFYING, an_intent(), step=step).kept(judged)
+    outcome = Outcome(judged.reason, judged.message)
+    return closed(replace(before or Record(), run=run), run, outcome, 1, NOW)
+
+
+def test_a_method_that_is_off_for_good_is_remembered_until_something_takes_its_place() -> None:
+    gone = after_keeping(BUNDLE)
+    assert gone.turned_off == TurnedOff("TriAttention", Reason.FLEET_WIDE_DEMAND, NOW)
+
+    came = after_keeping(replace(BUNDLE, fix=Fix.FP8_KV_CACHE), gone)
+    back = after_way_back(Reason.NOT_RECOVERED, gone, replace(BUNDLE, fix=Fix.FP8_KV_CACHE))
+
+    assert came.turned_off is None
+    assert back.turned_off == gone.turned_off
+
+
+def test_a_fix_that_had_to_go_again_has_failed() -> None:
+    gone = after_keeping(replace(BUNDLE, undoes=Fix.COMPACTING_METHOD)).turned_off
+
+    assert gone is not None
+    assert gone.spoken_of(Fix.COMPACTING_METHOD, 1) is not None
+    assert gone.spoken_of(Fix.COMPACTING_METHOD, 2) is None
+    assert gone.spoken_of(Fix.FP8_KV_CACHE, 1) is None
+
+
+def test_runs_that_only_asked_a_trial_pod_make_room_for_those_that_changed_something() -> None:
+    def asked(number: int) -> ClosedRun:
+        return ClosedRun(f"t{number}", Reason.FIX_DUE, Reason.TRIAL_ANSWERED, "", (), NOW, NOW)
+
+    changed = ClosedRun("c", Reason.FLEET_WIDE_DEMAND, Reason.RECOVERED, "", (), NOW, NOW)
+    full = Record(history=(*(asked(number) for number in range(HISTORY_LENGTH - 1)), changed))
+
+    done = after_keeping(BUNDLE, full)
+
+    kept = [run.id for run in done.history]
+    assert len(kept) == HISTORY_LENGTH
+    assert kept[-1] == "c"
+    assert f"t{HISTORY_LENGTH - 2}" not in kept
