@@ -27,6 +27,9 @@ from kvmedic.manifests.trial_pod import NoTrial, Owner, Trial, trial_pod
 from kvmedic.ports import Ports, View
 from kvmedic.walks import Tick, start_limits
 
+NO_QUOTA = "exceeded quota"
+"""What the API server says of a pod that a ResourceQuota has no room for (Kubernetes 1.36, resourcequota
+controller.go)."""
 NAME_LENGTH = 200
 """Characters of the resource's name in that of a pod: with the run's id it stays under the 253 of a name."""
 
@@ -64,7 +67,8 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
     why = ports.trials.forbidden()
     if isinstance(step, GateStep):
         why = why or ports.evaluations.forbidden()
-    if not why:
+    drains = isinstance(step, TrialStep) and step.replica
+    if not why and not drains:
         template = _on_trial(found.view, step)
         claims = await ports.trials.held_claims(resource.namespace, template)
         manifest = trial_pod(template, _trial(resource, "", step), claims)
