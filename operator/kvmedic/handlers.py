@@ -74,9 +74,13 @@ class Operator:
         self.confess = self._confess
 
     async def tick(self, key: Key) -> float | None:
-        """Look at one resource, if this process is the one that acts; never raises."""
+        """Look at one resource, if this process is the one that acts; never raises.
+
+        Tests that it began end where it is not: a drained replica may be back in rotation already.
+        """
         self._worked_at = utc_now()
         if not self.ports.leader.is_held():
+            self.ports.probes.forget_all()
             return self.ports.pace.replica.total_seconds()
         with self.telemetry.tick_seconds.time():
             return await self._guarded(key)

@@ -41,6 +41,7 @@ from kvmedic.ports import View
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.bundle import bundle_plan, turning_plan
 from kvmedic.runbooks.capacity import spent_by
+from kvmedic.runbooks.drained_replica import Past, on_a_replica
 from kvmedic.runbooks.fleet_plans import (
     gate_plan,
     replaced_in_vain,
@@ -206,19 +207,24 @@ def _plan(
     if isinstance(advice, Resize):
         return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Try | Evaluate):
-        return _tried(workload, found.view.fleet, policy.source, advice, resource.generation)
+        return _tried(workload, found, advice, resource, policy)
     if isinstance(advice, TurnOff | TurnOn):
         return _turned(workload, advice, known, resource.generation)
     return advice
 
 
 def _tried(
-    workload: Workload | Fault, fleet: Fleet, source: str, advice: Try | Evaluate, generation: int
+    workload: Workload | Fault, found: Survey, advice: Try | Evaluate, resource: Resource, policy: Policy
 ) -> Plan | Fault:
-    """Return the plan that asks a trial pod, or lets a Job evaluate one."""
+    """Return the plan that asks a trial pod or a replica in its place, or lets a Job evaluate one."""
+    fleet, record = found.view.fleet, resource.record or Record()
     if isinstance(advice, Evaluate):
-        return gate_plan(workload, fleet, advice, generation)
-    return trial_plan(workload, fleet, source, advice, generation)
+        return gate_plan(workload, fleet, advice, resource.generation)
+    plan = trial_plan(workload, fleet, policy.source, advice, resource.generation)
+    if isinstance(plan, Fault):
+        return plan
+    past = Past(record.history, found.diagnosis.reason, found.evidence.burn.at)
+    return on_a_replica(plan, fleet, policy, past)
 
 
 def _turned(

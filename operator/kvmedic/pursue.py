@@ -32,7 +32,7 @@ from kvmedic.core.footprint import footprint_after
 from kvmedic.core.gate_moves import Evaluated, MakeJob
 from kvmedic.core.gates import Blocked, forward_gate
 from kvmedic.core.gating import GateStep
-from kvmedic.core.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
+from kvmedic.core.moves import Cordon, Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.core.plan import AutoscalerStep
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import Reason
@@ -41,12 +41,21 @@ from kvmedic.core.run import Outcome, Run, Standing, StepState, is_foreign, stan
 from kvmedic.core.sentences import SENTENCES
 from kvmedic.core.trial_moves import Answered, BeginTest, MakeTrial
 from kvmedic.core.trialling import TrialStep
+from kvmedic.drained import next_drained_move, put_back
 from kvmedic.intents import intended
 from kvmedic.ports import View
 from kvmedic.record.runs import closed, reported, with_answer, with_score
 from kvmedic.record.supplies import after_trouble
 from kvmedic.saving import save
-from kvmedic.trials import begin_test, cleared, evaluation_of, make_trial, next_gate_move, next_trial_move
+from kvmedic.trials import (
+    NO_QUOTA,
+    begin_test,
+    cleared,
+    evaluation_of,
+    make_trial,
+    next_gate_move,
+    next_trial_move,
+)
 from kvmedic.urgency import graded
 from kvmedic.verdicts import judged_window
 from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, walking_move
@@ -166,7 +175,9 @@ async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Dir
 
 async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
     """Make the next move of a trial, or write down what it showed."""
-    pace, move = tick.ports.pace, await next_trial_move(tick, step)
+    pace, tick = tick.ports.pace, observed_victim(tick, view.fleet)
+    drains = step.replica != ""
+    move = await (next_drained_move(tick, view.fleet, step) if drains else next_trial_move(tick, step))
     match move:
         case MakeTrial() | BeginTest() if not tick.ports.leader.is_held():
             return pace.controller
@@ -177,6 +188,8 @@ async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
             return AT_ONCE
         case Answered(answer):
             return await _answer(tick, answer)
+        case Cordon():
+            return await _act(tick, view, move, None)
         case Wait() | Failed():
             return await _advance(tick, view, move, Direction.FORWARD)
 
@@ -203,7 +216,8 @@ async def _made(tick: Tick, view: View, what: str, why: str) -> timedelta:
     """Go on after a trial's pod or Job was made, or end the run where it cannot be; `why`: empty if made."""
     if not why:
         return AT_ONCE
-    failed = Failed(Reason.TRIAL_IMPOSSIBLE, f"the {what} cannot be made: {why}")
+    reason = Reason.SPARE_UNSCHEDULABLE if NO_QUOTA in why else Reason.TRIAL_IMPOSSIBLE
+    failed = Failed(reason, f"the {what} cannot be made: {why}")
     return await _advance(tick, view, failed, Direction.FORWARD)
 
 
@@ -264,6 +278,8 @@ def _outgrown(tick: Tick, view: View) -> Tick:
 
 
 def _reason(run: Run) -> Reason:
+    if isinstance(run.current.step, TrialStep):
+        return Reason.DRAINING
     return Reason.ROLLING_BACK if run.current.state is StepState.ROLLING_BACK else Reason.ROLLING_OUT
 
 
@@ -283,12 +299,12 @@ async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
 async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     """Take the claim off the target, then close the run; the finalizer goes on the next tick.
 
-    A trial pod is gone before that.
+    A trial pod is gone before that, and a replica that was tested in its place is back in rotation.
 
     Dying between the two is harmless: the run's end is already in its record, and a claim that is
     gone is not looked for again. Whoever does not lead leaves both to the one who does.
     """
-    if not tick.ports.leader.is_held() or not await cleared(tick):
+    if not tick.ports.leader.is_held() or not await put_back(tick, view) or not await cleared(tick):
         return tick.ports.pace.controller
     run = replace(tick.run, spending=tick.spending or tick.run.spending)
     if run.ending is None and run.intent is not None:

@@ -28,6 +28,9 @@ class Probes(Protocol):
     def forget(self, pod: Pod) -> None:
         """End the test on a pod and forget what it came to."""
 
+    def forget_all(self) -> None:
+        """End every test and forget it: another process may lead, and begins them anew."""
+
     async def served(self, namespace: str, pod: Pod) -> Served | str:
         """Return what a pod's engine says of itself and of its work so far, or why it cannot be read."""
 
@@ -45,6 +48,9 @@ class NoProbes:
         """Begin nothing."""
 
     def forget(self, pod: Pod) -> None:
+        """Forget nothing."""
+
+    def forget_all(self) -> None:
         """Forget nothing."""
 
     async def served(self, namespace: str, pod: Pod) -> Served | str:

@@ -31,6 +31,9 @@ from kvmedic.walks import Tick, start_limits
 
 _REFUSALS = tuple(pattern for patterns in REFUSALS.values() for pattern in patterns)
 """Of every engine: each one's are its own words."""
+NO_QUOTA = "exceeded quota"
+"""What the API server says of a pod that a ResourceQuota has no room for (Kubernetes 1.36, resourcequota
+controller.go)."""
 NAME_LENGTH = 200
 """Characters of the resource's name in that of a pod: with the run's id it stays under the 253 of a name."""
 
@@ -77,7 +80,8 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
     why = ports.trials.forbidden()
     if isinstance(step, GateStep):
         why = why or ports.evaluations.forbidden()
-    if not why:
+    drains = isinstance(step, TrialStep) and step.replica
+    if not why and not drains:
         template = _on_trial(found.view, step)
         claims = await ports.trials.held_claims(resource.namespace, template)
         manifest = trial_pod(template, _trial(resource, "", step), claims)

@@ -69,7 +69,7 @@ class Tick:
 
 async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     """Return the next move of the step under way, forward or back."""
-    step, drain = tick.run.current.step, await _drain(tick, fleet)
+    step, drain = tick.run.current.step, await drain_of(tick, fleet)
     way = step if direction is Direction.FORWARD else step.inverse()
     match way:
         case BundleStep() | FlagStep() | ConfigStep():
@@ -106,10 +106,10 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
         case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
             return release.releasing_move(fleet, tick.run.recorded)
         case ReplaceStep():
-            order = _replacement(tick, fleet, step, await _drain(tick, fleet))
+            order = _replacement(tick, fleet, step, await drain_of(tick, fleet))
             return replacement.leaving_move(fleet, order, tick.now)
         case ScaleStep():
-            scaled = _scaling(tick, fleet, step, await _drain(tick, fleet))
+            scaled = _scaling(tick, fleet, step, await drain_of(tick, fleet))
             return scaling.leaving_move(fleet, scaled, tick.now)
         case AutoscalerStep():
             return autoscaling.leaving_move(fleet, _autoscaling(tick, fleet, step))
@@ -229,7 +229,7 @@ def _assigned_at(run: Run) -> datetime | None:
     return run.intent.at if run.intent else None
 
 
-async def _drain(tick: Tick, fleet: Fleet) -> Drain:
+async def drain_of(tick: Tick, fleet: Fleet) -> Drain:
     """Return what is known of the requests on the victim.
 
     Two counts of zero are needed, both some seconds after it left rotation: clients with an open

@@ -89,6 +89,19 @@ async def test_tokens_move_while_it_goes_on_and_a_second_beginning_changes_nothi
     assert seen[-1].generated == 1000
 
 
+async def test_all_probes_end_where_another_process_leads(tmp_path: Path) -> None:
+    async with engines(1) as (engine,), a_place(tmp_path) as place:
+        pod = place.pod("replica", engine.http.base_url)
+        place.begin(pod, 15_000)
+        await place.generating(pod)
+
+        place.probes.forget_all()
+        await asyncio.sleep(0.2)
+
+        assert place.probes.progress(pod) is None
+        assert engine.server.engine.unfinished == 0
+
+
 async def test_a_probe_that_is_forgotten_ends_its_request_and_can_be_begun_anew(tmp_path: Path) -> None:
     async with engines(1) as (engine,), a_place(tmp_path) as place:
         pod = place.pod("trial", engine.http.base_url)

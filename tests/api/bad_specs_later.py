@@ -319,13 +319,6 @@ PENDING = [
         "not implemented yet: remove it",
         is_pending=True,
     ),
-    Row(
-        "a drained replica as a trial pod",
-        compression(probe={"useDrainedReplica": True}),
-        "spec.compression.probe.useDrainedReplica",
-        "not implemented yet: remove it",
-        is_pending=True,
-    ),
 ]
 
 ROWS = [*TARGET, *PLAIN, *OBJECTIVES, *WINDOWS, *LEVERS, *ROLLOUT, *LIMITS, *COMPRESSION, *PENDING]

@@ -45,13 +45,12 @@ def test_bounds_are_inside(spec: dict[str, Any]) -> None:
 
 
 def test_everything_that_is_not_implemented_is_named_at_once() -> None:
-    later = {"baseline": {"attentionBackend": "FLASH_ATTN"}, "probe": {"useDrainedReplica": True}}
+    later = {"baseline": {"attentionBackend": "FLASH_ATTN"}}
     spec = spec_from_wire({**MINIMAL, "compression": later, "rollout": {"spare": "BestEffort"}})
 
     assert [named.partition(": ")[0] for named in not_implemented(spec)] == [
         "spec.rollout.spare",
         "spec.compression.baseline.attentionBackend",
-        "spec.compression.probe.useDrainedReplica",
     ]
 
 

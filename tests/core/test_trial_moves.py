@@ -84,13 +84,12 @@ def test_a_pod_that_starts_is_waited_for():
 @pytest.mark.parametrize(
     "pod",
     [
-        replace(STARTING, unschedulable=True, created_at=NOW - timedelta(minutes=6)),
         replace(STARTING, created_at=NOW - timedelta(minutes=11)),
         replace(STARTING, waiting_reason="ImagePullBackOff"),
         replace(POD, terminating=True),
         replace(STARTING, last_end=ContainerEnd("vllm", 1, "Error", POD.created_at, NOW, Instance.PRESENT)),
     ],
-    ids=["no room", "too slow", "no image", "somebody deletes it", "its engine ended"],
+    ids=["too slow", "no image", "somebody deletes it", "its engine ended"],
 )
 def test_a_pod_that_does_not_come_up_is_given_up(pod):
     move = moved(pod)
@@ -98,6 +97,12 @@ def test_a_pod_that_does_not_come_up_is_given_up(pod):
     assert isinstance(move, Failed)
     assert move.reason is Reason.TRIAL_UNANSWERED
     assert move.message
+
+
+def test_a_pod_that_no_node_takes_is_told_as_such():
+    late = replace(STARTING, unschedulable=True, created_at=NOW - timedelta(minutes=6))
+
+    assert reason_of(moved(late)) is Reason.SPARE_UNSCHEDULABLE
 
 
 def test_a_test_begins_on_a_pod_that_is_ready_and_goes_on():

@@ -396,6 +396,44 @@ def test_killed_at_every_write_a_trial_is_answered_and_leaves_nothing(a_world, t
 
 
 @pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_drained_replica_answers_and_is_back(a_world, thorough):
+    world = a_world(replicas=2, decide=thorough.decide, spec=trying.in_place(), change=evicting)
+    allow(world)
+    trying.quota(world, pods=2)
+    world.rewrite(probe="Scattered")
+    before, pods = world.deployment()["spec"], names(world)
+
+    eye = survive(world, 2, thorough, runs=2)
+
+    assert world.outcomes() == ["TrialAnswered", "SpareUnschedulable"]
+    assert trying.answers(world) == ["Scattered"]
+    assert len(eye.cordoned) == 1, "one replica, and never another, was out of rotation"
+    assert eye.fewest == 1
+    assert eye.lost == []
+    assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
+    assert trial_pods(world) == []
+    assert ("PATCH", "pods") in {(write.verb, write.object) for write in thorough.kills}
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_drained_replica_that_does_not_answer_is_back(a_world, killer):
+    given = {**trying.in_place(), "limits": {"cooldown": "0s", "maxRunsPerDay": 2}}
+    world = a_world(replicas=2, decide=killer.decide, spec=given, change=evicting)
+    allow(world)
+    trying.quota(world, pods=2)
+    world.rewrite(probe="refused")
+    before, pods = world.deployment()["spec"], names(world)
+
+    eye = survive(world, 2, killer, runs=2)
+
+    assert world.outcomes() == ["TrialUnanswered", "SpareUnschedulable"]
+    assert trying.answers(world) == []
+    assert len(eye.cordoned) == 1, "one replica, and never another, was out of rotation"
+    assert (eye.fewest, eye.lost) == (1, [])
+    assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
+
+
+@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_prompts_on_a_trial_pod_are_answered_and_leave_nothing(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec=trying.bits(allowedFixes=[]), change=evicting)
     slower(world, prompts="Square")

@@ -25,7 +25,7 @@ from kvmedic.core.vitals import Cause, EngineEnd
 from kvmedic.obstacles import gate, health_of
 from kvmedic.ports import Senses
 from kvmedic.survey import Survey, survey
-from kvmedic.walks import Tick, _drain
+from kvmedic.walks import Tick, drain_of
 from lab.cluster.simulation import behaviour
 from lab.scripted.readings import State
 from reconcile.test_ill_replicas import LEVERS, TORCH, touched
@@ -216,7 +216,7 @@ async def test_a_replica_that_never_was_ready_takes_no_wait(
     metrics = Replicas(count)
     run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victim=Victim("a", "uid-a", NOW, out_at=NOW))
 
-    assert await _drain(a_tick(run, metrics), a_fleet(pods=(replace(pod, cordoned=True),))) is drain
+    assert await drain_of(a_tick(run, metrics), a_fleet(pods=(replace(pod, cordoned=True),))) is drain
     assert metrics.asked == asked
 
 

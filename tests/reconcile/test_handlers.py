@@ -44,6 +44,15 @@ async def test_failures_in_a_row_wait_longer_each_time_up_to_the_bound():
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
+async def test_a_process_that_does_not_lead_looks_at_nothing_and_ends_its_tests():
+    operator, ended = an_operator(), []
+    operator.ports.leader.is_held = lambda: False
+    operator.ports.probes = SimpleNamespace(forget_all=lambda: ended.append(True))
+
+    assert await operator.tick(KEY) == 1
+    assert ended == [True]
+
+
 async def test_a_conflict_is_tried_again_at_once_and_then_like_any_failure():
     operator = an_operator(Conflict(Call("patch", "/x"), 409, "moved"))
 

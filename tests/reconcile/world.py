@@ -100,6 +100,8 @@ class Eye:
     """The least number of pods that took requests, at any moment."""
     seen: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
+    cordoned: set[str] = field(default_factory=set)
+    """Pods that were out of rotation by our label at any moment."""
     _there: Mirror = field(default_factory=Mirror)
     _listed: bool = False
     _watches: Watches | None = None
@@ -135,6 +137,8 @@ class Eye:
     def _look(self, event: str, pod: dict[str, Any]) -> None:
         name = pod["metadata"]["name"]
         self.seen.add(name)
+        if pod["metadata"]["labels"].get("serving") == DRAINING:
+            self.cordoned.add(name)
         if name in self.deleted or not (_going(pod) or event == "DELETED"):
             return
         self.deleted.add(name)

@@ -103,7 +103,9 @@ def _compression(spec: CompressionSpec | None) -> CompressionPolicy:
         settings=_bundle(spec.settings),
         baseline=_figures(spec.baseline),
         blocks=spec.baseline.blocks if spec.baseline else None,
-        probe=ProbePolicy(spec.probe.tokens, parse_duration(spec.probe.timeout)),
+        probe=ProbePolicy(
+            spec.probe.tokens, parse_duration(spec.probe.timeout), spec.probe.use_drained_replica
+        ),
         fixes=tuple(Fix(each) for each in spec.allowed_fixes),
         replacement=_replacement(spec.replacement),
         gate=_gate(spec.accuracy_gate, spec.baseline),

@@ -43,14 +43,6 @@ PENDING: tuple[Rule[KVRemediationSpec], ...] = (
         "compression.baseline.attentionBackend",
         lambda c: c.baseline is None or c.baseline.attention_backend is None,
     ),
-    Rule(
-        cel="!has(self.compression) || !has(self.compression.probe) || "
-        "!has(self.compression.probe.useDrainedReplica) || !self.compression.probe.useDrainedReplica",
-        message="compression.probe.useDrainedReplica true is not implemented yet: remove it",
-        holds=lambda s: s.compression is None or not s.compression.probe.use_drained_replica,
-        path=".compression.probe.useDrainedReplica",
-        forbids=True,
-    ),
 )
 """Every feature of the spec that is not implemented yet."""
 

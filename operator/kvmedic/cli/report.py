@@ -206,7 +206,8 @@ def _asked_of(step: OnTrial) -> str:
     if isinstance(step, GateStep):
         return f"CronJob/{step.cron_job} with {step.subject}"
     what = "prompts of up to " if step.question is Question.PROMPTS else ""
-    return f"{what}{step.tokens} tokens with {step.method}"
+    where = f" on {step.replica}, drained for it" if step.replica else ""
+    return f"{what}{step.tokens} tokens with {step.method}{where}"
 
 
 def change_of(step: Step) -> Change:

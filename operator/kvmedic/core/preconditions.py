@@ -194,6 +194,22 @@ def trial_refusal(fleet: Fleet) -> Refused | None:
     )
 
 
+def drained_refusal(fleet: Fleet) -> Refused | None:
+    """Return why no replica can be drained to be tested, or None.
+
+    The template stays, so neither the strategy nor owners matter; but every other replica must serve.
+    """
+    rotation, unsettled = fleet.rotation, _unsettled(fleet, Purpose.RELIEF)
+    in_selector = f"label {rotation.label} is in the Deployment's selector: changing it orphans the pod"
+    return _first(
+        _frozen(fleet),
+        (rotation.in_selector, Reason.TRIAL_IMPOSSIBLE, in_selector),
+        (not rotation.effective, Reason.TRIAL_IMPOSSIBLE, _rotation_message(fleet)),
+        (fleet.replicas < 2, Reason.TRIAL_IMPOSSIBLE, "the only replica is never drained for a trial"),
+        (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
+    )
+
+
 def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
     """Return why a step cannot begin on this fleet, or None."""
     match step:
@@ -208,7 +224,8 @@ def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
         case AutoscalerStep():
             return autoscaling_refusal(fleet, step)
         case TrialStep() | GateStep():
-            return trial_refusal(fleet)
+            drains = isinstance(step, TrialStep) and step.replica != ""
+            return drained_refusal(fleet) if drains else trial_refusal(fleet)
         case _:
             assert_never(step)
 

@@ -190,8 +190,8 @@ SENTENCES = MappingProxyType(
         Reason.IMPROVED: "Clearly better at like load; the trigger or an objective is still not met.",
         Reason.NOT_RECOVERED: "No better, or worse, at like load.",
         Reason.INCONCLUSIVE: "The evidence does not allow a verdict.",
-        Reason.TRIAL_ANSWERED: "A trial pod showed what was asked; the fleet was not touched.",
-        Reason.TRIAL_UNANSWERED: "A trial pod did not show what was asked; the fleet was not touched.",
+        Reason.TRIAL_ANSWERED: "A trial showed what was asked; no setting of the fleet was touched.",
+        Reason.TRIAL_UNANSWERED: "A trial did not show what was asked; no setting of the fleet was touched.",
         Reason.CANARY_FAILED: "The first new replica did not come up; every old one was left alone.",
         Reason.REPLACEMENT_CALLED_OFF: (
             "The replica could not be replaced safely; it was left in rotation and the spare was removed."

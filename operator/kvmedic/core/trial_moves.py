@@ -84,7 +84,7 @@ def trial_move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits
     waits = trial_start(pod, limits, now)
     if pod is None or waits is not None:
         return waits or MakeTrial()
-    return _tested(sight.progress, pod, step)
+    return tested(sight.progress, pod, step)
 
 
 def trial_start(pod: Pod | None, limits: StartLimits, now: datetime) -> MakeTrial | Wait | Failed | None:
@@ -96,7 +96,8 @@ def trial_start(pod: Pod | None, limits: StartLimits, now: datetime) -> MakeTria
     return None if pod.ready else _starting(pod, limits, now)
 
 
-def _tested(progress: Underway | Interrupted | None, pod: Pod, step: TrialStep) -> BeginTest | Wait | Failed:
+def tested(progress: Underway | Interrupted | None, pod: Pod, step: TrialStep) -> BeginTest | Wait | Failed:
+    """Return the next move of a test whose pod is ready for it and which has not come to its end."""
     match progress:
         case None:
             return BeginTest(pod)
@@ -119,7 +120,7 @@ def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime
     return Answer(
         step.question,
         step.on_trial,
-        message=f"on a trial pod {watched.generated} tokens {_shown(found)}",
+        message=f"on {step.place} {watched.generated} tokens {_shown(found)}",
         at=now,
         generation=generation,
         reclaim=None if isinstance(found, Unjudged) else found.reclaim,
@@ -181,7 +182,8 @@ def _shown(found: Judged) -> str:
 def _starting(pod: Pod, limits: StartLimits, now: datetime) -> Wait | Failed:
     failed = start_failure(pod, False, limits, now)
     if failed is not None:
-        return Failed(Reason.TRIAL_UNANSWERED, failed.message)
+        no_room = failed.reason is Reason.SPARE_UNSCHEDULABLE
+        return failed if no_room else Failed(Reason.TRIAL_UNANSWERED, failed.message)
     return Wait(
         Reason.AWAITING_REPLICA, f"{pod.name} {'waits for a node' if pod.unschedulable else 'starts'}"
     )

@@ -1,6 +1,7 @@
 """A test on a trial pod: how far it is, and what it came to.
 
-The pod is a copy of the target's pod template that nobody leads requests to; the target is not touched.
+The pod is a copy of the target's pod template that nobody leads requests to; the target is not touched. Where
+no node takes one and the spec allows it, a replica that is drained for it serves in its place.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ Progress: TypeAlias = Underway | Watched | Prompted | Interrupted
 class TrialStep(SameTemplate):
     """A trial pod answers a question about a setting. The target is not touched.
 
-    The pod is a copy of the pod template, which nobody leads requests to. It goes when the run ends.
+    The pod is a copy of the pod template, which nobody leads requests to. It goes when the run ends. Where a
+    replica is named it serves in place of one: it is out of rotation until the run ends.
     """
 
     target: ObjectRef
@@ -98,7 +100,15 @@ class TrialStep(SameTemplate):
     """Hash of the pod template on the trial pod, where it differs; empty: that of the target."""
     source: str = ""
     """The metrics source that tells of the trial pod's devices; empty: none is asked."""
+    replica: str = ""
+    """The replica that is drained and serves as the trial pod; empty: a pod of its own is made."""
+    replica_uid: str = ""
     kind: Literal["TrialStep"] = "TrialStep"
+
+    @property
+    def place(self) -> str:
+        """Return where the test is made, for a person."""
+        return f"replica {self.replica}, drained for it," if self.replica else "a trial pod"
 
     @property
     def on_trial(self) -> str:
@@ -113,5 +123,5 @@ class TrialStep(SameTemplate):
         """Return the step as one line for a person."""
         name = f"{self.target.kind}/{self.target.name}"
         if self.question is Question.PROMPTS:
-            return f"{name}: a trial pod computes prompts of up to {self.tokens} tokens with {self.method}"
-        return f"{name}: a trial pod generates {self.tokens} tokens with {self.method}"
+            return f"{name}: {self.place} computes prompts of up to {self.tokens} tokens with {self.method}"
+        return f"{name}: {self.place} generates {self.tokens} tokens with {self.method}"

@@ -163,6 +163,12 @@ class GenerationProbes:
         if test is not None:
             test.task.cancel()
 
+    def forget_all(self) -> None:
+        """End every test and forget it: another process may lead, and begins them anew."""
+        for test in self._tests.values():
+            test.task.cancel()
+        self._tests.clear()
+
     async def served(self, namespace: str, pod: Pod) -> Served | str:
         """Return what a pod's engine says of itself and of its work so far, or why it cannot be read."""
         where = PodAddress(PodKey(namespace, pod.name), pod.address)

@@ -72,6 +72,10 @@ class ScriptedProbes:
         self.begun.pop(pod.uid, None)
         self.looks.pop(pod.uid, None)
 
+    def forget_all(self) -> None:
+        self.begun.clear()
+        self.looks.clear()
+
     async def served(self, namespace: str, pod: Pod) -> Served | str:
         """Return a pod that answered as many requests as the script says once a Job has come to its end."""
         script = json.loads(self.path.read_text())

@@ -1,0 +1,107 @@
+"""Which replica serves for a trial, and when none does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from core.test_drained_trial import STEP as ON_A_REPLICA
+from core.test_drained_trial import with_pod
+from core.test_trial_moves import STEP as ON_A_POD
+from kvmedic.core.compression_policy import CompressionPolicy, ProbePolicy
+from kvmedic.core.fleet import Fleet
+from kvmedic.core.plan import Plan
+from kvmedic.core.policy import Policy
+from kvmedic.core.reasons import Reason
+from kvmedic.core.record import ClosedRun
+from kvmedic.core.trialling import Question, TrialStep
+from kvmedic.runbooks.drained_replica import Past, on_a_replica
+from run_builder import BUNDLE, NOW, STEP, a_fleet
+from runbooks.test_enabling import a_policy
+
+FLEET = a_fleet()
+TRIAL = replace(ON_A_POD, template=FLEET.revision)
+PLAN = Plan((TRIAL,), FLEET.uid, FLEET.revision, 1, Reason.RECLAMATION_PROBED, "nobody knows")
+ENDED = NOW - timedelta(hours=1)
+NO_ROOM = ClosedRun(
+    "1",
+    Reason.COMPRESSION_UNPROVEN,
+    Reason.SPARE_UNSCHEDULABLE,
+    "",
+    (),
+    ENDED,
+    ENDED,
+    template=FLEET.revision,
+)
+
+
+def allowing(least: int = 1, *, drains: bool = True) -> Policy:
+    policy = a_policy(CompressionPolicy(probe=ProbePolicy(drains_replica=drains)))
+    return replace(policy, limits=replace(policy.limits, min_healthy_replicas=least))
+
+
+def planned(
+    plan: Plan = PLAN, fleet: Fleet = FLEET, policy: Policy | None = None, past: ClosedRun | None = NO_ROOM
+) -> Plan:
+    history = (past,) if past else ()
+    return on_a_replica(plan, fleet, policy or allowing(), Past(history, Reason.COMPRESSION_UNPROVEN, NOW))
+
+
+def test_where_a_trial_pod_found_no_room_the_first_replica_serves() -> None:
+    plan = planned()
+
+    (step,) = plan.steps
+    assert isinstance(step, TrialStep)
+    assert (step.replica, step.replica_uid) == (ON_A_REPLICA.replica, ON_A_REPLICA.replica_uid)
+    assert step.line() == ("Deployment/llm: replica a, drained for it, generates 16384 tokens with Mine")
+    assert plan.message == "no node took a trial pod, so a is drained and serves for it; nobody knows"
+    assert plan.digest != PLAN.digest
+
+
+def test_a_replica_that_does_not_serve_is_passed_over() -> None:
+    (step,) = planned(fleet=with_pod("a", in_rotation=False)).steps
+
+    assert isinstance(step, TrialStep)
+    assert step.replica == "b"
+
+
+@pytest.mark.parametrize(
+    "past",
+    [
+        None,
+        replace(NO_ROOM, outcome=Reason.TRIAL_UNANSWERED),
+        replace(NO_ROOM, template="another"),
+        replace(NO_ROOM, reason=Reason.FLEET_WIDE_DEMAND),
+        replace(NO_ROOM, ended_at=NOW - timedelta(days=1)),
+    ],
+    ids=["none", "room", "another template", "another cause", "long ago"],
+)
+def test_a_trial_pod_is_asked_first(past: ClosedRun | None) -> None:
+    assert planned(past=past) == PLAN
+
+
+@pytest.mark.parametrize(
+    ("policy", "fleet"),
+    [
+        (allowing(drains=False), FLEET),
+        (allowing(least=3), FLEET),
+        (allowing(least=2), with_pod("c", ready_at=None)),
+        (allowing(least=0), replace(FLEET, pods=FLEET.pods[:1])),
+    ],
+    ids=["not allowed", "all are demanded", "one is down", "the only one"],
+)
+def test_a_replica_that_cannot_be_spared_serves_for_none(policy: Policy, fleet: Fleet) -> None:
+    assert planned(fleet=fleet, policy=policy) == PLAN
+
+
+@pytest.mark.parametrize(
+    "step",
+    [replace(TRIAL, change=BUNDLE.edit), replace(TRIAL, question=Question.PROMPTS), STEP],
+    ids=["another setting", "prompts", "a change"],
+)
+def test_nothing_else_is_tried_on_a_replica(step: TrialStep) -> None:
+    plan = replace(PLAN, steps=(step,))
+
+    assert planned(plan) == plan
