@@ -111,6 +111,21 @@ def test_each_cue_keeps_the_time_at_which_it_came_first() -> None:
     assert course.cues == {Cue.START: 0, Cue.BRANCH: 3, Cue.PLAN: 3, Cue.SETTLED: 5, Cue.CLOSED: 6}
 
 
+def test_the_figures_of_after_begin_with_the_change_that_counts() -> None:
+    course, told = a_course()
+    course.scenario = course.scenario.model_copy(
+        update={"expect": course.scenario.expect.model_copy(update={"measured_change": 2})}
+    )
+    told.learn(a_status(DEMAND, run=a_run(settled=True)))
+    course.look(1)
+    first = course.measured_from
+    told.learn(a_status(DEMAND, run={**a_run(settled=True), "id": "20260301-025600"}))
+    course.look(2)
+    course.look(3)
+
+    assert (first, course.measured_from) == (None, 2)
+
+
 def test_a_trial_changes_nothing_and_is_no_turning_point() -> None:
     course, told = a_course()
     trial = {**a_run(), "steps": [{"step": {"kind": "TrialStep"}, "state": "RollingOut"}]}

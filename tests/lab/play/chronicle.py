@@ -109,7 +109,12 @@ class Chronicle:
     @property
     def has_settled(self) -> bool:
         """Return whether every replica ran what the first step of some run changed."""
-        return any(run["steps"][0].get("settledAt") for run in self.opened.values())
+        return self.settled > 0
+
+    @property
+    def settled(self) -> int:
+        """Return of how many runs every replica ran what the first step changed."""
+        return sum(bool(run["steps"][0].get("settledAt")) for run in self.opened.values())
 
     @property
     def reasons(self) -> set[str]:

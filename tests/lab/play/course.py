@@ -24,6 +24,8 @@ class Course:
     turned_at: float | None = None
     """When the first plan or run came that changes something, which a trial does not. There the figures of
     before end."""
+    measured_from: float | None = None
+    """When every replica ran the change whose figures count. There the figures of after begin."""
     _done: dict[int, float] = field(default_factory=dict)
     _begun: set[int] = field(default_factory=set)
     _ended: set[int] = field(default_factory=set)
@@ -43,6 +45,8 @@ class Course:
                 self.cues.setdefault(cue, now)
         if self.turned_at is None and told.changes_something:
             self.turned_at = now
+        if self.measured_from is None and told.settled >= self.scenario.expect.measured_change:
+            self.measured_from = now
         if not self._is_as_expected():
             self._seen_at = None
         elif self._seen_at is None:
@@ -103,9 +107,9 @@ class Course:
         held = self.scenario.expect.held
         if held is not None and held not in self.chronicle.reasons:
             return False
-        settled = self.cues.get(Cue.SETTLED)
-        wanted = self.scenario.expect.ratios and settled is not None
-        return not wanted or now - (settled or now) >= self.scenario.limits.measure
+        since = self.measured_from
+        wanted = self.scenario.expect.ratios and since is not None
+        return not wanted or now - (since or now) >= self.scenario.limits.measure
 
     def _is_late(self, now: float) -> bool:
         limits, planned = self.scenario.limits, self.cues.get(Cue.PLAN)

@@ -113,6 +113,8 @@ class Expectation(_Part):
     """How often each replica was swapped or restarted, at most."""
     ratios: dict[str, Bound] = Field(default_factory=dict)
     """Bounds of figures after the change over before it."""
+    measured_change: int = Field(default=1, ge=1)
+    """Which of the changes that settle begins the figures of after, from 1."""
     told: tuple[Reason, ...] = ()
     """Reasons that a condition gave at some time of the play."""
     says: tuple[str, ...] = ()

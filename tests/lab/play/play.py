@@ -15,7 +15,6 @@ from lab.play.figures import Figures, Window, figures, lost
 from lab.play.footprint import Footprint
 from lab.play.judgement import misses
 from lab.play.manifests import PORT
-from lab.play.moments import Cue
 from lab.play.result import Result
 from lab.play.schema import Apply, Incident, Route, Scenario
 from lab.play.story import Story
@@ -212,15 +211,15 @@ class Play:
     def _figures(self, traffic: Traffic) -> tuple[Figures | None, Figures | None]:
         """Return the figures of before and after; none of before where the plan came too soon."""
         records, samples = traffic.records(), self.witness.scraper.samples()
-        cues, span = self._course.cues, self.scenario.limits.measure
+        since, span = self._course.measured_from, self.scenario.limits.measure
         if self._course.turned_at is None:
             return None, None
         turning = self._started + self._course.turned_at
         full = max(self._started + RAMP_SECONDS, turning - span)
         before = figures(Window(full, turning), records, samples) if full < turning else None
-        if Cue.SETTLED not in cues:
+        if since is None:
             return before, None
-        start = self._started + cues[Cue.SETTLED]
+        start = self._started + since
         return before, figures(Window(start, start + span), records, samples)
 
     def _restarts(self) -> float:
