@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvmedic.cli.terminal import NOT_FOUND, USAGE, ended
+from kvmedic.cluster.evaluations import Evaluations
 from kvmedic.core.policy import Policy
 from kvmedic.core.resource import Resource
 from kvmedic.core.template import template_hash
@@ -88,7 +89,9 @@ async def surveyed(world: Connected, resource: Resource) -> Survey:
         place = f"namespace {resource.namespace}"
         raise NotThere(f"Deployment {policy.target.name} does not exist in {place}")
     view = await with_holder(seen, resource.record.footprint if resource.record else None, target)
-    found = await examine(resource, policy, view, Senses(world.metrics, target, drivers=world.drivers))
+    # A look at an evaluation makes none, so it needs no more than the person's own rights.
+    senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
+    found = await examine(resource, policy, view, senses)
     try:
         return await accompanied(found, resource, policy, target)
     except Refused as error:
