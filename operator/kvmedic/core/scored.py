@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from kvmedic.core.accuracy import Score
-
-AGAIN = timedelta(days=1)
-"""How long an evaluation that showed nothing is not repeated: it takes a device, and most reasons do not
-pass."""
+from kvmedic.core.compressed import AGAIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from kvmedic.core.accuracy import NotPassed, Passed, Score, compare_scores
 from kvmedic.core.blocks import Keep
 from kvmedic.core.bundle import BundleEdit
-from kvmedic.core.compressed import Answer, Compressed, answer_for
+from kvmedic.core.compressed import AGAIN, Answer, Compressed, answer_for
 from kvmedic.core.compression import MethodClass, Setting
 from kvmedic.core.compression_policy import CompressionPolicy, Fix, GatePolicy
 from kvmedic.core.diagnosis import NoChange
@@ -23,7 +23,7 @@ from kvmedic.core.gating import NoEvaluation
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.record import TriedBundle
-from kvmedic.core.scored import AGAIN, Scored, refusal_of, scored_of
+from kvmedic.core.scored import Scored, refusal_of, scored_of
 from kvmedic.core.template import template_hash
 from kvmedic.core.trialling import Question
 from kvmedic.engines.kv_methods import EIGHT_BITS, method_named
