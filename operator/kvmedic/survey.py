@@ -138,15 +138,15 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     signals = frozenset[Signal]().union(*(branch.signals for branch in firsts), unproved(resource, view))
     asked = Look(policy.windows.trigger, policy.windows.hold, signals)
     seen = await senses.metrics.look(policy.source, expected(view), resource.namespace, asked)
-    vitals = await vitals_of(seen, resource.namespace, view, senses.logs, {})
     workload = engine_of(view, policy)
     method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None
-    history = prospect(method, Inquiry(resource, policy, view, seen.at))
-    method = as_recorded(method, history)
-    evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
     turned_off = resource.record.turned_off if resource.record else None
     if pursued(policy.compression, turned_off, method):
         return None
+    vitals = await vitals_of(seen, resource.namespace, view, senses.logs, {})
+    history = prospect(method, Inquiry(resource, policy, view, seen.at))
+    method = as_recorded(method, history)
+    evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
     found = calm(policy, evidence)
     if found is None:
         return None

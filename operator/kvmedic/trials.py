@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gate_moves import GateMove, GateSight, gate_move
 from kvmedic.core.gating import GateStep
-from kvmedic.core.last_words import LastWords, ended_by_itself
+from kvmedic.core.last_words import NO_WORDS, LastWords, ended_by_itself
 from kvmedic.core.moves import Failed
 from kvmedic.core.plan import OnTrial
 from kvmedic.core.reasons import Reason
@@ -65,7 +66,7 @@ async def next_gate_move(tick: Tick, step: GateStep) -> GateMove:
 async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:
     """Return what a trial pod that ended by itself told of its end; its log goes with the pod."""
     if pod is None or not ended_by_itself(pod):
-        return LastWords()
+        return NO_WORDS
     return await tick.ports.trials.last_words(tick.resource.namespace, pod, _REFUSALS)
 
 
@@ -82,22 +83,25 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
         why = why or ports.evaluations.forbidden()
     drains = isinstance(step, TrialStep) and step.replica
     if not why and not drains:
-        template = _on_trial(found.view, step)
-        claims = await ports.trials.held_claims(resource.namespace, template)
-        manifest = trial_pod(template, _trial(resource, "", step), claims)
+        manifest = await _manifest(found.view, step, _trial(resource, "", step), ports)
         why = manifest.why if isinstance(manifest, NoTrial) else ""
     return replace(found, obstacle=Outcome(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
 
 
 async def make_trial(tick: Tick, view: View, step: OnTrial) -> str:
     """Make the trial pod; return why there can be none, or nothing."""
-    template = _on_trial(view, step)
-    claims = await tick.ports.trials.held_claims(tick.resource.namespace, template)
     trial = trial_of(tick, step)
-    manifest = trial_pod(template, trial, claims)
+    manifest = await _manifest(view, step, trial, tick.ports)
     if isinstance(manifest, NoTrial):
         return manifest.why
     return await tick.ports.trials.make(trial, manifest)
+
+
+async def _manifest(view: View, step: OnTrial, trial: Trial, ports: Ports) -> dict[str, Any] | NoTrial:
+    """Return the manifest of a trial pod, or why there can be none."""
+    template = _on_trial(view, step)
+    claims = await ports.trials.held_claims(trial.namespace, template)
+    return trial_pod(template, trial, claims)
 
 
 def begin_test(tick: Tick, view: View, step: TrialStep, pod: Pod) -> None:

@@ -13,15 +13,13 @@ from typing import TypeAlias
 from kvmedic.core.accuracy import Evaluation, JobEnd, NotPassed, score_of
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gating import Counted, GateStep, JobSight, Served
-from kvmedic.core.last_words import LastWords, ended_by_itself, told_of_end
+from kvmedic.core.last_words import NO_WORDS, LastWords, ended_by_itself, told_of_end
 from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Run
 from kvmedic.core.scored import Scored
 from kvmedic.core.starting import StartLimits
 from kvmedic.core.trial_moves import MakeTrial, trial_start
-
-NO_WORDS = LastWords()
 
 
 @dataclass(frozen=True, slots=True)

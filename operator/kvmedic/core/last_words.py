@@ -27,6 +27,9 @@ class LastWords:
     """Why the log could not be read; empty where it was."""
 
 
+NO_WORDS = LastWords()
+
+
 def refusal_in(lines: Iterable[str], refusals: Sequence[re.Pattern[str]]) -> str:
     """Return the first phrase with which an engine refuses a type of its KV cache; empty where none does.
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from kvmedic.core.blocks import KV_HEADS
 from kvmedic.core.compressed import Answer
 from kvmedic.core.fleet import Pod
-from kvmedic.core.last_words import LastWords, ended_by_itself, told_of_end
+from kvmedic.core.last_words import NO_WORDS, LastWords, ended_by_itself, told_of_end
 from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.prompt_probe import Growth, GrowthJudged, judge_prompts
 from kvmedic.core.reasons import Reason
@@ -23,7 +23,6 @@ from kvmedic.core.starting import StartLimits, start_failure
 from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
 
 MIB = 1 << 20
-NO_WORDS = LastWords()
 KEPT_READINGS = 24
 """Readings of a generation that stay on record: as many as show its course in a terminal's width."""
 

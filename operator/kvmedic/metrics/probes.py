@@ -31,7 +31,7 @@ from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
 from kvmedic.metrics.prompts import MemoryPace, Sent, compute, lengths_up_to, limit_of
 from kvmedic.metrics.scrape import PodAddress, Scraper, resolver_of
 from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.served import served_of
+from kvmedic.metrics.served import model_of, served_of
 from kvmedic.metrics.version_page import METRICS
 from kvmedic.sections import Secret
 
@@ -260,9 +260,7 @@ class GenerationProbes:
         page = await engine.pages()
         if isinstance(page, Missing):
             raise _UntoldError("the engine's metrics cannot be read")
-        table = self._vocabulary.table
-        names = (series.labels.get(table.model_label) for series in page.of(table.presence))
-        name = next(filter(None, names), None)
+        name = model_of(page, self._vocabulary.table)
         if name is None:
             raise _UntoldError("the engine's metrics do not tell its model")
         return name

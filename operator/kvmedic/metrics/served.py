@@ -22,7 +22,7 @@ def served_of(page: Page, table: SignalTable, url: str) -> Served | str:
         url: of its API.
     """
     replica = replica_of(page, table)
-    model = next(filter(None, (one.labels.get(table.model_label) for one in page.of(table.presence))), None)
+    model = model_of(page, table)
     if replica is None or model is None:
         return "the engine's metrics do not tell its model"
     counted = counted_of(page, table)
@@ -30,6 +30,11 @@ def served_of(page: Page, table: SignalTable, url: str) -> Served | str:
         return "the engine's metrics do not tell its finished requests"
     found = pool(replica, page.of(table.pool.name))
     return Served(url, model, found.value.cache_dtype if isinstance(found, Measured) else "", counted)
+
+
+def model_of(page: Page, table: SignalTable) -> str | None:
+    """Return the name under which an engine serves; None where its page does not tell."""
+    return next(filter(None, (one.labels.get(table.model_label) for one in page.of(table.presence))), None)
 
 
 def counted_of(page: Page, table: SignalTable) -> Counted | None:

@@ -96,7 +96,6 @@ def trial_plan(
         tried=template_hash(change.apply(workload.template)) if change else "",
         source=source if of_prompts else "",
     )
-
     return plan_for(fleet, step, advice, generation)
 
 
