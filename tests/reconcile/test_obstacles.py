@@ -188,9 +188,8 @@ async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
 
     monkeypatch.setattr(live, "target_of", lambda world: Closed())
 
-    found = await live.surveyed(
-        SimpleNamespace(metrics=Asked(State.THRASH), drivers=NotAllowed()), a_resource()
-    )
+    world = SimpleNamespace(client=None, metrics=Asked(State.THRASH), drivers=NotAllowed())
+    found = await live.surveyed(world, a_resource())
 
     assert found.plan is not None
     assert found.proposal is not None
