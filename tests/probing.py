@@ -16,13 +16,15 @@ from kvmedic.core.evidence import Absence, Missing, Reading
 from kvmedic.core.fleet import Pod
 from kvmedic.core.object_ref import ObjectRef
 from kvmedic.core.reasons import Reason
+from kvmedic.core.started import Start, StartForms, Unread
 from kvmedic.core.trialling import Progress, Question, TrialStep, Underway
 from kvmedic.core.vitals import Device
 from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.engines.vllm_start import VLLM_START
 from kvmedic.metrics.generation import Rhythm
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
-from kvmedic.metrics.probes import AT_ONCE, GenerationProbes, Tempo, Vocabulary
+from kvmedic.metrics.probes import AT_ONCE, Beside, GenerationProbes, Tempo, Vocabulary
 from kvmedic.metrics.prompts import MemoryPace
 from run_builder import a_pod
 
@@ -46,6 +48,14 @@ async def no_devices(
     return {pod.name: Missing(Absence.NO_SERIES) for pod in pods}
 
 
+async def no_logs(
+    namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
+) -> Mapping[str, Start]:
+    """Read no log."""
+    del namespace, container, forms
+    return {pod.name: Unread("403 Forbidden") for pod in pods}
+
+
 class Place:
     """Probes, and a file that says where each pod's engine is."""
 
@@ -58,8 +68,8 @@ class Place:
         self.probes = GenerationProbes(
             ScrapeOptions(addresses_file=file),
             ProbeOptions(api_key=options.pop("api_key", None)),
-            Vocabulary(VLLM_SIGNALS, VLLM),
-            options.pop("devices", no_devices),
+            Vocabulary(VLLM_SIGNALS, VLLM, VLLM_START),
+            Beside(options.pop("devices", no_devices), options.pop("starts", no_logs)),
             tempo,
         )
 

@@ -22,6 +22,7 @@ from kvmedic.core.gates import Stop
 from kvmedic.crowd import Bounds, Crowd
 from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.engines.vllm_start import VLLM_START
 from kvmedic.frame import HealthOptions, KubernetesOptions, PaceOptions
 from kvmedic.handlers import Backoff, Frame, Operator, serve, utc_now
 from kvmedic.kube.client import Client, Limits, connect
@@ -29,7 +30,7 @@ from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.options import ProbeOptions
-from kvmedic.metrics.probes import GenerationProbes, Vocabulary
+from kvmedic.metrics.probes import Beside, GenerationProbes, Vocabulary
 from kvmedic.ports import Drivers, Leader, Metrics, NotAllowed, Pace, Ports
 from kvmedic.record.definition import defined
 from kvmedic.record.events import Events
@@ -71,8 +72,9 @@ async def connected(settings: Settings) -> AsyncIterator[Connected]:
     """Open the API and the metrics sources, and close them again."""
     client = await connect(_kubeconfig(), _limits(settings.kubernetes))
     metrics = FleetMetrics.of(settings.sources, settings.scrape, VLLM_SIGNALS)
+    beside = Beside(metrics.devices, DeploymentTarget(client).starts)
     probes = GenerationProbes(
-        settings.scrape, settings.probe, Vocabulary(VLLM_SIGNALS, VLLM), metrics.devices
+        settings.scrape, settings.probe, Vocabulary(VLLM_SIGNALS, VLLM, VLLM_START), beside
     )
     drivers, trials = drivers_of(settings.health, client), trials_of(settings.probe, client)
     evaluations = evaluations_of(settings.probe, client)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 from kvmedic.core.evidence import Measured, Reading
 from kvmedic.core.fleet import Pod
 from kvmedic.core.prompt_probe import Grown, Growth, judge_prompts
-from kvmedic.core.trialling import Interrupted, Prompted, Question, Underway
+from kvmedic.core.started import Start, StartForms, started_of
+from kvmedic.core.trialling import Begun, Interrupted, Prompted, Question, Underway
 from kvmedic.core.vitals import Device, Vital
 from lab_engine.engine_process import PLAIN as DIRECT
-from lab_engine.engine_process import Running, an_engine
+from lab_engine.engine_process import Running, a_process, an_engine, until_healthy
 from probing import NAMESPACE, PLAIN, Place, a_place, a_step
 
 LONGEST = 4096
@@ -26,6 +28,7 @@ TAKES = ("--max-model-len=4200", "--block-size=16", "--num-gpu-blocks-override=6
 WHOLE = (*TAKES, "--no-enable-chunked-prefill", "--max-num-batched-tokens=4200")
 GPU = {"LAB_MODEL_MAX_LEN": "8192", "LAB_DEVICE_MEMORY_MIB": "40000"}
 EAGER = {"LAB_EAGER_ATTENTION": "quiet"}
+RECORDED = Path(__file__).parents[1] / "data" / "vllm" / "startup-0.32-cpu.log"
 ARGUMENT = "--no-enable-chunked-prefill"
 
 
@@ -100,6 +103,61 @@ async def test_memory_tells_whether_attention_is_fused(
     assert isinstance(seen, Prompted)
     assert tuple(each.tokens for each in seen.prompts) == LENGTHS
     assert set(exporter.asked) == {("main", NAMESPACE, "trial")}
+
+
+async def the_log(
+    namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
+) -> Mapping[str, Start]:
+    """Tell what a recorded start-up log says, in a form that names attention."""
+    assert (namespace, container) == (NAMESPACE, "vllm")
+    lines = RECORDED.read_text().splitlines()
+    backend = (
+        "INFO [cuda.py:446] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN']."
+    )
+    return {pod.name: started_of([backend, *lines], forms) for pod in pods}
+
+
+async def test_what_computes_attention_is_told_with_the_prompts(tmp_path: Path) -> None:
+    async with an_engine(*WHOLE, environ=GPU) as engine:
+        exporter = Exporter(engine.http.base_url)
+        async with a_place(tmp_path, devices=exporter, starts=the_log) as place:
+            pod = place.pod("trial", engine.http.base_url)
+            begin(place, pod)
+            seen = await place.ended(pod)
+
+    assert isinstance(seen, Prompted), seen
+    assert seen.backends == ("FLASH_ATTN",)
+
+
+@pytest.mark.parametrize("flags", [(), ("--kv-cache-dtype=fp8",)], ids=["the model's own type", "eight bits"])
+async def test_a_start_tells_blocks_and_type_and_sends_nothing(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    async with an_engine(*TAKES, *flags, environ=GPU) as engine:
+        async with a_place(tmp_path, starts=the_log) as place:
+            pod = place.pod("trial", engine.http.base_url)
+            step = replace(a_step(1, Question.START), without=True)
+            place.probes.begin(NAMESPACE, pod, a_template(), step)
+            seen = await place.ended(pod)
+        page = (await engine.http.get("/metrics")).text
+
+    assert seen == Begun(599, "fp8" if flags else "auto", ("FLASH_ATTN",))
+    assert not [
+        line
+        for line in page.splitlines()
+        if line.startswith("vllm:request_success_total") and float(line.split()[-1])
+    ]
+
+
+async def test_a_start_of_which_no_blocks_are_told_tells_nothing(tmp_path: Path) -> None:
+    with a_process(*TAKES, LAB_FAULT_DROP_METRICS="vllm:cache_config_info", **GPU) as (_, url):
+        until_healthy(url)
+        async with a_place(tmp_path) as place:
+            pod = place.pod("trial", url)
+            place.probes.begin(NAMESPACE, pod, a_template(), replace(a_step(1, Question.START), without=True))
+            seen = await place.ended(pod)
+
+    assert seen == Interrupted("the engine's metrics do not tell its blocks")
 
 
 async def test_memory_in_proportion_to_the_prompt_is_told_as_such(tmp_path: Path) -> None:

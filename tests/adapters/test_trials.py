@@ -21,17 +21,18 @@ from kvmedic.core.reclamation_probe import Generation, Reclaim, Reclamation, jud
 from kvmedic.core.trialling import Progress, Underway, Watched
 from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.engines.vllm_start import VLLM_START
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, NoTrial, Owner, Trial, trial_pod
 from kvmedic.metrics.generation import Rhythm
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
-from kvmedic.metrics.probes import GenerationProbes, Tempo, Vocabulary
+from kvmedic.metrics.probes import Beside, GenerationProbes, Tempo, Vocabulary
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster, gpus
 from lab_engine.engine_process import a_process, until_healthy
 from live_fleet import LiveFleet, is_whole
-from probing import a_step, no_devices
+from probing import a_step, no_devices, no_logs
 from reconcile.trying import CLASS
 
 pytestmark = pytest.mark.light
@@ -182,7 +183,9 @@ async def test_a_trial_pods_engine_tells_what_becomes_of_evicted_tokens(place: P
         pod = await settled(place)
         options = ScrapeOptions(addresses_file=addresses), ProbeOptions()
         tempo = Tempo(Rhythm(interval_seconds=0.02))
-        probes = GenerationProbes(*options, Vocabulary(VLLM_SIGNALS, VLLM), no_devices, tempo)
+        probes = GenerationProbes(
+            *options, Vocabulary(VLLM_SIGNALS, VLLM, VLLM_START), Beside(no_devices, no_logs), tempo
+        )
         seen = await course_of(probes, namespace, pod, template)
         await probes.close()
 

@@ -312,13 +312,6 @@ PENDING = [
         "not implemented yet: use Required",
         is_pending=True,
     ),
-    Row(
-        "the attention backend of before",
-        baseline(attentionBackend="FLASH_ATTN"),
-        "spec.compression.baseline.attentionBackend",
-        "not implemented yet: remove it",
-        is_pending=True,
-    ),
 ]
 
 ROWS = [*TARGET, *PLAIN, *OBJECTIVES, *WINDOWS, *LEVERS, *ROLLOUT, *LIMITS, *COMPRESSION, *PENDING]

@@ -120,6 +120,41 @@ PROMPTS = Answer(
 )
 
 
+def test_what_was_shown_with_the_method_off_is_told_beside_it() -> None:
+    half = replace(
+        PROMPTS,
+        template=NEW,
+        beside=OLD,
+        message="on a trial pod without Mine prompts of 2048, 16384 tokens left device memory as it was",
+        growth=Growth.NONE,
+        prompts=(Prompt(2048, 40_960.0 * MIB), Prompt(16_384, 40_960.0 * MIB)),
+        backends=("FLASH_ATTN",),
+    )
+    record = Record(answers=(half, PROMPTS))
+    trial = trial_of(record, OLD)
+    assert trial is not None
+
+    said = lines(half, PROMPTS)
+    told = as_json(a_resource(record), PLACE, trial, NO_FIXES)["trial"]
+
+    at = said.index(f"With the method off, at 2026-03-01T04:00:00Z: {half.message}.")
+    assert [line.split() for line in said[at + 2 : at + 5]] == [
+        ["0", "40960", "0"],
+        ["2048", "40960", "0"],
+        ["16384", "40960", "0"],
+    ]
+    assert told["growth"] == "Square"
+    assert (told["without"]["growth"], told["without"]["backends"]) == ("None", ["FLASH_ATTN"])
+    assert told["without"]["prompts"][-1] == {"tokens": 16_384, "deviceMemory": 40_960.0 * MIB}
+
+
+def test_a_start_with_the_method_off_is_told_by_itself() -> None:
+    text = "on a trial pod without fp8 there are 299 blocks; attention by FLASH_ATTN"
+    start = Answer(Question.START, NEW, text, NOW, 1, beside=OLD, blocks=299)
+
+    assert f"Trial of 2026-03-01T03:00:00Z on another pod template: {text}." in lines(start)
+
+
 def test_prompts_are_told_in_a_table() -> None:
     said = lines(PROMPTS, ANSWER)
 
@@ -166,6 +201,9 @@ def test_a_program_gets_every_reading_and_no_picture() -> None:
         "readings": [],
         "memoryBefore": None,
         "prompts": [],
+        "blocks": None,
+        "backends": [],
+        "without": None,
     }
     assert [each["tokens"] for each in told["trial"]["readings"]] == [4096, 8192, 16_384]
     assert told["trial"]["readings"][-1] == {

@@ -25,7 +25,16 @@ from kvmedic.core.trial_moves import (
     thinned,
     trial_move,
 )
-from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
+from kvmedic.core.trialling import (
+    Begun,
+    Interrupted,
+    Progress,
+    Prompted,
+    Question,
+    TrialStep,
+    Underway,
+    Watched,
+)
 from run_builder import BUNDLE, a_pod, a_run
 
 KEEP = Keep(2048)
@@ -191,6 +200,79 @@ def test_what_prompts_showed_is_told_with_its_numbers(seen, growth, says):
     assert move.answer.is_conclusive is (growth is not None)
     assert says in move.answer.message
     assert move.answer.message.startswith("on a trial pod prompts of 2048, 4096")
+
+
+OFF = replace(STEP, change=CHANGE, tried="4567", without=True)
+"""The same trial pod with the method off."""
+
+
+def compared(progress: Progress | None, step: TrialStep, pod: Pod | None = POD) -> TrialMove:
+    run = replace(a_run(StepState.PENDING), started_at=NOW)
+    return trial_move(TrialSight(pod, progress), step, run, LIMITS, NOW)
+
+
+def test_a_start_tells_blocks_type_and_what_computes_attention():
+    step = replace(OFF, question=Question.START, tokens=1)
+
+    move = compared(Begun(299, "bfloat16", ("FLASH_ATTN",)), step)
+
+    assert isinstance(move, Answered)
+    answer = move.answer
+    assert (answer.template, answer.beside) == ("4567", STEP.template)
+    assert (answer.blocks, answer.cache_type, answer.backends) == (299, "bfloat16", ("FLASH_ATTN",))
+    assert answer.is_conclusive
+    assert answer.message == (
+        "on a trial pod without Mine there are 299 blocks, stored as bfloat16; attention by FLASH_ATTN"
+    )
+    assert step.line() == "Deployment/llm: a trial pod starts without Mine"
+
+
+def test_a_start_that_goes_on_is_told_as_such():
+    step = replace(OFF, question=Question.START, tokens=1)
+
+    assert compared(Underway(0, 1), step) == Wait(
+        STEP.reason, "llm-trial-1 started; its log and its metrics are read"
+    )
+
+
+def test_prompts_with_the_method_off_are_the_other_half():
+    step = replace(OFF, question=Question.PROMPTS)
+
+    move = compared(replace(level(SQUARE, 0), backends=("FLASH_ATTN",)), step)
+
+    assert isinstance(move, Answered)
+    assert (move.answer.template, move.answer.beside) == ("4567", STEP.template)
+    assert move.answer.growth is Growth.NONE
+    assert move.answer.message.startswith("on a trial pod without Mine prompts of 2048, 4096")
+    assert move.answer.message.endswith("; attention by FLASH_ATTN")
+
+
+@pytest.mark.parametrize(
+    ("progress", "pod", "says"),
+    [
+        (Interrupted("the engine answered 400"), POD, "llm-trial-1: the engine answered 400"),
+        (None, replace(POD, terminating=True), "ended by itself, or somebody deleted it"),
+        (None, replace(STARTING, unschedulable=True, created_at=NOW - timedelta(hours=1)), "no node took"),
+    ],
+)
+def test_the_other_half_that_fails_is_on_record_and_holds_nothing_up(progress, pod, says):
+    step = replace(OFF, question=Question.PROMPTS)
+
+    half, first = compared(progress, step, pod), compared(progress, replace(step, without=False), pod)
+
+    assert isinstance(half, Answered)
+    assert says in half.answer.message
+    assert (half.answer.beside, half.answer.is_conclusive) == (STEP.template, False)
+    assert isinstance(first, Failed)
+
+
+def test_the_end_of_a_pod_that_computed_prompts_is_told_of_the_targets_template():
+    step = replace(STEP, question=Question.PROMPTS, change=CHANGE, tried="4567")
+
+    move = compared(None, step, replace(STARTING, last_end=an_end()))
+
+    assert isinstance(move, Answered)
+    assert (move.answer.template, move.answer.beside) == (STEP.template, "")
 
 
 def test_prompts_that_go_on_are_told_as_such():

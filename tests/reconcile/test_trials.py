@@ -6,8 +6,21 @@ import json
 
 import pytest
 
+from lab.scripted.readings import POOL
 from reconcile.test_plan_and_explain import kvmedic
-from reconcile.trying import allow, answers, bits, evicting, growths, is_tried, slower, spec, trial_pods
+from reconcile.trying import (
+    AS_BEFORE,
+    FASTER,
+    allow,
+    answers,
+    bits,
+    evicting,
+    growths,
+    is_tried,
+    slower,
+    spec,
+    trial_pods,
+)
 from reconcile.world import World
 
 pytestmark = pytest.mark.light
@@ -83,7 +96,8 @@ def test_where_blocks_come_back_the_other_runbook_goes_on(tried):
 def test_where_a_fleet_is_slower_prompts_tell_whether_attention_is_fused(
     a_world, prompts, growth, reason, says
 ):
-    world = a_world(replicas=2, spec=bits(allowedFixes=[]), change=evicting)
+    known = {"baseline": {**FASTER, "blocks": 1}}
+    world = a_world(replicas=2, spec=bits(allowedFixes=[], **known), change=evicting)
     slower(world, prompts)
     before = world.deployment()["spec"]["template"]
     world.start()
@@ -99,16 +113,64 @@ def test_where_a_fleet_is_slower_prompts_tell_whether_attention_is_fused(
     assert "prompt tokens device memory, MiB more than before" in told.stdout, told.stderr
 
 
-def test_a_method_that_made_attention_fall_back_is_turned_off(a_world):
-    world = a_world(replicas=2, spec=bits(), change=evicting)
-    slower(world, "Square")
+@pytest.mark.parametrize(
+    ("without", "outcome", "growth"), [("None", "TrialAnswered", "None"), ("short", "TrialUnanswered", None)]
+)
+def test_a_method_that_made_attention_fall_back_is_turned_off(a_world, without, outcome, growth):
+    at_once = {**bits(), "limits": {"cooldown": "0s"}}
+    world = a_world(replicas=2, spec=at_once, change=evicting)
+    slower(world, "Square", promptsWithout=without)
     world.start()
 
-    world.wait(lambda: len(world.outcomes()) == 2, SECONDS, "its run is closed")
+    world.wait(lambda: len(world.outcomes()) == 3, SECONDS, "its run is closed")
 
-    assert world.outcomes()[1] == "TrialAnswered"
+    assert world.outcomes()[1:] == [outcome, "TrialAnswered"]
+    assert growths(world) == [growth, "Square"]
     assert "env" not in world.deployment()["spec"]["template"]["spec"]["containers"][0]
     assert world.traces() == []
+
+
+def test_attention_that_is_not_fused_without_the_method_either_is_no_reason_to_turn_it_off(a_world):
+    world = a_world(replicas=2, spec=bits(baseline={**FASTER, "blocks": 1}), change=evicting)
+    slower(world, "Square", promptsWithout="Square")
+    before = world.deployment()["spec"]["template"]
+    world.start()
+
+    world.wait(lambda: len(world.outcomes()) == 2, SECONDS, "both halves are shown")
+    world.wait(lambda: world.status()["diagnosis"]["reason"] == "BaselineMissing", SECONDS, "it counts")
+    told = kvmedic(world, "explain", "llm")
+
+    assert growths(world) == ["Square", "Square"]
+    assert "without Mine it is not either" in world.status()["diagnosis"]["message"]
+    assert "With the method off, at " in told.stdout, told.stderr
+    assert world.deployment()["spec"]["template"] == before
+    assert trial_pods(world) == []
+
+
+@pytest.mark.parametrize(
+    ("blocks", "reason", "says"),
+    [
+        (POOL.blocks, "CompressionNotApplied", f"there are {POOL.blocks} blocks, {POOL.blocks} without it"),
+        (POOL.blocks // 2, "BaselineMissing", f"without Mine there are {POOL.blocks // 2} blocks"),
+    ],
+    ids=["as many as without", "twice as many"],
+)
+def test_where_nobody_knows_the_blocks_of_before_a_start_without_the_method_tells(
+    a_world, blocks, reason, says
+):
+    world = a_world(replicas=2, spec=bits(baseline=AS_BEFORE), change=evicting)
+    slower(world, "hangs", blocksWithout=blocks)
+    before = world.deployment()["spec"]["template"]
+    world.start()
+
+    world.wait(lambda: bool(world.outcomes()), SECONDS, "the trial is over")
+    world.wait(lambda: world.status()["diagnosis"]["reason"] == reason, SECONDS, "it counts")
+
+    assert world.outcomes() == ["TrialAnswered"]
+    assert "a trial pod starts without Mine" in world.status()["history"][0]["steps"][0]
+    assert says in str(world.status()["diagnosis"])
+    assert world.status()["answers"][0]["backends"] == ["FLASH_ATTN"]
+    assert (world.deployment()["spec"]["template"], trial_pods(world)) == (before, [])
 
 
 @pytest.mark.parametrize("probe", ["short", "None"])

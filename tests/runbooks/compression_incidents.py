@@ -10,6 +10,7 @@ from kvmedic.core.blocks import Keep
 from kvmedic.core.compressed import Answer, Compressed
 from kvmedic.core.compression import MethodClass
 from kvmedic.core.compression import Setting as BundleSetting
+from kvmedic.core.compression_policy import CompressionPolicy
 from kvmedic.core.diagnosis import Evidence, NoChange
 from kvmedic.core.evidence import Measured, PodReadings, Signal, Unsupported
 from kvmedic.core.figures import Figures
@@ -23,7 +24,7 @@ from kvmedic.runbooks.compression_figures import figures_of
 from runbooks.incident import Incident
 from vitals_builder import a_device, an_end, ill, restarted, with_vitals
 
-TEMPLATE = "0123456789abcdef"
+TEMPLATE, OFF = "0123456789abcdef", "fedcba9876543210"
 EVICTS = Compressed(
     name="TriAttention",
     method_class=MethodClass.COMPACTING_EVICTION,
@@ -64,6 +65,13 @@ def grew(growth: Growth | None) -> Answer:
     """Return what a trial of prompts showed."""
     text = "on a trial pod prompts of 2048, 4096, 8192, 16384 tokens"
     return Answer(Question.PROMPTS, TEMPLATE, text, NOW, 1, growth=growth)
+
+
+def began(blocks: int | None) -> Compressed:
+    """Return fewer bits of which a start without them told so many blocks."""
+    text = f"on a trial pod without fp8 there are {blocks} blocks"
+    start = Answer(Question.START, OFF, text, NOW, 1, beside=TEMPLATE, blocks=blocks)
+    return replace(FEWER_BITS, start_without=start, blocks_without=blocks)
 
 
 def compressed(evidence: Evidence, method: Compressed | None = EVICTS) -> Evidence:
@@ -115,6 +123,14 @@ ONE_STALE = an_evidence(replace(CALM, pool=EIGHT), replace(CALM, pool=EIGHT), CA
 SAVES = against(CALM_FLEET, kv_cache_usage=FULLER)
 GREW = against(holding(CALM_FLEET, 60), tokens_per_second=SLOWER, device_memory=40 * GIB)
 FELL_BACK = replace(EVICTS, answer=answered(Reclaim.RECLAIMS))
+
+
+def unfused(method: Compressed, without: Growth | None = Growth.NONE) -> Compressed:
+    """Return a method with which memory grows with the square of the prompt, and how it grows without."""
+    return replace(method, grown=grew(Growth.SQUARE), grown_without=grew(without))
+
+
+NOT_TO_GO = replace(FELL_BACK, grown=grew(Growth.SQUARE), policy=CompressionPolicy(fixes=()))
 
 
 def slower(method: Compressed = FELL_BACK, gib: float | None = 60, **before: float | None) -> Evidence:
@@ -235,6 +251,47 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         Incident("nobody tells of memory", against(CALM_FLEET, tokens_per_second=SLOWER), fires=False),
         Incident(
             "memory grows with the square of the prompt",
+            slower(unfused(FELL_BACK)),
+            fires=True,
+        ),
+        Incident(
+            "it does so with fewer bits, under pressure",
+            compressed(
+                an_evidence(*[replace(THRASHING, pool=EIGHT)] * 3),
+                unfused(FEWER_BITS),
+            ),
+            fires=True,
+        ),
+        Incident(
+            "it does so, and a replica ran out of memory for it",
+            restarted(slower(unfused(EVICTS)), an_end(Cause.DEVICE_MEMORY)),
+            fires=True,
+        ),
+        Incident(
+            "it does so on nodes of which nothing is known",
+            replace(
+                slower(unfused(FELL_BACK), gib=None),
+                node_health=NodeHealth.REQUIRED,
+            ),
+            fires=False,
+        ),
+        *(
+            Incident(
+                f"memory of the prompt: {growth}", slower(replace(FELL_BACK, grown=grew(growth))), fires=False
+            )
+            for growth in (Growth.LINEAR, Growth.NONE, None)
+        ),
+        Incident(
+            "the other half of the comparison showed nothing", slower(unfused(FELL_BACK, None)), fires=True
+        ),
+        Incident(
+            "turning the method off is not allowed, so nothing is compared", slower(NOT_TO_GO), fires=True
+        ),
+        Incident("it does so without the method too", slower(unfused(FELL_BACK, Growth.SQUARE)), fires=False),
+    ),
+    Reason.ATTENTION_UNCOMPARED: (
+        Incident(
+            "memory grows with the square of the prompt",
             slower(replace(FELL_BACK, grown=grew(Growth.SQUARE))),
             fires=True,
         ),
@@ -246,24 +303,16 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             ),
             fires=True,
         ),
-        Incident(
-            "it does so, and a replica ran out of memory for it",
-            restarted(slower(replace(EVICTS, grown=grew(Growth.SQUARE))), an_end(Cause.DEVICE_MEMORY)),
-            fires=True,
-        ),
-        Incident(
-            "it does so on nodes of which nothing is known",
-            replace(
-                slower(replace(FELL_BACK, grown=grew(Growth.SQUARE)), gib=None),
-                node_health=NodeHealth.REQUIRED,
-            ),
-            fires=False,
-        ),
         *(
-            Incident(
-                f"memory of the prompt: {growth}", slower(replace(FELL_BACK, grown=grew(growth))), fires=False
-            )
-            for growth in (Growth.LINEAR, Growth.NONE, None)
+            Incident(f"the other half showed: {growth}", slower(unfused(FELL_BACK, growth)), fires=False)
+            for growth in (*Growth, None)
+        ),
+        Incident("turning the method off is not allowed", slower(NOT_TO_GO), fires=False),
+        Incident(
+            "nobody knows how the method is turned off", slower(replace(NOT_TO_GO, settings=())), fires=False
+        ),
+        Incident(
+            "memory grows in proportion", slower(replace(FELL_BACK, grown=grew(Growth.LINEAR))), fires=False
         ),
     ),
     Reason.FIX_WAITS: (
@@ -401,5 +450,16 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             fires=False,
         ),
         Incident("calm", compressed(CALM_FLEET), fires=False),
+        Incident("nothing moved with fewer bits", against(EIGHT_BITS_CALM, FEWER_BITS), fires=True),
+        *(
+            Incident(f"nothing moved with fewer bits; {text}", against(EIGHT_BITS_CALM, method), fires=False)
+            for text, method in {
+                "a start without told the blocks": began(POOL.blocks),
+                "a start without told nothing": began(None),
+                "the spec has the blocks": replace(FEWER_BITS, blocks_without=POOL.blocks),
+                "the command line sizes the pool": replace(FEWER_BITS, pool_is_fixed=True),
+                "nobody knows how they are turned off": replace(FEWER_BITS, settings=()),
+            }.items()
+        ),
     ),
 }

@@ -12,8 +12,10 @@ from kvmedic.core.fixing import Try, TurnOff
 from kvmedic.core.prompt_probe import Growth
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
+from kvmedic.core.savings import Brought, Worth
 from kvmedic.core.started import Started
 from kvmedic.core.trialling import Question
+from kvmedic.runbooks.comparisons import told_without, unexplained
 from kvmedic.runbooks.compression_fixes import (
     LONGEST_PROMPT,
     PROMPT_ROOM,
@@ -31,11 +33,14 @@ from runbooks.compression_incidents import (
     ONE_STALE,
     THRASH,
     answered,
+    began,
     compressed,
     grew,
+    unfused,
 )
 
 KNOWN = Setting(None, ())
+SQUARE = replace(FELL_BACK, grown=grew(Growth.SQUARE))
 SCATTERED = replace(EVICTS, answer=answered(Reclaim.SCATTERED))
 
 
@@ -97,8 +102,62 @@ def test_prompts_are_as_long_as_the_engine_takes_and_no_longer_than_tells_more(l
     assert (found.question, found.tokens, found.limit) == (Question.PROMPTS, tokens, timedelta(minutes=30))
 
 
+def test_prompts_that_showed_a_square_are_tried_with_the_method_off():
+    first = probe_prompts(compressed(CALM_FLEET, replace(FELL_BACK, longest_request=4096)), KNOWN)
+    second = probe_prompts(compressed(CALM_FLEET, replace(SQUARE, longest_request=4096)), KNOWN)
+
+    assert isinstance(first, Try)
+    assert isinstance(second, Try)
+    assert (first.off, second.off) == ((), EVICTS.settings)
+    assert (second.question, second.tokens) == (first.question, first.tokens) == (Question.PROMPTS, 4095)
+    assert second.reason is Reason.PROMPTS_COMPARED
+
+
+def test_of_fewer_bits_a_start_without_them_is_tried():
+    found = asked(
+        replace(FEWER_BITS, policy=CompressionPolicy(probe=ProbePolicy(20_000, timedelta(minutes=5))))
+    )
+
+    assert isinstance(found, Try)
+    assert (found.question, found.off) == (Question.START, FEWER_BITS.settings)
+    assert (found.limit, found.reason) == (timedelta(minutes=5), Reason.START_COMPARED)
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (began(4096), "; on a trial pod without fp8 there are 4096 blocks; whether attention fell back"),
+        (
+            unfused(FELL_BACK, Growth.SQUARE),
+            "without TriAttention it is not either, so that turning it off would not help",
+        ),
+    ],
+)
+def test_what_a_comparison_leaves_open_is_for_a_person(method, says):
+    found = unexplained(method, Brought(Worth.COSTS_TIME, "tokens per second 5 -> 4"))
+
+    assert found.reason is Reason.BASELINE_MISSING
+    assert says in found.message
+
+
+def test_a_start_that_told_nothing_is_tried_again_after_a_day():
+    found = unexplained(began(None), Brought(Worth.NOTHING, ""))
+
+    assert found.reason is Reason.TRIAL_UNANSWERED
+    assert "tried again after" in found.message
+
+
+def test_the_attention_backend_of_before_is_told():
+    policy = CompressionPolicy(attention_backend="FLASH_ATTN")
+
+    assert told_without(replace(EVICTS, policy=policy)) == (
+        "attention without TriAttention by FLASH_ATTN (spec.compression.baseline.attentionBackend)"
+    )
+    assert told_without(EVICTS) == ""
+
+
 def test_a_method_that_made_attention_fall_back_goes_for_that():
-    found = turned_off(replace(FELL_BACK, grown=grew(Growth.SQUARE)))
+    found = turned_off(SQUARE)
 
     assert isinstance(found, TurnOff)
     assert found.message.startswith("TriAttention goes: on a trial pod prompts of")

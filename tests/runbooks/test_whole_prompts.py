@@ -10,6 +10,7 @@ import pytest
 
 from kvmedic.core.blocks import Keep
 from kvmedic.core.bundle import BundleEdit
+from kvmedic.core.compression import Setting
 from kvmedic.core.fixing import Try
 from kvmedic.core.plan import ObjectRef, Plan
 from kvmedic.core.reasons import Reason
@@ -139,6 +140,60 @@ def test_the_step_has_the_change_and_the_source_and_the_target_keeps_its_templat
     assert step.on_trial == template_hash(on_trial(workload, step.change))
     assert (step.source, step.template, step.after_template) == ("main", fleet.revision, fleet.revision)
     assert step.line() == "Deployment/llm: a trial pod computes prompts of up to 16384 tokens with Mine"
+
+
+BUNDLE = (Setting(env="EVICT", on="1", off=None), Setting(flag="--kv-cache-dtype", on="fp8", off=None))
+
+
+def a_pressed_workload(**more: Any) -> Workload:
+    return a_workload(
+        "--kv-cache-dtype=fp8", "--max-model-len=32768", env=[{"name": "EVICT", "value": "1"}], **more
+    )
+
+
+def test_with_the_method_off_prompts_are_computed_whole_too() -> None:
+    workload = a_pressed_workload()
+
+    plan = trial_plan(workload, a_fleet(), "main", replace(ADVICE, off=BUNDLE), 1)
+
+    assert isinstance(plan, Plan), plan
+    (step,) = plan.steps
+    assert isinstance(step, TrialStep)
+    made = on_trial(workload, step.change)
+    assert args_of(made) == [LENGTH, CHUNKS]
+    assert "env" not in made["spec"]["containers"][0]
+    assert (step.without, step.source, step.tried) == (True, "main", template_hash(made))
+    assert step.line() == "Deployment/llm: a trial pod computes prompts of up to 16384 tokens without Mine"
+
+
+def test_with_the_method_off_an_engine_starts_as_it_is_otherwise() -> None:
+    workload = a_pressed_workload()
+
+    plan = trial_plan(workload, a_fleet(), "main", replace(ADVICE, question=Question.START, off=BUNDLE), 1)
+
+    assert isinstance(plan, Plan), plan
+    (step,) = plan.steps
+    assert isinstance(step, TrialStep)
+    assert args_of(on_trial(workload, step.change)) == ["--max-model-len=32768"]
+    assert (step.without, step.source) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        (
+            a_pressed_workload(envFrom=[{"configMapRef": {"name": "x"}}]),
+            "cannot be turned off as a whole, on a trial pod",
+        ),
+        (a_workload(), "Mine is off already"),
+    ],
+    ids=["a variable that may come from elsewhere", "nothing is on"],
+)
+def test_a_method_that_cannot_be_turned_off_is_not_compared(workload: Workload, says: str) -> None:
+    found = trial_plan(workload, a_fleet(), "main", replace(ADVICE, off=BUNDLE), 1)
+
+    assert isinstance(found, Fault)
+    assert says in found.message
 
 
 def test_a_trial_of_blocks_has_the_templates_own_setting() -> None:

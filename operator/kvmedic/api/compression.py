@@ -86,7 +86,8 @@ class CompressionReplacement(Wire):
 
 
 class CompressionBaseline(Wire):
-    """The fleet without the method, as it was measured. What is absent is sought in history."""
+    """The fleet without the method, as it was measured. What is absent is sought in history; blocks and the
+    attention backend, which history has not, on a trial pod with the method off where they decide."""
 
     rules = (
         Rule(
@@ -101,7 +102,8 @@ class CompressionBaseline(Wire):
     blocks: Annotated[int, Field(strict=True), whole(1, 2147483647)] | None = None
     """Usable KV-cache blocks of a replica. From 1 to 2147483647."""
     attention_backend: Name | None = None
-    """Attention backend that the engine named when it started."""
+    """Attention backend that the engine named when it started. It is told and decides nothing: one fused
+    kernel may take the place of another, and an unchanged name acquits nobody."""
     kv_cache_usage: Annotated[float, Field(strict=True), number(0, 1)] | None = None
     """Mean KV-cache usage (ratio 0 to 1)."""
     device_memory: Annotated[str, Field(max_length=32), quantity()] | None = None

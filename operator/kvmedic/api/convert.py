@@ -103,6 +103,7 @@ def _compression(spec: CompressionSpec | None) -> CompressionPolicy:
         settings=_bundle(spec.settings),
         baseline=_figures(spec.baseline),
         blocks=spec.baseline.blocks if spec.baseline else None,
+        attention_backend=(spec.baseline.attention_backend or "") if spec.baseline else "",
         probe=ProbePolicy(
             spec.probe.tokens, parse_duration(spec.probe.timeout), spec.probe.use_drained_replica
         ),

@@ -32,6 +32,7 @@ WALLS: Mapping[Reason, str] = MappingProxyType(
         Reason.FIX_DUE: "none any more: what saved nothing is off, and the fix after it is due",
         Reason.PRESSED_THOUGH_COMPRESSED: "none: it does what it can, and demand is beyond that",
         Reason.ATTENTION_UNPROVEN: "not told: whether attention fell back (wall 1) has to be asked",
+        Reason.ATTENTION_UNCOMPARED: "wall 1, unless attention is not fused without the method either",
         Reason.COMPRESSION_UNPROVEN: "not told: whether blocks come back or stay (wall 2) has to be asked",
     }
 )

@@ -20,6 +20,8 @@ class ShownTrial:
 
     answer: Answer
     is_of_present_template: bool
+    without: Answer | None = None
+    """What the same showed with the method off, or a start did; None: nothing was asked."""
 
     @property
     def trace(self) -> Trace | None:
@@ -41,6 +43,9 @@ class ShownTrial:
         yield from (f"  {line}" for line in (picture_of(trace) if trace else ()))
         if self.is_of_present_template:
             yield from (f"  {line}" for line in table_of(self.answer))
+        if self.without is not None:
+            yield f"With the method off, at {self.without.at:%Y-%m-%dT%H:%M:%SZ}: {self.without.message}."
+            yield from (f"  {line}" for line in table_of(self.without))
 
     def as_json(self) -> dict[str, Any]:
         """Return the answer for a program, with every reading on record."""
@@ -56,7 +61,10 @@ class ShownTrial:
             "blockTokens": answer.block_tokens,
             "readings": [_reading(trace, each) for each in trace.seen] if trace else [],
             "memoryBefore": answer.memory_before,
-            "prompts": [{"tokens": each.tokens, "deviceMemory": each.used} for each in answer.prompts],
+            "prompts": _prompts(answer),
+            "blocks": answer.blocks,
+            "backends": list(answer.backends),
+            "without": _without(self.without),
         }
 
 
@@ -64,8 +72,11 @@ def trial_of(record: Record | None, template: str) -> ShownTrial | None:
     """Return the newest trial on a pod template, else the newest of all; None where there was none."""
     answers = record.answers if record else ()
     of_present = answer_for(answers, template)
+    half = max((one for one in answers if one.beside == template), key=lambda one: one.at, default=None)
     if of_present is not None:
-        return ShownTrial(of_present, is_of_present_template=True)
+        return ShownTrial(of_present, is_of_present_template=True, without=half)
+    if half is not None:
+        return ShownTrial(half, is_of_present_template=False)
     newest = max(answers, key=lambda each: each.at, default=None)
     return ShownTrial(newest, is_of_present_template=False) if newest is not None else None
 
@@ -78,6 +89,27 @@ def table_of(answer: Answer) -> Iterator[str]:
     yield f"{'prompt tokens':>13} {'device memory, MiB':>18} {'more than before':>16}"
     for each in (Prompt(0, before), *answer.prompts):
         yield f"{each.tokens:>13} {each.used / MIB:>18.0f} {(each.used - before) / MIB:>16.0f}"
+
+
+def _without(answer: Answer | None) -> dict[str, Any] | None:
+    if answer is None:
+        return None
+    return {
+        "question": str(answer.question),
+        "at": f"{answer.at:%Y-%m-%dT%H:%M:%SZ}",
+        "template": answer.template,
+        "growth": str(answer.growth) if answer.growth else None,
+        "message": answer.message,
+        "memoryBefore": answer.memory_before,
+        "prompts": _prompts(answer),
+        "blocks": answer.blocks,
+        "cacheType": answer.cache_type,
+        "backends": list(answer.backends),
+    }
+
+
+def _prompts(answer: Answer) -> list[dict[str, float]]:
+    return [{"tokens": each.tokens, "deviceMemory": each.used} for each in answer.prompts]
 
 
 def _reading(trace: Trace, sample: Sample) -> dict[str, Any]:

@@ -50,11 +50,19 @@ class Answer:
     """Device memory in use before the first of them, in bytes."""
     refused: bool = False
     """The engine said at start-up that the setting is not supported where it ran."""
+    beside: str = ""
+    """Hash of the target's pod template, where the method was off on the trial pod. Empty: it was not."""
+    blocks: int | None = None
+    """Usable blocks of the engine's pool. None: it was not asked, or did not tell."""
+    cache_type: str = ""
+    """In which its keys and values are stored; empty: not known."""
+    backends: tuple[str, ...] = ()
+    """What computes attention, as its start-up log names it; empty: not known."""
 
     @property
     def is_conclusive(self) -> bool:
         """Return whether it showed what was asked."""
-        return self.reclaim is not None or self.growth is not None
+        return self.reclaim is not None or self.growth is not None or self.blocks is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,8 @@ class Compressed:
     """The fleet without the method."""
     blocks_without: int | None = None
     """Usable blocks of a replica without it."""
+    pool_is_fixed: bool = False
+    """The command line sizes the pool, whatever memory there is: a method makes it no larger."""
     settings: tuple[Setting, ...] = ()
     """The bundle that turns it on; empty: not known."""
     fix: Fix | None = None
@@ -89,6 +99,10 @@ class Compressed:
     """Of the newest trial of blocks on this very template; None: there was none."""
     grown: Answer | None = None
     """Of the newest trial of prompts on this very template; None: there was none."""
+    grown_without: Answer | None = None
+    """Of the newest one on this very template with the method off; None: there was none."""
+    start_without: Answer | None = None
+    """Of the newest start with the method off; None: there was none."""
     longest_request: int | None = None
     """Tokens of a request, at most, as the command line gives it; None: it does not."""
     recalled: Recalled | None = None
@@ -98,8 +112,10 @@ class Compressed:
 
     @property
     def is_unfused(self) -> bool:
-        """Return whether a trial showed that device memory grows with the square of the prompt."""
-        return self.grown is not None and self.grown.growth is Growth.SQUARE
+        """Return whether device memory grows with the square of the prompt, and no trial denied that it is
+        by the method.
+        """
+        return _is_square(self.grown) and not _is_square(self.grown_without)
 
     @property
     def without_from(self) -> str:
@@ -125,6 +141,15 @@ def answer_for(answers: Sequence[Answer], template: str, question: Question | No
     """
     found = [each for each in answers if each.template == template and question in (None, each.question)]
     return max(found, key=lambda each: each.at, default=None)
+
+
+def answer_beside(answers: Sequence[Answer], template: str, question: Question) -> Answer | None:
+    """Return what the newest trial of a question on a pod template showed with the method off."""
+    return answer_for([replace(each, template=each.beside) for each in answers], template, question)
+
+
+def _is_square(answer: Answer | None) -> bool:
+    return answer is not None and answer.growth is Growth.SQUARE
 
 
 def with_recalled(method: Compressed, recalled: Recalled) -> Compressed:

@@ -87,6 +87,9 @@ class CompressionPolicy:
     """The fleet without the method."""
     blocks: int | None = None
     """Usable KV-cache blocks of a replica without the method; None: not known."""
+    attention_backend: str = ""
+    """What computed attention without the method, as the engine named it; empty: not known. It is told, and
+    decides nothing."""
     probe: ProbePolicy = ProbePolicy()
     fixes: tuple[Fix, ...] = (Fix.REVERT_BUNDLE,)
     """In the order of trying."""

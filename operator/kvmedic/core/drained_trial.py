@@ -18,7 +18,7 @@ from kvmedic.core.preconditions import drained_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Run
 from kvmedic.core.trial_moves import Answered, BeginTest, answer_of, tested
-from kvmedic.core.trialling import Interrupted, Progress, Prompted, TrialStep, Underway, Watched
+from kvmedic.core.trialling import Interrupted, Progress, Shown, TrialStep, Underway
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def drained_move(sight: DrainedSight, step: TrialStep, run: Run, now: datetime) 
     """
     if now - run.started_at > timedelta(seconds=step.limit_seconds):
         return Failed(Reason.TRIAL_UNANSWERED, f"no answer within {step.limit_seconds} s")
-    if isinstance(sight.progress, Watched | Prompted):
+    if isinstance(sight.progress, Shown):
         return Answered(answer_of(sight.progress, step, run.spec_generation, now))
     pod = replica_of(sight.fleet, step)
     if pod is None or not pod.ready:

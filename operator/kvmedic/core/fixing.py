@@ -76,6 +76,9 @@ class Try:
     """What differs on the trial pod; None: the present setting is tried."""
     tried: str = ""
     """Hash of the pod template on the trial pod, where it differs."""
+    off: tuple[Setting, ...] = ()
+    """Settings of a method that is off on the trial pod, in the order in which they turn it on. Empty: the
+    method is tried."""
 
 
 @dataclass(frozen=True, slots=True)

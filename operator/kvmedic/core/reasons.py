@@ -37,6 +37,7 @@ class Reason(StrEnum):
     PAGE_SELECTION = "PageSelection"
     PRESSED_THOUGH_COMPRESSED = "PressedThoughCompressed"
     ATTENTION_UNPROVEN = "AttentionUnproven"
+    ATTENTION_UNCOMPARED = "AttentionUncompared"
     COMPRESSION_UNPROVEN = "CompressionUnproven"
     FIX_DUE = "FixDue"
     FIX_WAITS = "FixWaits"
@@ -105,6 +106,8 @@ class Reason(StrEnum):
     ACCURACY_EVALUATED = "AccuracyEvaluated"
     FIX_TURNED_ON = "FixTurnedOn"
     PROMPTS_PROBED = "PromptsProbed"
+    PROMPTS_COMPARED = "PromptsCompared"
+    START_COMPARED = "StartCompared"
     # Why what was added for a while is still there.
     FOOTPRINT_HELD = "FootprintHeld"
     LOAN_HELD = "LoanHeld"

@@ -49,6 +49,7 @@ SENTENCES = MappingProxyType(
             "KV compression frees blocks, and replicas preempt beyond the trigger all the same."
         ),
         Reason.ATTENTION_UNPROVEN: "The fleet is slower, and whether attention is still fused is not known.",
+        Reason.ATTENTION_UNCOMPARED: "Attention is not fused; whether the method is why is to be shown.",
         Reason.COMPRESSION_UNPROVEN: "Whether KV compression frees blocks is not known, and must be now.",
         Reason.FIX_DUE: "Compression saved nothing, and a fix that the spec allows is due.",
         Reason.FIX_WAITS: "A fix that the spec allows waits; the pressure is a matter of the other runbook.",
@@ -124,6 +125,8 @@ SENTENCES = MappingProxyType(
         Reason.COMPRESSION_REVERTED: "KV compression is turned off again, with all that turned it on.",
         Reason.RECLAMATION_PROBED: "A long generation on a trial pod is to show whether blocks become free.",
         Reason.PROMPTS_PROBED: "Prompts on a trial pod are to show whether attention is still fused.",
+        Reason.PROMPTS_COMPARED: "The same prompts on a trial pod are to show attention with the method off.",
+        Reason.START_COMPARED: "A trial pod is to show how many blocks there are with the method off.",
         Reason.ACCURACY_EVALUATED: "An evaluation of a trial pod is to show whether accuracy is kept.",
         Reason.FIX_TURNED_ON: "A setting that a trial pod proved takes the place of what saved nothing.",
         Reason.FOOTPRINT_HELD: (

@@ -20,7 +20,17 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Generation, Judged, Reclaim, Sample, Unjudged, judge
 from kvmedic.core.run import Run
 from kvmedic.core.starting import StartLimits, start_failure
-from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
+from kvmedic.core.trialling import (
+    Begun,
+    Interrupted,
+    Progress,
+    Prompted,
+    Question,
+    Shown,
+    TrialStep,
+    Underway,
+    Watched,
+)
 
 MIB = 1 << 20
 KEPT_READINGS = 24
@@ -64,6 +74,9 @@ TrialMove: TypeAlias = MakeTrial | BeginTest | Answered | Wait | Failed
 def trial_move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits, now: datetime) -> TrialMove:
     """Return the next move of a test.
 
+    The other half of a comparison that fails is on record as one that showed nothing: what the first half
+    showed does not wait for it without end.
+
     Args:
         sight: the pod and the test as they are.
         step: what is asked.
@@ -71,10 +84,18 @@ def trial_move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits
         limits: how long a replica may take to start, and to be scheduled.
         now: the time.
     """
+    move = _move(sight, step, run, limits, now)
+    if not (isinstance(move, Failed) and step.without):
+        return move
+    silent = Answer(step.question, step.told_of, move.message, now, run.spec_generation, beside=_beside(step))
+    return Answered(silent)
+
+
+def _move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits, now: datetime) -> TrialMove:
     if now - run.started_at > timedelta(seconds=step.limit_seconds):
         return Failed(Reason.TRIAL_UNANSWERED, f"no answer within {step.limit_seconds} s; {_where(sight)}")
     pod = sight.pod
-    if isinstance(sight.progress, Watched | Prompted):
+    if isinstance(sight.progress, Shown):
         # It counts whatever became of the pod since: a long prompt may well be the end of an engine.
         return Answered(answer_of(sight.progress, step, run.spec_generation, now))
     if pod is not None and step.change is not None and ended_by_itself(pod):
@@ -100,6 +121,8 @@ def tested(progress: Underway | Interrupted | None, pod: Pod, step: TrialStep) -
     match progress:
         case None:
             return BeginTest(pod)
+        case Underway() if step.question is Question.START:
+            return Wait(step.reason, f"{pod.name} started; its log and its metrics are read")
         case Underway(tokens, of):
             does = "computes prompts" if step.question is Question.PROMPTS else "generates"
             return Wait(step.reason, f"{pod.name} {does}: {10 * tokens // of * 10} % of {of} tokens")
@@ -107,18 +130,22 @@ def tested(progress: Underway | Interrupted | None, pod: Pod, step: TrialStep) -
             return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name}: {why}")
 
 
-def answer_of(seen: Watched | Prompted, step: TrialStep, generation: int, now: datetime) -> Answer:
+def answer_of(seen: Shown, step: TrialStep, generation: int, now: datetime) -> Answer:
     """Return what a test that came to its end shows; `generation`: of the spec."""
-    if isinstance(seen, Prompted):
-        return _of_prompts(seen, step, generation, now)
-    return _of_blocks(seen, step, generation, now)
+    match seen:
+        case Prompted():
+            return _of_prompts(seen, step, generation, now)
+        case Begun():
+            return _of_start(seen, step, generation, now)
+        case Watched():
+            return _of_blocks(seen, step, generation, now)
 
 
 def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime) -> Answer:
     found = judge(Generation(watched.samples, watched.generated, watched.block_tokens, step.keep, KV_HEADS))
     return Answer(
         step.question,
-        step.on_trial,
+        step.told_of,
         message=f"on {step.place} {watched.generated} tokens {_shown(found)}",
         at=now,
         generation=generation,
@@ -132,22 +159,53 @@ def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime
 def _of_end(pod: Pod, words: LastWords, step: TrialStep, generation: int, now: datetime) -> Answer:
     """Return what the end of a trial pod by itself shows of the change on it."""
     refused = bool(words.refusal)
-    return Answer(step.question, step.on_trial, told_of_end(pod, words), now, generation, refused=refused)
+    message, beside = told_of_end(pod, words), _beside(step)
+    return Answer(step.question, step.told_of, message, now, generation, refused=refused, beside=beside)
 
 
 def _of_prompts(seen: Prompted, step: TrialStep, generation: int, now: datetime) -> Answer:
     found = judge_prompts(seen.before, seen.prompts, in_chunks=seen.in_chunks)
     lengths = ", ".join(str(each.tokens) for each in seen.prompts)
+    shown = f"prompts of {lengths} tokens {_grown(found, seen)}{_attention(seen.backends)}"
     return Answer(
         step.question,
-        step.template,
-        message=f"on a trial pod prompts of {lengths} tokens {_grown(found, seen)}",
+        step.told_of,
+        message=f"{_on_pod(step)} {shown}",
         at=now,
         generation=generation,
         growth=None if isinstance(found, Unjudged) else found.growth,
         prompts=seen.prompts[-KEPT_READINGS:],
         memory_before=seen.before,
+        beside=_beside(step),
+        backends=seen.backends,
     )
+
+
+def _of_start(seen: Begun, step: TrialStep, generation: int, now: datetime) -> Answer:
+    typed = f", stored as {seen.cache_type}" if seen.cache_type else ""
+    return Answer(
+        step.question,
+        step.told_of,
+        message=f"{_on_pod(step)} there are {seen.blocks} blocks{typed}{_attention(seen.backends)}",
+        at=now,
+        generation=generation,
+        beside=_beside(step),
+        blocks=seen.blocks,
+        cache_type=seen.cache_type,
+        backends=seen.backends,
+    )
+
+
+def _beside(step: TrialStep) -> str:
+    return step.template if step.without else ""
+
+
+def _on_pod(step: TrialStep) -> str:
+    return f"on a trial pod without {step.method}" if step.without else "on a trial pod"
+
+
+def _attention(backends: Sequence[str]) -> str:
+    return f"; attention by {', '.join(backends)}" if backends else ""
 
 
 def _grown(found: GrowthJudged, seen: Prompted) -> str:

@@ -26,6 +26,8 @@ class Question(StrEnum):
     """Whether blocks come back in the course of one long generation."""
     PROMPTS = "Prompts"
     """Whether device memory grows with the square of the prompt, as where attention is not fused."""
+    START = "Start"
+    """What the engine says of itself when it starts: its blocks, their type, what computes attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,20 @@ class Prompted:
     prompts: tuple[Prompt, ...]
     in_chunks: bool
     """The engine may have computed them in several steps."""
+    backends: tuple[str, ...] = ()
+    """What computes attention, as the engine's start-up log names it; empty: it does not, or is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What an engine said of itself when it started."""
+
+    blocks: int
+    """Usable blocks of its pool."""
+    cache_type: str
+    """In which keys and values are stored; empty: neither its label nor its log tells."""
+    backends: tuple[str, ...] = ()
+    """What computes attention, as its log names it; empty: it does not, or is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +84,9 @@ class Interrupted:
     why: str
 
 
-Progress: TypeAlias = Underway | Watched | Prompted | Interrupted
+Shown: TypeAlias = Watched | Prompted | Begun
+"""A test that came to its end."""
+Progress: TypeAlias = Underway | Shown | Interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +104,9 @@ class TrialStep(SameTemplate):
     method: str
     """What compresses the KV cache."""
     tokens: int
-    """To be generated; of prompts: of the longest."""
+    """To be generated; of prompts: of the longest. Of a start 1, of no meaning."""
     keep: Keep
-    """What the method keeps of a sequence; of no meaning for prompts."""
+    """What the method keeps of a sequence; of meaning for a long generation alone."""
     limit_seconds: int
     """After that the pod ends, whatever became of everybody else."""
     template: str
@@ -103,6 +121,8 @@ class TrialStep(SameTemplate):
     replica: str = ""
     """The replica that is drained and serves as the trial pod; empty: a pod of its own is made."""
     replica_uid: str = ""
+    without: bool = False
+    """The method is off on the trial pod: what it shows is the other half of a comparison."""
     kind: Literal["TrialStep"] = "TrialStep"
 
     @property
@@ -115,13 +135,25 @@ class TrialStep(SameTemplate):
         """Return the hash of the pod template on the trial pod."""
         return self.tried or self.template
 
+    @property
+    def told_of(self) -> str:
+        """Return the hash of the pod template that an answer is about.
+
+        That a trial pod computes prompts whole is no part of the setting under test.
+        """
+        whole = self.question is Question.PROMPTS and not self.without
+        return self.template if whole else self.on_trial
+
     def inverse(self) -> TrialStep:
         """Return the step itself: it leaves nothing behind."""
         return self
 
     def line(self) -> str:
         """Return the step as one line for a person."""
-        name = f"{self.target.kind}/{self.target.name}"
-        if self.question is Question.PROMPTS:
-            return f"{name}: {self.place} computes prompts of up to {self.tokens} tokens with {self.method}"
-        return f"{name}: {self.place} generates {self.tokens} tokens with {self.method}"
+        does = {
+            Question.RECLAMATION: f"generates {self.tokens} tokens",
+            Question.PROMPTS: f"computes prompts of up to {self.tokens} tokens",
+            Question.START: "starts",
+        }[self.question]
+        with_it = "without" if self.without else "with"
+        return f"{self.target.kind}/{self.target.name}: {self.place} {does} {with_it} {self.method}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -17,12 +17,22 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from kvmedic.core.engine import EngineProfile
-from kvmedic.core.evidence import Absence, Missing, Reading
+from kvmedic.core.evidence import Absence, Measured, Missing, Reading
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gating import Served
 from kvmedic.core.prompt_probe import LEAST_LONGEST
 from kvmedic.core.signals import SignalTable
-from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
+from kvmedic.core.started import MODELS_OWN, Start, Started, StartForms
+from kvmedic.core.trialling import (
+    Begun,
+    Interrupted,
+    Progress,
+    Prompted,
+    Question,
+    Shown,
+    TrialStep,
+    Underway,
+)
 from kvmedic.core.vitals import Device
 from kvmedic.manifests.api_key import api_key_of
 from kvmedic.manifests.prefills import may_chunk
@@ -31,7 +41,7 @@ from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
 from kvmedic.metrics.prompts import MemoryPace, Sent, compute, lengths_up_to, limit_of
 from kvmedic.metrics.scrape import PodAddress, Scraper, resolver_of
 from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.served import model_of, served_of
+from kvmedic.metrics.served import model_of, pool_of, served_of
 from kvmedic.metrics.version_page import METRICS
 from kvmedic.sections import Secret
 
@@ -43,7 +53,7 @@ KEPT = 64
 would be begun anew."""
 
 
-_Ended: TypeAlias = Watched | Prompted | Interrupted
+_Ended: TypeAlias = Shown | Interrupted
 
 
 class _UntoldError(Exception):
@@ -56,6 +66,7 @@ class Vocabulary:
 
     table: SignalTable
     profile: EngineProfile
+    start: StartForms
 
 
 class Devices(Protocol):
@@ -65,6 +76,23 @@ class Devices(Protocol):
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
     ) -> Awaitable[Mapping[str, Reading[tuple[Device, ...]]]]:
         """Return them by pod name, as a metrics source has them over a window that ends now."""
+
+
+class Starts(Protocol):
+    """Tells what replicas said of their start."""
+
+    def __call__(
+        self, namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
+    ) -> Awaitable[Mapping[str, Start]]:
+        """Return it by pod name, as their present logs have it; that one is unreadable is a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Who tells of a trial pod what its own API does not."""
+
+    devices: Devices
+    starts: Starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +123,11 @@ class _Subject:
         longest = self.step.tokens
         return sum(lengths_up_to(longest)) if self.step.question is Question.PROMPTS else longest
 
+    @property
+    def is_start(self) -> bool:
+        """Return whether nothing is sent to it."""
+        return self.step.question is Question.START
+
 
 @dataclass(frozen=True, slots=True)
 class _Test:
@@ -116,18 +149,18 @@ class _Test:
 
 
 class GenerationProbes:
-    """Long generations, and prompts of rising length, on trial pods."""
+    """Long generations, prompts of rising length, and mere starts, on trial pods."""
 
     def __init__(
         self,
         scrape: ScrapeOptions,
         options: ProbeOptions,
         vocabulary: Vocabulary,
-        devices: Devices,
+        beside: Beside,
         tempo: Tempo = Tempo(),
     ) -> None:
         self._key, self._vocabulary, self._tempo = options.api_key, vocabulary, tempo
-        self._devices = devices
+        self._beside = beside
         self._resolve = resolver_of(scrape)
         self._scraper = Scraper(scrape, vocabulary.table, self._resolve)
         self._http = httpx.AsyncClient(
@@ -205,13 +238,53 @@ class GenerationProbes:
     async def _in_turn(self, subject: _Subject, course: Course) -> _Ended:
         async with self._turns:
             try:
+                if subject.is_start:
+                    return await self._begun(subject)
                 engine = self._engine(subject)
                 model = await self._model(engine)
                 if subject.step.question is Question.PROMPTS:
-                    return await compute(engine, await self._sent(engine, subject, model), course)
+                    return await self._computed(engine, subject, model, course)
             except _UntoldError as error:
                 return Interrupted(str(error))
             return await generate(engine, Asked(model, subject.step.tokens), course, self._tempo.rhythm)
+
+    async def _begun(self, subject: _Subject) -> Begun:
+        """Return what an engine said of itself when it started.
+
+        Raises:
+            _UntoldError: it does not tell how many blocks it has.
+        """
+        page = await self._scraper.page(subject.where)
+        pool = None if isinstance(page, Missing) else pool_of(page, self._vocabulary.table)
+        if not isinstance(pool, Measured):
+            raise _UntoldError("the engine's metrics do not tell its blocks")
+        start, label = await self._start(subject), pool.value.cache_dtype
+        return Begun(
+            pool.value.blocks,
+            start.cache_type if label == MODELS_OWN and start.cache_type else label,
+            start.backends,
+        )
+
+    async def _computed(
+        self, engine: Engine, subject: _Subject, model: str, course: Course
+    ) -> Prompted | Interrupted:
+        """Return what prompts show, with what computes them.
+
+        Raises:
+            _UntoldError: the engine takes none that is long enough.
+        """
+        sent = await self._sent(engine, subject, model)
+        # Before the prompts: one may be the engine's end, and its log begins anew with another start.
+        start = await self._start(subject)
+        found = await compute(engine, sent, course)
+        return replace(found, backends=start.backends) if isinstance(found, Prompted) else found
+
+    async def _start(self, subject: _Subject) -> Started:
+        """Return what the log of a trial pod tells of its start; nothing where it cannot be read."""
+        step, pod = subject.step, subject.pod
+        found = await self._beside.starts(subject.namespace, [pod], step.container, self._vocabulary.start)
+        start = found.get(pod.name)
+        return start if isinstance(start, Started) else Started()
 
     async def _sent(self, engine: Engine, subject: _Subject, model: str) -> Sent:
         """Return the prompts that are sent to an engine.
@@ -226,7 +299,7 @@ class GenerationProbes:
             raise _UntoldError(f"the engine takes no prompt of {LEAST_LONGEST} tokens")
 
         async def devices(window: timedelta) -> Reading[tuple[Device, ...]]:
-            found = await self._devices(step.source, [pod], subject.namespace, window)
+            found = await self._beside.devices(step.source, [pod], subject.namespace, window)
             return found.get(pod.name, Missing(Absence.NO_SERIES))
 
         return Sent(

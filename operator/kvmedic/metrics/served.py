@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import fsum, isfinite
 
-from kvmedic.core.evidence import Measured, Signal
+from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Reading, Signal
 from kvmedic.core.gating import Counted, Served
 from kvmedic.core.signals import CounterSource, HistogramSource, SignalTable
 from kvmedic.metrics.exposition import Page, replica_of
@@ -21,15 +21,20 @@ def served_of(page: Page, table: SignalTable, url: str) -> Served | str:
         table: how the engine names its metrics.
         url: of its API.
     """
-    replica = replica_of(page, table)
     model = model_of(page, table)
-    if replica is None or model is None:
+    if model is None:
         return "the engine's metrics do not tell its model"
     counted = counted_of(page, table)
     if counted is None:
         return "the engine's metrics do not tell its finished requests"
-    found = pool(replica, page.of(table.pool.name))
+    found = pool_of(page, table)
     return Served(url, model, found.value.cache_dtype if isinstance(found, Measured) else "", counted)
+
+
+def pool_of(page: Page, table: SignalTable) -> Reading[Pool]:
+    """Return an engine's pool by its page."""
+    replica = replica_of(page, table)
+    return pool(replica, page.of(table.pool.name)) if replica else Missing(Absence.NO_SERIES)
 
 
 def model_of(page: Page, table: SignalTable) -> str | None:

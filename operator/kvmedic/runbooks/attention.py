@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvmedic.core.diagnosis import Evidence, Finding, Inconclusive
 from kvmedic.core.savings import Worth
+from kvmedic.runbooks.comparisons import told_without
 from kvmedic.runbooks.compression_facts import EVICTING, brought_by, fact, silent, where_nodes_are_known
 from kvmedic.runbooks.compression_figures import figures_of
 
@@ -20,7 +21,9 @@ def eager_fallback(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | N
         return None
     if method.is_unfused and method.grown is not None:
         shown = f"{method.name}, {method.grown.growth}: {method.grown.message}"
-        return where_nodes_are_known(evidence, fact(shown))
+        return where_nodes_are_known(
+            evidence, *(fact(each) for each in (shown, told_without(method)) if each)
+        )
     worth = brought_by(method, evidence)
     if worth.worth is not Worth.COSTS_MEMORY:
         return None

@@ -6,7 +6,11 @@ work.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvmedic.core.blocks import Keep
+from kvmedic.core.compressed import Compressed
+from kvmedic.core.compression import MethodClass
 from kvmedic.core.compression_policy import Fix, ProbePolicy
 from kvmedic.core.diagnosis import Advice, Evidence, NoChange, Setting
 from kvmedic.core.fixing import Try, TurnOff
@@ -50,8 +54,13 @@ def fix_next(evidence: Evidence, _setting: Setting) -> Advice:
 
 
 def probe_first(evidence: Evidence, _setting: Setting) -> Advice:
-    """Return that a long generation on a trial pod is to show whether blocks come back, or why it cannot."""
+    """Return that a trial pod is to show whether there are more blocks, or why it cannot.
+
+    Of a method of fewer bits a start without it tells; of one that evicts tokens a long generation.
+    """
     method = evidence.compression
+    if method is not None and method.method_class is MethodClass.QUANTIZATION:
+        return _start_without(method)
     if method is None or method.keep is None:
         return NoChange(
             Reason.METHOD_UNKNOWN,
@@ -93,8 +102,37 @@ def reclamation_of(
     )
 
 
+def _start_without(method: Compressed) -> Advice:
+    return Try(
+        Question.START,
+        method.name,
+        1,
+        Keep(),
+        method.policy.probe.timeout,
+        Reason.START_COMPARED,
+        f"{method.name}: a trial pod starts without it, beside the fleet; nobody knows how many blocks there "
+        "were before",
+        off=method.settings,
+    )
+
+
 def probe_prompts(evidence: Evidence, _setting: Setting) -> Advice:
-    """Return that prompts of rising length on a trial pod are to show whether attention is still fused."""
+    """Return that prompts of rising length on a trial pod are to show whether attention is still fused.
+
+    Where they showed that it is not, the same is asked with the method off.
+    """
+    found, method = _prompts(evidence), evidence.compression
+    if not isinstance(found, Try) or method is None or method.grown is None:
+        return found
+    return replace(
+        found,
+        reason=Reason.PROMPTS_COMPARED,
+        message=f"{method.name}: the same prompts on a trial pod without it; {method.grown.message}",
+        off=method.settings,
+    )
+
+
+def _prompts(evidence: Evidence) -> Advice:
     method = evidence.compression
     if method is None:
         return NoChange(Reason.NO_COMPRESSION, "no method is known to be on")

@@ -29,6 +29,7 @@ from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.savings import Brought, Worth
 from kvmedic.runbooks.attention import attention_unproven, eager_fallback
 from kvmedic.runbooks.cache_types import proven_without, stored, untold, without_type
+from kvmedic.runbooks.comparisons import attention_uncompared, is_start_due, unexplained
 from kvmedic.runbooks.compression_facts import EVICTING, brought_by, fact, silent, where_nodes_are_known
 from kvmedic.runbooks.compression_figures import ASKED, NEEDED
 from kvmedic.runbooks.compression_fixes import fix_next, probe_first, probe_prompts, turn_off
@@ -194,7 +195,7 @@ def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Incon
 
 
 def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
-    """Something asks whether a method that evicts tokens frees blocks, and no trial has answered yet.
+    """Something asks whether there are more blocks by a method, and no trial has answered yet.
 
     The table's last branch: where a trial would not answer what is asked, it says what is missing.
     """
@@ -220,20 +221,9 @@ def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
         return Inconclusive(Reason.METHOD_UNKNOWN, text)
     if answer is not None and answer.reclaim is None:
         return silent(answer)
-    if method.method_class in EVICTING and answer is None:
+    if (method.method_class in EVICTING and answer is None) or is_start_due(method):
         return None
-    if method.grown is not None and method.grown.growth is not None:
-        return Inconclusive(
-            Reason.BASELINE_MISSING,
-            f"{method.name}: {worth.message}; attention did not fall back: {method.grown.message}; what else "
-            "differs from the fleet of before is for a person",
-        )
-    return Inconclusive(
-        Reason.BASELINE_MISSING,
-        f"{method.name}: {worth.message}; whether attention fell back to a kernel that is not fused shows in "
-        "device memory: give that of the fleet without the method in spec.compression.baseline.deviceMemory, "
-        "and let the source have the DCGM exporter's series",
-    )
+    return unexplained(method, worth)
 
 
 _SPEAKS_AGAINST = frozenset({Worth.COSTS_MEMORY, Worth.COSTS_TIME, Worth.NOTHING})
@@ -298,6 +288,14 @@ BRANCHES = (
         signals=ASKED,
         when=not_applied,
         then=replace_stale,
+    ),
+    Branch(
+        Reason.ATTENTION_UNCOMPARED,
+        section="Runbook 2, wall 1: prompt probe with the method off",
+        signals=ASKED,
+        when=attention_uncompared,
+        then=probe_prompts,
+        goal=Goal.ANSWER,
     ),
     Branch(
         Reason.EAGER_FALLBACK,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from kvmedic.core.bundle import BundleEdit
 from kvmedic.core.diagnosis import Relief, Resize, RollBack
 from kvmedic.core.fixing import Evaluate, Try
 from kvmedic.core.fleet import Fleet
@@ -19,7 +20,8 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import TriedBundle, TriedReplacement, TriedRollback, TriedScaling
 from kvmedic.core.template import template_hash
 from kvmedic.core.trialling import Question, TrialStep
-from kvmedic.runbooks.planning import Fault, Workload
+from kvmedic.runbooks.bundle import edited
+from kvmedic.runbooks.planning import Fault, Workload, with_template
 from kvmedic.runbooks.whole_prompts import whole_prompts
 
 
@@ -79,7 +81,7 @@ def trial_plan(
     if isinstance(workload, Fault):
         return workload
     of_prompts = advice.question is Question.PROMPTS
-    change = whole_prompts(workload, advice.tokens) if of_prompts else advice.change
+    change = _on_trial(workload, advice)
     if isinstance(change, Fault):
         return change
     step = TrialStep(
@@ -95,8 +97,29 @@ def trial_plan(
         change=change,
         tried=template_hash(change.apply(workload.template)) if change else "",
         source=source if of_prompts else "",
+        without=bool(advice.off),
     )
     return plan_for(fleet, step, advice, generation)
+
+
+def _on_trial(workload: Workload, advice: Try) -> BundleEdit | Fault | None:
+    """Return what differs on a trial pod; None: nothing."""
+    change = advice.change
+    if advice.off:
+        off = edited(workload, advice.off[::-1])
+        if isinstance(off, Fault):
+            text = f"{advice.method} cannot be turned off as a whole, on a trial pod either: {off.message}"
+            return Fault(off.reason, text)
+        if off is None:
+            return Fault(Reason.TRIAL_IMPOSSIBLE, f"{advice.method} is off already, by all of its settings")
+        change = off.change
+    if advice.question is not Question.PROMPTS:
+        return change
+    subject = with_template(workload, change.apply(workload.template)) if change else workload
+    whole = subject if isinstance(subject, Fault) else whole_prompts(subject, advice.tokens)
+    if isinstance(whole, Fault) or whole is None:
+        return whole or change
+    return BundleEdit((*(change.parts if change else ()), *whole.parts))
 
 
 def gate_plan(workload: Workload | Fault, fleet: Fleet, advice: Evaluate, generation: int) -> Plan | Fault:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvmedic.core.blocks import Keep
-from kvmedic.core.compressed import Answer, Compressed, answer_for
+from kvmedic.core.compressed import Answer, Compressed, answer_beside, answer_for
 from kvmedic.core.compression import (
     OFF_WORDS,
     PATTERNS,
@@ -119,16 +119,20 @@ def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer
     if is_off_by_all or _is_switched_off(workload, method.name):
         return None
     asked, template = asked_type(workload), template_hash(workload.template)
+    start, is_fixed = answer_beside(answers, template, Question.START), bool(workload.fixes_the_pool())
     asks = asked if method.cache_types and asked.startswith(method.cache_types) else ""
     comes_by_itself = bool(method.cache_types) and not asks and not method.policy.settings
     return replace(
         method,
         asks_for_type=asks,
         type_is_in_file=_is_in_file(workload),
-        blocks_without=None if workload.fixes_the_pool() else method.blocks_without,
+        blocks_without=None if is_fixed else method.blocks_without or (start.blocks if start else None),
+        pool_is_fixed=is_fixed,
         settings=() if comes_by_itself else method.settings,
         answer=answer_for(answers, template, Question.RECLAMATION),
         grown=answer_for(answers, template, Question.PROMPTS),
+        grown_without=answer_beside(answers, template, Question.PROMPTS),
+        start_without=start,
         longest_request=workload.longest_request(),
     )
 

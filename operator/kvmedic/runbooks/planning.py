@@ -151,6 +151,16 @@ def configured(found: Workload | Fault, maps: Mapping[str, Sight]) -> Workload |
     return found if isinstance(flags, Refusal) else replace(found, file=file, flags=flags)
 
 
+def with_template(workload: Workload, template: Mapping[str, object]) -> Workload | Fault:
+    """Return a workload whose pod template is another one, read anew, with the same configuration file."""
+    container, file = container_at(template, workload.container_index) or {}, workload.file
+    parsed = file.read.parsed if isinstance(file, Configuration) else None
+    flags = read_flags(container, workload.engine, parsed)
+    return (
+        fault_of(flags) if isinstance(flags, Refusal) else replace(workload, template=template, flags=flags)
+    )
+
+
 def _not_one(found: list[Workload], doubts: list[Refusal], container: str | None) -> Fault:
     if found:
         names = ", ".join(str(workload.container.get("name")) for workload in found)

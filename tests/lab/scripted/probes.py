@@ -1,7 +1,8 @@
 """The tests on trial pods, answered from the script that a test may rewrite at any time.
 
 `"probe": "Scattered"` is what a generation shows: the name of a class of `Reclaim`, or `refused`, `hangs` and
-`short`, of which nothing can be told; `"prompts": "Square"` is the same of prompts, with names of `Growth`.
+`short`, of which nothing can be told; `"prompts": "Square"` is the same of prompts, with names of `Growth`,
+and `"promptsWithout"` with the method off; `"blocksWithout": 8192` are those of an engine that starts so.
 What this process began it alone knows, as with real tests. `"answered": 200` is how many requests an
 evaluation sends to the trial pod, `"stored": "fp8"` the type of the pod's cache.
 """
@@ -19,7 +20,16 @@ from kvmedic.core.fleet import Pod
 from kvmedic.core.gating import Counted, Served
 from kvmedic.core.prompt_probe import Growth, Prompt
 from kvmedic.core.reclamation_probe import Reclaim, Sample
-from kvmedic.core.trialling import Interrupted, Progress, Prompted, Question, TrialStep, Underway, Watched
+from kvmedic.core.trialling import (
+    Begun,
+    Interrupted,
+    Progress,
+    Prompted,
+    Question,
+    TrialStep,
+    Underway,
+    Watched,
+)
 from kvmedic.metrics.prompts import lengths_up_to
 from lab.engine.attention import SCORE_BYTES
 
@@ -32,6 +42,13 @@ BEFORE = float(40 << 30)
 """Device memory in use before the first prompt, in bytes."""
 LOOKS = 2
 """Times that a test is looked at before it ends."""
+_KEYS = {
+    (Question.RECLAMATION, False): "probe",
+    (Question.PROMPTS, False): "prompts",
+    (Question.PROMPTS, True): "promptsWithout",
+    (Question.START, True): "blocksWithout",
+}
+"""Where the script says what a question shows, with the method on and off."""
 _PATTERNS: Mapping[Reclaim, Pattern] = {
     Reclaim.RECLAIMS: Compacted(),
     Reclaim.SCATTERED: Scattered(),
@@ -55,13 +72,14 @@ class ScriptedProbes:
             return None
         self.looks[pod.uid] = self.looks.get(pod.uid, 0) + 1
         step, script = self.begun[pod.uid], json.loads(self.path.read_text())
-        is_of_prompts = step.question is Question.PROMPTS
-        tokens, what = step.tokens, script.get("prompts" if is_of_prompts else "probe", "hangs")
+        tokens, what = step.tokens, script.get(_KEYS[step.question, step.without], "hangs")
         if what == "refused":
             return Interrupted("the engine answered 400")
         if what == "hangs" or self.looks[pod.uid] <= LOOKS:
             return Underway(tokens // 2, tokens)
-        if is_of_prompts:
+        if step.question is Question.START:
+            return Begun(what, "auto", ("FLASH_ATTN",))
+        if step.question is Question.PROMPTS:
             return computed(tokens, what)
         return generation(tokens // 2 if what == "short" else tokens, what)
 
