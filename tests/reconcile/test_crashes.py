@@ -434,6 +434,22 @@ def test_killed_at_every_write_a_drained_replica_that_does_not_answer_is_back(a_
 
 
 @pytest.mark.timeout(SECONDS + 60)
+def test_killed_at_every_write_a_start_without_the_method_is_answered_and_leaves_nothing(a_world, killer):
+    calm = trying.bits(baseline=trying.AS_BEFORE)
+    world = a_world(replicas=2, decide=killer.decide, spec=calm, change=evicting)
+    slower(world, prompts="hangs", blocksWithout=4096)
+    before, pods = world.deployment()["spec"], names(world)
+
+    eye = survive(world, 2, killer)
+
+    assert world.outcomes() == ["TrialAnswered"]
+    assert [each["blocks"] for each in world.status()["answers"]] == [4096]
+    assert trial_pods(world) == []
+    assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
+    assert (eye.lost, eye.fewest) == ([], 2)
+
+
+@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_prompts_on_a_trial_pod_are_answered_and_leave_nothing(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec=trying.bits(allowedFixes=[]), change=evicting)
     slower(world, prompts="Square")
