@@ -9,6 +9,7 @@ from typing import assert_never
 from kvmedic.aftermath import in_view_of_the_rest
 from kvmedic.core.applied import in_view_of_types
 from kvmedic.core.bundle import BundleStep
+from kvmedic.core.come_back import in_view_of_blocks
 from kvmedic.core.confirm import confirmed
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.evidence import Measured, Observation
@@ -28,9 +29,10 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Standing, StepState
 from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
 from kvmedic.core.steadiness import steadiness
-from kvmedic.core.verdict import Judged, judge, judge_replacement
+from kvmedic.core.verdict import Judged, Verdict, judge, judge_replacement
 from kvmedic.engines.kv_methods import CACHE_TYPES
 from kvmedic.ports import View
+from kvmedic.runbooks.promises import promise_of
 from kvmedic.walks import Tick
 
 
@@ -52,6 +54,7 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     )
     judged = _judgement(tick, record.step, looked, sum(pod.ends for pod in pods))
     judged = _in_view_of_types(judged, tick, pods, looked)
+    judged = _in_view_of_blocks(judged, tick, view, looked)
     return await in_view_of_the_rest(tick, pods, judged)
 
 
@@ -62,6 +65,15 @@ def _in_view_of_types(judged: Judged, tick: Tick, pods: Sequence[Pod], looked: O
     new = [looked.pods[pod.name].pool for pod in pods if pod.created_at >= tick.run.started_at]
     types = {pool.value.cache_dtype for pool in new if isinstance(pool, Measured)}
     return in_view_of_types(judged, types, CACHE_TYPES)
+
+
+def _in_view_of_blocks(judged: Judged, tick: Tick, view: View, looked: Observation) -> Judged:
+    """Return a good verdict on a method that is to give blocks back, if they come; any other as it is."""
+    step = tick.run.current.step
+    if not isinstance(step, BundleStep) or judged.verdict not in (Verdict.RECOVERED, Verdict.IMPROVED):
+        return judged
+    promise = promise_of(step, tick.policy.compression, tick.record.answers, view.template)
+    return in_view_of_blocks(judged, looked, promise) if promise else judged
 
 
 def _judgement(tick: Tick, step: Change, looked: Observation, restarts: int) -> Judged:

@@ -63,6 +63,45 @@ def test_a_method_that_proves_itself_takes_the_place_of_the_one_that_did_not(fix
     assert answers(world) == ["Reclaims"]
     assert scores(world) == [(world.revision(), 0.8), (before, 0.8)]
     assert "turnedOff" not in world.status()
+    told = world.status()["history"][0]["message"]
+    assert "live traffic does not show whether blocks of Mine come back (requests are too short: " in told
+    assert "the trial with this very pod template did: on a trial pod 16384 tokens " in told
+    assert (trial_pods(world), jobs(world), world.traces()) == ([], [], [])
+
+
+def on_long_answers(a_world, new: str) -> World:
+    """Start the operator on a fleet of long answers; `new` tells replicas with the method."""
+    world = a_world(replicas=2, spec=gating.spec(**COMPACTING), change=roomy)
+    allow(world, cron_job())
+    world.rewrite(old="long", new=new)
+    turned_off(world)
+    world.start()
+    return world
+
+
+def test_a_method_whose_blocks_come_back_on_live_traffic_stays_with_the_numbers(a_world):
+    world = on_long_answers(a_world, "long, kept short")
+
+    world.wait(lambda: len(world.outcomes()) == 4, SECONDS, "it is turned on")
+
+    assert world.outcomes()[0] == "Recovered"
+    assert variables(world) == {SWITCH: "1"}
+    told = world.status()["history"][0]["message"]
+    assert told.startswith("blocks come back on the fleet: a running sequence takes 130.0 blocks, ")
+    assert "answers of over 16384 tokens were completed; no worse than before; " in told
+    assert world.traces() == []
+
+
+def test_a_method_whose_blocks_do_not_come_back_on_live_traffic_is_taken_back(a_world):
+    world = on_long_answers(a_world, "long")
+    before = world.revision()
+
+    needs(world, "FixesExhausted")
+
+    assert world.outcomes() == ["NotRecovered", "TrialAnswered", "TrialAnswered", "TrialAnswered"]
+    assert (variables(world), world.revision()) == ({}, before)
+    told = world.status()["history"][0]["message"]
+    assert told.startswith("blocks do not come back on the fleet: a running sequence takes 450.0 blocks, ")
     assert (trial_pods(world), jobs(world), world.traces()) == ([], [], [])
 
 

@@ -9,34 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import inf, sqrt
 from statistics import fmean
 
-from kvmedic.core.blocks import Keep, used
-from kvmedic.core.complete import Complete, complete, histogram, number, pools, total, total_of_told
+from kvmedic.core.blocks import Keep
+from kvmedic.core.complete import Complete, complete, histogram, number, pools, total
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.diagnosis import Evidence, Inconclusive
 from kvmedic.core.distribution import above, longest, lower_bound, mean_below, merged, moments, quantile
 from kvmedic.core.evidence import Histogram, Observation, Pool, Signal
+from kvmedic.core.running_blocks import (
+    RESIDENCE_QUANTILE,
+    SHARED_PREFIXES,
+    Passes,
+    blocks_per_running,
+    hit_share,
+    occupancy_between,
+)
 from kvmedic.core.sizing import (
     STALL_SECONDS,
-    Evicted,
     Occupancy,
     Strain,
     occupancy,
-    occupancy_under,
     spread_weight,
     with_evicted_tokens,
     with_shared_prefixes,
 )
 
-RESIDENCE_QUANTILE = 0.99
-"""The residence time that the sizing window must cover: of 99 in 100 requests. A shorter window counts
-the short requests and misses the long ones that fill the pool."""
-SHARED_PREFIXES = 0.05
-"""Share of the looked-up tokens found in the prefix cache from which shared blocks matter: at 5 % of the
-prompts the mean sequence is at most 5 % smaller."""
 MOST_EVICTED = 0.75
 """Blocks in use per running sequence, over those that the lengths predict, above which a method that evicts
 tokens counts as switched off, whatever settings say: the plugin may not be in the image, or not be loaded.
@@ -183,7 +182,7 @@ def case_of(seen: Seen, evicts: TokenEviction | None = None) -> Case:
     prompt, output = seen.counted(Signal.PROMPT_LENGTH), seen.counted(Signal.OUTPUT_LENGTH)
     engines = next(iter(seen.sizing.pods.values())).engines
     block_tokens = next(iter(seen.pools.values())).block_tokens
-    hits = _hit_share(seen.sizing)
+    hits = hit_share(seen.sizing)
     sequence = occupancy(moments(prompt), moments(output), block_tokens)
     shared = hits if hits > SHARED_PREFIXES else 0.0
     if shared:
@@ -216,9 +215,8 @@ def _budgeted(
     """Return what a sequence takes by the tokens that a method keeps; None where nobody knows how many."""
     if evicts.budget is None:
         return None
-    keep = Keep(budget=evicts.budget + evicts.every // 2)
-    taken = partial(used, block_tokens=block_tokens, keep=keep, pattern=evicts.pattern)
-    return occupancy_under(prompt, output, Evicted(block_tokens, evicts.every, taken))
+    passes = Passes(Keep(budget=evicts.budget), evicts.pattern, evicts.every)
+    return occupancy_between(prompt, output, block_tokens, passes)
 
 
 def residence_seconds(seen: Seen) -> float:
@@ -228,10 +226,7 @@ def residence_seconds(seen: Seen) -> float:
 
 def measured_blocks(seen: Seen) -> float:
     """Return blocks in use per running sequence on the pressured replicas, by the gauges."""
-    used = sum(
-        seen.pools[name].blocks * one.numbers[Signal.KV_CACHE_USAGE_MEAN] for name, one in seen.now.items()
-    )
-    return used / max(1.0, seen.total(Signal.RUNNING_MEAN))
+    return blocks_per_running(seen.now, seen.pools)
 
 
 def _measured(seen: Seen) -> tuple[float, float] | None:
@@ -292,13 +287,6 @@ def _prefill_seconds(burn: Observation) -> float:
     counted = [one for one in found if one is not None]
     count = sum(one.count for one in counted)
     return sum(one.total for one in counted) / count if count > 0 else 0.0
-
-
-def _hit_share(sizing: Observation) -> float:
-    """Return the share of prompt tokens found in the prefix cache; 0 where the engine does not tell."""
-    queries = total_of_told(sizing, Signal.PREFIX_CACHE_QUERIES)
-    hits = total_of_told(sizing, Signal.PREFIX_CACHE_HITS)
-    return min(1.0, hits / queries) if queries > 0 else 0.0
 
 
 def _groups(seen: Seen) -> list[Histogram]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvmedic.core.blocks import Keep
@@ -139,7 +139,12 @@ def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer
 
 def environment_of(workload: Workload) -> dict[str, str]:
     """Return the variables of the engine's container that have a value of their own."""
-    variables = workload.container.get("env")
+    return variables_of(workload.container)
+
+
+def variables_of(container: Mapping[str, object]) -> dict[str, str]:
+    """Return the variables of a container that have a value of their own."""
+    variables = container.get("env")
     return {
         str(each["name"]): each["value"]
         for each in (variables if isinstance(variables, list) else ())

@@ -40,6 +40,10 @@ class State(StrEnum):
     """It preempts as before, and nobody hangs."""
     FEWER_THRASH = "fewer requests, and thrash"
     """Thrash at two thirds of the requests."""
+    LONG = "long"
+    """Calm, with answers of 10k to 20k tokens, all of which are kept."""
+    LONG_KEPT_SHORT = "long, kept short"
+    """The same where a method keeps 2,048 tokens of each, and blocks come back."""
     IDLE = "idle"
     MISSING = "missing"
     STALE = "stale"
@@ -109,6 +113,7 @@ class Traffic:
     gaps: Histogram
     prompts: Histogram = PROMPTS
     outputs: Histogram = OUTPUTS
+    pool: Pool = POOL
 
 
 LONG_PROMPTS = _histogram(LENGTHS, {200.0: 0.2, 500.0: 0.7, 1000.0: 0.1}, 310.0, REQUESTS)
@@ -160,7 +165,26 @@ def _thinned(traffic: Traffic, share: float) -> Traffic:
     return Traffic(numbers, thin(traffic.gaps), thin(traffic.prompts), thin(traffic.outputs))
 
 
+LONG_POOL = Pool(blocks=5000, block_tokens=16)
+LONG_OUTPUTS = _histogram((*LENGTHS, 5000.0, 10_000.0, 20_000.0), {20_000.0: 1.0}, 14_000.0, REQUESTS)
+LONG_RUNNING = 10.0
+
+
+def _of_long_answers(blocks: float) -> Traffic:
+    """Return calm traffic of long answers whose sequences take so many blocks each."""
+    told = {
+        **CALM_NUMBERS,
+        Signal.RUNNING_MEAN: LONG_RUNNING,
+        Signal.KV_CACHE_USAGE_MEAN: blocks * LONG_RUNNING / LONG_POOL.blocks,
+        Signal.GENERATED_TOKENS: LONG_OUTPUTS.total,
+    }
+    prompts = replace(PROMPTS, bounds=LONG_OUTPUTS.bounds, counts=(*PROMPTS.counts, 0.0, 0.0, 0.0))
+    return Traffic(told, CALM_GAPS, prompts, LONG_OUTPUTS, LONG_POOL)
+
+
 MEASURED = {
+    State.LONG: _of_long_answers(450),
+    State.LONG_KEPT_SHORT: _of_long_answers(130),
     State.UNSHARED: _with_prefixes(THRASH_NUMBERS, STALLED_GAPS),
     State.SHARED: _with_prefixes(CALM_NUMBERS, CALM_GAPS, 0.6),
     State.SHARED_IN_VAIN: _with_prefixes(CALM_NUMBERS, CALM_GAPS),
@@ -211,7 +235,7 @@ def _measured(traffic: Traffic, at: datetime) -> PodReadings:
     return PodReadings(
         numbers={signal: Measured(value, at) for signal, value in values.items()},
         histograms={signal: Measured(value, at) for signal, value in histograms.items()},
-        pool=Measured(POOL, at),
+        pool=Measured(traffic.pool, at),
         model_names=("tiny",),
     )
 
