@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from kvmedic.core.diagnosis import COMPARED, Diagnosed, Diagnosis, Evidence, Goal, Inconclusive
 from kvmedic.core.edge import least_free_mib
 from kvmedic.core.evidence import Measured, Observation, Reading
+from kvmedic.core.hand_overs import HandOver
 from kvmedic.core.plan import OnTrial, Plan, ReplaceStep, gives_back
 from kvmedic.core.policy import Policy
 from kvmedic.core.run import Outcome
@@ -34,6 +35,8 @@ class Survey:
     """What to give to the owner of the target, who makes the change instead of us."""
     outlook: str = ""
     """Whether the fleet would do with less, where something is there for a while and somebody asked."""
+    hand_over: HandOver | None = None
+    """One runbook leaves the fleet to the other at this look."""
 
     def engine(self, policy: Policy) -> Workload | Fault:
         """Return the engine of the target in the version that counts, or why it cannot be told."""

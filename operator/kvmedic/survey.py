@@ -40,6 +40,7 @@ from kvmedic.runbooks.enabling import Enabled
 from kvmedic.runbooks.fixes import Case, Next, next_fix, pursued
 from kvmedic.runbooks.methods import compressed_of, eviction_by, eviction_of
 from kvmedic.runbooks.planning import Workload
+from kvmedic.turns import with_turn
 from kvmedic.versions import ask_versions, engine_of
 
 
@@ -62,7 +63,8 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     evidence = await _with_what_engines_tell(evidence, resource, policy, view, senses)
     runbook, diagnosis = judged(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
-    held = due_in(found, resource, policy, senses.now or found.burn.at)
+    now = senses.now or found.burn.at
+    held = due_in(found, resource, policy, now)
     if _asks_for_a_change(diagnosis) or held is not None:
         told = await ask_versions(resource.namespace, view, senses.metrics)
         found = replace(found, evidence=replace(evidence, versions=told))
@@ -70,6 +72,7 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
         planned = with_return(found, resource, policy, held)
     else:
         planned = with_plan(remarked(found, resource, policy), resource, policy)
+        planned = with_turn(planned, resource, policy, now)
     return with_shown_plan(planned, resource, policy)
 
 

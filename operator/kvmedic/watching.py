@@ -24,7 +24,14 @@ from kvmedic.obstacles import absent, accompanied, claimed, consent, crowded, ga
 from kvmedic.outgrown import with_known_limit
 from kvmedic.ports import Ports, Senses
 from kvmedic.record.runs import opened
-from kvmedic.record.surveys import planned, surveyed, with_baseline, with_failed_fixes, with_last_good
+from kvmedic.record.surveys import (
+    planned,
+    surveyed,
+    with_baseline,
+    with_failed_fixes,
+    with_hand_over,
+    with_last_good,
+)
 from kvmedic.saving import save
 from kvmedic.survey import survey
 from kvmedic.trials import triable
@@ -77,7 +84,7 @@ async def _seen(ward: Ward, cared: Cared) -> Record:
     urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, ward.record.urgency)
     seen = noted(replace(seen, urgency=urgent, aside=cared.aside), found, policy, ward.now)
     seen = with_failed_fixes(with_baseline(seen, found.evidence.compression), found.evidence.failed_fixes)
-    seen = with_known_limit(seen, found, policy, ward.now)
+    seen = with_known_limit(with_hand_over(seen, found.hand_over), found, policy, ward.now)
     good = await proved_good(found, ward.resource, policy, ward.ports.metrics, ward.now)
     return with_last_good(seen, good) if good else seen
 

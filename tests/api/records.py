@@ -10,6 +10,7 @@ from kvmedic.core.diagnosis import Goal
 from kvmedic.core.engine import Knob
 from kvmedic.core.figures import Figures
 from kvmedic.core.footprint import Footprint, Load
+from kvmedic.core.hand_overs import HandOver
 from kvmedic.core.loan import Borrowed, TriedReturn
 from kvmedic.core.plan import Plan
 from kvmedic.core.policy import RotationLabel, TargetRef
@@ -178,3 +179,16 @@ def forgotten_record() -> Record:
         again_at=NOW + timedelta(minutes=10),
     )
     return replace(full_record(), baseline=told)
+
+
+def handed_over_record() -> Record:
+    """Return a record in which one runbook left the fleet to the other."""
+    given = HandOver(
+        "CompressionWithoutSavings",
+        "PreemptionThrash",
+        Reason.PRESSED_THOUGH_COMPRESSED,
+        "0123456789abcdef",
+        "blocks come back; PreemptionThrash goes on: FleetWideDemand",
+        NOW,
+    )
+    return replace(full_record(), hand_overs=(given,))

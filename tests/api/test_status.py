@@ -17,7 +17,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from api.records import forgotten_record, full_record, holding_record, recalled_record, spared_record
+from api.records import (
+    forgotten_record,
+    full_record,
+    handed_over_record,
+    holding_record,
+    recalled_record,
+    spared_record,
+)
 from kvmedic.api.problems import RunUnreadable
 from kvmedic.api.status import (
     FINDINGS_LENGTH,
@@ -180,6 +187,25 @@ def test_figures_of_before_have_the_names_that_the_spec_gives_them() -> None:
 def test_what_history_told_is_never_taken_for_nothing(path: tuple[str | int, ...], value: Any) -> None:
     with pytest.raises(RunUnreadable):
         record_from_wire(broken(stored(recalled_record()), *path, value=value))
+
+
+def test_a_hand_over_is_written_in_the_words_of_the_diagnosis() -> None:
+    assert stored(handed_over_record())["handOvers"] == [
+        {
+            "fromRunbook": "CompressionWithoutSavings",
+            "toRunbook": "PreemptionThrash",
+            "reason": "PressedThoughCompressed",
+            "evidence": "0123456789abcdef",
+            "message": "blocks come back; PreemptionThrash goes on: FleetWideDemand",
+            "at": "2026-03-01T03:00:00Z",
+        }
+    ]
+
+
+@pytest.mark.parametrize(("field", "value"), [("evidence", None), ("reason", "Elysium"), ("at", "once")])
+def test_a_hand_over_is_never_taken_for_none(field: str, value: Any) -> None:
+    with pytest.raises(RunUnreadable):
+        record_from_wire(broken(stored(handed_over_record()), "handOvers", 0, field, value=value))
 
 
 def test_times_are_written_in_utc_and_conditions_in_kubernetes_words() -> None:

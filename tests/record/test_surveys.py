@@ -8,12 +8,13 @@ from datetime import timedelta
 import pytest
 
 from kvmedic.core.diagnosis import Diagnosed, Finding
+from kvmedic.core.hand_overs import HandOver
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ConditionType, Record
 from kvmedic.core.run import Outcome
 from kvmedic.record.conditions import phase
-from kvmedic.record.surveys import REFRESH, planned, surveyed
+from kvmedic.record.surveys import HAND_OVERS_LENGTH, REFRESH, planned, surveyed, with_hand_over
 from kvmedic.runbooks.preemption_thrash import BRANCHES
 from run_builder import NOW, OLD, STEP
 
@@ -102,6 +103,7 @@ def test_numbers_that_changed_are_not() -> None:
         (Reason.AWAITING_APPROVAL, "AwaitingApproval"),
         (Reason.APPROVAL_EXPIRED, "AwaitingApproval"),
         (Reason.APPROVALS_UNREADABLE, "ActionRequired"),
+        (Reason.HANDED_OVER_TWICE, "ActionRequired"),
         (Reason.IN_COOLDOWN, "Planned"),
     ],
 )
@@ -121,3 +123,30 @@ def test_what_is_noticed_of_a_calm_fleet_is_written_down_once() -> None:
     assert noticed.diagnosis.findings == ("fleet: usage 0.3",)
     assert seen("usage 0.4", after=2 * REFRESH, record=noticed) == noticed
     assert seen(after=2 * REFRESH, record=noticed) == noticed
+
+
+OVER = HandOver(
+    "CompressionWithoutSavings", "PreemptionThrash", Reason.PRESSED_THOUGH_COMPRESSED, "e" * 16, "why", NOW
+)
+BACK = replace(OVER, from_runbook=OVER.to_runbook, to_runbook=OVER.from_runbook)
+
+
+def handed(*given: HandOver | None) -> Record:
+    record = Record()
+    for each in given:
+        record = with_hand_over(record, each)
+    return record
+
+
+def test_a_hand_over_is_written_down_once_each_way() -> None:
+    again = replace(OVER, message="other figures", at=NOW + REFRESH)
+
+    assert handed(None) == Record()
+    assert handed(OVER, again) == handed(OVER) == Record(hand_overs=(OVER,))
+    assert handed(OVER, BACK, again, replace(BACK, message="more")).hand_overs == (BACK, OVER)
+
+
+def test_new_evidence_comes_first_and_the_oldest_goes() -> None:
+    given = [replace(OVER, evidence=f"{at:016d}") for at in range(HAND_OVERS_LENGTH + 1)]
+
+    assert handed(*given).hand_overs == tuple(reversed(given[1:]))

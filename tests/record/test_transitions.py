@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from kvmedic.core.aside import SetAside, Station
+from kvmedic.core.hand_overs import HandOver
 from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ClosedRun, Record, ShownDiagnosis
@@ -150,3 +151,40 @@ def test_an_end_is_a_warning_where_somebody_may_want_to_look(outcome: Reason, wa
     (note,) = notes(Record(diagnosis=DEMAND, run=open_run), Record(diagnosis=DEMAND, history=(ended,)))
 
     assert (note.reason, note.warning) == (outcome, warns)
+
+
+OVER = HandOver(
+    "CompressionWithoutSavings",
+    "PreemptionThrash",
+    Reason.PRESSED_THOUGH_COMPRESSED,
+    "e" * 16,
+    "blocks come back",
+    NOW,
+)
+
+
+def test_a_hand_over_is_told_once_also_where_a_run_is_opened_on_it() -> None:
+    before, seen = Record(diagnosis=HEALTHY), Record(diagnosis=DEMAND, hand_overs=(OVER,))
+    opened = replace(seen, run=a_run(StepState.PENDING))
+
+    assert told(before, seen) == [Reason.HANDED_OVER, Reason.FLEET_WIDE_DEMAND]
+    assert told(before, opened) == [Reason.HANDED_OVER, Reason.FLEET_WIDE_DEMAND, Reason.PLANNED]
+    assert told(seen, opened) == [Reason.PLANNED]
+    assert told(seen, replace(seen, hand_overs=())) == []
+
+
+def test_a_hand_over_says_which_way_on_which_evidence_and_why() -> None:
+    note = notes(Record(), Record(hand_overs=(OVER,)))[0]
+
+    assert note.message == (
+        f"CompressionWithoutSavings -> PreemptionThrash on evidence {OVER.evidence}: blocks come back"
+    )
+    assert (note.warning, note.on_target, note.run) == (False, False, "")
+
+
+def test_the_way_back_and_new_evidence_are_told_too() -> None:
+    back = replace(OVER, from_runbook=OVER.to_runbook, to_runbook=OVER.from_runbook)
+    seen = Record(diagnosis=DEMAND, hand_overs=(OVER,))
+
+    assert told(seen, replace(seen, hand_overs=(back, OVER))) == [Reason.HANDED_OVER]
+    assert told(seen, replace(seen, hand_overs=(replace(OVER, evidence="0"), OVER))) == [Reason.HANDED_OVER]

@@ -6,10 +6,10 @@ because records that are stored must stay readable (`tests/api/data`).
 
 Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`, `rollbacks`,
 `bundles`, `scalings`, `answers`, `scores`, `turnedOff`, `copies`, `outgrown`, `borrowed`, `footprint`,
-`lastGood`, `aside`, `sized`, `baseline`) are what the operator itself relies on after a restart: one that
-cannot be read raises `RunUnreadable`, because starting from empty would forget a change under way or hand
-out a used-up budget. All other fields are for people, are computed anew, and are dropped when they cannot
-be read.
+`lastGood`, `aside`, `sized`, `baseline`, `handOvers`) are what the operator itself relies on after a restart:
+one that cannot be read raises `RunUnreadable`, because starting from empty would forget a change under way or
+hand out a used-up budget. All other fields are for people, are computed anew, and are dropped when they
+cannot be read.
 Unknown fields are ignored everywhere, so that an older operator can read what a newer one wrote.
 """
 
@@ -28,6 +28,7 @@ from kvmedic.core.aside import SetAside
 from kvmedic.core.compressed import Answer
 from kvmedic.core.fixing import TurnedOff
 from kvmedic.core.footprint import Footprint
+from kvmedic.core.hand_overs import HandOver
 from kvmedic.core.loan import Borrowed
 from kvmedic.core.recalled import Recalled
 from kvmedic.core.record import (
@@ -78,6 +79,7 @@ RECORDS = frozenset(
         "aside",
         "sized",
         "baseline",
+        "handOvers",
     }
 )
 """The fields that the operator relies upon after a restart."""
@@ -176,6 +178,11 @@ class KVRemediationStatus(BaseModel):
     baseline: Recalled | None = None
     """The fleet before its KV cache was compressed, as the metrics source recalled it: asked once for each
     revision that turned the method on. A record: do not edit it."""
+    hand_overs: tuple[HandOver, ...] = Field(
+        default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """When one runbook left the fleet to the other, newest first: each way once per evidence. A record: do
+    not edit it."""
 
 
 def record_to_wire(record: Record, phase: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from kvmedic.cli.fixes import ShownFixes, fixes_of
+from kvmedic.cli.hand_overs import hand_over_as_json, hand_over_as_text
 from kvmedic.cli.live import Name, finished, load, template_of
 from kvmedic.cli.terminal import Form
 from kvmedic.cli.trials import ShownTrial, trial_of
@@ -52,7 +53,8 @@ def command(
     """Explain a resource in sentences: what it sees, why it does or does not act, what to type next.
 
     What a trial showed is drawn as a picture, or told in a table; JSON has its readings instead. Of the fix
-    after a method of compression it tells what was turned off, what failed, and each score on record.
+    after a method of compression it tells what was turned off, what failed, and each score on record; of the
+    runbooks, which of them left the fleet to the other last.
 
     Nothing is written and no metrics are asked. Exit code 0: it was told; 2: wrong usage or
     configuration; 4: there is no such resource.
@@ -78,7 +80,7 @@ def command(
 
 
 def as_json(resource: Resource, place: Place, trial: ShownTrial | None, fixes: ShownFixes) -> dict[str, Any]:
-    """Return what there is to say for a program: sentences, the trial with its readings, and scores."""
+    """Return what there is to say for a program: sentences, the trial's readings, scores, the hand-over."""
     told = (*((trial.sentence(),) if trial else ()), *fixes.as_text())
     return {
         "namespace": resource.namespace,
@@ -87,6 +89,7 @@ def as_json(resource: Resource, place: Place, trial: ShownTrial | None, fixes: S
         "trial": trial.as_json() if trial else None,
         "turnedOff": fixes.turned_off_as_json(),
         "scores": fixes.scores_as_json(),
+        "handOver": hand_over_as_json(resource.record),
     }
 
 
@@ -104,6 +107,7 @@ def explained(resource: Resource, place: Place, tried: Iterable[str] = ()) -> It
         yield f"It does nothing: {resource.problem.reason}: {resource.problem.message}."
     if record is not None:
         yield from _seen(record)
+        yield from hand_over_as_text(record)
         yield from tried
         yield from _run(record.run) if record.run else _idle(record)
         yield from _memory(record)

@@ -41,6 +41,8 @@ class Reason(StrEnum):
     COMPRESSION_UNPROVEN = "CompressionUnproven"
     FIX_DUE = "FixDue"
     FIX_WAITS = "FixWaits"
+    # What one runbook leaves to the other.
+    HANDED_OVER = "HandedOver"
     # Why nothing can be said.
     METRICS_MISSING = "MetricsMissing"
     METRICS_STALE = "MetricsStale"
@@ -87,6 +89,7 @@ class Reason(StrEnum):
     TRIAL_IMPOSSIBLE = "TrialImpossible"
     GATE_MISSING = "GateMissing"
     FIXES_EXHAUSTED = "FixesExhausted"
+    HANDED_OVER_TWICE = "HandedOverTwice"
     # What a plan does.
     CAP_RIGHT_SIZED = "CapRightSized"
     CAP_AT_BOUND = "CapAtBound"

@@ -16,6 +16,7 @@ from kvmedic.core.compressed import Answer
 from kvmedic.core.engine import Knob
 from kvmedic.core.fixing import TurnedOff
 from kvmedic.core.footprint import Footprint
+from kvmedic.core.hand_overs import HandOver
 from kvmedic.core.loan import Borrowed
 from kvmedic.core.moved import Traffic
 from kvmedic.core.plan import Plan
@@ -276,6 +277,8 @@ class Record:
     """The method that was turned off because it saved nothing. None: none, or something took its place."""
     baseline: Recalled | None = None
     """The fleet before its KV cache was compressed. None: nobody asked history."""
+    hand_overs: tuple[HandOver, ...] = ()
+    """Between the runbooks, newest first, each once per evidence."""
 
     def condition(self, of: ConditionType) -> Condition | None:
         """Return the condition of a type, if it was ever written."""

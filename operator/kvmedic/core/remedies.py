@@ -86,6 +86,7 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
             "to see what it is waiting for", "kubectl -n $namespace describe horizontalpodautoscalers"
         ),
         Reason.NO_LEVER_LEFT: Remedy("to allow another lever", _EDIT),
+        Reason.HANDED_OVER_TWICE: Remedy("to start anew with another spec", _EDIT),
         Reason.HEADROOM_UNKNOWN: Remedy(
             "to see what the DCGM exporter tells of a GPU",
             "kubectl get --raw /api/v1/namespaces/EXPORTERS/pods/POD:9400/proxy/metrics",

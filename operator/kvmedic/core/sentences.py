@@ -53,6 +53,7 @@ SENTENCES = MappingProxyType(
         Reason.COMPRESSION_UNPROVEN: "Whether KV compression frees blocks is not known, and must be now.",
         Reason.FIX_DUE: "Compression saved nothing, and a fix that the spec allows is due.",
         Reason.FIX_WAITS: "A fix that the spec allows waits; the pressure is a matter of the other runbook.",
+        Reason.HANDED_OVER: "One runbook leaves the fleet to the other, on evidence that is recorded.",
         Reason.METRICS_MISSING: "At least one replica has no value for a signal that the diagnosis needs.",
         Reason.METRICS_STALE: "The newest sample of at least one replica is too old.",
         Reason.METRICS_AMBIGUOUS: "The source returned contradicting series for one replica.",
@@ -107,6 +108,9 @@ SENTENCES = MappingProxyType(
         Reason.TRIAL_IMPOSSIBLE: "No trial pod can be made of the target's pod template.",
         Reason.GATE_MISSING: "A changed cache policy must pass an evaluation first, and none can be made.",
         Reason.FIXES_EXHAUSTED: "Nothing of what spec.compression.allowedFixes lists is left to try.",
+        Reason.HANDED_OVER_TWICE: (
+            "One runbook left the fleet to the other and took it back; the same evidence does that once."
+        ),
         Reason.CAP_RIGHT_SIZED: "The cap follows from the measured lengths and the pool.",
         Reason.CAP_AT_BOUND: (
             "The computed cap lies under the lever's bound; the bound is applied, as it is still a cut."

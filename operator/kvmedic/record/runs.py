@@ -105,6 +105,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.TRIAL_IMPOSSIBLE,
         Reason.GATE_MISSING,
         Reason.FIXES_EXHAUSTED,
+        Reason.HANDED_OVER_TWICE,
         Reason.TARGET_NOT_FOUND,
         Reason.SPEC_INVALID,
         Reason.SPEC_NOT_IMPLEMENTED,

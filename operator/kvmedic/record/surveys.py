@@ -10,6 +10,7 @@ from kvmedic.core.compressed import Compressed
 from kvmedic.core.diagnosis import CONTENT, Diagnosis, Inconclusive, is_content
 from kvmedic.core.fixing import FailedFix
 from kvmedic.core.gates import Blocked
+from kvmedic.core.hand_overs import HandOver
 from kvmedic.core.plan import Plan
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ConditionType, LastGood, Record, ShownDiagnosis, ShownPlan, Truth
@@ -21,6 +22,9 @@ from kvmedic.record.runs import action
 REFRESH = timedelta(minutes=10)
 """How old the shown numbers of a lasting trouble may get before they are written anew. Ten minutes
 are two of the default trigger windows: newer numbers would say the same at the price of a write."""
+
+HAND_OVERS_LENGTH = 4
+"""Hand-overs that are kept: there and back on the present evidence, and on that of before."""
 
 UNREADY = "the resource is not Ready, so nobody looks at its objectives"
 
@@ -81,6 +85,13 @@ def with_failed_fixes(record: Record, failed: tuple[FailedFix, ...]) -> Record:
 def with_baseline(record: Record, method: Compressed | None) -> Record:
     """Return the record with what history told of the fleet without its method; equal where it is there."""
     return replace(record, baseline=method.recalled) if method and method.recalled else record
+
+
+def with_hand_over(record: Record, given: HandOver | None) -> Record:
+    """Return the record with a hand-over between the runbooks; equal where it is there already."""
+    if given is None or any(given.is_like(each) for each in record.hand_overs):
+        return record
+    return replace(record, hand_overs=(given, *record.hand_overs)[:HAND_OVERS_LENGTH])
 
 
 def complaint(record: Record, problem: Outcome, generation: int, now: datetime) -> Record:

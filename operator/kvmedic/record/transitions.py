@@ -43,7 +43,12 @@ class Note:
 def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
     """Return what is new in the later of two records, in the order of reading."""
     old = before or Record()
-    told = (*_notes(old, after), *_urgency_notes(old, after), *_aside_notes(old.aside, after.aside))
+    told = (
+        *_hand_over_notes(old, after),
+        *_notes(old, after),
+        *_urgency_notes(old, after),
+        *_aside_notes(old.aside, after.aside),
+    )
     severity = after.urgency.severity if after.urgency else None
     return tuple(replace(note, severity=severity) for note in told)
 
@@ -70,6 +75,15 @@ def _run_notes(old: Run | None, new: Run) -> tuple[Note, ...]:
     why = new.ending.message if new.ending else new.message
     text = f"run {new.id}: {SENTENCES[reason]} {step}. {why}"
     return (Note(reason, text, state is StepState.ROLLING_BACK, new.id, on_target=True),)
+
+
+def _hand_over_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return that one runbook left the fleet to the other, or took it back."""
+    if new.hand_overs[:1] == old.hand_overs[:1] or not new.hand_overs:
+        return ()
+    given = new.hand_overs[0]
+    text = f"{given.line()}: {given.message}"
+    return (Note(Reason.HANDED_OVER, text, warning=False, run="", on_target=False),)
 
 
 def _urgency_notes(old: Record, new: Record) -> tuple[Note, ...]:

@@ -1,0 +1,246 @@
+"""A look at a fleet that two runbooks look after: what is handed over, and what a second time comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from kvmedic.core.compressed import Answer
+from kvmedic.core.evidence import Measured
+from kvmedic.core.hand_overs import HandOver
+from kvmedic.core.plan import BundleStep, FlagStep
+from kvmedic.core.reasons import Reason
+from kvmedic.core.reclamation_probe import Reclaim
+from kvmedic.core.record import ClosedRun, Record, TriedBundle
+from kvmedic.core.resource import Resource
+from kvmedic.core.template import template_hash
+from kvmedic.core.trialling import Question, TrialStep
+from kvmedic.findings import Survey
+from kvmedic.ports import Senses
+from kvmedic.record.surveys import with_hand_over
+from kvmedic.runbooks.compression_figures import figures_of
+from kvmedic.survey import survey
+from lab.scripted.readings import State
+from reconcile.asked import Asked, spec
+from reconcile.viewed import Viewed
+from reconcile.world import deployment
+from run_builder import NOW, a_fleet
+from vitals_builder import a_device
+
+MINUTE = timedelta(minutes=1)
+BOTH = ["PreemptionThrash", "CompressionWithoutSavings"]
+COMPRESSION, THRASH = "CompressionWithoutSavings", "PreemptionThrash"
+GIB = 1024
+ROOMY = Measured((a_device(memory_free=40 * GIB, memory_in_use=0.5),), NOW)
+"""Of a fleet whose device memory is known: then it shows that the method took more of it."""
+
+
+def template(**env: str) -> Any:
+    made = deployment(3)["spec"]["template"]
+    made["spec"]["containers"][0]["env"] = [{"name": name, "value": value} for name, value in env.items()]
+    return made
+
+
+ON, OFF = template(TRIATTN_RUNTIME_KV_BUDGET="512"), template()
+
+
+def view(now: Any) -> Any:
+    present = template_hash(now)
+    pods = tuple(replace(pod, revision=present) for pod in a_fleet().pods)
+    return Viewed(fleet=a_fleet(revision=present, pods=pods), template=now)
+
+
+RECLAIMS = Answer(
+    Question.RECLAMATION, template_hash(ON), "blocks come back on a trial pod", NOW, 1, Reclaim.RECLAIMS
+)
+
+
+async def looked(
+    record: Record, resource: Resource | None = None, metrics: Asked | None = None, now: Any = ON
+) -> Survey:
+    owner = replace(resource or spec(runbooks=BOTH), record=record)
+    senses = metrics or Asked(State.THRASH)
+    assert owner.policy is not None
+    return await survey(owner, owner.policy, view(now), Senses(senses, senses, NOW))
+
+
+def handed(found: Survey) -> HandOver:
+    assert found.hand_over is not None
+    return found.hand_over
+
+
+async def suspected() -> Resource:
+    """Return a resource that gives a fleet before the method that was faster, on less device memory."""
+    now = figures_of((await looked(Record(answers=(RECLAIMS,)))).evidence)
+    before = {
+        "requestsPerSecond": now.requests_per_second,
+        "tokensPerSecond": 1.3 * (now.tokens_per_second or 0.0),
+        "preemptionsPerRequest": now.preemptions_per_request,
+        "kvCacheUsage": now.kv_cache_usage,
+        "deviceMemory": "20Gi",
+    }
+    return spec(runbooks=BOTH, compression={"baseline": before})
+
+
+async def test_a_method_that_does_what_it_can_is_handed_over_with_the_plan() -> None:
+    found = await looked(Record(answers=(RECLAIMS,)))
+
+    given = handed(found)
+    assert (given.from_runbook, given.to_runbook) == (COMPRESSION, THRASH)
+    assert (given.reason, given.at) == (Reason.PRESSED_THOUGH_COMPRESSED, NOW)
+    assert found.plan is not None
+    assert isinstance(found.plan.steps[0], FlagStep)
+
+
+async def test_a_fleet_without_a_method_hands_nothing_over() -> None:
+    found = await looked(Record(), now=OFF)
+
+    assert (found.runbook, found.hand_over) == (THRASH, None)
+    assert found.plan is not None
+
+
+async def test_a_calm_fleet_hands_nothing_over() -> None:
+    found = await looked(Record(answers=(RECLAIMS,)), metrics=Asked(State.RECOVERED))
+
+    assert found.hand_over is None
+
+
+async def test_one_runbook_alone_hands_nothing_over() -> None:
+    found = await looked(Record(answers=(RECLAIMS,)), spec(runbooks=["PreemptionThrash"]))
+
+    assert (found.runbook, found.hand_over) == (THRASH, None)
+
+
+def ran(reason: Reason, at: Any, outcome: Reason = Reason.INCONCLUSIVE) -> ClosedRun:
+    """Return a run that left no evidence."""
+    return ClosedRun(str(at), reason, outcome, "", (), at, at + MINUTE)
+
+
+async def ping_pong(*runs: ClosedRun, **more: Any) -> tuple[Survey, HandOver, HandOver]:
+    """Return a look after one went over and one back, with what was run meanwhile, newest first."""
+    resource, record = await suspected(), Record(answers=(RECLAIMS,), **more)
+    over = replace(handed(await looked(record, resource)), at=NOW - 60 * MINUTE)
+    record = with_hand_over(record, over)
+    back = handed(await looked(record, resource, Asked(State.THRASH, gpus=ROOMY)))
+    back = replace(back, at=NOW - 30 * MINUTE)
+    record = replace(with_hand_over(record, back), history=tuple(runs))
+    return await looked(record, resource), over, back
+
+
+async def test_a_plan_of_the_compression_runbook_takes_the_word_back() -> None:
+    found, over, back = await ping_pong()
+
+    assert back.takes_back(over)
+    assert back.reason is Reason.EAGER_FALLBACK
+    assert handed(found).is_like(over)
+
+
+OVER_AT, BACK_AT = NOW - 60 * MINUTE, NOW - 30 * MINUTE
+CAPPED = ran(Reason.FLEET_WIDE_DEMAND, OVER_AT, Reason.NOT_RECOVERED)
+TURNED = ran(Reason.EAGER_FALLBACK, BACK_AT)
+
+
+async def test_the_second_time_on_the_same_evidence_nothing_is_planned() -> None:
+    found, over, _ = await ping_pong(TURNED, CAPPED)
+
+    assert found.plan is None
+    assert found.obstacle is not None
+    assert found.obstacle.reason is Reason.HANDED_OVER_TWICE
+    for told in (over.evidence, "PreemptionThrash wants Deployment/llm: maxNumSeqs 64 -> ", "EagerFallback"):
+        assert told in found.obstacle.message
+    assert (
+        "An edit of the spec or of the pod template, or another answer of a trial" in found.obstacle.message
+    )
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param((), id="load came and went during a cooldown"),
+        pytest.param((CAPPED,), id="only the one that has the word tried something"),
+        pytest.param(
+            (ran(Reason.FLEET_WIDE_DEMAND, NOW - 10 * MINUTE), CAPPED), id="a second lever after the first"
+        ),
+        pytest.param(
+            (ran(Reason.FIX_DUE, BACK_AT, Reason.TRIAL_UNANSWERED), CAPPED), id="a trial changed nothing"
+        ),
+        pytest.param(
+            (CAPPED, ran(Reason.EAGER_FALLBACK, OVER_AT - 30 * MINUTE)), id="a run from before the way back"
+        ),
+    ],
+)
+async def test_what_is_no_second_hand_over_blocks_nobody(runs: Iterable[ClosedRun]) -> None:
+    found, _, _ = await ping_pong(*runs)
+
+    assert found.plan is not None
+    assert found.obstacle is None
+
+
+async def test_other_evidence_starts_anew() -> None:
+    resource = await suspected()
+    over = handed(await looked(Record(answers=(RECLAIMS,)), resource))
+    record = Record(answers=(RECLAIMS,), hand_overs=(over,), history=(TURNED, CAPPED))
+    back = handed(await looked(record, resource, Asked(State.THRASH, gpus=ROOMY)))
+    record = replace(record, hand_overs=(replace(back, at=BACK_AT), replace(over, at=OVER_AT)))
+    kept = TriedBundle("TriAttention", template_hash(ON), Reason.NOT_RECOVERED, NOW)
+
+    same = await looked(record, resource)
+    edited = await looked(record, replace(resource, generation=resource.generation + 1))
+    shown = await looked(replace(record, bundles=(kept,)), resource)
+
+    assert same.plan is None
+    for found in (edited, shown):
+        assert found.plan is not None
+        assert handed(found).evidence != over.evidence
+
+
+async def test_the_way_back_is_bounded_too() -> None:
+    resource, record = await suspected(), Record(answers=(RECLAIMS,))
+    over = handed(await looked(record, resource))
+    known = with_hand_over(record, over)
+    back = handed(await looked(known, resource, Asked(State.THRASH, gpus=ROOMY)))
+    record = Record(
+        answers=(RECLAIMS,),
+        hand_overs=(replace(over, at=BACK_AT), replace(back, at=OVER_AT)),
+        history=(ran(Reason.FLEET_WIDE_DEMAND, BACK_AT), ran(Reason.EAGER_FALLBACK, OVER_AT)),
+    )
+
+    found = await looked(record, resource, Asked(State.THRASH, gpus=ROOMY))
+
+    assert found.diagnosis.reason is Reason.EAGER_FALLBACK
+    assert found.plan is None
+    assert found.obstacle is not None
+    assert found.obstacle.reason is Reason.HANDED_OVER_TWICE
+
+
+async def test_the_way_back_turns_the_method_off() -> None:
+    resource, record = await suspected(), Record(answers=(RECLAIMS,))
+
+    found = await looked(record, resource, Asked(State.THRASH, gpus=ROOMY))
+
+    assert found.plan is not None
+    assert isinstance(found.plan.steps[0], BundleStep)
+    assert found.hand_over is None, "nothing had been handed over"
+
+
+async def test_a_trial_is_never_in_the_way_because_it_shows_what_nobody_knows() -> None:
+    roomy = template(TRIATTN_RUNTIME_KV_BUDGET="512")
+    roomy["spec"]["containers"][0]["args"] = ["--max-model-len", "32768", "--block-size=16"]
+    over = HandOver(COMPRESSION, THRASH, Reason.PRESSED_THOUGH_COMPRESSED, "e" * 16, "", BACK_AT)
+    back = handed(await looked(Record(hand_overs=(over,)), now=roomy))
+    over = replace(over, evidence=back.evidence)
+    record = Record(
+        hand_overs=(over, replace(back, at=OVER_AT)),
+        history=(ran(Reason.FLEET_WIDE_DEMAND, BACK_AT), ran(Reason.EAGER_FALLBACK, OVER_AT)),
+    )
+
+    found = await looked(record, now=roomy)
+
+    assert found.diagnosis.reason is Reason.COMPRESSION_UNPROVEN
+    assert found.obstacle is None
+    assert found.plan is not None
+    assert isinstance(found.plan.steps[0], TrialStep)
