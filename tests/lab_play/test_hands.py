@@ -19,7 +19,7 @@ from lab.play.exporter import LABELS, Exporter
 from lab.play.hands import Hands
 from lab.play.manifests import deployment, objects
 from lab.play.schema import FLEET, Incident, Scenario
-from lab.play.stage import OWNER, clear
+from lab.play.stage import OWNER, clear, vacate
 from lab.play.witness import EDITOR, managers
 from lab.prometheus import Prometheus
 from lab_play.plays import a_scenario
@@ -155,6 +155,16 @@ def test_a_place_is_cleared_of_everything_that_a_play_left(
         kind: light.api.list(kind, namespace) for kind in ("KVRemediation", "Deployment", "Service", "Pod")
     }
     assert left == {"KVRemediation": [], "Deployment": [], "Service": [], "Pod": []}
+
+
+def test_what_an_earlier_play_left_standing_is_removed(light: LightCluster, fleet: tuple[Hands, str]) -> None:
+    _, namespace = fleet
+    assert light.api.list("Deployment", namespace)
+
+    vacate(light.api)
+
+    left = {kind: light.api.list(kind, namespace) for kind in ("KVRemediation", "Deployment", "Pod")}
+    assert left == {"KVRemediation": [], "Deployment": [], "Pod": []}
 
 
 def test_gpus_are_told_of_as_prometheus_labels_those_of_another_pod(exporter: Exporter) -> None:

@@ -205,9 +205,8 @@ def _asked_of(step: OnTrial) -> str:
     """Return what a trial pod is asked, for a person."""
     if isinstance(step, GateStep):
         return f"CronJob/{step.cron_job} with {step.subject}"
-    what = "prompts of up to " if step.question is Question.PROMPTS else ""
     where = f" on {step.replica}, drained for it" if step.replica else ""
-    return f"{what}{step.tokens} tokens with {step.method}{where}"
+    return f"{_test(step.question, step.tokens)} {'without' if step.without else 'with'} {step.method}{where}"
 
 
 def change_of(step: Step) -> Change:
@@ -242,7 +241,15 @@ def _wanted(advice: Try | Evaluate) -> str:
     """Return what a trial pod should be asked, for a person."""
     if isinstance(advice, Evaluate):
         return f"CronJob/{advice.cron_job} with {advice.subject}"
-    return f"{advice.tokens} tokens with {advice.method}"
+    return f"{_test(advice.question, advice.tokens)} {'without' if advice.off else 'with'} {advice.method}"
+
+
+def _test(question: Question, tokens: int) -> str:
+    return {
+        Question.RECLAMATION: f"{tokens} tokens",
+        Question.PROMPTS: f"prompts of up to {tokens} tokens",
+        Question.START: "a start",
+    }[question]
 
 
 def _advised(advice: Assignment | Beyond) -> Change:

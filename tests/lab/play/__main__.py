@@ -79,6 +79,7 @@ def require_known(known: Sequence[Scenario], named: Sequence[str], variable: str
 def _play(chosen: Sequence[Scenario], known: Sequence[Scenario], at_once: int) -> int:
     began = time.time()
     with stage(choose(), chosen, lanes.most_gpus(chosen, at_once)) as made:
+        made.vacate()
 
         def played(scenario: Scenario, stopped: Event) -> Result:
             return _played(made, scenario, lanes.forbidden(scenario.name, known), stopped)

@@ -13,6 +13,7 @@ from lab.cluster.api import Api, ApiError, until
 from lab.cluster.interface import Cluster
 from lab.cluster.kind import KindCluster
 from lab.cluster.paths import LAB_SOURCES
+from lab.cluster.progress import say
 from lab.images import Recipe, provide
 from lab.installation import install
 from lab.keda import installation as keda
@@ -87,6 +88,11 @@ class Stage:
             finally:
                 if scenario.stops_everything:
                     hands.resume()
+
+    def vacate(self) -> None:
+        """Take away what plays before left standing, whose replicas hold GPUs; returns when all are gone."""
+        with Api(self.cluster.access, ANSWER_SECONDS) as api:
+            vacate(api)
 
     def _meter(self, api: Api, namespace: str) -> Meter:
         told = partial(self.exporter.measure, namespace)
@@ -171,6 +177,15 @@ def clear(api: Api, namespace: str) -> None:
     until(gone, GONE_SECONDS, f"the earlier fleet of {namespace} is gone")
     for kind in ("Event", "EndpointSlice"):
         api.request("DELETE", api.resource(kind).path(namespace))
+
+
+def vacate(api: Api) -> None:
+    """Remove the fleet of every namespace that has one."""
+    names = [each["metadata"]["name"] for each in api.list("Namespace", None)]
+    for name in names:
+        if any(each["metadata"]["name"] == FLEET for each in api.list("Deployment", name)):
+            say(f"removing the fleet that an earlier play left in {name}")
+            clear(api, name)
 
 
 def _await_served(api: Api, body: Mapping[str, Any]) -> None:
