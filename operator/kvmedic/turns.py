@@ -18,8 +18,8 @@ from kvmedic.core.run import Outcome
 from kvmedic.findings import Survey
 from kvmedic.runbooks import RUNBOOKS
 
-ON_TRIAL = frozenset({Reason.TRIAL_ANSWERED, Reason.TRIAL_UNANSWERED})
-"""Ends of runs that changed nothing of the fleet."""
+UNTRIED = frozenset({Reason.TRIAL_ANSWERED, Reason.TRIAL_UNANSWERED, Reason.SPARE_UNSCHEDULABLE})
+"""Ends of runs that changed nothing of the fleet: where there is no room for a change it is taken back."""
 
 
 def with_turn(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
@@ -81,6 +81,6 @@ def _is_used(given: HandOver, history: tuple[ClosedRun, ...]) -> bool:
     branches = RUNBOOKS.get(given.to_runbook, ())
     changing = {each.reason for each in branches if each.then is not None and each.goal is not Goal.ANSWER}
     return any(
-        run.started_at >= given.at and run.reason in changing and run.outcome not in ON_TRIAL
+        run.started_at >= given.at and run.reason in changing and run.outcome not in UNTRIED
         for run in history
     )

@@ -132,6 +132,9 @@ OTHER = {
     "what a trial showed of prompts": replace(
         GROUNDS, answers=(ANSWER, replace(ANSWER, question=Question.PROMPTS, growth=Growth.SQUARE))
     ),
+    "how many blocks a start told": replace(
+        GROUNDS, answers=(ANSWER, replace(ANSWER, question=Question.START, reclaim=None, blocks=299))
+    ),
     "of which template": replace(GROUNDS, answers=(replace(ANSWER, template=NEW),)),
     "that an engine refused": replace(GROUNDS, answers=(replace(ANSWER, reclaim=None, refused=True),)),
     "a score": replace(GROUNDS, scores=(replace(SCORED, score=Score(0.6, 200)),)),

@@ -169,6 +169,9 @@ async def test_the_second_time_on_the_same_evidence_nothing_is_planned() -> None
             (ran(Reason.FIX_DUE, BACK_AT, Reason.TRIAL_UNANSWERED), CAPPED), id="a trial changed nothing"
         ),
         pytest.param(
+            (ran(Reason.FIX_DUE, BACK_AT, Reason.SPARE_UNSCHEDULABLE), CAPPED), id="no room for a change"
+        ),
+        pytest.param(
             (CAPPED, ran(Reason.EAGER_FALLBACK, OVER_AT - 30 * MINUTE)), id="a run from before the way back"
         ),
     ],

@@ -189,7 +189,9 @@ def taken_back(
 
 
 def _verdict(answer: Answer) -> str:
-    return "refused" if answer.refused else str(answer.reclaim or answer.growth)
+    """Return what an answer shows that counts; of blocks alone, how many there are."""
+    shown = answer.reclaim or answer.growth or f"{answer.blocks} blocks"
+    return "refused" if answer.refused else str(shown)
 
 
 def _shown(answer: Answer) -> tuple[str, str, str]:
