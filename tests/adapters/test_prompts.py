@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -152,12 +153,26 @@ async def test_a_start_tells_blocks_and_type_and_sends_nothing(
 async def test_a_start_of_which_no_blocks_are_told_tells_nothing(tmp_path: Path) -> None:
     with a_process(*TAKES, LAB_FAULT_DROP_METRICS="vllm:cache_config_info", **GPU) as (_, url):
         until_healthy(url)
-        async with a_place(tmp_path) as place:
+        async with a_place(tmp_path, silence_seconds=0.5) as place:
             pod = place.pod("trial", url)
             place.probes.begin(NAMESPACE, pod, a_template(), replace(a_step(1, Question.START), without=True))
             seen = await place.ended(pod)
 
     assert seen == Interrupted("the engine's metrics do not tell its blocks")
+
+
+async def test_a_start_is_asked_again_while_its_engine_does_not_answer(tmp_path: Path) -> None:
+    async with an_engine(*TAKES, environ=GPU) as engine, a_place(tmp_path) as place:
+        pod = place.pod("trial", "http://127.0.0.1:1")
+        place.probes.begin(NAMESPACE, pod, a_template(), replace(a_step(1, Question.START), without=True))
+        await asyncio.sleep(0.2)
+        before = place.probes.progress(pod)
+        place.pod("trial", engine.http.base_url)
+        seen = await place.ended(pod)
+
+    assert before == Underway(0, 1)
+    assert isinstance(seen, Begun), seen
+    assert seen.blocks == 599
 
 
 async def test_memory_in_proportion_to_the_prompt_is_told_as_such(tmp_path: Path) -> None:

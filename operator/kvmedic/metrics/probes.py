@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from kvmedic.core.engine import EngineProfile
-from kvmedic.core.evidence import Absence, Measured, Missing, Reading
+from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Reading
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gating import Served
 from kvmedic.core.prompt_probe import LEAST_LONGEST
@@ -254,16 +254,27 @@ class GenerationProbes:
         Raises:
             _UntoldError: it does not tell how many blocks it has.
         """
-        page = await self._scraper.page(subject.where)
-        pool = None if isinstance(page, Missing) else pool_of(page, self._vocabulary.table)
-        if not isinstance(pool, Measured):
-            raise _UntoldError("the engine's metrics do not tell its blocks")
-        start, label = await self._start(subject), pool.value.cache_dtype
-        return Begun(
-            pool.value.blocks,
-            start.cache_type if label == MODELS_OWN and start.cache_type else label,
-            start.backends,
-        )
+        pool, start = await self._pool(subject), await self._start(subject)
+        is_open = pool.cache_dtype == MODELS_OWN and bool(start.cache_type)
+        return Begun(pool.blocks, start.cache_type if is_open else pool.cache_dtype, start.backends)
+
+    async def _pool(self, subject: _Subject) -> Pool:
+        """Return the pool of an engine by its own page, which is asked for again while it does not tell.
+
+        Raises:
+            _UntoldError: it did not within the longest silence.
+        """
+        rhythm = self._tempo.rhythm
+        try:
+            async with asyncio.timeout(rhythm.silence_seconds):
+                while True:
+                    page = await self._scraper.page(subject.where)
+                    found = None if isinstance(page, Missing) else pool_of(page, self._vocabulary.table)
+                    if isinstance(found, Measured):
+                        return found.value
+                    await asyncio.sleep(rhythm.interval_seconds)
+        except TimeoutError:
+            raise _UntoldError("the engine's metrics do not tell its blocks") from None
 
     async def _computed(
         self, engine: Engine, subject: _Subject, model: str, course: Course
