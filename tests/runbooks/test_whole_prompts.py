@@ -196,6 +196,15 @@ def test_a_method_that_cannot_be_turned_off_is_not_compared(workload: Workload, 
     assert says in found.message
 
 
+def test_who_cannot_start_without_a_type_may_give_its_blocks() -> None:
+    workload = a_pressed_workload(envFrom=[{"configMapRef": {"name": "x"}}])
+
+    found = trial_plan(workload, a_fleet(), "main", replace(ADVICE, question=Question.START, off=BUNDLE), 1)
+
+    assert isinstance(found, Fault)
+    assert found.message.endswith("; or give spec.compression.baseline.blocks")
+
+
 def test_a_trial_of_blocks_has_the_templates_own_setting() -> None:
     plan = trial_plan(a_workload(), a_fleet(), "main", replace(ADVICE, question=Question.RECLAMATION), 1)
 

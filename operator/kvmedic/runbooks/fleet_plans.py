@@ -109,7 +109,8 @@ def _on_trial(workload: Workload, advice: Try) -> BundleEdit | Fault | None:
         off = edited(workload, advice.off[::-1])
         if isinstance(off, Fault):
             text = f"{advice.method} cannot be turned off as a whole, on a trial pod either: {off.message}"
-            return Fault(off.reason, text)
+            other = "; or give spec.compression.baseline.blocks" if advice.question is Question.START else ""
+            return Fault(off.reason, text + other)
         if off is None:
             return Fault(Reason.TRIAL_IMPOSSIBLE, f"{advice.method} is off already, by all of its settings")
         change = off.change
