@@ -11,12 +11,13 @@ from kvmedic.core.diagnosis import Diagnosed, Evidence, Inconclusive, NoChange, 
 from kvmedic.core.logged_pool import LoggedSize, SizeUnit
 from kvmedic.core.policy import Runbook
 from kvmedic.core.reasons import Reason
+from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.started import Start, Started, Unread
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.cache_types import logs_that_tell, proven_without, untold, without_type
 from kvmedic.runbooks.compression_without_savings import replace_stale
 from kvmedic.runbooks.methods import DECLARED
-from runbooks.compression_incidents import EIGHT, EVICTS, FEWER_BITS, PAGES, compressed
+from runbooks.compression_incidents import EIGHT, EVICTS, FEWER_BITS, PAGES, answered, compressed
 
 WHOLE = Started(size=LoggedSize(4800, SizeUnit.TOKENS), is_whole=True)
 EIGHT_BITS = replace(WHOLE, cache_type="fp8", methods=("Using fp8 data type to store kv cache",))
@@ -146,4 +147,6 @@ def test_logs_are_needed_only_where_settings_and_labels_leave_it_open() -> None:
     assert logs_that_tell(FEWER_BITS, seen) == (FIRST,)
     assert logs_that_tell(BY_SPEC, seen) == (FIRST,)
     assert logs_that_tell(EVICTS, seen) == logs_that_tell(PAGES, seen) == ()
+    assert logs_that_tell(replace(EVICTS, answer=answered(Reclaim.NONE)), seen) == NAMES
+    assert logs_that_tell(replace(EVICTS, answer=answered(Reclaim.SCATTERED)), seen) == ()
     assert logs_that_tell(FEWER_BITS, unknown) == ()

@@ -23,7 +23,7 @@ from kvmedic.runbooks.compression_fixes import (
     probe_prompts,
     turn_off,
 )
-from kvmedic.runbooks.compression_without_savings import replace_stale
+from kvmedic.runbooks.compression_without_savings import blocks_not_freed, replace_stale
 from kvmedic.runbooks.methods import DECLARED
 from runbooks.compression_incidents import (
     CALM_FLEET,
@@ -161,6 +161,24 @@ def test_a_method_that_made_attention_fall_back_goes_for_that():
 
     assert isinstance(found, TurnOff)
     assert found.message.startswith("TriAttention goes: on a trial pod prompts of")
+
+
+@pytest.mark.parametrize(
+    ("is_confirmed", "says"),
+    [(True, "the engine itself says that it is on"), (False, "or nothing is evicted at all")],
+)
+def test_where_no_block_comes_back_an_engines_own_word_says_whether_it_evicts(is_confirmed, says):
+    method = replace(EVICTS, answer=answered(Reclaim.NONE), is_confirmed=is_confirmed)
+
+    [finding] = blocks_not_freed(compressed(THRASH, method))
+
+    assert says in finding.text
+
+
+def test_few_blocks_that_come_back_are_proof_enough():
+    [finding] = blocks_not_freed(compressed(THRASH, SCATTERED))
+
+    assert finding.text.endswith(SCATTERED.answer.message)
 
 
 def test_a_method_goes_with_all_that_turned_it_on():

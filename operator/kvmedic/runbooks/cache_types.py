@@ -11,6 +11,7 @@ from kvmedic.core.compressed import Compressed
 from kvmedic.core.compression import MethodClass
 from kvmedic.core.diagnosis import Evidence, Inconclusive
 from kvmedic.core.evidence import Measured, Observation, Pool
+from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.started import MODELS_OWN, Start, Started, Unread
 from kvmedic.runbooks.methods import DECLARED
 
@@ -22,7 +23,7 @@ def logs_that_tell(method: Compressed | None, seen: Observation) -> tuple[str, .
         method: as settings and labels tell; None: they tell of none.
         seen: the replicas.
     """
-    if method is None:
+    if method is None or _may_not_run(method):
         return tuple(sorted(seen.pods))
     if not _is_type(method):
         return ()
@@ -74,6 +75,11 @@ def stored(pool: Pool, start: Start | None) -> str:
     if pool.cache_dtype != MODELS_OWN or start is None:
         return text
     return f"{text}, and its start-up log names no type" if _is_whole(start) else f"{text}; {_gap(start)}"
+
+
+def _may_not_run(method: Compressed) -> bool:
+    """Return whether no block came back on a trial pod, which is so where nothing is evicted at all, too."""
+    return method.answer is not None and method.answer.reclaim is Reclaim.NONE
 
 
 def _is_type(method: Compressed) -> bool:

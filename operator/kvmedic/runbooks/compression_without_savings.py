@@ -179,7 +179,10 @@ def blocks_not_freed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive |
     answer = method.answer if method else None
     if method is None or answer is None or answer.reclaim in (None, Reclaim.RECLAIMS):
         return None
-    return where_nodes_are_known(evidence, fact(f"{method.name}, {answer.reclaim}: {answer.message}"))
+    shown = f"{method.name}, {answer.reclaim}: {answer.message}"
+    if answer.reclaim is Reclaim.NONE:
+        shown += _IS_ON if method.is_confirmed else _MAY_BE_OFF
+    return where_nodes_are_known(evidence, fact(shown))
 
 
 def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -226,6 +229,11 @@ def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
     return unexplained(method, worth)
 
 
+_IS_ON = "; the engine itself says that it is on, so each head keeps tokens of its own"
+_MAY_BE_OFF = (
+    "; each head keeps tokens of its own, or nothing is evicted at all: no start-up log says that it is on"
+)
+"""No block comes back either way; what an engine says of itself tells them apart."""
 _SPEAKS_AGAINST = frozenset({Worth.COSTS_MEMORY, Worth.COSTS_TIME, Worth.NOTHING})
 
 
