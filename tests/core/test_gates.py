@@ -95,6 +95,15 @@ def test_what_lets_a_run_open(history, ready, expected):
     assert (blocked.reason if blocked else None) is expected
 
 
+def test_a_cooldown_of_days_is_told_with_its_day():
+    limits = replace(LIMITS, cooldown=timedelta(days=2))
+
+    blocked = opening_gate(limits, [ended(60)], Health(3), NOW)
+
+    assert blocked is not None
+    assert blocked.message.endswith("the next may start 2026-03-03T02:00:00Z")
+
+
 @pytest.mark.parametrize(
     ("health", "opens"),
     [

@@ -104,9 +104,8 @@ def opening_gate(
     ended = max((run.ended_at for run in changes), default=None)
     if ended is not None and now - ended < limits.cooldown:
         until = ended + limits.cooldown
-        return Blocked(
-            Reason.IN_COOLDOWN, f"the last run ended {ended:%H:%M:%SZ}; the next may start {until:%H:%M:%SZ}"
-        )
+        told = f"the last run ended {_at(ended)}; the next may start {_at(until)}"
+        return Blocked(Reason.IN_COOLDOWN, told)
     today = sum(now - run.started_at < timedelta(days=1) for run in changes)
     if today >= limits.max_runs_per_day:
         return Blocked(
@@ -114,3 +113,8 @@ def opening_gate(
             f"{today} runs in the last 24 hours, spec.limits.maxRunsPerDay is {limits.max_runs_per_day}",
         )
     return None
+
+
+def _at(moment: datetime) -> str:
+    """Return a moment with its day: a cooldown may last for days."""
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
