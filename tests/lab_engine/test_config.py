@@ -8,6 +8,7 @@ import pytest
 from lab.engine.arguments import parse_serve
 from lab.engine.config import ConfigError, resolve
 from lab.engine.faults import Faults
+from lab.engine.logs import log_pool
 from lab.engine.settings import LabSettings
 
 DATA = Path(__file__).parents[1] / "data" / "vllm"
@@ -135,6 +136,18 @@ def test_missing_blocks_are_taken_from_the_pool():
     config = resolved("m", "--block-size=32", "--num-gpu-blocks-override=150", LAB_FAULT_MISSING_BLOCKS="10")
 
     assert config.labels["num_gpu_blocks"] == "140"
+
+
+def test_an_engine_need_not_tell_of_its_pool(capsys):
+    told, untold = (
+        resolved("m", "--num-gpu-blocks-override=150", LAB_FAULT_UNTOLD_POOL=each) for each in "01"
+    )
+
+    for config in (told, untold):
+        log_pool(config, 1.0)
+
+    assert (told.labels["num_gpu_blocks"], untold.labels["num_gpu_blocks"]) == ("150", "None")
+    assert capsys.readouterr().out.count("KV cache size") == 1
 
 
 @pytest.mark.parametrize(("seqs", "crashes"), [(7, True), (8, False), (16, False), (17, True)])

@@ -22,6 +22,10 @@ BYTES_PER_TOKEN = 1024
 DOCS = "https://docs.vllm.ai/en/latest/configuration/conserving_memory/"
 
 
+UNTOLD = {"block_size": "None", "num_gpu_blocks": "None", "kv_cache_size_tokens": "None"}
+"""Labels of an engine that does not tell of a pool of blocks."""
+
+
 class ConfigError(ValueError):
     """The arguments parse, but vLLM refuses to start with them; the process exits with code 1."""
 
@@ -102,7 +106,8 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
         prefix_caching=parsed.enable_prefix_caching is not False,
         shutdown_timeout=parsed.shutdown_timeout,
         log_stats=not parsed.disable_log_stats,
-        labels=_cache_config_labels(parsed, dtype, pool, max_model_len),
+        labels=_cache_config_labels(parsed, dtype, pool, max_model_len)
+        | (UNTOLD if faults.untold_pool else {}),
         attention=Attention.of(environ, eight_bit=_is_eight_bit(dtype)),
         recall=_recall(dtype, environ),
         method=method,

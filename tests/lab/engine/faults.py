@@ -20,6 +20,7 @@ class Faults:
     LAB_FAULT_NEVER_READY=1: loads for ever and never listens.
     LAB_FAULT_SLOW_START_SECONDS: added to the start-up time, not scaled.
     LAB_FAULT_MISSING_BLOCKS: that many blocks fewer than configured.
+    LAB_FAULT_UNTOLD_POOL=1: neither metrics nor log tell of blocks, as where the cache is no pool of them.
     LAB_FAULT_DROP_METRICS: comma-separated family names that are not exported.
     LAB_FAULT_NAN_METRICS: comma-separated family names whose values are NaN.
     LAB_FAULT_SLOWDOWN: every step takes so many times as long.
@@ -37,6 +38,7 @@ class Faults:
     never_ready: bool = False
     slow_start_seconds: float = 0.0
     missing_blocks: int = 0
+    untold_pool: bool = False
     slowdown: float = 1.0
     host_memory_mib: int = 0
     host_memory_running: int = 1
@@ -65,6 +67,7 @@ class Faults:
             slowdown=number(environ, "LAB_FAULT_SLOWDOWN", 1.0),
             host_memory_mib=int(number(environ, "LAB_FAULT_HOST_MEMORY_MIB", 0)),
             host_memory_running=int(number(environ, "LAB_FAULT_HOST_MEMORY_RUNNING", 1)),
+            untold_pool=environ.get("LAB_FAULT_UNTOLD_POOL", "") not in ("", "0"),
             dropped=_names(environ, "LAB_FAULT_DROP_METRICS"),
             not_a_number=_names(environ, "LAB_FAULT_NAN_METRICS"),
         )

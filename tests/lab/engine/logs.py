@@ -59,7 +59,7 @@ def log_engine_start(config: EngineConfig) -> None:
 
 
 def log_pool(config: EngineConfig, seconds: float) -> None:
-    """Print the size of the KV cache, the line that operators look for."""
+    """Print the size of the KV cache, the line that operators look for; nothing of it where it is no pool."""
     pool, length = config.pool, config.limits.max_model_len
     if pool.tokens < length and config.method is not None:
         print(f"[{config.method.name}] KV cache check relaxed: {pool.tokens} of {length} tokens", flush=True)
@@ -68,7 +68,12 @@ def log_pool(config: EngineConfig, seconds: float) -> None:
         text = f"Overriding num_gpu_blocks={pool.profiled_blocks} with {override}"
         log("EngineCore", "kv_cache_utils.py:2619", text)
     concurrency = f"Maximum concurrency for {length:,} tokens per request: {pool.tokens / length:.2f}x"
-    log("EngineCore", "kv_cache_utils.py:2327", f"CPU KV cache size: {pool.tokens:,} tokens, {concurrency}")
+    if config.labels["num_gpu_blocks"] != "None":
+        log(
+            "EngineCore",
+            "kv_cache_utils.py:2327",
+            f"CPU KV cache size: {pool.tokens:,} tokens, {concurrency}",
+        )
     text = f"init engine (profile, create kv cache, warmup model) took {seconds:.2f} s"
     log("EngineCore", "core.py:402", text)
 
