@@ -13,7 +13,7 @@ import pytest
 from lab.cluster.api import Api, until
 from lab.cluster.choice import choose
 from lab.cluster.interface import Cluster
-from lab.cluster.light import LightCluster
+from lab.cluster.light import ACCOUNT_SECONDS, LightCluster
 
 SHARED_GPUS = 256
 REAL_GPUS = 8
@@ -122,7 +122,7 @@ def new_real_namespace(api: Api) -> Iterator[Callable[..., str]]:
         api.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}}
         )
-        until(lambda: api.get("ServiceAccount", "default", name), 10, f"service account of {name}")
+        until(lambda: api.get("ServiceAccount", "default", name), ACCOUNT_SECONDS, f"account of {name}")
         made.append(name)
         return name
 

@@ -30,6 +30,9 @@ from .toolchain import Tool, binary
 
 DIRECTORY = BUILD / "light"
 START_ATTEMPTS = 3
+ACCOUNT_SECONDS = 60
+"""Until controllers have made a namespace's ServiceAccount: over 10 s were seen where several control planes
+start at once on two cores."""
 SELDOM_COLLECTED = {"GOGC": "400"}
 """Memory is plentiful and processors are not: a sixth of an API server's time was garbage collection."""
 HPA_PERIOD = "--horizontal-pod-autoscaler-sync-period=2s"
@@ -116,7 +119,9 @@ class LightCluster:
         metadata = {"name": name, "labels": labels or {}}
         self.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         if self.controllers:
-            until(lambda: self.api.get("ServiceAccount", "default", name), 10, f"service account of {name}")
+            until(
+                lambda: self.api.get("ServiceAccount", "default", name), ACCOUNT_SECONDS, f"account of {name}"
+            )
         return name
 
     def impersonate(self, service_account: str, namespace: str = "default") -> Access:
