@@ -135,7 +135,7 @@ COMPLAINTS = {
     "two resources for one target": Complaint(
         an_elder, "Ready", "False", "TargetShared", "elder looks after Deployment llm already: delete one"
     ),
-    "an unusable spec": Complaint(an_unusable_spec, "Ready", "False", "SpecNotImplemented", "remove it"),
+    "an unusable spec": Complaint(an_unusable_spec, "Ready", "False", "SpecNotImplemented", "use Required"),
     "no such container": Complaint(
         another_container, "ActionRequired", "True", "TargetNotFound", "spec.targetRef.container"
     ),

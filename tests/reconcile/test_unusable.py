@@ -21,7 +21,7 @@ from reconcile.phases import LONG_WINDOW, PATIENCE_SECONDS, Phase, conditions, d
 from reconcile.test_people import NEW, OLD, abandon_resource, cap, delete_resource, is_gone, stands_still
 from reconcile.world import CRD, Eye, World
 
-LATER = {"compression": {"baseline": {"attentionBackend": "FLASH_ATTN"}}}
+LATER = {"rollout": {"spare": "BestEffort"}}
 """What the schema knows and this version does not do."""
 UNUSABLE = {
     "a value that is not known": ({"verify": {"for": "soon"}}, "SpecInvalid"),
