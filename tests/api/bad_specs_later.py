@@ -109,6 +109,12 @@ COMPRESSION = [
         "use a number from 0 to 1",
     ),
     Row(
+        "a deviation of usage in percent",
+        baseline(kvCacheUsageDeviation=4),
+        "spec.compression.baseline.kvCacheUsageDeviation",
+        "use a number from 0 to 1",
+    ),
+    Row(
         "memory with a space",
         baseline(deviceMemory="70 GiB"),
         "spec.compression.baseline.deviceMemory",

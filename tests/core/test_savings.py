@@ -86,10 +86,13 @@ def test_what_is_missing_is_named() -> None:
 NUMBERS = st.none() | st.floats(0, 1e6)
 
 
-@given(st.lists(NUMBERS, min_size=12, max_size=12))
-def test_no_figures_are_beyond_judgement(numbers: list[float | None]) -> None:
-    names = [field.name for field in fields(Figures)]
-    one, two = (Figures(**dict(zip(names, each, strict=True))) for each in (numbers[:6], numbers[6:]))
+NAMES = [field.name for field in fields(Figures)]
+ANY = st.lists(NUMBERS, min_size=len(NAMES), max_size=len(NAMES))
+
+
+@given(ANY, ANY)
+def test_no_figures_are_beyond_judgement(before: list[float | None], now: list[float | None]) -> None:
+    one, two = (Figures(**dict(zip(NAMES, each, strict=True))) for each in (before, now))
 
     found = brought(one, two)
 

@@ -221,6 +221,7 @@ EVERYTHING = {
     "tokensPerSecond": 3800.0,
     "preemptionsPerRequest": 0.1,
     "kvCacheUsage": 0.9,
+    "kvCacheUsageDeviation": 0.05,
     "deviceMemory": "72Gi",
     "e2eP95": "20s",
 }

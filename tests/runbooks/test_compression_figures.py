@@ -7,7 +7,7 @@ from math import isclose
 import pytest
 
 from builders import CALM, IDLE, NO_SERIES, NOW, THRASHING, an_evidence, with_histogram, without
-from kvmedic.core.evidence import Histogram, Signal
+from kvmedic.core.evidence import Histogram, Measured, Signal
 from kvmedic.core.figures import Figures
 from kvmedic.core.vitals import MIB
 from kvmedic.runbooks.compression_figures import figures_of
@@ -36,6 +36,17 @@ def test_one_replica_that_cannot_be_read_leaves_nothing():
     blind = without(CALM.readings(), Signal.GENERATED_TOKENS, NO_SERIES)
 
     assert figures_of(an_evidence(CALM, blind)) == Figures()
+
+
+def test_how_usage_moves_is_that_of_the_replica_where_it_moves_most():
+    moving = CALM.readings()
+    numbers = {**moving.numbers, Signal.KV_CACHE_USAGE_DEVIATION: Measured(0.2, NOW)}
+    evidence = an_evidence(CALM, replace(moving, numbers=numbers))
+    silent = without(CALM.readings(), Signal.KV_CACHE_USAGE_DEVIATION, NO_SERIES)
+
+    assert figures_of(evidence).kv_cache_usage_deviation == 0.2
+    assert figures_of(an_evidence(CALM, silent)).kv_cache_usage_deviation is None
+    assert figures_of(an_evidence(CALM, silent)).kv_cache_usage is not None
 
 
 @pytest.mark.parametrize(("minutes", "known"), [(4, False), (6, True)])

@@ -106,6 +106,8 @@ class CompressionBaseline(Wire):
     kernel may take the place of another, and an unchanged name acquits nobody."""
     kv_cache_usage: Annotated[float, Field(strict=True), number(0, 1)] | None = None
     """Mean KV-cache usage (ratio 0 to 1)."""
+    kv_cache_usage_deviation: Annotated[float, Field(strict=True), number(0, 1)] | None = None
+    """Its standard deviation (ratio 0 to 1). It is told and decides nothing."""
     device_memory: Annotated[str, Field(max_length=32), quantity()] | None = None
     """Device memory in use on one device, as a quantity."""
     preemptions_per_request: Annotated[float, Field(strict=True), number(0, 10000)] | None = None

@@ -150,6 +150,7 @@ def _figures(given: CompressionBaseline | None) -> Figures:
         tokens_per_second=given.tokens_per_second,
         preemptions_per_request=given.preemptions_per_request,
         kv_cache_usage=given.kv_cache_usage,
+        kv_cache_usage_deviation=given.kv_cache_usage_deviation,
         device_memory=None if memory is None else float(parse_quantity(memory)),
         e2e_p95=_seconds(given.e2e_p95),
     )

@@ -14,6 +14,9 @@ class Figures:
     preemptions_per_request: float | None = None
     kv_cache_usage: float | None = None
     """Mean, ratio 0 to 1."""
+    kv_cache_usage_deviation: float | None = None
+    """Its standard deviation over the window, of the replica where it moves most. It is told, and decides
+    nothing: passes of a method make usage rise and fall, whether or not blocks come back."""
     device_memory: float | None = None
     """Bytes in use on one device."""
     e2e_p95: float | None = None

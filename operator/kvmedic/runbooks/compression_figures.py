@@ -23,7 +23,7 @@ NEEDED = frozenset(
     }
 )
 """Needed of every replica."""
-HELPFUL = frozenset({Signal.E2E_SECONDS, Signal.STARTED_SECONDS})
+HELPFUL = frozenset({Signal.E2E_SECONDS, Signal.STARTED_SECONDS, Signal.KV_CACHE_USAGE_DEVIATION})
 """Used where replicas tell it."""
 ASKED = NEEDED | HELPFUL
 
@@ -53,6 +53,7 @@ def figures_over(seen: Observation, vitals: Mapping[str, Vitals]) -> Figures:
         tokens_per_second=total(found, Signal.GENERATED_TOKENS) / seen.window_seconds,
         preemptions_per_request=total(found, Signal.PREEMPTIONS) / max(1.0, finished),
         kv_cache_usage=_mean(found, Signal.KV_CACHE_USAGE_MEAN),
+        kv_cache_usage_deviation=_most(seen, Signal.KV_CACHE_USAGE_DEVIATION),
         device_memory=_device_memory(seen, vitals),
         e2e_p95=_e2e_p95(seen),
     )
@@ -67,6 +68,13 @@ def _is_young(seen: Observation) -> bool:
 
 def _mean(found: Mapping[str, Complete], signal: Signal) -> float:
     return total(found, signal) / len(found)
+
+
+def _most(seen: Observation, signal: Signal) -> float | None:
+    """Return the largest of the replicas' readings; None where one does not tell."""
+    found = [number(pod, signal) for pod in seen.pods.values()]
+    known = [each for each in found if each is not None]
+    return max(known, default=None) if len(known) == len(found) else None
 
 
 def _device_memory(seen: Observation, vitals: Mapping[str, Vitals]) -> float | None:
