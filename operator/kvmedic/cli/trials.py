@@ -50,21 +50,12 @@ class ShownTrial:
     def as_json(self) -> dict[str, Any]:
         """Return the answer for a program, with every reading on record."""
         answer, trace = self.answer, trace_of(self.answer)
-        return {
-            "question": str(answer.question),
-            "at": f"{answer.at:%Y-%m-%dT%H:%M:%SZ}",
-            "template": answer.template,
+        return _told(answer) | {
             "isOfPresentTemplate": self.is_of_present_template,
             "reclaim": str(answer.reclaim) if answer.reclaim else None,
-            "growth": str(answer.growth) if answer.growth else None,
-            "message": answer.message,
             "blockTokens": answer.block_tokens,
             "readings": [_reading(trace, each) for each in trace.seen] if trace else [],
-            "memoryBefore": answer.memory_before,
-            "prompts": _prompts(answer),
-            "blocks": answer.blocks,
-            "backends": list(answer.backends),
-            "without": _without(self.without),
+            "without": _told(self.without) | {"cacheType": self.without.cache_type} if self.without else None,
         }
 
 
@@ -91,9 +82,8 @@ def table_of(answer: Answer) -> Iterator[str]:
         yield f"{each.tokens:>13} {each.used / MIB:>18.0f} {(each.used - before) / MIB:>16.0f}"
 
 
-def _without(answer: Answer | None) -> dict[str, Any] | None:
-    if answer is None:
-        return None
+def _told(answer: Answer) -> dict[str, Any]:
+    """Return what either half of a comparison tells."""
     return {
         "question": str(answer.question),
         "at": f"{answer.at:%Y-%m-%dT%H:%M:%SZ}",
@@ -101,15 +91,10 @@ def _without(answer: Answer | None) -> dict[str, Any] | None:
         "growth": str(answer.growth) if answer.growth else None,
         "message": answer.message,
         "memoryBefore": answer.memory_before,
-        "prompts": _prompts(answer),
+        "prompts": [{"tokens": each.tokens, "deviceMemory": each.used} for each in answer.prompts],
         "blocks": answer.blocks,
-        "cacheType": answer.cache_type,
         "backends": list(answer.backends),
     }
-
-
-def _prompts(answer: Answer) -> list[dict[str, float]]:
-    return [{"tokens": each.tokens, "deviceMemory": each.used} for each in answer.prompts]
 
 
 def _reading(trace: Trace, sample: Sample) -> dict[str, Any]:

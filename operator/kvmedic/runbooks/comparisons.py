@@ -59,8 +59,10 @@ def unexplained(method: Compressed, worth: Brought) -> Inconclusive:
             f"would not help: {grown.message}; {told_without(method)}"
         )
     elif grown is not None and grown.growth is not None:
-        told = f"attention did not fall back: {grown.message}; what else differs from the fleet of before is "
-        told += "for a person"
+        told = (
+            f"attention did not fall back: {grown.message}; what else differs from the fleet of before is "
+            "for a person"
+        )
     else:
         told = (
             "whether attention fell back to a kernel that is not fused shows in device memory: give that of "
