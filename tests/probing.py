@@ -91,7 +91,9 @@ class Place:
         return await self.until(pod, lambda seen: not isinstance(seen, Underway))
 
     async def generating(self, pod: Pod) -> None:
-        await self.until(pod, lambda seen: isinstance(seen, Underway) and seen.tokens > 0)
+        """Wait for the first token; a probe that ended before it has none to wait for."""
+        seen = await self.until(pod, lambda seen: not isinstance(seen, Underway) or seen.tokens > 0)
+        assert isinstance(seen, Underway), seen
 
     def _write(self) -> None:
         self._file.write_text(json.dumps(self.addresses))

@@ -129,7 +129,7 @@ def answer(content: bytes) -> httpx.Response:
     return httpx.Response(200, stream=_Stream(content))
 
 
-async def asked(response: httpx.Response, tokens: int = 10) -> Watched | Interrupted:
+async def asked(response: httpx.Response, rhythm: Rhythm = RHYTHM) -> Watched | Interrupted:
     """What is made of an answer by an engine whose metrics are empty."""
 
     async def nothing() -> Page:
@@ -138,7 +138,7 @@ async def asked(response: httpx.Response, tokens: int = 10) -> Watched | Interru
     transport = httpx.MockTransport(lambda request: response)
     async with httpx.AsyncClient(transport=transport) as http:
         engine = Engine(http, "http://pod", {}, VLLM_SIGNALS, nothing)
-        return await generate(engine, Asked("m", tokens), Course(), Rhythm(0.02, silence_seconds=0.2))
+        return await generate(engine, Asked("m", 10), Course(), rhythm)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ class _Comments(httpx.AsyncByteStream):
 
 
 async def test_a_connection_that_is_only_kept_open_is_given_up() -> None:
-    seen = await asked(httpx.Response(200, stream=_Comments()))
+    seen = await asked(httpx.Response(200, stream=_Comments()), Rhythm(0.02, silence_seconds=0.2))
 
     assert seen == Interrupted("after 0 of 10 tokens nothing came for 0.2 s")
 
