@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lab.cluster.api import Api, until
+from lab.cluster.api import Api, create_namespace
 from lab.cluster.choice import choose
 from lab.cluster.interface import Cluster
-from lab.cluster.light import ACCOUNT_SECONDS, LightCluster
+from lab.cluster.light import LightCluster
 
 SHARED_GPUS = 256
 REAL_GPUS = 8
@@ -118,13 +118,8 @@ def new_real_namespace(api: Api) -> Iterator[Callable[..., str]]:
     made: list[str] = []
 
     def create(labels: dict[str, str] | None = None) -> str:
-        name = f"test-{uuid.uuid4().hex[:10]}"
-        api.apply(
-            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}}
-        )
-        until(lambda: api.get("ServiceAccount", "default", name), ACCOUNT_SECONDS, f"account of {name}")
-        made.append(name)
-        return name
+        made.append(create_namespace(api, f"test-{uuid.uuid4().hex[:10]}", labels))
+        return made[-1]
 
     yield create
     for name in made:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,8 @@ class Trials:
     async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
         """Remove all trial pods of a resource but one; return the names of those that were there.
 
+        One that changed in the middle, as a pod does while it starts, is left to the next time.
+
         Raises:
             Unavailable: the API did not answer.
         """
@@ -98,7 +101,9 @@ class Trials:
             metadata = section(body, "metadata")
             ref = Ref(PODS, namespace, str(metadata["name"]))
             if "deletionTimestamp" not in metadata:
-                await self.client.delete(ref, Preconditions(uid_of(body), str(metadata["resourceVersion"])))
+                preconditions = Preconditions(uid_of(body), str(metadata["resourceVersion"]))
+                with suppress(Conflict):
+                    await self.client.delete(ref, preconditions)
         return tuple(sorted(str(section(body, "metadata")["name"]) for body in going))
 
     async def held_claims(self, namespace: str, template: Mapping[str, Any]) -> frozenset[str]:

@@ -84,7 +84,7 @@ class Grounds:
             "template": self.template,
             "method": self.method,
             "reason": reason,
-            "answers": sorted({_shown(each) for each in self.answers if each.is_conclusive or each.refused}),
+            "answers": sorted({_shown(each) for each in self._telling}),
             "scores": sorted({_scored(each) for each in self.scores if each.is_conclusive}),
             "turnedOff": [off.method, off.wall] if off else [],
             "failed": sorted(
@@ -97,8 +97,7 @@ class Grounds:
 
     def line(self) -> str:
         """Return what a person would have to change for other evidence, as one line."""
-        shown = [each for each in self.answers if each.is_conclusive or each.refused]
-        trials = ", ".join(dict.fromkeys(f"{each.question} {_verdict(each)}" for each in shown))
+        trials = ", ".join(dict.fromkeys(f"{each.question} {_verdict(each)}" for each in self._telling))
         parts = (
             f"spec generation {self.generation}",
             f"pod template {self.template}",
@@ -107,6 +106,11 @@ class Grounds:
             f"trials: {trials or 'none that showed anything'}",
         )
         return ", ".join(part for part in parts if part)
+
+    @property
+    def _telling(self) -> tuple[Answer, ...]:
+        """Answers that showed something."""
+        return tuple(each for each in self.answers if each.is_conclusive or each.refused)
 
 
 @dataclass(frozen=True, slots=True)

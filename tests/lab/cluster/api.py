@@ -18,6 +18,9 @@ T = TypeVar("T")
 Object = dict[str, Any]
 _DISCOVERY = "application/json;v=v2;g=apidiscovery.k8s.io;as=APIGroupDiscoveryList"
 _POLL_SECONDS = 0.05
+_ACCOUNT_SECONDS = 60
+"""Until controllers have made a namespace's ServiceAccount: over 10 s were seen where several control planes
+start at once on two cores."""
 
 
 class ApiError(RuntimeError):
@@ -226,6 +229,16 @@ def until(probe: Callable[[], T], timeout_seconds: float = 30, what: str = "") -
             name = what or getattr(probe, "__name__", "condition")
             raise TimeoutError(f"{name}: not within {timeout_seconds:g} s; last: {last!r}")
         time.sleep(_POLL_SECONDS)
+
+
+def create_namespace(
+    api: Api, name: str, labels: Mapping[str, str] | None = None, *, has_controllers: bool = True
+) -> str:
+    """A namespace that is ready for pods: its controllers have made its default ServiceAccount."""
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}})
+    if has_controllers:
+        until(lambda: api.get("ServiceAccount", "default", name), _ACCOUNT_SECONDS, f"account of {name}")
+    return name
 
 
 def is_rolled_out(deployment: Object) -> bool:

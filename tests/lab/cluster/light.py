@@ -20,7 +20,7 @@ from typing import Any
 
 from . import scratch, simulation
 from .access import Access
-from .api import Api, Object, until
+from .api import Api, Object, create_namespace
 from .controlplane import LIGHT_CONTROLLERS, Addresses, ControlPlane
 from .paths import BUILD
 from .ports import free_ports
@@ -30,9 +30,6 @@ from .toolchain import Tool, binary
 
 DIRECTORY = BUILD / "light"
 START_ATTEMPTS = 3
-ACCOUNT_SECONDS = 60
-"""Until controllers have made a namespace's ServiceAccount: over 10 s were seen where several control planes
-start at once on two cores."""
 SELDOM_COLLECTED = {"GOGC": "400"}
 """Memory is plentiful and processors are not: a sixth of an API server's time was garbage collection."""
 HPA_PERIOD = "--horizontal-pod-autoscaler-sync-period=2s"
@@ -115,14 +112,8 @@ class LightCluster:
         return self.api.apply(manifest, namespace)
 
     def create_namespace(self, name: str, labels: dict[str, str] | None = None) -> str:
-        """A namespace that is ready for pods: with controllers its default ServiceAccount is there."""
-        metadata = {"name": name, "labels": labels or {}}
-        self.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-        if self.controllers:
-            until(
-                lambda: self.api.get("ServiceAccount", "default", name), ACCOUNT_SECONDS, f"account of {name}"
-            )
-        return name
+        """A namespace that is ready for pods, as far as there are controllers to make it so."""
+        return create_namespace(self.api, name, labels, has_controllers=self.controllers)
 
     def impersonate(self, service_account: str, namespace: str = "default") -> Access:
         """Access with nothing but a ServiceAccount's own rights."""
