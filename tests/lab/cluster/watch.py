@@ -6,12 +6,14 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import httpx
 
 from .access import Access
+from .loops import run_and_cut
 
 Object = dict[str, Any]
 Tell: TypeAlias = Callable[[str, Object], None]
@@ -22,9 +24,6 @@ RETRY_SECONDS = 0.2
 
 LIST_SECONDS = 20
 """For the first lists: a machine with twenty times more to do than it can took over 15 s for one answer."""
-
-CLOSING_SECONDS = 0.05
-"""What connections that were closed need of their loop until their sockets are."""
 
 
 async def follow(http: httpx.AsyncClient, path: str, tell: Tell, listed: Callable[[], None]) -> None:
@@ -102,9 +101,9 @@ class Watches:
     access: Access
     tell: Mapping[str, Tell]
     """Who gets the events, by path of the collection."""
-    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _stopped: asyncio.Event | None = None
     _thread: threading.Thread | None = None
-    _main: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Watches:
         self.start()
@@ -116,28 +115,20 @@ class Watches:
     def start(self) -> None:
         """Begin to follow; returns when every collection was listed once."""
         ready = threading.Event()
-        self._main = self._loop.create_task(self._follow(ready))
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=lambda: run_and_cut(self._follow(ready)), daemon=True)
         self._thread.start()
         assert ready.wait(LIST_SECONDS), f"no list of {list(self.tell)} within {LIST_SECONDS} s"
 
     def stop(self) -> None:
         """End all watches; harmless before the start."""
-        if self._main is not None:
-            self._loop.call_soon_threadsafe(self._main.cancel)
+        if self._loop is not None and self._stopped is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stopped.set)
         if self._thread is not None:
             self._thread.join(5)
 
-    def _run(self) -> None:
-        assert self._main is not None
-        try:
-            self._loop.run_until_complete(asyncio.gather(self._main, return_exceptions=True))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.run_until_complete(asyncio.sleep(CLOSING_SECONDS))
-        finally:
-            self._loop.close()
-
     async def _follow(self, ready: threading.Event) -> None:
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         waiting = set(self.tell)
 
         def listed(path: str) -> None:
@@ -146,5 +137,10 @@ class Watches:
                 ready.set()
 
         async with client(self.access) as http, asyncio.TaskGroup() as group:
-            for path, tell in self.tell.items():
+            following = [
                 group.create_task(follow(http, path, tell, lambda path=path: listed(path)))  # type: ignore[misc]
+                for path, tell in self.tell.items()
+            ]
+            await self._stopped.wait()
+            for each in following:
+                each.cancel()

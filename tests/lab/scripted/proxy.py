@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from aiohttp import ClientError, ClientSession, ClientTimeout, web
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
-from kvmedic.kube.connections import Connections
+from lab.cluster.loops import run_and_cut
 from lab.scripted.commands import Commands
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -84,7 +84,7 @@ class Proxy:
     _stop: asyncio.Event | None = None
 
     def __enter__(self) -> Proxy:
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread = threading.Thread(target=lambda: run_and_cut(self._serve()), daemon=True)
         self._thread.start()
         assert self._ready.wait(10), "the proxy does not come up"
         return self
@@ -99,7 +99,7 @@ class Proxy:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-        connector = Connections(ssl=tls, limit=0)
+        connector = TCPConnector(ssl=tls, limit=0)
         async with ClientSession(
             connector=connector, timeout=ClientTimeout(total=None), auto_decompress=False
         ) as up:
@@ -117,7 +117,6 @@ class Proxy:
             self._ready.set()
             await self._stop.wait()
             await runner.cleanup()
-        await connector.close_all()
 
     async def _handle(self, request: web.Request, up: ClientSession) -> web.StreamResponse:
         body = await request.read()
