@@ -235,7 +235,7 @@ def test_where_a_new_replica_did_not_help_none_is_replaced_again():
     found = replace_stale(compressed(ONE_STALE, method), replace(KNOWN, replacing_failed=True))
 
     assert isinstance(found, NoChange)
-    assert "so would a " in found.message
+    assert "is ignored by llm-2 and would be by a new replica" in found.message
 
 
 def test_a_pool_that_is_no_larger_is_for_a_person():

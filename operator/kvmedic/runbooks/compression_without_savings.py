@@ -138,8 +138,9 @@ def replace_stale(evidence: Evidence, setting: Setting) -> Advice:
     if method.asks_for_type:
         return NoChange(
             Reason.COMPRESSION_NOT_APPLIED,
-            f"{', '.join(stale)} ignore {method.asks_for_type}, which the pod template gives, and so would a "
-            "new replica: see whether a wrapper changes it on the way, and what the start-up log says",
+            f"{method.asks_for_type}, which the pod template gives, is ignored by {', '.join(stale)} and "
+            "would be by a new replica: see whether a wrapper changes it on the way, and what the start-up "
+            "log says",
         )
     return NoChange(
         Reason.COMPRESSION_NOT_APPLIED,
