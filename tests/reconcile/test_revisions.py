@@ -14,6 +14,7 @@ from reconcile.deploying import (
     CAP,
     RAISED_CAP,
     ROLLBACK,
+    break_earlier,
     cap,
     deploy,
     numbers,
@@ -50,6 +51,22 @@ def test_a_deploy_that_brought_trouble_is_rolled_back(a_world: Callable[..., Wor
     assert eye.lost == []
     assert eye.fewest >= 2
     assert len(eye.seen) == 4, "each replica was replaced once"
+
+
+@pytest.mark.timeout(240)
+def test_an_earlier_revision_that_does_not_start_is_given_up(a_world: Callable[..., World]) -> None:
+    world = a_world(2, spec=ALLOWED)
+    deploy(world)
+    break_earlier(world)
+    before, pods = world.deployment()["spec"], {pod["metadata"]["name"] for pod in world.pods()}
+
+    world.start()
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert world.outcomes() == ["CanaryFailed"]
+    assert [one["outcome"] for one in world.status()["rollbacks"]] == ["CanaryFailed"]
+    assert world.deployment()["spec"] == before
+    world.wait(lambda: {pod["metadata"]["name"] for pod in world.pods()} == pods, 60, "the canary is gone")
 
 
 @pytest.mark.timeout(240)
