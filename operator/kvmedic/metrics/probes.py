@@ -39,7 +39,7 @@ from kvmedic.manifests.prefills import may_chunk
 from kvmedic.metrics.generation import Asked, Course, Engine, Rhythm, generate
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
 from kvmedic.metrics.prompts import MemoryPace, Sent, compute, lengths_up_to, limit_of
-from kvmedic.metrics.scrape import PodAddress, Scraper, resolver_of
+from kvmedic.metrics.scrape import PodAddress, Scraper, load_authorities, resolver_of
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.served import model_of, pool_of, served_of
 from kvmedic.metrics.version_page import METRICS
@@ -164,7 +164,10 @@ class GenerationProbes:
         self._resolve = resolver_of(scrape)
         self._scraper = Scraper(scrape, vocabulary.table, self._resolve)
         self._http = httpx.AsyncClient(
-            trust_env=False, follow_redirects=False, limits=httpx.Limits(max_keepalive_connections=0)
+            verify=load_authorities(),
+            trust_env=False,
+            follow_redirects=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
         )
         self._turns = asyncio.Semaphore(tempo.at_once)
         self._tests: dict[str, _Test] = {}

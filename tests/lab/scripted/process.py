@@ -20,13 +20,14 @@ from typing import Any
 from kubernetes.client import BatchV1Api
 from kubernetes.config import new_client_from_config
 
+from kvmedic.metrics.scrape import load_authorities
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import Settings
 from kvmedic.wiring import Substitutes, operate
 from lab.scripted.metrics import ScriptedMetrics
 from lab.scripted.probes import ScriptedProbes
 
-EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+load_authorities()  # once, in the process that the others are forked from
 
 
 @dataclass(frozen=True, slots=True)
