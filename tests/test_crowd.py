@@ -43,7 +43,7 @@ class Stored:
 
 
 def peer(uid: str, bad: int = 0) -> Peer:
-    ends = (BadEnd(f"a/{uid}", Reason.NOT_RECOVERED, NOW - 5 * MINUTE),) * bad
+    ends = (BadEnd("a", uid, Reason.NOT_RECOVERED, NOW - 5 * MINUTE),) * bad
     return Peer("a", uid, uid, uid, bad_ends=ends)
 
 

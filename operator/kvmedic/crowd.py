@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from kvmedic.core.crowd import Breaker, Budgets, Peer, Trip, crowding, stormy, trip
+from kvmedic.core.crowd import Breaker, Budgets, Peer, Trip, any_trip, crowding, stormy, trip
 from kvmedic.core.gates import Blocked
 from kvmedic.roster import Roster
 
@@ -75,23 +75,30 @@ class Crowd:
         """
         if self._heeded_at is None or not timedelta(0) <= now - self._heeded_at < self.bounds.reread:
             self._heeded_at = now
-            await self._trip(self.roster.peers(), now)
+            await self._read_word(any_trip(self.bounds.breaker, self.roster.peers(), None, now), now)
 
     def has_tripped(self, now: datetime) -> bool:
-        """Return whether the breaker has tripped, by the administrator's word as it was last read."""
-        return trip(self.bounds.breaker, self.roster.peers(), self._over_at, now) is not None
+        """Return whether the breaker has tripped for some namespace, by the administrator's last word."""
+        return any_trip(self.bounds.breaker, self.roster.peers(), self._over_at, now) is not None
 
     async def _judged(self, peers: Sequence[Peer], uid: str, now: datetime) -> Blocked | None:
-        found = await self._trip(peers, now)
+        namespace = next((peer.namespace for peer in peers if peer.uid == uid), "")
+        found = await self._trip(peers, namespace, now)
         if found is not None:
             return stormy(found, self.bounds.over)
         return crowding(self.bounds.budgets, peers, uid)
 
-    async def _trip(self, peers: Sequence[Peer], now: datetime) -> Trip | None:
-        """Return the trip that counts; the administrator is only asked where there is one."""
-        found = trip(self.bounds.breaker, peers, None, now)
+    async def _trip(self, peers: Sequence[Peer], namespace: str, now: datetime) -> Trip | None:
+        """Return the trip that counts for a namespace; the administrator is only asked where there is one."""
+        found = trip(self.bounds.breaker, peers, None, now, namespace)
         if found is None:
             return None
+        await self._read_word(found, now)
+        return trip(self.bounds.breaker, peers, self._over_at, now, namespace)
+
+    async def _read_word(self, found: Trip | None, now: datetime) -> None:
+        """Read when the administrator last said that a storm is over, where there is one, now and then."""
+        if found is None:
+            return
         if self._read_at is None or not timedelta(0) <= now - self._read_at < self.bounds.reread:
             self._over_at, self._read_at = await self.storm_over_at(), now
-        return trip(self.bounds.breaker, peers, self._over_at, now)

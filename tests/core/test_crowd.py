@@ -14,6 +14,7 @@ from kvmedic.core.crowd import (
     Breaker,
     Budgets,
     Peer,
+    any_trip,
     crowding,
     stormy,
     trip,
@@ -59,6 +60,18 @@ ROWS = [
         "",
     ),
     (
+        "runs of one other namespace, and no place is left",
+        replace(WIDE, runs=2),
+        (ASKS, *(peer(str(i), opened=5, namespace="b") for i in range(2))),
+        "",
+    ),
+    (
+        "runs of two other namespaces, and no place is left",
+        replace(WIDE, runs=2),
+        (ASKS, peer("1", opened=5, namespace="b"), peer("2", opened=4, namespace="c")),
+        "budgets.runs is 2",
+    ),
+    (
         "a quarter of eight is two, and two have a run",
         replace(WIDE, fleet_share=0.25),
         (ASKS, peer("1", opened=5), peer("2", opened=4), *idle(5)),
@@ -101,7 +114,7 @@ def test_whether_one_run_more_has_a_place(budgets: Budgets, peers: tuple[Peer, .
     if blocked is not None:
         assert blocked.reason is Reason.RUNS_AT_LIMIT
         assert words in blocked.message
-        assert "a/r1" in blocked.message, "who has the place is named"
+        assert "/r1" in blocked.message, "who has the place is named"
 
 
 def test_of_many_that_have_a_run_the_first_are_named() -> None:
@@ -143,9 +156,9 @@ def test_a_resource_that_the_list_does_not_know_gets_no_place_that_is_taken() ->
 BREAKER = Breaker(runs=3, window=60 * MINUTE, lasts=30 * MINUTE)
 
 
-def ended(*minutes_ago: float, of: str = "1") -> Peer:
-    ends = tuple(BadEnd(f"a/r{of}", Reason.CANARY_FAILED, NOW - m * MINUTE) for m in minutes_ago)
-    return replace(peer(of), bad_ends=ends)
+def ended(*minutes_ago: float, of: str = "1", namespace: str = "a") -> Peer:
+    ends = tuple(BadEnd(namespace, f"r{of}", Reason.CANARY_FAILED, NOW - m * MINUTE) for m in minutes_ago)
+    return replace(peer(of, namespace=namespace), bad_ends=ends)
 
 
 STORMS = [
@@ -157,13 +170,22 @@ STORMS = [
     ("as many, when it is over", (ended(30, 40, 50),), None),
     ("more: the last three count", (ended(5, 10, 15, 90),), -5),
     ("an older group counts while its time is not over", (ended(25, 26, 27),), -25),
+    ("those of another namespace", (ended(1, 2, 3, namespace="b"),), None),
+    ("those of another and one of its own", (ended(1, 2, namespace="b"), ended(4)), -1),
+    ("those of two others", (ended(1, 2, namespace="b"), ended(4, of="2", namespace="c")), -1),
+    (
+        "many of one other, then one of its own too long ago",
+        (ended(1, 2, 3, namespace="b"), ended(63.1)),
+        None,
+    ),
+    ("many of one other, and one between", (ended(1, 2, 3, 5, namespace="b"), ended(4)), -1),
     ("a later single end does not end an older trip", (ended(1), ended(25, 80, 84.9, of="2")), -25),
 ]
 
 
 @pytest.mark.parametrize(("peers", "at"), [row[1:] for row in STORMS], ids=[row[0] for row in STORMS])
 def test_when_the_breaker_has_tripped(peers: tuple[Peer, ...], at: float | None) -> None:
-    found = trip(BREAKER, peers, None, NOW)
+    found = trip(BREAKER, peers, None, NOW, "a")
 
     assert (None if found is None else found.at) == (None if at is None else NOW + at * MINUTE)
     assert found is None or found.until == found.at + BREAKER.lasts
@@ -173,13 +195,13 @@ def test_when_the_breaker_has_tripped(peers: tuple[Peer, ...], at: float | None)
     ("over", "stands"), [(0, False), (1, False), (1.1, False), (20, False), (20.1, True), (40, True)]
 )
 def test_bad_ends_before_the_administrators_word_do_not_count(over: float, stands: bool) -> None:
-    found = trip(BREAKER, (ended(1, 5, 20),), NOW - over * MINUTE, NOW)
+    found = trip(BREAKER, (ended(1, 5, 20),), NOW - over * MINUTE, NOW, "a")
 
     assert (found is not None) is stands
 
 
 def test_it_says_who_why_until_when_and_what_to_type() -> None:
-    found = trip(replace(BREAKER, runs=4), (ended(1, 5, 20, 21),), None, NOW)
+    found = trip(replace(BREAKER, runs=4), (ended(1, 5, 20, 21),), None, NOW, "a")
 
     assert found is not None
     blocked = stormy(found, "kubectl create it")
@@ -188,6 +210,34 @@ def test_it_says_who_why_until_when_and_what_to_type() -> None:
     assert " and 1 before)" in blocked.message
     assert f"before {found.until:%Y-%m-%d %H:%M:%SZ}" in blocked.message
     assert blocked.message.endswith("kubectl create it")
+
+
+@pytest.mark.parametrize(
+    ("peers", "words"),
+    [
+        ((ended(1, 2, 3),), "no run of namespace a is opened"),
+        ((ended(1, 2), ended(3, of="2", namespace="b")), "no run is opened"),
+    ],
+    ids=["of one namespace", "of all"],
+)
+def test_it_says_whose_runs_wait(peers: tuple[Peer, ...], words: str) -> None:
+    found = trip(BREAKER, peers, None, NOW, "a")
+
+    assert found is not None
+    assert words in stormy(found, "kubectl create it").message
+
+
+@pytest.mark.parametrize(
+    ("peers", "tripped"),
+    [((ended(1, 2),), False), ((ended(1, 2, 3, namespace="b"), peer("2")), True)],
+    ids=["two in one namespace", "three in one namespace"],
+)
+def test_the_metric_tells_a_trip_of_any_namespace(peers: tuple[Peer, ...], tripped: bool) -> None:
+    assert (any_trip(BREAKER, peers, None, NOW) is not None) is tripped
+
+
+def test_a_rollback_that_a_person_asked_for_is_no_bad_end() -> None:
+    assert Reason.ROLLED_BACK_BY_HAND not in BAD_ENDS
 
 
 def test_what_healed_is_no_bad_end() -> None:

@@ -66,4 +66,4 @@ def test_only_bad_ends_are_told_and_unknown_ones_are_passed_over() -> None:
 
     found = peer_of(stored)
 
-    assert found.bad_ends == (BadEnd("serving/chat", Reason.NOT_RECOVERED, NOW - timedelta(minutes=2)),)
+    assert found.bad_ends == (BadEnd("serving", "chat", Reason.NOT_RECOVERED, NOW - timedelta(minutes=2)),)

@@ -18,14 +18,14 @@ BAD_ENDS = frozenset(
         Reason.NOT_RECOVERED,
         Reason.CANARY_FAILED,
         Reason.INCONCLUSIVE,
-        Reason.ROLLED_BACK_BY_HAND,
         Reason.CHANGE_REVERTED,
         Reason.FENCE_LOST,
     }
 )
 """Outcomes that speak against making the next change: it did not help, did not start, could not be judged
-and was taken back, was taken back by somebody else, or another operator moved the same target. A spare
-that finds no device, a target that is edited, scaled to zero or deleted says nothing about our changes."""
+and was taken back, was reverted by another controller, or another operator moved the same target. A spare
+that finds no device, a target that is edited, scaled to zero or deleted says nothing about our changes;
+neither does a person who asks for a rollback, or anybody could stop all fleets by asking for three."""
 
 NAMED = 3
 """Runs that a message names; the rest is counted, so that it fits in a condition."""
@@ -56,10 +56,14 @@ class Breaker:
 class BadEnd:
     """A run that ended badly."""
 
+    namespace: str
     name: str
-    """Of its resource, with the namespace."""
+    """Of its resource."""
     reason: Reason
     at: datetime
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name} {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +94,19 @@ class Trip:
     ends: tuple[BadEnd, ...]
     """The bad ends that tripped it, in the order of time."""
 
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Where they were: one of them is kept back alone, several keep every fleet back."""
+        return frozenset(end.namespace for end in self.ends)
+
 
 def crowding(budgets: Budgets, peers: Sequence[Peer], uid: str) -> Blocked | None:
     """Return which budget has no place for a run of a resource, and who has it, or None.
 
     Places go to runs that have begun, then by the time at which they were opened, then by uid. A
     resource without a run asks for a place behind all of them; one whose run was opened and has not
-    begun may find that it has none after all.
+    begun may find that it has none after all. Runs of one namespace never keep those of another waiting:
+    one tenant could stop all the others with them.
 
     Args:
         budgets: the operator's.
@@ -108,6 +118,8 @@ def crowding(budgets: Budgets, peers: Sequence[Peer], uid: str) -> Blocked | Non
         return None
     ahead = sorted((p for p in peers if p.uid != uid and _is_before(p, own)), key=_place)
     near = [peer for peer in ahead if own is not None and peer.namespace == own.namespace]
+    if ahead and not near and own is not None and len({peer.namespace for peer in ahead}) == 1:
+        return None
     targets = len({(peer.namespace, peer.target) for peer in peers})
     share = max(1, int(budgets.fleet_share * targets + _ROUNDING))
     for holders, places, budget in (
@@ -137,23 +149,56 @@ def _named(holders: Sequence[Peer]) -> str:
     return f"{names}{more} {'has a run' if len(holders) == 1 else 'have runs'} open"
 
 
-def trip(breaker: Breaker, peers: Iterable[Peer], over_at: datetime | None, now: datetime) -> Trip | None:
-    """Return the trip that still keeps new runs from being opened, or None.
+def trip(
+    breaker: Breaker, peers: Iterable[Peer], over_at: datetime | None, now: datetime, namespace: str
+) -> Trip | None:
+    """Return the trip that still keeps new runs of a namespace from being opened, or None.
+
+    Bad ends of its own trip the breaker for a namespace. For all of them it takes bad ends in two
+    namespaces: those of one tenant say nothing about the fleets of another.
 
     Args:
         breaker: the operator's.
         peers: every resource that it looks after.
         over_at: when an administrator last said that it is over; bad ends up to then do not count.
         now: the time of asking.
+        namespace: of the resource that asks.
     """
-    told = [end for peer in peers for end in peer.bad_ends if over_at is None or end.at > over_at]
-    ends = sorted(told, key=lambda end: (end.at, end.name))
+    counted = [end for peer in peers for end in peer.bad_ends if over_at is None or end.at > over_at]
+    ends = sorted(counted, key=lambda end: (end.at, end.namespace, end.name))
+    own = _latest_trip(breaker, [end for end in ends if end.namespace == namespace], now)
+    if own is not None:
+        return own
+    return _latest_trip(breaker, ends, now, namespaces=2)
+
+
+def any_trip(breaker: Breaker, peers: Sequence[Peer], over_at: datetime | None, now: datetime) -> Trip | None:
+    """Return a trip that keeps runs of some namespace from being opened, or None."""
+    namespaces = sorted({peer.namespace for peer in peers if peer.bad_ends})
+    found = (trip(breaker, peers, over_at, now, namespace) for namespace in namespaces)
+    return next((each for each in found if each is not None), None)
+
+
+def _latest_trip(breaker: Breaker, ends: Sequence[BadEnd], now: datetime, namespaces: int = 1) -> Trip | None:
+    """Return the trip by the latest bad ends that are of so many namespaces at least."""
     for last in range(len(ends) - 1, breaker.runs - 2, -1):
-        group = ends[last - breaker.runs + 1 : last + 1]
         until = ends[last].at + breaker.lasts
-        if group[-1].at - group[0].at <= breaker.window and now < until:
-            return Trip(ends[last].at, until, tuple(group))
+        if now >= until:
+            return None
+        group = _group(breaker, ends[: last + 1], namespaces)
+        if group:
+            return Trip(ends[last].at, until, group)
     return None
+
+
+def _group(breaker: Breaker, ends: Sequence[BadEnd], namespaces: int) -> tuple[BadEnd, ...]:
+    """Return the bad ends that trip the breaker at the last of some, or none of them."""
+    near = [end for end in ends if ends[-1].at - end.at <= breaker.window]
+    for first in range(len(near) - breaker.runs, -1, -1):
+        group = near[first:]
+        if len({end.namespace for end in group}) >= namespaces:
+            return tuple(group)
+    return ()
 
 
 def stormy(found: Trip, over: str) -> Blocked:
@@ -163,11 +208,13 @@ def stormy(found: Trip, over: str) -> Blocked:
         found: the trip.
         over: what an administrator types when it is over.
     """
-    shown = ", ".join(f"{end.name} {end.reason}" for end in found.ends[-NAMED:])
+    shown = ", ".join(str(end) for end in found.ends[-NAMED:])
+    where = f" of namespace {min(found.namespaces)}" if len(found.namespaces) == 1 else ""
     more = f" and {len(found.ends) - NAMED} before" if len(found.ends) > NAMED else ""
     minutes = (found.ends[-1].at - found.ends[0].at).total_seconds() / 60
     return Blocked(
         Reason.STORM_BREAKER_TRIPPED,
-        f"{len(found.ends)} runs ended badly within {minutes:.0f} min ({shown}{more}): no run is opened "
-        f"before {found.until:%Y-%m-%d %H:%M:%SZ}; find out why, and go on earlier with: {over}",
+        f"{len(found.ends)} runs ended badly within {minutes:.0f} min ({shown}{more}): "
+        f"no run{where} is opened before {found.until:%Y-%m-%d %H:%M:%SZ}; "
+        f"find out why, and go on earlier with: {over}",
     )

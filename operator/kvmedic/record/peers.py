@@ -35,13 +35,12 @@ def peer_of(body: JsonObject) -> Peer:
 
 def _bad_ends(body: JsonObject) -> Iterator[BadEnd]:
     metadata = section(body, "metadata")
-    name = f"{metadata.get('namespace')}/{metadata.get('name')}"
     for each in items(section(body, "status"), "history"):
         at = _moment(each.get("endedAt"))
         with suppress(ValueError):
             reason = Reason(str(each.get("outcome")))
             if at is not None and reason in BAD_ENDS:
-                yield BadEnd(name, reason, at)
+                yield BadEnd(str(metadata.get("namespace", "")), str(metadata.get("name", "")), reason, at)
 
 
 def _moment(text: object) -> datetime | None:
