@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeAlias
 
-from kvmedic.metrics.exposition import Page
+from kvmedic.metrics.page import Page
 
 Curve: TypeAlias = Callable[[float], float | None]
 """Value at a time before the tape's end (seconds, negative); None where there is no sample."""

@@ -11,8 +11,8 @@ from typing import Any
 from kvmedic.core.evidence import Look, Observation
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.client import PrometheusClient
-from kvmedic.metrics.exposition import Page, parse_page
 from kvmedic.metrics.options import SourceOptions
+from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource
 from metric_tape import Curve, Tape, constant, restarted, rising, until

@@ -15,8 +15,8 @@ from kvmedic.cli.given import policy_in
 from kvmedic.cli.scrapes import evidence_of
 from kvmedic.core.diagnosis import Evidence
 from kvmedic.core.evidence import Histogram, Look, Measured, Observation, Signal
-from kvmedic.metrics.exposition import Page
 from kvmedic.metrics.glimpse import moment
+from kvmedic.metrics.page import Page
 from kvmedic.metrics.series import PodKey, Series
 from kvmedic.offline import consult
 from metric_tape import Curve, Tape

@@ -15,7 +15,6 @@ from kvmedic.core.blocks import Keep
 from kvmedic.core.reclamation_probe import Generation, Reclaim, Reclamation, judge
 from kvmedic.core.trialling import Interrupted, Watched
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.exposition import Page, parse_page
 from kvmedic.metrics.generation import (
     MOST_EVENT_BYTES,
     NO_KEY,
@@ -26,6 +25,7 @@ from kvmedic.metrics.generation import (
     Rhythm,
     generate,
 )
+from kvmedic.metrics.page import Page, parse_page
 from lab_engine.engine_process import Running, an_engine
 
 LONG = (

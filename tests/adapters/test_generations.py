@@ -33,7 +33,8 @@ from kvmedic.core.evidence import (
     Signal,
 )
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.exposition import Page, observe_pages, parse_page
+from kvmedic.metrics.exposition import observe_pages
+from kvmedic.metrics.page import Page, parse_page
 from kvmedic.offline import Consultation, consult
 from metric_tape import Curve, Tape
 from prometheus_server import PrometheusServer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 import socket
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -31,6 +32,14 @@ UNAVAILABLE = Missing(Absence.SOURCE_UNAVAILABLE)
 CALM = [PodKey(NAMESPACE, "calm")]
 EMPTY = {"status": "success", "data": {"resultType": "vector", "result": []}}
 JSON = {"Content-Type": "application/json"}
+
+
+FOREIGN = "did not answer as Prometheus does"
+POD = {"namespace": NAMESPACE, "pod": "calm"}
+
+
+def result(result: object) -> object:
+    return {"status": "success", "data": {"resultType": "vector", "result": result}}
 
 
 def answering(content: object, status: int = 200, **headers: str) -> Callable[[Request], Reply]:
@@ -55,6 +64,36 @@ def all_readings(seen: Observation) -> set[object]:
     }
 
 
+class Dripping:
+    """Sends the beginning of an answer, and then a character now and then until nobody listens any more."""
+
+    def __init__(self, begun: bytes) -> None:
+        self.cut, self._ended, self._begun = threading.Event(), threading.Event(), begun
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._drip)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._listening.close()
+        self._thread.join()
+
+    def _drip(self) -> None:
+        connection = self._listening.accept()[0]
+        with connection:
+            connection.recv(65536)
+            try:
+                connection.sendall(self._begun)
+                while not self._ended.wait(0.1):
+                    connection.sendall(b"0")
+            except OSError:
+                self.cut.set()
+
+
 ANSWERS = [
     (
         "an error of the server",
@@ -65,9 +104,31 @@ ANSWERS = [
     ("a gateway's page", answering(b"<html>", 503), "answered 503"),
     ("no such path", answering(b"not found", 404), "answered 404"),
     ("not allowed", answering(b"", 401), "answered 401; check bearerTokenFile"),
-    ("a login page", answering(b"<html>welcome</html>"), "did not answer as Prometheus does"),
-    ("other JSON", answering({"hello": []}), "did not answer as Prometheus does"),
-    ("a list", answering([]), "did not answer as Prometheus does"),
+    ("a login page", answering(b"<html>welcome</html>"), FOREIGN),
+    ("other JSON", answering({"hello": []}), FOREIGN),
+    ("a list", answering([]), FOREIGN),
+    ("JSON as deep as it is long", answering(b'{"data":' + b"[" * 100_000), FOREIGN),
+    ("an error as deep as it is long", answering(b"[" * 100_000, 500), "answered 500"),
+    ("a warning as deep as it is long", answering(b'{"warnings":' + b"[" * 100_000), FOREIGN),
+    ("a warning that is no list", answering({**EMPTY, "warnings": 7}), "partial data: 7"),
+    ("a part of the data", answering(b'{"status":"success","isPartial":true,"data":{}}'), "partial data"),
+    ("a text for the result", answering(result("up")), FOREIGN),
+    ("a number in the result", answering(result([1])), FOREIGN),
+    ("a text in the result", answering(result(["value"])), FOREIGN),
+    ("a matrix", answering(result([{"metric": {}, "values": [[1, "1"]]}])), FOREIGN),
+    ("labels that are none", answering(result([{"metric": [], "value": [1, "1"]}])), FOREIGN),
+    ("a label that is a number", answering(result([{"metric": {"pod": 3}, "value": [1, "1"]}])), FOREIGN),
+    ("a label that is an object", answering(result([{"metric": {"pod": {}}, "value": [1, "1"]}])), FOREIGN),
+    ("a time that is a text", answering(result([{"metric": POD, "value": ["1", "1"]}])), FOREIGN),
+    ("a value that is a number", answering(result([{"metric": POD, "value": [1, 1]}])), FOREIGN),
+    ("a value that is none", answering(result([{"metric": POD, "value": [1, None]}])), FOREIGN),
+    ("a value that is a word", answering(result([{"metric": POD, "value": [1, "many"]}])), FOREIGN),
+    ("half a value", answering(result([{"metric": POD, "value": [1]}])), FOREIGN),
+    (
+        "an encoding that was not accepted",
+        answering(gzip.compress(json.dumps(EMPTY).encode()), **{"Content-Encoding": "gzip"}),
+        "answered with an encoding, which was not accepted",
+    ),
     ("a redirect", answering(b"", 302, Location="http://127.0.0.1:1/"), "answered with a redirect"),
     (
         "partial data",
@@ -149,6 +210,34 @@ async def test_an_answer_that_comes_in_drops_is_cut_off_by_the_clock() -> None:
     assert all_readings(seen) == {UNAVAILABLE}
     assert trouble == "metrics source default answers too slowly; raise timeout"
     assert waited < 3.5
+
+
+DRIPS = [
+    ("the line of status", b""),
+    ("headers", b"HTTP/1.1 200 OK\r\nX-Drop: "),
+    ("the body", b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"),
+    ("a chunk", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffff\r\n"),
+    ("the size of a chunk", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"),
+]
+
+
+@pytest.mark.parametrize("begun", [row[1] for row in DRIPS], ids=[row[0] for row in DRIPS])
+async def test_a_source_that_drips_is_let_go_and_used_again_at_once(begun: bytes) -> None:
+    with Dripping(begun) as dripping:
+        looked, now = source(f"http://127.0.0.1:{dripping.port}", timeout="1s", concurrency=1), [END]
+        looked._now = lambda: now[0]
+        dripped, trouble = await looked.observe(CALM, Look(FIVE)), looked.trouble
+        # Its one thread is free, because the connection was cut: the other end sees it.
+        was_cut = await asyncio.to_thread(dripping.cut.wait, 60)
+    now[0] += timedelta(seconds=20)
+    with Server(answering(EMPTY), dripping.port):
+        again = await looked.observe(CALM, Look(FIVE))
+    looked.close()
+
+    assert all_readings(dripped) == {UNAVAILABLE}
+    assert "did not answer within 1 s" in trouble or "answers too slowly" in trouble
+    assert was_cut
+    assert all_readings(again) == {Missing(Absence.NO_SERIES)}
 
 
 async def test_nobody_listens() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.metrics.exposition import parse_page
+from kvmedic.metrics.page import parse_page
 from metric_tape import Tape
 from prometheus_server import PrometheusServer
 from scripted_fleet import DATA, END

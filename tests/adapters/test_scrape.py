@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from http_double import HangUpError, Reply, Request, Server
 from kvmedic.core.evidence import (
@@ -22,8 +26,9 @@ from kvmedic.core.evidence import (
     Unsupported,
 )
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.exposition import Page, observe_pages, parse_page
+from kvmedic.metrics.exposition import observe_pages
 from kvmedic.metrics.options import ScrapeOptions
+from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.scrape import PodAddress, Scraper, resolver_of
 from kvmedic.metrics.series import PodKey
 from lab.cluster.ports import free_ports
@@ -56,6 +61,15 @@ def value_of(reading: Reading[Any]) -> object:
     return reading.value if isinstance(reading, Measured) else reading
 
 
+def labels(number: int) -> str:
+    return "{" + ",".join(f'a{i}="x"' for i in range(number)) + "}"
+
+
+def long(characters: int) -> str:
+    before, after = f'{RUNNING}{{a="', '"} 1'
+    return before + "x" * (characters - len(before) - len(after)) + after
+
+
 OF_OLD = "\n".join(
     f'{name}{{model_name="m"}} {n}'
     for name, n in ((RUNNING, 2), (WAITING, 1), ("vllm:num_requests_swapped", 4))
@@ -78,6 +92,21 @@ PAGES = [
     ("not a number", NAN, Missing(Absence.NOT_A_NUMBER)),
     ("not a page", "<html>hello</html>", UNAVAILABLE),
     ("not even text", b"\xff\xfe\x00{", UNAVAILABLE),
+    ("JSON", '{"detail": "Not Found"}', UNAVAILABLE),
+    ("a gateway's words", "slow down\n", UNAVAILABLE),
+    ("labels that the parser trips over", THRASH + RUNNING + "{, =a 1\n", UNAVAILABLE),
+    ("labels that are never closed", THRASH + RUNNING + '{engine="0 1\n', UNAVAILABLE),
+    ("a number without end", THRASH + f"{RUNNING} {'9' * 4000}\n", UNAVAILABLE),
+    ("a time without end", THRASH + f"{RUNNING} 1 {'9' * 4000}\n", UNAVAILABLE),
+    ("a number beyond all numbers", f"{RUNNING} 1e400\n{WAITING} 0\n", Missing(Absence.NOT_A_NUMBER)),
+    ("a number that overflows sums", f"{RUNNING} 1e308\n{WAITING} 1e308\n", Missing(Absence.NOT_A_NUMBER)),
+    ("as many labels as may be", f"{RUNNING}{labels(64)} 1\n{WAITING} 2\n", 3.0),
+    ("more labels than may be", f"{RUNNING}{labels(65)} 1\n{WAITING} 2\n", UNAVAILABLE),
+    ("a line as long as may be", f"{long(4096)}\n{WAITING} 2\n", 3.0),
+    ("a longer line", f"{long(4097)}\n{WAITING} 2\n", UNAVAILABLE),
+    ("a longer line of another metric", THRASH + f"other{labels(9000)} 1\n", 21.0),
+    ("one series twice, alike", f"{RUNNING} 1\n{WAITING} 2\n{RUNNING} 1\n", 3.0),
+    ("one series twice", f"{RUNNING} 1\n{WAITING} 2\n{RUNNING} 5\n", Missing(Absence.NOT_A_NUMBER)),
 ]
 
 
@@ -115,6 +144,16 @@ async def test_a_replica_that_hangs_is_left_after_the_time_out() -> None:
 async def test_a_page_beyond_the_limit_is_refused() -> None:
     with Server(answering("# " + "x" * (2 << 20))) as server:
         assert await in_flight(server.url, response_limit_mib=1) == UNAVAILABLE
+
+
+async def test_a_page_that_is_encoded_is_not_even_unpacked() -> None:
+    def packed(request: Request) -> Reply:
+        assert request.headers["Accept-Encoding"] == "identity"
+        return Reply(200, gzip.compress(gzip.compress(THRASH.encode())), {"Content-Encoding": "gzip, gzip"})
+
+    with Server(packed) as server:
+        assert await in_flight(server.url) == UNAVAILABLE
+        assert len(server.requests) == 1
 
 
 async def test_a_pod_without_an_address_is_unavailable() -> None:
@@ -167,6 +206,21 @@ def test_a_pod_is_found_by_template_or_by_the_addresses_file(tmp_path: Path) -> 
     ]
     assert moved == "http://127.0.0.1:9002/metrics"
     assert unreadable is None
+
+
+ODD = st.lists(
+    st.sampled_from(
+        [RUNNING, "{", "}", "=", ",", '"', "\\", " ", "\n", "#", "1", "NaN", "e9", "a", "\t", "é"]
+    ),
+    max_size=24,
+).map("".join)
+
+
+@given(ODD)
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_a_page_or_none(text: str) -> None:
+    with suppress(ValueError):
+        assert isinstance(parse_page(f"{RUNNING}{text}", T0), Page)
 
 
 def page(text: str, seconds: float) -> Page:

@@ -6,7 +6,7 @@ import pytest
 
 from kvmedic.core.gating import Counted, Served
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.exposition import parse_page
+from kvmedic.metrics.page import parse_page
 from kvmedic.metrics.served import counted_of, served_of
 from recorded import AT, RECORDED
 

@@ -21,7 +21,7 @@ from kvmedic.core.signals import (
     agreement_of,
 )
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.exposition import Page, parse_page
+from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.pools import pool
 from kvmedic.metrics.promql import Span, duration_text, expression, moments_of, presence
 from kvmedic.metrics.readings import Replica, histogram, histogram_of, number

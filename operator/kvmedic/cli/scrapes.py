@@ -16,8 +16,9 @@ from kvmedic.cli.saved import UnfitError, text_of
 from kvmedic.core.diagnosis import Evidence, Inconclusive, Trigger
 from kvmedic.core.reasons import Reason
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.exposition import Page, parse_page, replica_of
+from kvmedic.metrics.exposition import replica_of
 from kvmedic.metrics.glimpse import Glimpse, glimpse, moment, start_of, was_restarted
+from kvmedic.metrics.page import Page, parse_page
 
 ONLY = "replica"
 """Name of the replica where none is given."""

@@ -12,6 +12,7 @@ import requests
 from prometheus_api_client import PrometheusConnect
 from urllib3.exceptions import HTTPError
 
+from kvmedic.metrics.deadline import ended_within
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.promql import duration_text
 from kvmedic.metrics.series import Answer, Reply, Series, Unanswered, by_pod, series_of
@@ -80,10 +81,11 @@ class PrometheusClient:
 
     def _ask(self, expression: str, at: datetime) -> Answer:
         """Ask in this thread, a second time where an idle connection had been closed at the other end."""
-        try:
-            return self._once(expression, at)
-        except _DroppedError:
-            return self._once(expression, at)
+        with ended_within(self._timeout):
+            try:
+                return self._once(expression, at)
+            except _DroppedError:
+                return self._once(expression, at)
 
     def _once(self, expression: str, at: datetime) -> Answer:
         """Ask once.
@@ -110,7 +112,7 @@ class PrometheusClient:
             raise SourceDownError(f"cannot be asked ({type(error).__name__})") from None
         except (OSError, UnicodeError):
             raise SourceDownError("a file with credentials or certificates cannot be read any more") from None
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
             raise SourceDownError(_FOREIGN) from None
 
     def _params(self, at: datetime) -> Mapping[str, str]:
@@ -132,6 +134,31 @@ def _was_dropped(error: requests.exceptions.ConnectionError) -> bool:
     return any(type(cause).__name__ == "ProtocolError" for cause in error.args)
 
 
-def _vector(result: Any) -> Iterable[Series]:
-    """Return an instant vector's elements; those without a plain value (native histograms) are left out."""
-    return (series_of(one["metric"], float(one["value"][1])) for one in result if "value" in one)
+def _vector(result: object) -> Iterable[Series]:
+    """Yield an instant vector's elements; those without a plain value (native histograms) are left out.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a value is no number.
+    """
+    if not isinstance(result, list):
+        raise TypeError("no vector")
+    for one in result:
+        match one:
+            case {"metric": dict(labels), "value": [int() | float(), str(value)]}:
+                yield series_of(_texts(labels), float(value))
+            case {"metric": dict(), "histogram": list()}:
+                pass
+            case _:
+                raise TypeError("no element of a vector")
+
+
+def _texts(labels: dict[Any, Any]) -> dict[str, str]:
+    """Return labels, all of which must be texts.
+
+    Raises:
+        TypeError: one is none.
+    """
+    if not all(isinstance(value, str) for value in labels.values()):
+        raise TypeError("a label is no text")
+    return labels

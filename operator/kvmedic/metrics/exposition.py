@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TypeAlias
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from kvmedic.core.evidence import (
     HISTOGRAMS,
@@ -38,40 +34,16 @@ from kvmedic.core.signals import (
     SignalTable,
     StartSource,
 )
+from kvmedic.metrics.page import Page
 from kvmedic.metrics.pools import block_tokens, pool
 from kvmedic.metrics.readings import Replica, absent, histogram, number
-from kvmedic.metrics.series import Series, presence_of, series_of
+from kvmedic.metrics.series import Series, presence_of
 
 _Identity: TypeAlias = tuple[frozenset[tuple[str, str]], float | None]
 """Labels of a series, and the bound of a bucket."""
 
 _LEAST_FOR_DEVIATION = 3
 """Two samples say nothing about how far samples lie from their mean."""
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One scraped page: its series by name."""
-
-    at: datetime
-    series: Mapping[str, tuple[Series, ...]]
-
-    def of(self, *names: str) -> tuple[Series, ...]:
-        """Return all series of some names."""
-        return tuple(one for name in names for one in self.series.get(name, ()))
-
-
-def parse_page(text: str, at: datetime) -> Page:
-    """Return a page of the Prometheus text format.
-
-    Raises:
-        ValueError: the text is not in that format.
-    """
-    series: dict[str, list[Series]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            series.setdefault(sample.name, []).append(series_of(dict(sample.labels), sample.value))
-    return Page(at, {name: tuple(many) for name, many in series.items()})
 
 
 def evaluated(source: SignalSource, pages: Sequence[Page]) -> tuple[Series, ...] | None:

@@ -19,7 +19,8 @@ from kvmedic.core.evidence import Measured, Missing, Pool, Signal
 from kvmedic.core.reclamation_probe import Sample
 from kvmedic.core.signals import SignalTable
 from kvmedic.core.trialling import Interrupted, Watched
-from kvmedic.metrics.exposition import Page, gauge, replica_of
+from kvmedic.metrics.exposition import gauge, replica_of
+from kvmedic.metrics.page import Page
 from kvmedic.metrics.pools import pool as pool_of
 
 PROMPT = tuple(range(1000, 1032))

@@ -25,7 +25,8 @@ from kvmedic.core.evidence import (
     Unsupported,
 )
 from kvmedic.core.signals import CounterSource, SignalTable
-from kvmedic.metrics.exposition import Page, evaluated, gauge, observe_pages, replica_of
+from kvmedic.metrics.exposition import evaluated, gauge, observe_pages, replica_of
+from kvmedic.metrics.page import Page
 from kvmedic.metrics.readings import Replica, number
 
 MANY = 10

@@ -79,8 +79,9 @@ class SourceOptions(Section):
     """How long one answer serves everybody who asks the same."""
     concurrency: Annotated[int, Field(ge=1, le=16)] = 4
     """Queries at the same time, at most."""
-    response_limit_mib: Annotated[int, Field(ge=1, le=1024)] = 128
-    """Size of one answer, at most. A histogram of 1,000 replicas was 7 MB."""
+    response_limit_mib: Annotated[int, Field(ge=1, le=1024)] = 12
+    """Size of one answer, at most. A histogram of 1,000 replicas was 7 MB. Memory holds six times as much of
+    an answer: four of this size at once, and 100 MiB beside, fit into the 512 MiB that the chart allows."""
     labels: Labels = Labels()
     """Names of the labels that tell whose a series is."""
 
@@ -135,8 +136,8 @@ class ScrapeOptions(Section):
     addresses_file: ReadableFile | None = None
     """YAML or JSON: `namespace/name` of a pod to the URL of its metrics. Read anew for each scrape; a
     pod that is not listed is asked by the template."""
-    response_limit_mib: Annotated[int, Field(ge=1, le=64)] = 8
-    """Size of one page, at most. A page of vLLM 0.32 is 0.05 MB."""
+    response_limit_mib: Annotated[int, Field(ge=1, le=64)] = 1
+    """Size of one page, at most. A page of vLLM 0.32 is 0.05 MB, and grows by as much per engine."""
 
     @field_validator("url_template")
     @classmethod

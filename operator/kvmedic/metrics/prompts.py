@@ -23,8 +23,8 @@ from kvmedic.core.gating import Counted
 from kvmedic.core.prompt_probe import LEAST_PROMPTS, LEAST_SPAN, Prompt
 from kvmedic.core.trialling import Interrupted, Prompted
 from kvmedic.core.vitals import MIB, Device, Vital
-from kvmedic.metrics.exposition import Page
 from kvmedic.metrics.generation import MOST_EVENT_BYTES, PATH, BrokenOffError, Course, Engine, accepted
+from kvmedic.metrics.page import Page
 from kvmedic.metrics.served import counted_of
 
 EIGHTHS = (1, 2, 4, 8)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from math import inf, isfinite, isnan
+from math import inf, isfinite, isnan, nan
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from kvmedic.core.signals import SignalTable
+
+LARGEST = 1e18
+"""Largest value that is taken for a number: more than tokens, bytes or milliseconds ever come to, and below
+what DCGM writes for "no number" (2^63 less a few)."""
+
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class PodKey(NamedTuple):
@@ -60,9 +67,13 @@ NOTHING = Answer(MappingProxyType({}))
 
 
 def series_of(labels: dict[str, str], value: float) -> Series:
-    """Return an element of a vector, its bound apart from its other labels."""
+    """Return an element of a vector, its bound apart from its other labels.
+
+    A value that nothing measurable reaches is no number: sums and squares of such overflow.
+    """
     bound = labels.pop("le", None)
-    return Series(labels, value, None if bound is None else _bound(bound))
+    told = value if abs(value) <= LARGEST else nan
+    return Series(labels, told, None if bound is None else _bound(bound))
 
 
 def _bound(text: str) -> float:
@@ -75,7 +86,7 @@ def _bound(text: str) -> float:
 
 def by_pod(series: Iterable[Series], namespace_label: str, pod_label: str) -> Answer:
     """Return series by the pod that their labels name."""
-    found: dict[PodKey, list[Series]] = {}
+    found: dict[PodKey, dict[tuple[int, float | None], Series]] = {}
     shared: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
     unlabelled = 0
     for one in series:
@@ -83,10 +94,17 @@ def by_pod(series: Iterable[Series], namespace_label: str, pod_label: str) -> An
         if not pod:
             unlabelled += 1
             continue
-        labels = shared.setdefault(tuple(one.labels.items()), one.labels)
-        key = PodKey(labels.get(namespace_label, ""), pod)
-        found.setdefault(key, []).append(Series(labels, one.value, one.bound))
-    return Answer({pod: tuple(many) for pod, many in found.items()}, unlabelled)
+        labels = shared.setdefault(tuple(sorted(one.labels.items())), one.labels)
+        many = found.setdefault(PodKey(labels.get(namespace_label, ""), pod), {})
+        add_once(many, (id(labels), one.bound), Series(labels, one.value, one.bound))
+    return Answer({pod: tuple(many.values()) for pod, many in found.items()}, unlabelled)
+
+
+def add_once(found: dict[Key, Series], key: Key, one: Series) -> None:
+    """Add a series; one that was told already is no number where the two differ."""
+    known = found.setdefault(key, one)
+    if known.value != one.value:
+        found[key] = Series(one.labels, nan, one.bound)
 
 
 Scraper: TypeAlias = frozenset[tuple[str, str]]

@@ -8,7 +8,8 @@ from math import fsum, isfinite
 from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Reading, Signal
 from kvmedic.core.gating import Counted, Served
 from kvmedic.core.signals import CounterSource, HistogramSource, SignalTable
-from kvmedic.metrics.exposition import Page, replica_of
+from kvmedic.metrics.exposition import replica_of
+from kvmedic.metrics.page import Page
 from kvmedic.metrics.pools import pool
 from kvmedic.metrics.series import Series
 

@@ -14,8 +14,9 @@ from kvmedic.core.diagnosis import (
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Observation
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.exposition import observe_pages, parse_page
+from kvmedic.metrics.exposition import observe_pages
 from kvmedic.metrics.glimpse import glimpse, moment
+from kvmedic.metrics.page import parse_page
 from kvmedic.runbooks import RUNBOOKS
 from lab.bench.drive import Outcome
 

@@ -23,8 +23,8 @@ from statistics import median
 from kvmedic.core.evidence import Look
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.client import PrometheusClient
-from kvmedic.metrics.exposition import Page
 from kvmedic.metrics.options import SourceOptions
+from kvmedic.metrics.page import Page
 from kvmedic.metrics.series import Answer, PodKey, Reply
 from kvmedic.metrics.source import PrometheusSource
 from kvmedic.runbooks.preemption_thrash import TRIGGER

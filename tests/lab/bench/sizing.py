@@ -19,7 +19,7 @@ from statistics import median
 from kvmedic.core.baseline import Baseline
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.verdict import Objectives, baseline_of, judge
-from kvmedic.metrics.exposition import parse_page
+from kvmedic.metrics.page import parse_page
 from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import TRIGGER, chosen_cap, glimpsed_cap, observed
