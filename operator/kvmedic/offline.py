@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from kvmedic.core.diagnosis import Assignment, Beyond, Diagnosis, Evidence, Inconclusive, NoChange, Setting
 from kvmedic.core.fixing import TurnOff
 from kvmedic.core.plan import Plan
-from kvmedic.core.policy import Policy
+from kvmedic.core.policy import Policy, Runbook
 from kvmedic.core.run import Outcome
 from kvmedic.core.started import phrases
-from kvmedic.plans import judged
+from kvmedic.plans import judged, with_unanswered
 from kvmedic.runbooks.bundle import bundle_plan
 from kvmedic.runbooks.capacity import spent_by
 from kvmedic.runbooks.methods import compressed_of, eviction_of
@@ -46,6 +46,15 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
         policy: the spec.
         workload: the engine's command line; None where nobody gave it, a fault where it cannot be read.
     """
+    found = _consulted(evidence, policy, workload)
+    why = found.obstacle
+    if why is None or found.runbook != Runbook.COMPRESSION_WITHOUT_SAVINGS:
+        return found
+    other = _consulted(with_unanswered(found.evidence, found.diagnosis, why), policy, workload)
+    return found if other.plan is None and other.advice is None else other
+
+
+def _consulted(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Consultation:
     evidence = with_method(evidence, policy, workload)
     runbook, diagnosis = judged(policy, evidence)
     found = Consultation(evidence, runbook, diagnosis, None, None, None)
@@ -108,7 +117,7 @@ def _without_lever(
     if not why.passes_on or found.evidence.spent is not None:
         return _hindered(found, why)
     spent = spent_by(why, known, len(found.evidence.burn.pods))
-    return consult(replace(found.evidence, spent=spent), policy, workload)
+    return _consulted(replace(found.evidence, spent=spent), policy, workload)
 
 
 def _hindered(found: Consultation, why: NoChange) -> Consultation:

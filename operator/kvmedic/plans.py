@@ -23,6 +23,7 @@ from kvmedic.core.diagnosis import (
     Setting,
     diagnose,
     first_match,
+    is_content,
 )
 from kvmedic.core.fixing import Evaluate, Try, TurnOff, TurnOn
 from kvmedic.core.fleet import Fleet
@@ -57,17 +58,20 @@ from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
 from kvmedic.runbooks.returns import Calm, due, returning
 from kvmedic.versions import settable, version_remark
 
+_PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.HANDED_OVER_TWICE})
+"""What passes by itself, or is itself about a hand-over."""
+
 
 def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
     """Return the first runbook that has something to say, and what it says.
 
     Where all are content it is the last; what an earlier one noticed is told with it, as is what made it hand
-    over.
+    over. One that cannot tell hands over too: trouble that another one finds does not wait for its answer.
 
     Raises:
         ValueError: the spec names no runbook.
     """
-    found = _first_word(policy, lambda runbook: diagnose(RUNBOOKS[runbook], evidence))
+    found = _first_word(policy, lambda runbook: _said_by(runbook, evidence))
     if found is None:
         raise ValueError("a spec names at least one runbook")
     return found
@@ -78,19 +82,37 @@ def calm(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis] | None:
     return _first_word(policy, lambda runbook: first_match(first_branches(runbook), evidence))
 
 
+def _said_by(runbook: Runbook, evidence: Evidence) -> Diagnosis:
+    if runbook is Runbook.COMPRESSION_WITHOUT_SAVINGS and evidence.unanswered is not None:
+        return evidence.unanswered
+    return diagnose(RUNBOOKS[runbook], evidence)
+
+
 def _first_word(policy: Policy, ask: Callable[[Runbook], Diagnosis | None]) -> tuple[str, Diagnosis] | None:
-    """Return the first runbook that has something to say, else the last; None where one does not answer."""
+    """Return the first runbook that has something to say, else the last; None where one does not answer.
+
+    A runbook that cannot tell has the word only where no later one finds trouble.
+    """
     noticed: tuple[Finding, ...] = ()
     found: tuple[str, Diagnosis] | None = None
+    unknown: tuple[str, Diagnosis] | None = None
     for runbook in in_order(policy.runbooks):
         said = ask(runbook)
-        if said is None or isinstance(said, Inconclusive):
-            return None if said is None else (str(runbook), said)
+        if said is None:
+            return None
+        if isinstance(said, Inconclusive):
+            unknown = unknown or (str(runbook), said)
+            noticed = (*noticed, _left_open(runbook, said))
+            continue
         noticed = (*noticed, *said.findings)
         found = str(runbook), replace(said, findings=noticed)
         if said.branch.then is not None:
-            break
-    return found
+            return found
+    return found if found and unknown and not is_content(found[1]) else unknown or found
+
+
+def _left_open(runbook: Runbook, said: Inconclusive) -> Finding:
+    return Finding("fleet", None, None, None, f"{runbook} cannot go on, {said.reason}: {said.message}")
 
 
 def first_branches(runbook: Runbook) -> tuple[Branch, ...]:
@@ -114,7 +136,40 @@ def remarked(found: Survey, resource: Resource, policy: Policy) -> Survey:
 
 
 def with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
-    """Return the survey with the plan that its diagnosis leads to, or with what stands in the way."""
+    """Return the survey with the plan that its diagnosis leads to, or with what stands in the way.
+
+    What stands in the way of the runbook on compression keeps the next one from nothing.
+    """
+    return hand_over_stuck(_with_plan(found, resource, policy), resource, policy)
+
+
+def hand_over_stuck(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey with the next runbook's plan, where that on compression cannot go on.
+
+    As it is where the next one has no plan either, or where what stands in the way passes by itself.
+    """
+    why = found.obstacle
+    if why is None or found.runbook != Runbook.COMPRESSION_WITHOUT_SAVINGS:
+        return found
+    if why.reason in _PASSING or (found.plan is not None and why.reason is not Reason.TRIAL_IMPOSSIBLE):
+        return found
+    evidence = with_unanswered(found.evidence, found.diagnosis, why)
+    runbook, diagnosis = judged(policy, evidence)
+    if runbook == Runbook.COMPRESSION_WITHOUT_SAVINGS:
+        return found
+    other = remarked(Survey(found.view, evidence, diagnosis, runbook, None, None), resource, policy)
+    other = _with_plan(other, resource, policy)
+    return found if other.plan is None else other
+
+
+def with_unanswered(evidence: Evidence, diagnosis: Diagnosis, why: Outcome) -> Evidence:
+    """Return evidence that says why the runbook on compression cannot go on, with what it had found."""
+    facts = diagnosis.findings if isinstance(diagnosis, Diagnosed) else ()
+    told = dict.fromkeys((*(fact.text for fact in facts), why.message))
+    return replace(evidence, unanswered=Inconclusive(why.reason, "; ".join(told)))
+
+
+def _with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
     diagnosis, fleet = found.diagnosis, found.view.fleet
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
@@ -122,7 +177,7 @@ def with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
     known = _setting(workload, found, policy, resource.record or Record())
     plan = _plan(found, workload, known, resource, policy)
     if isinstance(plan, NoChange) and plan.passes_on and found.evidence.spent is None:
-        return with_plan(_passed_on(found, plan, known, resource, policy), resource, policy)
+        return _with_plan(_passed_on(found, plan, known, resource, policy), resource, policy)
     if not isinstance(plan, Plan):
         return _hindered(found, plan.reason, plan.message)
     obstacle = obstacle_to(plan.steps[0], fleet, found.goal)

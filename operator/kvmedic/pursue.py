@@ -33,7 +33,7 @@ from kvmedic.core.gate_moves import Evaluated, MakeJob
 from kvmedic.core.gates import Blocked, forward_gate
 from kvmedic.core.gating import GateStep
 from kvmedic.core.moves import Cordon, Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
-from kvmedic.core.plan import AutoscalerStep
+from kvmedic.core.plan import AutoscalerStep, OnTrial
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import Reason
 from kvmedic.core.resource import Resource
@@ -55,6 +55,7 @@ from kvmedic.trials import (
     make_trial,
     next_gate_move,
     next_trial_move,
+    remember_unanswered,
 )
 from kvmedic.urgency import graded
 from kvmedic.verdicts import judged_window
@@ -182,7 +183,7 @@ async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
         case MakeTrial() | BeginTest() if not tick.ports.leader.is_held():
             return pace.controller
         case MakeTrial():
-            return await _made(tick, view, "trial pod", await make_trial(tick, view, step))
+            return await _made(tick, view, step, await make_trial(tick, view, step))
         case BeginTest(pod):
             begin_test(tick, view, step, pod)
             return AT_ONCE
@@ -190,8 +191,10 @@ async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
             return await _answer(tick, answer)
         case Cordon():
             return await _act(tick, view, move, None)
-        case Wait() | Failed():
+        case Wait():
             return await _advance(tick, view, move, Direction.FORWARD)
+        case Failed():
+            return await _advance(remember_unanswered(tick, step, move), view, move, Direction.FORWARD)
 
 
 async def _evaluate(tick: Tick, view: View, step: GateStep) -> timedelta:
@@ -201,24 +204,26 @@ async def _evaluate(tick: Tick, view: View, step: GateStep) -> timedelta:
         case MakeTrial() | MakeJob() if not tick.ports.leader.is_held():
             return tick.ports.pace.controller
         case MakeTrial():
-            return await _made(tick, view, "trial pod", await make_trial(tick, view, step))
+            return await _made(tick, view, step, await make_trial(tick, view, step))
         case MakeJob(subject):
             why = await tick.ports.evaluations.make(evaluation_of(tick, step), subject)
-            return await _made(tick, view, "Job", why)
+            return await _made(tick, view, step, why)
         case Evaluated(scored):
             tick = replace(tick, record=with_score(tick.record, scored))
             return await _told(tick, scored.is_conclusive, scored.message)
-        case Wait() | Failed():
+        case Wait():
             return await _advance(tick, view, move, Direction.FORWARD)
+        case Failed():
+            return await _advance(remember_unanswered(tick, step, move), view, move, Direction.FORWARD)
 
 
-async def _made(tick: Tick, view: View, what: str, why: str) -> timedelta:
+async def _made(tick: Tick, view: View, step: OnTrial, why: str) -> timedelta:
     """Go on after a trial's pod or Job was made, or end the run where it cannot be; `why`: empty if made."""
     if not why:
         return AT_ONCE
     reason = Reason.SPARE_UNSCHEDULABLE if NO_QUOTA in why else Reason.TRIAL_IMPOSSIBLE
-    failed = Failed(reason, f"the {what} cannot be made: {why}")
-    return await _advance(tick, view, failed, Direction.FORWARD)
+    failed = Failed(reason, f"the trial pod or its Job cannot be made: {why}")
+    return await _advance(remember_unanswered(tick, step, failed), view, failed, Direction.FORWARD)
 
 
 async def _answer(tick: Tick, answer: Answer) -> timedelta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from kvmedic.core.compressed import Compressed, standing_answers
 from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, is_content
@@ -28,6 +29,7 @@ from kvmedic.plans import (
     calm,
     due_in,
     first_branches,
+    hand_over_stuck,
     judged,
     remarked,
     with_plan,
@@ -74,6 +76,14 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
         planned = with_plan(remarked(found, resource, policy), resource, policy)
         planned = with_turn(planned, resource, policy, now)
     return with_shown_plan(planned, resource, policy)
+
+
+def hand_over_untriable(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
+    """Return the survey with the next runbook's plan, where a trial turned out to be impossible."""
+    other = hand_over_stuck(found, resource, policy)
+    if other is found:
+        return found
+    return with_shown_plan(with_turn(other, resource, policy, now), resource, policy)
 
 
 async def _with_what_engines_tell(

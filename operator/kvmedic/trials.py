@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
+from kvmedic.core.compressed import Answer
 from kvmedic.core.fleet import Pod
 from kvmedic.core.gate_moves import GateMove, GateSight, gate_move
 from kvmedic.core.gating import GateStep
@@ -20,6 +21,7 @@ from kvmedic.core.plan import OnTrial
 from kvmedic.core.reasons import Reason
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome
+from kvmedic.core.scored import Scored
 from kvmedic.core.trial_moves import TrialMove, TrialSight, trial_move
 from kvmedic.core.trialling import TrialStep
 from kvmedic.engines import REFUSALS
@@ -28,6 +30,8 @@ from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.evaluation_job import Evaluation, job_name
 from kvmedic.manifests.trial_pod import NoTrial, Owner, Trial, trial_pod
 from kvmedic.ports import Ports, View
+from kvmedic.record.runs import with_answer, with_score
+from kvmedic.runbooks.drained_replica import may_ask_replica
 from kvmedic.walks import Tick, start_limits
 
 _REFUSALS = tuple(pattern for patterns in REFUSALS.values() for pattern in patterns)
@@ -35,6 +39,8 @@ _REFUSALS = tuple(pattern for patterns in REFUSALS.values() for pattern in patte
 NO_QUOTA = "exceeded quota"
 """What the API server says of a pod that a ResourceQuota has no room for (Kubernetes 1.36, resourcequota
 controller.go)."""
+_UNANSWERED = frozenset({Reason.TRIAL_UNANSWERED, Reason.TRIAL_IMPOSSIBLE, Reason.SPARE_UNSCHEDULABLE})
+"""Ends of a trial that would come again; others are about the fleet, and pass."""
 NAME_LENGTH = 200
 """Characters of the resource's name in that of a pod: with the run's id it stays under the 253 of a name."""
 
@@ -107,6 +113,24 @@ async def _manifest(view: View, step: OnTrial, trial: Trial, ports: Ports) -> di
 def begin_test(tick: Tick, view: View, step: TrialStep, pod: Pod) -> None:
     """Begin the test on a trial pod that is Ready; nothing where this process has begun it."""
     tick.ports.probes.begin(tick.resource.namespace, pod, _on_trial(view, step), step)
+
+
+def remember_unanswered(tick: Tick, step: OnTrial, failed: Failed) -> Tick:
+    """Return the tick with a trial on record that showed nothing: it is not asked again for a day.
+
+    Nothing is written down where a replica may be asked next: that nobody took a pod says nothing of it.
+    """
+    if failed.reason not in _UNANSWERED:
+        return tick
+    if failed.reason is Reason.SPARE_UNSCHEDULABLE and may_ask_replica(step, tick.policy):
+        return tick
+    message, generation = failed.message, tick.run.spec_generation
+    if isinstance(step, GateStep):
+        scored = Scored(step.tried, step.evaluation, message, tick.now, generation)
+        return replace(tick, record=with_score(tick.record, scored))
+    beside = step.template if step.without else ""
+    answer = Answer(step.question, step.told_of, message, tick.now, generation, beside=beside)
+    return replace(tick, record=with_answer(tick.record, answer))
 
 
 async def cleared(tick: Tick) -> bool:

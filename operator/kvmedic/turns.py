@@ -54,7 +54,8 @@ def _twice(given: HandOver, back: HandOver, plan: Plan, grounds: Grounds) -> Out
 
 def _heard(found: Survey) -> Heard:
     return Heard(
-        first=diagnose(RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS], found.evidence),
+        first=found.evidence.unanswered
+        or diagnose(RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS], found.evidence),
         runbook=found.runbook,
         diagnosis=found.diagnosis,
         is_pressed=bool(pressured(found.burn, found.evidence.trigger)),
@@ -81,6 +82,9 @@ def _is_used(given: HandOver, history: tuple[ClosedRun, ...]) -> bool:
     branches = RUNBOOKS.get(given.to_runbook, ())
     changing = {each.reason for each in branches if each.then is not None and each.goal is not Goal.ANSWER}
     return any(
-        run.started_at >= given.at and run.reason in changing and run.outcome not in UNTRIED
+        run.started_at >= given.at
+        and run.reason in changing
+        and not run.on_trial_pod
+        and run.outcome not in UNTRIED
         for run in history
     )

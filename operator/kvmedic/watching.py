@@ -33,7 +33,7 @@ from kvmedic.record.surveys import (
     with_last_good,
 )
 from kvmedic.saving import save
-from kvmedic.survey import survey
+from kvmedic.survey import hand_over_untriable, survey
 from kvmedic.trials import triable
 
 AT_ONCE = timedelta(0)
@@ -55,8 +55,8 @@ async def watch(
     await ports.crowd.heed(now)
     record = await swept(record, None, view.fleet, ports)
     found = await survey(resource, policy, view, _senses(ports, now))
+    found = hand_over_untriable(await triable(found, resource, ports), resource, policy, now)
     found = await accompanied(found, resource, policy, ports.target)
-    found = await triable(found, resource, ports)
     ward = Ward(resource, policy, record, found, ports, now)
     cared = await cared_for(ward)
     if isinstance(cared, timedelta):

@@ -171,7 +171,8 @@ def test_a_type_that_the_template_asks_for_and_the_engine_has_not_is_not_applied
     result = give(manifest=ASKS, **({"log": log} if log else {}))
 
     found = answer(result)
-    assert (result.exit_code, found["branch"], found["plan"]) == (0, "CompressionNotApplied", [])
+    assert (result.exit_code, found["branch"]) == (0, "FleetWideDemand")
+    assert "cannot go on, CompressionNotApplied: " in found["message"]
     assert said in found["message"]
     assert found["compression"]["wall"].startswith("none yet")
 
@@ -243,13 +244,14 @@ def test_a_spec_that_leaves_the_runbook_out_is_followed_and_a_note_says_so(give:
     assert found["compression"]["reason"] == "CompressionUnproven"
 
 
-def test_what_a_spec_declares_and_no_log_tells_is_inconclusive(give: Give) -> None:
+def test_what_a_spec_declares_and_no_log_tells_stops_no_cap(give: Give) -> None:
     spec = SPEC + "  compression: {method: fp8}\n"
 
     result = give(log=READY, spec=spec)
 
     found = answer(result)
-    assert (result.exit_code, found["reason"]) == (3, "StartLogUnreadable")
+    assert (result.exit_code, found["branch"]) == (0, "FleetWideDemand")
+    assert "cannot go on, StartLogUnreadable: " in found["message"]
     assert "the beginning of its log is gone" in found["message"]
     assert any("head -c" in note for note in found["notes"])
 

@@ -53,6 +53,10 @@ def ended(minutes_ago: float) -> ClosedRun:
     return ClosedRun("r", Reason.FLEET_WIDE_DEMAND, Reason.RECOVERED, "", (), at - MINUTE, at)
 
 
+def on_trial(minutes_ago: float) -> ClosedRun:
+    return replace(ended(minutes_ago), outcome=Reason.TRIAL_UNANSWERED, on_trial_pod=True)
+
+
 @pytest.mark.parametrize(
     ("policy", "stop", "expected"),
     [
@@ -79,6 +83,7 @@ def test_what_lets_a_run_move_forward(policy, stop, expected):
         ([ended(30)], 3, None),
         ([ended(60), ended(600)], 3, Reason.BUDGET_EXHAUSTED),
         ([ended(60), ended(24 * 60)], 3, None),
+        ([on_trial(1), on_trial(2), on_trial(3)], 3, None),
     ],
     ids=[
         "first run",
@@ -87,6 +92,7 @@ def test_what_lets_a_run_move_forward(policy, stop, expected):
         "cooldown over",
         "budget used",
         "budget of yesterday",
+        "trial pods, whatever they showed",
     ],
 )
 def test_what_lets_a_run_open(history, ready, expected):

@@ -95,13 +95,20 @@ def test_each_branch_that_asks_for_no_change_hands_over(reason: Reason) -> None:
     ("first", "then", "is_pressed"),
     [
         pytest.param(says(Reason.NO_COMPRESSION), None, True, id="a fleet without a method"),
-        pytest.param(Inconclusive(Reason.METRICS_MISSING, "none"), None, True, id="nothing was said"),
         pytest.param(says(PRESSED), says(Reason.HEALTHY), True, id="the other one is content"),
         pytest.param(says(PRESSED), PARTIAL, False, id="inconclusive, and nobody is pressed"),
     ],
 )
 def test_what_is_no_hand_over(first: Diagnosis, then: Diagnosis | None, is_pressed: bool) -> None:
     assert over(first, then, is_pressed=is_pressed) is None
+
+
+@pytest.mark.parametrize("reason", [Reason.METHOD_UNKNOWN, Reason.TRIAL_IMPOSSIBLE, Reason.TRIAL_UNANSWERED])
+def test_what_cannot_be_asked_or_answered_is_handed_over(reason: Reason) -> None:
+    given = found(over(Inconclusive(reason, "no room")))
+
+    assert (given.reason, given.evidence) == (reason, GROUNDS.digest(reason))
+    assert given.message == f"inconclusive: {reason}: no room; PreemptionThrash goes on: FleetWideDemand"
 
 
 def test_a_pressure_that_the_other_runbook_cannot_judge_is_handed_over() -> None:

@@ -364,7 +364,8 @@ def test_killed_at_every_write_host_memory_is_lent_and_given_back_all_the_same(a
 
 @pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_trial_is_answered_and_leaves_nothing(a_world, killer):
-    world = a_world(replicas=2, decide=killer.decide, spec=trying.spec(allowedFixes=[]), change=evicting)
+    given = trying.alone(trying.spec(allowedFixes=[]))
+    world = a_world(replicas=2, decide=killer.decide, spec=given, change=evicting)
     allow(world)
     world.rewrite(probe="Scattered")
     before, pods = world.deployment()["spec"], names(world)

@@ -12,6 +12,7 @@ from reconcile.trying import (
     AS_BEFORE,
     FASTER,
     allow,
+    alone,
     answers,
     bits,
     evicting,
@@ -27,12 +28,18 @@ pytestmark = pytest.mark.light
 SECONDS = 60
 
 
+def goes_on(given):
+    """Whether something may be done about what a trial shows; else the other runbook would cap the fleet."""
+    return given["compression"].get("allowedFixes") != []
+
+
 @pytest.fixture
 def tried(a_world):
     """Makes a thrashing fleet with a method on, and runs until its trial is over."""
 
     def run(probe: str, **compression) -> World:
-        world = a_world(replicas=2, spec=spec(**compression), change=evicting)
+        given = spec(**compression)
+        world = a_world(replicas=2, spec=given if goes_on(given) else alone(given), change=evicting)
         allow(world)
         world.rewrite(probe=probe)
         world.start()
@@ -181,16 +188,17 @@ def test_what_shows_nothing_or_no_block_is_said(tried, probe):
     assert trial_pods(world) == []
 
 
-def test_a_trial_that_cannot_be_made_is_said_and_nothing_is_begun(a_world):
+def test_a_trial_that_cannot_be_made_hands_the_fleet_to_the_other_runbook(a_world):
     world = a_world(replicas=2, spec=spec(), change=evicting)
     world.start()
 
-    world.wait(
-        lambda: world.condition("ActionRequired") == ("True", "TrialImpossible"), SECONDS, "a person is asked"
-    )
+    world.wait(lambda: bool(world.outcomes()) and world.is_closed(), SECONDS, "the fleet is capped")
 
-    assert world.outcomes() == []
-    assert "probe.trialPods" in str(world.status()["conditions"])
+    assert world.outcomes() == ["Recovered"]
+    assert "--max-num-seqs=64" not in world.args()
+    (given,) = world.status()["handOvers"]
+    assert (given["reason"], given["toRunbook"]) == ("TrialImpossible", "PreemptionThrash")
+    assert "probe.trialPods" in given["message"]
 
 
 def test_a_template_that_takes_a_port_of_its_host_is_not_tried(a_world):
@@ -198,7 +206,7 @@ def test_a_template_that_takes_a_port_of_its_host_is_not_tried(a_world):
         evicting(container, pod)
         container["ports"] = [{"containerPort": 8000, "hostPort": 8000}]
 
-    world = a_world(replicas=1, spec=spec(), change=with_port)
+    world = a_world(replicas=1, spec=alone(spec()), change=with_port)
     allow(world)
     world.start()
 
@@ -209,15 +217,17 @@ def test_a_template_that_takes_a_port_of_its_host_is_not_tried(a_world):
     assert trial_pods(world) == []
 
 
-def test_a_trial_that_is_refused_by_the_engine_ends_without_an_answer(tried):
+def test_after_a_trial_that_is_refused_by_the_engine_the_other_runbook_goes_on_at_once(tried):
     world = tried("refused")
 
-    assert world.outcomes() == ["TrialUnanswered"]
-    assert (answers(world), trial_pods(world)) == ([], [])
+    world.wait(lambda: len(world.outcomes()) == 2 and world.is_closed(), SECONDS, "the fleet is capped")
+
+    assert world.outcomes() == ["Recovered", "TrialUnanswered"], "within the cooldown of 30 minutes"
+    assert (answers(world), trial_pods(world)) == ([None], [])
 
 
 def test_a_test_that_is_broken_off_begins_anew_on_the_same_pod(a_world):
-    world = a_world(replicas=2, spec=spec(allowedFixes=[]), change=evicting)
+    world = a_world(replicas=2, spec=alone(spec(allowedFixes=[])), change=evicting)
     allow(world)
     world.start()
     world.wait(
@@ -265,17 +275,19 @@ def test_editing_the_template_ends_its_trial(a_world):
     allow(world)
     world.start()
     world.wait(lambda: bool(trial_pods(world)), SECONDS, "the trial pod is there")
+    (first,) = trial_pods(world)
 
     world.kubectl("set", "env", "deployment/llm", "OTHER=1")
 
     world.wait(lambda: bool(world.outcomes()), SECONDS, "the run is closed")
-    assert world.outcomes() == ["FlagDrifted"]
+    assert world.outcomes()[-1] == "FlagDrifted"
     assert answers(world) == []
-    world.wait(lambda: trial_pods(world) == [], SECONDS, "the trial pod is gone")
+    names = lambda: [each["metadata"]["name"] for each in trial_pods(world)]  # noqa: E731
+    world.wait(lambda: first["metadata"]["name"] not in names(), SECONDS, "the trial pod is gone")
 
 
 def test_a_trial_pod_that_somebody_deletes_is_made_anew(a_world):
-    world = a_world(replicas=2, spec=spec(), change=evicting)
+    world = a_world(replicas=2, spec=alone(spec()), change=evicting)
     allow(world)
     world.start()
     world.wait(lambda: bool(trial_pods(world)), SECONDS, "the trial pod is there")

@@ -17,13 +17,14 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.record import ClosedRun, Record, TriedBundle
 from kvmedic.core.resource import Resource
+from kvmedic.core.run import Outcome
 from kvmedic.core.template import template_hash
 from kvmedic.core.trialling import Question, TrialStep
 from kvmedic.findings import Survey
 from kvmedic.ports import Senses
 from kvmedic.record.surveys import with_hand_over
 from kvmedic.runbooks.compression_figures import figures_of
-from kvmedic.survey import survey
+from kvmedic.survey import hand_over_untriable, survey
 from lab.scripted.readings import State
 from reconcile.asked import Asked, spec
 from reconcile.viewed import Viewed
@@ -94,6 +95,65 @@ async def test_a_method_that_does_what_it_can_is_handed_over_with_the_plan() -> 
     assert (given.reason, given.at) == (Reason.PRESSED_THOUGH_COMPRESSED, NOW)
     assert found.plan is not None
     assert isinstance(found.plan.steps[0], FlagStep)
+
+
+def with_longest(tokens: int, **env: str) -> Any:
+    made = template(**env)
+    made["spec"]["containers"][0]["args"] = [f"--max-model-len={tokens}", "--block-size=16"]
+    return made
+
+
+SHORT, ROOM = (with_longest(tokens, TRIATTN_RUNTIME_KV_BUDGET="512") for tokens in (16_384, 32_768))
+SILENT = replace(RECLAIMS, template=template_hash(ROOM), message="refused: 400", reclaim=None)
+MINE = {"method": "Mine", "settings": [{"env": "EVICT", "after": "1"}]}
+STUCK: dict[str, tuple[Any, dict[str, Any], tuple[Answer, ...], Reason]] = {
+    "the engine takes no request that is long enough": (SHORT, {}, (), Reason.TRIAL_IMPOSSIBLE),
+    "a trial showed nothing": (ROOM, {}, (SILENT,), Reason.TRIAL_UNANSWERED),
+    "nobody knows the method": (with_longest(32_768, EVICT="1"), MINE, (), Reason.METHOD_UNKNOWN),
+    "nobody knows what it keeps": (
+        with_longest(32_768, EVICT="1"),
+        {**MINE, "class": "ScatteredEviction"},
+        (),
+        Reason.METHOD_UNKNOWN,
+    ),
+    "it may not be turned off": (
+        ROOM,
+        {"allowedFixes": []},
+        (replace(SILENT, reclaim=Reclaim.SCATTERED),),
+        Reason.FIX_NOT_ALLOWED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STUCK)
+async def test_where_compression_cannot_go_on_the_fleet_is_capped_as_without_it(name: str) -> None:
+    now, compression, answers, reason = STUCK[name]
+    resource = spec(runbooks=BOTH, **({"compression": compression} if compression else {}))
+
+    found = await looked(Record(answers=answers), resource, now=now)
+    calm = await looked(Record(answers=answers), resource, Asked(State.RECOVERED), now=now)
+
+    assert found.plan is not None
+    assert isinstance(found.plan.steps[0], FlagStep)
+    assert (found.runbook, found.obstacle) == (THRASH, None)
+    assert (handed(found).reason, handed(found).to_runbook) == (reason, THRASH)
+    assert f"{COMPRESSION} cannot go on, {reason}: " in found.diagnosis.line()
+    assert calm.plan is None
+
+
+async def test_a_trial_that_turns_out_to_be_impossible_hands_over_too() -> None:
+    resource = spec(runbooks=BOTH)
+    assert resource.policy is not None
+    planned = await looked(Record(), resource, now=ROOM)
+    no_pods = replace(planned, obstacle=Outcome(Reason.TRIAL_IMPOSSIBLE, "set probe.trialPods"))
+
+    found = hand_over_untriable(no_pods, replace(resource, record=Record()), resource.policy, NOW)
+    as_planned = hand_over_untriable(planned, resource, resource.policy, NOW)
+
+    assert as_planned is planned
+    assert found.plan is not None
+    assert isinstance(found.plan.steps[0], FlagStep)
+    assert handed(found).reason is Reason.TRIAL_IMPOSSIBLE
 
 
 async def test_a_fleet_without_a_method_hands_nothing_over() -> None:

@@ -34,6 +34,11 @@ def spec(**compression: Any) -> dict[str, Any]:
     }
 
 
+def alone(made: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec with the runbook on compression only: nothing goes on where that does not."""
+    return {**made, "runbooks": ["CompressionWithoutSavings"]}
+
+
 FASTER = {
     "requestsPerSecond": 13.3,
     "tokensPerSecond": 3800,
@@ -87,7 +92,7 @@ def quota(world: World, pods: int) -> None:
 
 def in_place() -> dict[str, Any]:
     """Return a spec by which a replica serves right after a trial pod found no room."""
-    return {**spec(**IN_PLACE), "limits": {"cooldown": "0s", "maxRunsPerDay": 10}}
+    return {**alone(spec(**IN_PLACE)), "limits": {"cooldown": "0s", "maxRunsPerDay": 10}}
 
 
 def trial_pods(world: World) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ClosedRun
 from kvmedic.core.trialling import Question, TrialStep
 from kvmedic.runbooks.drained_replica import Past, on_a_replica
+from kvmedic.runbooks.planning import Fault
 from run_builder import BUNDLE, NOW, STEP, a_fleet
 from runbooks.test_enabling import a_policy
 
@@ -46,7 +47,9 @@ def planned(
     plan: Plan = PLAN, fleet: Fleet = FLEET, policy: Policy | None = None, past: ClosedRun | None = NO_ROOM
 ) -> Plan:
     history = (past,) if past else ()
-    return on_a_replica(plan, fleet, policy or allowing(), Past(history, Reason.COMPRESSION_UNPROVEN, NOW))
+    found = on_a_replica(plan, fleet, policy or allowing(), Past(history, Reason.COMPRESSION_UNPROVEN, NOW))
+    assert isinstance(found, Plan)
+    return found
 
 
 def test_where_a_trial_pod_found_no_room_the_first_replica_serves() -> None:
@@ -85,15 +88,21 @@ def test_a_trial_pod_is_asked_first(past: ClosedRun | None) -> None:
 @pytest.mark.parametrize(
     ("policy", "fleet"),
     [
-        (allowing(drains=False), FLEET),
         (allowing(least=3), FLEET),
         (allowing(least=2), with_pod("c", ready_at=None)),
         (allowing(least=0), replace(FLEET, pods=FLEET.pods[:1])),
     ],
-    ids=["not allowed", "all are demanded", "one is down", "the only one"],
+    ids=["all are demanded", "one is down", "the only one"],
 )
-def test_a_replica_that_cannot_be_spared_serves_for_none(policy: Policy, fleet: Fleet) -> None:
-    assert planned(fleet=fleet, policy=policy) == PLAN
+def test_where_no_replica_can_be_spared_nothing_is_asked_for_a_day(policy: Policy, fleet: Fleet) -> None:
+    refused = on_a_replica(PLAN, fleet, policy, Past((NO_ROOM,), Reason.COMPRESSION_UNPROVEN, NOW))
+
+    assert isinstance(refused, Fault)
+    assert refused.reason is Reason.SPARE_UNSCHEDULABLE
+
+
+def test_without_leave_a_replica_serves_for_none() -> None:
+    assert planned(policy=allowing(drains=False)) == PLAN
 
 
 @pytest.mark.parametrize(

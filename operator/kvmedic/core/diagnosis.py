@@ -74,6 +74,8 @@ class Evidence:
     """What comes after a method that saved nothing; None: nothing, or nobody looked."""
     failed_fixes: tuple[FailedFix, ...] = ()
     """What was tried before that in vain."""
+    unanswered: Inconclusive | None = None
+    """Why the runbook on compression cannot go on at this look. None: it can, or nobody tried yet."""
     started: Mapping[str, Start] = field(default_factory=dict)
     """What engines logged when they started, by pod name; a pod is absent where nobody had to ask."""
 

@@ -81,7 +81,8 @@ def opening_gate(
 ) -> Blocked | None:
     """Return why no new run may be opened, or None.
 
-    A trial that was answered changed nothing: nothing need cool down after it, and no budget pays for it.
+    A trial pod changes nothing of the fleet: nothing need cool down after it, and no budget pays for it. What
+    showed nothing is remembered, so that it is not asked over and over.
 
     Args:
         limits: the spec's limits.
@@ -100,7 +101,7 @@ def opening_gate(
             Reason.OUTSIDE_WINDOWS,
             f"spec.limits.windows opens next at {opens:%Y-%m-%d %H:%MZ} (a {opens:%A})",
         )
-    changes = [run for run in history if run.outcome is not Reason.TRIAL_ANSWERED]
+    changes = [run for run in history if not run.costs_nothing]
     ended = max((run.ended_at for run in changes), default=None)
     if ended is not None and now - ended < limits.cooldown:
         until = ended + limits.cooldown

@@ -1,8 +1,9 @@
 """When one runbook leaves a fleet to the other, on which evidence, and whether that is the second time.
 
-`CompressionWithoutSavings` is asked first. Where it asks for no change although a method is on, and the other
-runbook has one in mind, that is a hand-over; where it has a plan again later, that is the way back. Each is
-recorded once per digest of the evidence. Figures are no part of that: they move from look to look.
+`CompressionWithoutSavings` is asked first. Where it asks for no change although a method is on, or cannot go
+on, and the other runbook has a change in mind, that is a hand-over; where it has a plan again later, that is
+the way back. Each is recorded once per digest of the evidence. Figures are no part of that: they move from
+look to look.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kvmedic.core.compressed import Answer
-from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Inconclusive
+from kvmedic.core.diagnosis import Diagnosed, Diagnosis
 from kvmedic.core.fixing import FailedFix, TurnedOff
 from kvmedic.core.policy import Runbook
 from kvmedic.core.reasons import Reason
@@ -28,7 +29,8 @@ class HandOver:
     from_runbook: str
     to_runbook: str
     reason: Reason
-    """Of the branch of `CompressionWithoutSavings`, which is asked first and so decides both ways."""
+    """Of the branch of `CompressionWithoutSavings`, which is asked first and so decides both ways; or why it
+    cannot go on."""
     evidence: str
     """Digest of what it rests on: 16 hexadecimal digits. The way back has that of the hand-over that it takes
     back, unless the evidence is another by now."""
@@ -118,7 +120,7 @@ class Heard:
     """What the runbooks said at one look."""
 
     first: Diagnosis
-    """What `CompressionWithoutSavings` said."""
+    """What `CompressionWithoutSavings` said, or why it cannot go on."""
     runbook: str
     """The one that has the word."""
     diagnosis: Diagnosis
@@ -142,7 +144,7 @@ def hand_over_of(heard: Heard, grounds: Grounds, newest: HandOver | None, now: d
 
 def _over(heard: Heard, grounds: Grounds, now: datetime) -> HandOver | None:
     first = heard.first
-    if isinstance(first, Inconclusive) or first.branch.then is not None:
+    if isinstance(first, Diagnosed) and first.branch.then is not None:
         return None
     if first.reason is Reason.NO_COMPRESSION or not _goes_on(heard):
         return None

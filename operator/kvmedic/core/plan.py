@@ -306,6 +306,11 @@ def template_before(step: Step) -> str:
             assert_never(step)
 
 
+def is_beside_fleet(step: Step) -> bool:
+    """Return whether a step asks a pod of its own, so that nothing of the fleet is touched."""
+    return isinstance(step, GateStep) or (isinstance(step, TrialStep) and not step.replica)
+
+
 def gives_back(step: Step) -> bool:
     """Return whether a step takes away what an earlier one added or lent for a while."""
     match step:

@@ -236,6 +236,13 @@ class ClosedRun:
     """The approval that it was opened on; None: the mode asked for none."""
     template: str = ""
     """Hash of the pod template from before it; empty: written by a version that did not say."""
+    on_trial_pod: bool = False
+    """It asked a pod of its own: nothing of the fleet was touched."""
+
+    @property
+    def costs_nothing(self) -> bool:
+        """Return whether nothing need cool down after it, and no budget pays for it."""
+        return self.on_trial_pod or self.outcome is Reason.TRIAL_ANSWERED
 
 
 @dataclass(frozen=True, slots=True)

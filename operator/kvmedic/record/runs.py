@@ -22,6 +22,7 @@ from kvmedic.core.plan import (
     RevisionStep,
     ScaleStep,
     gives_back,
+    is_beside_fleet,
     template_before,
 )
 from kvmedic.core.reasons import Reason
@@ -186,6 +187,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         ended_at=now,
         approval=run.approval,
         template=template_before(run.steps[0].step),
+        on_trial_pod=is_beside_fleet(run.steps[0].step),
     )
     truth = Truth.TRUE if outcome.reason in HEALED else Truth.FALSE
     remediated = Claim(ConditionType.REMEDIATED, truth, outcome.reason, outcome.message)
@@ -214,7 +216,7 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
 def _kept(history: tuple[ClosedRun, ...]) -> tuple[ClosedRun, ...]:
     """Return the closed runs that are kept: of too many those go first that only asked a trial pod."""
     over = len(history) - HISTORY_LENGTH
-    asked = [run.id for run in reversed(history) if run.outcome is Reason.TRIAL_ANSWERED]
+    asked = [run.id for run in reversed(history) if run.costs_nothing]
     dropped = set(asked[: max(0, over)])
     return tuple(run for run in history if run.id not in dropped)[:HISTORY_LENGTH]
 

@@ -8,11 +8,12 @@ from datetime import datetime
 
 from kvmedic.core.compressed import AGAIN
 from kvmedic.core.fleet import Fleet, Pod
-from kvmedic.core.plan import Plan
+from kvmedic.core.plan import Plan, Step
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ClosedRun
 from kvmedic.core.trialling import Question, TrialStep
+from kvmedic.runbooks.planning import Fault
 
 FEWEST = 2
 """Replicas that a fleet must have in rotation before one is drained: the only one never is."""
@@ -29,8 +30,15 @@ class Past:
     now: datetime
 
 
-def on_a_replica(plan: Plan, fleet: Fleet, policy: Policy, past: Past) -> Plan:
-    """Return a plan of a trial, on a replica where a pod of its own found no room.
+def may_ask_replica(step: Step, policy: Policy) -> bool:
+    """Return whether a replica may answer what a trial pod is asked, where no node takes that."""
+    if not isinstance(step, TrialStep) or step.change is not None or step.replica:
+        return False
+    return step.question is Question.RECLAMATION and policy.compression.probe.drains_replica
+
+
+def on_a_replica(plan: Plan, fleet: Fleet, policy: Policy, past: Past) -> Plan | Fault:
+    """Return a plan of a trial, on a replica where a pod of its own found no room; or why it cannot be asked.
 
     Only a long generation with the present setting: device memory of an engine that served requests tells
     nothing of prompts.
@@ -41,14 +49,13 @@ def on_a_replica(plan: Plan, fleet: Fleet, policy: Policy, past: Past) -> Plan:
         policy: what the spec allows.
         past: what went before.
     """
-    step, probe = plan.steps[0], policy.compression.probe
-    if not isinstance(step, TrialStep) or step.change is not None or not probe.drains_replica:
-        return plan
-    if step.question is not Question.RECLAMATION or not _found_no_room(plan, past):
+    step = plan.steps[0]
+    if not isinstance(step, TrialStep) or not may_ask_replica(step, policy) or not _found_no_room(plan, past):
         return plan
     pod = _spared(fleet, policy.limits.min_healthy_replicas)
     if pod is None:
-        return plan
+        text = "no node took a trial pod within a day, and no replica can be spared to serve for one"
+        return Fault(Reason.SPARE_UNSCHEDULABLE, text)
     on_replica = replace(step, replica=pod.name, replica_uid=pod.uid)
     message = f"no node took a trial pod, so {pod.name} is drained and serves for it; {plan.message}"
     return replace(plan, steps=(on_replica,), message=message)
