@@ -96,7 +96,9 @@ class Objectives(Wire):
     """95th percentile of the time a request takes as a whole, at most. From 10ms to 24h."""
     ttft_p95: Annotated[Text, duration("1ms", "24h")] | None = Field(default=None, alias="ttftP95")
     """95th percentile of the time to the first token, at most. From 1ms to 24h. A lower cap on running
-    sequences raises it, because requests then wait in front of the engine instead of inside it."""
+    sequences raises it, because requests then wait in front of the engine instead of inside it; a change
+    that breaks it is taken back. Without it, 30s is the limit beyond which users may not be kept waiting
+    clearly longer than before."""
 
 
 class Trigger(Wire):

@@ -58,7 +58,7 @@ def _worse(change: Change, objectives: Objectives, trigger: Trigger) -> str:
     more = change.preemptions > MORE_PREEMPTIONS and after.preemptions_per_request >= limit
     rougher = change.tail > ROUGHER and after.inter_token_tail_seconds > NO_STALL_SECONDS
     facts = (
-        (not change.is_harmless(objectives), "less is served, or an objective is missed that was met"),
+        (not change.is_harmless(objectives), "less is served, or later, or an objective is broken"),
         (more, f"more than {MORE_PREEMPTIONS:g} times the preemptions per request"),
         (rougher, f"more than {ROUGHER:g} times the gap between tokens"),
     )

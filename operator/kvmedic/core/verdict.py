@@ -1,9 +1,10 @@
 """Did the change help? Compares two looks at a fleet at like load.
 
 Three questions, all per replica: are preemptions down, are answers smoother, is throughput worth it.
-What a correctly capped, saturated replica fails by design (usage under 0.9, nothing waiting, a short
-time to the first token) is reported beside the verdict and never decides it. Every threshold was
-fitted on simulated cuts: `docs/explanation/verdict-thresholds.md`.
+Below them lie the floors (`kvmedic.core.floors`): whom a change keeps waiting has not recovered. What a
+correctly capped, saturated replica fails by design (usage under 0.9, nothing waiting) is reported beside
+the verdict and never decides it. Every threshold was fitted on simulated cuts:
+`docs/explanation/verdict-thresholds.md`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ from kvmedic.core.baseline import Baseline, baseline_of
 from kvmedic.core.complete import number
 from kvmedic.core.diagnosis import Inconclusive, Trigger
 from kvmedic.core.evidence import Observation, Signal
+from kvmedic.core.floors import (
+    is_broken,
+    is_late,
+    is_served_less,
+    is_silent_for_longer,
+    silent_seconds,
+)
 from kvmedic.core.judged import Judged, Verdict, figures_after, not_recovered
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import MOST_STALLS, STALL_SECONDS
@@ -236,8 +244,17 @@ class Change:
         return f"{self.arrivals:.2f} times the arrivals of before (limit {HEAVIER})"
 
     def is_harmless(self, objectives: Objectives) -> bool:
-        """Return whether nobody is worse off: tokens, objectives that were met, answers at all."""
-        return self.is_worth_it() and not self.breaches(objectives) and self.given_up() <= GIVEN_UP
+        """Return whether nobody is worse off: tokens, objectives, answers at all, and in time."""
+        return self.is_worth_it() and not self.sinks(objectives) and self.given_up() <= GIVEN_UP
+
+    def sinks(self, objectives: Objectives) -> str:
+        """Return which objective or floor the fleet is below because of the change; empty: none."""
+        facts = (
+            (self.breaches(objectives), "an objective is broken"),
+            (self.keeps_waiting(objectives), "users are kept waiting"),
+            (is_served_less(self.goodput, self.arrivals), "fewer tokens come without a stall"),
+        )
+        return ", ".join(text for applies, text in facts if applies)
 
     def given_up(self) -> float:
         """Return by how much more of the requests ended without an answer; 0 where that is not known."""
@@ -249,29 +266,47 @@ class Change:
         lost = 1 - self.throughput
         return self.throughput >= THROUGHPUT_HELD or self.goodput - 1 >= GOODPUT_PER_LOSS * lost
 
-    def breaches(self, objectives: Objectives) -> bool:
-        """Return whether an objective that was met is not met any more.
+    def keeps_waiting(self, objectives: Objectives) -> bool:
+        """Return whether first tokens come late, and not because something else waits less for it.
 
-        Not that of the first token: a cap moves waiting in front of it by design.
+        Requests wait for longer in all; or as many come as before, and fewer tokens go out, so that the
+        queue grows.
         """
-        before, after = self.before, self.after
-        return _newly_over(
-            objectives.inter_token_p95_seconds, before.inter_token_p95_seconds, after.inter_token_p95_seconds
-        ) or _newly_over(
-            objectives.e2e_p95_seconds, before.end_to_end_p95_seconds, after.end_to_end_p95_seconds
-        )
+        first = objectives.time_to_first_token_p95_seconds
+        if not is_late(self.before, self.after, first):
+            return False
+        grows = is_served_less(self.throughput, self.arrivals)
+        return grows or is_silent_for_longer(self.before, self.after)
+
+    def breaches(self, objectives: Objectives) -> bool:
+        """Return whether an objective is missed that was met, or is missed by clearly more than before."""
+        return any(is_broken(limit, then, now) for _, limit, then, now in self._judged_by(objectives))
 
     def missed(self, objectives: Objectives) -> tuple[str, ...]:
-        """Return the objectives still not met, each with its figure; that of the first token aside."""
-        after = self.after
-        judged = (
-            ("interTokenP95", objectives.inter_token_p95_seconds, after.inter_token_p95_seconds),
-            ("e2eP95", objectives.e2e_p95_seconds, after.end_to_end_p95_seconds),
-        )
+        """Return the objectives still not met, each with its figure."""
         return tuple(
-            f"{name} {figure:.3g} s, objective {limit:g} s"
-            for name, limit, figure in judged
-            if limit is not None and figure > limit
+            f"{name} {now:.3g} s, objective {limit:g} s"
+            for name, limit, _, now in self._judged_by(objectives)
+            if limit is not None and now > limit
+        )
+
+    def _judged_by(self, objectives: Objectives) -> tuple[tuple[str, float | None, float, float], ...]:
+        """Return each objective by name, with its limit and the figures before and after."""
+        before, after, wanted = self.before, self.after, objectives
+        return (
+            (
+                "interTokenP95",
+                wanted.inter_token_p95_seconds,
+                before.inter_token_p95_seconds,
+                after.inter_token_p95_seconds,
+            ),
+            ("e2eP95", wanted.e2e_p95_seconds, before.end_to_end_p95_seconds, after.end_to_end_p95_seconds),
+            (
+                "ttftP95",
+                wanted.time_to_first_token_p95_seconds,
+                before.time_to_first_token_p95_seconds,
+                after.time_to_first_token_p95_seconds,
+            ),
         )
 
     def is_calm(self, trigger: Trigger) -> bool:
@@ -292,21 +327,19 @@ class Change:
     def line(self, objectives: Objectives) -> str:
         """Return the comparison in one line, what decides first."""
         before, after = self.before, self.after
-        first = objectives.time_to_first_token_p95_seconds
-        late = _newly_over(
-            first, before.time_to_first_token_p95_seconds, after.time_to_first_token_p95_seconds
-        )
+        sunk = f"{below}; " if (below := self.sinks(objectives)) else ""
         missed = "".join(f"not met: {each}; " for each in self.missed(objectives))
         lost = f"requests without an answer {self.given_up():+.1%}; " if self.given_up() > GIVEN_UP else ""
         return (
-            f"{missed}{lost}preemptions per request {before.preemptions_per_request:.2f} -> "
+            f"{sunk}{missed}{lost}preemptions per request {before.preemptions_per_request:.2f} -> "
             f"{after.preemptions_per_request:.2f}, longest gap of one request in twenty "
             f"{before.inter_token_tail_seconds:.2f} -> {after.inter_token_tail_seconds:.2f} s, "
             f"tokens/s x{self.throughput:.2f}, goodput x{self.goodput:.2f}, e2e p95 "
-            f"{before.end_to_end_p95_seconds:.1f} -> {after.end_to_end_p95_seconds:.1f} s (reported only, as "
-            "a capped replica that is full stays full: first token p95 "
+            f"{before.end_to_end_p95_seconds:.1f} -> {after.end_to_end_p95_seconds:.1f} s, first token p95 "
             f"{before.time_to_first_token_p95_seconds:.1f} -> "
-            f"{after.time_to_first_token_p95_seconds:.1f} s{', over its objective' if late else ''}, usage "
+            f"{after.time_to_first_token_p95_seconds:.1f} s, silent seconds per request "
+            f"{silent_seconds(before):.1f} -> {silent_seconds(after):.1f} (reported only, as "
+            f"a capped replica that is full stays full: usage "
             f"{before.kv_cache_usage_ratio:.2f} -> {after.kv_cache_usage_ratio:.2f}, waiting "
             f"{before.waiting_mean:.0f} -> {after.waiting_mean:.0f})"
         )
@@ -317,10 +350,6 @@ def _ratio(after: float, before: float) -> float:
     if before > 0:
         return after / before
     return 1.0 if after <= 0 else inf
-
-
-def _newly_over(objective: float | None, before: float, after: float) -> bool:
-    return objective is not None and before <= objective < after
 
 
 def is_smoother(before: Baseline, observation: Observation, objectives: Objectives) -> bool:
@@ -340,7 +369,7 @@ def is_smoother(before: Baseline, observation: Observation, objectives: Objectiv
     change = Change(before, after)
     smooth = change.tail <= SMOOTH or after.inter_token_tail_seconds <= NO_STALL_SECONDS
     smooth = smooth or (change.tail * MORE <= 1 and change.goodput >= MORE)
-    return smooth and change.is_worth_it() and not change.breaches(objectives)
+    return smooth and change.is_worth_it() and not change.sinks(objectives)
 
 
 def serves_more(before: Baseline, observation: Observation, objectives: Objectives) -> bool:
@@ -358,6 +387,6 @@ def serves_more(before: Baseline, observation: Observation, objectives: Objectiv
     if isinstance(after, Inconclusive):
         return False
     change = Change(before, after)
-    alike = change.unlike() is None and not change.breaches(objectives)
+    alike = change.unlike() is None and not change.sinks(objectives)
     flows = change.tail <= MORE or after.inter_token_tail_seconds <= STALL_SECONDS
     return alike and flows and min(change.goodput, change.throughput) >= MORE
