@@ -19,10 +19,10 @@ from kvmedic.core.copying import Files
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Drain, Victim, holding_move
-from kvmedic.core.evidence import Measured, Missing, Reading
+from kvmedic.core.evidence import Measured, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gating import GateStep
-from kvmedic.core.moves import Cordon, Failed, Move, Settled, Wait
+from kvmedic.core.moves import Cordon, Move, Settled
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
@@ -34,17 +34,13 @@ from kvmedic.core.run import Outcome, Run, committed_sequence, is_kept
 from kvmedic.core.scaling import Scaling, is_explained
 from kvmedic.core.severity import Urgency
 from kvmedic.core.spending import Spending
-from kvmedic.core.starting import StartLimits
+from kvmedic.core.starting import StartLimits, canary_pool_move
 from kvmedic.core.trialling import TrialStep
 from kvmedic.ports import Ports
 
 DEFAULT_START_LIMIT = timedelta(seconds=600)
 """How long a replica may take to become Ready where the Deployment does not say
 (`progressDeadlineSeconds`, the API's default)."""
-
-CANARY_BLOCKS_RATIO = 0.9
-"""Share of the recorded KV-cache blocks that a new replica must have: fewer sequences never need more
-device memory, so a smaller pool means that something else went wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,17 +270,12 @@ def _pod(fleet: Fleet, victim: Victim) -> Pod | None:
 
 async def _refused_canary(tick: Tick, canaries: tuple[Pod, ...]) -> Move | None:
     """Return what speaks against the new replicas before the first old one is touched, or None."""
-    ready = [pod for pod in canaries if pod.ready]
-    pools = [await tick.ports.metrics.pool(tick.resource.namespace, pod) for pod in ready]
-    for pod, pool in zip(ready, pools, strict=True):
-        if isinstance(pool, Measured):
-            if pool.value.blocks < CANARY_BLOCKS_RATIO * _least_blocks(tick.run):
-                text = f"{pod.name} has {pool.value.blocks} KV-cache blocks, the others {tick.run.blocks}"
-                return Failed(Reason.CANARY_FAILED, text)
-        elif isinstance(pool, Missing) and tick.now - pod.created_at > start_limits(tick).start:
-            return Failed(Reason.CANARY_FAILED, f"{pod.name} is Ready and does not answer on /metrics")
-        else:
-            return Wait(Reason.AWAITING_CANARY, f"{pod.name} is Ready; its metrics are not there yet")
+    limits = start_limits(tick)
+    for pod in canaries:
+        if pod.ready:
+            pool = await tick.ports.metrics.pool(tick.resource.namespace, pod)
+            if refused := canary_pool_move(pod, pool, _least_blocks(tick.run), limits, tick.now):
+                return refused
     return None
 
 

@@ -96,7 +96,7 @@ def assert_taken_back(walker: Walker) -> None:
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, ACTS), st.integers(0, 7)), max_size=120)
-MANY = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @given(replicas=st.integers(1, 5), events=EVENTS)
@@ -408,16 +408,24 @@ def canary_of(model: Model, **changes: object) -> Fleet:
     return replace(fleet, pods=pods)
 
 
+STARTING = {"ready_at": None, "unready_at": LATER - LIMIT}
+TOO_LATE = {"ready_at": None, "unready_at": LATER - LIMIT - timedelta(seconds=1)}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"ready_at": None, "unready_at": LATER - LIMIT - timedelta(seconds=1)}, Reason.CANARY_FAILED),
-        ({"ready_at": None, "unready_at": LATER - LIMIT}, None),
+        (TOO_LATE, Reason.CANARY_FAILED),
+        (STARTING, None),
         ({"ready_at": None, "unready_at": None}, Reason.CANARY_FAILED),
         ({"restarts": 1}, None),
         ({"restarts": 2}, Reason.CANARY_FAILED),
         ({"waiting_reason": "CrashLoopBackOff"}, Reason.CANARY_FAILED),
         ({"waiting_reason": "ContainerCreating"}, None),
+        ({"waiting_reason": "ImagePullBackOff", **STARTING}, None),
+        ({"waiting_reason": "ImagePullBackOff", **TOO_LATE}, Reason.CANARY_FAILED),
+        ({"waiting_reason": "CreateContainerConfigError", **STARTING}, None),
+        ({"waiting_reason": "InvalidImageName", **STARTING}, Reason.CANARY_FAILED),
         ({"unschedulable": True, "ready_at": None, "unready_at": None}, Reason.SPARE_UNSCHEDULABLE),
     ],
     ids=[
@@ -428,6 +436,10 @@ def canary_of(model: Model, **changes: object) -> Fleet:
         "restarted twice",
         "crashes",
         "is being made",
+        "its image cannot be pulled yet",
+        "its image could not be pulled in time",
+        "a Secret of it may yet be made",
+        "its image has no name",
         "no node",
     ],
 )
@@ -438,6 +450,77 @@ def test_when_a_new_replica_has_failed(changes: dict[str, object], reason: Reaso
     move = next_move(fleet, Walker(model, "new").order(), LATER)
 
     assert (move.reason if isinstance(move, Failed) else None) == reason
+
+
+def walked(model: Model, swapped: int) -> Fleet:
+    """A paused fleet with so many of its replicas swapped, and every one of them Ready."""
+    walker = Walker(model, "new")
+    for number in range(400):
+        walker.round(number)
+        fleet = model.fleet()
+        if fleet.fields.paused and fleet.desired("old") == model.replicas - swapped:
+            new = fleet.serving("new")
+            if len(new) == swapped + 1 and all(pod.ready for pod in new):
+                return fleet
+    raise AssertionError("no replica was swapped")
+
+
+@pytest.mark.parametrize(
+    ("swapped", "ill", "changes", "expected"),
+    [
+        (0, 1, TOO_LATE, Failed),
+        (1, 1, TOO_LATE, Wait),
+        (1, 1, {"unschedulable": True, **TOO_LATE}, Wait),
+        (1, 1, {"waiting_reason": "ErrImagePull", **TOO_LATE}, Wait),
+        (1, 2, {"waiting_reason": "ErrImagePull", **TOO_LATE}, Wait),
+        (1, 1, {"waiting_reason": "CrashLoopBackOff", **STARTING}, Wait),
+        (1, 2, {"waiting_reason": "CrashLoopBackOff", **STARTING}, Failed),
+        (1, 2, {"restarts": 2, **STARTING}, Failed),
+        (0, 1, {"restarts": 2}, Failed),
+    ],
+    ids=[
+        "the canary, late",
+        "the second, late",
+        "the second, without a node",
+        "the second, without its image",
+        "two, without their image",
+        "the second crashes",
+        "two crash",
+        "two restarted and are down",
+        "the canary restarted twice",
+    ],
+)
+def test_one_unlucky_replica_does_not_undo_the_others(
+    swapped: int, ill: int, changes: dict[str, object], expected: type[Move]
+) -> None:
+    model = Model.healthy(4)
+    fleet = walked(model, swapped)
+    unlucky = {pod.name for pod in fleet.serving("new")[:ill]}
+    pods = tuple(replace(pod, **changes) if pod.name in unlucky else pod for pod in fleet.pods)
+
+    move = next_move(replace(fleet, pods=pods), Walker(model, "new").order(), LATER)
+
+    assert isinstance(move, expected)
+    if isinstance(move, Wait):
+        assert move.reason is Reason.REPLICA_NOT_STARTING
+        assert any(name in move.message for name in unlucky)
+
+
+def test_a_replica_that_comes_up_after_all_is_gone_on_with() -> None:
+    model = Model.healthy(3)
+    fleet = walked(model, 1)
+    (one, *_) = fleet.serving("new")
+    pods = tuple(replace(pod, **TOO_LATE) if pod.name == one.name else pod for pod in fleet.pods)
+    order = Walker(model, "new").order()
+
+    up = tuple(replace(pod, restarts=2) if pod.name == one.name else pod for pod in fleet.pods)
+    held = next_move(replace(fleet, pods=pods), order, LATER)
+    again = next_move(replace(fleet, pods=up), order, LATER)
+
+    assert isinstance(held, Wait)
+    assert held.reason is Reason.REPLICA_NOT_STARTING
+    assert isinstance(again, Wait)
+    assert again.reason is Reason.DRAINING
 
 
 def test_a_new_replica_waits_for_the_device_of_one_that_is_on_its_way_out() -> None:
@@ -509,7 +592,7 @@ def test_on_the_way_back_an_old_replica_with_many_restarts_stops_nothing() -> No
     order = replace(Walker(model, "old").order(), repairs=True)
 
     assert not isinstance(next_move(retargeted, order, LATER), Failed)
-    assert isinstance(next_move(retargeted, replace(order, repairs=False), LATER), Failed)
+    assert not isinstance(next_move(retargeted, replace(order, repairs=False), LATER), Failed)
 
 
 def test_a_mending_change_that_was_taken_back_does_not_wait_for_those_that_could_not_stay_up() -> None:

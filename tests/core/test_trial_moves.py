@@ -94,7 +94,7 @@ def test_a_pod_that_starts_is_waited_for():
     "pod",
     [
         replace(STARTING, created_at=NOW - timedelta(minutes=11)),
-        replace(STARTING, waiting_reason="ImagePullBackOff"),
+        replace(STARTING, waiting_reason="InvalidImageName"),
         replace(POD, terminating=True),
         replace(STARTING, last_end=ContainerEnd("vllm", 1, "Error", POD.created_at, NOW, Instance.PRESENT)),
     ],

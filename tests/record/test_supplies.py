@@ -141,28 +141,30 @@ def test_replicas_that_end_with_more_memory_mark_the_share(
 
 
 @pytest.mark.parametrize(
-    ("step", "remembered"),
+    "step",
     [
-        (RAISED, True),
-        (IN_FILE, True),
-        (LENT, True),
-        (replace(STEP, knob=Knob.PREFIX_CACHING, reason=Reason.PREFIXES_REUSED), True),
-        (replace(STEP, knob=Knob.CHUNKED_PREFILL, reason=Reason.PREFILL_CHUNKED), True),
-        (STEP, False),
-        (replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN), False),
+        RAISED,
+        IN_FILE,
+        LENT,
+        replace(STEP, knob=Knob.PREFIX_CACHING, reason=Reason.PREFIXES_REUSED),
+        STEP,
+        replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN),
     ],
-    ids=["a larger share", "in a file", "host memory", "prefixes", "chunks", "a cap", "a smaller share"],
+    ids=["a larger share", "in a file", "host memory", "prefixes", "a cap", "a smaller share"],
 )
-def test_a_replica_that_does_not_come_up_speaks_against_what_takes_memory(
-    step: FlagStep | ConfigStep, *, remembered: bool
-) -> None:
+def test_a_change_whose_first_replica_does_not_come_up_is_remembered(step: FlagStep | ConfigStep) -> None:
     run = verified(step).turned_back(FAILED, None).reverted()
 
     done = after(run, Reason.CANARY_FAILED)
 
-    assert [(one.knob, one.verdict) for one in done.levers] == (
-        [(step.knob, Verdict.NOT_RECOVERED)] if remembered else []
-    )
+    assert [(one.knob, one.verdict) for one in done.levers] == [(step.knob, Verdict.NOT_RECOVERED)]
+
+
+@pytest.mark.parametrize("reason", [Reason.SPARE_UNSCHEDULABLE, Reason.ROLLED_BACK_BY_HAND])
+def test_a_change_that_was_never_judged_is_not_remembered(reason: Reason) -> None:
+    run = verified(STEP).turned_back(Outcome(reason, ""), None).reverted()
+
+    assert after(run, reason).levers == ()
 
 
 def test_the_same_knob_up_and_down_are_two_memories() -> None:

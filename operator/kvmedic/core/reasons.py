@@ -158,6 +158,7 @@ class Reason(StrEnum):
     DRAINING = "Draining"
     DRAIN_TIMED_OUT = "DrainTimedOut"
     AWAITING_REPLICA = "AwaitingReplica"
+    REPLICA_NOT_STARTING = "ReplicaNotStarting"
     AWAITING_CONTROLLER = "AwaitingController"
     AWAITING_EVALUATION = "AwaitingEvaluation"
     VERIFYING = "Verifying"

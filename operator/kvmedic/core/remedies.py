@@ -155,6 +155,9 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         Reason.TOO_FEW_HEALTHY: Remedy(
             "to see which are not Ready", "kubectl -n $namespace get pods -o wide"
         ),
+        Reason.REPLICA_NOT_STARTING: Remedy(
+            "to see what keeps it down", "kubectl -n $namespace get pods,events --sort-by=.metadata.name"
+        ),
         Reason.CANARY_FAILED: Remedy(
             "to see what became of it", "kubectl -n $namespace get events --sort-by=.lastTimestamp"
         ),

@@ -35,12 +35,23 @@ from kvmedic.core.moves import (
 )
 from kvmedic.core.preconditions import Purpose, refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.starting import PEER_GRACE, StartLimits, making_wait, start_failure, unready_since
+from kvmedic.core.starting import (
+    PEER_GRACE,
+    StartLimits,
+    has_crashed,
+    making_wait,
+    start_failure,
+    unready_since,
+)
 from kvmedic.core.swap import TemplateChange
 
 PULSE_LIMIT = timedelta(seconds=10)
 """A pulse that the controller has not spent by then is taken back: a permit left standing is spent
 by the next edit. Measured: the controller needs 0.2-0.4 s."""
+
+CRASHES_AGAINST = 2
+"""Replicas that do not stay up and speak against a change whose first replica proved good: one may be its
+node's fault, two are on two nodes or hit the same thing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +124,7 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     if fleet.replicas == 0:
         return Restore(order.recorded, 0)
     if failure := _failure(fleet, order, now):
-        return failure
+        return failure if _speaks_against(fleet, order) else _missing_replica(failure)
     if fleet.desired(order.toward) == 0:
         return Pulse("", ADDING)
     waiting = _not_ready(fleet, new, order, now)
@@ -148,9 +159,35 @@ def _failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     new = fleet.serving(order.toward)
     if order.repairs or (order.lifts and len(_lost(fleet, order, now)) < len(new)):
         return None
-    found = next(iter(_failures(fleet, new, order, now)), None)
+    doubtful = new if _is_first(fleet, order) else tuple(pod for pod in new if not pod.ready)
+    found = next(iter(_failures(fleet, doubtful, order, now)), None)
     leaving = any(pod.terminating for pod in fleet.pods)
     return found if found or leaving else _unmade(fleet, order, now)
+
+
+def _speaks_against(fleet: Fleet, order: Order) -> bool:
+    """Return whether replicas that do not come up speak against the change, and not against their luck.
+
+    The first one does, before any old replica went. After it proved good, one that finds no node, image or
+    device says nothing about the change, and neither does a single engine that does not stay up: the replicas
+    that were changed serve, and taking them all back would cost each of them a restart more.
+    """
+    crashed = [pod for pod in fleet.serving(order.toward) if has_crashed(pod) and not pod.ready]
+    return _is_first(fleet, order) or len(crashed) >= CRASHES_AGAINST
+
+
+def _is_first(fleet: Fleet, order: Order) -> bool:
+    """Return whether the new replica is the canary: every old one is there still, or none of them served."""
+    return order.lifts or fleet.is_saturated(order.away)
+
+
+def _missing_replica(failure: Failed) -> Wait:
+    """Return the wait for a replica that does not come up, for a person to see to."""
+    return Wait(
+        Reason.REPLICA_NOT_STARTING,
+        f"{failure.message}; the replicas that were changed before it serve, so the change stays: "
+        "see to this one, or ask for the run to be rolled back",
+    )
 
 
 def _failures(fleet: Fleet, pods: tuple[Pod, ...], order: Order, now: datetime) -> list[Failed]:

@@ -188,6 +188,7 @@ SENTENCES = MappingProxyType(
         Reason.DRAINING: "One replica is out of rotation and finishes its requests.",
         Reason.DRAIN_TIMED_OUT: "A replica was still busy when its drain timed out.",
         Reason.AWAITING_REPLICA: "The next new replica is starting.",
+        Reason.REPLICA_NOT_STARTING: "A new replica does not come up; those changed before it serve.",
         Reason.AWAITING_CONTROLLER: "The Deployment controller has not acted yet.",
         Reason.AWAITING_EVALUATION: "The team's Job evaluates a trial pod.",
         Reason.VERIFYING: "All replicas run the change; its effect is being measured.",

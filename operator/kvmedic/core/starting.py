@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import assert_never
 
+from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Reading, Stale, Unsupported
 from kvmedic.core.fleet import Pod
 from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.reasons import Reason
 
-FATAL_WAITING = frozenset(
-    {
-        "CrashLoopBackOff",
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-    }
-)
-"""Reasons of a waiting container that do not pass by themselves (kubelet 1.36)."""
+FATAL_WAITING = frozenset({"CrashLoopBackOff", "InvalidImageName"})
+"""Reasons of a waiting container that speak against a change at once (kubelet 1.36). The others pass, as a
+registry answers again, a device is given back or a Secret is made, and count when the start took too long."""
 
 FATAL_RESTARTS = 2
 """A new pod that restarted twice has failed: one restart may be a device not yet released."""
@@ -37,6 +30,11 @@ and that of a peer which somebody deleted or which died meanwhile."""
 MAKING_LIMIT = timedelta(seconds=10)
 """How long the controllers may take to make a replica before it counts as not made (a quota). Measured:
 they need 0.2-0.4 s. Taken back earlier, the number could meet one that is made and Ready unseen."""
+
+
+CANARY_BLOCKS_RATIO = 0.9
+"""Share of the recorded KV-cache blocks that a new replica must have: fewer sequences never need more
+device memory, so a smaller pool means that something else went wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def start_failure(pod: Pod, leaving: bool, limits: StartLimits, now: datetime) -
         limits: how long it may take.
         now: the time of asking.
     """
-    if pod.waiting_reason in FATAL_WAITING or pod.restarts >= FATAL_RESTARTS:
+    if has_crashed(pod):
         why = pod.waiting_reason or f"{pod.restarts} restarts"
         return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} does not start: {why}")
     waited = now - unready_since(pod)
@@ -70,8 +68,45 @@ def start_failure(pod: Pod, leaving: bool, limits: StartLimits, now: datetime) -
         )
     if not pod.ready and waited > limits.start:
         limit = int(limits.start.total_seconds())
-        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} was not Ready within {limit} s")
+        why = f": {pod.waiting_reason}" if pod.waiting_reason else ""
+        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} was not Ready within {limit} s{why}")
     return None
+
+
+def canary_pool_move(
+    pod: Pod, pool: Reading[Pool], least_blocks: int, limits: StartLimits, now: datetime
+) -> Failed | Wait | None:
+    """Return what the KV-cache pool of a Ready canary says against touching the first old replica, or None.
+
+    Where there is nothing to compare, as engines without a figure of their pool have it (vLLM 0.8), a replica
+    that answers is enough.
+
+    Args:
+        pod: the canary.
+        pool: its pool, by its own page.
+        least_blocks: how many blocks the replicas of before have; 0: not to be compared.
+        limits: how long a new replica may take.
+        now: the time of asking.
+    """
+    match pool:
+        case Measured(value=found) if found.blocks < CANARY_BLOCKS_RATIO * least_blocks:
+            text = f"{pod.name} has {found.blocks} KV-cache blocks, the others {least_blocks}"
+            return Failed(Reason.CANARY_FAILED, text)
+        case Measured() | Unsupported():
+            return None
+        case Missing(Absence.NOTHING_FOUND) if least_blocks == 0:
+            return None
+        case Missing() if now - pod.created_at > limits.start:
+            return Failed(Reason.CANARY_FAILED, f"{pod.name} is Ready and does not answer on /metrics")
+        case Missing() | Stale():
+            return Wait(Reason.AWAITING_CANARY, f"{pod.name} is Ready; its metrics are not there yet")
+        case _:
+            assert_never(pool)
+
+
+def has_crashed(pod: Pod) -> bool:
+    """Return whether the engine of a new replica does not stay up, or cannot be started at all."""
+    return pod.waiting_reason in FATAL_WAITING or pod.restarts >= FATAL_RESTARTS
 
 
 def making_wait(assigned_at: datetime | None, now: datetime) -> Wait | None:

@@ -44,7 +44,6 @@ from kvmedic.core.scored import Scored
 from kvmedic.core.summary import summary_of
 from kvmedic.core.verdict import Verdict
 from kvmedic.record.conditions import Claim, with_conditions
-from kvmedic.record.supplies import speaks_against
 
 T = TypeVar("T")
 
@@ -57,6 +56,7 @@ IN_VAIN = frozenset({Reason.NOT_RECOVERED, Reason.CANARY_FAILED})
 NEEDS_A_PERSON = frozenset(
     {
         Reason.CANARY_FAILED,
+        Reason.REPLICA_NOT_STARTING,
         Reason.SPARE_UNSCHEDULABLE,
         Reason.FLAG_DRIFTED,
         Reason.CHANGE_REVERTED,
@@ -297,9 +297,8 @@ def _levers(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[Tr
 
 def _did_not_help(record: StepRecord, run: Run) -> bool:
     """Return whether a step that was taken back is to be left alone on the same evidence."""
-    if record.verdict is Verdict.NOT_RECOVERED:
-        return True
-    return run.ending is not None and speaks_against(record.step, run.ending.reason)
+    failed_to_start = run.ending is not None and run.ending.reason is Reason.CANARY_FAILED
+    return record.verdict is Verdict.NOT_RECOVERED or failed_to_start
 
 
 def _what(lever: TriedLever) -> tuple[Knob, str, bool]:

@@ -1,4 +1,4 @@
-"""What turns of the supply leave in the record: shares that were too much, what speaks against one. Pure."""
+"""What turns of the supply leave in the record: shares that were too much. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,6 @@ from kvmedic.core.record import HISTORY_LENGTH, OutgrownShare, Record
 from kvmedic.core.run import Run
 from kvmedic.core.template import body_hash
 
-SUPPLY = frozenset(
-    {
-        Reason.MEMORY_STEPPED_UP,
-        Reason.PREFIXES_REUSED,
-        Reason.PREFILL_CHUNKED,
-        Reason.HOST_MEMORY_LENT,
-    }
-)
-"""What a change of the supply is for. A first new replica that does not come up with it speaks against the
-change, which asks for more memory than was there before."""
 _DUST = 1e-9
 
 
@@ -57,10 +47,3 @@ def raised_share(step: Step) -> float | None:
     if not isinstance(step, FlagStep | ConfigStep) or step.reason is not Reason.MEMORY_STEPPED_UP:
         return None
     return None if step.after is None else float(step.after)
-
-
-def speaks_against(step: Step, ending: Reason) -> bool:
-    """Return whether a run that ended before any verdict says that its change did not help."""
-    return (
-        isinstance(step, FlagStep | ConfigStep) and step.reason in SUPPLY and ending is Reason.CANARY_FAILED
-    )
