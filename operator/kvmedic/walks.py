@@ -8,8 +8,9 @@ that is being drained is idle, and whether a new one answers.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import assert_never
 
 from kvmedic.core import autoscaling, recall, release, replacement, rollout, scaling
@@ -34,13 +35,9 @@ from kvmedic.core.run import Outcome, Run, committed_sequence, is_kept
 from kvmedic.core.scaling import Scaling, is_explained
 from kvmedic.core.severity import Urgency
 from kvmedic.core.spending import Spending
-from kvmedic.core.starting import StartLimits, canary_pool_move
+from kvmedic.core.starting import StartLimits, canary_pool_move, start_limit
 from kvmedic.core.trialling import TrialStep
 from kvmedic.ports import Ports
-
-DEFAULT_START_LIMIT = timedelta(seconds=600)
-"""How long a replica may take to become Ready where the Deployment does not say
-(`progressDeadlineSeconds`, the API's default)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +66,11 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     way = step if direction is Direction.FORWARD else step.inverse()
     match way:
         case BundleStep() | FlagStep() | ConfigStep():
-            order = _order(tick, way, drain)
+            order = _order(tick, fleet, way, drain)
             move = rollout.next_move(fleet, order, tick.now)
             canaries = _canaries(fleet, order)
         case RevisionStep():
-            order = _order(tick, way, drain)
+            order = _order(tick, fleet, way, drain)
             move = recall.recalling_move(fleet, order, way.after, tick.now)
             canaries = _canaries(fleet, order)
         case ReplaceStep():
@@ -91,7 +88,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
         case _:
             assert_never(way)
     if direction is Direction.FORWARD and isinstance(move, Cordon):
-        return await _refused_canary(tick, canaries) or move
+        return await _refused_canary(tick, fleet, canaries) or move
     return move
 
 
@@ -150,8 +147,10 @@ def _canaries(fleet: Fleet, order: Order) -> tuple[Pod, ...]:
     return () if swapped else fleet.serving(order.toward)
 
 
-def _order(tick: Tick, step: FlagStep | ConfigStep | BundleStep | RevisionStep, drain: Drain) -> Order:
-    run, limits = tick.run, start_limits(tick)
+def _order(
+    tick: Tick, fleet: Fleet, step: FlagStep | ConfigStep | BundleStep | RevisionStep, drain: Drain
+) -> Order:
+    run, limits = tick.run, start_limits(tick, fleet.pods)
     return Order(
         away=step.before_template,
         toward=step.after_template,
@@ -174,7 +173,7 @@ def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> R
         scaled=scaled_by(tick.run, step, tick.resource.uid, fleet),
         victim=tick.run.victim,
         drain=drain,
-        limits=start_limits(tick),
+        limits=start_limits(tick, fleet.pods),
         drain_limit=tick.policy.rollout.drain_timeout,
         assigned_at=_assigned_at(tick.run),
     )
@@ -184,7 +183,7 @@ def _autoscaling(tick: Tick, fleet: Fleet, step: AutoscalerStep) -> Autoscaling:
     return Autoscaling(
         step=step,
         replicas=tick.run.replicas,
-        limits=start_limits(tick),
+        limits=start_limits(tick, fleet.pods),
         is_ours=not _is_abandoned(tick.run) and is_kept(tick.run, tick.resource.uid, fleet),
         assigned_at=_assigned_at(tick.run),
     )
@@ -208,16 +207,16 @@ def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling
         step=step,
         victim=run.victim,
         drain=drain,
-        limits=start_limits(tick),
+        limits=start_limits(tick, fleet.pods),
         is_ours=explained and not _is_abandoned(run),
         assigned_at=_assigned_at(run),
     )
 
 
-def start_limits(tick: Tick) -> StartLimits:
+def start_limits(tick: Tick, pods: Sequence[Pod] = ()) -> StartLimits:
     """Return how long a new replica may take to become Ready, and to find a node."""
-    seconds = tick.run.recorded.progress_deadline_seconds
-    start = timedelta(seconds=seconds) if seconds else DEFAULT_START_LIMIT
+    deadline = tick.run.recorded.progress_deadline_seconds
+    start = start_limit(deadline, tick.policy.rollout.start_timeout, pods)
     return StartLimits(start, tick.ports.pace.spare_limit)
 
 
@@ -268,9 +267,9 @@ def _pod(fleet: Fleet, victim: Victim) -> Pod | None:
     return next((p for p in fleet.pods if p.uid == victim.uid and not p.terminating), None)
 
 
-async def _refused_canary(tick: Tick, canaries: tuple[Pod, ...]) -> Move | None:
+async def _refused_canary(tick: Tick, fleet: Fleet, canaries: tuple[Pod, ...]) -> Move | None:
     """Return what speaks against the new replicas before the first old one is touched, or None."""
-    limits = start_limits(tick)
+    limits = start_limits(tick, fleet.pods)
     for pod in canaries:
         if pod.ready:
             pool = await tick.ports.metrics.pool(tick.resource.namespace, pod)

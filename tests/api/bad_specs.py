@@ -338,6 +338,12 @@ ROLLOUT = [
         "use a duration from 10s to 24h",
     ),
     Row(
+        "a start that is shorter than any",
+        {"rollout": {"startTimeout": "59s"}},
+        "spec.rollout.startTimeout",
+        "use a duration from 1m to 24h",
+    ),
+    Row(
         "a drain with a sign",
         {"rollout": {"drainTimeout": "-10m"}},
         "spec.rollout.drainTimeout",

@@ -18,7 +18,7 @@ LOW: dict[str, Any] = {
         {"name": "maxNumBatchedTokens", "min": 1},
         {"name": "revisionRollback", "within": "5m"},
     ],
-    "rollout": {"drainTimeout": "10s", "rotationLabel": {"key": "a", "draining": "b"}},
+    "rollout": {"drainTimeout": "10s", "startTimeout": "1m", "rotationLabel": {"key": "a", "draining": "b"}},
     "verify": {"for": "1m"},
     "limits": {"cooldown": "0s", "maxRunsPerDay": 1, "minHealthyReplicas": 1, "approvalMaxAge": "1m"},
     "nodeHealth": "Required",
@@ -42,6 +42,7 @@ HIGH: dict[str, Any] = {
     "nodeHealth": "IfAvailable",
     "rollout": {
         "drainTimeout": "23h59m59s1000ms",
+        "startTimeout": "24h",
         "rotationLabel": {"key": f"{'e' * 253}/{'x' * 63}", "draining": "x" * 63},
     },
     "verify": {"for": "1h", "onInconclusive": "RollBack"},

@@ -37,7 +37,11 @@ FULL = {
     "trigger": {"preemptionsPerRequest": 1, "kvCacheUsage": 0.9, "window": "2m", "for": "30s"},
     "sizing": {"window": "1h"},
     "levers": [{"name": "maxNumSeqs", "min": 16}],
-    "rollout": {"drainTimeout": "90s", "rotationLabel": {"key": "a/b", "draining": "out"}},
+    "rollout": {
+        "drainTimeout": "90s",
+        "startTimeout": "45m",
+        "rotationLabel": {"key": "a/b", "draining": "out"},
+    },
     "verify": {"for": "5m", "onInconclusive": "RollBack"},
     "limits": {
         "cooldown": "1h",
@@ -68,7 +72,9 @@ def test_every_field_reaches_the_core() -> None:
         ),
         node_health=NodeHealth.IF_AVAILABLE,
         levers=(LeverBound(Knob.MAX_NUM_SEQS, minimum=16),),
-        rollout=RolloutPolicy(Spare.REQUIRED, timedelta(seconds=90), RotationLabel("a/b", "out")),
+        rollout=RolloutPolicy(
+            Spare.REQUIRED, timedelta(seconds=90), RotationLabel("a/b", "out"), timedelta(minutes=45)
+        ),
         on_inconclusive=OnInconclusive.ROLL_BACK,
         limits=Limits(
             cooldown=timedelta(hours=1),

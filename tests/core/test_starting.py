@@ -7,8 +7,9 @@ from datetime import timedelta
 import pytest
 
 from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Reading, Stale, Unsupported
+from kvmedic.core.fleet import Pod
 from kvmedic.core.moves import Failed, Wait
-from kvmedic.core.starting import StartLimits, canary_pool_move
+from kvmedic.core.starting import StartLimits, canary_pool_move, start_limit
 from run_builder import NEW, NOW, a_pod
 
 LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))
@@ -55,3 +56,46 @@ def test_what_a_canarys_pool_says(
     move = canary_pool_move(pod, found, least, LIMITS, NOW)
 
     assert (None if move is None else type(move)) == expected
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def started(minutes: float, restarts: int = 0) -> Pod:
+    """A replica that became Ready so long after it was made."""
+    return a_pod("x", created_at=NOW - minutes * MINUTE, ready_at=NOW, restarts=restarts)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "timeout", "pods", "minutes"),
+    [
+        (None, None, (), 10),
+        (0, None, (), 10),
+        (300, None, (), 5),
+        (300, 20 * MINUTE, (), 20),
+        (1800, 20 * MINUTE, (), 30),
+        (300, None, (started(2), started(8)), 16),
+        (300, None, (started(60),), 120),
+        (300, None, (started(60.1),), 5),
+        (300, None, (started(8, restarts=1),), 5),
+        (300, None, (a_pod("x", created_at=NOW - 30 * MINUTE, ready_at=None),), 5),
+        (300, None, (started(-5),), 5),
+    ],
+    ids=[
+        "nobody says anything",
+        "a deadline of zero",
+        "the Deployment's deadline",
+        "a spec that allows more",
+        "a spec that allows less than the Deployment",
+        "twice the slowest start",
+        "the longest start that is believed",
+        "a probe that failed in between",
+        "a start that was tried twice",
+        "a replica that is not Ready",
+        "times that contradict each other",
+    ],
+)
+def test_how_long_a_start_may_take(
+    deadline: int | None, timeout: timedelta | None, pods: tuple[Pod, ...], minutes: float
+) -> None:
+    assert start_limit(deadline, timeout, pods) == minutes * MINUTE

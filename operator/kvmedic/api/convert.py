@@ -188,6 +188,7 @@ def _rollout(spec: KVRemediationSpec) -> RolloutPolicy:
         spare=spec.rollout.spare,
         drain_timeout=parse_duration(spec.rollout.drain_timeout),
         rotation_label=RotationLabel(label.key, label.draining),
+        start_timeout=parse_duration(start) if (start := spec.rollout.start_timeout) else None,
     )
 
 

@@ -163,6 +163,10 @@ class Rollout(Wire):
     by two readings at least 5s apart, to 24h. After it, the engine's own graceful shutdown has to do the
     rest, because clients with open connections may keep a replica busy for ever. 10m is longer than
     almost any request takes."""
+    start_timeout: Annotated[Text, duration("1m", "24h")] | None = None
+    """How long a new replica may take to become Ready before it counts as one that does not start, from 1m
+    to 24h. It is never less than the Deployment's progressDeadlineSeconds (10m where it has none), and never
+    less than twice the slowest start that is seen in the fleet. Name it where a model loads for longer."""
     rotation_label: RotationLabel = RotationLabel()
 
 

@@ -100,6 +100,8 @@ class RolloutPolicy:
     drain_timeout: timedelta
     """How long a replica out of rotation may finish its requests."""
     rotation_label: RotationLabel
+    start_timeout: timedelta | None = None
+    """How long a new replica may take to become Ready, at least; None: the spec does not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import assert_never
@@ -27,10 +28,20 @@ STARTS = 2
 """Starts for which replicas are waited for, beside one drain, before they are called off: their own,
 and that of a peer which somebody deleted or which died meanwhile."""
 
+DEFAULT_START_LIMIT = timedelta(seconds=600)
+"""How long a replica may take to become Ready where the Deployment does not say
+(`progressDeadlineSeconds`, the API's default)."""
+
+SLOWEST_STARTS = 2
+"""A new replica may take twice as long as the slowest that is seen: another node reads its weights cold."""
+
+BELIEVED_START = timedelta(hours=1)
+"""A replica that became Ready later than that after it was made was not starting all that time: its probe
+failed meanwhile, and the kubelet keeps only the last change. Weights of 700 GB at 0.4 GB/s take half of it."""
+
 MAKING_LIMIT = timedelta(seconds=10)
 """How long the controllers may take to make a replica before it counts as not made (a quota). Measured:
 they need 0.2-0.4 s. Taken back earlier, the number could meet one that is made and Ready unseen."""
-
 
 CANARY_BLOCKS_RATIO = 0.9
 """Share of the recorded KV-cache blocks that a new replica must have: fewer sequences never need more
@@ -107,6 +118,20 @@ def canary_pool_move(
 def has_crashed(pod: Pod) -> bool:
     """Return whether the engine of a new replica does not stay up, or cannot be started at all."""
     return pod.waiting_reason in FATAL_WAITING or pod.restarts >= FATAL_RESTARTS
+
+
+def start_limit(deadline_seconds: int | None, timeout: timedelta | None, pods: Iterable[Pod]) -> timedelta:
+    """Return how long a new replica may take to become Ready: the longest that anything speaks for.
+
+    Args:
+        deadline_seconds: the Deployment's own `progressDeadlineSeconds`; None or 0: it does not say.
+        timeout: of the spec; None: it does not say.
+        pods: the fleet's, whose own starts are a measure.
+    """
+    deadline = timedelta(seconds=deadline_seconds) if deadline_seconds else DEFAULT_START_LIMIT
+    took = (pod.ready_at - pod.created_at for pod in pods if pod.ready_at and not pod.restarts)
+    slowest = max((each for each in took if each <= BELIEVED_START), default=timedelta(0))
+    return max(deadline, timeout or deadline, SLOWEST_STARTS * slowest)
 
 
 def making_wait(assigned_at: datetime | None, now: datetime) -> Wait | None:
