@@ -37,7 +37,7 @@ SLOWEST_STARTS = 2
 
 BELIEVED_START = timedelta(hours=1)
 """A replica that became Ready later than that after it was made was not starting all that time: its probe
-failed meanwhile, and the kubelet keeps only the last change. Weights of 700 GB at 0.4 GB/s take half of it."""
+failed meanwhile, and the kubelet keeps the last change only. 700 GB at 0.4 GB/s take half of it."""
 
 MAKING_LIMIT = timedelta(seconds=10)
 """How long the controllers may take to make a replica before it counts as not made (a quota). Measured:
