@@ -244,3 +244,21 @@ def test_neither_help_nor_flags_load_the_operator(arguments: list[str]) -> None:
 
     assert run.stderr.splitlines()[-1] == "[]"
     assert run.stdout
+
+
+CHAIN = "".join(f", {{name: V{i}, value: $(V{i - 1})$(V{i - 1})}}" for i in range(1, 40))
+
+
+def test_a_manifest_that_would_never_be_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "grows.yaml"
+    path.write_text(MANIFEST + f"        env: [{{name: V0, value: xxxxxxxx}}{CHAIN}]\n")
+
+    results = [
+        kvmedic("flags", "show", "-f", str(path)),
+        kvmedic("flags", "set", "max_num_seqs=8", "-f", str(path)),
+    ]
+
+    for result in results:
+        assert result.exit_code == 3
+        assert "TooLarge" in result.stderr
+        assert "env[14] (V14) of container vllm comes to more than 65536 characters" in result.stderr

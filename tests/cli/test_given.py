@@ -11,7 +11,7 @@ from kvmedic.cli.given import policy_in, workload_in
 from kvmedic.core.supply import GIB
 from kvmedic.core.version import Version
 from kvmedic.runbooks.host_memory import host_terms
-from kvmedic.runbooks.planning import Workload
+from kvmedic.runbooks.planning import Fault, Workload
 
 _MANIFEST = """
 apiVersion: apps/v1
@@ -70,3 +70,14 @@ def test_shared_memory_is_told_by_the_volumes_of_the_pod(
     assert isinstance(workload, Workload)
     template, container = workload.template, workload.container
     assert host_terms(template, container, workload.engine).shared_bytes == holds
+
+
+def test_a_manifest_that_would_never_be_read_is_a_fault_in_a_sentence(tmp_path: Path) -> None:
+    chain = "".join(f", {{name: V{i}, value: $(V{i - 1})$(V{i - 1})}}" for i in range(1, 40))
+    path = tmp_path / "grows.yaml"
+    path.write_text(_MANIFEST + f"        env: [{{name: V0, value: xxxxxxxx}}{chain}]\n")
+
+    found = workload_in(str(path), policy_in(""), None)
+
+    assert isinstance(found, Fault)
+    assert "env[14] (V14) of container vllm comes to more than 65536 characters" in found.message

@@ -5,8 +5,24 @@ from typing import Any
 import pytest
 
 from kvmedic.core.edit import Field
+from kvmedic.manifests.budget import Budget
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.tokens import Environment, Place, Token, Unquoted, environment_of, expand, tokens_of
+from kvmedic.manifests.tokens import Environment, Expanded, Place, Token, Unquoted, read_environment
+from kvmedic.manifests.tokens import expand as expand_within
+from kvmedic.manifests.tokens import tokens_of as tokens_within
+
+
+def environment_of(container: dict[str, Any]) -> Environment:
+    return read_environment(container, Budget())
+
+
+def expand(text: str, environment: Environment) -> Expanded:
+    return expand_within(text, environment, Budget())
+
+
+def tokens_of(container: dict[str, Any]) -> tuple[Token, ...] | Refusal:
+    return tokens_within(container, environment_of(container), Budget())
+
 
 FROM_MAP = {"configMapKeyRef": {"name": "limits", "key": "seqs"}}
 

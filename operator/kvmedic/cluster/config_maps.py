@@ -25,6 +25,7 @@ from kvmedic.kube.objects import (
     moment,
     section,
 )
+from kvmedic.manifests.budget import Budget
 from kvmedic.manifests.flags import parsed_of
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.mounts import mounted_file
@@ -89,7 +90,7 @@ def _note(text: str) -> Mapping[str, object]:
     """Return our note on a copy; it is for people, so one that cannot be read is none."""
     try:
         note = json.loads(text) if text else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}
 
@@ -102,11 +103,12 @@ def _edits(body: Mapping[str, Any]) -> Iterator[Any]:
 
 def _mounted(template: Mapping[str, Any], wanted: str | None) -> Iterator[str]:
     """Yield the names of the ConfigMaps that engines' configuration files are mounted from."""
+    budget = Budget()
     for container in items(section(template, "spec"), "containers"):
         if wanted not in (None, container.get("name")):
             continue
         for profile in ENGINES:
-            parsed = parsed_of(container, Engine(profile, version_of(container, profile)))
+            parsed = parsed_of(container, Engine(profile, version_of(container, profile)), budget)
             path = None if isinstance(parsed, Refusal) else parsed.config
             file = None if path is None else mounted_file(template, container, path)
             if file is not None and not isinstance(file, Refusal):

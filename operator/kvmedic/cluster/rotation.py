@@ -123,7 +123,7 @@ def _remembered(note: str) -> Mapping[str, str | None]:
     """Return what a note on a pod says of the time before; nothing where it cannot be read."""
     try:
         before = json.loads(note)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return before if isinstance(before, dict) else {}
 

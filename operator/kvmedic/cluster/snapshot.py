@@ -22,6 +22,7 @@ from kvmedic.cluster.pods import Frame, is_finished, pod_of
 from kvmedic.core.config_map import Sight
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
 from kvmedic.core.policy import RotationLabel, TargetRef
+from kvmedic.core.quantity import parse_count
 from kvmedic.core.template import template_hash
 from kvmedic.kube.client import Client
 from kvmedic.kube.objects import (
@@ -188,7 +189,7 @@ def _replica_set(body: JsonObject, parts: _Parts) -> ReplicaSet:
 def _numbers(body: JsonObject, annotation: str) -> tuple[int, ...]:
     """Return the whole numbers in an annotation; what is none is left out."""
     texts = annotations_of(body).get(annotation, "").split(",")
-    return tuple(int(text) for text in texts if text.isdecimal())
+    return tuple(number for text in texts if (number := parse_count(text)) is not None)
 
 
 def _failure(replica_set: JsonObject) -> str:

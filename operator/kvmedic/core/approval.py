@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from kvmedic.core.engine import Knob
 from kvmedic.core.plan import ConfigStep, FlagStep, Plan, Step
+from kvmedic.core.quantity import parse_count
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Approved, Outcome
 
@@ -156,8 +157,8 @@ def _place(step: FlagStep | ConfigStep) -> tuple[object, ...]:
 
 
 def _is_noise(knob: Knob, shown: str | None, fresh: str | None) -> bool:
-    share = NOISE.get(knob)
-    if share is None or not shown or not fresh or not (shown.isdecimal() and fresh.isdecimal()):
+    share, before, now = NOISE.get(knob), parse_count(shown or ""), parse_count(fresh or "")
+    if share is None or before is None or now is None:
         return False
-    difference, greatest = abs(int(shown) - int(fresh)), max(int(shown), int(fresh))
+    difference, greatest = abs(before - now), max(before, now)
     return difference <= max(SMALLEST_DIFFERENCE, share * greatest)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvmedic.core.blocks import KV_HEADS, PASS_TOKENS, Compacted, Pattern, PerHead, Scattered
+from kvmedic.core.quantity import parse_count
 
 
 class MethodClass(StrEnum):
@@ -207,5 +208,4 @@ def _may_load(method: Method, told: Told) -> bool:
 
 def _whole(environment: Mapping[str, str], name: str) -> int | None:
     """Return a variable as a whole number; None where it is none."""
-    text = environment.get(name, "").strip()
-    return int(text) if text.isdecimal() else None
+    return parse_count(environment.get(name, "").strip())

@@ -11,6 +11,10 @@ QUANTITY_PATTERN = "^[0-9]+([.][0-9]+)?([EPTGMK]i|[mkMGTPE]|[eE][+-]?[0-9]+)?$"
 _QUANTITY = re.compile(QUANTITY_PATTERN)
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _BINARY = {f"{prefix}i": Decimal(1024) ** power for power, prefix in enumerate("KMGTPE", start=1)}
+_MOST_DIGITS = 30
+"""Digits before the point that a quantity may come to; Kubernetes' own end at 2**63 - 1, which has 19."""
+_MOST_COUNTED = 18
+"""Digits of a count in an annotation or a variable; Python refuses to read more than 4,300."""
 _DECIMAL = {"": Decimal(1), "m": Decimal("0.001")} | {
     suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)
 }
@@ -28,7 +32,15 @@ def parse_quantity(text: str) -> Decimal:
     digits = number.group() if number else ""
     suffix = text[len(digits) :]
     factor = _BINARY.get(suffix) or _DECIMAL.get(suffix)
-    return Decimal(digits) * factor if factor is not None else Decimal(text)
+    amount = Decimal(digits) * factor if factor is not None else Decimal(text)
+    if amount.adjusted() > _MOST_DIGITS:
+        raise ValueError(f"{text[:_MOST_DIGITS]!r}… is more than a quantity can be: at most 8Ei")
+    return amount
+
+
+def parse_count(text: str) -> int | None:
+    """Return a text of digits as a number; None where it is anything else, or too long to be a count."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_COUNTED else None
 
 
 def whole_amount(value: object) -> int | None:

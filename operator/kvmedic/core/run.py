@@ -18,6 +18,7 @@ from kvmedic.core.fleet import Fleet, RolloutFields
 from kvmedic.core.gating import GateStep
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.policy import RotationLabel
+from kvmedic.core.quantity import parse_count
 from kvmedic.core.reasons import Reason
 from kvmedic.core.spending import Footing, Spending, spent
 from kvmedic.core.trialling import TrialStep
@@ -323,7 +324,7 @@ def _is_ahead(run: Run, resource_uid: str, fence: str) -> bool:
 def _sequence_in(fence: str, claims: str) -> int | None:
     """Return the sequence in a claim that begins as given; None for any other text."""
     number = fence.removeprefix(claims)
-    return int(number) if number != fence and number.isdecimal() else None
+    return parse_count(number) if number != fence else None
 
 
 def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:

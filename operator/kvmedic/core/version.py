@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 _PATTERN = re.compile(
-    r"v?(?P<release>\d+(?:\.\d+)*)"
-    r"(?:(?P<stage>a|b|rc)(?P<pre>\d+))?"
-    r"(?:\.post(?P<post>\d+))?"
-    r"(?:\.dev(?P<dev>\d+))?"
+    r"v?(?P<release>\d{1,9}(?:\.\d{1,9})*)"
+    r"(?:(?P<stage>a|b|rc)(?P<pre>\d{1,9}))?"
+    r"(?:\.post(?P<post>\d{1,9}))?"
+    r"(?:\.dev(?P<dev>\d{1,9}))?"
     r"(?:\+(?P<local>[0-9A-Za-z.]+))?"
 )
 _STAGES = {"a": 0, "b": 1, "rc": 2, None: 3}

@@ -360,7 +360,7 @@ def _parsed(text: bytes) -> JsonObject:
     """Return an answer's JSON object; an empty one where something else answered than an API server."""
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kvmedic.core.edit import containers_of
 from kvmedic.core.engine import Engine, EngineProfile
+from kvmedic.manifests.budget import Budget
 from kvmedic.manifests.flags import parsed_of
 from kvmedic.manifests.grammar import Given
 from kvmedic.manifests.invocation import version_of
@@ -18,19 +19,21 @@ def api_key_of(template: Mapping[str, object], profile: EngineProfile) -> str:
 
     The command line beats the environment, and of several keys each is as good.
     """
-    keys = (_key(each, profile) for each in containers_of(template))
+    budget = Budget()
+    keys = (_key(each, profile, budget) for each in containers_of(template))
     return next(filter(None, keys), "")
 
 
-def _key(container: Mapping[str, object], profile: EngineProfile) -> str:
+def _key(container: Mapping[str, object], profile: EngineProfile, budget: Budget) -> str:
     spelling = profile.api_key
     if spelling is None:
         return ""
-    parsed = parsed_of(container, Engine(profile, version_of(container, profile)))
+    parsed = parsed_of(container, Engine(profile, version_of(container, profile)), budget)
     given = None if isinstance(parsed, Refusal) else parsed.last(spelling.dest)
     if given is not None:
         return _plain(given)
-    return environment_of(container).values.get(spelling.variable, "")
+    environment = environment_of(container, budget)
+    return "" if isinstance(environment, Refusal) else environment.values.get(spelling.variable, "")
 
 
 def _plain(given: Given) -> str:

@@ -19,6 +19,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from kvmedic.core.edit import Field
+from kvmedic.manifests.budget import MOST_BRACKETS, TooLargeError, has_too_many_brackets
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.tokens import Unquoted
 
@@ -32,6 +33,12 @@ _NUMBER = re.compile(
     r"|(?:\.\d[\d_]*|\d[\d_]*\.[\d_]*|\d[\d_]*)(?:[eE][-+]?\d+)?|\.(?i:inf))|\.(?i:nan)"
 )
 """What go-yaml, Kubernetes' reader, takes for a number or a boolean without quotes."""
+
+
+LONGEST = 4 * 1024 * 1024
+"""Characters of a manifest, at most. Kubernetes takes 1.5 MiB of one object (etcd, `--max-request-bytes`)."""
+MOST_VALUES = 200_000
+"""Values that one document's aliases may make, at most; an object of 1.5 MiB has fewer without any."""
 
 
 class _UnreadableError(Exception):
@@ -80,7 +87,11 @@ def containers_of(text: str) -> tuple[ManifestContainer, ...] | Refusal:
     except YAMLError as error:
         hint = "; a Helm template must be rendered first" if "{{" in text else ""
         return Refusal(RefusalReason.NOT_A_MANIFEST, f"not readable as YAML: {_summary(error)}{hint}")
-    except (_UnreadableError, RecursionError) as error:
+    except RecursionError:
+        return _too_large("the manifest has too many lists and mappings within one another: write it flat")
+    except TooLargeError as error:
+        return error.refusal()
+    except _UnreadableError as error:
         return Refusal(RefusalReason.NOT_A_MANIFEST, f"not readable as a manifest: {error}")
 
 
@@ -104,12 +115,41 @@ def roots_of(text: str) -> Sequence[Node]:
 
 
 def _composed(text: str) -> Sequence[Node]:
-    return [root for root in YAML(typ="safe", pure=True).compose_all(text) if root]
+    if len(text) > LONGEST:
+        raise TooLargeError(
+            f"the manifest has {len(text)} characters; at most {LONGEST} are read: "
+            "give only the objects concerned"
+        )
+    if has_too_many_brackets(text):
+        raise TooLargeError(
+            f"the manifest has more than {MOST_BRACKETS} brackets within one another: write it flat"
+        )
+    roots = [root for root in YAML(typ="safe", pure=True).compose_all(text) if root]
+    for root in roots:
+        if _count_values(root, {}) > MOST_VALUES:
+            line = root.start_mark.line + 1
+            raise TooLargeError(
+                f"the document at line {line} has more than {MOST_VALUES} values with its aliases "
+                "written out: use fewer aliases"
+            )
+    return roots
+
+
+def _count_values(node: Node, counted: dict[int, int]) -> int:
+    """Return how many values a node has when each alias is written out; what holds itself counts once."""
+    if id(node) not in counted:
+        counted[id(node)] = 1
+        counted[id(node)] += sum(_count_values(child, counted) for child in _children(node))
+    return counted[id(node)]
+
+
+def _too_large(message: str) -> Refusal:
+    return Refusal(RefusalReason.TOO_LARGE, message)
 
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text.removeprefix("\ufeff"))
+        json.loads(text.removeprefix("\ufeff"), parse_int=str)
     except ValueError:
         return False
     return True

@@ -17,6 +17,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from kvmedic.core.edit import Field
 from kvmedic.core.engine import Engine, Flag, Kind
+from kvmedic.manifests.budget import MOST_BRACKETS, has_too_many_brackets
 from kvmedic.manifests.grammar import Given, Parsed, options_of, parse
 from kvmedic.manifests.invocation import invocation_of
 from kvmedic.manifests.mounts import unseen
@@ -24,9 +25,9 @@ from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.tokens import Place, Token
 from kvmedic.manifests.words import CommandLine
 
-LONGEST = 64 * 1024
-"""Characters of a file that is read, at most: with all 317 options of vLLM 0.32 it has 10,773, and 75,180
-take the reader 0.24 s (measured), for which everything else waits."""
+LONGEST = 32 * 1024
+"""Characters of a file that is read, at most: with all 317 options of vLLM 0.32 it has 10,773, and so many
+take the reader up to 0.75 s (measured, one-letter keys within braces), for which everything else waits."""
 _TRUE = frozenset({"true", "yes", "on"})
 _FALSE = frozenset({"false", "no", "off"})
 """What PyYAML, vLLM's reader, takes for a boolean where it has no quotes (6.0, resolver.py)."""
@@ -119,7 +120,11 @@ def _spelled_off(engine: Engine, honours_false: bool) -> dict[str, str]:  # noqa
 def _tokens(text: str, where: str, switches: Mapping[str, str]) -> list[Token] | Refusal:
     """Return the options that the entries of a file stand for."""
     if len(text) > LONGEST:
-        return unseen(f"{where} has {len(text)} characters; at most {LONGEST} are read")
+        return _too_large(
+            f"{where} has {len(text)} characters; at most {LONGEST} are read: take out what no engine reads"
+        )
+    if has_too_many_brackets(text):
+        return _too_large(f"{where} has more than {MOST_BRACKETS} brackets within one another: write it flat")
     try:
         entries = entries_of(text)
     except (YAMLError, RecursionError):
@@ -130,6 +135,10 @@ def _tokens(text: str, where: str, switches: Mapping[str, str]) -> list[Token] |
     if odd is not None:
         return unseen(f"{where} gives {odd} as a number that is not decimal: write it as one, or quote it")
     return [token for key, node in entries.items() for token in _option(key, node, where, switches)]
+
+
+def _too_large(message: str) -> Refusal:
+    return Refusal(RefusalReason.TOO_LARGE, message)
 
 
 def _reads_otherwise(node: Node) -> bool:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 
 from tree_sitter import Node
 
+from kvmedic.manifests.budget import WORD_STEPS
 from kvmedic.manifests.source import Source
-from kvmedic.manifests.traced import EMPTY, Traced, as_one, stand_in
+from kvmedic.manifests.traced import EMPTY, Traced, as_one, connected, stand_in
 from kvmedic.manifests.variables import Value, Variables
 
 _BLANKS = re.compile(r"[ \t\n]+|[^ \t\n]+")
-_BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
+_BRACED = re.compile(r"\{([^{}\s]*)\}")
 _SPECIAL = re.compile(r"[`'\"\\$]")
 _PARAMETER = re.compile(
     r"\$\{(?P<name>\w+|[@*#?!$-])(?P<all>\[[@*]\])?(?:(?P<operator>:?[-=+?])(?P<word>.*))?\}", re.DOTALL
@@ -29,11 +30,12 @@ class Words:
 
     def __init__(self) -> None:
         self.done: list[Traced] = []
-        self._current: Traced | None = None
+        self._current: list[Traced] | None = None
 
     def add(self, piece: Traced) -> None:
         """Add a piece that is not split."""
-        self._current = (self._current or EMPTY) + piece
+        self._current = [] if self._current is None else self._current
+        self._current.append(piece)
 
     def split(self, piece: Traced) -> None:
         """Add a piece that is split at blanks, but for what only stands for something unknown."""
@@ -47,7 +49,7 @@ class Words:
     def finish(self) -> None:
         """End the word, if one was begun."""
         if self._current is not None:
-            self.done.append(self._current)
+            self.done.append(connected(self._current))
             self._current = None
 
 
@@ -85,11 +87,18 @@ class Expansion:
                 words.finish()
             if self._is_beside_escaped_blank(node):
                 self.problems.append("a backslash before a blank")
-            if _BRACES.search(self._without_quotes(node)):
+            braced = _BRACED.findall(self._without_quotes(node))
+            if any("," in inside or ".." in inside for inside in braced):
                 self.problems.append("a brace expansion")
             self._add(node, words)
         words.finish()
+        self._spend(words)
         return words.done
+
+    def _spend(self, words: Words) -> None:
+        for word in words.done:
+            self.source.budget.spend(WORD_STEPS)
+            self.source.budget.spend_text(len(word.text))
 
     def value(self, nodes: Sequence[Node]) -> Traced:
         """Return the value of an assignment: one text that is not split."""
@@ -101,6 +110,7 @@ class Expansion:
                 else:
                     self._add(child, words)
         words.finish()
+        self._spend(words)
         if len(words.done) == 1:
             return words.done[0]
         return stand_in("$@", "@", None) if words.done else EMPTY
@@ -117,7 +127,7 @@ class Expansion:
         """
         text, (start, stop) = self.source.text.text, self.source.span(node)
         behind = re.compile(r"(?:[ \t]|\\\n)*\\[ \t]").match(text, stop)
-        return behind is not None or re.search(r"\\[ \t](?:[ \t]|\\\n)*\Z", text[:start]) is not None
+        return behind is not None or _ends_in_escaped_blank(text, start)
 
     def _add(self, node: Node, words: Words) -> None:
         kind = self._kinds.get(node.type)
@@ -234,8 +244,14 @@ class Expansion:
     def _named(self, name: str, piece: Traced) -> Value | None:
         value = self.variables.value(name)
         if isinstance(value, tuple):
-            return tuple(item.through(name, piece.site) for item in value)
-        return None if value is None else value.through(name, piece.site)
+            return tuple(self._through(item, name, piece) for item in value)
+        return None if value is None else self._through(value, name, piece)
+
+    def _through(self, value: Traced, name: str, piece: Traced) -> Traced:
+        budget = self.source.budget
+        budget.spend_text(len(value.text))
+        budget.check_depth(value.depth)
+        return value.through(name, piece.site)
 
     def _without_quotes(self, node: Node) -> str:
         """Return what of a word is not quoted, with a stand-in for what is."""
@@ -243,24 +259,40 @@ class Expansion:
             return "Q"
         if node.type in {"concatenation", "command_name"}:
             return "".join(self._without_quotes(child) for child in node.children)
-        return self.source.piece(node).text
+        return self.source.text_of(node)
 
 
 def _unescaped(piece: Traced, is_escapable: Callable[[str], bool]) -> Traced:
     """Return a text without its backslashes; one before a line's end takes that away too."""
     if "\\" not in piece.text:
         return piece
-    result, index, text = EMPTY, 0, piece.text
+    pieces: list[Traced] = []
+    index, text = 0, piece.text
     while index < len(text):
         following = text[index + 1 : index + 2]
         if text[index] != "\\" or not following or not is_escapable(following):
-            result += piece.piece(index, index + 1)
+            pieces.append(piece.piece(index, index + 1))
             index += 1
             continue
         if following != "\n":
-            result += as_one(following, piece.piece(index, index + 2))
+            pieces.append(as_one(following, piece.piece(index, index + 2)))
         index += 2
-    return result
+    return connected(pieces)
+
+
+def _ends_in_escaped_blank(text: str, stop: int) -> bool:
+    """Return whether an escaped blank is before a place, with only blanks and continued lines between."""
+    while stop > 1:
+        before, last = text[stop - 2], text[stop - 1]
+        if before == "\\" and last in " \t\n":
+            if last != "\n":
+                return True
+            stop -= 2
+        elif last in " \t":
+            stop -= 1
+        else:
+            return False
+    return False
 
 
 def _is_special_in_quotes(character: str) -> bool:

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.engine import Engine, Flag, Kind, Option, OptionName, Presence, Scalar, Spelled
+from kvmedic.manifests.budget import Budget, Remembered
 from kvmedic.manifests.grammar import Given, Parsed, options_of, parse
 from kvmedic.manifests.invocation import invocation_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
@@ -85,13 +86,17 @@ Outcome: TypeAlias = TokenEdit | AlreadySet | Refusal
 
 
 def read_flags(
-    container: Mapping[str, object], engine: Engine, file: Parsed | None = None
+    container: Mapping[str, object],
+    engine: Engine,
+    file: Parsed | None = None,
+    budget: Budget | None = None,
 ) -> FlagsView | Refusal:
     """Return the flags that a container's command line gives.
 
-    `file` is what the configuration file gives, where that is known.
+    `file` is what the configuration file gives, where that is known. `budget` is for the whole pod
+    template, where more than one of its containers is read.
     """
-    parsed = parsed_of(container, engine)
+    parsed = parsed_of(container, engine, budget)
     if isinstance(parsed, Refusal):
         return parsed
     found: list[FlagValue] = []
@@ -192,11 +197,24 @@ def edit(
     return replace(change, container_index=index)
 
 
-def parsed_of(container: Mapping[str, object], engine: Engine) -> Parsed | Refusal:
-    """Return what the engine makes of a container's command line."""
-    line = invocation_of(container, engine.profile)
+_REMEMBERED: Remembered[Parsed | Refusal] = Remembered()
+
+
+def parsed_of(
+    container: Mapping[str, object], engine: Engine, budget: Budget | None = None
+) -> Parsed | Refusal:
+    """Return what the engine makes of a container's command line.
+
+    `budget` is for the whole pod template, where more than one of its containers is read.
+    """
+    line = invocation_of(container, engine.profile, budget)
     if isinstance(line, CommandLine):
-        return parse(line, engine)
+        key = id(line), id(engine.profile), engine.version
+        known = _REMEMBERED.find(key, line)
+        parsed = known[0] if known is not None else parse(line, engine)
+        if known is None:
+            _REMEMBERED.keep(key, line, parsed, sum(len(token.trace.text) for token in line.tokens))
+        return parsed
     if isinstance(line, Refusal):
         return line
     doubt = f": {line.doubt}" if line.doubt else ""

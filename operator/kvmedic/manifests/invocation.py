@@ -14,6 +14,7 @@ from typing import TypeAlias
 from kvmedic.core.edit import COMMAND_LINE, Field
 from kvmedic.core.engine import EngineProfile, Launch
 from kvmedic.core.version import Version
+from kvmedic.manifests.budget import STEPS, Budget, Remembered, TooLargeError, digest_of
 from kvmedic.manifests.programs import (
     SHELLS,
     TRANSPARENT,
@@ -26,10 +27,13 @@ from kvmedic.manifests.programs import (
 )
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.script import engine_in_script
-from kvmedic.manifests.tokens import Token, tokens_of
+from kvmedic.manifests.tokens import Token, read_environment, tokens_of
+from kvmedic.manifests.variables import Variables
 from kvmedic.manifests.words import CommandLine
 
-_TAG_VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+){0,2}(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)(?![.\w])")
+_TAG_VERSION = re.compile(
+    r"v?(\d{1,9}(?:\.\d{1,9}){1,3}(?:(?:a|b|rc)\d{1,9})?(?:\.post\d{1,9})?(?:\.dev\d{1,9})?)(?![.\w])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +45,54 @@ class NotAnEngine:
 
 
 Invocation: TypeAlias = CommandLine | NotAnEngine | Refusal
+_REMEMBERED: Remembered[Invocation] = Remembered()
 
 
-def invocation_of(container: Mapping[str, object], profile: EngineProfile) -> Invocation:
-    """Return how a container starts the engine."""
-    tokens = tokens_of(container)
+def invocation_of(
+    container: Mapping[str, object], profile: EngineProfile, budget: Budget | None = None
+) -> Invocation:
+    """Return how a container starts the engine.
+
+    Args:
+        container: as the Kubernetes API returns it.
+        profile: of the engine.
+        budget: for the whole pod template, where more than one of its containers is read; what was read
+            before takes as much of it as it took then, so that the answer is always the same.
+    """
+    budget = budget or Budget()
+    key, left = (digest_of(container), id(profile)), budget.steps
+    known = _REMEMBERED.find(key, profile)
+    try:
+        if known is not None:
+            budget.enter_container(container)
+            budget.spend(known[1])
+            return known[0]
+        found = _invocation(container, profile, budget)
+    except TooLargeError as error:
+        found = error.refusal() if _may_be_engine(container, profile) else NotAnEngine()
+        if error.is_spent and left < STEPS:
+            return found
+    _REMEMBERED.keep(key, profile, found, left - budget.steps)
+    return found
+
+
+def _may_be_engine(container: Mapping[str, object], profile: EngineProfile) -> bool:
+    return _is_ours(container, profile) or _mentions(container, profile.launch)
+
+
+def _is_ours(container: Mapping[str, object], profile: EngineProfile) -> bool:
     image = image_name(container)
-    ours = any(re.fullmatch(pattern, image) for pattern in profile.launch.images)
+    return any(re.fullmatch(pattern, image) for pattern in profile.launch.images)
+
+
+def _invocation(container: Mapping[str, object], profile: EngineProfile, budget: Budget) -> Invocation:
+    budget.enter_container(container)
+    environment = read_environment(container, budget)
+    tokens = tokens_of(container, environment, budget)
+    ours = _is_ours(container, profile)
     if isinstance(tokens, Refusal):
-        return tokens if ours or _mentions(container, profile.launch) else NotAnEngine()
+        return tokens if _may_be_engine(container, profile) else NotAnEngine()
+    image = image_name(container)
     if not tokens:
         doubt = f"it has neither command nor args, so its flags are in the image {image}"
         return NotAnEngine(doubt if ours else "")
@@ -57,9 +100,10 @@ def invocation_of(container: Mapping[str, object], profile: EngineProfile) -> In
     if line is not None:
         return line
     shell = shell_start(tokens)
-    within = engine_in_script(shell, container, profile) if shell is not None else None
-    if within is not None:
-        return within
+    if shell is not None:
+        within = engine_in_script(shell, container, profile, Variables(environment, budget))
+        if within is not None:
+            return within
     entrypoint = tokens[0].place.field is Field.ARGS and ours and not _runs_a_program(tokens[0])
     if entrypoint and not any(holds_a_command(token.text, profile.launch) for token in tokens):
         return _from_entrypoint(tokens, profile.launch)

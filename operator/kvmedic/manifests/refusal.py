@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+LONGEST_MESSAGE = 2_000
+"""Characters of a message, at most: it goes into conditions, which take 32,768 (KEP-1623)."""
+
 
 class RefusalReason(StrEnum):
     """What stands in the way. One sentence each."""
@@ -37,6 +40,8 @@ class RefusalReason(StrEnum):
     """Whether the engine has the flag depends on its version, which is not known."""
     INVALID_VALUE = "InvalidValue"
     """The engine would not accept the value."""
+    TOO_LARGE = "TooLarge"
+    """Reading it would take too long: it is too long, too deep, or grows when variables are replaced."""
     SHARED_YAML = "SharedYaml"
     """The place in the text is shared by an anchor, an alias or a merge."""
     UNSAFE = "Unsafe"
@@ -50,3 +55,8 @@ class Refusal:
     reason: RefusalReason
     message: str
     """What, where, and what to do instead. Holds no token but the one concerned."""
+
+    def __post_init__(self) -> None:
+        """Cut a message that quotes what is very long."""
+        if len(self.message) > LONGEST_MESSAGE:
+            object.__setattr__(self, "message", f"{self.message[:LONGEST_MESSAGE]}…")

@@ -16,6 +16,7 @@ from kvmedic.core.config_map import Sight
 from kvmedic.core.edit import containers_of
 from kvmedic.core.engine import Engine, EngineProfile, Flag, Knob, Scalar
 from kvmedic.core.revisions import Difference
+from kvmedic.manifests.budget import Budget
 from kvmedic.manifests.configuration import configuration_at
 from kvmedic.manifests.flags import parsed_of
 from kvmedic.manifests.grammar import Given, Parsed
@@ -123,9 +124,10 @@ def _side(
     """Return the one container that runs a known engine."""
     found: list[_Side] = []
     doubts: list[Refusal] = []
+    budget = Budget()
     for spec in containers_of(template):
         for profile in engines if container in (None, spec.get("name")) else ():
-            line = parsed_of(spec, Engine(profile, version_of(spec, profile)))
+            line = parsed_of(spec, Engine(profile, version_of(spec, profile)), budget)
             if isinstance(line, Refusal):
                 doubts.append(line)
             else:

@@ -15,11 +15,12 @@ from tree_sitter import Node
 
 from kvmedic.core.edit import Field
 from kvmedic.core.engine import EngineProfile
+from kvmedic.manifests.budget import Budget
 from kvmedic.manifests.expansion import Expansion
 from kvmedic.manifests.programs import ShellStart, engine_start, holds_a_command, program_of, shell_start
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.source import Source, descendants
-from kvmedic.manifests.tokens import Place, Token, environment_of, item_text
+from kvmedic.manifests.source import Source
+from kvmedic.manifests.tokens import Place, Token, item_text
 from kvmedic.manifests.traced import EMPTY, Mark, Traced
 from kvmedic.manifests.variables import Variables, assigned_in
 from kvmedic.manifests.words import CommandLine
@@ -35,6 +36,10 @@ _HIDING = {
 }
 _DEEPEST = 4
 """Shells within shells that are followed."""
+_SEARCHED = 64
+"""Characters that are searched for a command in the time of one step (measured)."""
+_NAMED = 5
+"""Starts of the engine that a message names, at most."""
 _PARAMETERS = ("@", "*", *map(str, range(1, 100)))
 
 
@@ -49,18 +54,22 @@ class _Found:
 
 
 def engine_in_script(
-    shell: ShellStart, container: Mapping[str, object], profile: EngineProfile
+    shell: ShellStart, container: Mapping[str, object], profile: EngineProfile, variables: Variables
 ) -> CommandLine | Refusal | None:
-    """Return the engine's command line in a shell's script, or None where it starts no engine."""
-    walk = Walk(profile, container)
-    walk.run_shell(shell, Variables(environment_of(container)), ())
+    """Return the engine's command line in a shell's script, or None where it starts no engine.
+
+    Raises:
+        TooLargeError: the variables' budget is spent.
+    """
+    walk = Walk(profile, container, variables.budget)
+    walk.run_shell(shell, variables, ())
     if walk.doubts:
         return walk.doubts[0]
     if not walk.found:
         return None
     name, found = profile.name, walk.found[0]
     if len(walk.found) > 1:
-        places = ", ".join(str(each.place) for each in walk.found)
+        places = ", ".join(str(each.place) for each in walk.found[:_NAMED])
         message = (
             f"the script starts {name} {len(walk.found)} times ({places}): which one is meant is not known"
         )
@@ -74,9 +83,10 @@ def engine_in_script(
 class Walk:
     """One walk through a script and the scripts within it."""
 
-    def __init__(self, profile: EngineProfile, container: Mapping[str, object]) -> None:
+    def __init__(self, profile: EngineProfile, container: Mapping[str, object], budget: Budget) -> None:
         self.profile = profile
         self.container = container
+        self.budget = budget
         self.found: list[_Found] = []
         self.doubts: list[Refusal] = []
         self._functions: set[str] = set()
@@ -93,13 +103,15 @@ class Walk:
 
     def run_text(self, text: Traced, place: Place, variables: Variables, within: tuple[str, ...]) -> None:
         """Walk through a script's text."""
-        source = Source(text)
-        if source.fault():
+        self.budget.enter_field(str(place))
+        source = Source(text, self.budget)
+        fault = source.fault()
+        if fault:
             if self.profile.launch.executable in text.text:
-                self.doubt(f"line {source.fault()} of the shell script is not understood", place)
+                self.doubt(f"line {fault} of the shell script is not understood", place)
             return
-        for node in descendants(source.root):
-            if node.type in _HIDING and holds_a_command(source.piece(node).text, self.profile.launch):
+        for node in source.descendants(source.root):
+            if node.type in _HIDING and self._holds_a_command(source.text_of(node)):
                 self.doubt(f"{self.profile.name} is named in {_HIDING[node.type]}", place)
         if re.search(r"\bIFS=", text.text):
             within = (*within, "another IFS")
@@ -109,6 +121,10 @@ class Walk:
         else:
             _Script(self, source, variables, within).run(source.root)
         self._depth -= 1
+
+    def _holds_a_command(self, text: str) -> bool:
+        self.budget.spend(len(text) // _SEARCHED)
+        return holds_a_command(text, self.profile.launch)
 
     def doubt(self, what: str, place: Place) -> None:
         """Note a place that can't be followed."""
@@ -163,10 +179,11 @@ class _Script:
     def run(self, node: Node) -> None:
         """Walk through one statement."""
         kind = self._kinds.get(node.type)
-        if kind is not None:
-            kind(node)
-        else:
-            self.variables.forget(assigned_in(node, self.source))
+        with self.source.budget.one_deeper():
+            if kind is not None:
+                kind(node)
+            else:
+                self.variables.forget(assigned_in(node, self.source))
 
     def _sequence(self, node: Node) -> None:
         for child in node.named_children:
@@ -216,7 +233,7 @@ class _Script:
         self._branch(node.named_children, "a loop around it")
 
     def _function(self, node: Node) -> None:
-        name = self.source.piece(node.named_children[0]).text
+        name = self.source.text_of(node.named_children[0])
         self.walk.define(name)
         self.variables.never_know(assigned_in(node, self.source))
         kept = self.variables
@@ -239,7 +256,7 @@ class _Script:
     def _assignment(self, node: Node) -> None:
         name, *rest = node.named_children
         appends = any(child.type == "+=" for child in node.children)
-        key = self.source.piece(name).text
+        key = self.source.text_of(name)
         if name.type != "variable_name":
             self.variables.forget(assigned_in(node, self.source))
             return
@@ -254,7 +271,7 @@ class _Script:
             self.variables.assign(key, value)
 
     def _declaration(self, node: Node) -> None:
-        options = [self.source.piece(child).text for child in node.named_children if child.type == "word"]
+        options = [self.source.text_of(child) for child in node.named_children if child.type == "word"]
         if any(option.startswith("-") for option in options):
             self.variables.forget(assigned_in(node, self.source))
             return
@@ -360,13 +377,13 @@ def _is_aside(node: Node) -> bool:
     return node.type in {"variable_assignment", "comment"} or node.type.endswith("_redirect")
 
 
-def _chain(node: Node, operator: str = "") -> list[tuple[str, Node]]:
-    """Return the parts of a list, each with the operator before it."""
-    if node.type != "list":
-        return [(operator, node)]
-    left, sign, *right = node.children
-    rest = [(sign.type, part) for part in right if part.is_named]
-    return [*_chain(left, operator), *rest]
+def _chain(node: Node) -> list[tuple[str, Node]]:
+    """Return the parts of a list, each with the operator before it; the list's own left part is a list."""
+    rest: list[tuple[str, Node]] = []
+    while node.type == "list":
+        node, sign, *right = node.children
+        rest += [(sign.type, part) for part in reversed(right) if part.is_named]
+    return [("", node), *reversed(rest)]
 
 
 def _set_parameters(variables: Variables, traces: tuple[Traced, ...]) -> None:

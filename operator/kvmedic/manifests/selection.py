@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvmedic.core.engine import EngineProfile
+from kvmedic.manifests.budget import Budget
 from kvmedic.manifests.documents import ManifestContainer, containers_of
 from kvmedic.manifests.invocation import Invocation, NotAnEngine, invocation_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
@@ -37,7 +38,8 @@ def engines_in(
     if isinstance(found, Refusal):
         return found
     chosen = [candidate for candidate in found if selector.matches(candidate)]
-    seen = [(candidate, invocation_of(candidate.data, profile)) for candidate in chosen]
+    budget = Budget()
+    seen = [(candidate, invocation_of(candidate.data, profile, budget)) for candidate in chosen]
     for candidate, invocation in seen:
         if isinstance(invocation, Refusal):
             return Refusal(invocation.reason, f"container {candidate}: {invocation.message}")

@@ -8,18 +8,21 @@ not in the manifest stay as they are and are named.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvmedic.core.edit import COMMAND_LINE, Field
+from kvmedic.manifests.budget import LONGEST_WORD, WORD_STEPS, Budget, TooLargeError
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.traced import EMPTY, Mark, Spot, Traced, as_one, written
+from kvmedic.manifests.traced import EMPTY, Mark, Spot, Traced, as_one, connected, written
 
 _SERVICE_VARIABLE = re.compile(
     r"[A-Z0-9_]+_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_\w+)?)|(?:KUBERNETES|LWS)_\w+"
 )
 """Names that Kubernetes may set for the Services of the namespace, and LeaderWorkerSet for its pods
 (LeaderWorkerSet 0.7, `pkg/utils/pod/pod_utils.go`)."""
+_LONGEST_SERVICE_VARIABLE = 253
+"""Characters of such a name, at most: a Service's has 63, a LeaderWorkerSet's variable 24."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,14 @@ class Environment:
         """Return whether a variable is set, but not in the manifest."""
         if name in self.values:
             return False
-        return name in self.elsewhere or self.open_ended or _SERVICE_VARIABLE.fullmatch(name) is not None
+        if name in self.elsewhere or self.open_ended:
+            return True
+        return len(name) <= _LONGEST_SERVICE_VARIABLE and _SERVICE_VARIABLE.fullmatch(name) is not None
+
+
+_NOTHING = Environment()
+_NAMES_IN_A_STEP = 64
+"""Names that are copied in the time of one step (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +106,14 @@ class Unquoted:
         return self.text
 
 
-def tokens_of(container: Mapping[str, object]) -> tuple[Token, ...] | Refusal:
-    """Return the tokens of command and args, in order."""
-    environment = environment_of(container)
+def tokens_of(
+    container: Mapping[str, object], environment: Environment, budget: Budget
+) -> tuple[Token, ...] | Refusal:
+    """Return the tokens of command and args, in order.
+
+    Raises:
+        TooLargeError: the budget is spent.
+    """
     found: list[Token] = []
     for name in COMMAND_LINE:
         items = container.get(name)
@@ -109,7 +124,7 @@ def tokens_of(container: Mapping[str, object]) -> tuple[Token, ...] | Refusal:
         for index, item in enumerate(items):
             if not isinstance(item, str):
                 return _not_text(_item_message(Place(name, index), item))
-            found.append(_token(item, Place(name, index), environment))
+            found.append(_token(item, Place(name, index), environment, budget))
     return tuple(found)
 
 
@@ -120,8 +135,21 @@ def item_text(container: Mapping[str, object], name: Field, index: int) -> str:
     return str(item.get("value", "")) if isinstance(item, Mapping) else str(item)
 
 
-def environment_of(container: Mapping[str, object]) -> Environment:
+def environment_of(container: Mapping[str, object], budget: Budget) -> Environment | Refusal:
     """Return the environment that a container's `env` and `envFrom` give."""
+    budget.enter_container(container)
+    try:
+        return read_environment(container, budget)
+    except TooLargeError as error:
+        return error.refusal()
+
+
+def read_environment(container: Mapping[str, object], budget: Budget) -> Environment:
+    """Return the environment that a container's `env` and `envFrom` give.
+
+    Raises:
+        TooLargeError: the budget is spent.
+    """
     items = container.get("env")
     values: dict[str, str] = {}
     elsewhere: set[str] = set()
@@ -130,10 +158,11 @@ def environment_of(container: Mapping[str, object]) -> Environment:
     for index, entry in enumerate(items if isinstance(items, list) else ()):
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
             continue
-        name = entry["name"]
-        known = Environment(values, frozenset(elsewhere), open_ended)
-        raw = str(entry.get("value") or "")
-        text = expand(raw, known)
+        name, raw = entry["name"], str(entry.get("value") or "")
+        budget.enter_field(f"env[{index}] ({name})")
+        budget.spend(1 + (len(elsewhere) // _NAMES_IN_A_STEP if "$" in raw else 0))
+        known = Environment(values, frozenset(elsewhere), open_ended) if "$" in raw else _NOTHING
+        text = expand(raw, known, budget)
         entries.pop(name, None)
         if "valueFrom" in entry or text.unresolved:
             elsewhere.add(name)
@@ -156,46 +185,77 @@ class Expanded:
 
 
 _REFERENCE = re.compile(r"\$(?:(?P<escape>\$)|\((?P<name>[^)]*)\))")
+_ESCAPE = re.compile(r"\$(?:(?P<escape>\$)|(?P<name>(?!)))")
 
 
-def expand(text: str, environment: Environment) -> Expanded:
-    """Return a text with each `$(NAME)` replaced and each `$$` halved, as Kubernetes does it."""
+def expand(text: str, environment: Environment, budget: Budget) -> Expanded:
+    """Return a text with each `$(NAME)` replaced and each `$$` halved, as Kubernetes does it.
+
+    A text without references costs nothing: it may be a file that a program gets in a variable.
+
+    Raises:
+        TooLargeError: the budget is spent.
+    """
+    if "$" not in text:
+        return Expanded(text, (), ())
+    pieces: list[str] = []
     names: list[str] = []
-
-    def replacement(match: re.Match[str]) -> str:
-        if match["escape"]:
-            return "$"
-        names.append(match["name"])
-        return environment.values.get(match["name"], match[0])
-
-    result = _REFERENCE.sub(replacement, text)
+    length, done = len(text), 0
+    for match in _references(text):
+        name = match["name"]
+        piece = "$" if match["escape"] else environment.values.get(name, match[0])
+        budget.spend(2)
+        length += len(piece) - len(match[0])
+        if length > LONGEST_WORD:
+            break
+        pieces += [text[done : match.start()], piece]
+        names += [] if match["escape"] else [name]
+        done = match.end()
+    budget.spend_text(length)
     unresolved = tuple(name for name in names if environment.knows_nothing_of(name))
-    return Expanded(result, tuple(names), unresolved)
+    return Expanded("".join([*pieces, text[done:]]), tuple(names), unresolved)
 
 
-def trace_of(raw: str, place: Place, environment: Environment) -> Traced:
-    """Return a text with its variables replaced, and where each character is written."""
-    whole, traced, done = written(raw, place.field, place.index), EMPTY, 0
-    for match in _REFERENCE.finditer(raw):
+def _references(text: str) -> Iterator[re.Match[str]]:
+    """Yield each `$(NAME)` and `$$` of a text; one that is not closed is none."""
+    closed = text.rfind(")") + 1
+    yield from _REFERENCE.finditer(text, 0, closed)
+    yield from _ESCAPE.finditer(text, closed)
+
+
+def trace_of(raw: str, place: Place, environment: Environment, budget: Budget) -> Traced:
+    """Return a text with its variables replaced, and where each character is written.
+
+    Raises:
+        TooLargeError: the budget is spent.
+    """
+    budget.spend_text(len(raw))
+    whole, done = written(raw, place.field, place.index), 0
+    pieces: list[Traced] = []
+    for match in _references(raw):
         start, stop = match.span()
-        traced += whole.piece(done, start)
-        piece, name, done = whole.piece(start, stop), match["name"], stop
+        piece, name = whole.piece(start, stop), match["name"]
+        pieces.append(whole.piece(done, start))
+        done = stop
         if match["escape"]:
-            traced += as_one("$", piece)
+            pieces.append(as_one("$", piece))
         elif name in environment.values:
-            traced += environment.traced(name).through(name, Spot(place.field, place.index, start, stop))
+            budget.spend_text(len(environment.values[name]))
+            site = Spot(place.field, place.index, start, stop)
+            pieces.append(environment.traced(name).through(name, site))
         elif environment.knows_nothing_of(name):
-            traced += Traced(
-                piece.text, tuple(m._replace(variables=(name,), unknown=name) for m in piece.marks)
-            )
+            marks = (mark._replace(variables=(name,), unknown=name) for mark in piece.marks)
+            pieces.append(Traced(piece.text, tuple(marks)))
         else:
-            traced += piece
-    return traced + whole.piece(done, len(raw))
+            pieces.append(piece)
+    return connected([*pieces, whole.piece(done, len(raw))])
 
 
-def _token(raw: str, place: Place, environment: Environment) -> Token:
-    expanded = expand(raw, environment)
-    trace = trace_of(raw, place, environment)
+def _token(raw: str, place: Place, environment: Environment, budget: Budget) -> Token:
+    budget.enter_field(str(place))
+    budget.spend(WORD_STEPS)
+    expanded = expand(raw, environment, budget)
+    trace = trace_of(raw, place, environment, budget)
     return Token(raw, expanded.text, place, expanded.variables, expanded.unresolved, trace)
 
 

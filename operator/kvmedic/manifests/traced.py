@@ -7,7 +7,7 @@ manifest that decides a value can be found again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,17 +59,30 @@ class Traced:
 
     def through(self, variable: str, site: Spot | None) -> Traced:
         """Return the text as the value of a variable that is referred to at a place."""
-        marks = (mark._replace(site=site, variables=(variable, *mark.variables)) for mark in self.marks)
+        marks: list[Mark] = []
+        before: tuple[str, ...] | None = None
+        names: tuple[str, ...] = ()
+        for mark in self.marks:
+            if mark.variables is not before:
+                before, names = mark.variables, (variable, *mark.variables)
+            marks.append(Mark(mark.origin, site, names, mark.unknown))
         return Traced(self.text, tuple(marks))
 
     def standing_at(self, site: Spot | None) -> Traced:
         """Return the text as what stands for something else on the command line."""
-        return Traced(self.text, tuple(mark._replace(site=site) for mark in self.marks))
+        marks = (Mark(mark.origin, site, mark.variables, mark.unknown) for mark in self.marks)
+        return Traced(self.text, tuple(marks))
 
     @property
     def variables(self) -> tuple[str, ...]:
         """Return the variables that any of the characters came through."""
-        return tuple(dict.fromkeys(name for mark in self.marks for name in mark.variables))
+        paths = dict.fromkeys(mark.variables for mark in self.marks)
+        return tuple(dict.fromkeys(name for path in paths for name in path))
+
+    @property
+    def depth(self) -> int:
+        """Return how many variables any of the characters came through."""
+        return max((len(mark.variables) for mark in self.marks), default=0)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -92,6 +105,14 @@ class Traced:
 
 
 EMPTY = Traced()
+
+
+def connected(pieces: Sequence[Traced]) -> Traced:
+    """Return one text of several pieces."""
+    if len(pieces) < 2:
+        return pieces[0] if pieces else EMPTY
+    marks = tuple(mark for piece in pieces for mark in piece.marks)
+    return Traced("".join(piece.text for piece in pieces), marks)
 
 
 def written(text: str, field: Field, index: int, start: int = 0) -> Traced:

@@ -21,6 +21,16 @@ class Malformed:
     message: str
 
 
+LARGEST = 2**63 - 1
+"""The largest whole number that an engine can hold: its tensors and its allocator count in int64."""
+_LONGEST = 100
+"""Characters of a value that a message quotes."""
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
+
+
 def read_value(option: Option, text: str) -> Scalar | Malformed:
     """Return the value that an option takes from a text."""
     if option.nullable and text in {"", "None"}:
@@ -28,7 +38,7 @@ def read_value(option: Option, text: str) -> Scalar | Malformed:
     value = _typed(option.kind, text)
     if option.choices and not isinstance(value, Malformed) and str(value) not in option.choices:
         listed = ", ".join(repr(choice) for choice in option.choices)
-        return Malformed(f"invalid choice: {text!r} (choose from {listed})")
+        return Malformed(f"invalid choice: {_quoted(text)} (choose from {listed})")
     return value
 
 
@@ -50,9 +60,16 @@ def _typed(kind: Kind, text: str) -> Scalar | Malformed:
 
 def _integer(text: str, kind: str) -> int | Malformed:
     try:
-        return int(text)
+        return _held(int(text), text)
     except ValueError:
-        return Malformed(f"invalid {kind} value: {text!r}")
+        return Malformed(f"invalid {kind} value: {_quoted(text)}")
+
+
+def _held(value: float, text: str) -> int | Malformed:
+    """Return a whole number as it is, where an engine can hold it."""
+    if abs(value) > LARGEST:
+        return Malformed(f"{_quoted(text)} is more than an engine can hold: at most {LARGEST}")
+    return int(value)
 
 
 def _human(text: str) -> int | Malformed:
@@ -61,9 +78,10 @@ def _human(text: str) -> int | Malformed:
         return _integer(text, "human_readable_int")
     number, suffix = match["number"], match["suffix"]
     if suffix in _DECIMAL:
-        return int(float(number) * _DECIMAL[suffix])
+        return _held(float(number) * _DECIMAL[suffix], text)
     if match["fraction"] is None:
-        return int(number) * _BINARY[suffix]
+        whole = _integer(number, "human_readable_int")
+        return whole if isinstance(whole, Malformed) else _held(whole * _BINARY[suffix], text)
     return Malformed(
         f"Decimals are not allowed with binary suffixes like {suffix}. "
         f"Did you mean to use {number}{suffix.lower()} instead?"
@@ -74,11 +92,11 @@ def _decimal(text: str) -> float | Malformed:
     try:
         value = float(text)
     except ValueError:
-        return Malformed(f"invalid float value: {text!r}")
-    return value if math.isfinite(value) else Malformed(f"not a finite number: {text!r}")
+        return Malformed(f"invalid float value: {_quoted(text)}")
+    return value if math.isfinite(value) else Malformed(f"not a finite number: {_quoted(text)}")
 
 
 def _truth(text: str) -> bool | Malformed:
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
-    return Malformed(f"invalid boolean value: {text!r}; expected true or false")
+    return Malformed(f"invalid boolean value: {_quoted(text)}; expected true or false")

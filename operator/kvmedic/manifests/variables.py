@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 from tree_sitter import Node
 
-from kvmedic.manifests.source import Source, descendants
+from kvmedic.manifests.budget import Budget
+from kvmedic.manifests.source import Source
 from kvmedic.manifests.tokens import Environment
 from kvmedic.manifests.traced import Traced
 
@@ -25,14 +26,18 @@ _SOURCING = frozenset({"source", ".", "eval"})
 _ACTIVATED = ("PATH", "PS1", "PYTHONHOME", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT")
 """What Python's `activate` of a virtual environment sets (CPython 3.13, `Lib/venv/scripts`)."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_NAMES_IN_A_STEP = 64
+"""Names that are copied in the time of one step (measured)."""
 _ASSIGNING = re.compile(r"\$\{(\w+):?=")
 
 
 class Variables:
     """What names stand for. A name that was set in a way that is not followed is unknown for good."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, budget: Budget) -> None:
         self._environment = environment
+        self.budget = budget
+        """What is left for reading the script."""
         self._own: dict[str, Value | None] = {}
         self._unknown: frozenset[str] = frozenset()
 
@@ -44,6 +49,7 @@ class Variables:
             return self._own[name]
         if ANY in self._unknown or name not in self._environment.values:
             return None
+        self.budget.spend_text(len(self._environment.values[name]))
         return self._environment.traced(name)
 
     def is_unset(self, name: str) -> bool:
@@ -57,14 +63,17 @@ class Variables:
 
     def assign(self, name: str, value: Value | None) -> None:
         """Set a name."""
+        self._spend_copy()
         self._own = {**self._own, name: value}
 
     def append(self, name: str, value: Value) -> None:
         """Append to a name, as `+=` does."""
         old = self.value(name)
         if isinstance(old, Traced) and isinstance(value, Traced):
+            self.budget.spend_text(len(old.text) + len(value.text))
             self.assign(name, old + value)
         elif isinstance(old, tuple) and isinstance(value, tuple):
+            self.budget.spend(len(old) + len(value))
             self.assign(name, (*old, *value))
         else:
             self.assign(name, value if self.is_unset(name) else None)
@@ -80,6 +89,7 @@ class Variables:
 
     def never_know(self, names: Iterable[str]) -> None:
         """Make what names stand for unknown, whatever sets them later."""
+        self._spend_copy()
         self._unknown |= frozenset(names)
 
     def branch(self) -> Variables:
@@ -88,29 +98,40 @@ class Variables:
 
     def in_child(self) -> Variables:
         """Return what another shell sees that this one starts; which names are exported is not followed."""
-        child = Variables(self._environment)
+        self._spend_copy()
+        child = Variables(self._environment, self.budget)
         child._unknown = self._unknown | frozenset(self._own)
         return child
+
+    def _spend_copy(self) -> None:
+        self.budget.spend(1 + (len(self._own) + len(self._unknown)) // _NAMES_IN_A_STEP)
 
 
 def assigned_in(node: Node, source: Source) -> set[str]:
     """Return the names that some part of a script may set."""
-    return {name for found in descendants(node) for name in _set_by(found, source)}
+    return {name for found in source.descendants(node) for name in _set_by(found, source)}
 
 
 def _set_by(node: Node, source: Source) -> Iterable[str]:
-    text = source.piece(node).text
     match node.type:
-        case "variable_assignment" | "for_statement" | "declaration_command" | "unset_command":
-            return _NAME.findall(text.partition("=")[0] if node.type == "variable_assignment" else text)
+        case "variable_assignment":
+            return _NAME.findall(source.text_of(node).partition("=")[0])
         case "command":
-            return _set_by_command([source.piece(child).text for child in node.named_children])
+            return _set_by_command([source.text_of(child) for child in node.named_children])
         case "expansion":
-            return _ASSIGNING.findall(text)
+            return _ASSIGNING.findall(source.text_of(node))
+        case "for_statement" | "declaration_command" | "unset_command":
+            return _names_in(node, source)
         case "postfix_expression" | "unary_expression" | "binary_expression" | "arithmetic_expansion":
-            return _NAME.findall(text)
+            return _names_in(node, source)
         case _:
             return ()
+
+
+def _names_in(node: Node, source: Source) -> list[str]:
+    found = _NAME.findall(source.text_of(node))
+    source.budget.spend(len(found))
+    return found
 
 
 def _set_by_command(words: list[str]) -> Iterable[str]:

@@ -29,6 +29,7 @@ from kvmedic.core.record import OutgrownShare, TriedLever
 from kvmedic.core.spending import devices_of
 from kvmedic.core.supply import Supply
 from kvmedic.core.template import template_hash
+from kvmedic.manifests.budget import Budget
 from kvmedic.manifests.configuration import Configuration, configuration_at, edited
 from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, parsed_of, read_flags, setting_of
 from kvmedic.manifests.flags import Setting as FlagSetting
@@ -120,11 +121,12 @@ def workload_of(
     """
     found: list[Workload] = []
     doubts: list[Refusal] = []
+    budget = Budget()
     for index, spec in enumerate(containers_of(template)):
         if container is None or spec.get("name") == container:
             for known in engines:
                 engine = known if isinstance(known, Engine) else Engine(known, version_of(spec, known))
-                flags = read_flags(spec, engine)
+                flags = read_flags(spec, engine, budget=budget)
                 if isinstance(flags, Refusal):
                     doubts.append(flags)
                 else:

@@ -10,6 +10,7 @@ from kvmedic.core.come_back import Promise
 from kvmedic.core.compressed import Answer, answer_for
 from kvmedic.core.compression_policy import CompressionPolicy, Fix
 from kvmedic.core.edit import container_at
+from kvmedic.core.quantity import parse_count
 from kvmedic.core.running_blocks import Passes
 from kvmedic.core.trialling import Question
 from kvmedic.engines.kv_methods import method_named
@@ -49,7 +50,7 @@ def _every(step: BundleStep, template: Mapping[str, object], answer: Answer | No
     known = method_named(step.method)
     container = container_at(template, step.edit.parts[0].container_index)
     given = variables_of(container or {}).get(known.every, "").strip() if known else ""
-    return int(given) if given.isdecimal() and int(given) > 0 else _seen_between(answer)
+    return parse_count(given) or _seen_between(answer)
 
 
 def _seen_between(answer: Answer | None) -> int:
