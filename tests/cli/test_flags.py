@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from kvmedic import __version__
@@ -262,3 +263,25 @@ def test_a_manifest_that_would_never_be_read_is_refused_in_a_sentence(tmp_path: 
         assert result.exit_code == 3
         assert "TooLarge" in result.stderr
         assert "env[14] (V14) of container vllm comes to more than 65536 characters" in result.stderr
+
+
+ENVIRONMENT = """\
+        - --port=$(PORT)
+        - --max-model-len=$(LENGTH)
+        env:
+        - {name: PORT, value: 8000}
+        - {name: LENGTH, value: "8192"}
+        - {name: DEBUG, value: yes}
+"""
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["YAML", "JSON"])
+def test_a_variable_is_changed_beside_numbers_that_nobody_quoted(tmp_path: Path, as_json: bool) -> None:
+    text = MANIFEST + ENVIRONMENT
+    path = tmp_path / "chat.yaml"
+    path.write_text(json.dumps(YAML(typ="safe").load(text), indent=1) if as_json else text)
+
+    result = kvmedic("flags", "set", "max_model_len=4096", "-f", str(path))
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout == path.read_text().replace("8192", "4096")

@@ -9,6 +9,7 @@ import pytest
 
 from kvmedic.cli.given import policy_in, workload_in
 from kvmedic.core.supply import GIB
+from kvmedic.core.template import body_hash
 from kvmedic.core.version import Version
 from kvmedic.runbooks.host_memory import host_terms
 from kvmedic.runbooks.planning import Fault, Workload
@@ -81,3 +82,15 @@ def test_a_manifest_that_would_never_be_read_is_a_fault_in_a_sentence(tmp_path: 
 
     assert isinstance(found, Fault)
     assert "env[14] (V14) of container vllm comes to more than 65536 characters" in found.message
+
+
+def test_a_manifest_with_numbers_that_nobody_quoted_is_told_apart_by_them(tmp_path: Path) -> None:
+    path = tmp_path / "ports.yaml"
+    hashes = []
+    for port in (8000, 8001):
+        path.write_text(_MANIFEST + f"        ports: [{{containerPort: {port}}}]\n")
+        found = workload_in(str(path), policy_in(""), None)
+        assert isinstance(found, Workload)
+        hashes.append(body_hash(found.template))
+
+    assert hashes[0] != hashes[1]

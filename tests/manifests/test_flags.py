@@ -232,7 +232,7 @@ def test_what_is_set_already_stays_as_it_is_written(
             a_container("--", "x"),
             "max_num_seqs",
             RefusalReason.WOULD_NOT_START,
-            "`--` (args[1])",
+            "args[2] belongs to no option",
             id="double dash",
         ),
         pytest.param(
@@ -385,6 +385,10 @@ def test_engines_of_old_take_a_truth_value(args: list[str], expected: TokenEdit)
         ),
         pytest.param("0.6.4", ["--disable-log-requests"], {}, id="between releases"),
         pytest.param(None, ["--max-num-seqs=8", "-tp=2", "-O3"], {"max_num_seqs": 8}, id="unknown"),
+        pytest.param(None, ["--swap-space", "4"], {"swap_space": 4.0}, id="of some time, nobody knows which"),
+        pytest.param(
+            None, ["--brand-new", "--swap-space=4", "--max-num-seqs=8"], {"max_num_seqs": 8}, id="new"
+        ),
         pytest.param("0.9.2", ["-O3", "--max-num-seqs=8"], {"max_num_seqs": 8}, id="a level of old"),
     ],
 )
@@ -398,12 +402,38 @@ def test_each_version_reads_its_own_options(
 
 
 @pytest.mark.parametrize(
+    ("version", "command", "args"),
+    [
+        pytest.param(
+            "0.11.1", ["vllm", "serve"], ["--model", "x", "--max-num-seqs=8"], id="model as an option"
+        ),
+        pytest.param("0.32.0", ["vllm", "serve"], ["--max-num-seqs=8", "--"], id="dashes and no model"),
+        pytest.param("0.32.0", ["vllm", "serve"], ["--max-num-seqs=8", "--", "m"], id="dashes and the model"),
+        pytest.param("0.32.0", ["vllm", "serve"], ["--max-num-seqs=8", "m", "--"], id="the model and dashes"),
+        pytest.param(
+            "0.32.0", ["tini", "--", "vllm", "serve"], ["--max-num-seqs", "8", "m", "--"], id="tini"
+        ),
+    ],
+)
+def test_what_argparse_takes_beside_options_is_taken(
+    version: str, command: list[str], args: list[str]
+) -> None:
+    container = {"name": "vllm", "image": "x", "command": command, "args": args}
+
+    view = read_flags(container, an_engine(version))
+
+    assert isinstance(view, FlagsView), view
+    assert view.values() == {"max_num_seqs": 8}
+
+
+@pytest.mark.parametrize(
     ("version", "args", "said"),
     [
         ("0.18.0", ["--swap-space", "4"], "unrecognized arguments: --swap-space (args[1])"),
         ("0.17.1", ["--watermark=0.1"], "unrecognized arguments: --watermark (args[1])"),
         ("0.10.2", ["--model", "x"], "--model (args[1]) is not accepted after the subcommand"),
-        (None, ["--swap-space", "4"], "its version is not known, so this one is assumed"),
+        (None, ["--max-num-seqs", "many"], "its version is not known, and none that is known takes it"),
+        ("0.11.0", ["--model", "x"], "--model (args[1]) is not accepted after the subcommand"),
         ("0.32.0", ["--revision", "s3cret", "s3cret2"], "args[3] belongs to no option"),
         ("0.32.0", ["--api-key s3cret"], "an option and its value in one item need `=`"),
         ("0.32.0", ["--max-num-s=4"], "ambiguous option: --max-num-s could match"),

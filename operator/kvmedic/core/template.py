@@ -31,7 +31,7 @@ def body_hash(template: Mapping[str, object]) -> str:
     Image, devices, volumes and nodes decide how much memory there is, and none of them is changed by turning
     a flag or restarting a rollout: what is known of one template still counts for the next.
     """
-    body = json.loads(json.dumps(template)).get("spec") or {}
+    body = json.loads(json.dumps(template, default=str)).get("spec") or {}
     for container in body.get("containers") or ():
         for field in ("command", "args", "env"):
             container.pop(field, None)

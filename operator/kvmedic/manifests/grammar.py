@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kvmedic.core.engine import Arity, Engine, Kind, Option, Scalar
+from kvmedic.core.version import Version
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.tokens import Place, Token
 from kvmedic.manifests.values import Malformed, read_value
@@ -73,11 +75,27 @@ def parse(line: CommandLine, engine: Engine) -> Parsed | Refusal:
     except MayHoldFlagsError as unknown:
         return Refusal(RefusalReason.FROM_VARIABLE, str(unknown))
     except WouldNotStartError as broken:
-        assumed = "" if engine.version else "; its version is not known, so this one is assumed"
-        return Refusal(
-            RefusalReason.WOULD_NOT_START,
-            f"{engine.profile.name} {engine.effective_version} would not start: {broken}{assumed}",
-        )
+        read = _parse_as_others(line, engine) if engine.version is None else None
+        if read is not None:
+            return read
+        name = f"{engine.profile.name} {engine.effective_version}"
+        message = f"{name} would not start: {broken}"
+        if engine.version is None:
+            message = f"{message}; its version is not known, and none that is known takes it"
+        return Refusal(RefusalReason.WOULD_NOT_START, message)
+
+
+def _parse_as_others(line: CommandLine, engine: Engine) -> Parsed | None:
+    """Return what the newest release makes of a command line that takes it; None where none does.
+
+    A version that is only assumed is no reason to say that a fleet, which may be running, would not start:
+    where no known release takes the options, a newer one may.
+    """
+    known = engine.profile.releases
+    for release in (*reversed(known), Version.parse(f"{known[-1]}.post1")):
+        with suppress(WouldNotStartError, MayHoldFlagsError):
+            return _parse(line, replace(engine, version=release))
+    return None
 
 
 def _parse(line: CommandLine, engine: Engine) -> Parsed:
@@ -110,7 +128,7 @@ class _Argparse:
         Raises:
             WouldNotStartError: the engine would not accept the words.
         """
-        matches = [self._match(word) for word in words]
+        matches = self._matches(words)
         given: list[Given] = []
         stray: list[Word] = []
         index, free = 0, True
@@ -126,6 +144,11 @@ class _Argparse:
             elif match is _UNKNOWN and self.tolerant:
                 index += _values_after(matches[index:])
             elif match is _VALUE and free and self._may_be_positional(word):
+                index += matches[index : index + 1] == [_DASHES]
+                free = False
+            elif match is _DASHES and free:
+                follows = matches[index : index + 1] == [_VALUE] and self._may_be_positional(words[index])
+                index += follows
                 free = False
             else:
                 _refuse_unknown([word])
@@ -133,6 +156,12 @@ class _Argparse:
         if stray:
             raise WouldNotStartError(_stray_message(stray))
         return Parsed(tuple(given))
+
+    def _matches(self, words: Sequence[Word]) -> list[_Match | object]:
+        """Return what argparse takes each word for: behind the first `--` there are values only."""
+        first = next((index for index, word in enumerate(words) if word.text == "--"), len(words))
+        matches = [self._match(word) for word in words[:first]]
+        return [*matches, *([_DASHES] if first < len(words) else ()), *[_VALUE] * (len(words) - first - 1)]
 
     def _may_be_positional(self, word: Word) -> bool:
         unknown = word.token.unresolved
@@ -201,6 +230,9 @@ class _Match:
 
 _VALUE = object()
 _UNKNOWN = object()
+_DASHES = object()
+"""The first `--`: it goes with the positional argument that it stands beside, else nothing takes it (CPython
+3.11 and 3.13, argparse.py, `_get_nargs_pattern`)."""
 
 
 def _refuse_unknown(words: Sequence[Word]) -> None:

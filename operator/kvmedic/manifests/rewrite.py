@@ -85,7 +85,8 @@ def _within_reach(container: Mapping[str, object], spot: Spot) -> str:
     A script's lines before the place come too early, unless they are a function's.
     """
     whole = item_text(container, spot.field, spot.item)
-    text = json.dumps({key: value for key, value in container.items() if key != "name"}, ensure_ascii=False)
+    parts = {key: value for key, value in container.items() if key != "name"}
+    text = json.dumps(parts, ensure_ascii=False, default=str)
     if spot.field is Field.ENV or re.search(r"\(\s*\)|\bfunction\b", whole):
         return text
     before, after = (json.dumps(part, ensure_ascii=False)[1:-1] for part in (whole, whole[spot.stop :]))

@@ -50,10 +50,6 @@ def words_of(line: CommandLine, engine: Engine, names: Container[str]) -> tuple[
             raise WouldNotStartError(
                 f"{word.text} ({word.token.place}) hands its arguments to another program"
             )
-        if word.text == "--":
-            raise WouldNotStartError(
-                f"`--` ({word.token.place}): what follows it depends on the engine's Python"
-            )
     if line.subcommand:
         words = _positional_to_front(words, engine)
     config, words = _without_config(words, dialect.config)
