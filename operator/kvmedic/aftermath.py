@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from kvmedic.core.diagnosis import Goal
-from kvmedic.core.edge import LATELY, in_view_of_ends, in_view_of_memory, least_free_mib
+from kvmedic.core.edge import (
+    LATELY,
+    count_ends_against,
+    in_view_of_ends,
+    in_view_of_memory,
+    least_free_mib,
+    window_began_at,
+)
 from kvmedic.core.fleet import Pod
 from kvmedic.core.steadiness import in_view_of_none_before
 from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.walks import Tick
+
+
+async def count_new_ends(tick: Tick, pods: tuple[Pod, ...], settled_at: datetime) -> int:
+    """Return how many ends of engines since the sustained window began speak against the change."""
+    ended, since = [pod for pod in pods if pod.ends > 0], window_began_at(pods, settled_at)
+    ends = await tick.ports.target.ends(tick.resource.namespace, ended, since) if ended else {}
+    return count_ends_against(pods, ends, since)
 
 
 async def in_view_of_the_rest(tick: Tick, pods: tuple[Pod, ...], judged: Judged) -> Judged:

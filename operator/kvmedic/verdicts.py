@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import assert_never
 
-from kvmedic.aftermath import in_view_of_the_rest
+from kvmedic.aftermath import count_new_ends, in_view_of_the_rest
 from kvmedic.core.applied import in_view_of_types
 from kvmedic.core.bundle import BundleStep
 from kvmedic.core.come_back import in_view_of_blocks
@@ -52,7 +52,8 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     looked = await tick.ports.metrics.observe(
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )
-    judged = _judgement(tick, record.step, looked, sum(pod.ends for pod in pods))
+    restarts = await count_new_ends(tick, pods, record.settled_at)
+    judged = _judgement(tick, record.step, looked, restarts)
     judged = _in_view_of_types(judged, tick, pods, looked)
     judged = _in_view_of_blocks(judged, tick, view, looked)
     return await in_view_of_the_rest(tick, pods, judged)
@@ -77,7 +78,7 @@ def _in_view_of_blocks(judged: Judged, tick: Tick, view: View, looked: Observati
 
 
 def _judgement(tick: Tick, step: Change, looked: Observation, restarts: int) -> Judged:
-    """Return the verdict on the step that is being verified; `restarts`: of all its replicas so far."""
+    """Return the verdict on the step that is being verified; `restarts`: those that speak against it."""
     before, policy = tick.run.baseline, tick.policy
     if tick.run.goal is Goal.CALM:
         return _without(tick, looked, restarts)
@@ -92,11 +93,9 @@ def _judgement(tick: Tick, step: Change, looked: Observation, restarts: int) -> 
         case BundleStep() | RevisionStep():
             return judge(before, looked, policy.objectives, policy.trigger, restarts)
         case ReplaceStep():
-            fresh = max(0, restarts - before.restarts)
-            return judge_replacement(before, looked, policy.objectives, policy.trigger, fresh)
+            return judge_replacement(before, looked, policy.objectives, policy.trigger, restarts)
         case ScaleStep() | AutoscalerStep():
-            fresh = max(0, restarts - before.restarts)
-            return judge_more(before, looked, policy.objectives, policy.trigger, fresh)
+            return judge_more(before, looked, policy.objectives, policy.trigger, restarts)
         case _:
             assert_never(step)
 

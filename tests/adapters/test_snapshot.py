@@ -569,6 +569,9 @@ def test_selectors_as_queries(selector: dict[str, Any], text: str) -> None:
 
 
 CONTAINERS = {"spec": {"containers": [{"name": "proxy"}, {"name": "vllm"}]}}
+SERVES = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "command": ["vllm", "serve", "m"]}
+WITH_SIDECAR = {"spec": {"containers": [{"name": "proxy", "image": "envoy"}, SERVES]}}
+TWO_ENGINES = {"spec": {"containers": [SERVES, SERVES | {"name": "other"}]}}
 ALONE = {"spec": {"containers": [{"name": "vllm"}]}}
 
 
@@ -577,6 +580,8 @@ ALONE = {"spec": {"containers": [{"name": "vllm"}]}}
     [
         (CONTAINERS, "vllm", 1),
         (CONTAINERS, None, None),
+        (WITH_SIDECAR, None, 1),
+        (TWO_ENGINES, None, None),
         (CONTAINERS, "gone", None),
         (ALONE, None, 0),
         (ALONE, "gone", None),

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 
 from builders import NO_SERIES, NOW
-from kvmedic.core.edge import EDGE_MIB, in_view_of_ends, in_view_of_memory, least_free_mib
+from kvmedic.core.edge import (
+    EDGE_MIB,
+    count_ends_against,
+    in_view_of_ends,
+    in_view_of_memory,
+    least_free_mib,
+    window_began_at,
+)
 from kvmedic.core.evidence import Measured, Missing, Reading
+from kvmedic.core.fleet import ContainerEnd, Instance, Pod
 from kvmedic.core.reasons import Reason
 from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.core.vitals import Cause, Device
-from run_builder import BASELINE
+from run_builder import BASELINE, NEW, a_pod
 from vitals_builder import a_device, an_end
 
 GOOD = Judged(Verdict.RECOVERED, Reason.RECOVERED, "2.0 -> 0.1", BASELINE)
@@ -86,3 +95,60 @@ def test_engines_that_ended_are_named_with_why() -> None:
 @pytest.mark.parametrize("cause", Cause)
 def test_every_cause_has_its_words(cause: Cause) -> None:
     assert ": " in in_view_of_ends(replace(GOOD, message=""), {"a": an_end(cause)}).message
+
+
+MINUTE = timedelta(minutes=1)
+BEGAN = NOW - 10 * MINUTE
+
+
+def ended(name: str, minutes: float, times: int = 1, **changes: object) -> Pod:
+    """A replica that serves, and whose engine ended so many minutes after the window began."""
+    at = BEGAN + timedelta(minutes=minutes)
+    end = ContainerEnd("vllm", 1, "Error", BEGAN - timedelta(hours=1), at, Instance.PREVIOUS)
+    return a_pod(name, NEW, restarts=times, last_end=end, **changes)
+
+
+LOOPS = {"ready_at": None, "unready_at": BEGAN, "waiting_reason": "CrashLoopBackOff"}
+ENDS = [
+    ("none ended", [a_pod("a", NEW), a_pod("b", NEW)], {}, 0),
+    ("the host's memory once", [ended("a", 1)], {"a": Cause.HOST_MEMORY}, 1),
+    ("a device's memory once", [ended("a", 1)], {"a": Cause.DEVICE_MEMORY}, 1),
+    ("as the window began", [ended("a", 0)], {"a": Cause.DEVICE_MEMORY}, 1),
+    ("before the window", [ended("a", -0.1, times=3)], {"a": Cause.DEVICE_MEMORY}, 0),
+    ("another cause once", [ended("a", 1)], {"a": Cause.ANOTHER}, 0),
+    ("an unknown cause once", [ended("a", 1)], {"a": Cause.UNKNOWN}, 0),
+    ("another cause on two", [ended("a", 1), ended("b", 2)], {"a": Cause.ANOTHER, "b": Cause.UNKNOWN}, 2),
+    ("another cause, again and again", [ended("a", 1, times=3, **LOOPS)], {"a": Cause.ANOTHER}, 2),
+    (
+        "another cause, and memory",
+        [ended("a", 1), ended("b", 2)],
+        {"a": Cause.ANOTHER, "b": Cause.HOST_MEMORY},
+        1,
+    ),
+    ("nobody knows when, on two", [a_pod("a", NEW, restarts=1), a_pod("b", NEW, restarts=1)], {}, 2),
+    ("nobody knows when, once", [a_pod("a", NEW, restarts=1)], {}, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("pods", "causes", "against"), [row[1:] for row in ENDS], ids=[row[0] for row in ENDS]
+)
+def test_which_ends_speak_against_a_change(pods: list[Pod], causes: dict[str, Cause], against: int) -> None:
+    ends = {name: an_end(cause) for name, cause in causes.items()}
+
+    assert count_ends_against(pods, ends, BEGAN) == against
+
+
+@pytest.mark.parametrize(
+    ("settled", "began"),
+    [(BEGAN, BEGAN), (BEGAN + timedelta(minutes=11), BEGAN), (BEGAN - MINUTE, BEGAN - MINUTE)],
+    ids=["clocks agree", "the operator's is ahead", "the operator's is behind"],
+)
+def test_the_window_begins_by_the_servers_clock(settled: datetime, began: datetime) -> None:
+    pods = [a_pod("a", NEW, ready_at=BEGAN), a_pod("b", NEW, ready_at=BEGAN - MINUTE), ended("c", 1)]
+
+    assert window_began_at(pods, settled) == began
+
+
+def test_where_every_replica_ended_every_end_counts() -> None:
+    assert window_began_at([ended("a", -60)], NOW) < BEGAN - timedelta(days=1)

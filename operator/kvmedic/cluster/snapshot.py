@@ -24,6 +24,7 @@ from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
 from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.quantity import parse_count
 from kvmedic.core.template import template_hash
+from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Client
 from kvmedic.kube.objects import (
     AUTOSCALERS,
@@ -41,6 +42,7 @@ from kvmedic.kube.objects import (
     section,
     uid_of,
 )
+from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 
 REVISION = "deployment.kubernetes.io/revision"
 """Annotation of a ReplicaSet: the number that `kubectl rollout history` shows."""
@@ -101,11 +103,20 @@ async def snapshot(
 
 
 def container_index(template: Mapping[str, Any], name: str | None) -> int | None:
-    """Return the place of a container in a pod template: the named one, or the only one."""
-    names = [each.get("name") for each in items(section(template, "spec"), "containers")]
-    if name is None:
-        return 0 if len(names) == 1 else None
-    return names.index(name) if name in names else None
+    """Return the place of the engine's container in a pod template: the named one, else the only one."""
+    containers = items(section(template, "spec"), "containers")
+    if name is not None:
+        names = [each.get("name") for each in containers]
+        return names.index(name) if name in names else None
+    if len(containers) == 1:
+        return 0
+    engines = [index for index, each in enumerate(containers) if _runs_an_engine(each)]
+    return engines[0] if len(engines) == 1 else None
+
+
+def _runs_an_engine(container: Mapping[str, Any]) -> bool:
+    """Return whether a container starts a known engine, as far as its command line can be followed."""
+    return not all(isinstance(invocation_of(container, profile), NotAnEngine) for profile in ENGINES)
 
 
 async def _parts(client: Client, namespace: str, deployment: JsonObject) -> _Parts:

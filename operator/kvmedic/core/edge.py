@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
 from kvmedic.core.baseline import Baseline
 from kvmedic.core.evidence import Measured, Reading
+from kvmedic.core.fleet import Pod
 from kvmedic.core.reasons import Reason
 from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.core.vitals import Cause, Device, EngineEnd, Vital
@@ -22,6 +23,10 @@ EDGE_MIB = 150.0
 as much, so that it advises to leave it free (vLLM v1/worker/gpu_worker.py, `redundancy_buffer_memory`)."""
 LATELY = timedelta(minutes=2)
 """The end of the sustained window: as far back as a last value may lie at most (metrics, `freshness`)."""
+
+_MEMORY = frozenset({Cause.HOST_MEMORY, Cause.DEVICE_MEMORY})
+_SEVERAL = 2
+"""Ends of another cause that speak against a change: one in a window is what fleets see without one."""
 
 _WORDS: Mapping[Cause, str] = MappingProxyType(
     {
@@ -55,6 +60,41 @@ def in_view_of_memory(judged: Judged, before: Baseline | None, free_mib: float |
         return replace(judged, verdict=Verdict.NOT_RECOVERED, reason=Reason.NOT_RECOVERED, message=told)
     told = f"{text}; {judged.message}"
     return replace(judged, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED, message=told)
+
+
+def window_began_at(pods: Iterable[Pod], settled_at: datetime) -> datetime:
+    """Return when the sustained window began by the API server's clock, as that is what ends are dated by.
+
+    It begins once the last replica is Ready, so that none of those that never ended became Ready later. Where
+    every one ended, each of their ends counts.
+
+    Args:
+        pods: the replicas that are judged.
+        settled_at: when the operator's own clock said so, which may be ahead.
+    """
+    steady = [pod.ready_at for pod in pods if pod.ready_at and not pod.ends]
+    return min(settled_at, max(steady)) if steady else datetime.min.replace(tzinfo=UTC)
+
+
+def count_ends_against(pods: Iterable[Pod], ends: Mapping[str, EngineEnd], since: datetime) -> int:
+    """Return how many ends of engines in the sustained window speak against a change.
+
+    An end for want of memory does. Any other may be a node's, or what would have happened without the change:
+    it takes two of them. What ended before the window was a start, as a device may not be free at once.
+
+    Args:
+        pods: the replicas that are judged.
+        ends: how each of them ended last, as far as it is known, by pod.
+        since: the beginning of the window.
+    """
+    recent = [pod for pod in pods if pod.ends and (pod.last_end is None or pod.last_end.ended_at >= since)]
+    memory = [pod for pod in recent if pod.name in ends and ends[pod.name].cause in _MEMORY]
+    others = sum(_SEVERAL if _keeps_ending(pod) else 1 for pod in recent if pod not in memory)
+    return len(memory) + (others if others >= _SEVERAL else 0)
+
+
+def _keeps_ending(pod: Pod) -> bool:
+    return pod.keeps_ending and pod.ends >= _SEVERAL
 
 
 def in_view_of_ends(judged: Judged, ends: Mapping[str, EngineEnd]) -> Judged:
