@@ -16,7 +16,7 @@ from kvmedic.core.edge import (
 from kvmedic.core.fleet import Pod
 from kvmedic.core.steadiness import in_view_of_none_before
 from kvmedic.core.verdict import Judged, Verdict
-from kvmedic.walks import Tick
+from kvmedic.walks import Tick, unjudged_answer
 
 
 async def count_new_ends(tick: Tick, pods: tuple[Pod, ...], settled_at: datetime) -> int:
@@ -35,7 +35,7 @@ async def in_view_of_the_rest(tick: Tick, pods: tuple[Pod, ...], judged: Judged)
     if tick.run.goal is not Goal.STEADINESS or tick.run.in_rotation > 0:
         return judged
     up = sum(pod.ready for pod in pods)
-    return in_view_of_none_before(judged, up, tick.policy.on_inconclusive)
+    return in_view_of_none_before(judged, up, unjudged_answer(tick))
 
 
 async def _in_view_of_ends_and_memory(tick: Tick, pods: tuple[Pod, ...], judged: Judged) -> Judged:

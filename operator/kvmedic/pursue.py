@@ -34,7 +34,6 @@ from kvmedic.core.gates import Blocked, forward_gate
 from kvmedic.core.gating import GateStep
 from kvmedic.core.moves import Cordon, Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.core.plan import AutoscalerStep, OnTrial
-from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import Reason
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome, Run, Standing, StepState, is_foreign, standing
@@ -59,7 +58,7 @@ from kvmedic.trials import (
 )
 from kvmedic.urgency import graded
 from kvmedic.verdicts import judged_window
-from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, walking_move
+from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, unjudged_answer, walking_move
 
 AT_ONCE = timedelta(0)
 
@@ -73,8 +72,7 @@ async def pursue(tick: Tick) -> timedelta:
     stands = overtaken(tick, await _standing(tick, view))
     blocked = await _blocked(tick)
     judged = await judged_window(tick, view, stands)
-    roll_back = tick.policy.on_inconclusive is OnInconclusive.ROLL_BACK
-    decision = decide(tick.run, Situation(stands, tick.resource.wish, blocked, judged, roll_back))
+    decision = decide(tick.run, Situation(stands, tick.resource.wish, blocked, judged, unjudged_answer(tick)))
     if view is None or isinstance(decision, Close):
         outcome = decision.outcome if isinstance(decision, Close) else outcome_of(Reason.TARGET_DELETED)
         return await _close(tick, view, outcome)

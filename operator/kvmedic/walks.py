@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import assert_never
 
 from kvmedic.core import autoscaling, recall, release, replacement, rollout, scaling
@@ -25,7 +25,7 @@ from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gating import GateStep
 from kvmedic.core.moves import Cordon, Move, Settled
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
-from kvmedic.core.policy import Policy
+from kvmedic.core.policy import OnInconclusive, Policy, answer_to_no_verdict
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.replacement import Replacement, scaled_by, spare_of
@@ -211,6 +211,13 @@ def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling
         is_ours=explained and not _is_abandoned(run),
         assigned_at=_assigned_at(run),
     )
+
+
+def unjudged_answer(tick: Tick) -> OnInconclusive:
+    """Return how a sustained window without a verdict is answered now."""
+    policy, settled_at = tick.policy, tick.run.current.settled_at
+    held = timedelta(0) if settled_at is None else tick.now - settled_at - policy.windows.verify
+    return answer_to_no_verdict(policy.on_inconclusive, held, policy.hold_at_most)
 
 
 def start_limits(tick: Tick, pods: Sequence[Pod] = ()) -> StartLimits:

@@ -338,6 +338,12 @@ ROLLOUT = [
         "use a duration from 10s to 24h",
     ),
     Row(
+        "a hold that never ends",
+        {"verify": {"holdAtMost": "169h"}},
+        "spec.verify.holdAtMost",
+        "use a duration from 0s to 168h",
+    ),
+    Row(
         "a start that is shorter than any",
         {"rollout": {"startTimeout": "59s"}},
         "spec.rollout.startTimeout",

@@ -19,7 +19,7 @@ LOW: dict[str, Any] = {
         {"name": "revisionRollback", "within": "5m"},
     ],
     "rollout": {"drainTimeout": "10s", "startTimeout": "1m", "rotationLabel": {"key": "a", "draining": "b"}},
-    "verify": {"for": "1m"},
+    "verify": {"for": "1m", "holdAtMost": "0s"},
     "limits": {"cooldown": "0s", "maxRunsPerDay": 1, "minHealthyReplicas": 1, "approvalMaxAge": "1m"},
     "nodeHealth": "Required",
 }
@@ -45,7 +45,7 @@ HIGH: dict[str, Any] = {
         "startTimeout": "24h",
         "rotationLabel": {"key": f"{'e' * 253}/{'x' * 63}", "draining": "x" * 63},
     },
-    "verify": {"for": "1h", "onInconclusive": "RollBack"},
+    "verify": {"for": "1h", "onInconclusive": "Keep", "holdAtMost": "168h"},
     "limits": {
         "cooldown": "168h",
         "maxRunsPerDay": 10,

@@ -42,7 +42,7 @@ FULL = {
         "startTimeout": "45m",
         "rotationLabel": {"key": "a/b", "draining": "out"},
     },
-    "verify": {"for": "5m", "onInconclusive": "RollBack"},
+    "verify": {"for": "5m", "onInconclusive": "RollBack", "holdAtMost": "3h"},
     "limits": {
         "cooldown": "1h",
         "maxRunsPerDay": 2,
@@ -76,6 +76,7 @@ def test_every_field_reaches_the_core() -> None:
             Spare.REQUIRED, timedelta(seconds=90), RotationLabel("a/b", "out"), timedelta(minutes=45)
         ),
         on_inconclusive=OnInconclusive.ROLL_BACK,
+        hold_at_most=timedelta(hours=3),
         limits=Limits(
             cooldown=timedelta(hours=1),
             max_runs_per_day=2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from kvmedic.core.decide import (
     decide,
 )
 from kvmedic.core.gates import Blocked
+from kvmedic.core.policy import OnInconclusive, answer_to_no_verdict
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome, Standing, StepState
 from kvmedic.core.sentences import SENTENCES
@@ -37,10 +39,14 @@ def judged(verdict: Verdict) -> Judged:
     return Judged(verdict, Reason(verdict.value), "numbers")
 
 
+def unjudged(reason: Reason, why: str = "") -> Judged:
+    return Judged(Verdict.INCONCLUSIVE, reason, f"{SENTENCES[reason]}{why}")
+
+
 def seen(
-    standing=Standing.AS_RECORDED, wish=Wish.NONE, blocked=None, verdict=None, roll_back=False
+    standing=Standing.AS_RECORDED, wish=Wish.NONE, blocked=None, verdict=None, answer=OnInconclusive.HOLD
 ) -> Situation:
-    return Situation(standing, wish, blocked, judged(verdict) if verdict else None, roll_back)
+    return Situation(standing, wish, blocked, judged(verdict) if verdict else None, answer)
 
 
 REPLACING = a_run(S.ROLLING_OUT, a_scaling(1, 3, 4), step=REPLACE)
@@ -125,8 +131,44 @@ ROWS = [
     (
         "inconclusive and told to roll back: take back",
         a_run(S.VERIFYING, an_intent()),
-        seen(verdict=V.INCONCLUSIVE, roll_back=True),
+        seen(verdict=V.INCONCLUSIVE, answer=OnInconclusive.ROLL_BACK),
         TurnBack(Outcome(Reason.INCONCLUSIVE, "numbers"), V.INCONCLUSIVE),
+    ),
+    (
+        "inconclusive and told to keep: it stays, unjudged",
+        a_run(S.VERIFYING, an_intent()),
+        seen(verdict=V.INCONCLUSIVE, answer=OnInconclusive.KEEP),
+        Keep(unjudged(Reason.KEPT_UNJUDGED, " (numbers)")),
+    ),
+    (
+        "a person lets it stay while the window is open",
+        a_run(S.VERIFYING, an_intent()),
+        seen(wish=Wish.KEEP),
+        Keep(unjudged(Reason.KEPT_BY_HAND)),
+    ),
+    (
+        "a person lets it stay without a verdict",
+        a_run(S.VERIFYING, an_intent()),
+        seen(wish=Wish.KEEP, verdict=V.INCONCLUSIVE),
+        Keep(unjudged(Reason.KEPT_BY_HAND, " (numbers)")),
+    ),
+    (
+        "a person lets it stay, and it did harm: taken back",
+        a_run(S.VERIFYING, an_intent()),
+        seen(wish=Wish.KEEP, verdict=V.NOT_RECOVERED),
+        TurnBack(Outcome(Reason.NOT_RECOVERED, "numbers"), V.NOT_RECOVERED),
+    ),
+    (
+        "a person lets it stay before it is everywhere: on",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(wish=Wish.KEEP),
+        Walk(Direction.FORWARD),
+    ),
+    (
+        "a person lets it stay while it is taken back: on",
+        a_run(S.ROLLING_BACK, an_intent(), ENDING),
+        seen(wish=Wish.KEEP),
+        Walk(Direction.BACK),
     ),
     ("kept: close", a_run(S.KEPT, an_intent(), ENDING), seen(), Close(ENDING)),
     (
@@ -270,10 +312,28 @@ ROWS = [
     (
         "nothing can be said about a replacement, and told to roll back: it ends",
         REPLACED,
-        seen(verdict=V.INCONCLUSIVE, roll_back=True),
+        seen(verdict=V.INCONCLUSIVE, answer=OnInconclusive.ROLL_BACK),
         Keep(judged(V.INCONCLUSIVE)),
     ),
 ]
+
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "answer"),
+    [
+        ("Hold", 2 * HOUR, "Hold"),
+        ("Hold", 2.01 * HOUR, "RollBack"),
+        ("Hold", -HOUR, "Hold"),
+        ("Keep", 2 * HOUR, "Hold"),
+        ("Keep", 2.01 * HOUR, "Keep"),
+        ("RollBack", 0 * HOUR, "RollBack"),
+    ],
+)
+def test_how_long_a_verdict_is_waited_for(asked: str, held: timedelta, answer: str) -> None:
+    assert answer_to_no_verdict(OnInconclusive(asked), held, 2 * HOUR) == OnInconclusive(answer)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from kvmedic.api.status import record_to_wire
 from kvmedic.core.crowd import BadEnd
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ClosedRun, Record
-from kvmedic.core.run import StepState
+from kvmedic.core.run import Outcome, StepState
 from kvmedic.record.peers import LONG_AGO, peer_of
+from kvmedic.record.runs import reported
 from run_builder import NOW, a_run, an_intent
 
 BODY = {
@@ -46,6 +47,28 @@ def test_an_open_run_has_begun_once_an_assignment_is_written_down(run: Any, begu
     found = peer_of(body(Record(run=run)))
 
     assert (found.opened_at, found.begun) == (run.started_at, begun)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "takes_a_place"),
+    [
+        (StepState.VERIFYING, Reason.VERIFYING, True),
+        (StepState.VERIFYING, Reason.TOO_FEW_REQUESTS, False),
+        (StepState.ROLLING_OUT, Reason.AWAITING_REPLICA, True),
+        (StepState.ROLLING_BACK, Reason.TOO_FEW_REQUESTS, True),
+    ],
+    ids=["its window is open", "its verdict is waited for", "it walks", "it walks back"],
+)
+def test_a_run_that_waits_for_a_verdict_takes_no_place(
+    state: StepState, reason: Reason, *, takes_a_place: bool
+) -> None:
+    run = a_run(state, an_intent())
+    record = reported(Record(run=run), Outcome(reason, ""), 1, NOW)
+
+    found = peer_of(body(record))
+
+    assert (found.opened_at is not None) is takes_a_place
+    assert found.begun
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
         levers=tuple(_bound(lever) for lever in spec.levers if lever.name in KNOBS),
         rollout=_rollout(spec),
         on_inconclusive=spec.verify.on_inconclusive,
+        hold_at_most=parse_duration(spec.verify.hold_at_most),
         limits=Limits(
             cooldown=parse_duration(spec.limits.cooldown),
             max_runs_per_day=spec.limits.max_runs_per_day,

@@ -177,8 +177,13 @@ class Verify(Wire):
     """The sustained window: it opens when the last replica with the change is Ready, and is compared with
     the time before at like load. At least trigger.window. 10m is two windows of the default trigger."""
     on_inconclusive: OnInconclusive = OnInconclusive.HOLD
-    """Hold: keep the change and keep looking until there is a verdict. RollBack: take it back. Hold,
-    because missing evidence is no reason to restart every replica once more."""
+    """What is done while there is no verdict. Hold: keep looking for holdAtMost, then take the change back.
+    Keep: keep looking as long, then let it stay. RollBack: take it back at once. Hold, because evidence often
+    comes with the next requests, and a change that nobody could judge should not stay for good."""
+    hold_at_most: Annotated[Text, duration("0s", "168h")] = "2h"
+    """How long a change without a verdict is held, from 0s to 168h, counted from the first look at which one
+    was due. Before that, the annotation kvmedic.io/keep with the run's id as its value lets it stay. 2h is
+    longer than the quiet after most peaks."""
 
 
 def _known_zone(name: str) -> str:

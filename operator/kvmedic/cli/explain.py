@@ -25,7 +25,7 @@ from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Condition, ConditionType, Record, Truth
 from kvmedic.core.remedies import LOOK, REMEDIES, Remedy
 from kvmedic.core.resource import Resource
-from kvmedic.core.run import Run
+from kvmedic.core.run import Run, StepState
 from kvmedic.core.sentences import SENTENCES
 from kvmedic.settings import load as load_settings
 from kvmedic.wiring import connected
@@ -33,6 +33,10 @@ from kvmedic.wiring import connected
 _BACK = Remedy(
     "to take the open change back",
     "kubectl -n $namespace annotate kvr $name kvmedic.io/rollback=$run",
+)
+_KEEP = Remedy(
+    "to let the open change stay without a verdict",
+    "kubectl -n $namespace annotate kvr $name kvmedic.io/keep=$run",
 )
 _NOBODY = Remedy("to see whether the operator runs", "kubectl -n $operator logs deployment/kvmedic")
 
@@ -271,6 +275,8 @@ def _next(resource: Resource, place: Place) -> Iterator[str]:
 def _advice(resource: Resource, record: Record | None) -> Iterator[Remedy]:
     if record is not None and record.run is not None:
         yield _BACK
+        if record.run.current.state is StepState.VERIFYING:
+            yield _KEEP
     reasons = [resource.problem.reason] if resource.problem else []
     if record is not None:
         reasons += [why.reason] if (why := _why(record)) else []

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import AutoscalerStep, ScaleStep, gives_back, is_revocable
+from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome, Run, Standing, StepState
 from kvmedic.core.sentences import SENTENCES
@@ -27,6 +28,7 @@ class Wish(Enum):
 
     NONE = "none"
     ROLL_BACK = "roll back"
+    KEEP = "let the change stay without a verdict"
     DELETE = "delete, and roll back first"
     ABANDON = "delete, and leave the change in place"
 
@@ -41,8 +43,8 @@ class Situation:
     """Why forward moves are not allowed now; None when they are."""
     judged: Judged | None
     """The verdict of the sustained window; None while it is open."""
-    roll_back_inconclusive: bool
-    """An inconclusive window is answered by taking the change back (spec.verify.onInconclusive)."""
+    unjudged: OnInconclusive
+    """How a window without a verdict is answered now: Hold is to go on looking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +205,12 @@ def _wished_back(run: Run, seen: Situation) -> Decision | None:
 
 def _judgement(run: Run, seen: Situation) -> Decision:
     judged = seen.judged
+    if seen.wish is Wish.KEEP and (judged is None or judged.verdict is Verdict.INCONCLUSIVE):
+        return Keep(_unjudged(Reason.KEPT_BY_HAND, judged))
     if judged is None:
         return Watch(Reason.VERIFYING, SENTENCES[Reason.VERIFYING])
     outcome = Outcome(judged.reason, judged.message)
-    final = judged.verdict is not Verdict.INCONCLUSIVE or seen.roll_back_inconclusive
+    final = judged.verdict is not Verdict.INCONCLUSIVE or seen.unjudged is not OnInconclusive.HOLD
     if final and not is_revocable(run.current.step):
         return Keep(judged)
     match judged.verdict:
@@ -215,6 +219,22 @@ def _judgement(run: Run, seen: Situation) -> Decision:
         case Verdict.NOT_RECOVERED:
             return TurnBack(outcome, judged.verdict, judged.after)
         case Verdict.INCONCLUSIVE:
-            if seen.roll_back_inconclusive:
-                return TurnBack(outcome, judged.verdict, judged.after)
+            return _without_verdict(judged, seen.unjudged)
+
+
+def _without_verdict(judged: Judged, answer: OnInconclusive) -> Decision:
+    match answer:
+        case OnInconclusive.HOLD:
             return Watch(judged.reason, judged.message)
+        case OnInconclusive.KEEP:
+            return Keep(_unjudged(Reason.KEPT_UNJUDGED, judged))
+        case OnInconclusive.ROLL_BACK:
+            return TurnBack(Outcome(judged.reason, judged.message), judged.verdict, judged.after)
+        case _:
+            assert_never(answer)
+
+
+def _unjudged(reason: Reason, judged: Judged | None) -> Judged:
+    """Return the end of a change that stays without a verdict, and why."""
+    why = f" ({judged.message})" if judged else ""
+    return Judged(Verdict.INCONCLUSIVE, reason, f"{SENTENCES[reason]}{why}", judged.after if judged else None)

@@ -50,9 +50,26 @@ class OnInconclusive(StrEnum):
     """What is done where the evidence allows no verdict."""
 
     HOLD = "Hold"
-    """Keep the change and keep looking."""
+    """Keep looking; take the change back if there is no verdict in time."""
+    KEEP = "Keep"
+    """Keep looking; let the change stay if there is no verdict in time."""
     ROLL_BACK = "RollBack"
-    """Take the change back."""
+    """Take the change back at once."""
+
+
+def answer_to_no_verdict(asked: OnInconclusive, held: timedelta, at_most: timedelta) -> OnInconclusive:
+    """Return what is done now about a window without a verdict.
+
+    Args:
+        asked: what the spec asks for.
+        held: how long a verdict has been due.
+        at_most: how long it is waited for.
+    """
+    if asked is OnInconclusive.ROLL_BACK:
+        return asked
+    if held <= at_most:
+        return OnInconclusive.HOLD
+    return OnInconclusive.KEEP if asked is OnInconclusive.KEEP else OnInconclusive.ROLL_BACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +169,6 @@ class Policy:
     rollback: RollbackPolicy = RollbackPolicy()
     scale_out: ScaleBound | None = None
     """How far replicas may be added; None where they may not."""
+    hold_at_most: timedelta = timedelta(hours=2)
+    """How long a window without a verdict is held before `on_inconclusive` decides."""
     compression: CompressionPolicy = NOT_DECLARED

@@ -167,6 +167,8 @@ class Reason(StrEnum):
     # How a step or run ended.
     RECOVERED = "Recovered"
     IMPROVED = "Improved"
+    KEPT_BY_HAND = "KeptByHand"
+    KEPT_UNJUDGED = "KeptUnjudged"
     NOT_RECOVERED = "NotRecovered"
     INCONCLUSIVE = "Inconclusive"
     TRIAL_ANSWERED = "TrialAnswered"

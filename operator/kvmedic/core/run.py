@@ -211,7 +211,7 @@ class Run:
         )
         done = self.with_step(record)
         last = self.index == len(self.steps) - 1
-        ends = last or judged.verdict is Verdict.RECOVERED
+        ends = last or judged.verdict in (Verdict.RECOVERED, Verdict.INCONCLUSIVE)
         return replace(done, ending=Outcome(judged.reason, judged.message)) if ends else done
 
     def turned_back(self, outcome: Outcome, verdict: Verdict | None, after: Baseline | None = None) -> Run:

@@ -196,6 +196,8 @@ SENTENCES = MappingProxyType(
         Reason.HOLDING: "The run waits; the fleet serves with every replica.",
         Reason.RECOVERED: "The trouble is gone at like load, and throughput held.",
         Reason.IMPROVED: "Clearly better at like load; the trigger or an objective is still not met.",
+        Reason.KEPT_BY_HAND: "A person asked for the change to stay; nobody judged it.",
+        Reason.KEPT_UNJUDGED: "There was no verdict in time, and spec.verify.onInconclusive lets it stay.",
         Reason.NOT_RECOVERED: "No better, or worse, at like load.",
         Reason.INCONCLUSIVE: "The evidence does not allow a verdict.",
         Reason.TRIAL_ANSWERED: "A trial showed what was asked; no setting of the fleet was touched.",

@@ -71,6 +71,7 @@ def without_spec(target: TargetRef, terms: Terms) -> Policy:
         rollout=RolloutPolicy(Spare.REQUIRED, terms.drain_timeout, terms.rotation_label),
         on_inconclusive=OnInconclusive.HOLD,
         limits=Limits(NEVER, 0, 0),
+        hold_at_most=NEVER,
     )
 
 

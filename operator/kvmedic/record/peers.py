@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 
 from kvmedic.core.crowd import BAD_ENDS, BadEnd, Peer
 from kvmedic.core.reasons import Reason
+from kvmedic.core.record import ConditionType
+from kvmedic.core.run import StepState
 from kvmedic.kube.objects import JsonObject, items, moment, section
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -22,15 +24,28 @@ def peer_of(body: JsonObject) -> Peer:
     """Return a resource as its peers see it. A run that cannot be read counts as open and begun."""
     metadata, run = section(body, "metadata"), section(body, "status").get("run")
     opened_at = _moment(section(body, "status", "run").get("startedAt")) if run else None
+    takes_place = bool(run) and not _waits_for_a_verdict(body)
     return Peer(
         namespace=str(metadata.get("namespace", "")),
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
         target=str(section(body, "spec", "targetRef").get("name", "")),
-        opened_at=(opened_at or LONG_AGO) if run else None,
+        opened_at=(opened_at or LONG_AGO) if takes_place else None,
         begun=bool(run) and (opened_at is None or bool(section(body, "status", "run", "intent"))),
         bad_ends=tuple(_bad_ends(body)),
     )
+
+
+def _waits_for_a_verdict(body: JsonObject) -> bool:
+    """Return whether a run changes nothing any more, and is held because its evidence allows no verdict."""
+    steps = items(section(body, "status", "run"), "steps")
+    reasons = [
+        each.get("reason")
+        for each in items(section(body, "status"), "conditions")
+        if each.get("type") == ConditionType.PROGRESSING
+    ]
+    is_judged = any(step.get("state") == StepState.VERIFYING for step in steps)
+    return is_judged and bool(reasons) and reasons != [Reason.VERIFYING]
 
 
 def _bad_ends(body: JsonObject) -> Iterator[BadEnd]:

@@ -50,6 +50,9 @@ T = TypeVar("T")
 HEALED = frozenset({Reason.RECOVERED, Reason.IMPROVED})
 """Outcomes after which the change stays because it helped."""
 
+KEPT = HEALED | {Reason.KEPT_BY_HAND, Reason.KEPT_UNJUDGED}
+"""Outcomes after which the change stays, judged or not."""
+
 IN_VAIN = frozenset({Reason.NOT_RECOVERED, Reason.CANARY_FAILED})
 """Outcomes after which what was taken back is not tried again on the same pod template."""
 
@@ -63,6 +66,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.FENCE_LOST,
         Reason.NOT_RECOVERED,
         Reason.INCONCLUSIVE,
+        Reason.KEPT_UNJUDGED,
         Reason.SCALED_TO_ZERO,
         Reason.OWNED_BY_CONTROLLER,
         Reason.MANAGED_BY_GITOPS,
@@ -225,7 +229,7 @@ def _turned_off(before: TurnedOff | None, run: Run, outcome: Outcome, now: datet
     """Return the method that was turned off last and that nothing has taken the place of."""
     for record in run.steps:
         step = record.step
-        if isinstance(step, BundleStep) and record.state is StepState.KEPT and outcome.reason in HEALED:
+        if isinstance(step, BundleStep) and record.state is StepState.KEPT and outcome.reason in KEPT:
             return _gone(step, run, now) if step.fix is Fix.REVERT_BUNDLE else None
     return before
 

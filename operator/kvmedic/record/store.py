@@ -34,6 +34,7 @@ FINALIZER = f"{GROUP}/run"
 ABANDON = f"{GROUP}/abandon"
 """Annotation of a resource that is being deleted: leave the change in place."""
 ROLL_BACK = f"{GROUP}/rollback"
+KEEP = f"{GROUP}/keep"
 """Annotation of a resource: take the run of this id back."""
 TRY_AGAIN = f"{GROUP}/try-again"
 """Annotation of a resource: the run of this id was reverted by somebody else; try again all the same."""
@@ -191,6 +192,8 @@ def _wish(body: JsonObject, record: Record | None) -> Wish:
     run = record.run if record else None
     if run is not None and annotations.get(ROLL_BACK) == run.id:
         return Wish.ROLL_BACK
+    if run is not None and annotations.get(KEEP) == run.id:
+        return Wish.KEEP
     return Wish.NONE
 
 

@@ -21,7 +21,7 @@ STATE_REASONS = {
 """The reason under which a step's state is told; a step that ended is told with its run's outcome."""
 
 
-GOOD_ENDS = HEALED | {Reason.TRIAL_ANSWERED}
+GOOD_ENDS = HEALED | {Reason.TRIAL_ANSWERED, Reason.KEPT_BY_HAND}
 """Outcomes that nobody need be warned of."""
 
 
