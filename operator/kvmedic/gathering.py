@@ -43,14 +43,15 @@ async def gather(
     """
     pods, metrics = expected(view), senses.metrics
     windows = policy.windows
-    burn, sizing, devices = await asyncio.gather(
+    burn, sizing, devices, peaks = await asyncio.gather(
         metrics.observe(policy.source, pods, namespace, windows.trigger, windows.hold),
         metrics.observe(policy.source, pods, namespace, windows.sizing, timedelta(0)),
         metrics.devices(policy.source, pods, namespace, windows.trigger),
+        metrics.peaks(policy.source, pods, namespace),
     )
     vitals = await vitals_of(burn, namespace, view, senses.logs, devices)
     deploy = await latest_deploy(policy, namespace, view, metrics, Moment(burn.at, history))
-    return Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy)
+    return Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy, peaks=peaks)
 
 
 async def vitals_of(

@@ -153,6 +153,9 @@ class Metrics(Protocol):
     ) -> Mapping[str, Reading[tuple[Device, ...]]]:
         """Return the devices of the named replicas; one without a series has a reading that says so."""
 
+    async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> Mapping[str, Reading[float]]:
+        """Return the most tokens per second that the named replicas were asked for over the last day."""
+
     async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
         """Return running plus waiting requests, asked of the replica itself."""
 

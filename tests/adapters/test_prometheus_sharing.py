@@ -6,8 +6,10 @@ import asyncio
 import time
 from datetime import timedelta
 
+import pytest
+
 from http_double import Reply, Request, Server, forwarded
-from kvmedic.core.evidence import EVERY_SIGNAL, Look, Measured, Signal
+from kvmedic.core.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Signal
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.client import PrometheusClient
 from kvmedic.metrics.options import SourceOptions
@@ -81,3 +83,18 @@ async def test_one_caller_that_gives_up_does_not_take_the_answer_from_others(
         looked.close()
 
     assert isinstance(seen.pods["calm"].pool, Measured)
+
+
+async def test_the_peak_of_the_day_is_one_query_for_all_replicas(history: PrometheusServer) -> None:
+    with Server(lambda request: forwarded(request, history.url)) as proxy:
+        looked = source(proxy.url)
+        found = await looked.peaks([PodKey(NAMESPACE, name) for name in ("thrashing", "calm", "nobody")])
+        looked.close()
+
+    assert len(proxy.requests) == 1
+    ended, outputs = 1 + 0.25 + 0.1, 60 / 1.25
+    for name in ("thrashing", "calm"):
+        told = found[name]
+        assert isinstance(told, Measured)
+        assert told.value == pytest.approx(ended * outputs, rel=0.1)
+    assert found["nobody"] == Missing(Absence.NO_SERIES)

@@ -491,3 +491,30 @@ async def test_no_secret_is_ever_told(
     told += repr(SourceOptions(url=server.url, **options))
     for secret in ("s3cr3t", "org-x", "p4r4m"):
         assert secret not in told
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (
+            answering({"status": "error", "error": "query processing would load too many samples"}, 422),
+            UNAVAILABLE,
+        ),
+        (answering(EMPTY), Missing(Absence.NO_SERIES)),
+        (
+            answering(result([{"metric": POD, "value": [END.timestamp(), "NaN"]}])),
+            Missing(Absence.NOT_A_NUMBER),
+        ),
+    ],
+    ids=["too much for the source", "no history", "no number"],
+)
+async def test_a_peak_that_is_not_known_is_no_trouble_of_the_source(
+    reply: Callable[[Request], Reply], expected: Missing
+) -> None:
+    with Server(reply) as server:
+        looked = source(server.url)
+        found = await looked.peaks(CALM)
+        looked.close()
+
+    assert found == {"calm": expected}
+    assert looked.trouble == ""

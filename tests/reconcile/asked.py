@@ -31,6 +31,8 @@ class Asked:
     state: State
     looks: list[Look] = field(default_factory=list)
     gpus: Reading[tuple[Device, ...]] = field(default_factory=lambda: Missing(Absence.NO_SERIES))
+    peak: Reading[float] = field(default_factory=lambda: Missing(Absence.NO_SERIES))
+    """The most tokens per second that each replica was asked for."""
     ended: EngineEnd | None = None
     """Of the first replica."""
     silent: bool = False
@@ -73,6 +75,9 @@ class Asked:
     ) -> dict[str, Reading[tuple[Device, ...]]]:
         self.asked_for_devices += 1
         return dict.fromkeys((pod.name for pod in pods), self.gpus)
+
+    async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> dict[str, Reading[float]]:
+        return dict.fromkeys((pod.name for pod in pods), self.peak)
 
     async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
         self.asked_for_versions.append(pod.name)

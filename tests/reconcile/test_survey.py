@@ -87,6 +87,19 @@ async def test_a_fleet_in_trouble_is_looked_at_as_a_whole() -> None:
     assert found.plan is not None
 
 
+async def test_a_fleet_in_trouble_is_asked_for_its_peak_and_a_calm_one_is_not() -> None:
+    resource, peak = a_resource(OLD), Measured(900.0, NOW)
+    assert resource.policy is not None
+
+    troubled, calm = [
+        await survey(resource, resource.policy, view(), Senses(metrics, metrics))
+        for metrics in (Asked(State.THRASH, peak=peak), Asked(State.RECOVERED, peak=peak))
+    ]
+
+    assert set(troubled.evidence.peaks.values()) == {peak}
+    assert calm.evidence.peaks == {}
+
+
 async def test_a_method_that_evicts_tokens_is_known_by_the_template() -> None:
     resource, metrics, seen = a_resource(OLD), Asked(State.THRASH), view()
     container = {**seen.template["spec"]["containers"][0]}

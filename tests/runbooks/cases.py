@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvmedic.core.offered import Offered
 from kvmedic.core.sizing import Occupancy, Strain
 from kvmedic.runbooks.case import Case, Reach
 
@@ -22,6 +23,7 @@ CASE = Case(
     output_tokens=190,
     spread=1.0,
     running_max=32,
+    offered=Offered(1.0, served_per_second=608, is_full=True, is_steady=True),
     requests=2880,
     reach=Reach(prompt_tokens=200, output_tokens=1000, limit_tokens=2000, counted_tokens=20_000),
 )

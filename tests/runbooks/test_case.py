@@ -102,6 +102,7 @@ def test_a_cap_holds_for_each_engine_of_a_replica() -> None:
         pool=Pool(298, 32),
         running_mean=45.6,
         running_max=64,
+        waiting_mean=18.4,
         finished=1920,
         preemptions=3360,
         stalls=384,

@@ -179,7 +179,7 @@ def test_a_small_pool_is_said_to_be_small(growth: float, blocks: float, *, warne
         CASE,
         blocks=blocks,
         sequence=replace(CASE.sequence, growth_share=growth),
-        strain=replace(CASE.strain, running_mean=12),
+        strain=replace(CASE.strain, running_mean=12, stalls_per_request=1.0),
     )
 
     found = cut(case, setting())

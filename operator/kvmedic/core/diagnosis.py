@@ -11,7 +11,7 @@ from typing import TypeAlias
 from kvmedic.core.compressed import Compressed
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.engine import Knob, Scalar
-from kvmedic.core.evidence import Observation, Signal
+from kvmedic.core.evidence import Observation, Reading, Signal
 from kvmedic.core.fixing import Evaluate, FailedFix, Try, TurnOff, TurnOn
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import LatestDeploy, NoDeploy, Revision
@@ -78,6 +78,9 @@ class Evidence:
     """Why the runbook on compression cannot go on at this look. None: it can, or nobody tried yet."""
     started: Mapping[str, Start] = field(default_factory=dict)
     """What engines logged when they started, by pod name; a pod is absent where nobody had to ask."""
+    peaks: Mapping[str, Reading[float]] = field(default_factory=dict)
+    """The most tokens per second that replicas were asked for over ten minutes of the last day, by pod name;
+    a pod is absent where nobody looked."""
 
 
 @dataclass(frozen=True, slots=True)

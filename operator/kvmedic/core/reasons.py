@@ -65,6 +65,7 @@ class Reason(StrEnum):
     BASELINE_MISSING = "BaselineMissing"
     # Why a found trouble is not met with a change.
     PREEMPTIONS_CHEAP = "PreemptionsCheap"
+    CAP_BELOW_LOAD = "CapBelowLoad"
     CAP_WITHOUT_EFFECT = "CapWithoutEffect"
     GAIN_WITHIN_NOISE = "GainWithinNoise"
     POOL_TOO_SMALL = "PoolTooSmall"

@@ -78,6 +78,7 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
             "to see what the Services select", "kubectl -n $namespace get services -o wide"
         ),
         Reason.POOL_TOO_SMALL: Remedy("to add replicas", _SCALE),
+        Reason.CAP_BELOW_LOAD: Remedy("to add replicas", _SCALE),
         Reason.LEVER_NOT_ALLOWED: Remedy("to allow a lever, or to widen its bounds", _EDIT),
         Reason.CAPACITY_EXHAUSTED: Remedy("to allow more replicas, or another lever", _EDIT),
         Reason.FOOTPRINT_HELD: Remedy("to give them back by hand, undrained", _SCALE),

@@ -79,6 +79,9 @@ SENTENCES = MappingProxyType(
         Reason.CAP_WITHOUT_EFFECT: (
             "The computed cap is not below what was seen running, so it would change nothing."
         ),
+        Reason.CAP_BELOW_LOAD: (
+            "A lower cap would serve fewer tokens than are offered, so that requests would wait."
+        ),
         Reason.GAIN_WITHIN_NOISE: "The expected gain is so small that it cannot be told from noise.",
         Reason.POOL_TOO_SMALL: (
             "The KV cache is too small for requests of these lengths; a cap cannot mend that."

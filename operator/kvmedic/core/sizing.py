@@ -248,8 +248,22 @@ def fit_of(pool_blocks: float, sequence: Occupancy, cap: float) -> float:
 def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int], cap: int) -> Effect:
     """Return what a cap is expected to bring.
 
-    Fewer sequences make fewer tokens a step, and shorter steps: those of the sequences, of their
-    prefills, and of recomputation, at the price of a token that the prefills show.
+    Args:
+        strain: the engine as it runs now.
+        sequence: what a running sequence takes.
+        pool_tokens: blocks of the pool, and tokens per block.
+        cap: the cap.
+    """
+    unfit = _unfit(sequence, pool_tokens[0], cap)
+    throughput = _throughput(strain, sequence, pool_tokens[1], (min(float(cap), strain.running_mean), unfit))
+    stalls = min(strain.stalls_per_request, MOST_STALLS)
+    share = STALLS_LEFT + (1 - STALLS_LEFT) * unfit**STALLS_CROWDED
+    stalls_left = stalls * share * unfit**STALLS_FALL
+    return Effect(throughput, throughput * exp(stalls - stalls_left), stalls_left)
+
+
+def most_throughput(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int], cap: int) -> float:
+    """Return the tokens per second at a cap that is always full, over those that the engine gives now.
 
     Args:
         strain: the engine as it runs now.
@@ -257,20 +271,31 @@ def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int
         pool_tokens: blocks of the pool, and tokens per block.
         cap: the cap.
     """
-    blocks, block_tokens = pool_tokens
-    unfit = erfc(fit_of(blocks, sequence, cap) / sqrt(2)) / 2
+    unfit = _unfit(sequence, pool_tokens[0], cap)
+    return _throughput(strain, sequence, pool_tokens[1], (float(cap), unfit))
+
+
+def _unfit(sequence: Occupancy, blocks: float, cap: int) -> float:
+    """Return the share of the time (0-1) in which so many sequences do not fit the pool."""
+    return erfc(fit_of(blocks, sequence, cap) / sqrt(2)) / 2
+
+
+def _throughput(
+    strain: Strain, sequence: Occupancy, block_tokens: int, running_unfit: tuple[float, float]
+) -> float:
+    """Return tokens per second with so many running, which do not fit for some share, over those of now.
+
+    Fewer sequences make fewer tokens a step, and shorter steps: those of the sequences, of their
+    prefills, and of recomputation, at the price of a token that the prefills show.
+    """
+    running, unfit = running_unfit
     again = tokens_again(strain, sequence, block_tokens)
     left = again * unfit * max(LEAST_LEFT, unfit)
-    running = min(float(cap), strain.running_mean)
     before = tokens_per_step(strain, sequence, block_tokens)
     after = running * (1 + (strain.prefill_tokens + left) / strain.output_tokens)
     saved = _token_seconds(strain, again, before) * (before - after)
     step_ratio = 1 - saved / strain.step_seconds if strain.step_seconds > 0 else 1.0
-    throughput = running / strain.running_mean / step_ratio
-    stalls = min(strain.stalls_per_request, MOST_STALLS)
-    share = STALLS_LEFT + (1 - STALLS_LEFT) * unfit**STALLS_CROWDED
-    stalls_left = stalls * share * unfit**STALLS_FALL
-    return Effect(throughput, throughput * exp(stalls - stalls_left), stalls_left)
+    return running / strain.running_mean / step_ratio
 
 
 def tokens_again(strain: Strain, sequence: Occupancy, block_tokens: int) -> float:

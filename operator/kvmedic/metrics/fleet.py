@@ -113,6 +113,13 @@ class FleetMetrics:
             return await found.devices([PodKey(namespace, pod.name) for pod in pods], window)
         return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
 
+    async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> Mapping[str, Reading[float]]:
+        """Return the most tokens per second that the named replicas were asked for over the last day."""
+        found = self._sources.get(source)
+        if found is not None:
+            return await found.peaks([PodKey(namespace, pod.name) for pod in pods])
+        return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
+
     async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
         """Return running plus waiting requests, asked of the replica itself."""
         return await self._scraper.in_flight(_where(namespace, pod))

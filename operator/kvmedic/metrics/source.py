@@ -28,6 +28,7 @@ from kvmedic.core.vitals import Device
 from kvmedic.metrics.alone import last_of, query
 from kvmedic.metrics.devices import device_queries, devices_of
 from kvmedic.metrics.options import SourceOptions
+from kvmedic.metrics.peaks import peak_query, peaks_of
 from kvmedic.metrics.pools import block_tokens
 from kvmedic.metrics.pools import pool as pool_of
 from kvmedic.metrics.promql import Span, expression, pool, presence
@@ -174,6 +175,14 @@ class PrometheusSource:
         queries = device_queries(span, self._options.labels)
         replies = await asyncio.gather(*(self._reply(moment, text) for text in queries.values()))
         return devices_of(pods, dict(zip(queries, replies, strict=True)), moment.at)
+
+    async def peaks(self, pods: Sequence[PodKey]) -> dict[str, Reading[float]]:
+        """Return the most tokens per second that replicas were asked for of late, by pod name.
+
+        A day of history may be too much for a source, which says nothing about its other answers.
+        """
+        moment = self._current()
+        return peaks_of(pods, await self._reply(moment, peak_query(self._table)), moment.at)
 
     async def present(self, window: timedelta) -> tuple[PodKey, ...]:
         """Return every pod with a fresh sample of an engine, sorted; none where the source is down.

@@ -90,6 +90,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.HOST_OUT_OF_MEMORY,
         Reason.CAPACITY_EXHAUSTED,
         Reason.POOL_TOO_SMALL,
+        Reason.CAP_BELOW_LOAD,
         Reason.LEVER_NOT_ALLOWED,
         Reason.LEVER_EXHAUSTED,
         Reason.LEVER_AT_BOUND,

@@ -11,13 +11,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf, sqrt
 from statistics import fmean
+from types import MappingProxyType
 
 from kvmedic.core.blocks import Keep
-from kvmedic.core.complete import Complete, complete, histogram, number, pools, total
+from kvmedic.core.complete import (
+    Complete,
+    complete,
+    histogram,
+    number,
+    pools,
+    total,
+    total_if_told,
+    total_of_told,
+)
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.diagnosis import Evidence, Inconclusive
 from kvmedic.core.distribution import above, longest, lower_bound, mean_below, merged, moments, quantile
-from kvmedic.core.evidence import Histogram, Observation, Pool, Signal
+from kvmedic.core.evidence import Histogram, Observation, Pool, Reading, Signal
+from kvmedic.core.offered import Offered, Queue, peak_of
 from kvmedic.core.running_blocks import (
     RESIDENCE_QUANTILE,
     SHARED_PREFIXES,
@@ -46,6 +57,8 @@ SMALLEST_GROUP = 10
 """Requests that a group needs so that its mean length says something about their spread: the deviation
 of a mean of 10 is a third of a single one's."""
 
+_NOTHING: Mapping[str, Reading[float]] = MappingProxyType({})
+
 NOW = frozenset(
     {
         Signal.PREEMPTIONS,
@@ -53,6 +66,8 @@ NOW = frozenset(
         Signal.RUNNING_MEAN,
         Signal.KV_CACHE_USAGE_MEAN,
         Signal.INTER_TOKEN_SECONDS,
+        Signal.WAITING_MEAN,
+        Signal.REQUESTS_IN_FLIGHT_CHANGE,
     }
 )
 """Needed of the pressured replicas over the trigger's window."""
@@ -67,6 +82,7 @@ HELPFUL = frozenset(
         Signal.PREFIX_CACHE_HITS,
         Signal.STARTED_SECONDS,
         Signal.OUTPUT_LIMIT,
+        Signal.REQUESTS_ABORTED,
     }
 )
 """Used where an engine exports them. Without them recomputation counts as free (fewer cuts), prefixes as
@@ -117,6 +133,8 @@ class Case:
     """Finished requests that the lengths come from."""
     reach: Reach
     """The longest of them."""
+    offered: Offered
+    """What it is asked for, against what it gives."""
     shortest_tokens: float = 0.0
     """Prompts of a request: nineteen in twenty have more. The lower bound of the bucket in which the shortest
     twentieth ends, so that no prompt is taken for longer than it is."""
@@ -171,11 +189,14 @@ def seen_of(evidence: Evidence, pressured: Iterable[str]) -> Seen | Inconclusive
     return Seen(burn, evidence.sizing, now, requests, held)
 
 
-def case_of(seen: Seen, evicts: TokenEviction | None = None) -> Case:
+def case_of(
+    seen: Seen, evicts: TokenEviction | None = None, peaks: Mapping[str, Reading[float]] = _NOTHING
+) -> Case:
     """Return what the sizing rests on; the looks must be beyond doubt (`doubts.doubt_of`).
 
     Args:
         seen: both looks.
+        peaks: the most tokens per second that each replica was asked for of late, as far as that is known.
         evicts: what takes tokens from sequences while they run, as settings have it. It counts only where
             gauges show that sequences are smaller than their lengths.
     """
@@ -205,6 +226,7 @@ def case_of(seen: Seen, evicts: TokenEviction | None = None) -> Case:
         reach=_reach(seen, prompt, output),
         shortest_tokens=lower_bound(prompt, SHORTEST),
         measured=_measured(seen),
+        offered=offered_of(seen, output.mean, peaks),
         evicted_by=evicts.name if evicts else "",
     )
 
@@ -279,6 +301,31 @@ def _strain(seen: Seen, prefill_tokens: float, output_tokens: float) -> Strain:
         prefill_tokens=prefill_tokens,
         output_tokens=output_tokens,
     )
+
+
+def offered_of(seen: Seen, output_tokens: float, peaks: Mapping[str, Reading[float]]) -> Offered:
+    """Return what an engine is asked for: what is given, and what joined the queue or left it instead."""
+    given, window = seen.total(Signal.GENERATED_TOKENS), seen.burn.window_seconds
+    engines = sum(readings.engines for readings in seen.burn.pods.values())
+    joined = seen.total(Signal.REQUESTS_IN_FLIGHT_CHANGE) + total_of_told(seen.burn, Signal.REQUESTS_ABORTED)
+    peak, queue, whole = peak_of(peaks), queue_of(seen.burn), queue_of(seen.sizing)
+    return Offered(
+        now=max(0.0, 1 + joined * output_tokens / given) if given > 0 else 1.0,
+        served_per_second=given / window / engines if 0 < window < inf else None,
+        peak_per_second=None if peak is None else peak * len(seen.burn.pods) / engines,
+        is_full=queue.is_full or queue.grows,
+        is_steady=queue.is_steady and whole.is_steady,
+    )
+
+
+def queue_of(looked: Observation) -> Queue:
+    """Return the requests in some replicas' hands; one that wanders where a replica does not tell."""
+    running, waiting, change = (
+        total_if_told(looked, signal)
+        for signal in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN, Signal.REQUESTS_IN_FLIGHT_CHANGE)
+    )
+    glimpsed = any(readings.gauge_samples is not None for readings in looked.pods.values())
+    return Queue(running or 0.0, waiting or 0.0, inf if change is None else change, glimpsed)
 
 
 def _prefill_seconds(burn: Observation) -> float:

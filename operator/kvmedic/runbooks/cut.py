@@ -12,7 +12,18 @@ from math import erfc, floor, inf, sqrt
 from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting, SettingAdvice
 from kvmedic.core.engine import Knob
 from kvmedic.core.reasons import Reason
-from kvmedic.core.sizing import STALL_SECONDS, Effect, best_cap, corrected, effect_of, fit_of, wave_cap
+from kvmedic.core.sizing import (
+    BOLDEST_FIT,
+    STALL_SECONDS,
+    Effect,
+    best_cap,
+    cap_at,
+    corrected,
+    effect_of,
+    fit_of,
+    most_throughput,
+    wave_cap,
+)
 from kvmedic.runbooks.case import Case
 
 LEAST_GROWTH = 0.2
@@ -52,10 +63,22 @@ def cut(case: Case, setting: Setting) -> SettingAdvice:
 
 
 def cap_of(case: Case) -> int:
-    """Return the cap of the highest expected goodput; lower where requests of equal length end in waves."""
+    """Return the cap of the highest expected goodput; lower where requests of equal length end in waves.
+
+    Where it would serve fewer tokens than are offered, the lowest bolder one that serves them, if any.
+    """
     cap = best_cap(case.strain, case.sequence, (case.blocks, case.block_tokens))
     waves = wave_cap(case.blocks * case.block_tokens, case.prompt_tokens, case.output_tokens)
-    return floor(waves + case.spread * (cap - waves)) if waves < cap else cap
+    if waves < cap:
+        return floor(waves + case.spread * (cap - waves))
+    boldest = max(cap, cap_at(case.blocks, case.sequence, BOLDEST_FIT))
+    return next((one for one in range(cap, boldest + 1) if carries(case, one)), cap)
+
+
+def carries(case: Case, cap: int) -> bool:
+    """Return whether a cap serves what is offered at the peak, or as much as the present setting does."""
+    least = case.offered.least(case.strain.stalls_per_request, case.spread)
+    return most_throughput(case.strain, case.sequence, (case.blocks, case.block_tokens), cap) >= least
 
 
 def _within_lever(case: Case, setting: Setting, wanted: int) -> SettingAdvice:
@@ -74,19 +97,26 @@ def _within_lever(case: Case, setting: Setting, wanted: int) -> SettingAdvice:
             f"{_sized(case, wanted, cap)}; expected goodput x{effect.goodput_ratio:.2f}, "
             f"under x{1 + LEAST_GAIN:.2f}",
         )
+    if not carries(case, cap):
+        return NoChange(
+            Reason.CAP_BELOW_LOAD,
+            f"{_sized(case, wanted, cap)}; {_load(case, cap)}, so requests would wait in front of the "
+            "engine; more KV cache or replicas would help",
+        )
     if lever is None:
         return NoChange(
             Reason.LEVER_NOT_ALLOWED,
             f"a cap of {cap} would help ({_outlook(case, effect)}); add {Knob.MAX_NUM_SEQS} to spec.levers",
         )
     reason = Reason.CAP_RIGHT_SIZED if cap == wanted else Reason.CAP_AT_BOUND
-    message = f"{_sized(case, wanted, cap)}; expected: {_outlook(case, effect)}{_warning(case, cap)}"
+    expected = f"{_outlook(case, effect)}; {_load(case, cap)}{_warning(case, cap)}"
+    message = f"{_sized(case, wanted, cap)}; expected: {expected}"
     return Assignment(Knob.MAX_NUM_SEQS, cap, reason, message)
 
 
 def _forbidden(case: Case, wanted: int, bound: int, ceiling: float) -> NoChange | None:
     """Return that a cut which would help is under the lever's bound, or None where the bound is not why."""
-    if wanted >= ceiling:
+    if wanted >= ceiling or not carries(case, wanted):
         return None
     effect = effect_of(case.strain, case.sequence, (case.blocks, case.block_tokens), wanted)
     if effect.goodput_ratio < 1 + LEAST_GAIN:
@@ -126,6 +156,17 @@ def _outlook(case: Case, effect: Effect) -> str:
         f"{effect.stalls_per_request:.2f}, tokens/s x{effect.throughput_ratio:.2f}, "
         "longer waits before the first token"
     )
+
+
+def _load(case: Case, cap: int) -> str:
+    """Return what a cap serves at most against what is offered, in one clause."""
+    most = most_throughput(case.strain, case.sequence, (case.blocks, case.block_tokens), cap)
+    offered, served = case.offered, case.offered.served_per_second
+    if served is None:
+        return f"predicted at most x{most:.2f} of the tokens that are served now, offered x{offered.now:.2f}"
+    told = f"predicted at most {most * served:.0f} tokens/s, offered {offered.now * served:.0f} now"
+    peak = offered.peak_per_second
+    return told if peak is None else f"{told} and {peak:.0f} at the last day's peak"
 
 
 def _warning(case: Case, cap: int) -> str:

@@ -71,7 +71,7 @@ def sized(evidence: Evidence, pressured: Iterable[str]) -> Case | Inconclusive:
     doubt = doubt_of(seen)
     if doubt is not None:
         return doubt
-    case = case_of(seen, evidence.evicts)
+    case = case_of(seen, evidence.evicts, evidence.peaks)
     return misfit_of(seen, case) or case
 
 

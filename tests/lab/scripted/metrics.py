@@ -6,6 +6,7 @@ The script is a JSON file: `{"old": "thrash", "new": "recovered", "pods": {"NAME
 `"devices": {"NAME": {"lastXid": 79}}` gives a replica one GPU, `*` every other replica; without it no
 exporter tells of any GPU. `memoryInUse` and `memoryFreeMiB` of such a GPU are not known unless they are told.
 `"before": "recovered"` is how the replicas of an earlier revision fared; without it nobody remembers.
+`"peak": 900` is the most tokens per second that each replica was asked for; without it no history tells.
 `"version": "0.32.0"` is what every engine calls itself; without it none has such a page.
 """
 
@@ -83,6 +84,12 @@ class ScriptedMetrics:
         script, at = self._script(), datetime.now(UTC)
         told = script.get("devices", {})
         return {pod.name: _device(told.get(pod.name, told.get("*")), at) for pod in pods}
+
+    async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> Mapping[str, Reading[float]]:
+        script, at = self._script(), datetime.now(UTC)
+        told = script.get("peak")
+        peak: Reading[float] = Missing(Absence.NO_SERIES) if told is None else Measured(float(told), at)
+        return dict.fromkeys((pod.name for pod in pods), peak)
 
     async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
         count = self._script().get("inFlight", 0)
