@@ -12,6 +12,7 @@ from kvmedic.core.evidence import Look, Observation, Signal
 from kvmedic.core.policy import Policy, Runbook
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
+from kvmedic.core.severity import signals_of
 from kvmedic.core.started import phrases
 from kvmedic.findings import Survey
 from kvmedic.gathering import (
@@ -149,7 +150,7 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     """
     firsts = (branch for runbook in policy.runbooks for branch in first_branches(runbook))
     signals = frozenset[Signal]().union(*(branch.signals for branch in firsts), unproved(resource, view))
-    asked = Look(policy.windows.trigger, policy.windows.hold, signals)
+    asked = Look(policy.windows.trigger, policy.windows.hold, signals | signals_of(policy.objectives))
     seen = await senses.metrics.look(policy.source, expected(view), resource.namespace, asked)
     workload = engine_of(view, policy)
     method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None

@@ -15,7 +15,7 @@ import pytest
 
 from kvmedic.core.edit import PatchOperation
 from kvmedic.kube.client import Client, Limits, connect
-from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
+from kvmedic.kube.leadership import LONGEST_SECONDS, Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import CONFIG_MAPS, LEASES, JsonObject, Ref, section
 from lab.cluster.light import LightCluster
 
@@ -141,6 +141,23 @@ class TestElection:
                 for _ in range(40):
                     await pauses(clock, 1)
                     assert (first.holds, second.holds) == (True, False)
+
+    async def test_a_lease_that_asks_for_68_years_is_not_believed(self, client: Client, lease: Ref) -> None:
+        spec = {"holderIdentity": "gone", "leaseDurationSeconds": 2**31 - 1}
+        await client.create(lease, {"metadata": {"name": lease.name}, "spec": spec})
+        clock = Clock()
+        candidate = Candidate(client, lease, clock)
+
+        async with candidate.running():
+            await pauses(clock, 20)
+            assert not candidate.holds
+            for _ in range(600):
+                clock.now += LONGEST_SECONDS + 1
+                await asyncio.sleep(0.1)
+                if candidate.holds:
+                    break
+
+            assert (await spec_of(client, lease))["leaseDurationSeconds"] == 15
 
     async def test_given_back_it_is_taken_at_once(self, client: Client, lease: Ref) -> None:
         clock = Clock()

@@ -170,12 +170,28 @@ def test_a_ticket_keeps_its_date_when_its_message_changes() -> None:
     assert unmeasured("why", NOW, PAGED) == Urgency(Severity.TICKET, "why", NOW)
 
 
+@pytest.mark.parametrize(
+    ("replica", "limit", "severity"),
+    [(taking(11), 14, Severity.PAGE), (taking(11), 16, None), (IDLE.readings(), 14, None)],
+    ids=["breached", "met", "not measured"],
+)
+def test_a_fleet_without_trouble_pages_while_a_breach_is_measured(
+    replica: PodReadings, limit: float, severity: Severity | None
+) -> None:
+    calm = an_evidence(CALM)
+    seen, wish = an_observation(replica), Objectives(e2e_p95_seconds=limit)
+
+    found = urgency_of(diagnose(RUNBOOKS["PreemptionThrash"], calm), seen, wish, PAGED)
+
+    assert (found.severity if found else None) == severity
+
+
 def test_a_fleet_without_trouble_has_no_urgency_and_a_doubtful_one_has() -> None:
     calm, hot = an_evidence(CALM), an_evidence(THRASHING)
     table = RUNBOOKS["PreemptionThrash"]
     slow = Objectives(e2e_p95_seconds=1)
 
-    assert urgency_of(diagnose(table, calm), calm.burn, slow, PAGED) is None
+    assert urgency_of(diagnose(table, calm), calm.burn, NONE, PAGED) is None
     hurt = urgency_of(diagnose(table, hot), hot.burn, slow, None)
     assert hurt is not None
     assert hurt.severity is Severity.PAGE

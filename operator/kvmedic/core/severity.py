@@ -62,7 +62,7 @@ def signals_of(objectives: Objectives) -> frozenset[Signal]:
 def urgency_of(
     diagnosis: Diagnosis, seen: Observation, objectives: Objectives, shown: Urgency | None
 ) -> Urgency | None:
-    """Return how urgent what a look found is, or None where it found no trouble.
+    """Return how urgent what a look found is, or None where it found no trouble and no breach is measured.
 
     Args:
         diagnosis: what was found.
@@ -71,7 +71,7 @@ def urgency_of(
         shown: what was said last.
     """
     if is_content(diagnosis):
-        return None
+        return _page(seen, objectives, shown)
     return urgency(seen, objectives, shown)
 
 
@@ -81,17 +81,25 @@ def urgency(seen: Observation, objectives: Objectives, shown: Urgency | None) ->
     What was said last is returned as it is while the same objectives are breached: numbers that
     differ are not worth a write.
     """
+    paged = _page(seen, objectives, shown)
+    if paged is not None:
+        return paged
     levels = _levels(objectives)
-    found = {level: _p95_seconds(seen, level.signal) for level in levels}
-    over = [level for level in levels if (found[level] or 0.0) > level.seconds]
-    if over:
-        told = (f"{one.words} p95 {found[one]:.3g} s, objective {one.seconds:g} s" for one in over)
-        fresh = Urgency(Severity.PAGE, "; ".join(told), seen.at, tuple(one.name for one in over))
-        return _unless_same(shown, fresh)
-    unknown = [level.name for level in levels if found[level] is None]
+    unknown = [level.name for level in levels if _p95_seconds(seen, level.signal) is None]
     if shown is not None and set(unknown) & set(shown.breached):
         return shown
     return _unless_same(shown, Urgency(Severity.TICKET, _calm(levels, unknown), seen.at))
+
+
+def _page(seen: Observation, objectives: Objectives, shown: Urgency | None) -> Urgency | None:
+    """Return the page for objectives that are measured and breached, or None."""
+    found = [(level, _p95_seconds(seen, level.signal)) for level in _levels(objectives)]
+    over = [(level, p95) for level, p95 in found if p95 is not None and p95 > level.seconds]
+    if not over:
+        return None
+    told = (f"{one.words} p95 {p95:.3g} s, objective {one.seconds:g} s" for one, p95 in over)
+    fresh = Urgency(Severity.PAGE, "; ".join(told), seen.at, tuple(one.name for one, _ in over))
+    return _unless_same(shown, fresh)
 
 
 def unmeasured(why: str, at: datetime, shown: Urgency | None) -> Urgency:

@@ -27,6 +27,10 @@ from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Conflict
 from kvmedic.kube.objects import LEASES, JsonObject, Ref, section
 
+LONGEST_SECONDS = 300
+"""How long a Lease that does not change is left alone, whatever it says of itself: one that says 68 years, by
+a slip of the hand or by malice, would end all healing. Five times what components of Kubernetes ask for."""
+
 LOG = logging.getLogger("kvmedic")
 
 
@@ -164,8 +168,8 @@ class Leadership:
         """Return whether the Lease was given back, or did not change for as long as its holder said."""
         if not spec.get("holderIdentity"):
             return True
-        duration = spec.get("leaseDurationSeconds") or self._times.duration_seconds
-        return self._clock() - self._seen_at > duration
+        told = spec.get("leaseDurationSeconds") or self._times.duration_seconds
+        return self._clock() - self._seen_at > min(told, max(LONGEST_SECONDS, self._times.duration_seconds))
 
     def _claimed(self, spec: JsonObject) -> JsonObject:
         """Return the Lease's spec with us as its holder."""
