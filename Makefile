@@ -108,7 +108,7 @@ scenarios: setup ## Play every scenario and its near twin on a real cluster (SCE
 	@SCENARIOS="$(SCENARIOS)" FIRST="$(FIRST)" LANES=$(LANES) LIST=$(LIST) $(PY) -m lab.play
 
 .PHONY: bench-sizing
-bench-sizing: setup ## Compare the operator's caps and verdicts with a sweep (WORKLOADS="chat drawn=0-9")
+bench-sizing: setup ## Compare the operator's caps and verdicts with a sweep (WORKLOADS="chat drawn=0-9"), or with doing nothing under arrivals that do not wait (WORKLOADS="open starving")
 	$(PY) -m lab.bench.sizing $(WORKLOADS)
 
 .PHONY: bench-levers

@@ -128,14 +128,14 @@ class Drive:
         self.metrics.record_scheduler(self.scheduler)
         outcome.pages.append((at, self.metrics.text()))
 
-    def _send(self) -> None:
+    def _send(self, at: float | None = None) -> None:
         lengths = next(self._lengths)
         number = len(self._clients)
         prompt = prompt_of(number, lengths)
         request = Request(
             str(number), prompt, lengths.output, BlockTable(self.scheduler.block_size), seed=number + 1
         )
-        self._clients[request] = Client(Times(self.now))
+        self._clients[request] = Client(Times(self.now if at is None else at))
         self.scheduler.add(request)
 
     def _advance(self) -> list[tuple[Client, Request]]:
@@ -165,8 +165,12 @@ class Drive:
             if output.finish_reason is not None:
                 ended.append((self._clients[output.request], output.request))
                 self._finished += 1
-                self._send()
+                self._follow_up()
         return ended
+
+    def _follow_up(self) -> None:
+        """Let whoever was answered send again: a closed loop."""
+        self._send()
 
 
 def prompt_of(number: int, lengths: Lengths) -> list[int]:

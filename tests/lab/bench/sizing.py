@@ -23,6 +23,7 @@ from kvmedic.metrics.page import parse_page
 from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import TRIGGER, chosen_cap, glimpsed_cap, observed
+from lab.bench.open_loop import SEEDS, STARVING, open_half, starving_half
 from lab.bench.shift import SHIFTS, Turned, turned_at
 from lab.bench.workloads import WORKLOADS, Workload
 
@@ -34,6 +35,8 @@ HARM, GAIN = 0.95, 1.05
 """Goodput over that without a cap, under which a cap counts as harmful, and from which as right."""
 DEFAULT_CAP = 256
 """Where halving begins: vLLM's default on most accelerators."""
+OPEN = ("open", "starving")
+"""What begins the names of the open half's parts."""
 FEW_PREEMPTIONS = 0.5
 """Preemptions per request at which halving stops: the default trigger."""
 
@@ -196,8 +199,12 @@ def main(arguments: Sequence[str] = ()) -> int:
     """Print the tables; return 0 if the bounds hold, 1 if not.
 
     Args:
-        arguments: parts of workloads' names (all by default), or `drawn=0-98` for some drawn at random.
+        arguments: parts of workloads' names (all by default), or `drawn=0-98` for some drawn at random; or
+            `open` and `starving` for the open half (`lab.bench.open_loop`).
     """
+    halves = [_open_half(*text.partition("=")[::2]) for text in arguments if text.startswith(OPEN)]
+    if halves:
+        return max(halves)
     seeds = [seed for text in arguments if text.startswith("drawn=") for seed in _range(text[6:])]
     names = [text for text in arguments if not text.startswith("drawn=")]
     wanted = _chosen([one.name for one in WORKLOADS], names, bool(seeds))
@@ -218,6 +225,13 @@ def main(arguments: Sequence[str] = ()) -> int:
     for (did, verdict), count in sorted(said.items()):
         print(f"{did:10} {verdict:14} {count:5d}")
     return _judged(rows, turned)
+
+
+def _open_half(name: str, which: str) -> int:
+    """Run a part of the open half; it names drawn workloads, or how many starving caps there should be."""
+    if name == "open":
+        return open_half(_range(which) if which else SEEDS)
+    return starving_half(int(which or STARVING))
 
 
 def _chosen(known: Sequence[str], names: Sequence[str], others: bool) -> list[int]:

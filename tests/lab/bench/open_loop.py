@@ -1,0 +1,205 @@
+"""The open half of `make bench-sizing`: caps under arrivals that do not wait, against doing nothing.
+
+    make bench-sizing WORKLOADS=open          # ten drawn workloads; open=20-29: others
+    make bench-sizing WORKLOADS=starving      # 100 drawn caps that starve users; starving=200: so many
+
+Each workload gets Poisson arrivals at shares of what its best setting serves. The operator looks at the run
+without a cap, by all scrapes and by two pages, and each cap that it plans is run on the same arrivals. Scored
+are tokens of requests whose first token came within 30 s and that had no gap over 2 s. A plan that loses over
+5 % to doing nothing fails the bench, as do more than two starving caps in a hundred that the verdict keeps.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import count, islice
+
+from kvmedic.core.baseline import Baseline
+from kvmedic.core.diagnosis import Inconclusive, Trigger
+from kvmedic.core.verdict import Objectives, Verdict, baseline_of, compare
+from lab.bench.drawn import drawn
+from lab.bench.drive import UNCAPPED, Drive, Outcome
+from lab.bench.judging import chosen_cap, glimpsed_cap, observed
+from lab.bench.open_drive import FIRST_TOKEN_SECONDS, OpenDrive
+from lab.bench.workloads import Workload
+
+LOADS = (0.8, 0.9, 0.95, 1.05, 1.1)
+"""Tokens that are offered, over what the best setting serves without a stall."""
+WORST_LOSS = 0.05
+SEEDS = range(10)
+SWEEP = (0.6, 0.75, 0.9, 1.05)
+"""Caps among which the best setting is sought, as shares of the mean running set without one."""
+SWEPT_TOKENS, SECONDS, WARM_SHARE = 80_000, 400.0, 0.25
+ARRIVALS = 101
+"""Seed of the arrivals."""
+STARVING, MOST_KEPT = 100, 0.02
+LATER = 5.0
+"""First token (p95) over that of before, beyond which users starve, if it is over the limit too."""
+STARVING_LOADS, STARVING_CAPS, STARVING_SECONDS = (0.5, 1.0), (0.2, 0.9), 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What one look led to: a cap, or none, and what it did to tokens served in time."""
+
+    cap: int | None
+    reason: str
+    gain: float
+    """Tokens served in time, over those of doing nothing; 1 without a cap."""
+
+    def __str__(self) -> str:
+        return f"{self.reason:>16}" if self.cap is None else f"{self.cap:>8} x{self.gain:<7.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload at one load."""
+
+    name: str
+    load: float
+    in_time: float
+    """Share of the tokens that are served in time without a cap."""
+    looks: tuple[Planned, ...]
+    """By all scrapes, and by two pages."""
+
+    @property
+    def loss(self) -> float:
+        """Return what the worst plan loses to doing nothing."""
+        return max(0.0, *(1 - look.gain for look in self.looks))
+
+    def __str__(self) -> str:
+        told = " ".join(str(look) for look in self.looks)
+        return f"{self.name:14s} {self.load:5.2f} {self.in_time:8.1%} {told} {self.loss:6.1%}"
+
+
+HEADER = f"{'workload':14} {'load':>5} {'in time':>8} {'scrapes':>16} {'2 pages':>17} {'loss':>6}"
+
+
+def rows_of(workload: Workload) -> tuple[Row, ...]:
+    """Return the rows of one workload."""
+    mean = sum(one.output for one in islice(workload.lengths(), 2000)) / 2000
+    best = _most_goodput(workload, round(SWEPT_TOKENS / mean))
+    return tuple(_row(workload, load, load * best / mean) for load in LOADS)
+
+
+def _most_goodput(workload: Workload, requests: int) -> float:
+    """Return the tokens per second without a stall that the best setting serves."""
+    warm = max(2 * workload.clients, requests // 4)
+    idle = Drive(workload, UNCAPPED).run(warm, requests)
+    running = _running(idle)
+    caps = {max(1, round(running * share)) for share in SWEEP}
+    return max(idle.goodput, *(Drive(workload, cap).run(warm, requests).goodput for cap in caps))
+
+
+def _running(outcome: Outcome) -> float:
+    figures = baseline_of(observed(outcome, len(outcome.pages)), 0)
+    found = None if isinstance(figures, Inconclusive) else figures.running_mean
+    return found or 1.0
+
+
+def _row(workload: Workload, load: float, per_second: float) -> Row:
+    idle = _open(workload, UNCAPPED, per_second)
+    known: dict[int, float] = {}
+    looks: list[Planned] = []
+    for cap, reason in (chosen_cap(idle), glimpsed_cap(idle)):
+        if cap is not None and cap not in known:
+            known[cap] = _open(workload, cap, per_second).good_tokens / max(1, idle.good_tokens)
+        looks.append(Planned(cap, reason, 1.0 if cap is None else known[cap]))
+    return Row(workload.name, load, idle.good_tokens / max(1, idle.tokens), tuple(looks))
+
+
+def _open(workload: Workload, cap: int, per_second: float, seconds: float = SECONDS) -> Outcome:
+    return OpenDrive(workload, cap, per_second, ARRIVALS).run_for(WARM_SHARE * seconds, seconds)
+
+
+def _rows_drawn(seed: int) -> tuple[Row, ...]:
+    return rows_of(drawn(seed))
+
+
+def open_half(seeds: Sequence[int]) -> int:
+    """Print the table of drawn workloads; return 0 if no plan loses too much, 1 if one does."""
+    print(HEADER)
+    rows: list[Row] = []
+    with ProcessPoolExecutor(2) as workers:
+        for job in as_completed([workers.submit(_rows_drawn, seed) for seed in seeds]):
+            rows += job.result()
+            print("\n".join(str(row) for row in job.result()), flush=True)
+    return judged(rows)
+
+
+def judged(rows: Sequence[Row]) -> int:
+    """Print what the rows come to; return 0 if no plan loses too much, 1 if one does."""
+    lost = [row for row in rows if row.loss > WORST_LOSS]
+    plans = sum(any(look.cap is not None for look in row.looks) for row in rows)
+    worst = max((row.loss for row in rows), default=0.0)
+    told = "; ".join(f"{row.name} at {row.load:g} loses {row.loss:.1%}" for row in lost) or "all within"
+    print(f"\n{plans} of {len(rows)} planned, worst loss {worst:.1%}: {told}")
+    return 1 if lost else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """One cap that starves users, and what the verdict says of it."""
+
+    seed: int
+    before: Baseline
+    after: Baseline
+    verdict: Verdict
+
+    @property
+    def is_kept(self) -> bool:
+        """Return whether the cap stays as one that helped."""
+        return self.verdict in (Verdict.RECOVERED, Verdict.IMPROVED)
+
+    def __str__(self) -> str:
+        first = f"{self.before.time_to_first_token_p95_seconds:.1f} -> "
+        first += f"{self.after.time_to_first_token_p95_seconds:.1f} s"
+        return f"drawn {self.seed}: first token p95 {first}: {self.verdict}"
+
+
+def starved_by(seed: int) -> Starved | None:
+    """Return what a cap that is drawn does under a load that is drawn; None where nobody starves."""
+    workload, chance = drawn(seed), random.Random(seed)
+    mean = sum(one.output for one in islice(workload.lengths(), 2000)) / 2000
+    idle = Drive(workload, UNCAPPED).run(2 * workload.clients, round(SWEPT_TOKENS / 2 / mean))
+    per_second = chance.uniform(*STARVING_LOADS) * idle.throughput / mean
+    cap = max(1, round(chance.uniform(*STARVING_CAPS) * _running(idle)))
+    runs = (_open(workload, one, per_second, STARVING_SECONDS) for one in (UNCAPPED, cap))
+    before, after = (baseline_of(observed(run, len(run.pages)), 0) for run in runs)
+    if isinstance(before, Inconclusive) or isinstance(after, Inconclusive):
+        return None
+    limit = max(FIRST_TOKEN_SECONDS, LATER * before.time_to_first_token_p95_seconds)
+    if after.time_to_first_token_p95_seconds <= limit:
+        return None
+    said = compare(before, after, Objectives(), Trigger(0.5, 0.85))
+    return Starved(seed, before, after, said.verdict)
+
+
+def starving_half(wanted: int, first: int = 1000) -> int:
+    """Print what the verdict says of drawn caps that starve users; return 0 if it keeps hardly any, else 1.
+
+    Args:
+        wanted: how many such caps.
+        first: the first seed.
+    """
+    found: list[Starved] = []
+    with ProcessPoolExecutor(2) as workers:
+        for one in _drawn_in_turn(workers, first):
+            found += [one] if one is not None else []
+            if one is not None:
+                print(f"{len(found):3d} {one}", flush=True)
+            if len(found) >= wanted:
+                break
+        workers.shutdown(cancel_futures=True)
+    kept = [one for one in found if one.is_kept]
+    held = sum(one.verdict is Verdict.INCONCLUSIVE for one in found)
+    print(f"\n{len(found)} starve, {len(kept)} kept, {held} held: {'; '.join(map(str, kept)) or 'none kept'}")
+    return 1 if len(kept) > MOST_KEPT * wanted else 0
+
+
+def _drawn_in_turn(workers: ProcessPoolExecutor, first: int) -> Iterator[Starved | None]:
+    """Yield what drawn caps do, as each is known; a few at a time."""
+    for start in count(first, 8):
+        for job in as_completed([workers.submit(starved_by, seed) for seed in range(start, start + 8)]):
+            yield job.result()
