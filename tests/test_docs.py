@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from kvmedic.api.quantities import format_duration
 from kvmedic.cli.app import app_for
-from kvmedic.frame import BudgetOptions, StormOptions
+from kvmedic.frame import BudgetOptions, CompressionOptions, StormOptions
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -156,7 +156,11 @@ def test_every_page_is_reached_from_the_readme() -> None:
 def test_the_operators_limits_are_told_with_their_defaults() -> None:
     page = (ROOT / "docs" / "reference" / "operator-limits.md").read_text()
     rows = re.findall(r"^\| `(\w+)\.(\w+)` \| (\S+) \|", page, re.MULTILINE)
-    sections = {"budgets": BudgetOptions(), "storm": StormOptions()}
+    sections = {
+        "budgets": BudgetOptions(),
+        "storm": StormOptions(),
+        "compression": CompressionOptions(),
+    }
 
     wanted = {
         (name, field): default
@@ -165,6 +169,6 @@ def test_the_operators_limits_are_told_with_their_defaults() -> None:
     }
     told = {(name, field): default for name, field, default in rows}
     assert told == {
-        key: format_duration(value) if isinstance(value, timedelta) else str(value)
+        key: format_duration(value) if isinstance(value, timedelta) else str(value or "none")
         for key, value in wanted.items()
     }

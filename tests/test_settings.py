@@ -288,6 +288,23 @@ def test_trial_pods_are_off_and_nobody_has_a_key_by_default(write: Writer) -> No
     assert probe.api_key is None
 
 
+def test_settings_of_methods_are_allowed_by_name_or_beginning_and_never_secrets(write: Writer) -> None:
+    write("compression: {flags: [--evict], variables: [EVICT, LAB_*]}")
+    allowed = load().compression
+
+    write("compression: {variables: [MY_API_KEY]}")
+    with pytest.raises(
+        SettingsError, match=r"compression\.variables: a flag or variable of a secret"
+    ) as told:
+        load()
+    write('compression: {variables: ["*"]}')
+    with pytest.raises(SettingsError, match=r"compression\.variables"):
+        load()
+
+    assert (allowed.flags, allowed.variables) == (("--evict",), ("EVICT", "LAB_*"))
+    assert "MY_API_KEY" not in str(told.value)
+
+
 def test_evaluations_need_trial_pods(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     write("probe: {evaluations: true}")
 

@@ -6,8 +6,9 @@ import os
 from datetime import timedelta
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from kvmedic.core.redaction import names_secret
 from kvmedic.sections import Section, within
 
 
@@ -58,6 +59,28 @@ class HealthOptions(Section):
     seconds; at most as long as a look waits for everybody (30s)."""
     at_once: Annotated[int, Field(ge=1, le=64)] = 8
     """Replicas that are asked side by side: a choice, so that a large fleet does not take all connections."""
+
+
+class CompressionOptions(Section):
+    """What specs may name as settings of a method of compression, beside those of known methods.
+
+    Whoever may create a KVRemediation can have them set or removed on a Deployment of the same namespace.
+    """
+
+    flags: tuple[Annotated[str, Field(pattern=r"^--[A-Za-z][A-Za-z0-9._-]*$", max_length=63)], ...] = ()
+    """Flags of the engine, with their dashes."""
+    variables: tuple[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(_\*)?$", max_length=63)], ...
+    ] = ()
+    """Variables of its container; one that ends with `_*` allows all names that begin so, but for those by
+    which other code or secrets would come in."""
+
+    @field_validator("flags", "variables")
+    @classmethod
+    def _no_secrets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(names_secret(name) for name in value):
+            raise ValueError("a flag or variable of a secret cannot be allowed, as statuses would show it")
+        return value
 
 
 class LeadershipOptions(Section):

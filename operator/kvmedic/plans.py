@@ -9,6 +9,7 @@ from itertools import takewhile
 
 from kvmedic.core.approval import stands
 from kvmedic.core.diagnosis import (
+    Beyond,
     Branch,
     Diagnosed,
     Diagnosis,
@@ -40,8 +41,9 @@ from kvmedic.findings import Survey
 from kvmedic.last_good import in_context
 from kvmedic.ports import View
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.bundle import bundle_plan, turning_plan
+from kvmedic.runbooks.bundle import bundle_plan, turning_plan, unrecorded
 from kvmedic.runbooks.capacity import spent_by
+from kvmedic.runbooks.compression_fixes import confirmed_first
 from kvmedic.runbooks.drained_replica import Past, on_a_replica
 from kvmedic.runbooks.fleet_plans import (
     gate_plan,
@@ -246,15 +248,9 @@ def _plan(
     A replica can be replaced whatever runs in it, and a revision rolled back; a setting needs an engine that
     is known.
     """
-    if isinstance(found.diagnosis, Inconclusive) or found.diagnosis.branch.then is None:
-        return NoChange(found.diagnosis.reason, "")
-    advise = found.diagnosis.branch.then
-    if isinstance(workload, Workload):
-        advice = proposal(workload, advise, found.evidence, known, resource.generation)
-    else:
-        told = advise(found.evidence, known)
-        unset = NoChange(workload.reason, workload.message)
-        advice = told if isinstance(told, Relief | RollBack) else unset
+    advice = _advice(found, workload, known, resource.generation)
+    if isinstance(advice, TurnOff) and policy.mode is Mode.AUTO:
+        advice = confirmed_first(found.evidence, advice)
     if isinstance(advice, RollBack):
         return rollback_of(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Relief):
@@ -264,8 +260,21 @@ def _plan(
     if isinstance(advice, Try | Evaluate):
         return _tried(workload, found, advice, resource, policy)
     if isinstance(advice, TurnOff | TurnOn):
-        return _turned(workload, advice, known, resource.generation)
+        return _turned(workload, found, advice, known, resource.generation)
     return advice
+
+
+def _advice(
+    found: Survey, workload: Workload | Fault, known: Setting, generation: int
+) -> Plan | Fault | Beyond | NoChange:
+    """Return what the diagnosed branch asks for; of a setting the plan itself."""
+    if isinstance(found.diagnosis, Inconclusive) or found.diagnosis.branch.then is None:
+        return NoChange(found.diagnosis.reason, "")
+    advise = found.diagnosis.branch.then
+    if isinstance(workload, Workload):
+        return proposal(workload, advise, found.evidence, known, generation)
+    told = advise(found.evidence, known)
+    return told if isinstance(told, Relief | RollBack) else NoChange(workload.reason, workload.message)
 
 
 def _tried(
@@ -283,7 +292,7 @@ def _tried(
 
 
 def _turned(
-    workload: Workload | Fault, advice: TurnOff | TurnOn, known: Setting, generation: int
+    workload: Workload | Fault, found: Survey, advice: TurnOff | TurnOn, known: Setting, generation: int
 ) -> Plan | Fault | NoChange:
     """Return the plan that turns a method off or on, unless that was tried on this pod template in vain."""
     if isinstance(workload, Fault):
@@ -293,6 +302,8 @@ def _turned(
     if advice.method in known.kept_on:
         text = f"{advice.method} was turned off on this pod template, and had to be turned on again"
         return NoChange(Reason.LEVER_EXHAUSTED, text)
+    if doubt := unrecorded(workload, advice.settings, found.view.templates.values()):
+        return Fault(Reason.FLAG_NOT_EDITABLE, f"{advice.method} is not turned off: {doubt}")
     return bundle_plan(workload, advice, generation)
 
 

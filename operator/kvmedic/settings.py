@@ -22,6 +22,7 @@ from ruamel.yaml.error import YAMLError
 
 from kvmedic.frame import (
     BudgetOptions,
+    CompressionOptions,
     HealthOptions,
     KubernetesOptions,
     LeadershipOptions,
@@ -65,6 +66,7 @@ class Settings(BaseSettings):
     kubernetes: KubernetesOptions = KubernetesOptions()
     health: HealthOptions = HealthOptions()
     probe: ProbeOptions = ProbeOptions()
+    compression: CompressionOptions = CompressionOptions()
     leadership: LeadershipOptions = LeadershipOptions()
     budgets: BudgetOptions = BudgetOptions()
     storm: StormOptions = StormOptions()

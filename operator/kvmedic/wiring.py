@@ -23,7 +23,7 @@ from kvmedic.crowd import Bounds, Crowd
 from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.engines.vllm_start import VLLM_START
-from kvmedic.frame import HealthOptions, KubernetesOptions, PaceOptions
+from kvmedic.frame import CompressionOptions, HealthOptions, KubernetesOptions, PaceOptions
 from kvmedic.handlers import Backoff, Frame, Operator, serve, utc_now
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
@@ -38,6 +38,7 @@ from kvmedic.record.reporter import Reporter
 from kvmedic.record.store import Store
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.roster import Roster
+from kvmedic.runbooks.allowed_settings import AllowedSettings
 from kvmedic.settings import Settings
 from kvmedic.trial_ports import Evaluations, NoEvaluations, NoTrials, Probes, Trials
 
@@ -106,7 +107,7 @@ def ports_of(
     """Return the ports of one process."""
     process = settings.process
     return Ports(
-        store=Store(world.client),
+        store=Store(world.client, allowed_by(settings.compression)),
         target=target_of(world),
         copies=StoredCopies(world.client),
         metrics=world.metrics,
@@ -134,6 +135,11 @@ def drivers_of(options: HealthOptions, client: Client) -> Drivers:
 def trials_of(options: ProbeOptions, client: Client) -> Trials:
     """Return who makes trial pods: nobody, unless the configuration allows it."""
     return TrialPods(client) if options.trial_pods else NoTrials()
+
+
+def allowed_by(options: CompressionOptions) -> AllowedSettings:
+    """Return which settings of a method a spec may name beside those that are known."""
+    return AllowedSettings(options.flags, options.variables)
 
 
 def evaluations_of(options: ProbeOptions, client: Client) -> Evaluations:

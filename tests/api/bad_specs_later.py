@@ -97,6 +97,66 @@ COMPRESSION = [
         "name either flag or env",
     ),
     Row(
+        "several flags as one",
+        compression(settings=[{"flag": "--x=1 --middleware=y", "after": "1"}]),
+        "spec.compression.settings[0].flag",
+        "use the name of one flag",
+    ),
+    Row(
+        "several flags as one of the replacement",
+        compression(
+            replacement={"method": "Mine", "settings": [{"flag": "--x=1 --middleware=y", "after": "1"}]}
+        ),
+        "spec.compression.replacement.settings[0].flag",
+        "use the name of one flag",
+    ),
+    Row(
+        "a variable with a value in its name",
+        compression(settings=[{"env": "A=1", "after": "1"}]),
+        "spec.compression.settings[0].env",
+        "use the name of one variable",
+    ),
+    Row(
+        "a variable with a value in its name of the replacement",
+        compression(replacement={"method": "Mine", "settings": [{"env": "A=1", "after": "1"}]}),
+        "spec.compression.replacement.settings[0].env",
+        "use the name of one variable",
+    ),
+    Row(
+        "a value of two words",
+        compression(settings=[{"flag": "--kv-cache-dtype", "after": "fp8 --middleware=x"}]),
+        "spec.compression.settings[0].after",
+        "use one word of a shell",
+    ),
+    Row(
+        "a value of two words of the replacement",
+        compression(
+            replacement={
+                "method": "Mine",
+                "settings": [{"flag": "--kv-cache-dtype", "after": "fp8 --middleware=x"}],
+            }
+        ),
+        "spec.compression.replacement.settings[0].after",
+        "use one word of a shell",
+    ),
+    Row(
+        "a value from before that reads a variable",
+        compression(settings=[{"flag": "--kv-cache-dtype", "before": "$(HF_TOKEN)"}]),
+        "spec.compression.settings[0].before",
+        "use one word of a shell",
+    ),
+    Row(
+        "a value from before that reads a variable of the replacement",
+        compression(
+            replacement={
+                "method": "Mine",
+                "settings": [{"flag": "--kv-cache-dtype", "before": "$(HF_TOKEN)"}],
+            }
+        ),
+        "spec.compression.replacement.settings[0].before",
+        "use one word of a shell",
+    ),
+    Row(
         "no blocks",
         baseline(blocks=0),
         "spec.compression.baseline.blocks",

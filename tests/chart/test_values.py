@@ -13,6 +13,7 @@ from chart.generated import CHART
 from chart.rendering import Values, refusal, render
 from kvmedic.frame import (
     BudgetOptions,
+    CompressionOptions,
     HealthOptions,
     KubernetesOptions,
     LeadershipOptions,
@@ -154,8 +155,20 @@ def test_every_object_of_the_schema_is_closed() -> None:
         ),
         (BudgetOptions, SCHEMA["properties"]["budgets"], {}),
         (StormOptions, SCHEMA["properties"]["storm"], {"over": None}),
+        (CompressionOptions, SCHEMA["properties"]["compression"], {}),
     ],
-    ids=["source", "scrape", "pace", "leadership", "kubernetes", "nodeHealth", "probe", "budgets", "storm"],
+    ids=[
+        "source",
+        "scrape",
+        "pace",
+        "leadership",
+        "kubernetes",
+        "nodeHealth",
+        "probe",
+        "budgets",
+        "storm",
+        "compression",
+    ],
 )
 def test_every_setting_of_the_operator_has_its_value(
     options: type[Section], schema: Values, elsewhere: dict[str, str | None]

@@ -13,6 +13,7 @@ from kvmedic.core.compressed import Answer
 from kvmedic.core.evidence import Measured
 from kvmedic.core.hand_overs import HandOver
 from kvmedic.core.plan import BundleStep, FlagStep
+from kvmedic.core.prompt_probe import Growth
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.record import ClosedRun, Record, TriedBundle
@@ -74,8 +75,11 @@ def handed(found: Survey) -> HandOver:
     return found.hand_over
 
 
-async def suspected() -> Resource:
-    """Return a resource that gives a fleet before the method that was faster, on less device memory."""
+async def suspected(mode: str = "Approve") -> Resource:
+    """Return a resource that gives a fleet before the method that was faster, on less device memory.
+
+    In mode Auto what the spec alone says turns nothing off.
+    """
     now = figures_of((await looked(Record(answers=(RECLAIMS,)))).evidence)
     before = {
         "requestsPerSecond": now.requests_per_second,
@@ -84,7 +88,7 @@ async def suspected() -> Resource:
         "kvCacheUsage": now.kv_cache_usage,
         "deviceMemory": "20Gi",
     }
-    return spec(runbooks=BOTH, compression={"baseline": before})
+    return spec(runbooks=BOTH, mode=mode, compression={"baseline": before})
 
 
 async def test_a_method_that_does_what_it_can_is_handed_over_with_the_plan() -> None:
@@ -278,6 +282,24 @@ async def test_the_way_back_is_bounded_too() -> None:
     assert found.plan is None
     assert found.obstacle is not None
     assert found.obstacle.reason is Reason.HANDED_OVER_TWICE
+
+
+GROWTHS = {None: TrialStep, Growth.SQUARE: BundleStep, Growth.LINEAR: FlagStep}
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+async def test_what_the_spec_alone_says_turns_nothing_off_in_auto_before_a_trial_says_so(
+    growth: Growth | None,
+) -> None:
+    works = replace(RECLAIMS, template=template_hash(ROOM))
+    asked = replace(works, question=Question.PROMPTS, reclaim=None, growth=growth)
+    without = replace(asked, template="f" * 16, beside=works.template, growth=Growth.LINEAR)
+    record = Record(answers=(works, asked, without) if growth else (works,))
+
+    found = await looked(record, await suspected("Auto"), Asked(State.THRASH, gpus=ROOMY), ROOM)
+
+    assert found.plan is not None
+    assert isinstance(found.plan.steps[0], GROWTHS[growth])
 
 
 async def test_the_way_back_turns_the_method_off() -> None:

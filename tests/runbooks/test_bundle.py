@@ -108,6 +108,18 @@ def test_objects_in_env_from_are_beaten_by_a_value_of_its_own() -> None:
     assert planned(template, advice).after == f"off ({SWITCH}=0)"
 
 
+@pytest.mark.parametrize(
+    ("value", "is_refused"), [("4096", False), ("False", False), ("/stats.pt", False), ("s3cr3t", True)]
+)
+def test_a_value_that_nobody_declared_reaches_no_status(value: str, *, is_refused: bool) -> None:
+    advice = off(Setting(env=BUDGET, on="2048", off=None))
+
+    found = bundle_plan(a_workload(a_template(["m"], env(**{BUDGET: value}))), advice, 3)
+
+    assert isinstance(found, Fault) is is_refused
+    assert "s3cr3t" not in str(found)
+
+
 AUTO = Setting(flag="--kv-cache-dtype", on="fp8", off="auto")
 EAGER = Setting(flag="--enforce_eager", on=None, off="")
 CACHING = Setting(flag="--no-enable-prefix-caching", on=None, off="")

@@ -16,7 +16,7 @@ The operator's configuration file. Secrets are never in it: it names the files i
 {{- $_ := set $process "watch" . -}}
 {{- end -}}
 {{- $config := dict "process" $process "sources" $sources -}}
-{{- range $section := list "scrape" "pace" "leadership" "kubernetes" "budgets" "storm" -}}
+{{- range $section := list "scrape" "pace" "leadership" "kubernetes" "budgets" "storm" "compression" -}}
 {{- with index $.Values $section -}}
 {{- $_ := set $config $section . -}}
 {{- end -}}

@@ -12,7 +12,20 @@ from kvmedic.api.rules import Rule, Wire, duration, number, pattern, quantity, w
 from kvmedic.core.compression_policy import Fix
 
 Name = Annotated[str, Field(max_length=63)]
-Value = Annotated[str, Field(max_length=1024)]
+Value = Annotated[
+    str,
+    Field(max_length=1024),
+    pattern(
+        "^[A-Za-z0-9_@%+=:,./-]*$",
+        "use one word of a shell, of letters, digits and _ @ % + = : , . / - only",
+    ),
+]
+FlagName = Annotated[
+    Name, pattern("^(--)?[A-Za-z][A-Za-z0-9._-]*$", "use the name of one flag, such as --kv-cache-dtype")
+]
+VariableName = Annotated[
+    Name, pattern("^[A-Za-z_][A-Za-z0-9_]*$", "use the name of one variable, such as ENABLE_TRIATTENTION")
+]
 Span = Annotated[str, Field(max_length=DURATION_LENGTH)]
 
 RFC3339 = pattern(
@@ -54,12 +67,13 @@ class CompressionSetting(Wire):
         ),
     )
 
-    flag: Name | None = None
-    """Flag of the engine, with its dashes."""
-    env: Name | None = None
-    """Environment variable of the engine's container."""
+    flag: FlagName | None = None
+    """Flag of the engine, with its dashes: of a known method, or one that the operator's settings allow."""
+    env: VariableName | None = None
+    """Environment variable of the engine's container, likewise."""
     before: Value | None = None
-    """Value without the method; absent: the setting is not given at all."""
+    """Value without the method; absent: the setting is not given at all. It is put back where an earlier
+    revision of the Deployment had it, or it is the method's own word for off."""
     after: Value | None = None
     """Value with the method; absent: the setting is not given at all."""
 

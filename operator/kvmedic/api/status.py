@@ -47,6 +47,7 @@ from kvmedic.core.record import (
     TriedRollback,
     TriedScaling,
 )
+from kvmedic.core.redaction import redact
 from kvmedic.core.run import Run
 from kvmedic.core.scored import Scored
 from kvmedic.core.severity import Urgency
@@ -201,7 +202,7 @@ def record_to_wire(record: Record, phase: str) -> dict[str, Any]:
     written = holder.model_dump(mode="json", by_alias=True, exclude_none=True, warnings="error")
     _refuse_unreadable(record.run, written.get("run"))
     return {
-        field: value if field == "run" else _clipped(value)
+        field: value if field == "run" else _shown(field, value)
         for field, value in written.items()
         if value not in ("", [], {})
     }
@@ -281,11 +282,20 @@ def _refuse_unreadable(run: Run | None, wire: object) -> None:
         raise ValueError(f"run {run.id} would not be readable: {error}") from error
 
 
+def _shown(field: str, value: Any) -> Any:
+    """Return a field as people read it; what a plan sets, and later sets back, is exact."""
+    if field != "plan" or "exact" not in value:
+        return _clipped(value)
+    told = {key: each for key, each in value.items() if key != "exact"}
+    return {**_clipped(told), "exact": value["exact"]}
+
+
 def _clipped(part: Any) -> Any:
-    """Return a part of the status with its texts cut to what people read."""
+    """Return a part of the status with its texts cut to what people read, and without secrets."""
     match part:
-        case str() if len(part) > MESSAGE_LENGTH:
-            return f"{part[: MESSAGE_LENGTH - 1]}…"
+        case str():
+            text = redact(part)
+            return text if len(text) <= MESSAGE_LENGTH else f"{text[: MESSAGE_LENGTH - 1]}…"
         case list():
             return [_clipped(item) for item in part]
         case dict():

@@ -23,6 +23,7 @@ from kvmedic.core.config_map import Sight
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
 from kvmedic.core.policy import RotationLabel, TargetRef
 from kvmedic.core.quantity import parse_count
+from kvmedic.core.redaction import redact
 from kvmedic.core.template import template_hash
 from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Client
@@ -207,7 +208,7 @@ def _failure(replica_set: JsonObject) -> str:
     """Return why pods of a ReplicaSet cannot be made; its controller takes the condition off with success."""
     said = items(section(replica_set, "status"), "conditions")
     told = (str(each.get("message", "")) for each in said if each.get("type") == UNMADE)
-    return next(told, "")[:FAILURE_LENGTH]
+    return redact(next(told, ""))[:FAILURE_LENGTH]
 
 
 def _pods(parts: _Parts, rotation: Rotation, container: str | None) -> tuple[Pod, ...]:

@@ -140,6 +140,12 @@ PATTERNS: dict[MethodClass, Pattern] = {
 """Where survivors are, under methods that evict tokens."""
 
 
+def method_names(method: Method) -> tuple[str, ...]:
+    """Return patterns of the names of all variables by which a method is configured."""
+    own = (*(each.env for each in method.settings), method.switch, method.budget, method.every)
+    return (*method.variables, *(re.escape(name) for name in own if name))
+
+
 def token_eviction(found: Iterable[Recognised]) -> TokenEviction | None:
     """Return the first of some methods that evicts tokens; None where none does."""
     for each in found:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvmedic.core.redaction import redact
+
 RETRIABLE = frozenset({408, 410, 429})
 """Codes below 500 that pass by themselves: a time-out, an expired list page, too many requests."""
 
@@ -83,10 +85,14 @@ def error_for(call: Call, code: int, body: Mapping[str, Any]) -> ApiError:
         causes = _causes(body)
         if not causes and call.verb == "patch":
             return Conflict(call, code, "a test of the patch does not hold any more")
-        return Refused(call, code, f"{reason}: {', '.join(causes) or 'no field named'}"[:TEXT_LIMIT])
+        return Refused(call, code, _told(f"{reason}: {', '.join(causes) or 'no field named'}"))
     if code == FORBIDDEN:
-        return Refused(call, code, f"{reason}: {body.get('message') or 'no message'}"[:TEXT_LIMIT])
+        return Refused(call, code, _told(f"{reason}: {body.get('message') or 'no message'}"))
     return Refused(call, code, reason)
+
+
+def _told(text: str) -> str:
+    return redact(text)[:TEXT_LIMIT]
 
 
 def _causes(body: Mapping[str, Any]) -> list[str]:

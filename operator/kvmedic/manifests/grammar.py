@@ -204,9 +204,7 @@ class _Argparse:
         arity, label, place = match.option.arity, "/".join(match.option.names), word.token.place
         if match.explicit is not None:
             if arity is Arity.NONE:
-                raise WouldNotStartError(
-                    f"argument {label}: ignored explicit argument {match.explicit!r} ({place})"
-                )
+                raise WouldNotStartError(f"argument {label}: ignored explicit argument ({place})")
             return 0
         values = _values_after(following)
         if arity is Arity.NONE:

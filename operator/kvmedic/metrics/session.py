@@ -16,6 +16,7 @@ import requests
 from requests.auth import AuthBase
 from urllib3.exceptions import ReadTimeoutError
 
+from kvmedic.core.redaction import redact
 from kvmedic.metrics.deadline import TimedAdapter
 from kvmedic.metrics.options import SourceOptions
 
@@ -146,7 +147,7 @@ def _checked(options: SourceOptions) -> Any:
 def _refusal(status: int, body: bytes) -> QueryError:
     """Return why the source refused: 400 and 422 concern the one query, everything else all of them."""
     try:
-        told = str(json.loads(body)["error"])[:_QUOTED]
+        told = redact(str(json.loads(body)["error"]))[:_QUOTED]
     except (ValueError, KeyError, TypeError, RecursionError):
         told = ""
     text = f"answered {status}" + (f": {told}" if told else "")

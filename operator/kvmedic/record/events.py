@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
+from kvmedic.core.redaction import redact
 from kvmedic.core.resource import Resource
 from kvmedic.core.severity import Severity
 from kvmedic.kube.client import Client
@@ -69,7 +70,8 @@ class Events:
 
 def _text(note: Note) -> str:
     """Return what the Event says; a page says so first, because only the beginning is sure to be read."""
-    return f"[page] {note.message}" if note.severity is Severity.PAGE else note.message
+    message = redact(note.message)
+    return f"[page] {message}" if note.severity is Severity.PAGE else message
 
 
 def _regarding(resource: Resource, note: Note) -> list[dict[str, str]]:

@@ -27,6 +27,7 @@ from kvmedic.kube.objects import Resource as Kind
 from kvmedic.record.conditions import phase
 from kvmedic.record.peers import peer_of
 from kvmedic.record.surveys import complaint
+from kvmedic.runbooks.allowed_settings import AllowedSettings
 
 RESOURCES = Kind(f"{GROUP}/{VERSION}", PLURAL)
 FINALIZER = f"{GROUP}/run"
@@ -45,13 +46,15 @@ class Store:
     """Resources on the API server."""
 
     client: Client
+    allowed: AllowedSettings | None = None
+    """What a spec may set beside what known methods name; None: nobody asks."""
 
     async def load(self, key: Key) -> Resource | None:
         """Return the resource as it is now, or None when it is gone or another took its name."""
         body = await self.client.get(Ref(RESOURCES, key.namespace, key.name))
         if body is None or section(body, "metadata").get("uid") != key.uid:
             return None
-        return resource_of(body)
+        return resource_of(body, self.allowed)
 
     async def save(self, resource: Resource, record: Record) -> Resource:
         """Write the status onto the loaded version; return the resource as it is then.
@@ -60,7 +63,7 @@ class Store:
             Conflict: it changed since it was loaded.
         """
         body = _body(resource, record_to_wire(record, phase(record)))
-        return resource_of(await self.client.put_status(_ref(resource), body))
+        return resource_of(await self.client.put_status(_ref(resource), body), self.allowed)
 
     async def is_open(self, namespace: str, claim: str) -> bool:
         """Return whether a resource exists whose open run made a claim; one that cannot be read counts."""
@@ -111,10 +114,15 @@ class Store:
         await self.client.json_patch(_ref(resource), (guard, change))
 
 
-def resource_of(body: JsonObject) -> Resource:
-    """Return a resource as the core reads it; what cannot be read is a problem, never an exception."""
+def resource_of(body: JsonObject, allowed: AllowedSettings | None = None) -> Resource:
+    """Return a resource as the core reads it; what cannot be read is a problem, never an exception.
+
+    Args:
+        body: as it is stored.
+        allowed: what its spec may set beside what known methods name; None: nobody asks.
+    """
     metadata = section(body, "metadata")
-    policy, problem = _policy(body)
+    policy, problem = _policy(body, allowed)
     record, unreadable = _record(body)
     return Resource(
         namespace=metadata["namespace"],
@@ -131,14 +139,17 @@ def resource_of(body: JsonObject) -> Resource:
     )
 
 
-def _policy(body: JsonObject) -> tuple[Policy | None, Outcome | None]:
+def _policy(body: JsonObject, allowed: AllowedSettings | None) -> tuple[Policy | None, Outcome | None]:
     try:
         spec = spec_from_wire(body.get("spec"))
     except SpecInvalid as error:
         return None, Outcome(Reason.SPEC_INVALID, "; ".join(error.problems))
     if pending := not_implemented(spec):
         return None, Outcome(Reason.SPEC_NOT_IMPLEMENTED, "; ".join(pending))
-    return policy_of(spec), None
+    policy = policy_of(spec)
+    if allowed is not None and (refused := allowed.refusals(policy.compression)):
+        return None, Outcome(Reason.SPEC_INVALID, "; ".join(refused))
+    return policy, None
 
 
 def _record(body: JsonObject) -> tuple[Record | None, Outcome | None]:

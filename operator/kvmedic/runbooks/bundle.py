@@ -24,8 +24,11 @@ from kvmedic.manifests.flags import AlreadySet, edit, option_setting_of, parsed_
 from kvmedic.manifests.grammar import Given, Parsed, options_of
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.manifests.removal import taken_off
-from kvmedic.runbooks.planning import Fault, Workload, fault_of
+from kvmedic.runbooks.allowed_settings import is_own_value, spelled
+from kvmedic.runbooks.planning import Fault, Workload, fault_of, with_template
 
+_PLAIN = r"(?i:-?\d{0,9}(\.\d{1,9})?|true|false|yes|no|on|off|/[\w./-]*)"
+"""Values that are no secret."""
 _SWITCHES = frozenset({Kind.SWITCH, Kind.PRESENCE})
 
 
@@ -114,6 +117,30 @@ def edited(workload: Workload, settings: Sequence[Setting]) -> Edited | Fault | 
     return Edited(BundleEdit(parts), before, after)
 
 
+def unrecorded(workload: Workload, settings: Sequence[Setting], earlier: Iterable[object]) -> str:
+    """Return which setting would get a value that nobody ever ran, with what to do; empty: none would.
+
+    Turning a method off removes its settings, gives them their own word for off, or puts back what an earlier
+    revision of the workload had.
+
+    Args:
+        workload: the engine with the method.
+        settings: of the method.
+        earlier: pod templates that the workload had.
+    """
+    for setting in settings:
+        name = setting.env or spelled(setting.flag)
+        if setting.off is None or is_own_value(name, setting.off) or is_off(workload, (setting,)):
+            continue
+        known = (with_template(workload, each) for each in earlier if isinstance(each, Mapping))
+        if not any(isinstance(each, Workload) and is_off(each, (setting,)) for each in known):
+            return (
+                f"{name}={setting.off}, as `before` says, is in no earlier revision of the Deployment: leave "
+                "`before` out to have it removed, or change it by hand"
+            )
+    return ""
+
+
 def reversed_of(settings: Iterable[Setting]) -> list[Setting]:
     """Return settings whose value without the method is that with it, and the other way round."""
     return [replace(each, on=each.off, off=each.on) for each in settings]
@@ -137,7 +164,7 @@ def is_off(workload: Workload, settings: Sequence[Setting]) -> bool:
 def _turned(workload: Workload, container: Mapping[str, object], setting: Setting) -> Turned | Fault:
     if setting.env:
         return _variable(container, workload.container_index, setting)
-    name = "--" + setting.flag.removeprefix("--").replace("_", "-")
+    name = spelled(setting.flag)
     option = next((one for one in options_of(workload.engine) if name in one.names), None)
     line = parsed_of(container, workload.engine)
     if option is None:
@@ -158,6 +185,12 @@ def _variable(container: Mapping[str, object], index: int, setting: Setting) -> 
         return Fault(Reason.FLAG_NOT_EDITABLE, doubt)
     if _is_off(present, setting.off):
         return Turned()
+    if present is not None and not _may_be_shown(present, setting):
+        text = (
+            f"{name} has another value than the settings of the method say: give the present one in the "
+            "spec, or change it by hand"
+        )
+        return Fault(Reason.FLAG_NOT_EDITABLE, text)
     place = places[0] if places else len(items)
     change = EnvEdit(str(container.get("name")), index, name, place, present, setting.off)
     before, after = (None if value is None else f"{name}={value}" for value in (present, setting.off))
@@ -190,6 +223,15 @@ def _mentioned(container: Mapping[str, object], name: str) -> str:
             if isinstance(text, str) and word.search(text):
                 return f"{field}[{index}]"
     return ""
+
+
+def _may_be_shown(value: str, setting: Setting) -> bool:
+    """Return whether a variable's value may stand in a status, from which it is put back.
+
+    It may where the spec or the method's description has it already, and where it is a number, a switch or a
+    path. Anything else may be a secret.
+    """
+    return value in {setting.on, setting.off} or re.fullmatch(_PLAIN, value.strip()) is not None
 
 
 def _is_off(present: str | None, off: str | None) -> bool:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from kvmedic.core.compressed import AGAIN, Answer, Compressed
 from kvmedic.core.compression import MethodClass
 from kvmedic.core.diagnosis import Evidence, Finding, Inconclusive
+from kvmedic.core.figures import Figures
 from kvmedic.core.reasons import Reason
-from kvmedic.core.savings import Brought, brought
+from kvmedic.core.savings import Brought, Worth, brought
 from kvmedic.runbooks.compression_figures import figures_of
 from kvmedic.runbooks.node_health import thermal_emergency
 
@@ -35,6 +36,21 @@ def brought_by(method: Compressed, evidence: Evidence) -> Brought:
     origin = f"before is {method.without_from}" if method.without_from else ""
     told = (found.message, origin, method.no_history)
     return replace(found, message="; ".join(each for each in told if each))
+
+
+def rests_on_spec_alone(method: Compressed, evidence: Evidence) -> bool:
+    """Return whether nothing but figures that the spec declares speaks against a method.
+
+    A trial does, or the same figures as history has them.
+    """
+    if method.policy.baseline == Figures() or method.is_unfused:
+        return False
+    if brought_by(method, evidence).worth is not Worth.COSTS_MEMORY:
+        return False
+    recalled = method.recalled
+    if recalled is None or recalled.trouble:
+        return True
+    return brought(recalled.figures, figures_of(evidence)).worth is not Worth.COSTS_MEMORY
 
 
 def silent(answer: Answer) -> Inconclusive:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvmedic.core.blocks import Keep
-from kvmedic.core.compressed import Compressed
+from kvmedic.core.compressed import GIVEN, Compressed
 from kvmedic.core.compression import MethodClass
 from kvmedic.core.compression_policy import Fix, ProbePolicy
 from kvmedic.core.diagnosis import Advice, Evidence, NoChange, Setting
 from kvmedic.core.fixing import Try, TurnOff
 from kvmedic.core.prompt_probe import LEAST_LONGEST
 from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import BUDGETS
+from kvmedic.core.reclamation_probe import BUDGETS, Reclaim
 from kvmedic.core.trialling import Question
+from kvmedic.runbooks.compression_facts import rests_on_spec_alone
 
 LONGEST_PROMPT = 16_384
 """Tokens of the longest prompt, at most: with 16 heads in four bytes its scores take 16 GiB, more than any
@@ -132,7 +133,25 @@ def probe_prompts(evidence: Evidence, _setting: Setting) -> Advice:
     )
 
 
-def _prompts(evidence: Evidence) -> Advice:
+def confirmed_first(evidence: Evidence, advice: TurnOff) -> TurnOff | Try | NoChange:
+    """Return the advice to turn a method off, or what has to be shown before nobody but the spec says so.
+
+    Figures that the spec declares decide where a person approves the plan. Where nobody does, history has to
+    tell the same, or a trial.
+    """
+    method = evidence.compression
+    shown = method.answer.reclaim if method and method.answer else None
+    is_proven = shown not in (None, Reclaim.RECLAIMS)
+    if method is None or is_proven or not rests_on_spec_alone(method, evidence):
+        return advice
+    told = f"{GIVEN} alone speaks against {method.name}, and in mode Auto that turns nothing off"
+    if method.grown is None:
+        asked = _prompts(evidence)
+        return replace(asked, message=f"{told}: {asked.message}")
+    return NoChange(Reason.BASELINE_MISSING, f"{told}: {method.grown.message}")
+
+
+def _prompts(evidence: Evidence) -> Try | NoChange:
     method = evidence.compression
     if method is None:
         return NoChange(Reason.NO_COMPRESSION, "no method is known to be on")

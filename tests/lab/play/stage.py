@@ -159,6 +159,7 @@ def operator_values(prometheus: str) -> dict[str, Any]:
         "sources": {"default": source},
         "pace": PACE,
         "probe": {"trialPods": True, "evaluations": True},
+        "compression": {"variables": ["LAB_*"]},
         **ALONE,
     }
 
