@@ -142,7 +142,7 @@ async def test_a_start_tells_blocks_and_type_and_sends_nothing(
             seen = await place.ended(pod)
         page = (await engine.http.get("/metrics")).text
 
-    assert seen == Begun(599, "fp8" if flags else "auto", ("FLASH_ATTN",))
+    assert seen == Begun(599, "fp8" if flags else "auto", ("FLASH_ATTN",), 16)
     assert not [
         line
         for line in page.splitlines()

@@ -12,7 +12,7 @@ from kvmedic.core.compression import MethodClass
 from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression_policy import CompressionPolicy
 from kvmedic.core.diagnosis import Evidence, NoChange
-from kvmedic.core.evidence import Measured, PodReadings, Signal, Unsupported
+from kvmedic.core.evidence import Measured, PodReadings, Pool, Signal, Unsupported
 from kvmedic.core.figures import Figures
 from kvmedic.core.fixing import Try
 from kvmedic.core.prompt_probe import Growth
@@ -42,6 +42,8 @@ FEWER_BITS = Compressed(
 )
 PAGES = Compressed("Quest", MethodClass.PAGE_SELECTION, "spec.compression")
 EIGHT = replace(POOL, cache_dtype="fp8", blocks=2 * POOL.blocks)
+WIDE = replace(POOL, cache_dtype="fp8", block_tokens=1056)
+"""Of a hybrid model, whose blocks are as large as its state asks for."""
 GIB = float(1 << 30)
 WAITS = NoChange(Reason.GATE_MISSING, "fp8 changes what the cache keeps: give an evaluation")
 TRIES = Try(
@@ -67,11 +69,16 @@ def grew(growth: Growth | None) -> Answer:
     return Answer(Question.PROMPTS, TEMPLATE, text, NOW, 1, growth=growth)
 
 
-def began(blocks: int | None) -> Compressed:
+def larger(name: str, times: float) -> Pool:
+    """Return a pool that stores in a type, and has so many times the blocks."""
+    return replace(POOL, cache_dtype=name, blocks=round(times * POOL.blocks))
+
+
+def began(blocks: int | None, block_tokens: int | None = None) -> Compressed:
     """Return fewer bits of which a start without them told so many blocks."""
     text = f"on a trial pod without fp8 there are {blocks} blocks"
     start = Answer(Question.START, OFF, text, NOW, 1, beside=TEMPLATE, blocks=blocks)
-    return replace(FEWER_BITS, start_without=start, blocks_without=blocks)
+    return replace(FEWER_BITS, start_without=start, blocks_without=blocks, block_tokens_without=block_tokens)
 
 
 def compressed(evidence: Evidence, method: Compressed | None = EVICTS) -> Evidence:
@@ -213,6 +220,34 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
                 replace(FEWER_BITS, blocks_without=POOL.blocks),
             ),
             fires=False,
+        ),
+        Incident(
+            "as many blocks of twice the tokens, as hybrid models have, under pressure",
+            compressed(an_evidence(*[replace(THRASHING, pool=WIDE)] * 3), began(POOL.blocks, 528)),
+            fires=False,
+        ),
+        Incident(
+            "as many blocks of the same tokens, under pressure",
+            compressed(an_evidence(*[replace(THRASHING, pool=WIDE)] * 3), began(POOL.blocks, 1056)),
+            fires=True,
+        ),
+        *(
+            Incident(
+                f"{name}, and {times} times as many tokens, under pressure",
+                compressed(
+                    an_evidence(*[replace(THRASHING, pool=larger(name, times))] * 3),
+                    replace(FEWER_BITS, cache_types=(name,), asks_for_type=name, blocks_without=POOL.blocks),
+                ),
+                fires=fires,
+            )
+            for name, times, fires in (
+                ("nvfp4", 1.9, True),
+                ("nvfp4", 2.4, False),
+                ("fp8_ds_mla", 1.3, True),
+                ("fp8_ds_mla", 1.5, False),
+                ("turboquant_3bit_nc", 2.8, True),
+                ("turboquant_3bit_nc", 3.2, False),
+            )
         ),
         Incident(
             "another form of eight bits",
@@ -387,9 +422,17 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             fires=True,
         ),
         Incident(
-            "fewer bits, under pressure",
-            compressed(an_evidence(*[replace(THRASHING, pool=EIGHT)] * 3), FEWER_BITS),
+            "fewer bits with twice the tokens, under pressure",
+            compressed(
+                an_evidence(*[replace(THRASHING, pool=EIGHT)] * 3),
+                replace(FEWER_BITS, blocks_without=POOL.blocks),
+            ),
             fires=True,
+        ),
+        Incident(
+            "fewer bits that nobody compared, under pressure",
+            compressed(an_evidence(*[replace(THRASHING, pool=EIGHT)] * 3), FEWER_BITS),
+            fires=False,
         ),
         Incident(
             "usage or preemptions fell, under pressure",

@@ -228,6 +228,20 @@ def test_blocks_are_compared_only_where_memory_decides_how_many_there_are(given,
     assert found.blocks_without == blocks
 
 
+def test_blocks_of_a_hybrid_model_are_not_compared_with_those_of_another_size():
+    policy = CompressionPolicy("fp8", settings=(FLAG,), blocks=1000)
+    wide = an_observation(replace(CALM, pool=replace(POOL, block_tokens=1056)), window_seconds=300)
+    workload = a_workload("--kv-cache-dtype=fp8")
+    beside = template_hash(workload.template)
+    start = Answer(Question.START, "off", "", NOW, 1, beside=beside, blocks=900, block_tokens=528)
+
+    untold, told = (compressed_of(workload, policy, answers, wide) for answers in ((), (start,)))
+
+    assert untold is not None
+    assert told is not None
+    assert (untold.blocks_without, told.blocks_without, told.block_tokens_without) == (None, 900, 528)
+
+
 COMPACTS = replace(
     MINE,
     fixes=(Fix.REVERT_BUNDLE, Fix.COMPACTING_METHOD),

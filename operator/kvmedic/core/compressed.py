@@ -88,6 +88,8 @@ class Compressed:
     """The fleet without the method."""
     blocks_without: int | None = None
     """Usable blocks of a replica without it."""
+    block_tokens_without: int | None = None
+    """Tokens of one of these; None: as many as now."""
     pool_is_fixed: bool = False
     """The command line sizes the pool, whatever memory there is: a method makes it no larger."""
     settings: tuple[Setting, ...] = ()

@@ -182,7 +182,8 @@ def _of_prompts(seen: Prompted, step: TrialStep, generation: int, now: datetime)
 
 
 def _of_start(seen: Begun, step: TrialStep, generation: int, now: datetime) -> Answer:
-    typed = f", stored as {seen.cache_type}" if seen.cache_type else ""
+    sized = f" of {seen.block_tokens} tokens" if seen.block_tokens else ""
+    typed = f"{sized}, stored as {seen.cache_type}" if seen.cache_type else sized
     return Answer(
         step.question,
         step.told_of,
@@ -190,6 +191,7 @@ def _of_start(seen: Begun, step: TrialStep, generation: int, now: datetime) -> A
         at=now,
         generation=generation,
         beside=_beside(step),
+        block_tokens=seen.block_tokens,
         blocks=seen.blocks,
         cache_type=seen.cache_type,
         backends=seen.backends,

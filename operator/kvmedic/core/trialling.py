@@ -75,6 +75,8 @@ class Begun:
     """In which keys and values are stored; empty: neither its label nor its log tells."""
     backends: tuple[str, ...] = ()
     """What computes attention, as its log names it; empty: it does not, or is not read."""
+    block_tokens: int | None = None
+    """Tokens of one block; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

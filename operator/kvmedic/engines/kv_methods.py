@@ -56,6 +56,49 @@ EIGHT_BITS = Method(
     log=r"Using (fp8|int8)\w{0,20} data type to store kv cache",
 )
 
+
+def _fewer_bits(name: str, type_on: str, source: str, needs: str) -> Method:
+    """Return the method that stores keys and values in types that begin with its name."""
+    return Method(
+        name,
+        MethodClass.QUANTIZATION,
+        needs_scores=False,
+        source=source,
+        settings=(Setting(flag="--kv-cache-dtype", on=type_on, off=None),),
+        prerequisites=(needs,),
+        cache_dtypes=(name.lower(),),
+        log=rf"Using {name.lower()}\w{{0,20}} data type to store kv cache",
+    )
+
+
+FOUR_BITS = (
+    _fewer_bits(
+        "nvfp4",
+        "nvfp4",
+        "vLLM 0.20: config/cache.py, CacheDType",
+        "the device computes with 4-bit floats: compute capability 10.0 and above",
+    ),
+    _fewer_bits(
+        "int4",
+        "int4_per_token_head",
+        "vLLM 0.25: config/cache.py, CacheDType",
+        "the attention backend takes scales of each token and head",
+    ),
+    _fewer_bits(
+        "TurboQuant",
+        "turboquant_4bit_nc",
+        "arXiv 2504.19874; vLLM 0.20: config/cache.py, CacheDType",
+        "the attention backend is TURBOQUANT; the first and last layers may keep 16 bits",
+    ),
+    _fewer_bits(
+        "UltraQuant",
+        "ultraquant_4bit",
+        "arXiv 2606.20474; vLLM 0.32: config/cache.py, CacheDType",
+        "the device is an AMD MI350 or later",
+    ),
+)
+"""Types of about four bits; `turboquant_k8v4` has eight for keys."""
+
 OTHERS = (
     Method("H2O", MethodClass.PER_HEAD_EVICTION, needs_scores=True, source="arXiv 2306.14048"),
     Method("Scissorhands", MethodClass.PER_HEAD_EVICTION, needs_scores=True, source="arXiv 2305.17118"),
@@ -73,12 +116,18 @@ OTHERS = (
 )
 """Known by their papers; how an installation turns them on only its spec can say."""
 
-METHODS = (TRIATTENTION, ASCEND, EIGHT_BITS, *OTHERS)
+METHODS = (TRIATTENTION, ASCEND, EIGHT_BITS, *FOUR_BITS, *OTHERS)
 
 CACHE_TYPES = tuple(start for method in METHODS for start in method.cache_dtypes)
 """Beginnings of the types of a KV cache with fewer bits than the model's own."""
 
 
 def method_named(name: str) -> Method | None:
-    """Return a known method by its name, in upper or lower case; None where none has it."""
-    return next((each for each in METHODS if each.name.lower() == name.lower()), None)
+    """Return a known method by its name, or by that of its type of cache, in upper or lower case.
+
+    None where none has it.
+    """
+    wanted = name.lower()
+    named = next((each for each in METHODS if each.name.lower() == wanted), None)
+    types = (each for each in METHODS if each.cache_dtypes and wanted.startswith(each.cache_dtypes))
+    return named or (next(types, None) if wanted else None)

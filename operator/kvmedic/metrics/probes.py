@@ -259,7 +259,8 @@ class GenerationProbes:
         """
         pool, start = await self._pool(subject), await self._start(subject)
         is_open = pool.cache_dtype == MODELS_OWN and bool(start.cache_type)
-        return Begun(pool.blocks, start.cache_type if is_open else pool.cache_dtype, start.backends)
+        cache_type = start.cache_type if is_open else pool.cache_dtype
+        return Begun(pool.blocks, cache_type, start.backends, pool.block_tokens)
 
     async def _pool(self, subject: _Subject) -> Pool:
         """Return the pool of an engine by its own page, which is asked for again while it does not tell.

@@ -6,14 +6,21 @@ and only the engine's start-up log tells.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvmedic.core.complete import NAMED_GAPS, pools
 from kvmedic.core.compressed import Compressed
 from kvmedic.core.compression import MethodClass
-from kvmedic.core.diagnosis import Evidence, Inconclusive
+from kvmedic.core.diagnosis import Evidence, Finding, Inconclusive
 from kvmedic.core.evidence import Measured, Observation, Pool
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.started import MODELS_OWN, Start, Started, Unread
+from kvmedic.engines.kv_cache_types import expected_ratio
 from kvmedic.runbooks.methods import DECLARED
+
+LEAST_SHARE = 0.5
+"""Of the tokens that a type adds by its bits, how much must be there for it to be in effect: of fp8 1.5 times
+as many tokens as without."""
 
 
 def logs_that_tell(method: Compressed | None, seen: Observation) -> tuple[str, ...]:
@@ -75,6 +82,36 @@ def stored(pool: Pool, start: Start | None) -> str:
     if pool.cache_dtype != MODELS_OWN or start is None:
         return text
     return f"{text}, and its start-up log names no type" if _is_whole(start) else f"{text}; {_gap(start)}"
+
+
+def too_few_tokens(method: Compressed, evidence: Evidence, pools: Mapping[str, Pool]) -> tuple[Finding, ...]:
+    """Return that the smallest pool holds hardly more tokens than without the type; empty: it does, or
+    nobody knows.
+
+    Half of what the type promises is enough: layers that are left out, scales and state that is no cache take
+    some of it.
+    """
+    blocks = method.blocks_without
+    if blocks is None:
+        return ()
+    name, pool = min(pools.items(), key=lambda each: each[1].tokens)
+    before = blocks * (method.block_tokens_without or pool.block_tokens)
+    stored_as = _type_of(pool, evidence.started.get(name)) or method.asks_for_type
+    ratio = expected_ratio(stored_as)
+    least = (1 + (ratio - 1) * LEAST_SHARE) * before
+    if pool.tokens >= least:
+        return ()
+    text = (
+        f"{method.name} is in effect as {stored_as} and the pool holds {pool.tokens} tokens, {before} "
+        f"without it ({ratio:g} times as many are to be expected)"
+    )
+    return (Finding("fleet", None, pool.tokens, least, text),)
+
+
+def _type_of(pool: Pool, start: Start | None) -> str:
+    if pool.cache_dtype == MODELS_OWN and isinstance(start, Started) and start.cache_type:
+        return start.cache_type
+    return "" if pool.cache_dtype == MODELS_OWN else pool.cache_dtype
 
 
 def _may_not_run(method: Compressed) -> bool:

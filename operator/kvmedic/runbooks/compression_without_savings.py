@@ -23,12 +23,12 @@ from kvmedic.core.diagnosis import (
     Relief,
     Setting,
 )
-from kvmedic.core.evidence import Pool, Signal
+from kvmedic.core.evidence import Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.savings import Brought, Worth
 from kvmedic.runbooks.attention import attention_unproven, eager_fallback
-from kvmedic.runbooks.cache_types import proven_without, stored, untold, without_type
+from kvmedic.runbooks.cache_types import proven_without, stored, too_few_tokens, untold, without_type
 from kvmedic.runbooks.comparisons import attention_uncompared, is_start_due, unexplained
 from kvmedic.runbooks.compression_facts import EVICTING, brought_by, fact, silent, where_nodes_are_known
 from kvmedic.runbooks.compression_figures import ASKED, NEEDED
@@ -36,9 +36,6 @@ from kvmedic.runbooks.compression_fixes import fix_next, probe_first, probe_prom
 from kvmedic.runbooks.node_health import gpu_fault, thermal_emergency
 from kvmedic.runbooks.out_of_memory import is_of_interest
 
-MORE_BLOCKS = 1.5
-"""Blocks with fewer bits over those without, from which the type is in effect: 8 bits for 16 make it twice as
-many, less what scales take; per-head scales and layers that are left out take more."""
 DASHBOARD = (
     "device memory is taken when an engine starts and stays as it is: watch the pool instead; its free "
     "blocks are num_gpu_blocks * (1 - kv_cache_usage_perc)"
@@ -102,7 +99,7 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
     if isinstance(found, Inconclusive):
         return found
     if not without_type(method, evidence):
-        return _not_more_blocks(method, found)
+        return too_few_tokens(method, evidence, found) or None
     if not method.asks_for_type and evidence.fix is not None:
         return None
     stale = proven_without(method, evidence)
@@ -187,11 +184,15 @@ def blocks_not_freed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive |
 
 
 def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
-    """Blocks come back, or there are more from the start on, and replicas preempt beyond the trigger."""
+    """Blocks come back, or there are more from the start on, and replicas preempt beyond the trigger.
+
+    Of fewer bits that is said once the tokens of the pool were compared with those without.
+    """
     method, found = evidence.compression, _told(evidence)
     if method is None or isinstance(found, Inconclusive):
         return found if isinstance(found, Inconclusive) else None
-    works = method.method_class is MethodClass.QUANTIZATION or _frees(method)
+    is_compared = method.method_class is MethodClass.QUANTIZATION and not is_start_due(method)
+    works = is_compared or _frees(method)
     if not _pressured(found, evidence) or not (works or brought_by(method, evidence).worth is Worth.SAVES):
         return None
     told = _answered(method) or brought_by(method, evidence).message
@@ -259,14 +260,6 @@ def _frees(method: Compressed) -> bool:
 
 def _answered(method: Compressed) -> str:
     return method.answer.message if method.answer else ""
-
-
-def _not_more_blocks(method: Compressed, found: Mapping[str, Pool]) -> tuple[Finding, ...] | None:
-    before, now = method.blocks_without, min(pool.blocks for pool in found.values())
-    if before is None or now >= MORE_BLOCKS * before:
-        return None
-    text = f"{method.name} is in effect and there are {now} blocks, {before} without it"
-    return (Finding("fleet", None, now, MORE_BLOCKS * before, text),)
 
 
 BRANCHES = (

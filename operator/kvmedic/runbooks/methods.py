@@ -31,6 +31,8 @@ from kvmedic.manifests.refusal import Refusal
 from kvmedic.runbooks.bundle import is_off, is_on
 from kvmedic.runbooks.planning import Workload
 
+BLOCK_SIZES = frozenset({1, 8, 16, 32, 64, 128, 256})
+"""What vLLM takes for `--block-size` (config/cache.py), and its backends choose by themselves."""
 DECLARED = "spec.compression"
 
 
@@ -77,7 +79,8 @@ def compressed_of(
     declared = _declared(policy, found) if is_declared else None
     came = _in_its_place(workload, policy, declared) if workload else None
     for method in filter(None, (came or declared, _recognised(found))):
-        known = replace(method, without=policy.baseline, blocks_without=policy.blocks, policy=policy)
+        blocks = None if _has_odd_blocks(seen) else policy.blocks
+        known = replace(method, without=policy.baseline, blocks_without=blocks, policy=policy)
         on = known if workload is None else _configured(known, workload, answers)
         if on is not None:
             return on
@@ -127,6 +130,7 @@ def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer
         asks_for_type=asks,
         type_is_in_file=_is_in_file(workload),
         blocks_without=None if is_fixed else method.blocks_without or (start.blocks if start else None),
+        block_tokens_without=start.block_tokens if start and not method.blocks_without else None,
         pool_is_fixed=is_fixed,
         settings=() if comes_by_itself else method.settings,
         answer=answer_for(answers, template, Question.RECLAMATION),
@@ -156,6 +160,16 @@ def asked_type(workload: Workload) -> str:
     """Return the type in which the pod template asks to store keys and values; empty where it does not."""
     given = workload.given(Knob.KV_CACHE_DTYPE)
     return given if isinstance(given, str) else ""
+
+
+def _has_odd_blocks(seen: Observation) -> bool:
+    """Return whether a replica's blocks hold a number of tokens that nobody asks for, as hybrid models' do.
+
+    Their size follows from the type of the cache: with fewer bits a block holds more, and there are as many.
+    So a number of blocks without the method says nothing.
+    """
+    pools = [pod.pool.value for pod in seen.pods.values() if isinstance(pod.pool, Measured)]
+    return any(pool.block_tokens not in BLOCK_SIZES for pool in pools)
 
 
 def _label(seen: Observation) -> str:
