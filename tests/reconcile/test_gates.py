@@ -154,7 +154,7 @@ def test_a_trial_pod_that_keeps_the_bits_as_they_are_is_not_evaluated(fixing):
     world.wait(lambda: world.outcomes()[:1] == ["TrialUnanswered"], SECONDS, "the gate is over")
 
     assert world.outcomes() == ["TrialUnanswered", "TrialAnswered"]
-    assert [score for _, score in scores(world)] == [0.8]
+    assert [score for _, score in scores(world)] == [None, 0.8]
     assert "stores keys and values as auto" in world.status()["history"][0]["message"]
     nothing_was_changed(world)
 

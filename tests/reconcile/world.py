@@ -201,7 +201,7 @@ class World:
                 "liveness": "",
                 "telemetryPort": 0,
             },
-            "compression": {"variables": ["EVICT_TOKENS"]},
+            "compression": {"variables": ["EVICT_TOKENS", "COMPACT_TOKENS"]},
             "leadership": {"duration": "3s", "margin": "1s", "retry": "500ms", "attempt": "1s"},
             "pace": {
                 "idle": "1s",
