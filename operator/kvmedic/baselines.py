@@ -11,7 +11,6 @@ from kvmedic.core.onset import PARTS, SHORTEST, has_begun, preemptions, pressure
 from kvmedic.core.policy import Policy
 from kvmedic.core.reasons import Reason
 from kvmedic.findings import Survey
-from kvmedic.gathering import expected
 from kvmedic.ports import Metrics
 
 _ASKED = NEEDED | {Signal.STARTED_SECONDS, Signal.REQUESTS_ABORTED}
@@ -39,7 +38,7 @@ async def pressed_baseline(
         )
         return Inconclusive(Reason.WINDOW_TOO_SHORT, text)
     look = Look(since, signals=_ASKED)
-    return found.baseline_over(await metrics.look(policy.source, expected(found.view), namespace, look))
+    return found.baseline_over(await metrics.look(policy.source, found.judged, namespace, look))
 
 
 async def _pressed_for(found: Survey, policy: Policy, namespace: str, metrics: Metrics) -> timedelta:
@@ -52,7 +51,7 @@ async def _pressed_for(found: Survey, policy: Policy, namespace: str, metrics: M
 
     async def counted(parts: int) -> float:
         asked = Look(part * parts, signals=_BEGIN)
-        seen = await metrics.look(policy.source, expected(found.view), namespace, asked)
+        seen = await metrics.look(policy.source, found.judged, namespace, asked)
         return preemptions(seen, names)
 
     longer = await counted(PARTS + 1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from kvmedic.core.diagnosis import COMPARED, Diagnosed, Diagnosis, Evidence, Goal, Inconclusive
 from kvmedic.core.edge import least_free_mib
 from kvmedic.core.evidence import Measured, Observation, Reading
+from kvmedic.core.fleet import Pod
 from kvmedic.core.hand_overs import HandOver
 from kvmedic.core.plan import OnTrial, Plan, ReplaceStep, gives_back
 from kvmedic.core.policy import Policy
@@ -46,6 +47,11 @@ class Survey:
     def burn(self) -> Observation:
         """Return the look over the trigger's window."""
         return self.evidence.burn
+
+    @property
+    def judged(self) -> tuple[Pod, ...]:
+        """Return the replicas that the fleet is judged on, by name."""
+        return tuple(pod for pod in expected(self.view) if pod.name not in self.evidence.left_out)
 
     @property
     def goal(self) -> Goal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from kvmedic.core.compressed import Compressed
 from kvmedic.core.diagnosis import Evidence
@@ -14,6 +14,7 @@ from kvmedic.core.evidence import Measured, Observation, PodReadings, Reading, U
 from kvmedic.core.fleet import Pod
 from kvmedic.core.logged_pool import LoggedSize
 from kvmedic.core.policy import Policy, Runbook
+from kvmedic.core.quorum import left_out
 from kvmedic.core.record import ClosedRun
 from kvmedic.core.spending import whole_devices_of
 from kvmedic.core.vitals import Device, Vitals
@@ -51,7 +52,22 @@ async def gather(
     )
     vitals = await vitals_of(burn, namespace, view, senses.logs, devices)
     deploy = await latest_deploy(policy, namespace, view, metrics, Moment(burn.at, history))
-    return Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy, peaks=peaks)
+    evidence = Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy, peaks=peaks)
+    return judgeable(evidence, pods, senses.now)
+
+
+def judgeable(evidence: Evidence, pods: Sequence[Pod], now: datetime | None) -> Evidence:
+    """Return evidence without the replicas that the fleet is not to be judged on, where they may be left out.
+
+    Args:
+        evidence: of all replicas.
+        pods: the replicas.
+        now: the operator's own time; None: that of the look.
+    """
+    out = left_out(pods, evidence.burn, now or evidence.burn.at)
+    kept = [name for name in evidence.burn.pods if name not in out]
+    burn, sizing = evidence.burn.only(kept), evidence.sizing.only(kept)
+    return replace(evidence, burn=burn, sizing=sizing, left_out=out)
 
 
 async def vitals_of(

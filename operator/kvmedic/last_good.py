@@ -25,7 +25,13 @@ def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood |
     fleet = found.view.fleet
     healthy = isinstance(found.diagnosis, Diagnosed) and found.diagnosis.reason is Reason.HEALTHY
     one_revision = all(pod.revision == fleet.revision for pod in fleet.pods)
-    if not healthy or not one_revision or not fleet.observed or fleet.ready != fleet.replicas:
+    if (
+        found.evidence.left_out
+        or not healthy
+        or not one_revision
+        or not fleet.observed
+        or fleet.ready != fleet.replicas
+    ):
         return None
     finished = [pod.number(Signal.REQUESTS_FINISHED) for pod in found.evidence.burn.pods.values()]
     if not finished or not all(isinstance(count, Measured) and count.value >= 1 for count in finished):

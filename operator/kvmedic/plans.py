@@ -33,6 +33,7 @@ from kvmedic.core.loan import Borrowed
 from kvmedic.core.plan import Plan, Step
 from kvmedic.core.policy import Mode, Policy, Runbook
 from kvmedic.core.preconditions import Purpose, step_refusal
+from kvmedic.core.quorum import quorum_line
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
@@ -76,12 +77,23 @@ def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
     found = _first_word(policy, lambda runbook: _said_by(runbook, evidence))
     if found is None:
         raise ValueError("a spec names at least one runbook")
-    return found
+    return found[0], _named(found[1], evidence)
 
 
 def calm(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis] | None:
     """Return the same where each runbook's first branches decide; None where a later one has to be asked."""
-    return _first_word(policy, lambda runbook: first_match(first_branches(runbook), evidence))
+    found = _first_word(policy, lambda runbook: first_match(first_branches(runbook), evidence))
+    return None if found is None else (found[0], _named(found[1], evidence))
+
+
+def _named(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """Return a diagnosis that names the replicas it does not rest on."""
+    if not evidence.left_out:
+        return diagnosis
+    line = quorum_line(len(evidence.burn.pods), evidence.left_out)
+    if isinstance(diagnosis, Inconclusive):
+        return Inconclusive(diagnosis.reason, f"{diagnosis.message}; {line}")
+    return replace(diagnosis, findings=(*diagnosis.findings, Finding("fleet", None, None, None, line)))
 
 
 def _said_by(runbook: Runbook, evidence: Evidence) -> Diagnosis:

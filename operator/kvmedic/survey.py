@@ -18,6 +18,7 @@ from kvmedic.findings import Survey
 from kvmedic.gathering import (
     expected,
     gather,
+    judgeable,
     silent_on_methods,
     silent_on_pools,
     vitals_of,
@@ -161,6 +162,7 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     history = prospect(method, Inquiry(resource, policy, view, seen.at))
     method = as_recorded(method, history)
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
+    evidence = judgeable(evidence, expected(view), senses.now)
     found = calm(policy, evidence)
     if found is None:
         return None

@@ -21,6 +21,7 @@ import pytest
 
 from http_double import HangUpError, Reply, Request, Server, forwarded
 from kvmedic.core.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Signal
+from kvmedic.core.recalled import Alone
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import PodKey
 from lab.cluster.pki import Authority
@@ -36,6 +37,7 @@ JSON = {"Content-Type": "application/json"}
 
 FOREIGN = "did not answer as Prometheus does"
 POD = {"namespace": NAMESPACE, "pod": "calm"}
+SOUGHT = Alone("calm", (), timedelta(hours=1), timedelta(days=7))
 
 
 def result(result: object) -> object:
@@ -148,6 +150,21 @@ async def test_an_answer_that_is_none_makes_everything_unavailable(
     assert all_readings(seen) == {UNAVAILABLE}
     assert set(seen.pods["calm"].numbers) | set(seen.pods["calm"].histograms) == EVERY_SIGNAL
     assert told in trouble
+
+
+@pytest.mark.parametrize("seconds", ["1.79e12", "-1", "253402300800", "1e17", f"{END.timestamp() + 3600}"])
+async def test_a_replica_whose_samples_are_of_another_time_is_ambiguous(seconds: str) -> None:
+    named = [{"metric": {**POD, "pod": pod}, "value": [1, seconds]} for pod in ("calm", "calm-abcde")]
+    with Server(answering(result(named))) as server:
+        looked = source(server.url)
+        seen = await looked.observe(CALM, Look(FIVE))
+        alone = await looked.last_alone(NAMESPACE, SOUGHT)
+        present = await looked.present(FIVE)
+        looked.close()
+
+    assert all_readings(seen) == {Missing(Absence.AMBIGUOUS)}
+    assert present == ()
+    assert alone == Missing(Absence.AMBIGUOUS)
 
 
 async def test_a_source_that_is_down_is_asked_once_per_moment() -> None:

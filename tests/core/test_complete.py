@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from builders import (
@@ -10,11 +12,12 @@ from builders import (
     UNSUPPORTED,
     Nothing,
     an_observation,
+    with_number,
     without,
 )
 from kvmedic.core.complete import NAMED_GAPS, complete, histogram, number, pools
 from kvmedic.core.diagnosis import Inconclusive
-from kvmedic.core.evidence import PodReadings, Pool, Signal
+from kvmedic.core.evidence import Measured, PodReadings, Pool, Signal
 from kvmedic.core.reasons import Reason
 
 WANTED = frozenset({Signal.RUNNING_MEAN, Signal.E2E_SECONDS})
@@ -48,6 +51,43 @@ def test_a_gap_names_the_replica_the_signal_and_why(
     assert found.reason is reason
     assert found.message.startswith(f"llm-1: {signal}: ")
     assert text in found.message
+
+
+@pytest.mark.parametrize(
+    ("signal", "value", "is_possible"),
+    [
+        (Signal.KV_CACHE_USAGE_MEAN, -0.01, False),
+        (Signal.KV_CACHE_USAGE_MEAN, 0.0, True),
+        (Signal.KV_CACHE_USAGE_MEAN, 1.0000001, True),
+        (Signal.KV_CACHE_USAGE_MAX, 1.01, False),
+        (Signal.KV_CACHE_USAGE_DEVIATION, 97.0, False),
+        (Signal.RUNNING_MEAN, -1.0, False),
+        (Signal.WAITING_MEAN, -0.5, False),
+        (Signal.GENERATED_TOKENS, -1.0, False),
+        (Signal.REQUESTS_FINISHED, -3.0, False),
+        (Signal.REQUESTS_IN_FLIGHT_CHANGE, -3.0, True),
+        (Signal.STARTED_SECONDS, 1.79e9, True),
+        (Signal.STARTED_SECONDS, 1.79e12, False),
+    ],
+)
+def test_a_number_that_no_engine_has_is_ambiguous(signal: Signal, value: float, *, is_possible: bool) -> None:
+    odd = with_number(THRASHING.readings(), signal, value)
+
+    found = complete(an_observation(THRASHING, odd), frozenset({signal}))
+
+    assert found.reason is Reason.METRICS_AMBIGUOUS if isinstance(found, Inconclusive) else is_possible
+    assert (number(odd, signal) == value) is is_possible
+
+
+def test_a_histogram_with_a_negative_sum_is_ambiguous() -> None:
+    readings = THRASHING.readings()
+    gaps = readings.histograms[Signal.E2E_SECONDS]
+    assert isinstance(gaps, Measured)
+    odd = Measured(replace(gaps.value, total=-1.0), gaps.at)
+
+    found = replace(readings, histograms={Signal.E2E_SECONDS: odd}).histogram(Signal.E2E_SECONDS)
+
+    assert found == AMBIGUOUS
 
 
 def test_a_fleet_without_replicas_says_so() -> None:

@@ -49,10 +49,13 @@ class Asked:
     versions: Mapping[str, str] = field(default_factory=dict)
     """What replicas call their engine's version, `*` all others; who is not there has no such page."""
     asked_for_versions: list[str] = field(default_factory=list)
+    named: Mapping[str, State] = field(default_factory=dict)
+    """Replicas that are in a state of their own, by name."""
 
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         self.looks.append(look)
-        seen = {pod.name: only(readings(self.state, NOW), look.signals) for pod in pods}
+        states = {pod.name: self.named.get(pod.name, self.state) for pod in pods}
+        seen = {name: only(readings(state, NOW), look.signals) for name, state in states.items()}
         if self.silent:
             seen = {name: replace(one, pool=Unsupported(), block_tokens=32) for name, one in seen.items()}
         return Observation(NOW, look.window.total_seconds(), look.hold.total_seconds(), seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from kvmedic.core.evidence import (
     Measured,
     Signal,
 )
+from kvmedic.core.fleet import CRASH_LOOP, Pod
 from kvmedic.core.logged_pool import LoggedSize, SizeUnit
 from kvmedic.core.moved import TRAFFIC, Traffic
 from kvmedic.core.plan import Plan
@@ -36,7 +37,7 @@ from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource, spec, view
 from reconcile.viewed import Viewed
 from reconcile.world import deployment
-from run_builder import NOW, OLD, a_fleet
+from run_builder import NOW, OLD, a_fleet, a_pod
 from vitals_builder import a_device, an_end
 
 
@@ -456,3 +457,47 @@ async def test_a_calm_fleet_is_not_compared() -> None:
     found = await survey(resource, resource.policy, view(), senses(State.RECOVERED))
 
     assert "moved" not in found.diagnosis.line()
+
+
+SILENT_ONE = a_pod("e")
+BROKEN_ONE = a_pod("e", ready_at=None, unready_at=NOW - timedelta(minutes=20), waiting_reason=CRASH_LOOP)
+YOUNG_ONE = a_pod("e", ready_at=NOW - timedelta(seconds=20))
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [(SILENT_ONE, "no metrics: NoSeries"), (BROKEN_ONE, CRASH_LOOP), (YOUNG_ONE, "Ready for less than")],
+    ids=["unscraped", "not Ready", "young"],
+)
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [(State.THRASH, Reason.FLEET_WIDE_DEMAND), (State.RECOVERED, Reason.HEALTHY)],
+    ids=["pressured", "calm"],
+)
+async def test_one_replica_that_says_nothing_does_not_blind_the_fleet(
+    state: State, reason: Reason, odd: Pod, why: str
+) -> None:
+    fleet = a_fleet(replicas=5, pods=(*(a_pod(name) for name in "abcd"), odd))
+    metrics, resource = Asked(state, named={"e": State.MISSING}), a_resource()
+    assert resource.policy is not None
+    seen = Viewed(fleet=fleet, template=deployment(5)["spec"]["template"], templates={})
+
+    found = await survey(resource, resource.policy, seen, Senses(metrics, metrics, NOW))
+
+    assert found.diagnosis.reason is reason
+    assert "judged on 4 of 5 replicas, without e (" in found.diagnosis.line()
+    assert why in found.diagnosis.line()
+    assert reason is Reason.HEALTHY or (found.plan and not isinstance(found.baseline(), Inconclusive))
+    assert healthy_revision(found, resource.policy, NOW) is None
+
+
+async def test_a_silent_fleet_and_one_with_too_many_silent_replicas_are_told_as_before() -> None:
+    resource = a_resource()
+    assert resource.policy is not None
+    metrics = Asked(State.THRASH, named={"a": State.MISSING})
+
+    found = await survey(resource, resource.policy, view(), Senses(metrics, metrics, NOW))
+
+    assert isinstance(found.diagnosis, Inconclusive)
+    assert found.diagnosis.message.startswith("a: preemptions")
+    assert found.evidence.left_out == {}

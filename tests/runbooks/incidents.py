@@ -235,7 +235,9 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         ),
         Incident("node health known, and required", required(THRASH), fires=True),
         Incident("one of three", an_evidence(THRASHING, CALM, CALM), fires=False),
-        Incident("half of four", an_evidence(THRASHING, THRASHING, CALM, CALM), fires=False),
+        Incident("half of four", an_evidence(THRASHING, THRASHING, CALM, CALM), fires=True),
+        Incident("two of eight", an_evidence(*[THRASHING] * 2, *[CALM] * 6), fires=True),
+        Incident("two of nine", an_evidence(*[THRASHING] * 2, *[CALM] * 7), fires=False),
         Incident("full, capped right, requests wait", an_evidence(*[BUSY_AND_WELL_CAPPED] * 3), fires=False),
     ),
     Reason.CAPACITY_SHORT: (

@@ -16,7 +16,9 @@ from builders import (
     with_number,
     without,
 )
+from kvmedic.core.diagnosis import Evidence
 from kvmedic.core.evidence import PodReadings, Signal
+from kvmedic.core.quorum import LeftOut
 from kvmedic.runbooks.carrying import NEEDED, beyond_trigger, overload
 
 ILL = replace(THRASHING, usage_mean=0.5, waiting_mean=9)
@@ -78,3 +80,26 @@ def test_only_what_is_known_of_a_peer_takes_a_replica_back() -> None:
 
     assert beyond_trigger(an_evidence(THRASHING, CALM, silent), "llm-0") == ()
     assert beyond_trigger(an_evidence(ILL, CALM, THRASHING, held(0.5)), "llm-0") == ("llm-2",)
+
+
+def apart(evidence: Evidence, *names: str) -> Evidence:
+    """Return evidence in which some replicas are left out."""
+    pods = evidence.burn.pods
+    kept = evidence.burn.only(name for name in pods if name not in names)
+    return replace(evidence, burn=kept, left_out={n: LeftOut("no metrics", False, pods[n]) for n in names})
+
+
+def test_a_peer_that_is_left_out_carries_nothing() -> None:
+    roomy = replace(ROOMY, usage_mean=0.5)
+    evidence = an_evidence(ILL, roomy, roomy)
+
+    assert overload(evidence, "llm-0") == ""
+    assert overload(apart(evidence, "llm-2"), "llm-0") == "their KV cache would be 1.00 full (limit 0.85)"
+    assert overload(apart(evidence, "llm-1", "llm-2"), "llm-0") == "no peer is known to carry anything"
+    assert overload(apart(evidence, "llm-0"), "llm-0") == "nobody knows what it holds (no metrics)"
+
+
+def test_a_peer_that_is_left_out_and_known_to_be_pressured_counts() -> None:
+    evidence = an_evidence(ILL, ROOMY, THRASHING)
+
+    assert beyond_trigger(apart(evidence, "llm-2"), "llm-0") == ("llm-2",)

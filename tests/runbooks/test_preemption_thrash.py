@@ -31,6 +31,7 @@ from kvmedic.core.diagnosis import (
     NoChange,
     Relief,
     Setting,
+    Spent,
     diagnose,
 )
 from kvmedic.core.engine import Knob
@@ -161,30 +162,76 @@ def test_a_fleet_without_replicas_is_not_healthy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pressured", "calm", "fleet_wide"),
+    ("pressured", "calm", "for_a_cap", "for_more"),
     [
-        (1, 0, True),
-        (2, 0, True),
-        (2, 1, True),
-        (2, 2, False),
-        (3, 1, True),
-        (66, 34, False),
-        (67, 33, True),
+        (1, 0, True, True),
+        (2, 0, True, True),
+        (2, 1, True, True),
+        (2, 2, True, False),
+        (2, 6, True, False),
+        (2, 7, False, False),
+        (3, 1, True, True),
+        (12, 38, False, False),
+        (13, 37, True, False),
+        (33, 17, True, False),
+        (34, 16, True, True),
+        (66, 34, True, False),
+        (67, 33, True, True),
     ],
 )
-def test_two_thirds_of_the_replicas_make_it_the_fleets_trouble(
-    pressured: int, calm: int, *, fleet_wide: bool
+def test_two_replicas_and_a_quarter_are_enough_for_a_cap_and_two_thirds_for_anything_else(
+    pressured: int, calm: int, *, for_a_cap: bool, for_more: bool
 ) -> None:
-    found = diagnosis(*[THRASHING] * pressured, *[CALM] * calm)
+    evidence = an_evidence(*[THRASHING] * pressured, *[CALM] * calm)
+    nothing_left = replace(evidence, spent=Spent("no lever is left", may_scale=True))
 
-    assert found.reason is (Reason.FLEET_WIDE_DEMAND if fleet_wide else Reason.PARTIAL_PRESSURE)
+    found, more = diagnose(BRANCHES, evidence), diagnose(BRANCHES, nothing_left)
+
+    assert found.reason is (Reason.FLEET_WIDE_DEMAND if for_a_cap else Reason.PARTIAL_PRESSURE)
+    assert more.reason is (Reason.CAPACITY_SHORT if for_more else Reason.PARTIAL_PRESSURE)
+
+
+def test_a_minority_is_given_a_cap_that_calm_replicas_stay_under_and_nothing_else() -> None:
+    everything = replace(FREE, levers=(LeverBound(Knob.WATERMARK), *FREE.levers))
+    some = an_evidence(THRASHING, THRASHING, CALM, CALM)
+
+    cap, free = advice(some, everything), advice(some)
+    assert isinstance(cap, Assignment)
+    unknown = without(CALM.readings(), Signal.RUNNING_MEAN, NO_SERIES)
+    more = replace(CALM, running_mean=float(cap.value) + 1, running_max=60)
+    refused = [advice(an_evidence(THRASHING, THRASHING, CALM, busy), FREE) for busy in (more, unknown)]
+
+    assert cap == free
+    assert (cap.knob, cap.value > CALM.running_mean) == (Knob.MAX_NUM_SEQS, True)
+    for why in refused:
+        assert isinstance(why, NoChange)
+        assert why.reason is Reason.PARTIAL_PRESSURE
+        assert "would hold up llm-3, which is calm" in why.message
 
 
 def test_partial_pressure_names_the_replicas() -> None:
-    found = diagnosis(CALM, THRASHING, CALM, THRASHING)
+    found = diagnosis(CALM, THRASHING, *[CALM] * 6, THRASHING)
 
     assert isinstance(found, Inconclusive)
-    assert "2 of 4 replicas preempt beyond 0.5 per request: llm-1 (1.75 per request), llm-3" in found.message
+    assert "2 of 9 replicas preempt beyond 0.5 per request: llm-1 (1.75 per request), llm-8" in found.message
+
+
+@pytest.mark.parametrize(
+    ("held", "counted"),
+    [(0.9, 0.0), (0.9, -5.0), (0.1, 0.0), (0.3, -5.0), (0.0, -5.0), (-1.0, 40.0)],
+    ids=["none of them", "fewer than none", "calm, none", "calm, fewer", "zero, fewer", "below zero"],
+)
+def test_a_ratio_that_its_counter_contradicts_is_neither_healthy_nor_acted_upon(
+    held: float, counted: float
+) -> None:
+    odd = with_number(with_number(THRASHING.readings(), TRIGGERING, held), Signal.PREEMPTIONS, counted)
+
+    found = diagnosis(THRASHING, odd)
+
+    assert isinstance(found, Inconclusive)
+    assert found.reason is Reason.METRICS_AMBIGUOUS
+    assert "llm-1: preemptions" in found.message
+    assert found.message.endswith("check that the replica is scraped once")
 
 
 # One among calm ones.

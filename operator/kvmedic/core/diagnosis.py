@@ -13,6 +13,7 @@ from kvmedic.core.compression import TokenEviction
 from kvmedic.core.engine import Knob, Scalar
 from kvmedic.core.evidence import Observation, Reading, Signal
 from kvmedic.core.fixing import Evaluate, FailedFix, Try, TurnOff, TurnOn
+from kvmedic.core.quorum import LeftOut
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import LatestDeploy, NoDeploy, Revision
 from kvmedic.core.sentences import SENTENCES
@@ -48,7 +49,7 @@ class Spent:
 class Evidence:
     """All that a diagnosis rests on.
 
-    Both looks cover the same replicas: every pod of the target that should serve.
+    Both looks cover the same replicas: every pod of the target that should serve, but for those left out.
     """
 
     burn: Observation
@@ -81,6 +82,13 @@ class Evidence:
     peaks: Mapping[str, Reading[float]] = field(default_factory=dict)
     """The most tokens per second that replicas were asked for over ten minutes of the last day, by pod name;
     a pod is absent where nobody looked."""
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+    """Replicas that should serve and are in neither look, as nothing can be judged by them."""
+
+    @property
+    def replicas(self) -> int:
+        """Return how many replicas should serve."""
+        return len(self.burn.pods) + len(self.left_out)
 
 
 @dataclass(frozen=True, slots=True)

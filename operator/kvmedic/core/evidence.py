@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from math import isfinite
+from math import inf, isfinite
 from typing import Generic, TypeAlias, TypeVar
 
 V = TypeVar("V")
@@ -209,6 +209,27 @@ class Unsupported:
 Reading: TypeAlias = Measured[V] | Missing | Stale | Unsupported
 
 
+_IMPOSSIBLE = Missing(Absence.AMBIGUOUS)
+"""The reading of a number that no engine has: its series contradict what they are series of."""
+_RATIOS = frozenset({Signal.KV_CACHE_USAGE_MEAN, Signal.KV_CACHE_USAGE_MAX, Signal.KV_CACHE_USAGE_DEVIATION})
+_MOST_RATIO = 1.001
+"""Means of ones, added up and divided, come out above 1 by rounding alone."""
+_MOST_SECONDS = 253_402_300_799
+"""The end of the year 9999 (Unix time); today's time in milliseconds is beyond it."""
+EDGE = 0.05
+"""Preemptions per request up to which their counter may say none: a window that ends some seconds later may
+have left the only ones behind. A tenth of the default trigger."""
+
+
+def _is_possible(signal: Signal, value: float) -> bool:
+    """Return whether any engine can have a number: all but a difference are counts, ratios or times."""
+    if signal is Signal.REQUESTS_IN_FLIGHT_CHANGE:
+        return True
+    if signal in _RATIOS:
+        return 0 <= value <= _MOST_RATIO
+    return 0 <= value <= (_MOST_SECONDS if signal is Signal.STARTED_SECONDS else inf)
+
+
 @dataclass(frozen=True, slots=True)
 class PodReadings:
     """All readings of one replica over one window. A signal that was not asked for is `Unsupported`."""
@@ -227,12 +248,22 @@ class PodReadings:
     """Moments that the means of gauges rest on, where these are few enough to count; None: many."""
 
     def number(self, signal: Signal) -> Reading[float]:
-        """Return the reading of a signal that is a number."""
-        return self.numbers.get(signal, Unsupported())
+        """Return the reading of a signal that is a number; ambiguous where no engine can be so."""
+        found = self.numbers.get(signal, Unsupported())
+        if signal is Signal.PREEMPTIONS_PER_REQUEST_HELD and self._preempted_nothing(found):
+            return Missing(Absence.AMBIGUOUS)
+        return found if not isinstance(found, Measured) or _is_possible(signal, found.value) else _IMPOSSIBLE
 
     def histogram(self, signal: Signal) -> Reading[Histogram]:
-        """Return the reading of a signal that is a histogram."""
-        return self.histograms.get(signal, Unsupported())
+        """Return the reading of a signal that is a histogram; ambiguous where no engine can be so."""
+        found = self.histograms.get(signal, Unsupported())
+        return found if not isinstance(found, Measured) or found.value.total >= 0 else _IMPOSSIBLE
+
+    def _preempted_nothing(self, held: Reading[float]) -> bool:
+        """Return whether a ratio of preemptions speaks of some, and their counter of none."""
+        counted = self.numbers.get(Signal.PREEMPTIONS, Unsupported())
+        some = isinstance(held, Measured) and held.value > EDGE
+        return isinstance(counted, Measured) and (counted.value < 0 or (some and counted.value == 0))
 
 
 @dataclass(frozen=True, slots=True)

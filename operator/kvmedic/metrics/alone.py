@@ -61,8 +61,8 @@ def query(sought: Alone, presence: str, namespace: str, options: SourceOptions) 
     return f"max_over_time(({alone})[{duration_text(sought.within)}:{duration_text(STEP)}])"
 
 
-def last_of(answer: Answer, replica_set: str, namespace: str) -> Reading[datetime]:
-    """Return the newest moment that the replicas of a ReplicaSet have in an answer."""
+def last_of(answer: Answer, replica_set: str, namespace: str, at: datetime) -> Reading[datetime]:
+    """Return the newest moment that the replicas of a ReplicaSet have in an answer of some moment."""
     times = [
         one.value
         for pod, many in answer.by_pod.items()
@@ -72,6 +72,8 @@ def last_of(answer: Answer, replica_set: str, namespace: str) -> Reading[datetim
     ]
     if not times:
         return Missing(Absence.NO_SERIES)
+    if not 0 <= max(times) <= at.timestamp() + 1:
+        return Missing(Absence.AMBIGUOUS)
     last = _EPOCH + timedelta(seconds=max(times))
     return Measured(last, last)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TypeAlias
@@ -165,8 +166,8 @@ def replica_of(page: Page, table: SignalTable) -> Replica | None:
     """Return the replica that a page is of, or None where it is no engine's page."""
     now = page.at.timestamp()
     series = [Series(one.labels, now) for one in page.of(table.presence)]
-    presence = presence_of(series, table, page.at)
-    return None if presence is None else Replica(presence, table)
+    presence = presence_of(series, table, page.at, timedelta(0))
+    return None if isinstance(presence, Missing) else Replica(presence, table)
 
 
 def gauge(replica: Replica, signal: Signal, pages: Sequence[Page]) -> Reading[float]:

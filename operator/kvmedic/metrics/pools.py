@@ -18,6 +18,9 @@ from kvmedic.metrics.series import Scraper, Series
 _UNTOLD = "None"
 """Text of a value that the engine does not tell."""
 
+_DIGITS = 15
+"""A number of more is no count of blocks or tokens; Python refuses to read one of thousands of digits."""
+
 _Told: TypeAlias = Pool | Missing | Unsupported
 """What one series says: the pool, or why it says none."""
 
@@ -122,4 +125,4 @@ def _block_tokens(declared: int, held: int, blocks: float) -> int:
 
 def _whole(text: str) -> int:
     """Return a label as a number; 0 for `None`, an empty text and anything else that is none."""
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else 0

@@ -88,6 +88,8 @@ def histogram_of(series: Sequence[Series]) -> Histogram | Missing:
         return Missing(Absence.NOTHING_FOUND)
     if not all(math.isfinite(value) for value in (*sums, *buckets.values())) or -math.inf in buckets:
         return Missing(Absence.NOT_A_NUMBER)
+    if min(buckets.values()) < 0:
+        return Missing(Absence.AMBIGUOUS)
     return _uncumulated(buckets, math.fsum(sums))
 
 

@@ -9,6 +9,7 @@ from math import inf, isfinite, isnan, nan
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeVar
 
+from kvmedic.core.evidence import Absence, Missing
 from kvmedic.core.signals import SignalTable
 
 LARGEST = 1e18
@@ -128,23 +129,35 @@ class Presence:
         return max((s for s in self.scrapers if items >= s), key=len, default=None)
 
 
-def presence_of(series: Iterable[Series], table: SignalTable, oldest: datetime) -> Presence | None:
-    """Return a replica's presence, or None without any sample.
+def presence_of(
+    series: Iterable[Series], table: SignalTable, at: datetime, freshness: timedelta
+) -> Presence | Missing:
+    """Return a replica's presence by the times of its newest samples, or why there is none.
 
-    Series that were last sampled before `oldest` do not count among the scrapers: a scrape job that
-    was removed a minute ago still answers, with less and less of the window.
+    Series that were last sampled longer ago than `freshness` do not count among the scrapers: a scrape job
+    that was removed a minute ago still answers, with less and less of the window. A sample that is not of
+    this time at all (milliseconds for seconds, times to come) makes the replica one that nobody can tell of.
+
+    Args:
+        series: whose values are the times (Unix seconds).
+        table: the engine's signals.
+        at: the moment of the look.
+        freshness: oldest that a newest sample may be.
     """
     newest: dict[tuple[str, Scraper], datetime] = {}
     models = set()
     for one in series:
         if isfinite(one.value):
+            if not 0 <= one.value <= (at + freshness).timestamp():
+                return Missing(Absence.AMBIGUOUS)
             newest[one.labels.get(table.engine_label, ""), _scraper(one, table)] = _time(one.value)
             models.add(one.labels.get(table.model_label, ""))
     if not newest:
-        return None
+        return Missing(Absence.NO_SERIES)
     engines = {engine for engine, _ in newest}
-    seen = [max(at for (name, _), at in newest.items() if name == engine) for engine in engines]
-    fresh = {scraper: at for (_, scraper), at in sorted(newest.items(), key=_when) if at >= oldest}
+    seen = [max(time for (name, _), time in newest.items() if name == engine) for engine in engines]
+    oldest = at - freshness
+    fresh = {scraper: time for (_, scraper), time in sorted(newest.items(), key=_when) if time >= oldest}
     return Presence(min(seen), frozenset(engines), fresh, tuple(sorted(models - {""})))
 
 

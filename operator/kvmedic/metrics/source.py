@@ -33,7 +33,7 @@ from kvmedic.metrics.pools import block_tokens
 from kvmedic.metrics.pools import pool as pool_of
 from kvmedic.metrics.promql import Span, expression, pool, presence
 from kvmedic.metrics.readings import Replica, absent, histogram, number, unavailable
-from kvmedic.metrics.series import Answer, PodKey, Reply, Series, Unanswered, presence_of
+from kvmedic.metrics.series import Answer, PodKey, Presence, Reply, Series, Unanswered, presence_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -74,11 +74,10 @@ def _readings(pod: PodKey, answers: _Answers) -> PodReadings:
     """Return one replica's readings; a replica that fell silent is stale in every one of them."""
     if isinstance(answers.presence, Unanswered):
         return unavailable(answers.signals)
-    oldest = answers.at - answers.freshness
-    presence = presence_of(answers.presence.of(pod), answers.table, oldest)
-    if presence is None:
-        return absent(answers.signals, Missing(Absence.NO_SERIES))
-    if presence.at < oldest:
+    presence = presence_of(answers.presence.of(pod), answers.table, answers.at, answers.freshness)
+    if isinstance(presence, Missing):
+        return absent(answers.signals, presence)
+    if presence.at < answers.at - answers.freshness:
         return absent(answers.signals, Stale(presence.at))
     replica = Replica(presence, answers.table)
     return PodReadings(
@@ -195,17 +194,23 @@ class PrometheusSource:
         if isinstance(seen, Unanswered):
             self.trouble = f"metrics source {self.name} {seen.trouble}"
             return ()
-        oldest = moment.at - self._options.freshness
-        found = {pod: presence_of(many, self._table, oldest) for pod, many in seen.by_pod.items()}
-        return tuple(sorted(pod for pod, one in found.items() if one is not None and one.at >= oldest))
+        freshness = self._options.freshness
+        found = {
+            pod: presence_of(many, self._table, moment.at, freshness) for pod, many in seen.by_pod.items()
+        }
+        oldest = moment.at - freshness
+        return tuple(
+            sorted(pod for pod, one in found.items() if isinstance(one, Presence) and one.at >= oldest)
+        )
 
     async def last_alone(self, namespace: str, sought: Alone) -> Reading[datetime]:
         """Return when a ReplicaSet was last alone in its fleet; missing where the source does not know."""
         text = query(sought, self._table.presence, namespace, self._options)
-        reply = await self._reply(self._current(), text)
+        moment = self._current()
+        reply = await self._reply(moment, text)
         if isinstance(reply, Unanswered):
             return Missing(Absence.SOURCE_UNAVAILABLE)
-        return last_of(reply, sought.replica_set, namespace)
+        return last_of(reply, sought.replica_set, namespace, moment.at)
 
     def as_of(self, at: datetime) -> PrometheusSource:
         """Return the same source as it answers about a moment of the past; it is not to be closed."""

@@ -88,7 +88,7 @@ def more_replicas(evidence: Evidence, case: Case, setting: Setting) -> Resize | 
 
     As many as hold what runs and waits at once, at the computed cap; one where nobody can tell.
     """
-    bound, replicas = setting.scale_out, len(evidence.burn.pods)
+    bound, replicas = setting.scale_out, evidence.replicas
     if bound is None:
         return NoChange(Reason.LEVER_NOT_ALLOWED, "more replicas would help; add scaleOut to spec.levers")
     most = bound.limit(setting.before_scaling or replicas)
@@ -116,7 +116,7 @@ def seats_of(case: Case, setting: Setting) -> int:
 
 def disaggregation(evidence: Evidence, case: Case, setting: Setting) -> NoChange:
     """Return the advice to serve prompts and answers apart, with the numbers that speak for a split."""
-    replicas = len(evidence.burn.pods)
+    replicas = evidence.replicas
     lengths = f"prompts of {case.prompt_tokens:.0f} and answers of {case.output_tokens:.0f} tokens on average"
     gpus = "" if setting.gpus is None else f" with {setting.gpus} GPU{'s' if setting.gpus > 1 else ''} each"
     return NoChange(

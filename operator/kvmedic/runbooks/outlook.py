@@ -28,6 +28,7 @@ from kvmedic.core.diagnosis import Evidence, Inconclusive, NoChange, Resize, Set
 from kvmedic.core.evidence import Signal
 from kvmedic.core.footprint import Footprint, Load
 from kvmedic.core.loan import Borrowed, TriedReturn
+from kvmedic.core.quorum import quorum_line
 from kvmedic.core.reasons import Reason
 from kvmedic.core.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
 from kvmedic.core.verdict import LENGTHS_ALIKE, LIGHTER, QUEUED
@@ -162,6 +163,9 @@ def _share(now: Carried, load: Load) -> float:
 
 def _seen(evidence: Evidence) -> _Seen | NoChange:
     """Return what the fleet carries now, or why nobody can tell."""
+    if evidence.left_out:
+        line = quorum_line(len(evidence.burn.pods), evidence.left_out)
+        return NoChange(Reason.FOOTPRINT_HELD, f"{line}: nobody knows what these carry")
     found = complete(evidence.sizing, NEEDED)
     if isinstance(found, Inconclusive):
         return NoChange(found.reason, found.message)

@@ -7,9 +7,8 @@ nothing: it saw-tooths below 1 in thrash and reaches 0.97 on a healthy replica (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import ceil
 
 from kvmedic.core.complete import Complete, complete, number
 from kvmedic.core.diagnosis import (
@@ -26,13 +25,14 @@ from kvmedic.core.diagnosis import (
     SettingAdvice,
     Spent,
 )
-from kvmedic.core.evidence import Signal
+from kvmedic.core.evidence import PodReadings, Signal
 from kvmedic.core.reasons import Reason
 from kvmedic.runbooks.capacity import disaggregation, more_replicas
 from kvmedic.runbooks.case import HELPFUL, NOW, REQUESTS, Case
 from kvmedic.runbooks.deploy import HISTORY, roll_back, running_it, since_deploy
 from kvmedic.runbooks.doubts import sized
 from kvmedic.runbooks.levers import first_that_applies
+from kvmedic.runbooks.minorities import cap_over_calm, enough_for_a_cap, most_of
 from kvmedic.runbooks.node_health import (
     GPU_SIGNS,
     THERMAL_SIGNS,
@@ -50,13 +50,9 @@ from kvmedic.runbooks.out_of_memory import (
     lower_share,
 )
 
-TRIGGER = frozenset({Signal.PREEMPTIONS_PER_REQUEST_HELD})
-"""Needed of every replica to tell a calm fleet from a pressured one."""
-FLEET_SHARE = 2 / 3
-"""Share of the replicas that must be pressured before the trouble counts as the fleet's: with one or two
-replicas all of them, of three two. Replicas behind one Service see the same requests; under demand the
-last one is near the trigger too, and where a third or more are calm the cause is not what they share."""
-
+TRIGGER = frozenset({Signal.PREEMPTIONS_PER_REQUEST_HELD, Signal.PREEMPTIONS})
+"""Needed of every replica to tell a calm fleet from a pressured one: the ratio, and the counter behind it,
+which must not contradict it."""
 CONTRAST = TRIGGER | {Signal.PREEMPTIONS, Signal.REQUESTS_FINISHED, Signal.KV_CACHE_USAGE_MEAN}
 """Needed of every replica to tell one pressured replica from calm peers, and these from idle ones."""
 CALM_SHARE = 0.5
@@ -81,19 +77,23 @@ def healthy(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 
 
 def demand(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
-    """Most replicas preempt beyond the trigger, and a lever may be left against it."""
-    return fleet_wide(evidence) if evidence.spent is None else None
+    """Several replicas preempt beyond the trigger, and a lever may be left against it."""
+    return _beyond(evidence, enough_for_a_cap) if evidence.spent is None else None
 
 
 def fleet_wide(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."""
+    return _beyond(evidence, most_of)
+
+
+def _beyond(evidence: Evidence, enough: Callable[[int], int]) -> tuple[Finding, ...] | Inconclusive | None:
     held = _held(evidence)
     if isinstance(held, Inconclusive):
         return held
     pressured = _pressured(held, evidence)
     if not pressured:
         return None
-    if len(pressured) < ceil(FLEET_SHARE * len(held)):
+    if len(pressured) < enough(len(held)):
         return _partial(held, pressured, evidence, SHARED)
     case = sized(evidence, pressured)
     return case if isinstance(case, Inconclusive) else _findings(held, pressured, evidence)
@@ -111,7 +111,7 @@ def deploy_correlated(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive 
     pressured, running = _pressured(held, evidence), running_it(evidence)
     if not pressured or not running.issuperset(pressured):
         return None
-    if len(pressured) < ceil(FLEET_SHARE * len(running)):
+    if len(pressured) < most_of(len(running)):
         return None
     found = since_deploy(evidence)
     return (*found, *_findings(held, pressured, evidence)) if isinstance(found, tuple) else found
@@ -171,11 +171,24 @@ def replace_replica(evidence: Evidence, setting: Setting) -> Advice:
 
 
 def right_size(evidence: Evidence, setting: Setting) -> SettingAdvice:
-    """Return what the first allowed lever that applies would be set to, or why none applies."""
+    """Return what the first allowed lever that applies would be set to, or why none applies.
+
+    Where only some replicas are pressured that is a cap, and one that the calm ones are under.
+    """
     case = pressured_case(evidence)
     if isinstance(case, Inconclusive):
         return NoChange(case.reason, case.message)
-    return first_that_applies(case, setting)
+    calm, replicas = _calm(evidence), len(evidence.burn.pods)
+    if replicas - len(calm) >= most_of(replicas):
+        return first_that_applies(case, setting)
+    return cap_over_calm(case, setting, calm)
+
+
+def _calm(evidence: Evidence) -> Mapping[str, PodReadings]:
+    """Return the replicas that do not preempt beyond the trigger."""
+    held = _held(evidence)
+    pressured = frozenset(() if isinstance(held, Inconclusive) else _pressured(held, evidence))
+    return {name: readings for name, readings in evidence.burn.pods.items() if name not in pressured}
 
 
 def capacity(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
