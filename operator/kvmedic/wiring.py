@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 
 from kvmedic.cluster.approvals import StoredApprovals
 from kvmedic.cluster.copies import StoredCopies
@@ -26,6 +24,7 @@ from kvmedic.engines.vllm_start import VLLM_START
 from kvmedic.frame import CompressionOptions, HealthOptions, KubernetesOptions, PaceOptions
 from kvmedic.handlers import Backoff, Frame, Operator, serve, utc_now
 from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.kube.kubeconfig import AS_KUBECTL, ClusterChoice, find_kubeconfig
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.metrics.fleet import FleetMetrics
@@ -69,9 +68,10 @@ class Connected:
 
 
 @asynccontextmanager
-async def connected(settings: Settings) -> AsyncIterator[Connected]:
+async def connected(settings: Settings, cluster: ClusterChoice = AS_KUBECTL) -> AsyncIterator[Connected]:
     """Open the API and the metrics sources, and close them again."""
-    client = await connect(_kubeconfig(), _limits(settings.kubernetes))
+    limits = _limits(settings.kubernetes)
+    client = await connect(find_kubeconfig(cluster), limits, cluster.context)
     metrics = FleetMetrics.of(settings.sources, settings.scrape, VLLM_SIGNALS)
     beside = Beside(metrics.devices, DeploymentTarget(client).starts)
     probes = GenerationProbes(
@@ -216,15 +216,6 @@ def _leadership(settings: Settings, client: Client) -> Leadership:
     )
     lease = Ref(LEASES, settings.process.namespace, options.lease)
     return Leadership(client, lease, times, fresh_identity())
-
-
-def _kubeconfig() -> str | None:
-    """Return where kubectl looks: KUBECONFIG, else ~/.kube/config; None: the service account of the pod."""
-    given = os.environ.get("KUBECONFIG", "")
-    if given:
-        return given
-    own = Path.home() / ".kube" / "config"
-    return str(own) if own.is_file() else None
 
 
 def _limits(options: KubernetesOptions) -> Limits:

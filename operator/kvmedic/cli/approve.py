@@ -15,15 +15,24 @@ import typer
 
 from kvmedic.api.approval import APPROVAL_PLURAL, approval_manifest
 from kvmedic.api.schema import yaml_text
-from kvmedic.cli.live import Name, finished, load
+from kvmedic.cli.live import (
+    Context,
+    Kubeconfig,
+    Name,
+    Namespace,
+    finished,
+    load_resource,
+    name_in,
+    settings_with,
+)
 from kvmedic.cli.terminal import NOT_FOUND, REFUSED, USAGE, ended
 from kvmedic.cluster.approvals import APPROVALS
 from kvmedic.core.policy import Mode
 from kvmedic.core.record import ConditionType, Record, ShownPlan
 from kvmedic.core.resource import Resource
 from kvmedic.kube.errors import Refused
+from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.kube.objects import JsonObject, Ref, section
-from kvmedic.settings import load as load_settings
 from kvmedic.wiring import Connected, connected
 
 
@@ -33,7 +42,9 @@ class NothingWaits(Exception):  # noqa: N818 - the name says what is wrong
 
 def command(
     name: Annotated[str, typer.Argument(help="The KVRemediation.")],
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Its namespace.")] = "default",
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
     digest: Annotated[
         str, typer.Option(metavar="DIGEST", help="The plan that was looked at; no other is approved.")
     ] = "",
@@ -47,14 +58,15 @@ def command(
     nobody looked at is not approved. Exit code 0: it was approved; 2: wrong usage or configuration; 3: no
     such plan waits, or it was not approved; 4: there is no such resource, or approving is not allowed.
     """
-    settings, which = load_settings(), Name(namespace, name)
+    settings, cluster = settings_with(), ClusterChoice(kubeconfig, context)
+    which = name_in(cluster, namespace, name)
 
     async def look() -> Resource:
-        async with connected(settings) as world:
-            return await load(world, which)
+        async with connected(settings, cluster) as world:
+            return await load_resource(world, which)
 
     async def approve(manifest: JsonObject) -> JsonObject:
-        async with connected(settings) as world:
+        async with connected(settings, cluster) as world:
             return await _created(world, which, manifest)
 
     resource = finished(look())
@@ -62,7 +74,7 @@ def command(
     print("\n".join(_told(resource, plan)), file=sys.stderr if only_print else sys.stdout)
     if not digest:
         _ask(name)
-    manifest = approval_manifest(name, resource.uid, namespace, plan.digest)
+    manifest = approval_manifest(name, resource.uid, which.namespace, plan.digest)
     if only_print:
         sys.stdout.write(yaml_text(manifest))
         return

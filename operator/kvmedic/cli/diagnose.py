@@ -13,7 +13,17 @@ import typer
 from kvmedic.api.quantities import parse_duration
 from kvmedic.cli.flags import EngineVersion, version_named
 from kvmedic.cli.given import GivenError, policy_in, workload_in
-from kvmedic.cli.live import Name, finished, load, surveyed, with_source
+from kvmedic.cli.live import (
+    Context,
+    Kubeconfig,
+    Name,
+    Namespace,
+    finished,
+    load_resource,
+    name_in,
+    settings_with,
+    surveyed,
+)
 from kvmedic.cli.past import Past, PastError, moment_of, observed
 from kvmedic.cli.report import Report, report_of_consultation, report_of_survey
 from kvmedic.cli.scrapes import ScrapeError, doubt_of, evidence_of, pages_of
@@ -21,11 +31,12 @@ from kvmedic.cli.start_logs import gaps_in, starts_of, with_starts
 from kvmedic.cli.terminal import REFUSED, USAGE, Form, ended
 from kvmedic.core.diagnosis import Evidence, Inconclusive
 from kvmedic.core.policy import Policy, Runbook
+from kvmedic.core.reasons import Reason
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import NodeHealth
+from kvmedic.kube.errors import NoCluster
+from kvmedic.kube.kubeconfig import AS_KUBECTL, DEFAULT_NAMESPACE, ClusterChoice, namespace_of
 from kvmedic.offline import Consultation, consult, with_method
-from kvmedic.settings import SettingsError
-from kvmedic.settings import load as load_settings
 from kvmedic.wiring import connected
 
 _WAYS = (
@@ -58,9 +69,9 @@ class Files:
 
 def command(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="A KVRemediation of a cluster.")] = "",
-    namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help="Its namespace; with --at that of the pods.")
-    ] = "default",
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
     prometheus: Annotated[
         str, typer.Option(metavar="URL", help="Ask this Prometheus instead of the configured source.")
     ] = "",
@@ -105,6 +116,7 @@ def command(
     account. Exit code 0: a diagnosis was made, also that all is well; 2: wrong usage or an unusable file;
     3: no diagnosis can be made, and it says what is missing; 4: there is no such resource or target.
     """
+    cluster = ClusterChoice(kubeconfig, context)
     files = Files(spec, manifest, version_named(engine_version), tuple(log or ()))
     ways = [bool(name), bool(scrape), bool(at)]
     if ways.count(True) != 1:
@@ -117,24 +129,34 @@ def command(
         ended("--engine-version is of the engine in a manifest: give --manifest too", USAGE)
     try:
         report = (
-            _live(Name(namespace, name), prometheus)
+            _live(cluster, name_in(cluster, namespace, name), prometheus)
             if name
             else _offline(scrape, _interval(interval), files)
             if scrape
-            else _past(Past(moment_of(at), namespace, pod_regex), prometheus, files)
+            else _past(Past(moment_of(at), namespace or _namespace(cluster), pod_regex), prometheus, files)
         )
-    except (SettingsError, ScrapeError, GivenError, PastError) as error:
+    except (ScrapeError, GivenError, PastError) as error:
         ended(error, USAGE)
     print(report.printed(output))
     raise typer.Exit(REFUSED if report.is_inconclusive else 0)
 
 
-def _live(which: Name, prometheus: str) -> Report:
-    settings = with_source(load_settings(), prometheus)
+def _namespace(cluster: ClusterChoice) -> str:
+    """Return the namespace of pods of the past; no cluster is asked, so none has to be there."""
+    try:
+        return namespace_of(cluster)
+    except NoCluster as error:
+        if cluster == AS_KUBECTL:
+            return DEFAULT_NAMESPACE
+        ended(error, USAGE)
+
+
+def _live(cluster: ClusterChoice, which: Name, prometheus: str) -> Report:
+    settings = settings_with(prometheus)
 
     async def look() -> Report:
-        async with connected(settings) as world:
-            return report_of_survey(await surveyed(world, await load(world, which)))
+        async with connected(settings, cluster) as world:
+            return report_of_survey(await surveyed(world, await load_resource(world, which)))
 
     return finished(look())
 
@@ -164,11 +186,14 @@ def _doubted(evidence: Evidence, policy: Policy, doubt: Inconclusive) -> Consult
 def _past(past: Past, prometheus: str, files: Files) -> Report:
     policy = policy_in(files.spec)
     workload = workload_in(files.manifest, policy, files.version)
-    settings = with_source(load_settings(), prometheus)
-    evidence, notes = asyncio.run(observed(past, settings, policy))
+    seen = asyncio.run(observed(past, settings_with(prometheus), policy))
     target = {"namespace": past.namespace, "pods": past.pods, "at": f"{past.at:%Y-%m-%dT%H:%M:%SZ}"}
-    found = consult(evidence, policy, workload)
-    return report_of_consultation(found, target, (*notes, *_remarks(policy, found)))
+    if seen.trouble:
+        doubt = Inconclusive(Reason.SOURCE_UNAVAILABLE, seen.trouble)
+        found = _doubted(with_method(seen.evidence, policy, workload), policy, doubt)
+        return report_of_consultation(found, target, (), doubt)
+    found = consult(seen.evidence, policy, workload)
+    return report_of_consultation(found, target, (*seen.notes, *_remarks(policy, found)))
 
 
 def _remarks(policy: Policy, found: Consultation) -> tuple[str, ...]:

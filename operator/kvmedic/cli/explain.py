@@ -15,7 +15,16 @@ import typer
 
 from kvmedic.cli.fixes import ShownFixes, fixes_of
 from kvmedic.cli.hand_overs import hand_over_as_json, hand_over_as_text
-from kvmedic.cli.live import Name, finished, load, template_of
+from kvmedic.cli.live import (
+    Context,
+    Kubeconfig,
+    Namespace,
+    finished,
+    load_resource,
+    name_in,
+    settings_with,
+    template_of,
+)
 from kvmedic.cli.terminal import Form
 from kvmedic.cli.trials import ShownTrial, trial_of
 from kvmedic.core.calm import Temporary
@@ -27,7 +36,7 @@ from kvmedic.core.remedies import LOOK, REMEDIES, Remedy
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Run, StepState
 from kvmedic.core.sentences import SENTENCES
-from kvmedic.settings import load as load_settings
+from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.wiring import connected
 
 _BACK = Remedy(
@@ -51,7 +60,9 @@ class Place:
 
 def command(
     name: Annotated[str, typer.Argument(help="The KVRemediation.")],
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Its namespace.")] = "default",
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
     output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
 ) -> None:
     """Explain a resource in sentences: what it sees, why it does or does not act, what to type next.
@@ -63,11 +74,12 @@ def command(
     Nothing is written and no metrics are asked. Exit code 0: it was told; 2: wrong usage or
     configuration; 4: there is no such resource.
     """
-    settings = load_settings()
+    settings, cluster = settings_with(), ClusterChoice(kubeconfig, context)
+    which = name_in(cluster, namespace, name)
 
     async def look() -> tuple[Resource, str]:
-        async with connected(settings) as world:
-            resource = await load(world, Name(namespace, name))
+        async with connected(settings, cluster) as world:
+            resource = await load_resource(world, which)
             record = resource.record
             asked = record is not None and bool(record.answers or record.scores)
             return resource, await template_of(world, resource) if asked else ""

@@ -248,4 +248,6 @@ def _note(message: str) -> None:
 
 def _refuse(refusal: Refusal, found: ManifestContainer | None = None) -> NoReturn:
     where = f"container {found}: " if found is not None else ""
+    if refusal.reason is RefusalReason.SEVERAL_ENGINES:
+        refusal = Refusal(refusal.reason, f"{refusal.message}; name one with --container or --name")
     ended(f"refused ({refusal.reason}): {where}{refusal.message}", REFUSED)

@@ -72,12 +72,18 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
     if isinstance(found, Refusal):
         if found.reason is RefusalReason.NOT_A_MANIFEST:
             raise GivenError(f"{file}: {found.message}")
-        return Fault(_reason(found), f"{file}: {found.message}")
+        return Fault(_reason(found), f"{file}: {found.message}{_how_to_name(found)}")
     template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
     engines = ENGINES if version is None else tuple(Engine(profile, version) for profile in ENGINES)
     workload = workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, engines)
     maps = {name: ConfigMap(contents) for name, contents in contents_in(text).items()}
     return configured(workload, maps)
+
+
+def _how_to_name(refusal: Refusal) -> str:
+    if refusal.reason is not RefusalReason.SEVERAL_ENGINES:
+        return ""
+    return "; name one in spec.targetRef (name, container) of a KVRemediation, and give that as --spec"
 
 
 def _reason(refusal: Refusal) -> Reason:

@@ -6,7 +6,10 @@ import asyncio
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import typer
+from pydantic import ValidationError
 
 from kvmedic.cli.terminal import NOT_FOUND, USAGE, ended
 from kvmedic.cluster.evaluations import Evaluations
@@ -16,12 +19,13 @@ from kvmedic.core.template import template_hash
 from kvmedic.findings import Survey
 from kvmedic.footprints import with_holder
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
+from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
 from kvmedic.kube.objects import DEPLOYMENTS, Ref, section
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.obstacles import accompanied, proposed
 from kvmedic.ports import Senses
 from kvmedic.record.store import RESOURCES, resource_of
-from kvmedic.settings import Settings, SettingsError
+from kvmedic.settings import Settings, SettingsError, load
 from kvmedic.survey import examine
 from kvmedic.wiring import Connected, target_of
 
@@ -40,6 +44,34 @@ class Name:
     name: str
 
 
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", help="Its namespace; else the context's own, as with kubectl.")
+]
+Context = Annotated[str, typer.Option("--context", help="Context of the kubeconfig; else its current one.")]
+Kubeconfig = Annotated[
+    str, typer.Option("--kubeconfig", metavar="FILE", help="Else KUBECONFIG, else ~/.kube/config.")
+]
+
+
+def name_in(cluster: ClusterChoice, namespace: str, name: str) -> Name:
+    """Return which resource is meant; a kubeconfig that cannot be used ends the command."""
+    try:
+        return Name(namespace or namespace_of(cluster), name)
+    except NoCluster as error:
+        ended(error, USAGE)
+
+
+def settings_with(prometheus: str = "") -> Settings:
+    """Return the settings, with one Prometheus behind every name where one is given.
+
+    Settings that cannot be used end the command.
+    """
+    try:
+        return with_source(load(), prometheus)
+    except SettingsError as error:
+        ended(error, USAGE)
+
+
 def finished(work: Coroutine[Any, Any, T]) -> T:
     """Return what a look at a cluster found; what keeps it from being made ends the command."""
     try:
@@ -50,7 +82,7 @@ def finished(work: Coroutine[Any, Any, T]) -> T:
         ended(error, NOT_FOUND)
 
 
-async def load(world: Connected, which: Name) -> Resource:
+async def load_resource(world: Connected, which: Name) -> Resource:
     """Return a resource as it is now.
 
     Raises:
@@ -100,10 +132,18 @@ async def surveyed(world: Connected, resource: Resource) -> Survey:
 
 
 def with_source(settings: Settings, prometheus: str) -> Settings:
-    """Return the settings with one Prometheus behind every name, where one was given."""
+    """Return the settings with one Prometheus behind every name, where one was given.
+
+    Raises:
+        SettingsError: it is no URL of a Prometheus.
+    """
     if not prometheus:
         return settings
-    source = SourceOptions.model_validate({"url": prometheus})
+    try:
+        source = SourceOptions.model_validate({"url": prometheus})
+    except ValidationError as error:
+        why = "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
+        raise SettingsError(f"--prometheus: {why}") from None
     names = {"default", *settings.sources}
     return settings.model_copy(update={"sources": dict.fromkeys(names, source)})
 

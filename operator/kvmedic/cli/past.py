@@ -62,8 +62,19 @@ def _moment(text: str) -> datetime:
     return found.astimezone(UTC)
 
 
-async def observed(past: Past, settings: Settings, policy: Policy) -> tuple[Evidence, tuple[str, ...]]:
-    """Return both looks at the replicas that served at a moment, and what a reader must know.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a source answers about a moment."""
+
+    evidence: Evidence
+    notes: tuple[str, ...]
+    """What a reader must know."""
+    trouble: str
+    """Why the source did not answer; empty where it did."""
+
+
+async def observed(past: Past, settings: Settings, policy: Policy) -> Seen:
+    """Return both looks at the replicas that served at a moment.
 
     Raises:
         PastError: no source of that name is configured, or the pods' expression is none.
@@ -82,7 +93,7 @@ async def observed(past: Past, settings: Settings, policy: Policy) -> tuple[Evid
         source.close()
     vitals = {name: Vitals(devices=found) for name, found in devices.items()}
     evidence = Evidence(burn, sizing, policy.trigger, vitals)
-    return evidence, _notes(past, source.trouble, known, pods)
+    return Seen(evidence, _notes(past, known, pods), source.trouble)
 
 
 def _pattern(pods: str) -> re.Pattern[str]:
@@ -102,9 +113,7 @@ def _source(past: Past, settings: Settings, name: str) -> PrometheusSource:
     return PrometheusSource(name, PrometheusClient(options), steady, VLLM_SIGNALS, now=lambda: past.at)
 
 
-def _notes(past: Past, trouble: str, known: tuple[PodKey, ...], pods: list[PodKey]) -> tuple[str, ...]:
-    if trouble:
-        return (trouble,)
+def _notes(past: Past, known: tuple[PodKey, ...], pods: list[PodKey]) -> tuple[str, ...]:
     if pods:
         return ()
     others = [f"{pod.namespace}/{pod.name}" for pod in known]

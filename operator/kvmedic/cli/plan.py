@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from kvmedic.cli.live import Name, finished, load, surveyed, with_source
+from kvmedic.cli.live import (
+    Context,
+    Kubeconfig,
+    Namespace,
+    finished,
+    load_resource,
+    name_in,
+    settings_with,
+    surveyed,
+)
 from kvmedic.cli.report import Change, change_of
 from kvmedic.cli.terminal import REFUSED, Form
 from kvmedic.core.diagnosis import Inconclusive
@@ -16,8 +25,8 @@ from kvmedic.core.record import ConditionType, Record, ShownPlan
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Run
 from kvmedic.findings import Survey
+from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.manifests.proposals import Proposal
-from kvmedic.settings import load as load_settings
 from kvmedic.wiring import connected
 
 
@@ -85,7 +94,9 @@ class Planned:
 
 def command(
     name: Annotated[str, typer.Argument(help="The KVRemediation.")],
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Its namespace.")] = "default",
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
     prometheus: Annotated[
         str, typer.Option(metavar="URL", help="Ask this Prometheus instead of the configured source.")
     ] = "",
@@ -96,11 +107,12 @@ def command(
     Nothing is written. Exit code 0: it was told, also that there is nothing to change; 2: wrong usage or
     configuration; 3: no diagnosis can be made; 4: there is no such resource or target.
     """
-    settings = with_source(load_settings(), prometheus)
+    settings, cluster = settings_with(prometheus), ClusterChoice(kubeconfig, context)
+    which = name_in(cluster, namespace, name)
 
     async def look() -> Planned:
-        async with connected(settings) as world:
-            resource = await load(world, Name(namespace, name))
+        async with connected(settings, cluster) as world:
+            resource = await load_resource(world, which)
             run = resource.record.run if resource.record else None
             return _of_run(run) if run else _of_survey(resource, await surveyed(world, resource))
 

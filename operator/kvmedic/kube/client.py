@@ -18,13 +18,14 @@ from typing import Any, Self
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.client.rest import RESTResponse
-from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.aio.config import ConfigException
 from kubernetes.aio.stream.ws_client import get_websocket_url
 
 from kvmedic import __version__
 from kvmedic.core.edit import PatchOperation
 from kvmedic.kube.connections import Connections
-from kvmedic.kube.errors import Call, NoCluster, Unavailable, error_for
+from kvmedic.kube.errors import Call, Unavailable, error_for
+from kvmedic.kube.kubeconfig import load_configuration, unreadable_certificate
 from kvmedic.kube.objects import JsonObject, Ref, Resource
 from kvmedic.kube.pace import Pace
 
@@ -304,7 +305,7 @@ class Client:
         )
 
 
-async def connect(kubeconfig: Path | str | None, limits: Limits) -> Client:
+async def connect(kubeconfig: Path | str | None, limits: Limits, context: str = "") -> Client:
     """Return a client for a kubeconfig, or for the cluster that this process is a pod of.
 
     In a pod the service account's token is read from its file anew at most a minute after it was
@@ -313,22 +314,16 @@ async def connect(kubeconfig: Path | str | None, limits: Limits) -> Client:
     Args:
         kubeconfig: one path, or several that are merged, as in KUBECONFIG; None: the pod's own cluster.
         limits: what this process may ask.
+        context: of the kubeconfig; empty: its current one.
 
     Raises:
         NoCluster: the configuration is missing or incomplete.
     """
-    configuration = Configuration()
+    configuration = await load_configuration(None if kubeconfig is None else str(kubeconfig), context)
     try:
-        if kubeconfig is None:
-            load_incluster_config(configuration)  # type: ignore[no-untyped-call]
-        else:
-            await load_kube_config(  # type: ignore[no-untyped-call]
-                str(kubeconfig), client_configuration=configuration, persist_config=False
-            )
-    except ConfigException as error:
-        where = kubeconfig or "this is no pod, and there is no ~/.kube/config"
-        raise NoCluster(f"no cluster: {where}: {error}; set KUBECONFIG") from error
-    return Client(configuration, limits)
+        return Client(configuration, limits)
+    except OSError as error:
+        raise unreadable_certificate(configuration, error) from error
 
 
 _AS_US = (("fieldManager", FIELD_MANAGER),)

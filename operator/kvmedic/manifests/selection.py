@@ -56,9 +56,12 @@ def engine_in(text: str, profile: EngineProfile, selector: Selector) -> Manifest
 
 
 def several(engines: Sequence[ManifestContainer]) -> Refusal:
-    """Return the refusal that asks which of several containers is meant."""
+    """Return the refusal that tells which of several containers could be meant.
+
+    How to name one is up to the command that asks.
+    """
     listed = ", ".join(str(engine) for engine in engines)
-    message = f"{len(engines)} containers could be meant: {listed}; name one with --container or --name"
+    message = f"{len(engines)} containers could be meant: {listed}"
     return Refusal(RefusalReason.SEVERAL_ENGINES, message)
 
 

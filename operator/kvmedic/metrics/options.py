@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from kvmedic.sections import ReadableFile, Secret, Section, within
+
+
+def _has_usable_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False
 
 
 class BasicAuth(Section):
@@ -91,6 +98,8 @@ class SourceOptions(Section):
         parts = urlsplit(value)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError("write an http:// or https:// URL with a host")
+        if not _has_usable_port(parts):
+            raise ValueError("write the port as a number from 1 to 65535")
         if parts.username or parts.password:
             raise ValueError("credentials do not belong in the URL: use basicAuth")
         if parts.query or parts.fragment:
