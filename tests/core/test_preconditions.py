@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvmedic.core.fleet import Fleet, Owner, Pod
-from kvmedic.core.preconditions import Purpose, refusal
+from kvmedic.core.preconditions import Purpose, drained_refusal, refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.rollout import chosen
 from model_controller import OWN_FIELDS, Model
@@ -136,3 +136,16 @@ def test_a_pod_that_takes_no_requests_is_taken_before_one_that_does() -> None:
     idle: Pod = replace(third, in_rotation=False)
 
     assert chosen((first, second, idle), None) == idle
+
+
+@pytest.mark.parametrize("services", [("llm",), ()])
+def test_the_label_goes_into_the_template_before_any_selector(services: tuple[str, ...]) -> None:
+    fleet = replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False, services=services))
+
+    refused = drained_refusal(fleet)
+
+    assert refused is not None
+    template, undrained, after = (
+        refused.message.index(words) for words in ("pod template", "undrained", "once every pod has it")
+    )
+    assert template < undrained < after < refused.message.rindex("select")

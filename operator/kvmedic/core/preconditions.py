@@ -278,7 +278,8 @@ def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
         (
             fleet.fields.paused,
             Reason.TARGET_PAUSED,
-            f"somebody paused it: kubectl rollout resume deployment/{fleet.name}",
+            f"somebody paused it: kubectl rollout resume deployment/{fleet.name}; what was changed in its "
+            "template meanwhile is then rolled out undrained",
         ),
         (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
     )
@@ -328,10 +329,12 @@ def _rotation_message(fleet: Fleet) -> str:
     label, services = fleet.rotation.label, ", ".join(fleet.rotation.services)
     if not services:
         return (
-            f"no Service leads requests to the pods, so label {label} takes none out of rotation: make a "
-            f"Service that selects them by it, and name the label in spec.rollout.rotationLabel"
+            f"no Service leads requests to the pods, so label {label} takes none out of rotation: "
+            "add it to the pod template, which replaces every replica undrained; once every pod has it, make "
+            "a Service that selects by it; and name the label in spec.rollout.rotationLabel"
         )
     return (
-        f"{services} selects the pods without label {label}: add the label to the pod template and to the "
-        "selector of every Service in front of it"
+        f"{services} selects the pods without label {label}: first add the label to the pod template, which "
+        "replaces every replica undrained; only once every pod has it, of all Deployments behind it, add it "
+        "to the selector of every Service in front. Both at once leave no replica to serve"
     )

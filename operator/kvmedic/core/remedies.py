@@ -22,7 +22,8 @@ class Remedy:
     command: str
     """With `$namespace`, `$name` (the resource), `$target` (its Deployment), `$digest` (of the plan that is
     shown), `$operator` (the operator's own namespace) and `$stop` (the ConfigMap that stops it). Words in
-    capitals are for the reader to fill in."""
+    capitals are for the reader to fill in. Whatever replaces or removes replicas without a drain says so in
+    the purpose: *undrained*."""
 
     def typed(self, names: Mapping[str, str]) -> str:
         """Return the command with the names in place.
@@ -92,7 +93,9 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
             "to see what the DCGM exporter tells of a GPU",
             "kubectl get --raw /api/v1/namespaces/EXPORTERS/pods/POD:9400/proxy/metrics",
         ),
-        Reason.HOST_MEMORY_SHORT: Remedy("to give the container more memory", _DEPLOYMENT),
+        Reason.HOST_MEMORY_SHORT: Remedy(
+            "to give the container more memory, which replaces every replica undrained", _DEPLOYMENT
+        ),
         Reason.FLAG_NOT_EDITABLE: Remedy("to see where the flags stand", _FLAGS),
         Reason.CONFIG_MAP_UNAVAILABLE: Remedy(
             "to see which there are, and copies of ours", "kubectl -n $namespace get configmaps --show-labels"
@@ -104,7 +107,7 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
             "to see who changed it", "kubectl -n $namespace get configmaps -o yaml --show-managed-fields"
         ),
         Reason.FLAG_UNKNOWN_TO_ENGINE: Remedy(
-            "to name the engine's version beside the digest",
+            "to name the engine's version beside the digest, which replaces every replica undrained",
             "kubectl -n $namespace set image deployment/$target CONTAINER=IMAGE:vVERSION@DIGEST",
         ),
         Reason.ENGINE_UNRECOGNISED: Remedy("to see what is recognised", _FLAGS),
@@ -119,7 +122,7 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
             """'{"spec":{"strategy":{"type":"RollingUpdate"}}}'""",
         ),
         Reason.TARGET_PAUSED: Remedy(
-            "to resume its rollout", "kubectl -n $namespace rollout resume deployment/$target"
+            "to resume its rollout, undrained", "kubectl -n $namespace rollout resume deployment/$target"
         ),
         Reason.NO_REPLICAS: Remedy("to let it serve", _SCALE),
         Reason.TARGET_NOT_SETTLED: Remedy(

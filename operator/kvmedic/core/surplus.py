@@ -53,5 +53,5 @@ def surplus_of(fleet: Fleet, before: int) -> Wait:
     return Wait(
         Reason.TARGET_NOT_SETTLED,
         f"{fleet.replicas} replicas are asked for, {before} were; {how}, drained, when the rollout is "
-        f"complete; to end it now: kubectl scale deployment/{fleet.name} --replicas={before}",
+        f"complete; to end it now, undrained: kubectl scale deployment/{fleet.name} --replicas={before}",
     )

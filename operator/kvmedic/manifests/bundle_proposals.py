@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvmedic.core.bundle import BundlePart, BundleStep, EnvEdit
 from kvmedic.core.owner import TemplateOwner
-from kvmedic.manifests.proposals import Proposal, in_source, kustomized, token_operations
+from kvmedic.manifests.proposals import Proposal, in_source, kustomized, make_proposal, token_operations
 
 Operation = dict[str, object]
 
@@ -18,11 +18,11 @@ def bundle_proposal_for(owner: TemplateOwner, namespace: str, step: BundleStep) 
     words = f"{step.line()} (all of it in one change)"
     how = in_source(owner)
     if how is None:
-        return Proposal(owner, "it renders the template: take the method's settings off there", words)
+        return make_proposal(owner, "it renders the template: take the method's settings off there", words)
     operations = _operations(step)
     if operations is None:
-        return Proposal(owner, how, words)
-    return Proposal(owner, how, kustomized(step.target.kind, namespace, step.target.name, operations))
+        return make_proposal(owner, how, words)
+    return make_proposal(owner, how, kustomized(step.target.kind, namespace, step.target.name, operations))
 
 
 def _operations(step: BundleStep) -> list[Operation] | None:

@@ -79,10 +79,18 @@ class Proposal:
         return f"{self.owner}: {self.how}\n{self.text}"
 
 
+UNDRAINED = "replicas are then replaced undrained, as it is not kvmedic that does it"
+
+
+def make_proposal(owner: TemplateOwner, how: str, text: str) -> Proposal:
+    """Return what a person gives to an owner, which says that nobody drains what the owner replaces."""
+    return Proposal(owner, f"{how}; {UNDRAINED}", text)
+
+
 def proposal_for(owner: TemplateOwner, wanted: Wanted) -> Proposal:
     """Return what to give to an owner for one change."""
     how, text = _ROUTES[owner.kind](owner, wanted)
-    return Proposal(owner, how, text)
+    return make_proposal(owner, how, text)
 
 
 _Route = Callable[[TemplateOwner, Wanted], tuple[str, str]]

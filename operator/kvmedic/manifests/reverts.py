@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from kvmedic.core.edit import COMMAND_LINE, container_at
 from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.core.revisions import Difference, Revision
-from kvmedic.manifests.proposals import Proposal, kustomized
+from kvmedic.manifests.proposals import Proposal, kustomized, make_proposal
 from kvmedic.manifests.revisions import IMAGE
 
 Operation = dict[str, object]
@@ -65,15 +65,15 @@ def revert_for(owner: TemplateOwner, reverted: Reverted) -> Proposal:
     if owner.kind in _RELEASES:
         number = reverted.leaving.number
         told = f"roll the release back to the one before, where its newest brought revision {number}"
-        return Proposal(owner, told, f"helm rollback {name}{where}\n({reverted.words()})")
+        return make_proposal(owner, told, f"helm rollback {name}{where}\n({reverted.words()})")
     how = _SOURCES.get(owner.kind)
     if how is None:
         told = f"it renders the template: take back there what revision {reverted.leaving.number} changed"
-        return Proposal(owner, told, reverted.words())
+        return make_proposal(owner, told, reverted.words())
     text = reverted.words()
     if reverted.operations is not None:
         text = kustomized(reverted.kind, reverted.namespace, reverted.name, list(reverted.operations))
-    return Proposal(owner, how.format(name=name, where=where), text)
+    return make_proposal(owner, how.format(name=name, where=where), text)
 
 
 def operations_between(

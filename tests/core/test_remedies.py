@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvmedic.core.reasons import Reason
+from kvmedic.core.remedies import REMEDIES
+
+ROLLS_OUT = re.compile(
+    r"\bset (?:image|env|resources)\b|\brollout (?:undo|restart|resume)\b|\b(?:edit|apply|replace) deployment"
+    r"|\bdelete (?:pod|deployment)|spec\":{\"template"
+)
+"""Commands after which a Deployment's controller may replace replicas, and nobody drains them."""
+
+
+@pytest.mark.parametrize(
+    "reason", [reason for reason, each in REMEDIES.items() if ROLLS_OUT.search(each.command)]
+)
+def test_a_command_that_replaces_replicas_without_a_drain_says_so(reason: Reason) -> None:
+    assert "undrained" in REMEDIES[reason].purpose
+
+
+def test_some_remedies_replace_replicas() -> None:
+    assert sum(bool(ROLLS_OUT.search(each.command)) for each in REMEDIES.values()) >= 3
