@@ -51,7 +51,7 @@ def test_a_cap_that_serves_what_is_offered_says_so() -> None:
 
     assert isinstance(found, Assignment)
     assert "predicted at most " in found.message
-    assert "tokens/s, offered 600 now and 500 at the last day's peak" in found.message
+    assert "tokens/s, served 600 and offered 600 now and 500 at the last day's peak" in found.message
 
 
 def test_without_a_clock_it_says_how_many_times_as_much() -> None:

@@ -164,7 +164,8 @@ def _load(case: Case, cap: int) -> str:
     offered, served = case.offered, case.offered.served_per_second
     if served is None:
         return f"predicted at most x{most:.2f} of the tokens that are served now, offered x{offered.now:.2f}"
-    told = f"predicted at most {most * served:.0f} tokens/s, offered {offered.now * served:.0f} now"
+    told = f"predicted at most {most * served:.0f} tokens/s, served {served:.0f} and offered "
+    told += f"{offered.now * served:.0f} now"
     peak = offered.peak_per_second
     return told if peak is None else f"{told} and {peak:.0f} at the last day's peak"
 

@@ -10,10 +10,10 @@ are tokens of requests whose first token came within 30 s and that had no gap ov
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 
 from kvmedic.core.baseline import Baseline
 from kvmedic.core.diagnosis import Inconclusive, Trigger
@@ -36,7 +36,11 @@ ARRIVALS = 101
 STARVING, MOST_KEPT = 100, 0.02
 LATER = 5.0
 """First token (p95) over that of before, beyond which users starve, if it is over the limit too."""
-STARVING_LOADS, STARVING_CAPS, STARVING_SECONDS = (0.5, 1.0), (0.2, 0.9), 300.0
+STARVING_LOADS, STARVING_CAPS = (0.5, 1.0), (0.2, 0.9)
+STARVING_SECONDS, STARVING_TOKENS = (150.0, 300.0), 150_000
+"""How long such a run lasts, at least and at most, and how many tokens it offers in between."""
+DRAWS = 5
+"""Caps that are drawn for each one that is to starve users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +167,11 @@ def starved_by(seed: int) -> Starved | None:
     workload, chance = drawn(seed), random.Random(seed)
     mean = sum(one.output for one in islice(workload.lengths(), 2000)) / 2000
     idle = Drive(workload, UNCAPPED).run(2 * workload.clients, round(SWEPT_TOKENS / 2 / mean))
-    per_second = chance.uniform(*STARVING_LOADS) * idle.throughput / mean
+    offered = chance.uniform(*STARVING_LOADS) * idle.throughput
+    shortest, most = STARVING_SECONDS
+    seconds = max(shortest, min(most, STARVING_TOKENS / offered))
     cap = max(1, round(chance.uniform(*STARVING_CAPS) * _running(idle)))
-    runs = (_open(workload, one, per_second, STARVING_SECONDS) for one in (UNCAPPED, cap))
+    runs = (_open(workload, one, offered / mean, seconds) for one in (UNCAPPED, cap))
     before, after = (baseline_of(observed(run, len(run.pages)), 0) for run in runs)
     if isinstance(before, Inconclusive) or isinstance(after, Inconclusive):
         return None
@@ -185,7 +191,8 @@ def starving_half(wanted: int, first: int = 1000) -> int:
     """
     found: list[Starved] = []
     with ProcessPoolExecutor(2) as workers:
-        for one in _drawn_in_turn(workers, first):
+        jobs = [workers.submit(starved_by, seed) for seed in range(first, first + DRAWS * wanted)]
+        for one in (job.result() for job in as_completed(jobs)):
             found += [one] if one is not None else []
             if one is not None:
                 print(f"{len(found):3d} {one}", flush=True)
@@ -195,11 +202,4 @@ def starving_half(wanted: int, first: int = 1000) -> int:
     kept = [one for one in found if one.is_kept]
     held = sum(one.verdict is Verdict.INCONCLUSIVE for one in found)
     print(f"\n{len(found)} starve, {len(kept)} kept, {held} held: {'; '.join(map(str, kept)) or 'none kept'}")
-    return 1 if len(kept) > MOST_KEPT * wanted else 0
-
-
-def _drawn_in_turn(workers: ProcessPoolExecutor, first: int) -> Iterator[Starved | None]:
-    """Yield what drawn caps do, as each is known; a few at a time."""
-    for start in count(first, 8):
-        for job in as_completed([workers.submit(starved_by, seed) for seed in range(start, start + 8)]):
-            yield job.result()
+    return 1 if len(found) < wanted or len(kept) > MOST_KEPT * wanted else 0
