@@ -91,7 +91,7 @@ def test_the_defaults_are_those_of_the_reference() -> None:
 
     assert policy.target == TargetRef("Deployment", "inference-llm", None)
     assert policy.objectives == Objectives()
-    assert policy.node_health is NodeHealth.REQUIRED
+    assert policy.node_health is NodeHealth.IF_AVAILABLE
     assert policy.windows == Windows(
         trigger=timedelta(minutes=5),
         hold=timedelta(minutes=2),

@@ -309,10 +309,11 @@ class KVRemediationSpec(Wire):
     objectives: Objectives | None = None
     trigger: Trigger = Trigger()
     sizing: Sizing = Sizing()
-    node_health: NodeHealth = NodeHealth.REQUIRED
-    """What is done where the health of a replica's GPUs is unknown. Required: nothing is changed, and the
-    diagnosis says which series of the DCGM exporter are missing. IfAvailable: unknown health does not stop
-    a change; a fault that is seen always does. Required, because a slow GPU looks like demand."""
+    node_health: NodeHealth = NodeHealth.IF_AVAILABLE
+    """What is done where the health of a replica's GPUs is unknown. IfAvailable: unknown health does not stop
+    a change; a fault that is seen always does. Required: nothing is changed, and the diagnosis says which
+    series of the DCGM exporter are missing. IfAvailable, because the exporter's default counters do not tell
+    all that Required asks for, and a fleet of which one GPU is slow is not taken for one under demand."""
     levers: Annotated[list[LeverSpec], Field(max_length=len(LEVERS)), unique(_lever_name)] = Field(
         default=[LeverSpec(name=LeverName.MAX_NUM_SEQS)],
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
