@@ -112,6 +112,22 @@ def test_service_links_of_kubernetes_are_no_settings(write: Writer, monkeypatch:
 
 SOURCE = "sources: {{default: {{url: 'http://p:9090', {}}}}}"
 BAD = [
+    *(
+        (
+            f"the matcher {matcher}",
+            SOURCE.format(f"matchers: ['cluster=\"a\"', '{matcher}']"),
+            f"'{matcher}' is no",
+        )
+        for matcher in (
+            "cluster=a",
+            "cluster",
+            '{cluster="a"}',
+            'a="b", c="d"',
+            'a="b"} or up{a="b"',
+            '="a"',
+            'a=="b"',
+        )
+    ),
     ("not YAML", "sources: [", "not valid YAML"),
     ("no mapping", "- sources", "write a mapping with"),
     ("an unknown field at the top", "source: {}", "source: no such field; correct its spelling"),

@@ -32,6 +32,7 @@ EVERYTHING: Values = {
             "concurrency": 2,
             "responseLimitMib": 64,
             "labels": {"namespace": "exported_namespace", "pod": "exported_pod"},
+            "matchers": ['cluster="a"', 'replica!~"b|c"'],
         },
         "batch": {
             "url": "http://batch:9090",

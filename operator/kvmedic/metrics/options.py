@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from kvmedic.metrics.matchers import MATCHER
 from kvmedic.sections import ReadableFile, Secret, Section, within
 
 
@@ -91,6 +92,19 @@ class SourceOptions(Section):
     an answer: four of this size at once, and 100 MiB beside, fit into the 512 MiB that the chart allows."""
     labels: Labels = Labels()
     """Names of the labels that tell whose a series is."""
+    matchers: tuple[str, ...] = ()
+    """In every selector that is sent, such as `cluster="a"` where the source holds several clusters."""
+
+    @field_validator("matchers")
+    @classmethod
+    def _label_matchers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for matcher in value:
+            if not MATCHER.fullmatch(matcher):
+                raise ValueError(
+                    f"{matcher!r} is no label matcher: write a label, one of = != =~ !~, and a text in "
+                    'double quotes, such as cluster="a"'
+                )
+        return value
 
     @field_validator("url")
     @classmethod

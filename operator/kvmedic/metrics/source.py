@@ -27,7 +27,9 @@ from kvmedic.core.signals import SignalTable
 from kvmedic.core.vitals import Device
 from kvmedic.metrics.alone import last_of, query
 from kvmedic.metrics.devices import device_queries, devices_of
+from kvmedic.metrics.matchers import DEVICE_NAMES, narrowed_by
 from kvmedic.metrics.options import SourceOptions
+from kvmedic.metrics.page import names_of
 from kvmedic.metrics.peaks import peak_query, peaks_of
 from kvmedic.metrics.pools import block_tokens
 from kvmedic.metrics.pools import pool as pool_of
@@ -140,6 +142,7 @@ class PrometheusSource:
         self.trouble = ""
         """What is wrong with the source as of its last answer, for a person; empty when nothing is."""
         self._client, self._options, self._table, self._now = client, options, table, now
+        self._narrow = narrowed_by(options.matchers, names_of(table) | DEVICE_NAMES)
         self._moment: _Moment | None = None
         self._told_unlabelled = False
 
@@ -249,7 +252,7 @@ class PrometheusSource:
         """Return the answer of a moment to a query; the first to ask sends it, all others wait for it."""
         task = moment.replies.get(text)
         if task is None:
-            asked: Coroutine[Any, Any, Reply] = self._client.query(text, moment.at)
+            asked: Coroutine[Any, Any, Reply] = self._client.query(self._narrow(text), moment.at)
             task = moment.replies[text] = asyncio.create_task(asked)
         # One who stops waiting does not take the answer from the others.
         return await asyncio.shield(task)
