@@ -25,6 +25,8 @@ from kvmedic.ports import Metrics, View
 from kvmedic.runbooks.compression_figures import ASKED, NEEDED, figures_over
 from kvmedic.runbooks.enabling import Enabled, Kept, Untold, run_of
 
+UNSOUGHT = frozenset({"replicas", "requests_in_flight"})
+"""Figures for which alone history is not asked."""
 HISTORY = timedelta(days=7)
 """How far back is looked. Prometheus keeps 15 days where nobody says otherwise (storage.tsdb.retention.time),
 and a load of longer ago is hardly that of today."""
@@ -56,7 +58,11 @@ def prospect(method: Compressed | None, inquiry: Inquiry) -> Prospect:
     policy, view = inquiry.policy, inquiry.view
     if method is None or Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks:
         return NotAsked()
-    if all(getattr(method.without, each.name) is not None for each in fields(Figures)):
+    if all(
+        getattr(method.without, each.name) is not None
+        for each in fields(Figures)
+        if each.name not in UNSOUGHT
+    ):
         return NotAsked()
     run = run_of(Kept(view.fleet, view.templates, view.config_maps), policy, method)
     recorded = inquiry.resource.record.baseline if inquiry.resource.record else None

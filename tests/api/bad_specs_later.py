@@ -193,6 +193,12 @@ COMPRESSION = [
         "use a number from 0 to 1000000000",
     ),
     Row(
+        "no replicas",
+        baseline(replicas=0),
+        "spec.compression.baseline.replicas",
+        "use a whole number from 1 to 100000",
+    ),
+    Row(
         "arrivals below none",
         baseline(requestsPerSecond=-0.1),
         "spec.compression.baseline.requestsPerSecond",

@@ -19,7 +19,23 @@ BEFORE = Figures(
     kv_cache_usage=0.9,
     device_memory=70 * GIB,
     e2e_p95=20.0,
+    requests_in_flight=40.0,
+    replicas=2.0,
 )
+
+
+SHORTER = {
+    "tokens_per_second": 1750.0,
+    "device_memory": 74 * GIB,
+    "e2e_p95": 17.5,
+    "kv_cache_usage": 0.8,
+    "preemptions_per_request": 0.8,
+}
+"""Answers are an eighth shorter, and a device's memory is a little fuller."""
+WIDER = {"replicas": 3.0, "kv_cache_usage": 0.62, "preemptions_per_request": 0.9, "requests_in_flight": 60.0}
+"""Half as many replicas again, and the same requests for all of them."""
+HARDLY = {"kv_cache_usage": 0.72}
+"""As much less of the pool as each replica has fewer requests."""
 
 
 @pytest.mark.parametrize(
@@ -48,6 +64,24 @@ BEFORE = Figures(
         ({"kv_cache_usage": None}, Worth.UNKNOWN),
         ({"device_memory": None, "tokens_per_second": 1500.0}, Worth.COSTS_TIME),
         ({"e2e_p95": None, "kv_cache_usage": 0.5}, Worth.SAVES),
+        (SHORTER, Worth.NOTHING),
+        ({**SHORTER, "kv_cache_usage": 0.5}, Worth.SAVES),
+        ({"tokens_per_second": 1500.0, "device_memory": 76 * GIB, "kv_cache_usage": 0.8}, Worth.COSTS_TIME),
+        ({"tokens_per_second": 1750.0, "device_memory": 76 * GIB, "e2e_p95": 17.0}, Worth.NOTHING),
+        (
+            {"tokens_per_second": 1500.0, "device_memory": 76 * GIB, "requests_in_flight": 30.0},
+            Worth.NOTHING,
+        ),
+        (
+            {"tokens_per_second": 1500.0, "device_memory": 76 * GIB, "requests_in_flight": 60.0},
+            Worth.COSTS_MEMORY,
+        ),
+        (WIDER, Worth.UNKNOWN),
+        ({**WIDER, "requests_per_second": 15.0, "tokens_per_second": 3000.0}, Worth.SAVES),
+        ({**WIDER, "requests_per_second": 12.0, "tokens_per_second": 2400.0}, Worth.SAVES),
+        ({**WIDER, **HARDLY, "requests_per_second": 12.0, "tokens_per_second": 2400.0}, Worth.NOTHING),
+        ({**WIDER, "requests_per_second": 15.0, "tokens_per_second": 2500.0}, Worth.COSTS_TIME),
+        ({"replicas": 4.0, "requests_per_second": 5.0, "kv_cache_usage": 0.2}, Worth.UNKNOWN),
     ],
 )
 def test_what_moved_says_what_it_brought(changed: dict[str, float | None], worth: Worth) -> None:

@@ -194,7 +194,9 @@ async def test_figures_of_then_speak_against_a_method_of_a_calm_fleet_and_the_me
 
 
 CALM_ONCE = [
-    pytest.param(Remembering(State.RECOVERED), id="another load"),
+    pytest.param(
+        Remembering(State.RECOVERED, then=Measured(seen(State.FEWER_THRASH), LAST)), id="another load"
+    ),
     pytest.param(Remembering(State.RECOVERED, last=NO_SERIES), id="nothing known"),
     pytest.param(Remembering(State.RECOVERED, last=UNAVAILABLE), id="no answer"),
 ]
@@ -251,7 +253,9 @@ async def test_what_the_spec_gives_counts() -> None:
 
     method = found.evidence.compression
     assert method is not None
-    assert method.without == replace(recalled(found).figures, tokens_per_second=3800.0)
+    assert method.without == replace(
+        recalled(found).figures, tokens_per_second=3800.0, replicas=None, requests_in_flight=None
+    )
     assert method.without_from.startswith("spec.compression.baseline, the rest of revision 6, ")
 
 

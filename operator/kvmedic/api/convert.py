@@ -154,6 +154,7 @@ def _figures(given: CompressionBaseline | None) -> Figures:
         kv_cache_usage_deviation=given.kv_cache_usage_deviation,
         device_memory=None if memory is None else float(parse_quantity(memory)),
         e2e_p95=_seconds(given.e2e_p95),
+        replicas=None if given.replicas is None else float(given.replicas),
     )
 
 

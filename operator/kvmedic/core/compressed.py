@@ -162,4 +162,7 @@ def with_recalled(method: Compressed, recalled: Recalled) -> Compressed:
         if getattr(method.without, each.name) is not None
     }
     without = replace(recalled.figures, **given)
+    if "tokens_per_second" in given and method.without.replicas is None:
+        # Rates that the spec gives are of as many replicas as it says, not of those in history.
+        without = replace(without, replicas=None, requests_in_flight=None)
     return replace(method, without=without, recalled=recalled)

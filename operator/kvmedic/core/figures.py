@@ -21,3 +21,7 @@ class Figures:
     """Bytes in use on one device."""
     e2e_p95: float | None = None
     """Seconds."""
+    requests_in_flight: float | None = None
+    """That run, of the whole fleet, on average."""
+    replicas: float | None = None
+    """That the figures of the whole fleet are of."""

@@ -52,7 +52,8 @@ def brought(without: Figures, present: Figures) -> Brought:
     """Return what a method brought.
 
     A load that is somewhat lighter than then makes fewer tokens and fills less of the pool by itself: that
-    much is neither a loss nor saved.
+    much is neither a loss nor saved. So do more replicas than then, and shorter answers: rates are those of a
+    replica, and answers that come sooner are no loss.
 
     Args:
         without: the fleet before it, as recorded.
@@ -60,18 +61,34 @@ def brought(without: Figures, present: Figures) -> Brought:
     """
     if doubt := _doubt(without, present):
         return Brought(Worth.UNKNOWN, doubt)
-    lighter = min(1.0, _ratio(without.requests_per_second, present.requests_per_second) or 1.0)
+    more = _ratio(without.replicas, present.replicas) or 1.0
+    lighter = min(1.0, (_ratio(without.requests_per_second, present.requests_per_second) or 1.0) / more)
     tokens = _ratio(without.tokens_per_second, present.tokens_per_second)
     memory = _ratio(without.device_memory, present.device_memory)
     answers = _ratio(without.e2e_p95, present.e2e_p95)
-    fewer = tokens is not None and tokens <= (1 - LEAST_LOSS) * lighter
-    if fewer and memory is not None and memory >= 1 + LEAST_GROWN:
+    fewer = tokens is not None and tokens / more <= (1 - LEAST_LOSS) * lighter
+    if fewer and (_fell(answers) or not _slower(without, present)):
+        # Answers are shorter, not slower; they fill less of the pool by themselves.
+        fewer, lighter = False, min(lighter, (tokens or 1.0) / more)
+    usage = _ratio(without.kv_cache_usage, present.kv_cache_usage)
+    if fewer and memory is not None and memory >= 1 + LEAST_GROWN and not _fell(usage):
         worth = Worth.COSTS_MEMORY
     elif fewer or (answers is not None and answers >= 1 + LEAST_LOSS):
         worth = Worth.COSTS_TIME
     else:
         worth = Worth.SAVES if _saved(without, present, lighter) else Worth.NOTHING
     return Brought(worth, _shown(without, present))
+
+
+def _fell(ratio: float | None) -> bool:
+    return ratio is not None and ratio <= 1 - LEAST_GROWN
+
+
+def _slower(without: Figures, present: Figures) -> bool:
+    """Return whether a request that runs gets fewer tokens per second; also where that is not known."""
+    before, now = (_ratio(each.requests_in_flight, each.tokens_per_second) for each in (without, present))
+    speed = _ratio(before, now)
+    return speed is None or speed <= 1 - LEAST_LOSS
 
 
 def _doubt(without: Figures, present: Figures) -> str:
@@ -82,8 +99,10 @@ def _doubt(without: Figures, present: Figures) -> str:
             whose = "before" if getattr(without, name) is None else "now"
             return f"{name.replace('_', ' ')} {whose} is not known"
     load = _ratio(without.requests_per_second, present.requests_per_second)
+    if load is not None:
+        load /= _ratio(without.replicas, present.replicas) or 1.0
     if load is None or not 1 / HEAVIER <= load <= HEAVIER:
-        shown = "" if load is None else f": {load:.2f} times the requests of before"
+        shown = "" if load is None else f": {load:.2f} times the requests of before for each replica"
         return f"the load is not like that of before{shown}"
     return ""
 

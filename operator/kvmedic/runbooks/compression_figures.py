@@ -23,7 +23,14 @@ NEEDED = frozenset(
     }
 )
 """Needed of every replica."""
-HELPFUL = frozenset({Signal.E2E_SECONDS, Signal.STARTED_SECONDS, Signal.KV_CACHE_USAGE_DEVIATION})
+HELPFUL = frozenset(
+    {
+        Signal.E2E_SECONDS,
+        Signal.STARTED_SECONDS,
+        Signal.KV_CACHE_USAGE_DEVIATION,
+        Signal.RUNNING_MEAN,
+    }
+)
 """Used where replicas tell it."""
 ASKED = NEEDED | HELPFUL
 
@@ -56,6 +63,8 @@ def figures_over(seen: Observation, vitals: Mapping[str, Vitals]) -> Figures:
         kv_cache_usage_deviation=_most(seen, Signal.KV_CACHE_USAGE_DEVIATION),
         device_memory=_device_memory(seen, vitals),
         e2e_p95=_e2e_p95(seen),
+        requests_in_flight=_in_flight(seen),
+        replicas=float(len(found)),
     )
 
 
@@ -64,6 +73,13 @@ def _is_young(seen: Observation) -> bool:
     began = seen.at.timestamp() - seen.window_seconds
     started = [number(pod, Signal.STARTED_SECONDS) for pod in seen.pods.values()]
     return any(each is not None and each > began for each in started)
+
+
+def _in_flight(seen: Observation) -> float | None:
+    """Return how many requests run on all replicas together; None where one does not tell."""
+    found = [number(pod, Signal.RUNNING_MEAN) for pod in seen.pods.values()]
+    known = [each for each in found if each is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def _mean(found: Mapping[str, Complete], signal: Signal) -> float:
