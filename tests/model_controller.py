@@ -71,6 +71,8 @@ class ModelPod:
     """Since when it is not Ready, while it is not."""
     served: bool = False
     """It has taken requests, now or before."""
+    stubborn: bool = False
+    """Its requests do not end before any drain times out."""
 
 
 @dataclass
@@ -87,6 +89,8 @@ class Model:
     broken_revisions: set[str] = field(default_factory=set)
     broken_numbers: set[int] = field(default_factory=set)
     """Pods that are broken whatever they run, by the order in which they are made."""
+    stubborn_numbers: set[int] = field(default_factory=set)
+    """Pods whose requests do not end, likewise."""
     lost_in_rotation: list[str] = field(default_factory=list)
     """Pods that went while they took requests: by our own moves this must stay empty."""
     undrained: list[str] = field(default_factory=list)
@@ -112,6 +116,7 @@ class Model:
         pod = ModelPod(
             f"p{self._names:02d}", revision, broken=broken, number=self._names, unready_at=self.now
         )
+        pod.stubborn = self._names in self.stubborn_numbers
         self.pods.append(pod)
         return pod
 
@@ -260,7 +265,7 @@ class Model:
     def requests_end(self) -> None:
         """Requests on pods out of rotation finish."""
         for pod in self.pods:
-            pod.busy = pod.busy and pod.in_rotation
+            pod.busy = pod.busy and (pod.in_rotation or pod.stubborn)
 
     def pass_time(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)

@@ -8,7 +8,21 @@ from datetime import datetime
 from typing import ClassVar
 
 from kvmedic.core.draining import Drain, Victim
-from kvmedic.core.moves import Cordon, DeletePod, Effect, Failed, Move, Refused, Settled, Uncordon, Wait
+from kvmedic.core.moves import (
+    Cordon,
+    DeletePod,
+    Effect,
+    Failed,
+    Move,
+    Pulse,
+    Refused,
+    Retarget,
+    ScaleIn,
+    Settled,
+    Uncordon,
+    Wait,
+)
+from kvmedic.core.reasons import Reason
 from model_controller import Model, StaleError
 
 Events = Iterable[tuple[int, int]]
@@ -29,6 +43,10 @@ class Walk(ABC):
         self.victim: Victim | None = None
         self.assigned_at: datetime | None = None
         self.ended: Move | None = None
+        self.held: frozenset[str] = frozenset()
+        """Pods that are back in rotation because their drain timed out."""
+        self.stands: Wait | None = None
+        """The wait of a walk in which no drain comes to its end."""
 
     @abstractmethod
     def move(self) -> Move:
@@ -42,17 +60,26 @@ class Walk(ABC):
         pods = {p.name: p for p in self.model.pods}
         if self.victim is None or self.victim.uid not in pods:
             return Drain.UNKNOWN
+        if pods[self.victim.uid].stubborn:
+            return Drain.HELD
         return Drain.BUSY if pods[self.victim.uid].busy else Drain.IDLE
 
     def tick(self) -> None:
         move = self.move()
         self.ended = move if isinstance(move, Settled | Failed | Refused) else None
+        holds = isinstance(move, Wait) and move.reason is Reason.DRAIN_TIMED_OUT
+        self.stands = move if holds else None
         if not isinstance(move, Settled | Failed | Refused | Wait):
             self.apply(move)
 
     def apply(self, effect: Effect) -> None:
         if isinstance(effect, Cordon):
             self.victim = Victim(effect.pod.name, effect.pod.uid, self.model.now)
+        if isinstance(effect, Uncordon):
+            self.victim = None
+            self.held |= {effect.pod.uid} if effect.timed_out else set()
+        if isinstance(effect, Pulse | Retarget | ScaleIn):
+            self.held = frozenset()
         if not isinstance(effect, Cordon | Uncordon | DeletePod):
             self.assigned_at = self.model.now
         try:
@@ -78,7 +105,7 @@ class Walk(ABC):
         """Interleave events with ticks, then let everything happen in turn until the walk ends."""
         self.take(events)
         for number in range(MOST_ROUNDS):
-            if self.ended:
+            if self.ended or (self.stands and not any(pod.cordoned for pod in self.model.pods)):
                 return
             self.round(number)
         assert self.ended, "the walk does not end"

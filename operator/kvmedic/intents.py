@@ -7,9 +7,10 @@ by which the claim on the target tells afterwards whether it was committed.
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
-from kvmedic.core.draining import Victim
-from kvmedic.core.fleet import Fleet
+from kvmedic.core.draining import TimedOut, Victim
+from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import (
     Cordon,
     DeletePod,
@@ -37,13 +38,24 @@ def intended(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
         case Cordon(pod):
             known = run.victim is not None and run.victim.uid == pod.uid
             return run if known else replace(run, victim=Victim(pod.name, pod.uid, tick.now))
-        case Uncordon(pod):
-            same = run.victim is not None and run.victim.uid == pod.uid
-            return replace(run, victim=None) if same else run
+        case Uncordon(pod, timed_out):
+            return _put_back(run, pod, tick.policy.rollout.drain_timeout if timed_out else None)
         case DeletePod() | SetMinimum():
             return run
         case _:
             return _assigned(tick, fleet, effect)
+
+
+def _put_back(run: Run, pod: Pod, after: timedelta | None) -> Run:
+    """Return the run with a replica back in rotation; `after`: the time-out that its drain came to, if any.
+
+    Whoever dies before it is back finds it cordoned and not named: then it is put back as any stray one.
+    """
+    if after is not None:
+        others = tuple(one for one in run.timed_out if one.uid != pod.uid)
+        run = replace(run, timed_out=(*others, TimedOut(pod.name, pod.uid, after)))
+    same = run.victim is not None and run.victim.uid == pod.uid
+    return replace(run, victim=None) if same else run
 
 
 def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
@@ -57,6 +69,9 @@ def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
         run = run.with_step(replace(run.current, state=StepState.ROLLING_OUT))
     if isinstance(effect, Freeze | Hold):
         run = replace(run, recorded=fleet.fields)
+    if isinstance(effect, Pulse | ScaleIn | Retarget):
+        # One goes: whoever was put back before gets another try.
+        run = replace(run, timed_out=())
     turns = isinstance(effect, Freeze | Retarget | Revert)
     committed = committed_sequence(run, tick.resource.uid, fleet.fence)
     intent = Intent(

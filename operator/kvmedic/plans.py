@@ -58,6 +58,7 @@ from kvmedic.runbooks.fleet_plans import (
     turned_off_in_vain,
 )
 from kvmedic.runbooks.planning import Fault, Known, Workload, proposal, setting
+from kvmedic.runbooks.replica_end import drain_remark
 from kvmedic.runbooks.returns import Calm, due, returning
 from kvmedic.versions import settable, version_remark
 
@@ -195,7 +196,13 @@ def _with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if not isinstance(plan, Plan):
         return _hindered(found, plan.reason, plan.message)
     obstacle = obstacle_to(plan.steps[0], fleet, found.goal)
-    return replace(found, plan=plan, obstacle=obstacle)
+    return replace(found, plan=_with_remark(plan, workload, policy), obstacle=obstacle)
+
+
+def _with_remark(plan: Plan, workload: Workload | Fault, policy: Policy) -> Plan:
+    """Return a plan that says what becomes of requests whose drain times out."""
+    remark = "" if isinstance(workload, Fault) else drain_remark(workload, policy.rollout, plan.steps[0])
+    return replace(plan, message=f"{plan.message}; {remark}") if remark else plan
 
 
 def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource, policy: Policy) -> Survey:

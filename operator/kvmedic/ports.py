@@ -156,8 +156,8 @@ class Metrics(Protocol):
     async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> Mapping[str, Reading[float]]:
         """Return the most tokens per second that the named replicas were asked for over the last day."""
 
-    async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
-        """Return running plus waiting requests, asked of the replica itself."""
+    async def in_flight(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+        """Return running plus waiting requests of all engines that a source knows, asked of the replica."""
 
     async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
         """Return the KV-cache pool, asked of the replica itself."""

@@ -20,12 +20,12 @@ from kvmedic.core.copying import Files
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Drain, Victim, holding_move
-from kvmedic.core.evidence import Measured, Reading
+from kvmedic.core.evidence import Absence, Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gating import GateStep
 from kvmedic.core.moves import Cordon, Move, Settled
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep
-from kvmedic.core.policy import OnInconclusive, Policy, answer_to_no_verdict
+from kvmedic.core.policy import OnDrainTimeout, OnInconclusive, Policy, answer_to_no_verdict
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.replacement import Replacement, scaled_by, spare_of
@@ -161,6 +161,7 @@ def _order(
         start_limit=limits.start,
         spare_limit=limits.spare,
         pulsed_at=_assigned_at(run),
+        held=_held(tick),
         repairs=step is not run.current.step,
         mends=run.goal is Goal.STEADINESS,
         served_before=run.in_rotation,
@@ -176,6 +177,7 @@ def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> R
         limits=start_limits(tick, fleet.pods),
         drain_limit=tick.policy.rollout.drain_timeout,
         assigned_at=_assigned_at(tick.run),
+        held=_held(tick),
     )
 
 
@@ -210,6 +212,7 @@ def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling
         limits=start_limits(tick, fleet.pods),
         is_ours=explained and not _is_abandoned(run),
         assigned_at=_assigned_at(run),
+        held=_held(tick),
     )
 
 
@@ -231,39 +234,70 @@ def _assigned_at(run: Run) -> datetime | None:
     return run.intent.at if run.intent else None
 
 
+def _held(tick: Tick) -> frozenset[str]:
+    """Return the replicas whose drain timed out and that are not to be taken again yet."""
+    rollout = tick.policy.rollout
+    if rollout.on_drain_timeout is OnDrainTimeout.PROCEED:
+        return frozenset()
+    return frozenset(one.uid for one in tick.run.timed_out if one.after >= rollout.drain_timeout)
+
+
 async def drain_of(tick: Tick, fleet: Fleet) -> Drain:
     """Return what is known of the requests on the victim.
+
+    What nobody knows is waited for like requests. After the time-out a replica that is down goes; any other
+    one only where the spec says so.
+    """
+    victim = tick.run.victim
+    pod = _pod(fleet, victim) if victim else None
+    if victim is None or pod is None:
+        return Drain.UNKNOWN
+    rollout = tick.policy.rollout
+    found = (
+        Drain.UNKNOWN if victim.out_at is None else await _requests_on(tick, pod, tick.now - victim.out_at)
+    )
+    late = tick.now - victim.cordoned_at > rollout.drain_timeout
+    if found in (Drain.IDLE, Drain.DOWN) or not late:
+        return found
+    goes = pod.is_unreached or rollout.on_drain_timeout is OnDrainTimeout.PROCEED
+    return Drain.TIMED_OUT if goes else Drain.HELD
+
+
+async def _requests_on(tick: Tick, pod: Pod, out: timedelta) -> Drain:
+    """Return what the replica itself says of its requests; `out`: for how long it has been out of rotation.
 
     Two counts of zero are needed, both some seconds after it left rotation: clients with an open
     connection may send once more.
     """
-    victim, pace = tick.run.victim, tick.ports.pace
-    pod = _pod(fleet, victim) if victim else None
-    if victim is None or pod is None or victim.out_at is None:
-        return Drain.UNKNOWN
-    late = tick.now - victim.cordoned_at > tick.policy.rollout.drain_timeout
-    if pod.is_down:
-        return await _drain_of_down(tick, pod)
-    if tick.now - victim.out_at < pace.drain_quiet:
-        return Drain.TIMED_OUT if late else Drain.BUSY
-    first = await tick.ports.metrics.in_flight(tick.resource.namespace, pod)
-    if _is_zero(first):
-        await asyncio.sleep(pace.drain_interval.total_seconds())
-        if _is_zero(await tick.ports.metrics.in_flight(tick.resource.namespace, pod)):
-            return Drain.IDLE
-    if late:
-        return Drain.TIMED_OUT
-    return Drain.BUSY if isinstance(first, Measured) else Drain.UNKNOWN
+    pace = tick.ports.pace
+    if pod.is_unreached:
+        return await _requests_on_unreached(tick, pod)
+    if out < pace.drain_quiet:
+        return Drain.BUSY
+    first = await _count(tick, pod)
+    if not _is_zero(first):
+        return Drain.BUSY if isinstance(first, Measured) else Drain.UNKNOWN
+    await asyncio.sleep(pace.drain_interval.total_seconds())
+    second = await _count(tick, pod)
+    if _is_zero(second):
+        return Drain.IDLE
+    return Drain.BUSY if isinstance(second, Measured) else Drain.UNKNOWN
 
 
-async def _drain_of_down(tick: Tick, pod: Pod) -> Drain:
-    """Return what is known of the requests on a replica that was never Ready since it was started.
+async def _requests_on_unreached(tick: Tick, pod: Pod) -> Drain:
+    """Return what is known of the requests on a replica to which no Service has led any.
 
-    Nobody is led to it, so there is nothing to wait for; one look finds those who go past the Service.
+    Where nobody answers there are none; one look finds those who go past the Services.
     """
-    found = await tick.ports.metrics.in_flight(tick.resource.namespace, pod)
-    busy = isinstance(found, Measured) and found.value > 0
-    return Drain.BUSY if busy else Drain.UNKNOWN
+    found = await _count(tick, pod)
+    if isinstance(found, Measured):
+        return Drain.BUSY if found.value > 0 else Drain.DOWN
+    silent = isinstance(found, Missing) and found.reason is Absence.SOURCE_UNAVAILABLE
+    return Drain.DOWN if silent else Drain.UNKNOWN
+
+
+async def _count(tick: Tick, pod: Pod) -> Reading[float]:
+    return await tick.ports.metrics.in_flight(tick.policy.source, tick.resource.namespace, pod)
 
 
 def _is_zero(reading: Reading[float]) -> bool:

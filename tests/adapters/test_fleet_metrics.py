@@ -74,9 +74,9 @@ async def test_a_look_at_some_signals_asks_for_no_others(history: PrometheusServ
 async def test_a_replica_is_asked_at_its_own_address() -> None:
     with Server(lambda _: Reply(200, THRASH)) as replica:
         metrics = fleet_metrics("http://127.0.0.1:9", replica.port)
-        in_flight = await metrics.in_flight(NAMESPACE, pod("a"))
+        in_flight = await metrics.in_flight("default", NAMESPACE, pod("a"))
         pool = await metrics.pool(NAMESPACE, pod("a"))
-        nowhere = await metrics.in_flight(NAMESPACE, pod("a", address=""))
+        nowhere = await metrics.in_flight("default", NAMESPACE, pod("a", address=""))
         await metrics.close()
 
     assert isinstance(in_flight, Measured)

@@ -23,14 +23,16 @@ from kvmedic.core.evidence import (
     Pool,
     Reading,
     Signal,
+    Stale,
     Unsupported,
 )
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.exposition import observe_pages
+from kvmedic.metrics.in_flight import Engine, engines_of, in_flight_on
 from kvmedic.metrics.options import ScrapeOptions
 from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.scrape import PodAddress, Scraper, resolver_of
-from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.series import PodKey, Series
 from lab.cluster.ports import free_ports
 from scripted_fleet import DATA
 
@@ -70,6 +72,12 @@ def long(characters: int) -> str:
     return before + "x" * (characters - len(before) - len(after)) + after
 
 
+def stamped(page: str, seconds: float) -> str:
+    """Return a page whose samples carry a time, so many seconds from now."""
+    at = round((time.time() + seconds) * 1000)
+    return "".join(f"{line} {at}\n" for line in page.splitlines())
+
+
 OF_OLD = "\n".join(
     f'{name}{{model_name="m"}} {n}'
     for name, n in ((RUNNING, 2), (WAITING, 1), ("vllm:num_requests_swapped", 4))
@@ -80,6 +88,8 @@ PARALLEL = "\n".join(
 NAN = THRASH.replace(
     f'{RUNNING}{{engine="0",model_name="tiny"}} 11.0', f'{RUNNING}{{engine="0",model_name="tiny"}} NaN'
 )
+TWO = "\n".join(f'{name}{{engine="{i}",model_name="m"}} 0' for name in (RUNNING, WAITING) for i in range(2))
+ONE_OF_TWO = "\n".join(line for line in TWO.splitlines() if 'engine="0"' in line)
 PAGES = [
     ("running and waiting are added", THRASH, 21.0),
     ("an idle replica", IDLE, 0.0),
@@ -90,6 +100,10 @@ PAGES = [
     ("an empty page", "", Missing(Absence.NO_SERIES)),
     ("half a page", f"{RUNNING} 1\n", Missing(Absence.NO_SERIES)),
     ("not a number", NAN, Missing(Absence.NOT_A_NUMBER)),
+    ("one engine does not tell what waits", TWO.rpartition("\n")[0] + "\n", Missing(Absence.NO_SERIES)),
+    ("a negative number", PARALLEL.replace("} 3", "} -3") + "\n", Missing(Absence.NOT_A_NUMBER)),
+    ("numbers of an hour ago", stamped(TWO, -3600), Stale),
+    ("numbers of the next hour", stamped(TWO, 3600), Stale),
     ("not a page", "<html>hello</html>", UNAVAILABLE),
     ("not even text", b"\xff\xfe\x00{", UNAVAILABLE),
     ("JSON", '{"detail": "Not Found"}', UNAVAILABLE),
@@ -113,7 +127,108 @@ PAGES = [
 @pytest.mark.parametrize(("page", "expected"), [row[1:] for row in PAGES], ids=[row[0] for row in PAGES])
 async def test_requests_in_flight_are(page: str | bytes, expected: object) -> None:
     with Server(answering(page)) as server:
-        assert await in_flight(server.url) == expected
+        found = await in_flight(server.url)
+
+    assert found == expected or (isinstance(expected, type) and isinstance(found, expected))
+
+
+async def on_ports(
+    first: str, other: str | int | None, *looks: str | int | None, known: bool = False
+) -> object:
+    """Return the requests on a replica with two ports; the second one's answer may change."""
+    answers = [other, *looks]
+    with Server(answering(first)) as one, Server(lambda _: reply(answers[0])) as two:
+        ports = {8000: one.port, 8001: two.port if other is not None else free_ports(1)[0]}
+        scraper = Scraper(
+            ScrapeOptions(timeout="5s"), VLLM_SIGNALS, lambda where: f"http://127.0.0.1:{ports[where.port]}"
+        )
+        declared = () if known else (8001,)
+        engines = [Engine("1", "m", 8001)] if known else []
+        found: Reading[float] = UNAVAILABLE
+        while answers:
+            found = await scraper.in_flight(PodAddress(POD, "127.0.0.1", declared), engines)
+            answers.pop(0)
+        await scraper.close()
+    return value_of(found)
+
+
+def reply(answer: str | int | None) -> Reply:
+    if isinstance(answer, int):
+        return Reply(answer, b"", {})
+    return Reply(200, (answer or "").encode(), {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+RANK_1 = ONE_OF_TWO.replace('engine="0"', 'engine="1"') + "\n"
+BUSY = RANK_1.replace("} 0", "} 37", 1)
+IDLE_RANK = ONE_OF_TWO + "\n"
+
+
+@pytest.mark.parametrize(
+    ("looks", "known", "expected"),
+    [
+        ([RANK_1], False, 0.0),
+        ([BUSY], False, 37.0),
+        ([BUSY], True, 37.0),
+        (["up 1\n"], False, 0.0),
+        (["<html></html>"], False, 0.0),
+        ([404], False, 0.0),
+        ([503], False, UNAVAILABLE),
+        ([None], False, 0.0),
+        ([None], True, Missing(Absence.NO_SERIES)),
+        (["up 1\n"], True, Missing(Absence.NO_SERIES)),
+        ([BUSY, "up 1\n"], False, Missing(Absence.NO_SERIES)),
+        ([BUSY, 404], False, Missing(Absence.NO_SERIES)),
+    ],
+    ids=[
+        "both idle",
+        "requests on the second rank",
+        "requests on a rank whose port only the source knows",
+        "a sidecar's page",
+        "a sidecar's site",
+        "a sidecar without such a page",
+        "a rank that cannot answer now",
+        "nobody listens",
+        "nobody listens where the source knows an engine",
+        "another page where the source knows an engine",
+        "an engine that was there is gone from its page",
+        "an engine that was there is gone with its page",
+    ],
+)
+async def test_every_engine_behind_every_port_must_say_that_it_is_idle(
+    looks: list[str | int | None], known: bool, expected: object
+) -> None:
+    assert await on_ports(IDLE_RANK, *looks, known=known) == expected
+
+
+async def test_an_engine_that_vanishes_from_a_page_takes_no_request_with_it() -> None:
+    pages = [TWO + "\n", IDLE_RANK]
+    with Server(lambda _: reply(pages.pop(0))) as server:
+        scraper = Scraper(ScrapeOptions(), VLLM_SIGNALS, lambda _: server.url)
+        found = [value_of(await scraper.in_flight(PodAddress(POD, "127.0.0.1"))) for _ in range(2)]
+        await scraper.close()
+
+    assert found == [0.0, Missing(Absence.NO_SERIES)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(-11, Stale), (-10, Measured), (10, Measured), (11, Stale)]
+)
+def test_a_sample_with_a_time_of_its_own_counts_as_long_as_a_scrape_may_take(
+    seconds: float, expected: type
+) -> None:
+    stamp = round((T0.timestamp() + seconds) * 1000)
+    page = parse_page("".join(f"{line} {stamp}\n" for line in TWO.splitlines()), T0)
+
+    assert isinstance(in_flight_on({8000: page}, (), VLLM_SIGNALS, timedelta(seconds=10)), expected)
+
+
+def test_a_source_tells_engines_by_the_port_that_they_were_scraped_at() -> None:
+    labels = {"model_name": "m", "namespace": "fleet"}
+    series = [Series({**labels, "engine": str(i), "instance": f"10.0.0.1:800{i}"}, 0.0) for i in range(2)]
+
+    found = engines_of([*series, Series({**labels, "engine": "2", "instance": "llm-0"}, 0.0)], VLLM_SIGNALS)
+
+    assert found == {Engine("0", "m", 8000), Engine("1", "m", 8001), Engine("2", "m", None)}
 
 
 @pytest.mark.parametrize("status", [302, 404, 500, 503])

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from kvmedic.core.draining import chosen
 from kvmedic.core.fleet import Fleet, Owner, Pod
 from kvmedic.core.preconditions import Purpose, drained_refusal, refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.rollout import chosen
 from model_controller import OWN_FIELDS, Model
 
 HEALTHY = Model.healthy(3).fleet()

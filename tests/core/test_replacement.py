@@ -239,9 +239,24 @@ MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
     (
         "the named one is dead: it goes first anyway",
         with_pod(CORDONED, "a", ready_at=None),
-        an_order(),
+        an_order(drain=Drain.DOWN),
         ScaleIn,
         "a",
+    ),
+    (
+        "it is not Ready, and nobody knows of its requests",
+        with_pod(CORDONED, "a", ready_at=None),
+        an_order(drain=Drain.UNKNOWN),
+        Wait,
+        "Draining",
+    ),
+    ("its drain timed out: it serves again", CORDONED, an_order(drain=Drain.HELD), Uncordon, "a"),
+    (
+        "it serves again, and a person is asked, however long that takes",
+        a_surged_fleet(),
+        an_order(held=frozenset({"uid-a"}), assigned_at=NOW - timedelta(days=1)),
+        Wait,
+        "DrainTimedOut",
     ),
     (
         "somebody deleted the named one: the newest goes in its place",
@@ -327,7 +342,7 @@ def test_the_numbers_are_absolute_and_the_patch_is_told_how_many_are_ready() -> 
     assert replacing_move(a_fleet(), an_order(Scaled.NOT_YET), NOW) == ScaleOut(3, 4, "a")
     assert replacing_move(CORDONED, an_order(**IDLE), NOW) == ScaleIn(4, 3, "a", 4)
     dead = with_pod(CORDONED, "a", ready_at=None)
-    assert replacing_move(dead, an_order(), NOW) == ScaleIn(4, 3, "a", 3)
+    assert replacing_move(dead, an_order(drain=Drain.DOWN), NOW) == ScaleIn(4, 3, "a", 3)
 
 
 def test_a_finished_replacement_is_settled_and_one_that_took_another_is_not() -> None:
@@ -378,9 +393,23 @@ BACK_MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
     (
         "a spare that does not start goes at once",
         with_pod(a_surged_fleet(), "z", **UNREADY, cordoned=True),
-        an_order(**BACKWARD),
+        an_order(**BACKWARD, drain=Drain.DOWN, victim=Victim("z", "uid-z", NOW)),
         ScaleIn,
         "z",
+    ),
+    (
+        "a spare whose drain timed out is not the next that is drained",
+        a_surged_fleet(),
+        an_order(**BACKWARD, held=frozenset({"uid-z"})),
+        Cordon,
+        "b",
+    ),
+    (
+        "while one that is held is not Ready the controller would take that",
+        with_pod(a_surged_fleet(), "z", **UNREADY),
+        an_order(**BACKWARD, held=frozenset({"uid-z"})),
+        Wait,
+        "DrainTimedOut",
     ),
     (
         "a dead peer goes before a spare that serves",

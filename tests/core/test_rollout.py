@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.draining import Drain, Victim
+from kvmedic.core.draining import Drain, Victim, chosen
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.moves import (
     Failed,
@@ -24,7 +24,7 @@ from kvmedic.core.moves import (
 )
 from kvmedic.core.reasons import Reason
 from kvmedic.core.release import releasing_move
-from kvmedic.core.rollout import Order, chosen, next_move, resting_move
+from kvmedic.core.rollout import Order, next_move, resting_move
 from model_controller import EDIT, OWN_FIELDS, START, Model, ModelPod
 from model_walk import Walk
 from run_builder import NOW, a_pod
@@ -56,7 +56,9 @@ class Walker(Walk):
         order = Order(
             away, self.toward, edit, OWN_FIELDS, self.victim, self.drain(), LIMIT, LIMIT, self.assigned_at
         )
-        return replace(order, mends=self.mends, repairs=self.repairs, served_before=self.served)
+        return replace(
+            order, mends=self.mends, repairs=self.repairs, served_before=self.served, held=self.held
+        )
 
     def move(self) -> Move:
         return next_move(self.model.fleet(), self.order(), self.model.now)
@@ -227,6 +229,42 @@ def test_a_change_that_all_replicas_run_is_taken_back_though_nobody_serves_then(
     assert isinstance(back.ended, Settled)
     assert [p.revision for p in model.pods] == ["old"] * replicas
     assert model.lost_in_rotation == []
+
+
+STUBBORN = st.sets(st.integers(0, 9), min_size=1)
+"""Pods whose requests do not end, by the order in which they are made."""
+
+
+@given(replicas=st.integers(1, 5), stubborn=STUBBORN, events=EVENTS, turn=st.none() | st.integers(0, 120))
+@MANY
+def test_no_replica_whose_requests_do_not_end_is_let_go_either_way(replicas, stubborn, events, turn):
+    model = Model.healthy(replicas)
+    model.stubborn_numbers = {number + 1 for number in stubborn}
+    for pod in model.pods:
+        pod.stubborn = pod.number in model.stubborn_numbers
+    walker = Walker(model, "new")
+    if turn is not None:
+        walker.take(events[:turn])
+        walker = walker.back()
+    if turn is not None and model.revision == "old":
+        return
+
+    walker.run_to_end(events)
+
+    left = [pod for pod in model.pods if pod.revision != walker.toward]
+    assert model.lost_in_rotation == []
+    assert model.undrained == []
+    assert model.fewest >= replicas
+    assert not any(pod.cordoned for pod in model.pods)
+    if walker.stands:
+        assert left
+        assert all(pod.stubborn and pod.name in walker.stands.message for pod in left)
+        for pod in model.pods:
+            pod.stubborn = False
+        model.stubborn_numbers, walker.held, walker.stands = set(), frozenset(), None
+        walker.run_to_end([])
+    assert isinstance(walker.ended, Settled)
+    assert [p.revision for p in model.pods] == [walker.toward] * replicas
 
 
 BETWEEN_THE_CONTROLLERS = [(0, 0)] * 3 + [(3, 0), (4, 2), (5, 0), (5, 0), (6, 0), (0, 0), (0, 0)]

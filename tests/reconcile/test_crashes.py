@@ -99,6 +99,29 @@ def test_killed_at_every_write_a_fleet_is_healed_all_the_same(a_world, thorough)
     assert thorough.kills
 
 
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_killed_at_every_write_replicas_with_requests_serve_on_until_a_person_lets_them_go(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec={"rollout": {"drainTimeout": "10s"}})
+    old = names(world)
+    world.rewrite(inFlight=37)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        asked = ("True", "DrainTimedOut")
+        world.wait(lambda: world.condition("ActionRequired") == asked, SECONDS, "a person is asked")
+        world.wait(lambda: world.endpoints() == 3, SECONDS, "all serve, and the spare")
+        assert old <= names(world)
+        assert {one["name"] for one in world.status()["run"]["timedOut"]} == old
+        proceed = {"spec": {"rollout": {"onDrainTimeout": "Proceed"}}}
+        world.cluster.api.patch("KVRemediation", "llm", proceed, world.namespace)
+        world.wait(world.is_closed, SECONDS, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+    assert world.traces() == []
+    assert (eye.lost, eye.cordoned) == ([], old)
+    assert eye.fewest >= 2
+
+
 @pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_change_that_did_not_help_is_taken_back(a_world, thorough):
     world = a_world(replicas=2, decide=thorough.decide)

@@ -46,6 +46,7 @@ DOWN: Mapping[str, Any] = {
     "restarts": 3,
 }
 HANGS: Mapping[str, Any] = {**DOWN, "last_end": None, "restarts": 0}
+STARTS: Mapping[str, Any] = {**HANGS, "runs_since": NOW - timedelta(minutes=8)}
 MEMORY, OTHER, UNREAD = (an_end(cause) for cause in (Cause.DEVICE_MEMORY, Cause.ANOTHER, Cause.UNKNOWN))
 
 
@@ -180,7 +181,7 @@ class Replicas:
     count: Reading[float]
     asked: int = 0
 
-    async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
+    async def in_flight(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
         self.asked += 1
         return self.count
 
@@ -196,9 +197,13 @@ def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:
 @pytest.mark.parametrize(
     ("pod", "count", "drain", "asked"),
     [
-        (down("a")[0], Missing(Absence.SOURCE_UNAVAILABLE), Drain.UNKNOWN, 1),
-        (down("a")[0], Measured(0.0, NOW), Drain.UNKNOWN, 1),
+        (down("a")[0], Missing(Absence.SOURCE_UNAVAILABLE), Drain.DOWN, 1),
+        (down("a")[0], Measured(0.0, NOW), Drain.DOWN, 1),
         (down("a")[0], Measured(2.0, NOW), Drain.BUSY, 1),
+        (down("a")[0], Missing(Absence.NO_SERIES), Drain.UNKNOWN, 1),
+        (a_pod("a", **STARTS), Missing(Absence.SOURCE_UNAVAILABLE), Drain.DOWN, 1),
+        (a_pod("a", **HANGS, is_stopped=True), Missing(Absence.SOURCE_UNAVAILABLE), Drain.DOWN, 1),
+        (a_pod("a", **HANGS, address=""), Missing(Absence.SOURCE_UNAVAILABLE), Drain.DOWN, 1),
         (a_pod("a", in_rotation=False), Measured(0.0, NOW), Drain.BUSY, 0),
         (a_pod("a", ready_at=None, in_rotation=False), Measured(0.0, NOW), Drain.BUSY, 0),
     ],
@@ -206,6 +211,10 @@ def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:
         "nothing answers",
         "it loads",
         "somebody goes past the Service",
+        "it answers with half a page",
+        "it has never been Ready",
+        "its container does not run",
+        "it has no address",
         "it was Ready: requests may still come",
         "nobody says that it never was Ready",
     ],
@@ -218,6 +227,62 @@ async def test_a_replica_that_never_was_ready_takes_no_wait(
 
     assert await drain_of(a_tick(run, metrics), a_fleet(pods=(replace(pod, cordoned=True),))) is drain
     assert metrics.asked == asked
+
+
+LATE = Victim("a", "uid-a", NOW - timedelta(minutes=11), out_at=NOW - timedelta(minutes=11))
+UNKNOWN = Missing(Absence.SOURCE_UNAVAILABLE)
+OUT: Mapping[str, Any] = {"cordoned": True, "in_rotation": False}
+PROBES_FAIL = a_pod("a", ready_at=None, unready_at=NOW, runs_since=NOW - timedelta(hours=1), **OUT)
+
+
+@pytest.mark.parametrize(
+    ("pod", "count", "victim", "held", "let_go"),
+    [
+        (PROBES_FAIL, UNKNOWN, replace(LATE, cordoned_at=NOW), Drain.UNKNOWN, Drain.UNKNOWN),
+        (PROBES_FAIL, UNKNOWN, LATE, Drain.HELD, Drain.TIMED_OUT),
+        (a_pod("a", **OUT), UNKNOWN, LATE, Drain.HELD, Drain.TIMED_OUT),
+        (a_pod("a", **OUT), Measured(37.0, NOW), LATE, Drain.HELD, Drain.TIMED_OUT),
+        (
+            a_pod("a", cordoned=True),
+            Measured(0.0, NOW),
+            replace(LATE, out_at=None),
+            Drain.HELD,
+            Drain.TIMED_OUT,
+        ),
+        (a_pod("a", **OUT), Measured(0.0, NOW), LATE, Drain.IDLE, Drain.IDLE),
+        (replace(down("a")[0], cordoned=True), Measured(37.0, NOW), LATE, Drain.TIMED_OUT, Drain.TIMED_OUT),
+        (
+            replace(down("a")[0], cordoned=True),
+            Missing(Absence.NO_SERIES),
+            LATE,
+            Drain.TIMED_OUT,
+            Drain.TIMED_OUT,
+        ),
+    ],
+    ids=[
+        "not Ready and silent: waits like requests",
+        "and is held when the time is over",
+        "silent",
+        "with requests",
+        "never out of the EndpointSlices",
+        "idle at last",
+        "down, and an old page counts requests",
+        "down, and nobody knows",
+    ],
+)
+async def test_after_the_time_out_a_replica_with_requests_is_held_unless_it_is_down_or_the_spec_lets_it_go(
+    pod: Pod, count: Reading[float], victim: Victim, held: Drain, let_go: Drain
+) -> None:
+    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victim=victim)
+
+    found = {
+        way: await drain_of(
+            a_tick(run, Replicas(count), rollout={"onDrainTimeout": way}), a_fleet(pods=(pod,))
+        )
+        for way in ("Hold", "Proceed")
+    }
+
+    assert found == {"Hold": held, "Proceed": let_go}
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,7 @@ def _rollout(spec: KVRemediationSpec) -> RolloutPolicy:
         drain_timeout=parse_duration(spec.rollout.drain_timeout),
         rotation_label=RotationLabel(label.key, label.draining),
         start_timeout=parse_duration(start) if (start := spec.rollout.start_timeout) else None,
+        on_drain_timeout=spec.rollout.on_drain_timeout,
     )
 
 

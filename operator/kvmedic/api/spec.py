@@ -18,7 +18,7 @@ from kvmedic.api.levers import LEVERS, LeverName, LeverSpec
 from kvmedic.api.quantities import DURATION_LENGTH, parse_duration
 from kvmedic.api.rules import Rule, Wire, duration, in_order, number, pattern, unique, whole
 from kvmedic.core.compression_policy import Fix
-from kvmedic.core.policy import Mode, OnInconclusive, Runbook, Spare
+from kvmedic.core.policy import Mode, OnDrainTimeout, OnInconclusive, Runbook, Spare
 from kvmedic.core.record import HISTORY_LENGTH
 from kvmedic.core.vitals import NodeHealth
 
@@ -160,9 +160,14 @@ class Rollout(Wire):
     may be one replica short. Required, because a thrashing fleet has no capacity to give away."""
     drain_timeout: Annotated[Text, duration("10s", "24h")] = "10m"
     """How long a replica out of rotation may finish its requests. From 10s, because idleness is confirmed
-    by two readings at least 5s apart, to 24h. After it, the engine's own graceful shutdown has to do the
-    rest, because clients with open connections may keep a replica busy for ever. 10m is longer than
-    almost any request takes."""
+    by two readings at least 5s apart, to 24h. After it, `onDrainTimeout` says what becomes of the replica.
+    10m is longer than almost any request takes."""
+    on_drain_timeout: OnDrainTimeout = OnDrainTimeout.HOLD
+    """What becomes of a replica that still has requests, or whose engines don't all tell, when its drain
+    times out. Hold: it goes back into rotation and another one is drained; when none can go, the run stands
+    still with every replica in rotation, and ActionRequired says so (DrainTimedOut). Proceed: it is let go,
+    and vLLM aborts what is in flight unless it runs with --shutdown-timeout. Hold, because an aborted request
+    is lost. A replica that is down is not waited for any longer in either case."""
     start_timeout: Annotated[Text, duration("1m", "24h")] | None = None
     """How long a new replica may take to become Ready before it counts as one that does not start, from 1m
     to 24h. It is never less than the Deployment's progressDeadlineSeconds (10m where it has none), and never

@@ -59,6 +59,9 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         last_end=_last_end(status, frame.container),
         unready_at=_since(status, "False"),
         image=_image(status, frame.container),
+        runs_since=_runs_since(status, frame.container),
+        is_stopped=_is_stopped(status, frame.container),
+        ports=_ports(section(body, "spec")),
     )
 
 
@@ -107,6 +110,29 @@ def _end_in(container: Mapping[str, Any], place: str, instance: Instance) -> Con
         started_at=moment(ended.get("startedAt") or ended["finishedAt"]),
         ended_at=moment(ended["finishedAt"]),
         instance=instance,
+    )
+
+
+def _runs_since(status: Mapping[str, Any], name: str | None) -> datetime | None:
+    """Return since when the engine's container runs; of several that may be it, the one that runs longest."""
+    began = (section(each, "state", "running").get("startedAt") for each in _containers(status, name))
+    return min((moment(at) for at in began if at), default=None)
+
+
+def _is_stopped(status: Mapping[str, Any], name: str | None) -> bool:
+    """Return whether every container that may be the engine's is told of, and none runs."""
+    found = _containers(status, name)
+    return bool(found) and not any("running" in (each.get("state") or {}) for each in found)
+
+
+def _ports(spec: Mapping[str, Any]) -> tuple[int, ...]:
+    declared = (
+        port
+        for each in (*items(spec, "containers"), *items(spec, "initContainers"))
+        for port in items(each, "ports")
+    )
+    return tuple(
+        sorted({int(port["containerPort"]) for port in declared if port.get("protocol", "TCP") == "TCP"})
     )
 
 

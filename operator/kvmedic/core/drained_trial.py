@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from kvmedic.core.draining import Drain, draining_move
 from kvmedic.core.fleet import Fleet, Pod
-from kvmedic.core.moves import Cordon, Failed, Wait
+from kvmedic.core.moves import Cordon, Failed, Uncordon, Wait
 from kvmedic.core.preconditions import drained_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Run
@@ -78,7 +78,7 @@ def _drained(sight: DrainedSight, step: TrialStep, pod: Pod, run: Run) -> Draine
     if refused is not None:
         return Failed(refused.reason, refused.message)
     waiting = draining_move(sight.fleet, pod, run.victim, sight.drain, max(1, sight.least))
-    if waiting is not None:
+    if waiting is not None and not isinstance(waiting, Uncordon):
         return waiting
     if sight.drain is not Drain.IDLE:
         text = f"{pod.name} still has requests, or does not tell, when spec.rollout.drainTimeout is over"

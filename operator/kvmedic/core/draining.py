@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from kvmedic.core.fleet import Fleet, Pod
@@ -23,6 +23,16 @@ class Victim:
     """When the EndpointSlices were first seen without it."""
 
 
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """A replica that still had requests, or did not tell, when its drain timed out."""
+
+    name: str
+    uid: str
+    after: timedelta
+    """The time-out; a longer one gives it another try."""
+
+
 class Drain(StrEnum):
     """What is known of the requests on the victim."""
 
@@ -30,15 +40,22 @@ class Drain(StrEnum):
     IDLE = "Idle"
     """Two readings of zero, at least five seconds after it left rotation."""
     UNKNOWN = "Unknown"
-    """The engine did not say."""
+    """Not every engine of it said how many: that waits as requests do."""
+    DOWN = "Down"
+    """No Service can have led a request to it since its container was started, and nobody counts one."""
     TIMED_OUT = "TimedOut"
-    """`drainTimeout` passed; the engine's own graceful shutdown has to do the rest."""
+    """`drainTimeout` passed, and it goes all the same: the spec says so, or it is down. The engine's own
+    graceful shutdown has to do the rest."""
+    HELD = "Held"
+    """`drainTimeout` passed, and it is not let go."""
 
 
 def draining_move(
     fleet: Fleet, victim: Pod, recorded: Victim | None, drain: Drain, needed: int
-) -> Cordon | Wait | None:
+) -> Cordon | Uncordon | Wait | None:
     """Return the next move until the victim is out of rotation and idle; None when it may go.
+
+    One whose drain timed out with requests in flight goes back into rotation.
 
     One that carries the label although the record knows of none, or of another, is taken out once more:
     what is known of requests, and since when, is the recorded one's.
@@ -56,15 +73,45 @@ def draining_move(
             text = f"{others} of {needed} replicas beside {victim.name} are in rotation"
             return Wait(Reason.AWAITING_REPLICA, text)
         return Cordon(victim)
+    known = recorded is not None and recorded.uid == victim.uid
+    if known and drain is Drain.HELD:
+        return Uncordon(victim, timed_out=True)
     if victim.in_rotation:
         return Wait(Reason.DRAINING, f"{victim.name} is still in the Service's EndpointSlices")
-    if not victim.ready and drain is Drain.UNKNOWN:
-        return None
-    if recorded is None or recorded.uid != victim.uid:
+    if not known:
         return Cordon(victim)
     if drain in (Drain.BUSY, Drain.UNKNOWN):
         return Wait(Reason.DRAINING, f"{victim.name} is out of rotation and finishes its requests")
     return None
+
+
+def to_be_taken(pods: Iterable[Pod], held: Collection[str]) -> tuple[Pod, ...]:
+    """Return the pods that may be taken: not those that are held because their drain timed out, by uid."""
+    return tuple(pod for pod in pods if pod.uid not in held)
+
+
+def chosen(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
+    """Return the pod to take next: the recorded one, else one that takes no requests, else by name.
+
+    Of several that are not Ready it is the one that has not been for longest: the newest may just start, and
+    once it is Ready the controller takes another.
+    """
+    for pod in pods:
+        if victim is not None and pod.uid == victim.uid:
+            return pod
+    return min(pods, key=lambda p: (p.ready, not p.cordoned, p.in_rotation, _down_since(p), p.name))
+
+
+def _down_since(pod: Pod) -> float:
+    """Return since when a pod is not Ready (seconds of the epoch); of those that are, none comes first."""
+    return 0.0 if pod.ready else (pod.unready_at or pod.created_at).timestamp()
+
+
+def held_move(fleet: Fleet, pods: Iterable[Pod]) -> Uncordon | Wait:
+    """Return the next move where every replica that could go is held: all of them serve."""
+    names = ", ".join(pod.name for pod in pods)
+    text = f"{names} still had requests, or did not tell, when the drain timed out; nothing is let go"
+    return stray_move(fleet, fleet.pods) or Wait(Reason.DRAIN_TIMED_OUT, text)
 
 
 def stray_move(fleet: Fleet, pods: Iterable[Pod], victim: Pod | None = None) -> Uncordon | Wait | None:

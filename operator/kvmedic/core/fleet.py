@@ -117,6 +117,12 @@ class Pod:
     image: str = ""
     """What the engine's container runs, as the kubelet found it: with its digest, also where the template
     names a tag. Empty before it runs, or where the container is not known."""
+    runs_since: datetime | None = None
+    """Since when the engine's container runs; None: it does not, or nobody said."""
+    is_stopped: bool = False
+    """The kubelet says that the engine's container does not run."""
+    ports: tuple[int, ...] = ()
+    """TCP ports that its containers declare, sorted."""
 
     @property
     def ready(self) -> bool:
@@ -142,6 +148,19 @@ class Pod:
             return False
         never = self.unready_at is not None and self.unready_at <= self.last_end.ended_at
         return self.has_ended or never
+
+    @property
+    def is_unreached(self) -> bool:
+        """Return whether no Service can have led a request to the engine since its container was started.
+
+        It does not run, or it was not Ready at any time since. What it counts can only come from somebody who
+        goes past the Services.
+        """
+        if self.ready:
+            return False
+        began = self.runs_since
+        never = began is not None and self.unready_at is not None and self.unready_at <= began
+        return self.is_down or self.is_stopped or not self.address or never
 
     @property
     def keeps_ending(self) -> bool:

@@ -129,6 +129,8 @@ class Uncordon:
     """Put one pod back into rotation."""
 
     pod: Pod
+    timed_out: bool = False
+    """Its drain timed out: it is not taken again before another one went."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,15 @@ class Spare(StrEnum):
     """Where the spare cannot be scheduled, the fleet may be one replica short for a while."""
 
 
+class OnDrainTimeout(StrEnum):
+    """What becomes of a replica that still has requests, or does not tell, when its drain times out."""
+
+    HOLD = "Hold"
+    """It goes back into rotation; when no other replica can go either, the run holds."""
+    PROCEED = "Proceed"
+    """It is let go; the engine's own graceful shutdown has to do the rest."""
+
+
 class OnInconclusive(StrEnum):
     """What is done where the evidence allows no verdict."""
 
@@ -119,6 +128,7 @@ class RolloutPolicy:
     rotation_label: RotationLabel
     start_timeout: timedelta | None = None
     """How long a new replica may take to become Ready, at least; None: the spec does not say."""
+    on_drain_timeout: OnDrainTimeout = OnDrainTimeout.HOLD
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,9 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         Reason.REPLICA_NOT_STARTING: Remedy(
             "to see what keeps it down", "kubectl -n $namespace get pods,events --sort-by=.metadata.name"
         ),
+        Reason.DRAIN_TIMED_OUT: Remedy(
+            "to let them go with their requests", _patch('"rollout":{"onDrainTimeout":"Proceed"}')
+        ),
         Reason.CANARY_FAILED: Remedy(
             "to see what became of it", "kubectl -n $namespace get events --sort-by=.lastTimestamp"
         ),

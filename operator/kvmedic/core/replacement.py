@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import assert_never
 
-from kvmedic.core.draining import Drain, Victim, draining_move, holding_move, stray_move
+from kvmedic.core.draining import Drain, Victim, draining_move, held_move, holding_move, stray_move
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Uncordon, Wait
 from kvmedic.core.plan import Goer, ReplaceStep
@@ -29,7 +29,15 @@ from kvmedic.core.preconditions import begun, replacement_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Run, committed_sequence
 from kvmedic.core.starting import PEER_GRACE, STARTS, StartLimits, making_wait, start_failure, unready_since
-from kvmedic.core.surplus import AWAIT_REMOVAL, is_followed, is_whole, newest_first, parting_move, surplus_of
+from kvmedic.core.surplus import (
+    AWAIT_REMOVAL,
+    is_followed,
+    is_whole,
+    newest_first,
+    parting_move,
+    surplus_of,
+    to_go,
+)
 
 
 class Scaled(Enum):
@@ -55,6 +63,8 @@ class Replacement:
     drain_limit: timedelta
     assigned_at: datetime | None = None
     """When the last assignment was intended; None before the first."""
+    held: frozenset[str] = frozenset()
+    """Uids of replicas whose drain timed out and that are not taken again yet."""
 
     @property
     def wanted(self) -> int:
@@ -149,6 +159,8 @@ def _begin(fleet: Fleet, order: Replacement) -> Move:
 
 def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Move:
     """Return the next move while the named replica is there and a spare was asked for."""
+    if named.uid in order.held:
+        return held_move(fleet, (named,))
     if failed := _failure(fleet, order, now):
         return failed
     if back := stray_move(fleet, fleet.pods, named):
@@ -212,7 +224,10 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
             or making_wait(order.assigned_at, now)
             or ScaleIn(order.surged, order.wanted, "", None)
         )
-    goer = _goer(fleet.live, order)
+    takeable = to_go(tuple(pod for pod in fleet.live if pod.uid != order.step.uid), order.held)
+    if not takeable and order.held:
+        return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
+    goer = _goer(takeable or fleet.live, order)
     if back := stray_move(fleet, fleet.pods, goer):
         return back
     if waiting := draining_move(fleet, goer, order.victim, order.drain, order.wanted):

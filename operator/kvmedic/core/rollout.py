@@ -17,7 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kvmedic.core.draining import Drain, Victim, draining_move, holding_move, stray_move
+from kvmedic.core.draining import (
+    Drain,
+    Victim,
+    chosen,
+    draining_move,
+    held_move,
+    holding_move,
+    stray_move,
+    to_be_taken,
+)
 from kvmedic.core.fleet import ADDING, STILL, SURGE, Fleet, Pod, RolloutFields, frozen
 from kvmedic.core.moves import (
     DeletePod,
@@ -80,6 +89,8 @@ class Order:
     """The change is for replicas that cannot stay up, so not every one must be Ready before it."""
     served_before: int = 1
     """Replicas that took requests before the run."""
+    held: frozenset[str] = frozenset()
+    """Uids of replicas whose drain timed out and that are not taken again yet."""
 
     @property
     def purpose(self) -> Purpose:
@@ -297,30 +308,16 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
         return Wait(
             Reason.AWAITING_CONTROLLER, "the wanted ReplicaSet has not taken over the frozen fields yet"
         )
-    victim = chosen(old, order.victim)
+    takeable = to_be_taken(old, order.held)
+    if not takeable:
+        return held_move(fleet, old)
+    victim = chosen(takeable, order.victim)
     if back := stray_move(fleet, old, victim):
         return back
     needed = fleet.replicas - _given_up(fleet, order, now)
     if waiting := draining_move(fleet, victim, order.victim, order.drain, needed):
         return waiting
     return _let_go(fleet, victim, old, now)
-
-
-def chosen(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
-    """Return the pod to take next: the recorded one, else one that takes no requests, else by name.
-
-    Of several that are not Ready it is the one that has not been for longest: the newest may just start, and
-    once it is Ready the controller takes another.
-    """
-    for pod in pods:
-        if victim is not None and pod.uid == victim.uid:
-            return pod
-    return min(pods, key=lambda p: (p.ready, not p.cordoned, p.in_rotation, _down_since(p), p.name))
-
-
-def _down_since(pod: Pod) -> float:
-    """Return since when a pod is not Ready (seconds of the epoch); of those that are, none comes first."""
-    return 0.0 if pod.ready else unready_since(pod).timestamp()
 
 
 def _let_go(fleet: Fleet, victim: Pod, old: tuple[Pod, ...], now: datetime) -> Move:
@@ -366,7 +363,17 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
         return _await_making(fleet, order, now) or Revert(order.edit, order.recorded)
     if _lacks_spare(fleet, order):
         return Retarget(order.edit, STILL)
-    victim = chosen(leaving, order.victim)
+    return _take_leaving(fleet, order, leaving, now)
+
+
+def _take_leaving(fleet: Fleet, order: Order, leaving: tuple[Pod, ...], now: datetime) -> Move:
+    """Return the next move until one replica of the template that is left is drained; then it is put back."""
+    takeable = to_be_taken(leaving, order.held)
+    if not takeable:
+        return held_move(fleet, leaving)
+    victim = chosen(takeable, order.victim)
+    if back := stray_move(fleet, leaving, victim):
+        return back
     needed = fleet.replicas - _given_up(fleet, order, now)
     if waiting := draining_move(fleet, victim, order.victim, order.drain, needed):
         return waiting

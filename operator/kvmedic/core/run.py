@@ -13,11 +13,11 @@ from typing import assert_never
 
 from kvmedic.core.bundle import BundleStep
 from kvmedic.core.diagnosis import COMPARED, Goal
-from kvmedic.core.draining import Victim
+from kvmedic.core.draining import TimedOut, Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
 from kvmedic.core.gating import GateStep
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
-from kvmedic.core.policy import RotationLabel
+from kvmedic.core.policy import OnDrainTimeout, RotationLabel
 from kvmedic.core.quantity import parse_count
 from kvmedic.core.reasons import Reason
 from kvmedic.core.spending import Footing, Spending, spent
@@ -100,6 +100,7 @@ class Terms:
 
     rotation_label: RotationLabel
     drain_timeout: timedelta
+    on_drain_timeout: OnDrainTimeout = OnDrainTimeout.HOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,8 @@ class Run:
     """GPUs of a replica; None where its pod template asks for none."""
     spending: Spending | None = None
     """None: nothing was counted yet."""
+    timed_out: tuple[TimedOut, ...] = ()
+    """Replicas that were put back into rotation because their drain timed out, since the last one went."""
 
     def __post_init__(self) -> None:
         """Refuse a run that could never be judged.
@@ -198,7 +201,7 @@ class Run:
     def settled(self, now: datetime) -> Run:
         """Return the run as its sustained window opens."""
         record = replace(self.current, state=StepState.VERIFYING, settled_at=now)
-        return replace(self.with_step(record), victim=None)
+        return replace(self.with_step(record), victim=None, timed_out=())
 
     def kept(self, judged: Judged) -> Run:
         """Return the run with its step judged and kept."""
@@ -223,7 +226,7 @@ class Run:
             message=outcome.message,
             after=after,
         )
-        return replace(self.with_step(record), ending=outcome, victim=None)
+        return replace(self.with_step(record), ending=outcome, victim=None, timed_out=())
 
     def answered(self, outcome: Outcome) -> Run:
         """Return the run with the question of its step answered: it ends."""
@@ -232,12 +235,13 @@ class Run:
 
     def reverted(self) -> Run:
         """Return the run with its step taken back everywhere."""
-        return replace(self.with_step(replace(self.current, state=StepState.REVERTED)), victim=None)
+        done = self.with_step(replace(self.current, state=StepState.REVERTED))
+        return replace(done, victim=None, timed_out=())
 
     def left(self, outcome: Outcome) -> Run:
         """Return the run as it ends where it stands."""
         record = replace(self.current, state=StepState.LEFT, message=outcome.message)
-        return replace(self.with_step(record), ending=outcome, victim=None)
+        return replace(self.with_step(record), ending=outcome, victim=None, timed_out=())
 
 
 class Standing(StrEnum):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from kvmedic.core.draining import Drain, Victim, draining_move, holding_move, stray_move
+from kvmedic.core.draining import Drain, Victim, draining_move, held_move, holding_move, stray_move
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Claim, Failed, Move, ScaleIn, ScaleOut, Settled, Wait
 from kvmedic.core.plan import ScaleStep
@@ -25,7 +25,15 @@ from kvmedic.core.preconditions import begun, scaling_refusal
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Run, committed_sequence
 from kvmedic.core.starting import STARTS, StartLimits, making_wait, start_failure
-from kvmedic.core.surplus import AWAIT_REMOVAL, is_followed, is_whole, newest_first, parting_move, surplus_of
+from kvmedic.core.surplus import (
+    AWAIT_REMOVAL,
+    is_followed,
+    is_whole,
+    newest_first,
+    parting_move,
+    surplus_of,
+    to_go,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,8 @@ class Scaling:
     """The number that the fleet has is one of our own assignments, or the recorded one."""
     assigned_at: datetime | None = None
     """When the last assignment was intended; None before the first."""
+    held: frozenset[str] = frozenset()
+    """Uids of replicas whose drain timed out and that are not taken again yet."""
 
 
 def is_explained(run: Run, step: ScaleStep, resource_uid: str, fleet: Fleet) -> bool:
@@ -119,7 +129,10 @@ def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
         fewer = max(wanted, len(fleet.live))
         waiting = stray_move(fleet, fleet.pods) or making_wait(order.assigned_at, now)
         return waiting or ScaleIn(asked, fewer, "", fleet.ready)
-    goer = _goer(fleet.live, order.victim)
+    takeable = to_go(fleet.live, order.held)
+    if not takeable:
+        return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
+    goer = _goer(takeable, order.victim)
     if back := stray_move(fleet, fleet.pods, goer):
         return back
     draining = draining_move(fleet, goer, order.victim, order.drain, wanted)

@@ -189,7 +189,7 @@ SENTENCES = MappingProxyType(
         Reason.ROLLING_OUT: "The change is being rolled out, one replica at a time.",
         Reason.AWAITING_CANARY: "The first new replica is starting beside all old ones.",
         Reason.DRAINING: "One replica is out of rotation and finishes its requests.",
-        Reason.DRAIN_TIMED_OUT: "A replica was still busy when its drain timed out.",
+        Reason.DRAIN_TIMED_OUT: "No replica with requests in flight is let go; all of them serve.",
         Reason.AWAITING_REPLICA: "The next new replica is starting.",
         Reason.REPLICA_NOT_STARTING: "A new replica does not come up; those changed before it serve.",
         Reason.AWAITING_CONTROLLER: "The Deployment controller has not acted yet.",

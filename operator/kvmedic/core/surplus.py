@@ -6,7 +6,9 @@ a while (`kvmedic.core.scaling`).
 
 from __future__ import annotations
 
-from kvmedic.core.draining import stray_move
+from collections.abc import Collection
+
+from kvmedic.core.draining import stray_move, to_be_taken
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.moves import Settled, Uncordon, Wait
 from kvmedic.core.reasons import Reason
@@ -29,6 +31,19 @@ def is_whole(fleet: Fleet) -> bool:
 def newest_first(pod: Pod) -> tuple[float, str]:
     """Return what sorts replicas by age, the newest first; by name where two are as old."""
     return -pod.created_at.timestamp(), pod.name
+
+
+def to_go(live: tuple[Pod, ...], held: Collection[str]) -> tuple[Pod, ...]:
+    """Return the replicas of which one may be drained; none while the controller would take a held one.
+
+    It takes a replica that is not Ready before any drained one.
+
+    Args:
+        live: replicas of which one is to go.
+        held: uids of those whose drain timed out.
+    """
+    first = any(pod.uid in held and not pod.ready for pod in live)
+    return () if first else to_be_taken(live, held)
 
 
 def parting_move(fleet: Fleet, surplus: Wait | None) -> Uncordon | Wait | Settled:

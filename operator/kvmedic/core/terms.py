@@ -35,7 +35,8 @@ NEVER = timedelta(0)
 
 def terms_of(policy: Policy) -> Terms:
     """Return what is to be remembered of a spec, so that what is begun by it can be ended without it."""
-    return Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
+    rollout = policy.rollout
+    return Terms(rollout.rotation_label, rollout.drain_timeout, rollout.on_drain_timeout)
 
 
 def policy_during(run: Run, policy: Policy | None) -> Policy | None:
@@ -68,7 +69,12 @@ def without_spec(target: TargetRef, terms: Terms) -> Policy:
         windows=Windows(NEVER, NEVER, NEVER, NEVER),
         node_health=NodeHealth.REQUIRED,
         levers=(),
-        rollout=RolloutPolicy(Spare.REQUIRED, terms.drain_timeout, terms.rotation_label),
+        rollout=RolloutPolicy(
+            Spare.REQUIRED,
+            terms.drain_timeout,
+            terms.rotation_label,
+            on_drain_timeout=terms.on_drain_timeout,
+        ),
         on_inconclusive=OnInconclusive.HOLD,
         limits=Limits(NEVER, 0, 0),
         hold_at_most=NEVER,

@@ -13,6 +13,7 @@ from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device
 from kvmedic.metrics.alone import is_made_by, on_grid
 from kvmedic.metrics.client import PrometheusClient
+from kvmedic.metrics.in_flight import Engine
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from kvmedic.metrics.readings import unavailable
 from kvmedic.metrics.scrape import PodAddress, Scraper
@@ -120,9 +121,15 @@ class FleetMetrics:
             return await found.peaks([PodKey(namespace, pod.name) for pod in pods])
         return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
 
-    async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
-        """Return running plus waiting requests, asked of the replica itself."""
-        return await self._scraper.in_flight(_where(namespace, pod))
+    async def in_flight(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+        """Return running plus waiting requests, asked of the replica itself.
+
+        All engines that the source knows of the replica must answer. Where the source does not answer, those
+        count that the replica's own ports tell of.
+        """
+        found = self._sources.get(source)
+        known = await found.engines(PodKey(namespace, pod.name)) if found else frozenset[Engine]()
+        return await self._scraper.in_flight(_where(namespace, pod), known)
 
     async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
         """Return the KV-cache pool, asked of the replica itself."""
@@ -140,4 +147,4 @@ class FleetMetrics:
 
 
 def _where(namespace: str, pod: Pod) -> PodAddress:
-    return PodAddress(PodKey(namespace, pod.name), pod.address)
+    return PodAddress(PodKey(namespace, pod.name), pod.address, pod.ports)

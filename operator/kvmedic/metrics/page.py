@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from prometheus_client import Metric
@@ -43,6 +43,8 @@ class Page:
 
     at: datetime
     series: Mapping[str, tuple[Series, ...]]
+    stamps: Mapping[str, float] = field(default_factory=dict)
+    """The oldest time (Unix seconds) that samples of a name carry themselves; engines write none."""
 
     def of(self, *names: str) -> tuple[Series, ...]:
         """Return all series of some names."""
@@ -61,7 +63,8 @@ def parse_page(text: str, at: datetime, names: frozenset[str] | None = None) -> 
         ValueError: the text is not in that format, or a line of a metric that counts is too large.
     """
     try:
-        return Page(at, _series_by_name(text_string_to_metric_families("\n".join(_lines(text, names)))))
+        families = tuple(text_string_to_metric_families("\n".join(_lines(text, names))))
+        return Page(at, _series_by_name(families), _stamps_by_name(families))
     except _PARSER_ERRORS as error:
         raise ValueError(f"the parser cannot read it ({type(error).__name__})") from None
 
@@ -111,3 +114,12 @@ def _series_by_name(families: Iterable[Metric]) -> Mapping[str, tuple[Series, ..
         one = series_of(dict(sample.labels), float(sample.value))
         add_once(found.setdefault(sample.name, {}), (one.bound, *sorted(one.labels.items())), one)
     return {name: tuple(many.values()) for name, many in found.items()}
+
+
+def _stamps_by_name(families: Iterable[Metric]) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        if sample.timestamp is not None:
+            stamp = float(sample.timestamp)
+            found[sample.name] = min(stamp, found.get(sample.name, stamp))
+    return found

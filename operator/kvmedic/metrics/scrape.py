@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import Enum
 from functools import cache
 from ipaddress import ip_address
 from typing import TypeAlias
@@ -18,10 +18,11 @@ import httpx
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvmedic.core.evidence import Absence, Missing, Pool, Reading, measured
+from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Reading
 from kvmedic.core.signals import SignalTable
 from kvmedic.core.version import Version
 from kvmedic.metrics.exposition import replica_of
+from kvmedic.metrics.in_flight import Engine, engines_on, in_flight_on
 from kvmedic.metrics.options import ScrapeOptions
 from kvmedic.metrics.page import Page, names_of, parse_page
 from kvmedic.metrics.pools import pool as pool_of
@@ -31,9 +32,12 @@ from kvmedic.metrics.version_page import LIMIT_BYTES, beside, version_on
 _CONNECTIONS = 64
 """Scrapes at the same time, at most; replicas are drained one by one per resource."""
 
+_REMEMBERED = 1024
+"""Replicas whose engines are remembered: drained ones are asked again and again, and are few at a time."""
+
 _REACHED_SECONDS = 3.0
-"""How long a connection for a version may take: one packet lost, which TCP repeats after a second, and one
-more after two (RFC 6298). An engine that is busy is connected to at once; only its answer takes time."""
+"""How long a connection may take: one packet lost, which TCP repeats after a second, and one more after two
+(RFC 6298). An engine that is busy is connected to at once; only its answer takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,10 @@ class PodAddress:
     pod: PodKey
     address: str
     """Its IP address; empty before it has one."""
+    ports: tuple[int, ...] = ()
+    """TCP ports that its containers declare."""
+    port: int | None = None
+    """The port to ask; None: the one that the configuration names."""
 
 
 _PARSERS = 4
@@ -63,7 +71,7 @@ def resolver_of(options: ScrapeOptions) -> Resolver:
             return listed
         return options.url_template.format(
             address=_in_url(where.address),
-            port=options.port,
+            port=where.port or options.port,
             namespace=where.pod.namespace,
             name=where.pod.name,
         )
@@ -101,6 +109,19 @@ class _NoSuchPageError(httpx.HTTPError):
     """The replica answers, and has no page of this name."""
 
 
+class _BrokenError(httpx.HTTPError):
+    """The replica answers that it cannot answer now."""
+
+
+class _Other(Enum):
+    """What is behind a port that has no page."""
+
+    ELSE = "else"
+    """Nobody, or something that is no engine."""
+    SILENT = "silent"
+    """Somebody who does not tell: it may be an engine that is busy."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Ask:
     """One page that is asked for."""
@@ -116,7 +137,8 @@ class Scraper:
 
     def __init__(self, options: ScrapeOptions, table: SignalTable, resolve: Resolver | None = None) -> None:
         self._table, self._resolve = table, resolve or resolver_of(options)
-        self._seconds = options.timeout.total_seconds()
+        self._seconds, self._port = options.timeout.total_seconds(), options.port
+        self._seen: dict[PodAddress, frozenset[Engine]] = {}
         self._limit_bytes = options.response_limit_mib << 20
         self._names = names_of(table)
         self._parsers = ThreadPoolExecutor(_PARSERS, thread_name_prefix="pages")
@@ -141,23 +163,66 @@ class Scraper:
         if url is None:
             return Missing(Absence.SOURCE_UNAVAILABLE)
         try:
-            async with asyncio.timeout(self._seconds):
-                ask = _Ask(url, "text/plain", self._limit_bytes, httpx.Timeout(self._seconds))
-                text, at = await self._read(ask), datetime.now(UTC)
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._parsers, parse_page, text, at, self._names)
+            return await self._page(url, httpx.Timeout(self._seconds))
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError):
             return Missing(Absence.SOURCE_UNAVAILABLE)
 
-    async def in_flight(self, where: PodAddress) -> Reading[float]:
-        """Return the requests that a replica has in its hands, running and waiting, of all its engines."""
-        page = await self.page(where)
-        if isinstance(page, Missing):
-            return page
-        if not all(page.of(name) for name in self._table.in_flight):
-            return Missing(Absence.NO_SERIES)
-        series = page.of(*self._table.in_flight, *self._table.in_flight_optional)
-        return measured(math.fsum(one.value for one in series), page.at)
+    async def in_flight(self, where: PodAddress, known: Iterable[Engine] = ()) -> Reading[float]:
+        """Return the requests that a replica has in its hands, running and waiting, of all its engines.
+
+        Every port is asked that a container declares or that a known engine was scraped at. An engine that
+        this process has once seen on the replica is known from then on.
+
+        Args:
+            where: the replica.
+            known: engines that somebody else knows of.
+        """
+        asked = self._urls(where, (one.port for one in known))
+        answers = await asyncio.gather(*(self._answer(url) for url in asked.values()))
+        pages = {port: one for port, one in zip(asked, answers, strict=True) if isinstance(one, Page)}
+        if not pages:
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+        seen = engines_on(pages, self._table) | self._seen.pop(where, frozenset())
+        self._remember(where, seen)
+        found = in_flight_on(pages, (*known, *seen), self._table, timedelta(seconds=self._seconds))
+        silent = any(one is _Other.SILENT for one in answers)
+        if silent and isinstance(found, Measured) and found.value == 0:
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+        return found
+
+    def _urls(self, where: PodAddress, known: Iterable[int | None]) -> dict[int | None, str]:
+        """Return what to ask of a replica, by port; the key is None where one URL serves for all ports."""
+        ports = sorted({self._port, *where.ports, *(port for port in known if port)})
+        urls = {port: self._resolve(replace(where, port=port)) for port in ports}
+        by_url = {url: port for port, url in urls.items() if url is not None}
+        if len(by_url) == 1 < len(ports):
+            return dict.fromkeys([None], next(iter(by_url)))
+        return {port: url for url, port in by_url.items()}
+
+    def _remember(self, where: PodAddress, seen: frozenset[Engine]) -> None:
+        """Keep which engines a replica was seen with; those asked about longest ago are forgotten."""
+        self._seen[where] = seen
+        while len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+
+    async def _answer(self, url: str) -> Page | _Other:
+        """Return the page behind one port of a replica, or what is there instead."""
+        patience = httpx.Timeout(self._seconds, connect=_REACHED_SECONDS)
+        try:
+            return await self._page(url, patience)
+        except httpx.ConnectTimeout:
+            return _Other.ELSE
+        except (TimeoutError, httpx.TimeoutException, _BrokenError):
+            return _Other.SILENT
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+            return _Other.ELSE
+
+    async def _page(self, url: str, patience: httpx.Timeout) -> Page:
+        """Return the page at a URL, within the time-out as a whole; raises like `_text`."""
+        async with asyncio.timeout(self._seconds):
+            text = await self._read(_Ask(url, "text/plain", self._limit_bytes, patience))
+            loop, at = asyncio.get_running_loop(), datetime.now(UTC)
+            return await loop.run_in_executor(self._parsers, parse_page, text, at, self._names)
 
     async def pool(self, where: PodAddress) -> Reading[Pool]:
         """Return a replica's KV-cache pool."""
@@ -198,6 +263,8 @@ class Scraper:
         async with self._http.stream("GET", ask.url, headers=headers, timeout=ask.timeout) as response:
             if response.status_code == httpx.codes.NOT_FOUND:
                 raise _NoSuchPageError("no such page")
+            if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+                raise _BrokenError(f"status {response.status_code}")
             if response.status_code != httpx.codes.OK:
                 raise httpx.HTTPError(f"status {response.status_code}")
             if response.headers.get("Content-Encoding", _IDENTITY).strip().lower() not in {"", _IDENTITY}:

@@ -27,6 +27,7 @@ from kvmedic.core.signals import SignalTable
 from kvmedic.core.vitals import Device
 from kvmedic.metrics.alone import last_of, query
 from kvmedic.metrics.devices import device_queries, devices_of
+from kvmedic.metrics.in_flight import Engine, engines_of
 from kvmedic.metrics.matchers import DEVICE_NAMES, narrowed_by
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.page import names_of
@@ -205,6 +206,13 @@ class PrometheusSource:
         return tuple(
             sorted(pod for pod, one in found.items() if isinstance(one, Presence) and one.at >= oldest)
         )
+
+    async def engines(self, pod: PodKey) -> frozenset[Engine]:
+        """Return the engines that the source has seen of a replica lately; none where it does not answer."""
+        moment = self._current()
+        span = Span(timedelta(0), timedelta(0), self._options.resolution, self._options.freshness)
+        seen = await self._reply(moment, presence(span, self._table))
+        return engines_of(seen.of(pod), self._table) if isinstance(seen, Answer) else frozenset()
 
     async def last_alone(self, namespace: str, sought: Alone) -> Reading[datetime]:
         """Return when a ReplicaSet was last alone in its fleet; missing where the source does not know."""

@@ -67,6 +67,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.NOT_RECOVERED,
         Reason.INCONCLUSIVE,
         Reason.KEPT_UNJUDGED,
+        Reason.DRAIN_TIMED_OUT,
         Reason.SCALED_TO_ZERO,
         Reason.OWNED_BY_CONTROLLER,
         Reason.MANAGED_BY_GITOPS,

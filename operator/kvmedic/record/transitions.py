@@ -55,7 +55,13 @@ def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
 
 def _notes(old: Record, after: Record) -> tuple[Note, ...]:
     if after.run is not None:
-        return (*_diagnosis_notes(old, after), *_run_notes(old.run, after.run), *_complaints(old, after))
+        held = tuple(note for note in _demands(old, after) if note.reason is Reason.DRAIN_TIMED_OUT)
+        return (
+            *_diagnosis_notes(old, after),
+            *_run_notes(old.run, after.run),
+            *_complaints(old, after),
+            *(replace(note, run=after.run.id) for note in held),
+        )
     if old.run is not None and after.history:
         end = after.history[0]
         is_good = end.outcome in GOOD_ENDS

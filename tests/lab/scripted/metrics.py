@@ -91,7 +91,7 @@ class ScriptedMetrics:
         peak: Reading[float] = Missing(Absence.NO_SERIES) if told is None else Measured(float(told), at)
         return dict.fromkeys((pod.name for pod in pods), peak)
 
-    async def in_flight(self, namespace: str, pod: Pod) -> Reading[float]:
+    async def in_flight(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
         count = self._script().get("inFlight", 0)
         return (
             Missing(Absence.SOURCE_UNAVAILABLE)
