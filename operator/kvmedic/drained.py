@@ -12,7 +12,7 @@ from kvmedic.core.fleet import Fleet
 from kvmedic.core.moves import Uncordon
 from kvmedic.core.trialling import TrialStep
 from kvmedic.ports import View
-from kvmedic.walks import Tick, drain_of
+from kvmedic.walks import Tick, as_watched, drain_of
 
 
 async def next_drained_move(tick: Tick, fleet: Fleet, step: TrialStep) -> DrainedMove:
@@ -25,7 +25,7 @@ async def next_drained_move(tick: Tick, fleet: Fleet, step: TrialStep) -> Draine
         progress=progress,
         least=tick.policy.limits.min_healthy_replicas,
     )
-    return drained_move(sight, step, tick.run, tick.now)
+    return drained_move(sight, step, as_watched(tick), tick.now)
 
 
 async def put_back(tick: Tick, view: View | None) -> bool:

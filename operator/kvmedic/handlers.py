@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -61,12 +62,12 @@ class Operator:
     forget: Callable[[str], None]
     roster: Roster
     clock: Callable[[], datetime] = utc_now
-    """What the time is; all that a run waits for is measured by it."""
+    """What the time is, for what is stored; what a run waits for is counted by `ports.watch`."""
     loop: Loop = field(init=False)
     confess: Callable[[Key], Awaitable[None]] = field(init=False)
     """Tells an unexpected error in the resource's conditions, if the API lets us."""
     _failures: dict[Key, int] = field(default_factory=dict)
-    _worked_at: datetime | None = None
+    _worked_at: float | None = None
 
     def __post_init__(self) -> None:
         """Make the loop whose every tick is guarded."""
@@ -78,9 +79,10 @@ class Operator:
 
         Tests that it began end where it is not: a drained replica may be back in rotation already.
         """
-        self._worked_at = utc_now()
+        self._worked_at = time.monotonic()
         if not self.ports.leader.is_held():
             self.ports.probes.forget_all()
+            self.ports.watch.forget_all()
             return self.ports.pace.replica.total_seconds()
         with self.telemetry.tick_seconds.time():
             return await self._guarded(key)
@@ -126,16 +128,16 @@ class Operator:
                 if told is not None:
                     await self.ports.reporter.saved(resource, *told)
 
-    def is_working(self, now: datetime) -> bool:
-        """Return whether the loop looked at anything lately, or has nothing to look at."""
+    def is_working(self, now: float) -> bool:
+        """Return whether the loop looked at anything lately, or has nothing to look at; `now`: monotonic."""
         if not self.loop.keys() or self._worked_at is None:
             return True
-        return now - self._worked_at < max(STUCK, 3 * self.ports.pace.idle)
+        return now - self._worked_at < max(STUCK, 3 * self.ports.pace.idle).total_seconds()
 
 
 def _health(operator: Operator) -> str:
     """Return what the liveness probe answers; kopf tries any error but a permanent one again and hangs."""
-    if not operator.is_working(utc_now()):
+    if not operator.is_working(time.monotonic()):
         raise kopf.PermanentError("the reconcile loop has looked at nothing for too long")
     return "working"
 

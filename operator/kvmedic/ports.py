@@ -27,6 +27,7 @@ from kvmedic.core.run import Outcome
 from kvmedic.core.started import Start, StartForms
 from kvmedic.core.version import Version
 from kvmedic.core.vitals import Device, EngineEnd
+from kvmedic.kube.clock import Stopwatch
 from kvmedic.trial_ports import Evaluations, NoEvaluations, NoProbes, NoTrials, Probes, Trials
 
 
@@ -291,3 +292,5 @@ class Ports:
     trials: Trials = field(default_factory=NoTrials)
     probes: Probes = field(default_factory=NoProbes)
     evaluations: Evaluations = field(default_factory=NoEvaluations)
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    """How long this process has seen what runs wait for."""

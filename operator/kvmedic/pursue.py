@@ -314,6 +314,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
         run = replace(run, ending=outcome)
     if view is not None and outcome.reason is not Reason.FENCE_LOST:
         await _unclaim(tick, view.fleet)
+    tick.ports.watch.forget(tick.resource.uid)
     fleet = view.fleet if view is not None else None
     record = await swept(tick.record, run, fleet, tick.ports)
     done = closed(record, run, outcome, tick.resource.generation, tick.now)

@@ -32,7 +32,7 @@ from kvmedic.manifests.trial_pod import NoTrial, Owner, Trial, trial_pod
 from kvmedic.ports import Ports, View
 from kvmedic.record.runs import with_answer, with_score
 from kvmedic.runbooks.drained_replica import may_ask_replica
-from kvmedic.walks import Tick, start_limits
+from kvmedic.walks import Tick, as_watched, start_limits, watched
 
 _REFUSALS = tuple(pattern for patterns in REFUSALS.values() for pattern in patterns)
 """Of every engine: each one's are its own words."""
@@ -52,8 +52,8 @@ async def next_trial_move(tick: Tick, step: TrialStep) -> TrialMove:
     except Conflict:
         return Failed(Reason.TRIAL_UNANSWERED, "a pod of the trial's name is somebody else's")
     progress = tick.ports.probes.progress(pod) if pod else None
-    sight = TrialSight(pod, progress, await _last_words(tick, pod))
-    return trial_move(sight, step, tick.run, start_limits(tick), tick.now)
+    sight = TrialSight(_watched(tick, pod), progress, await _last_words(tick, pod))
+    return trial_move(sight, step, as_watched(tick), start_limits(tick), tick.now)
 
 
 async def next_gate_move(tick: Tick, step: GateStep) -> GateMove:
@@ -65,8 +65,12 @@ async def next_gate_move(tick: Tick, step: GateStep) -> GateMove:
     except Conflict:
         return Failed(Reason.TRIAL_UNANSWERED, "a pod or Job of the trial's name is somebody else's")
     served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
-    sight = GateSight(pod, served, job, await _last_words(tick, pod))
-    return gate_move(sight, step, tick.run, start_limits(tick), tick.now)
+    sight = GateSight(_watched(tick, pod), served, job, await _last_words(tick, pod))
+    return gate_move(sight, step, as_watched(tick), start_limits(tick), tick.now)
+
+
+def _watched(tick: Tick, pod: Pod | None) -> Pod | None:
+    return watched(tick, pod) if pod else None
 
 
 async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:

@@ -33,7 +33,7 @@ from kvmedic.core.verdict import Judged, Verdict, judge, judge_replacement
 from kvmedic.engines.kv_methods import CACHE_TYPES
 from kvmedic.ports import View
 from kvmedic.runbooks.promises import promise_of
-from kvmedic.walks import Tick
+from kvmedic.walks import Tick, elapsed
 
 
 async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judged | None:
@@ -46,7 +46,7 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     if tick.problem is not None:
         return None
     window = tick.policy.windows.verify
-    if record.settled_at is None or tick.now - record.settled_at < window:
+    if record.settled_at is None or elapsed(tick, "settled", record.settled_at) < window:
         return None
     pods = view.fleet.serving(record.step.after_template)
     looked = await tick.ports.metrics.observe(

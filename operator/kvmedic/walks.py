@@ -8,7 +8,7 @@ that is being drained is idle, and whether a new one answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import assert_never
@@ -60,8 +60,30 @@ class Tick:
     """The ConfigMap of a step that copies one, and the copy; None: the step copies none."""
 
 
+def elapsed(tick: Tick, *what: Hashable) -> timedelta:
+    """Return how long this process has seen something that the run waits for."""
+    return tick.ports.watch.elapsed(tick.resource.uid, tick.run.id, *what)
+
+
+def watched(tick: Tick, pod: Pod) -> Pod:
+    """Return a pod with how long it has been seen not Ready; one that is Ready as it is."""
+    if pod.ready:
+        return pod
+    return replace(pod, unready_for=elapsed(tick, "unready", pod.uid, pod.unready_at))
+
+
+def as_watched(tick: Tick) -> Run:
+    """Return the run as if it had begun when this process first saw it: its limits count from then."""
+    return replace(tick.run, started_at=tick.now - elapsed(tick, "run"))
+
+
+def _watched_fleet(tick: Tick, fleet: Fleet) -> Fleet:
+    return replace(fleet, pods=tuple(watched(tick, pod) for pod in fleet.pods))
+
+
 async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     """Return the next move of the step under way, forward or back."""
+    fleet = _watched_fleet(tick, fleet)
     step, drain = tick.run.current.step, await drain_of(tick, fleet)
     way = step if direction is Direction.FORWARD else step.inverse()
     match way:
@@ -94,7 +116,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
 
 async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
-    step = tick.run.current.step
+    step, fleet = tick.run.current.step, _watched_fleet(tick, fleet)
     match step:
         case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
             return release.releasing_move(fleet, tick.run.recorded)
@@ -117,7 +139,7 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
     step = tick.run.current.step
     match step:
         case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
-            return rollout.resting_move(fleet, tick.now, _assigned_at(tick.run))
+            return rollout.resting_move(fleet, tick.now, _assigned_at(tick))
         case ReplaceStep():
             return replacement.resting_move(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
         case ScaleStep():
@@ -160,7 +182,7 @@ def _order(
         drain=drain,
         start_limit=limits.start,
         spare_limit=limits.spare,
-        pulsed_at=_assigned_at(run),
+        pulsed_at=_assigned_at(tick),
         held=_held(tick),
         repairs=step is not run.current.step,
         mends=run.goal is Goal.STEADINESS,
@@ -176,7 +198,7 @@ def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> R
         drain=drain,
         limits=start_limits(tick, fleet.pods),
         drain_limit=tick.policy.rollout.drain_timeout,
-        assigned_at=_assigned_at(tick.run),
+        assigned_at=_assigned_at(tick),
         held=_held(tick),
     )
 
@@ -187,7 +209,7 @@ def _autoscaling(tick: Tick, fleet: Fleet, step: AutoscalerStep) -> Autoscaling:
         replicas=tick.run.replicas,
         limits=start_limits(tick, fleet.pods),
         is_ours=not _is_abandoned(tick.run) and is_kept(tick.run, tick.resource.uid, fleet),
-        assigned_at=_assigned_at(tick.run),
+        assigned_at=_assigned_at(tick),
     )
 
 
@@ -211,7 +233,7 @@ def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling
         drain=drain,
         limits=start_limits(tick, fleet.pods),
         is_ours=explained and not _is_abandoned(run),
-        assigned_at=_assigned_at(run),
+        assigned_at=_assigned_at(tick),
         held=_held(tick),
     )
 
@@ -219,7 +241,8 @@ def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling
 def unjudged_answer(tick: Tick) -> OnInconclusive:
     """Return how a sustained window without a verdict is answered now."""
     policy, settled_at = tick.policy, tick.run.current.settled_at
-    held = timedelta(0) if settled_at is None else tick.now - settled_at - policy.windows.verify
+    seen = policy.windows.verify if settled_at is None else elapsed(tick, "settled", settled_at)
+    held = seen - policy.windows.verify
     return answer_to_no_verdict(policy.on_inconclusive, held, policy.hold_at_most)
 
 
@@ -230,8 +253,10 @@ def start_limits(tick: Tick, pods: Sequence[Pod] = ()) -> StartLimits:
     return StartLimits(start, tick.ports.pace.spare_limit)
 
 
-def _assigned_at(run: Run) -> datetime | None:
-    return run.intent.at if run.intent else None
+def _assigned_at(tick: Tick) -> datetime | None:
+    """Return when the last assignment was intended, by the time that this process has known of it."""
+    intent = tick.run.intent
+    return tick.now - elapsed(tick, "assigned", intent.sequence, intent.at) if intent else None
 
 
 def _held(tick: Tick) -> frozenset[str]:
@@ -253,10 +278,10 @@ async def drain_of(tick: Tick, fleet: Fleet) -> Drain:
     if victim is None or pod is None:
         return Drain.UNKNOWN
     rollout = tick.policy.rollout
-    found = (
-        Drain.UNKNOWN if victim.out_at is None else await _requests_on(tick, pod, tick.now - victim.out_at)
-    )
-    late = tick.now - victim.cordoned_at > rollout.drain_timeout
+    late = elapsed(tick, "cordoned", victim.uid, victim.cordoned_at) > rollout.drain_timeout
+    found = Drain.UNKNOWN
+    if victim.out_at is not None:
+        found = await _requests_on(tick, pod, elapsed(tick, "out", victim.uid, victim.out_at))
     if found in (Drain.IDLE, Drain.DOWN) or not late:
         return found
     goes = pod.is_unreached or rollout.on_drain_timeout is OnDrainTimeout.PROCEED
@@ -314,7 +339,8 @@ async def _refused_canary(tick: Tick, fleet: Fleet, canaries: tuple[Pod, ...]) -
     for pod in canaries:
         if pod.ready:
             pool = await tick.ports.metrics.pool(tick.resource.namespace, pod)
-            if refused := canary_pool_move(pod, pool, _least_blocks(tick.run), limits, tick.now):
+            known = replace(pod, created_at=tick.now - elapsed(tick, "canary", pod.uid))
+            if refused := canary_pool_move(known, pool, _least_blocks(tick.run), limits, tick.now):
                 return refused
     return None
 

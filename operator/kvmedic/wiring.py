@@ -22,8 +22,9 @@ from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.engines.vllm_start import VLLM_START
 from kvmedic.frame import CompressionOptions, HealthOptions, KubernetesOptions, PaceOptions
-from kvmedic.handlers import Backoff, Frame, Operator, serve, utc_now
+from kvmedic.handlers import Backoff, Frame, Operator, serve
 from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.kube.clock import Stopwatch
 from kvmedic.kube.kubeconfig import AS_KUBECTL, ClusterChoice, find_kubeconfig
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
@@ -72,7 +73,7 @@ async def connected(settings: Settings, cluster: ClusterChoice = AS_KUBECTL) -> 
     """Open the API and the metrics sources, and close them again."""
     limits = _limits(settings.kubernetes)
     client = await connect(find_kubeconfig(cluster), limits, cluster.context)
-    metrics = FleetMetrics.of(settings.sources, settings.scrape, VLLM_SIGNALS)
+    metrics = FleetMetrics.of(settings.sources, settings.scrape, VLLM_SIGNALS, client.clock.now)
     beside = Beside(metrics.devices, DeploymentTarget(client).starts)
     probes = GenerationProbes(
         settings.scrape, settings.probe, Vocabulary(VLLM_SIGNALS, VLLM, VLLM_START), beside
@@ -92,8 +93,10 @@ class Substitutes:
     """What may stand in for a part of the world: where nothing serves, something must answer."""
 
     metrics: Metrics | None = None
-    clock: Callable[[], datetime] = utc_now
+    clock: Callable[[], datetime] | None = None
+    """None: the API server's time."""
     probes: Probes | None = None
+    watch: Stopwatch | None = None
 
 
 def target_of(world: Connected) -> DeploymentTarget:
@@ -174,19 +177,21 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
         telemetry.leading.set_function(lambda: float(leadership.is_held()))
         roster = Roster()
         ports = ports_of(settings, world, reporter, leadership, roster)
-        telemetry.storm.set_function(lambda: float(ports.crowd.has_tripped(substitutes.clock())))
+        clock = substitutes.clock or world.client.clock.now
+        telemetry.storm.set_function(lambda: float(ports.crowd.has_tripped(clock())))
         operator = Operator(
             ports=replace(
                 ports,
                 metrics=substitutes.metrics or ports.metrics,
                 probes=substitutes.probes or ports.probes,
+                watch=substitutes.watch or ports.watch,
             ),
             telemetry=telemetry,
             backoff=Backoff(options.backoff_first, options.backoff_most),
             workers=options.workers,
             forget=reporter.forget,
             roster=roster,
-            clock=substitutes.clock,
+            clock=clock,
         )
         await defined(world.client, options.idle)
         frame = Frame(process.watch, process.liveness or None)

@@ -87,6 +87,26 @@ async def test_a_replica_is_asked_at_its_own_address() -> None:
     assert [request.path for request in replica.requests] == ["/metrics", "/metrics"]
 
 
+IDLE = (DATA / "metrics-idle.txt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("nobody", 0.0), ("half-dead", Missing(Absence.NO_SERIES))],
+    ids=["the source knows no engine", "the source knows one behind another port"],
+)
+async def test_a_replica_is_idle_only_where_all_engines_that_the_source_knows_say_so(
+    history: PrometheusServer, name: str, expected: object
+) -> None:
+    with Server(lambda _: Reply(200, IDLE)) as replica:
+        sources = {"default": SourceOptions(url=history.url)}
+        metrics = FleetMetrics.of(sources, ScrapeOptions(port=replica.port), VLLM_SIGNALS, lambda: END)
+        found = await metrics.in_flight("default", NAMESPACE, pod(name))
+        await metrics.close()
+
+    assert (found.value if isinstance(found, Measured) else found) == expected
+
+
 HISTORY = Look(THIRTY / 6, signals=frozenset({Signal.PREEMPTIONS, Signal.REQUESTS_FINISHED}))
 """Five minutes."""
 CAME = END - timedelta(minutes=20)

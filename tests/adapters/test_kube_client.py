@@ -250,6 +250,16 @@ def status(code: int, reason: str, **details: object) -> Answer:
 
 
 class TestAnswers:
+    async def test_what_the_time_is_a_server_says_with_any_answer(self) -> None:
+        async def answer(_: web.Request) -> web.Response:
+            return web.Response(status=404, text="{}", headers={"Date": "Sun, 01 Mar 2037 12:00:00 GMT"})
+
+        async with server(answer) as client:
+            await client.get(config_map("fleet"))
+            told = client.clock.now()
+
+        assert told.year == 2037
+
     @pytest.mark.parametrize(
         ("code", "leaf"),
         [

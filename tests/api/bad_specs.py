@@ -332,6 +332,13 @@ ROLLOUT = [
         "no such spare", {"rollout": {"spare": "Never"}}, "spec.rollout.spare", f'{SUPPORTED}"Required"', ENUM
     ),
     Row(
+        "no such end of a drain",
+        {"rollout": {"onDrainTimeout": "Kill"}},
+        "spec.rollout.onDrainTimeout",
+        f'{SUPPORTED}"Hold", "Proceed"',
+        ENUM,
+    ),
+    Row(
         "a drain that cannot be confirmed",
         {"rollout": {"drainTimeout": "9999ms"}},
         "spec.rollout.drainTimeout",

@@ -12,6 +12,7 @@ import pytest
 from kvmedic.core.gates import Stop
 from kvmedic.core.record import Record
 from kvmedic.core.run import StepState
+from kvmedic.kube.clock import Stopwatch
 from kvmedic.pursue import pursue
 from kvmedic.walks import Tick
 from reconcile.asked import a_resource
@@ -51,6 +52,7 @@ async def ended(*, leads: bool) -> tuple[timedelta, Saved]:
         pace=SimpleNamespace(controller=SOON),
         store=saved,
         reporter=saved,
+        watch=Stopwatch(),
     )
     assert resource.policy is not None
     record = Record(run=run)

@@ -22,6 +22,7 @@ from kvmedic.core.record import Record
 from kvmedic.core.run import Run, StepState
 from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.core.vitals import Cause, EngineEnd
+from kvmedic.kube.clock import Stopwatch
 from kvmedic.obstacles import gate, health_of
 from kvmedic.ports import Senses
 from kvmedic.survey import Survey, survey
@@ -190,7 +191,7 @@ def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:
     resource = spec(**more)
     assert resource.policy is not None
     pace = SimpleNamespace(drain_quiet=timedelta(seconds=5), drain_interval=timedelta(0))
-    ports: Any = SimpleNamespace(metrics=metrics, pace=pace)
+    ports: Any = SimpleNamespace(metrics=metrics, pace=pace, watch=Stopwatch())
     return Tick(resource, resource.policy, Record(), run, ports, NOW)
 
 
@@ -274,13 +275,18 @@ async def test_after_the_time_out_a_replica_with_requests_is_held_unless_it_is_d
     pod: Pod, count: Reading[float], victim: Victim, held: Drain, let_go: Drain
 ) -> None:
     run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victim=victim)
+    minutes = 1 if victim.cordoned_at == NOW else 11
 
-    found = {
-        way: await drain_of(
-            a_tick(run, Replicas(count), rollout={"onDrainTimeout": way}), a_fleet(pods=(pod,))
-        )
-        for way in ("Hold", "Proceed")
-    }
+    found = {}
+    for way in ("Hold", "Proceed"):
+        seconds = 0.0
+        tick = a_tick(run, Replicas(count), rollout={"onDrainTimeout": way})
+        ports = SimpleNamespace(**vars(tick.ports))
+        ports.watch = Stopwatch(lambda: seconds)  # noqa: B023 - read within the same turn
+        tick = replace(tick, ports=ports)
+        await drain_of(tick, a_fleet(pods=(pod,)))
+        seconds = 60.0 * minutes
+        found[way] = await drain_of(tick, a_fleet(pods=(pod,)))
 
     assert found == {"Hold": held, "Proceed": let_go}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import assert_never
 
 from kvmedic.core.driver import CLOCK_FIELDS, Answer, devices_told, query
@@ -97,7 +97,7 @@ class NvidiaSmi:
         return answer
 
     async def _once(self, pod: Ref, container: str, field: str) -> Answer:
-        at = datetime.now(UTC)
+        at = self._client.clock.now()
         try:
             ending = await run(self._client, pod, container, query(field), self._bounds)
         except ApiError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from kvmedic.core.owner import TemplateOwner
@@ -123,6 +123,8 @@ class Pod:
     """The kubelet says that the engine's container does not run."""
     ports: tuple[int, ...] = ()
     """TCP ports that its containers declare, sorted."""
+    unready_for: timedelta | None = None
+    """How long this process has seen it not Ready without a break; None: it is, or nobody counts."""
 
     @property
     def ready(self) -> bool:

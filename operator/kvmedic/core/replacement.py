@@ -207,7 +207,7 @@ def _short(fleet: Fleet, order: Replacement, now: datetime) -> tuple[datetime, W
     spare = spare_of(fleet, order.step)
     first = spare is None or (spare in unfit and len(unfit) == 1)
     reason = Reason.AWAITING_CANARY if first else Reason.AWAITING_REPLICA
-    since = min((unready_since(pod) for pod in unfit if not pod.ready), default=now)
+    since = min((unready_since(pod, now) for pod in unfit if not pod.ready), default=now)
     serve = len(others) - len(unfit)
     return since, Wait(reason, f"{serve} of {order.wanted} replicas beside {order.step.pod} serve")
 

@@ -328,7 +328,7 @@ def _let_go(fleet: Fleet, victim: Pod, old: tuple[Pod, ...], now: datetime) -> M
     """
     peers = [pod for pod in old if pod.uid != victim.uid and not pod.ready]
     names = ", ".join(pod.name for pod in peers)
-    if peers and now - max(unready_since(pod) for pod in peers) <= PEER_GRACE:
+    if peers and now - max(unready_since(pod, now) for pod in peers) <= PEER_GRACE:
         return Wait(Reason.AWAITING_REPLICA, f"{names} must be Ready before {victim.name} may go")
     if peers and victim.ready:
         return DeletePod(victim)

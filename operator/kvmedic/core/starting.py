@@ -70,7 +70,7 @@ def start_failure(pod: Pod, leaving: bool, limits: StartLimits, now: datetime) -
     if has_crashed(pod):
         why = pod.waiting_reason or f"{pod.restarts} restarts"
         return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} does not start: {why}")
-    waited = now - unready_since(pod)
+    waited = now - unready_since(pod, now)
     if pod.unschedulable and not leaving and waited > limits.spare:
         limit = int(limits.spare.total_seconds())
         return Failed(
@@ -141,6 +141,11 @@ def making_wait(assigned_at: datetime | None, now: datetime) -> Wait | None:
     return Wait(Reason.AWAITING_CONTROLLER, "a replica that is to go has not been made yet")
 
 
-def unready_since(pod: Pod) -> datetime:
-    """Return since when a pod that is not Ready has not been, as far as anybody said."""
+def unready_since(pod: Pod, now: datetime) -> datetime:
+    """Return since when a pod that is not Ready has not been: by who watches it, else by what the API says.
+
+    The clock of the machine that wrote it there is not the one by which `now` was read.
+    """
+    if pod.unready_for is not None:
+        return now - pod.unready_for
     return pod.unready_at or pod.created_at

@@ -23,6 +23,7 @@ from kubernetes.aio.stream.ws_client import get_websocket_url
 
 from kvmedic import __version__
 from kvmedic.core.edit import PatchOperation
+from kvmedic.kube.clock import ServerClock
 from kvmedic.kube.connections import Connections
 from kvmedic.kube.errors import Call, Unavailable, error_for
 from kvmedic.kube.kubeconfig import load_configuration, unreadable_certificate
@@ -105,6 +106,8 @@ class Client:
             total=limits.total_seconds, connect=limits.connect_seconds, sock_connect=limits.connect_seconds
         )
         self._pace = Pace(limits.per_second, limits.burst)
+        self.clock = ServerClock()
+        """The time of the server that answers."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -279,6 +282,7 @@ class Client:
         try:
             response = await self._exchange(request)
             text = await response.read()  # type: ignore[no-untyped-call]
+            self.clock.heard(response.headers.get("Date"))
         except TimeoutError as error:
             limit = self._limits.total_seconds
             raise Unavailable(request.call, None, f"no answer within {limit:g} s") from error

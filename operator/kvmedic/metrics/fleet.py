@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading
@@ -18,7 +18,7 @@ from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from kvmedic.metrics.readings import unavailable
 from kvmedic.metrics.scrape import PodAddress, Scraper
 from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.source import PrometheusSource
+from kvmedic.metrics.source import PrometheusSource, utc_now
 
 
 class FleetMetrics:
@@ -29,11 +29,15 @@ class FleetMetrics:
 
     @classmethod
     def of(
-        cls, sources: Mapping[str, SourceOptions], scrape: ScrapeOptions, table: SignalTable
+        cls,
+        sources: Mapping[str, SourceOptions],
+        scrape: ScrapeOptions,
+        table: SignalTable,
+        now: Callable[[], datetime] = utc_now,
     ) -> FleetMetrics:
-        """Return the metrics that an installation's configuration describes."""
+        """Return the metrics that an installation's configuration describes; `now` tells the present."""
         built = {
-            name: PrometheusSource(name, PrometheusClient(options), options, table)
+            name: PrometheusSource(name, PrometheusClient(options), options, table, now)
             for name, options in sources.items()
         }
         return cls(built, Scraper(scrape, table))

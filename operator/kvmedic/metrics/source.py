@@ -41,7 +41,8 @@ from kvmedic.metrics.series import Answer, PodKey, Presence, Reply, Series, Unan
 _LOG = logging.getLogger(__name__)
 
 
-def _now() -> datetime:
+def utc_now() -> datetime:
+    """Return the machine's time."""
     return datetime.now(UTC)
 
 
@@ -137,7 +138,7 @@ class PrometheusSource:
         client: Client,
         options: SourceOptions,
         table: SignalTable,
-        now: Callable[[], datetime] = _now,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.name = name
         self.trouble = ""

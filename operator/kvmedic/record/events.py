@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.core.redaction import redact
@@ -45,7 +44,7 @@ class Events:
                 )
 
     def _event(self, resource: Resource, note: Note, regarding: dict[str, str]) -> JsonObject:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = self.client.clock.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         within = note.run or now
         key = f"{resource.uid}/{regarding['kind']}/{note.reason}/{within}"
         digest = hashlib.sha256(key.encode()).hexdigest()[:16]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from kvmedic.api.convert import policy_of
@@ -91,7 +90,7 @@ class Store:
             known = record_from_wire({"conditions": status.get("conditions", [])})
         except RunUnreadable:
             known = Record()
-        told = complaint(known, problem, resource.generation, datetime.now(UTC))
+        told = complaint(known, problem, resource.generation, self.client.clock.now())
         if told.conditions == known.conditions:
             return None
         wire = record_to_wire(replace(known, conditions=told.conditions), phase(told))

@@ -6,11 +6,13 @@ A test may kill it at any moment; the next one is up in a fraction of a second.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +22,7 @@ from typing import Any
 from kubernetes.client import BatchV1Api
 from kubernetes.config import new_client_from_config
 
+from kvmedic.kube.clock import Stopwatch
 from kvmedic.metrics.scrape import load_authorities
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import Settings
@@ -41,7 +44,8 @@ class Arrangement:
     began: float
     """Unix time at which the fast clock showed the real time."""
     speed: float
-    """Seconds of the operator's clock in one real second."""
+    """Seconds of the operator's clock, and of its stopwatch, in one real second. The script's `clock` is by
+    how many seconds the clock is wrong; the stopwatch never is."""
 
 
 def run(arrangement: Arrangement) -> None:
@@ -53,12 +57,14 @@ def run(arrangement: Arrangement) -> None:
     logging.getLogger("kopf").setLevel(logging.WARNING)
 
     def clock() -> datetime:
-        now = datetime.now(UTC).timestamp()
-        return datetime.fromtimestamp(arrangement.began + (now - arrangement.began) * arrangement.speed, UTC)
+        elapsed = (datetime.now(UTC).timestamp() - arrangement.began) * arrangement.speed
+        skew = json.loads(arrangement.script.read_text()).get("clock", 0)
+        return datetime.fromtimestamp(arrangement.began + elapsed + skew, UTC)
 
     settings = Settings(**arrangement.settings)
     probes = ScriptedProbes(arrangement.script, jobs=jobs_in(arrangement.kubeconfig))
-    substitutes = Substitutes(ScriptedMetrics(arrangement.script), clock, probes)
+    watch = Stopwatch(lambda: time.monotonic() * arrangement.speed)
+    substitutes = Substitutes(ScriptedMetrics(arrangement.script), clock, probes, watch)
     asyncio.run(operate(settings, Telemetry(), substitutes))
 
 
