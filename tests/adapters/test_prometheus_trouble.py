@@ -152,7 +152,11 @@ async def test_an_answer_that_is_none_makes_everything_unavailable(
     assert told in trouble
 
 
-@pytest.mark.parametrize("seconds", ["1.79e12", "-1", "253402300800", "1e17", f"{END.timestamp() + 3600}"])
+@pytest.mark.parametrize(
+    "seconds",
+    ["1.79e12", "-1", "253402300800", "1e17", f"{END.timestamp() + 3600}"],
+    ids=["in milliseconds", "before the epoch", "after the year 9999", "beyond any year", "in an hour"],
+)
 async def test_a_replica_whose_samples_are_of_another_time_is_ambiguous(seconds: str) -> None:
     named = [{"metric": {**POD, "pod": pod}, "value": [1, seconds]} for pod in ("calm", "calm-abcde")]
     with Server(answering(result(named))) as server:
