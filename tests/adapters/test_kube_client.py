@@ -20,7 +20,7 @@ from http_double import HangUpError, Reply, Request, Server
 from kvmedic import __version__
 from kvmedic.core.edit import PatchOperation
 from kvmedic.kube.client import Client, Limits, Preconditions, connect
-from kvmedic.kube.errors import ApiError, Conflict, NoCluster, Refused, Unavailable
+from kvmedic.kube.errors import ApiError, Call, Conflict, NoCluster, Refused, Unavailable, error_for
 from kvmedic.kube.objects import CONFIG_MAPS, PODS, Ref, uid_of
 from lab.cluster.light import LightCluster
 from lab.cluster.pki import Authority
@@ -295,6 +295,26 @@ class TestAnswers:
         async with server(status(422, "Invalid")) as client:
             with pytest.raises(Conflict):
                 await client.json_patch(config_map("ns"), [])
+
+    @pytest.mark.parametrize("code", [400, 403, 409, 422])
+    @pytest.mark.parametrize(
+        "words",
+        [
+            'admission webhook "policy.example.com" denied the request: no change on Fridays',
+            "ValidatingAdmissionPolicy 'fridays' with binding 'all' denied request: no change on Fridays",
+        ],
+        ids=["webhook", "policy"],
+    )
+    def test_a_denial_is_a_refusal_in_the_policys_own_words_whatever_its_code(
+        self, code: int, words: str
+    ) -> None:
+        text = f'deployments.apps "llm" is forbidden: {words}'
+        body = {"reason": "Invalid", "message": text, "details": {"causes": [{"message": words}]}}
+
+        error = error_for(Call("patch", "/llm"), code, body)
+
+        assert isinstance(error, Refused)
+        assert str(error) == f"patch /llm: {code} Invalid: {words}"
 
     async def test_an_update_without_causes_is_never_a_conflict(self) -> None:
         loaded = {"metadata": {"resourceVersion": "1"}}

@@ -1,8 +1,8 @@
 """What can go wrong with a call to the API server, sorted by what the caller can do about it.
 
 Messages name the verb, the object, the code and the reason. The server's own text is left out
-except where it only speaks of permissions: for an invalid object it quotes the whole object, and a
-pod template may hold secrets.
+except where it only speaks of permissions, or is what an admission policy's author wrote: for an invalid
+object it quotes the whole object, and a pod template may hold secrets.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ RETRIABLE = frozenset({408, 410, 429})
 CONFLICT = 409
 INVALID = 422
 FORBIDDEN = 403
+DENIALS = ('admission webhook "', "ValidatingAdmissionPolicy '")
+"""How an admission policy's words begin, within the server's."""
 TEXT_LIMIT = 300
 """Characters of a server's text that are kept, so that a message fits into an Event (1,024 bytes)."""
 
@@ -79,6 +81,8 @@ def error_for(call: Call, code: int, body: Mapping[str, Any]) -> ApiError:
     reason = str(body.get("reason") or "no reason given")
     if code in RETRIABLE or code >= 500:
         return Unavailable(call, code, reason)
+    if denial := _denial(body):
+        return Refused(call, code, _told(f"{reason}: {denial}"))
     if code == CONFLICT:
         return Conflict(call, code, reason)
     if code == INVALID:
@@ -93,6 +97,17 @@ def error_for(call: Call, code: int, body: Mapping[str, Any]) -> ApiError:
 
 def _told(text: str) -> str:
     return redact(text)[:TEXT_LIMIT]
+
+
+def _denial(body: Mapping[str, Any]) -> str:
+    """Return what an admission policy said, in its own words; empty where none did.
+
+    A webhook answers with any code it likes. Both name themselves first (Kubernetes 1.36,
+    apiserver/pkg/admission/plugin: webhook/errors/statuserror.go, policy/validating/dispatcher.go).
+    """
+    text = str(body.get("message") or "")
+    found = [at for sign in DENIALS if (at := text.find(sign)) >= 0]
+    return text[min(found) :] if found and " denied " in text else ""
 
 
 def _causes(body: Mapping[str, Any]) -> list[str]:
