@@ -22,6 +22,7 @@ from kvmedic.core.moves import (
     Hold,
     Pause,
     Pulse,
+    Regain,
     Release,
     Restore,
     Retarget,
@@ -96,6 +97,8 @@ class Model:
     undrained: list[str] = field(default_factory=list)
     """Pods that had served and went without a cordon: nobody asked whether they were idle."""
     fewest: int = 10**9
+    fence: str = ""
+    strategy: str = "RollingUpdate"
     committed: int = 0
     """Assignments to the number of replicas that were committed."""
     _names: int = 0
@@ -129,10 +132,11 @@ class Model:
                 self._assign(fields)
             case Hold(_, fields) | Pause(fields) | Pulse(_, fields) | Restore(fields) | Release(fields):
                 self._assign(fields)
-            case Cordon(pod):
-                self._find(pod.name).cordoned = True
-            case Uncordon(pod):
-                self._find(pod.name).cordoned = False
+            case Regain(_, _, fields):
+                self.strategy = "RollingUpdate"
+                self._assign(fields or self.fields)
+            case Cordon(pod) | Uncordon(pod):
+                self._find(pod.name).cordoned = isinstance(effect, Cordon)
             case DeletePod(pod):
                 self._remove(self._find(pod.name))
             case ScaleOut(before, replicas) | ScaleIn(before, replicas):
@@ -281,12 +285,12 @@ class Model:
             generation=1,
             observed=self.observed,
             replicas=self.replicas,
-            strategy="RollingUpdate",
+            strategy=self.strategy,
             fields=self.fields,
             revision=self.revision,
             status_replicas=len(self.pods),
             updated_replicas=sum(p.revision == self.revision for p in self.pods),
-            fence="",
+            fence=self.fence,
             replica_sets=tuple(
                 ReplicaSet(
                     f"llm-{s.revision}", s.revision, i, s.desired, s.reported_available, s.min_ready, s.seen

@@ -17,7 +17,8 @@ from kvmedic.core.moves import Failed, MakeCopy, Move, Refused, Wait
 from kvmedic.core.plan import ConfigStep
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import ConfigCopy, Record
-from kvmedic.core.run import Run, Standing, StepState
+from kvmedic.core.run import Run, StepState
+from kvmedic.core.standing import Standing
 from kvmedic.ports import Ports
 from kvmedic.walks import Tick, resting_move
 

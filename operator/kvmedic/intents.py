@@ -10,8 +10,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 from kvmedic.core.draining import TimedOut, Victim
-from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.fleet import Fleet, Pod, RolloutFields
 from kvmedic.core.moves import (
+    Claim,
     Cordon,
     DeletePod,
     DeploymentMove,
@@ -20,6 +21,7 @@ from kvmedic.core.moves import (
     Hold,
     Pause,
     Pulse,
+    Regain,
     Retarget,
     Revert,
     ScaleIn,
@@ -27,7 +29,8 @@ from kvmedic.core.moves import (
     SetMinimum,
     Uncordon,
 )
-from kvmedic.core.run import Intent, Run, StepState, committed_sequence
+from kvmedic.core.run import Intent, Run, StepState
+from kvmedic.core.standing import claimed_sequence, committed_sequence
 from kvmedic.walks import Tick
 
 
@@ -73,19 +76,57 @@ def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
         # One goes: whoever was put back before gets another try.
         run = replace(run, timed_out=())
     turns = isinstance(effect, Freeze | Retarget | Revert)
-    committed = committed_sequence(run, tick.resource.uid, fleet.fence)
+    uid = tick.resource.uid
+    committed = committed_sequence(run, uid, fleet.fence)
+    before, after = _fields(fleet, effect)
+    fewest, most = _numbers(run, fleet, effect)
     intent = Intent(
-        sequence=(run.sequence if committed is None else committed) + 1,
+        sequence=(claimed_sequence(run, uid, fleet.fence) if committed is None else committed) + 1,
         move=type(effect).__name__,
         template_before=fleet.revision,
         template_after=_other_template(run, fleet.revision) if turns else fleet.revision,
-        is_frozen=isinstance(effect, Freeze | Hold | Retarget | Pause | Pulse),
+        is_frozen=_freezes(effect, after),
         at=tick.now,
-        was_frozen=fleet.fields.is_frozen,
-        replicas_before=effect.before if isinstance(effect, ScaleOut | ScaleIn) else None,
-        replicas_after=effect.replicas if isinstance(effect, ScaleOut | ScaleIn) else None,
+        was_frozen=before.is_frozen,
+        replicas_before=fewest,
+        replicas_after=most,
+        fields_before=before,
+        fields_after=after,
     )
     return replace(run, intent=intent)
+
+
+def _freezes(effect: DeploymentMove, after: RolloutFields) -> bool:
+    """Return whether an assignment leaves the rollout frozen."""
+    if isinstance(effect, Regain):
+        return after.is_frozen
+    return isinstance(effect, Freeze | Hold | Retarget | Pause | Pulse)
+
+
+def _fields(fleet: Fleet, effect: DeploymentMove) -> tuple[RolloutFields, RolloutFields]:
+    """Return the rollout's fields before and after an assignment.
+
+    What is regained was frozen before as well: until that is committed the target is not as it should be.
+    """
+    match effect:
+        case Regain(fields=fields):
+            wanted = fields or fleet.fields
+            return wanted, wanted
+        case ScaleOut() | ScaleIn() | Claim():
+            return fleet.fields, fleet.fields
+        case _:
+            return fleet.fields, effect.fields
+
+
+def _numbers(run: Run, fleet: Fleet, effect: DeploymentMove) -> tuple[int | None, int | None]:
+    """Return the numbers of replicas before and after an assignment; None where it does not matter."""
+    match effect:
+        case ScaleOut(before, after) | ScaleIn(before, after):
+            return before, after
+        case Regain() if run.intent is not None and run.intent.replicas_after is not None:
+            return fleet.replicas, fleet.replicas
+        case _:
+            return None, None
 
 
 def _other_template(run: Run, revision: str) -> str:

@@ -16,7 +16,8 @@ from kvmedic.core.preconditions import frozen_message
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
-from kvmedic.core.run import Approved, Outcome, is_foreign
+from kvmedic.core.run import Approved, Outcome
+from kvmedic.core.standing import is_foreign
 from kvmedic.core.vitals import Cause
 from kvmedic.findings import Survey
 from kvmedic.handover import advice, handed_over

@@ -19,6 +19,7 @@ from kvmedic.core.decide import (
     Direction,
     Keep,
     Leave,
+    Recover,
     Rest,
     Situation,
     TurnBack,
@@ -35,13 +36,17 @@ from kvmedic.core.gating import GateStep
 from kvmedic.core.moves import Cordon, Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.core.plan import AutoscalerStep, OnTrial
 from kvmedic.core.reasons import Reason
+from kvmedic.core.record import ConditionType
+from kvmedic.core.regaining import regaining
 from kvmedic.core.resource import Resource
-from kvmedic.core.run import Outcome, Run, Standing, StepState, is_foreign, standing
+from kvmedic.core.run import Outcome, Run, StepState
 from kvmedic.core.sentences import SENTENCES
+from kvmedic.core.standing import Standing, is_foreign, standing
 from kvmedic.core.trial_moves import Answered, BeginTest, MakeTrial
 from kvmedic.core.trialling import TrialStep
 from kvmedic.drained import next_drained_move, put_back
 from kvmedic.intents import intended
+from kvmedic.kube.errors import Refused as WriteRefused
 from kvmedic.ports import View
 from kvmedic.record.runs import closed, reported, with_answer, with_score
 from kvmedic.record.supplies import after_trouble
@@ -125,13 +130,22 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case TurnBack(outcome, verdict, after):
             tick = _outgrown(tick, view)
             await _save(tick, run.turned_back(outcome, verdict, after), outcome.reason, outcome.message)
-        case Leave(outcome):
-            return await _leave(tick, view, outcome)
-        case Close(outcome):
-            return await _close(tick, view, outcome)
+        case Recover():
+            return await _regain(tick, view)
+        case Leave(outcome) | Close(outcome):
+            ends = _leave if isinstance(decision, Leave) else _close
+            return await ends(tick, view, outcome)
         case _:
             assert_never(decision)
     return AT_ONCE
+
+
+async def _regain(tick: Tick, view: View) -> timedelta:
+    """Take back what somebody took off the frozen target, and say who did."""
+    found = regaining(tick.run, tick.resource.uid, view.fleet, tick.now)
+    told = Blocked(found.told.reason, found.told.message)
+    again = await _act(replace(tick, run=found.run), view, found.move, told)
+    return tick.ports.pace.replica if isinstance(found.move, Wait) else again
 
 
 async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
@@ -267,12 +281,30 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             return AT_ONCE
         case _:
             run = intended(tick, view.fleet, move)
-            reason = blocked.reason if blocked else _reason(run)
-            resource = await _save(tick, run, reason, blocked.message if blocked else "")
-            if tick.ports.leader.is_held():
-                number = move.number if isinstance(move, SetMinimum) else run.sequence
+            shown = _still_refused(tick) or blocked or Blocked(_reason(run), "")
+            resource = await _save(tick, run, shown.reason, shown.message)
+            if not tick.ports.leader.is_held():
+                return pace.controller
+            number = move.number if isinstance(move, SetMinimum) else run.sequence
+            try:
                 await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, number))
+            except WriteRefused as error:
+                return await _refused(replace(tick, resource=resource, run=run), error)
             return pace.controller
+
+
+def _still_refused(tick: Tick) -> Blocked | None:
+    """Return what the last write met, until a later look tells something else: the next may meet it too."""
+    told = tick.record.condition(ConditionType.PROGRESSING)
+    return Blocked(told.reason, told.message) if told and told.reason is Reason.CHANGE_REFUSED else None
+
+
+async def _refused(tick: Tick, error: WriteRefused) -> timedelta:
+    """Say whose no it is: a person has to allow the write, and the run goes on then."""
+    text = f"{error}; the fleet stands as it is, and the run goes on by itself once this is allowed"
+    tick = replace(tick, record=tick.resource.record or tick.record)
+    await _save(tick, tick.run, Reason.CHANGE_REFUSED, text)
+    return tick.ports.pace.idle
 
 
 def _outgrown(tick: Tick, view: View) -> Tick:

@@ -26,8 +26,9 @@ from kvmedic.core.plan import (
     ScaleStep,
 )
 from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Standing, StepState
+from kvmedic.core.run import StepState
 from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
+from kvmedic.core.standing import Standing
 from kvmedic.core.steadiness import steadiness
 from kvmedic.core.verdict import Judged, Verdict, judge, judge_replacement
 from kvmedic.engines.kv_methods import CACHE_TYPES

@@ -31,10 +31,11 @@ from kvmedic.core.record import Record
 from kvmedic.core.replacement import Replacement, scaled_by, spare_of
 from kvmedic.core.resource import Resource
 from kvmedic.core.rollout import Order
-from kvmedic.core.run import Outcome, Run, committed_sequence, is_kept
+from kvmedic.core.run import Outcome, Run
 from kvmedic.core.scaling import Scaling, is_explained
 from kvmedic.core.severity import Urgency
 from kvmedic.core.spending import Spending
+from kvmedic.core.standing import committed_sequence, is_kept
 from kvmedic.core.starting import StartLimits, canary_pool_move, start_limit
 from kvmedic.core.trialling import TrialStep
 from kvmedic.ports import Ports

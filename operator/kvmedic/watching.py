@@ -12,6 +12,7 @@ from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.gates import Blocked
 from kvmedic.core.opening import Measure, run_of
 from kvmedic.core.policy import Policy
+from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.run import Outcome, Run
@@ -21,6 +22,7 @@ from kvmedic.departing import unfinalized
 from kvmedic.footprints import holding, noted, with_holder
 from kvmedic.last_good import proved_good
 from kvmedic.obstacles import absent, accompanied, claimed, consent, crowded, gate, unfit, unrecognised
+from kvmedic.orphans import adopted
 from kvmedic.outgrown import with_known_limit
 from kvmedic.ports import Ports, Senses
 from kvmedic.record.runs import opened
@@ -50,7 +52,9 @@ async def watch(
     if view is None:
         return absent(resource, policy)
     if problem := unfit(resource, policy, view, ports):
-        return problem
+        lost = problem.reason is Reason.CLAIMED_BY_ANOTHER
+        again = await adopted(resource, record, view, ports, now) if lost else None
+        return problem if again is None else again
     view = await with_holder(view, record.footprint, ports.target)
     await ports.crowd.heed(now)
     record = await swept(record, None, view.fleet, ports)

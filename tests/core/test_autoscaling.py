@@ -17,7 +17,8 @@ from kvmedic.core.moves import Claim, Failed, Move, Refused, SetMinimum, Settled
 from kvmedic.core.neighbours import Autoscaler, Neighbours, rerouted
 from kvmedic.core.plan import AutoscalerStep, ObjectRef, ScaleStep
 from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Intent, Outcome, Run, Standing, StepState, is_kept, standing
+from kvmedic.core.run import Intent, Outcome, Run, StepState
+from kvmedic.core.standing import Standing, is_kept, standing
 from kvmedic.core.starting import StartLimits
 from run_builder import NOW, OLD, SCALE, UID, a_fleet, a_pod, a_run
 

@@ -25,8 +25,9 @@ from kvmedic.core.decide import (
 from kvmedic.core.gates import Blocked
 from kvmedic.core.policy import OnInconclusive, answer_to_no_verdict
 from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Outcome, Standing, StepState
+from kvmedic.core.run import Outcome, StepState
 from kvmedic.core.sentences import SENTENCES
+from kvmedic.core.standing import Standing
 from kvmedic.core.verdict import Judged, Verdict
 from run_builder import CONFIG, NOW, RECALL, REPLACE, SCALE, a_run, a_scaling, an_intent
 

@@ -9,9 +9,10 @@ import pytest
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.fleet import frozen
 from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Outcome, Standing, StepState, standing
+from kvmedic.core.run import Outcome, StepState
+from kvmedic.core.standing import Standing, standing
 from kvmedic.core.verdict import Judged, Verdict
-from run_builder import NEW, NOW, OLD, RECALL, REPLACE, UID, a_fleet, a_run, a_scaling, an_intent
+from run_builder import NEW, NOW, OLD, RECALL, REPLACE, UID, a_fleet, a_pod, a_run, a_scaling, an_intent
 
 
 def test_a_run_without_a_baseline_is_judged_by_steadiness_alone() -> None:
@@ -74,11 +75,11 @@ ROWS = [
         "a person took minReadySeconds away in the middle",
         RUN,
         a_fleet(fence=MINE + "3", revision=NEW, fields=replace(FROZEN, min_ready_seconds=5)),
-        Standing.DRIFTED,
+        Standing.SHIFTED,
     ),
-    ("an old claim of another resource's", RUN, a_fleet(fence="other/run/3", revision=NEW), Standing.DRIFTED),
-    ("the claim ran ahead of the record", RUN, a_fleet(fence=MINE + "4", revision=NEW), Standing.FENCE_LOST),
-    ("the claim was removed in the middle", RUN, a_fleet(fence="", revision=NEW), Standing.DRIFTED),
+    ("an old claim of another resource's", RUN, a_fleet(fence="other/run/3", revision=NEW), Standing.SHIFTED),
+    ("the claim ran ahead of the record", RUN, a_fleet(fence=MINE + "4", revision=NEW), Standing.SHIFTED),
+    ("the claim was removed in the middle", RUN, a_fleet(fence="", revision=NEW), Standing.SHIFTED),
     (
         "the claim is another run's in the middle, and the template from before",
         RUN,
@@ -89,7 +90,7 @@ ROWS = [
         "an early claim of the same run came back",
         replace(RUN, intent=an_intent(3, "Retarget", before=NEW, after=OLD)),
         a_fleet(fence=MINE + "1", revision=NEW, fields=FROZEN),
-        Standing.DRIFTED,
+        Standing.SHIFTED,
     ),
     (
         "the first effect was committed and then undone, claim and template",
@@ -127,7 +128,7 @@ ROWS = [
         a_fleet(fence="other/run/3", revision="theirs"),
         Standing.DRIFTED,
     ),
-    ("the claim is not a number", RUN, a_fleet(fence=MINE + "x", revision=NEW), Standing.DRIFTED),
+    ("the claim is not a number", RUN, a_fleet(fence=MINE + "x", revision=NEW), Standing.SHIFTED),
     ("a replacement before its first effect", a_run(step=REPLACE), a_fleet(), Standing.AS_RECORDED),
     (
         "somebody scaled before a replacement's first effect",
@@ -203,7 +204,73 @@ ROWS = [
         "a person ended the freeze on the way back",
         a_run(StepState.ROLLING_BACK, an_intent(3, "Retarget", before=NEW, after=OLD)),
         a_fleet(fence=MINE + "3", revision=OLD),
+        Standing.SHIFTED,
+    ),
+    (
+        "an undo on the way back brought the change and the claim before the freeze back",
+        a_run(StepState.ROLLING_BACK, replace(an_intent(3, before=NEW, after=OLD), was_frozen=False)),
+        a_fleet(fence=MINE + "2", revision=NEW, fields=FROZEN),
         Standing.DRIFTED,
+    ),
+    (
+        "a person put the old template back while replicas of both are there",
+        RUN,
+        a_fleet(fence=MINE + "3", fields=FROZEN, pods=(*a_fleet().pods, a_pod("d", NEW))),
+        Standing.TURNED,
+    ),
+    (
+        "all was put back but our pause",
+        RUN,
+        a_fleet(fence="", fields=replace(a_fleet().fields, paused=True)),
+        Standing.TURNED,
+    ),
+    (
+        "a person set another surge in the middle",
+        replace(RUN, intent=replace(an_intent(3), fields_after=FROZEN)),
+        a_fleet(fence=MINE + "3", revision=NEW, fields=replace(FROZEN, max_surge="50%")),
+        Standing.SHIFTED,
+    ),
+    (
+        "a person set another type of strategy in the middle",
+        RUN,
+        a_fleet(fence=MINE + "3", revision=NEW, fields=FROZEN, strategy="Recreate"),
+        Standing.SHIFTED,
+    ),
+    (
+        "a person paused in the middle of a pulse",
+        replace(RUN, intent=replace(an_intent(3), fields_after=frozen(max_unavailable=1, paused=False))),
+        a_fleet(fence=MINE + "3", revision=NEW, fields=frozen(max_unavailable=1, paused=True)),
+        Standing.AS_RECORDED,
+    ),
+    (
+        "the record lost its intent in the middle",
+        a_run(),
+        a_fleet(fence=MINE + "3", revision=NEW, fields=FROZEN),
+        Standing.SHIFTED,
+    ),
+    (
+        "it lost that and the claim",
+        a_run(),
+        a_fleet(revision=NEW, fields=FROZEN),
+        Standing.SHIFTED,
+    ),
+    (
+        "the claim of a replacement was pruned",
+        replace(REPLACING, intent=a_scaling(2, 3, 4)),
+        a_fleet(replicas=4),
+        Standing.SHIFTED,
+    ),
+    (
+        "it was pruned, and somebody scaled",
+        replace(REPLACING, intent=a_scaling(2, 3, 4)),
+        a_fleet(replicas=6),
+        Standing.RESCALED,
+    ),
+    (
+        "the claim was pruned while the change is verified",
+        a_run(StepState.VERIFYING, an_intent(3, "Restore", before=NEW, frozen=False)),
+        a_fleet(revision=NEW),
+        Standing.SHIFTED,
     ),
     (
         "scaled to zero",

@@ -25,8 +25,9 @@ from kvmedic.core.moves import (
 )
 from kvmedic.core.plan import ObjectRef, ScaleStep, gives_back
 from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Intent, Standing, StepState, standing
+from kvmedic.core.run import Intent, StepState
 from kvmedic.core.scaling import Scaling, is_explained, leaving_move, resting_move, scaling_move
+from kvmedic.core.standing import Standing, standing
 from kvmedic.core.starting import MAKING_LIMIT, STARTS, StartLimits
 from model_controller import Model
 from number_walk import EVENTS, EVENTS_WITH_UNREADY, MANY, NumberWalk, names

@@ -6,6 +6,8 @@ answer, is done again or found done; the end is the same as without.
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -255,3 +257,74 @@ def test_without_a_single_watch_event_a_fleet_is_healed_and_a_person_heard(
     assert world.outcomes() == ["Recovered"]
     assert world.proxy.muted > 0, "no event was there to be dropped"
     assert world.traces() == []
+
+
+DENIED = "deployments of production change through the release train"
+
+
+def a_policy(namespace: str) -> str:
+    """A policy that lets nobody change a Deployment of one namespace."""
+    name = f"frozen-{namespace}"
+    where = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    rule = {
+        "apiGroups": ["apps"],
+        "apiVersions": ["v1"],
+        "operations": ["UPDATE"],
+        "resources": ["deployments"],
+    }
+    group = "admissionregistration.k8s.io/v1"
+    policy = {
+        "apiVersion": group,
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "matchConstraints": {"resourceRules": [rule]},
+            "validations": [{"expression": "false", "message": DENIED}],
+        },
+    }
+    binding = {
+        "apiVersion": group,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {
+            "policyName": name,
+            "validationActions": ["Deny"],
+            "matchResources": {"namespaceSelector": where},
+        },
+    }
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [policy, binding]})
+
+
+def is_denied(world: World) -> bool:
+    try:
+        world.kubectl("annotate", "deployment", "llm", "tried=1", "--overwrite", "--dry-run=server")
+    except subprocess.CalledProcessError:
+        return True
+    return False
+
+
+@pytest.mark.timeout(300)
+def test_a_policy_that_denies_our_patches_is_told_in_its_own_words_and_waited_for(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(2)
+    policy = world.directory / "policy.json"
+    policy.write_text(a_policy(world.namespace))
+
+    reach(world, Phase.DRAIN)
+    world.kubectl("apply", "-f", str(policy))
+    try:
+        world.wait(lambda: is_denied(world), PATIENCE_SECONDS, "the policy is in force")
+        let_go(world)
+        world.wait(
+            lambda: world.condition("ActionRequired") == ("True", "ChangeRefused"),
+            PATIENCE_SECONDS,
+            "the denial is told",
+        )
+        told = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
+    finally:
+        world.kubectl("delete", "-f", str(policy))
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert DENIED in told[0]
+    assert world.outcomes() == ["Recovered"]

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from lab.scripted.proxy import Fate, Write
-from reconcile.phases import PATIENCE_SECONDS, Phase, reach
+from reconcile.phases import PATIENCE_SECONDS, Phase, let_go, reach
 from reconcile.test_people import NEW, OLD, cap, untouched
-from reconcile.world import World
+from reconcile.world import Eye, World
 
 STRANGER = "99999999-0000-0000-0000-000000000000/20250101-000000/9"
 """The claim of a resource that is long gone."""
@@ -145,22 +145,71 @@ def test_a_claim_of_long_ago_does_not_keep_the_next_run_away(
 
 
 @pytest.mark.timeout(240)
-def test_a_claim_ahead_of_the_record_is_left_with_everything_it_explains(
-    a_world: Callable[..., World],
-) -> None:
+def test_a_claim_ahead_of_the_record_is_caught_up_with(a_world: Callable[..., World]) -> None:
     world = a_world(2)
     reach(world, Phase.DRAIN)
     claim = world.deployment()["metadata"]["annotations"]["kvmedic.io/run"]
     begun, _, number = claim.rpartition("/")
     patch_annotations(world, {"kvmedic.io/run": f"{begun}/{int(number) + 5}"})
+    let_go(world)
     world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
-    marks = world.deployment()["metadata"]["annotations"]
 
-    assert world.outcomes() == ["FenceLost"]
-    assert marks["kvmedic.io/run"] == f"{begun}/{int(number) + 5}"
-    assert "--max-num-seqs=64" in marks["kvmedic.io/recorded"]
-    world.wait(
-        lambda: world.condition("ActionRequired") == ("True", "ClaimedByAnother"),
-        PATIENCE_SECONDS,
-        "a person is told who holds the rollout frozen",
-    )
+    assert world.outcomes() == ["Recovered"]
+    assert cap(world) == NEW
+    assert world.traces() == []
+
+
+@pytest.mark.timeout(240)
+def test_a_frozen_fleet_that_no_record_knows_is_given_back_by_its_note(a_world: Callable[..., World]) -> None:
+    world = a_world(2)
+    before = world.deployment()["spec"]
+    removal = json.dumps([{"op": "remove", "path": "/status/run"}])
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach(world, Phase.DRAIN)
+        world.kubectl("patch", "kvr", "llm", "--subresource=status", "--type=json", "-p", removal)
+        let_go(world)
+        world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+        world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+    assert world.outcomes() == ["FleetGivenBack"]
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+
+
+FORCED = (
+    "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: llm}\nspec:\n  minReadySeconds: 0\n"
+    "  progressDeadlineSeconds: 7200\n  strategy: {rollingUpdate: {maxSurge: 50%, maxUnavailable: 25%}}\n"
+)
+"""What a tool sets by server-side apply: every field that a run borrows."""
+
+
+@pytest.mark.timeout(240)
+def test_fields_that_are_set_by_force_and_a_pruned_claim_end_nothing_and_cut_nobody(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(3)
+    manifest = world.directory / "forced.yaml"
+    manifest.write_text(FORCED)
+
+    with Eye(world.cluster, world.namespace, 3) as eye:
+        reach(world, Phase.DRAIN)
+        patch_annotations(world, {"kvmedic.io/run": None, "kvmedic.io/recorded": None})
+        world.kubectl(
+            "apply", "--server-side", "--force-conflicts", "--field-manager=tool", "-f", str(manifest)
+        )
+        let_go(world)
+        world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+        world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+    assert world.outcomes() == ["Recovered"]
+    assert cap(world) == NEW
+    assert world.deployment()["spec"]["strategy"]["rollingUpdate"] == {
+        "maxSurge": "50%",
+        "maxUnavailable": "25%",
+    }
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 3

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from kvmedic.core.fleet import Owner
+from kvmedic.core.fleet import FieldEdit, Owner
 from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.core.reasons import Reason
 from kvmedic.kube.client import FIELD_MANAGER
@@ -112,6 +112,48 @@ def last_editor(deployment: Mapping[str, Any]) -> str:
     ]
     others = [entry for entry in entries if entry[1] != FIELD_MANAGER]
     return max(others)[1] if others else ""
+
+
+BORROWED = MappingProxyType(
+    {
+        "template": ("f:template",),
+        "maxSurge": ("f:strategy", "f:rollingUpdate", "f:maxSurge"),
+        "maxUnavailable": ("f:strategy", "f:rollingUpdate", "f:maxUnavailable"),
+        "strategy": ("f:strategy", "f:type"),
+        "minReadySeconds": ("f:minReadySeconds",),
+        "progressDeadlineSeconds": ("f:progressDeadlineSeconds",),
+        "paused": ("f:paused",),
+    }
+)
+"""What a rollout borrows of a Deployment's spec, and the template, in the words of `managedFields`."""
+
+
+def edits_of(deployment: Mapping[str, Any]) -> dict[str, FieldEdit]:
+    """Return who set each borrowed field last; under the empty name who wrote last, ourselves left out.
+
+    Of two in one second, which is as exact as the notes are, another one counts as the later.
+    """
+    entries = [
+        entry
+        for entry in items(section(deployment, "metadata"), "managedFields")
+        if not entry.get("subresource")
+    ]
+    found = {name: _last(entry for entry in entries if _has(entry, path)) for name, path in BORROWED.items()}
+    others = _last(entry for entry in entries if entry.get("manager") != FIELD_MANAGER)
+    return {name: edit for name, edit in {**found, "": others}.items() if edit is not None}
+
+
+def _last(entries: Iterable[Mapping[str, Any]]) -> FieldEdit | None:
+    noted = [
+        FieldEdit(manager, str(entry.get("time", "")), is_ours=manager == FIELD_MANAGER)
+        for entry in entries
+        if (manager := str(entry.get("manager", "")))
+    ]
+    return max(noted, key=lambda edit: (edit.at, not edit.is_ours), default=None)
+
+
+def _has(entry: Mapping[str, Any], path: tuple[str, ...]) -> bool:
+    return path[-1] in section(entry, "fieldsV1", "f:spec", *path[:-1])
 
 
 def _owner(found: TemplateOwner) -> Owner:

@@ -17,7 +17,7 @@ from typing import Any
 from kvmedic.cluster.autoscalers import scaler_of
 from kvmedic.cluster.exposure import in_rotation, reaches, rotation_of, selector_text
 from kvmedic.cluster.marks import PREFIX, RUN
-from kvmedic.cluster.ownership import last_editor, owner_of
+from kvmedic.cluster.ownership import edits_of, last_editor, owner_of
 from kvmedic.cluster.pods import Frame, is_finished, pod_of
 from kvmedic.core.config_map import Sight
 from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
@@ -161,6 +161,7 @@ def _fleet(parts: _Parts, rotation: Rotation, container: str | None) -> Fleet:
         recorded=marks,
         scaler=scaler_of(body, parts.autoscalers),
         editor=last_editor(body),
+        edits=edits_of(body),
     )
 
 

@@ -27,6 +27,7 @@ from kvmedic.core.moves import (
     Hold,
     Pause,
     Pulse,
+    Regain,
     Release,
     Restore,
     Retarget,
@@ -106,7 +107,7 @@ class DeploymentTarget:
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
             case Freeze() | Hold() | Pause() | Retarget() | Restore() | Revert() | Release():
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
-            case ScaleOut() | ScaleIn() | Claim():
+            case ScaleOut() | ScaleIn() | Claim() | Regain():
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
             case SetMinimum():
                 await set_minimum(self.client, fleet, effect, claim)

@@ -16,7 +16,7 @@ from kvmedic.cluster.marks import RECORDED, RUN
 from kvmedic.cluster.patches import ANNOTATIONS, annotating, path_of, same_object, same_version, unmarking
 from kvmedic.cluster.templates import note_of, template_of, template_operations
 from kvmedic.core.edit import Json, PatchOperation
-from kvmedic.core.fleet import Fleet, RolloutFields
+from kvmedic.core.fleet import ROLLING, Fleet, RolloutFields
 from kvmedic.core.moves import (
     Claim,
     DeploymentMove,
@@ -24,6 +24,7 @@ from kvmedic.core.moves import (
     Hold,
     Pause,
     Pulse,
+    Regain,
     Release,
     Restore,
     Retarget,
@@ -31,11 +32,10 @@ from kvmedic.core.moves import (
     ScaleIn,
     ScaleOut,
 )
+from kvmedic.core.swap import TemplateChange
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Call, Conflict
 from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref, annotations_of, section
-
-ROLLING = "RollingUpdate"
 
 
 async def assign(
@@ -83,14 +83,16 @@ async def unclaim(client: Client, fleet: Fleet) -> None:
 def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
     """Return the annotations that let a person undo a run by hand: the values from before.
 
-    Only the first move has any: the one that freezes an untouched rollout, or makes room for a spare.
-    The note stays until the claim goes.
+    Only the first move has any: the one that freezes an untouched rollout, or makes room for a spare. The
+    note stays until the claim goes; a move that regains a target writes it anew.
     """
+    if isinstance(move, Regain):
+        return {} if move.edit is None else {RECORDED: _note(move.recorded, move.edit)}
     if isinstance(move, ScaleOut):
         return {RECORDED: json.dumps({"replicas": move.before, "pod": move.pod})}
     if not isinstance(move, Freeze | Hold) or fleet.fields.is_frozen:
         return {}
-    return {RECORDED: json.dumps({**_note_of_fields(fleet.fields), **note_of(move.edit)})}
+    return {RECORDED: _note(fleet.fields, move.edit)}
 
 
 def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
@@ -147,10 +149,20 @@ def _changes(
             return field_operations(spec, fields)
         case ScaleOut(_, replicas) | ScaleIn(_, replicas):
             return (PatchOperation("replace", "/spec/replicas", replicas),)
+        case Regain(_, _, fields):
+            return () if fields is None else _frozen_again(spec, fields)
         case Claim():
             return ()
         case _:
             assert_never(move)
+
+
+def _frozen_again(spec: Mapping[str, Any], fields: RolloutFields) -> tuple[PatchOperation, ...]:
+    """Return the operations that freeze a rollout again; a strategy of another type has no numbers to set."""
+    if section(spec, "strategy").get("type") == ROLLING:
+        return field_operations(spec, fields)
+    rolling = PatchOperation("add", "/spec/strategy", {"type": ROLLING})
+    return (rolling, *field_operations({**spec, "strategy": {"type": ROLLING}}, fields))
 
 
 def _assignment(spec: Mapping[str, Any], path: str, value: Json) -> PatchOperation | None:
@@ -184,6 +196,10 @@ def _claim_test(fleet: Fleet) -> PatchOperation:
 
 def _ref(fleet: Fleet) -> Ref:
     return Ref(DEPLOYMENTS, fleet.namespace, fleet.name)
+
+
+def _note(fields: RolloutFields, edit: TemplateChange) -> str:
+    return json.dumps({**_note_of_fields(fields), **note_of(edit)})
 
 
 def _note_of_fields(fields: RolloutFields) -> dict[str, Json]:

@@ -11,8 +11,9 @@ from kvmedic.core.gates import Blocked
 from kvmedic.core.plan import AutoscalerStep, ScaleStep, gives_back, is_revocable
 from kvmedic.core.policy import OnInconclusive
 from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Outcome, Run, Standing, StepState
+from kvmedic.core.run import Outcome, Run, StepState
 from kvmedic.core.sentences import SENTENCES
+from kvmedic.core.standing import Standing
 from kvmedic.core.verdict import Baseline, Judged, Verdict
 
 
@@ -88,6 +89,11 @@ class TurnBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Recover:
+    """Take the claim and the frozen fields back that somebody took off; the walk goes on after that."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Put our own fields and labels back, leave the template alone, and end."""
 
@@ -101,7 +107,7 @@ class Close:
     outcome: Outcome
 
 
-Decision: TypeAlias = Walk | Rest | Watch | Keep | TurnBack | Leave | Close
+Decision: TypeAlias = Walk | Rest | Watch | Keep | TurnBack | Recover | Leave | Close
 
 
 def decide(run: Run, seen: Situation) -> Decision:
@@ -140,7 +146,17 @@ def _ended(run: Run, seen: Situation) -> Decision | None:
         return Close(outcome_of(Reason.FENCE_LOST))
     if reason := _left_as(run, seen.standing):
         return Leave(outcome_of(reason))
-    return Leave(outcome_of(Reason.ABANDONED)) if seen.wish is Wish.ABANDON else None
+    return Leave(outcome_of(Reason.ABANDONED)) if seen.wish is Wish.ABANDON else _held(seen.standing)
+
+
+def _held(standing: Standing) -> Decision | None:
+    """Return how a target is held that somebody shifted in the middle of the walk.
+
+    Letting it go would replace undrained what does not run the template in force.
+    """
+    if standing is Standing.TURNED:
+        return TurnBack(outcome_of(Reason.CHANGE_REVERTED))
+    return Recover() if standing is Standing.SHIFTED else None
 
 
 def _left_as(run: Run, standing: Standing) -> Reason | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -19,6 +19,9 @@ FROZEN_PROGRESS_DEADLINE_SECONDS = 2147483647
 
 CRASH_LOOP = "CrashLoopBackOff"
 """The kubelet waits, up to five minutes, before it starts a container again that keeps ending."""
+
+ROLLING = "RollingUpdate"
+"""The type of strategy that replaces replicas a few at a time."""
 
 SURGE = 1
 """One spare: it needs one free device, and capacity in rotation never falls below what it was."""
@@ -226,6 +229,20 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class FieldEdit:
+    """Who set a field of the Deployment last, by the API server's notes."""
+
+    manager: str
+    at: str
+    """RFC 3339, in whole seconds."""
+    is_ours: bool
+
+    def __str__(self) -> str:
+        """Return who and when."""
+        return f"{self.manager} at {self.at}"
+
+
+@dataclass(frozen=True, slots=True)
 class Minimum:
     """The fewest replicas that an autoscaler of the target keeps."""
 
@@ -278,6 +295,9 @@ class Fleet:
     """Field manager that wrote the pod template last, ourselves left out; empty where none is noted."""
     minimum: Minimum | None = None
     """Of the autoscaler that was asked for; None where nobody asked, or it is not there."""
+    edits: Mapping[str, FieldEdit] = field(default_factory=dict)
+    """Who set the fields last that a rollout borrows, by their names, and `template`; empty name: any field,
+    ourselves left out. A field that was removed has nobody."""
 
     def serving(self, revision: str) -> tuple[Pod, ...]:
         """Return the pods of a revision that are not terminating, by name."""

@@ -80,6 +80,18 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Regain:
+    """The claim, its note and the frozen fields again, where somebody took them off; the template stays."""
+
+    edit: TemplateChange | None
+    """What the run changes, for the note; None: it changes no template."""
+    recorded: RolloutFields
+    """The fields to be put back at the end, for the note."""
+    fields: RolloutFields | None
+    """None: the rollout's fields stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleOut:
     """One replica more: the spare. The template and the rollout's fields stay as they are."""
 
@@ -178,7 +190,7 @@ class Refused:
 
 RolloutMove: TypeAlias = Freeze | Hold | Pause | Retarget | Pulse | Restore | Revert | Release
 ScaleMove: TypeAlias = ScaleOut | ScaleIn
-DeploymentMove: TypeAlias = RolloutMove | ScaleMove | Claim
+DeploymentMove: TypeAlias = RolloutMove | ScaleMove | Claim | Regain
 PodMove: TypeAlias = Cordon | Uncordon | DeletePod
 Effect: TypeAlias = DeploymentMove | PodMove | SetMinimum
 Move: TypeAlias = Effect | Wait | Settled | Failed | Refused

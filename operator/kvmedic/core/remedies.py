@@ -171,6 +171,13 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         Reason.FLAG_DRIFTED: Remedy(
             "to see the changes", "kubectl -n $namespace rollout history deployment/$target"
         ),
+        Reason.CHANGE_REFUSED: Remedy(
+            "to see which policies there are",
+            "kubectl get validatingadmissionpolicybindings,validatingwebhookconfigurations",
+        ),
+        Reason.ROLLOUT_CONTESTED: Remedy(
+            "to see who sets it", "kubectl -n $namespace get deployment $target --show-managed-fields -o yaml"
+        ),
         Reason.SCALED_TO_ZERO: Remedy("to let it serve again", _SCALE),
         Reason.FENCE_LOST: Remedy("to see whose claim it is", _NOTES),
         Reason.RUN_UNREADABLE: Remedy(

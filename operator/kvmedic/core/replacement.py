@@ -27,7 +27,8 @@ from kvmedic.core.moves import Failed, Move, Refused, ScaleIn, ScaleOut, Settled
 from kvmedic.core.plan import Goer, ReplaceStep
 from kvmedic.core.preconditions import begun, replacement_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Run, committed_sequence
+from kvmedic.core.run import Run
+from kvmedic.core.standing import committed_sequence
 from kvmedic.core.starting import PEER_GRACE, STARTS, StartLimits, making_wait, start_failure, unready_since
 from kvmedic.core.surplus import (
     AWAIT_REMOVAL,

@@ -9,19 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import assert_never
 
-from kvmedic.core.bundle import BundleStep
 from kvmedic.core.diagnosis import COMPARED, Goal
 from kvmedic.core.draining import TimedOut, Victim
 from kvmedic.core.fleet import Fleet, RolloutFields
-from kvmedic.core.gating import GateStep
-from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.core.plan import Step
 from kvmedic.core.policy import OnDrainTimeout, RotationLabel
-from kvmedic.core.quantity import parse_count
 from kvmedic.core.reasons import Reason
 from kvmedic.core.spending import Footing, Spending, spent
-from kvmedic.core.trialling import TrialStep
 from kvmedic.core.verdict import Baseline, Judged, Verdict
 
 
@@ -92,6 +87,9 @@ class Intent:
     replicas_before: int | None = None
     replicas_after: int | None = None
     """The number of replicas before and after the assignment; None where it sets none."""
+    fields_before: RolloutFields | None = None
+    fields_after: RolloutFields | None = None
+    """The rollout's fields before and after it. None: written by a version that did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +150,10 @@ class Run:
     """None: nothing was counted yet."""
     timed_out: tuple[TimedOut, ...] = ()
     """Replicas that were put back into rotation because their drain timed out, since the last one went."""
+    regains: int = 0
+    """How often the rollout's fields were put back because somebody else had set them."""
+    regained_at: datetime | None = None
+    """When that was last."""
 
     def __post_init__(self) -> None:
         """Refuse a run that could never be judged.
@@ -242,140 +244,3 @@ class Run:
         """Return the run as it ends where it stands."""
         record = replace(self.current, state=StepState.LEFT, message=outcome.message)
         return replace(self.with_step(record), ending=outcome, victim=None, timed_out=())
-
-
-class Standing(StrEnum):
-    """How the target stands to the run's record."""
-
-    AS_RECORDED = "AsRecorded"
-    """Nothing but what the record explains."""
-    GONE = "Gone"
-    """The Deployment was deleted, or another of the same name took its place."""
-    DRIFTED = "Drifted"
-    """Somebody else changed the pod template, the rollout's fields or the claim on them."""
-    REVERTED = "Reverted"
-    """Somebody else put the pod template from before the run back."""
-    FENCE_LOST = "FenceLost"
-    """The claim annotation is another run's that is open, or was advanced past the record."""
-    SCALED_TO_ZERO = "ScaledToZero"
-    """Nobody serves; the next scale-out would bring back an unjudged setting."""
-    SOURCE_CHANGED = "SourceChanged"
-    """Somebody else changed the ConfigMap that the change was copied from: the copy hides that."""
-    RESCALED = "Rescaled"
-    """Somebody else changed the number of replicas while a step counts on it."""
-
-
-def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool = False) -> Standing:
-    """Return how the target stands to the run's record.
-
-    The claim annotation says which assignment was committed last; the template and the rollout's
-    fields must then be what that assignment made them. A person's `kubectl rollout undo` puts the
-    annotations of the older ReplicaSet back with its template (kubectl 1.36, rollback.go), so a claim
-    may be gone, or be one of long ago: that is an edit like any other. Only a claim whose run is open
-    (`rivalled`), or that is ahead of the record, says that another moves the target.
-    """
-    if fleet is None or fleet.uid != run.target_uid:
-        return Standing.GONE
-    if rivalled or _is_ahead(run, resource_uid, fleet.fence):
-        return Standing.FENCE_LOST
-    committed = committed_sequence(run, resource_uid, fleet.fence)
-    if committed is None or _is_drifted(run, fleet, committed):
-        return Standing.REVERTED if _is_reverted(run, fleet) else Standing.DRIFTED
-    if fleet.replicas == 0:
-        return Standing.SCALED_TO_ZERO
-    if _is_rescaled(run, fleet, committed) or not is_kept(run, resource_uid, fleet):
-        return Standing.RESCALED
-    return Standing.AS_RECORDED
-
-
-def is_kept(run: Run, resource_uid: str, fleet: Fleet) -> bool:
-    """Return whether the autoscaler that a step goes through has the minimum that the record explains.
-
-    The mark on it, set in the same patch, has the number that was set last. Without a mark of this run
-    nothing was set yet: the number must be the one that the step begins with. True for other steps.
-    """
-    step, found = run.current.step, fleet.minimum
-    if not isinstance(step, AutoscalerStep):
-        return True
-    if found is None or found.uid != step.holder_uid:
-        return False
-    marked = _sequence_in(found.mark, run.claims(resource_uid))
-    return found.number == (step.before if marked is None else marked)
-
-
-def is_foreign(resource_uid: str, fence: str) -> bool:
-    """Return whether a claim names another resource."""
-    return bool(fence) and fence.partition("/")[0] != resource_uid
-
-
-def committed_sequence(run: Run, resource_uid: str, fence: str) -> int | None:
-    """Return the sequence of the last committed assignment of this run, or None if the claim does not say.
-
-    Record and claim are never more than one apart. No claim of this run counts as 0 only while
-    nothing of the run can have been committed yet.
-    """
-    number = _sequence_in(fence, run.claims(resource_uid))
-    if number is None:
-        return 0 if run.sequence <= 1 else None
-    return number if run.sequence - 1 <= number <= run.sequence else None
-
-
-def _is_ahead(run: Run, resource_uid: str, fence: str) -> bool:
-    number = _sequence_in(fence, run.claims(resource_uid))
-    return number is not None and number > run.sequence
-
-
-def _sequence_in(fence: str, claims: str) -> int | None:
-    """Return the sequence in a claim that begins as given; None for any other text."""
-    number = fence.removeprefix(claims)
-    return parse_count(number) if number != fence else None
-
-
-def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
-    """Return whether the number of replicas is not the one that the record explains.
-
-    A replacement counts on it while it is under way, and a scaling as long as the run is open: its
-    number is what is judged. A rollout counts its replicas anew.
-    """
-    step, intent, state = run.current.step, run.intent, run.current.state
-    match step:
-        case BundleStep() | FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep():
-            return False
-        case TrialStep() | GateStep():
-            return False
-        case ReplaceStep():
-            counts, recorded = state in WALKING, step.replicas
-        case ScaleStep():
-            counts, recorded = state in WALKING or state is StepState.VERIFYING, step.before
-        case _:
-            assert_never(step)
-    if not counts:
-        return False
-    if intent is None:
-        return fleet.replicas != recorded
-    told = intent.replicas_after if committed == intent.sequence else intent.replicas_before
-    return fleet.replicas != (recorded if told is None else told)
-
-
-def _is_reverted(run: Run, fleet: Fleet) -> bool:
-    """Return whether a target that drifted has the very template from before the change again."""
-    intent, current = run.intent, run.current
-    forward = current.state in (StepState.ROLLING_OUT, StepState.VERIFYING)
-    if intent is None or not forward or _keeps_template(current.step):
-        return False
-    had = current.step.after_template in (intent.template_before, intent.template_after)
-    return had and fleet.revision == current.step.before_template
-
-
-def _keeps_template(step: Step) -> bool:
-    return step.before_template == step.after_template
-
-
-def _is_drifted(run: Run, fleet: Fleet, committed: int) -> bool:
-    intent, frozen = run.intent, fleet.fields.is_frozen
-    if intent is None:
-        return fleet.revision != run.current.step.before_template
-    if committed < intent.sequence:
-        # Not committed, or undone since: then the template is the one before, and the fields are not.
-        return fleet.revision != intent.template_before or intent.was_frozen not in (None, frozen)
-    return fleet.revision != intent.template_after or (intent.is_frozen and not frozen)

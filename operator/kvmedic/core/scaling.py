@@ -23,7 +23,8 @@ from kvmedic.core.moves import Claim, Failed, Move, ScaleIn, ScaleOut, Settled, 
 from kvmedic.core.plan import ScaleStep
 from kvmedic.core.preconditions import begun, scaling_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Run, committed_sequence
+from kvmedic.core.run import Run
+from kvmedic.core.standing import committed_sequence
 from kvmedic.core.starting import STARTS, StartLimits, making_wait, start_failure
 from kvmedic.core.surplus import (
     AWAIT_REMOVAL,

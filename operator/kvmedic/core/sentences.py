@@ -221,7 +221,16 @@ SENTENCES = MappingProxyType(
             "Someone else changed the ConfigMap in the middle of the run; the change was taken back, so that "
             "theirs counts."
         ),
+        Reason.CHANGE_REFUSED: (
+            "The API server refuses the run's next write; the run waits and goes on once it is allowed."
+        ),
+        Reason.ROLLOUT_CONTESTED: (
+            "Someone else sets the frozen rollout's fields again and again; it is held paused meanwhile."
+        ),
         Reason.SCALED_TO_ZERO: "The Deployment was scaled to zero during the run.",
+        Reason.FLEET_GIVEN_BACK: (
+            "No record knew the run that held the fleet frozen; the note on the Deployment gives it back."
+        ),
         Reason.FENCE_LOST: (
             "Another operator or resource moved the target; this run ended without touching it."
         ),

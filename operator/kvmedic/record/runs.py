@@ -69,6 +69,8 @@ NEEDS_A_PERSON = frozenset(
         Reason.KEPT_UNJUDGED,
         Reason.DRAIN_TIMED_OUT,
         Reason.SCALED_TO_ZERO,
+        Reason.ROLLOUT_CONTESTED,
+        Reason.CHANGE_REFUSED,
         Reason.OWNED_BY_CONTROLLER,
         Reason.MANAGED_BY_GITOPS,
         Reason.MANAGED_BY_HELM,

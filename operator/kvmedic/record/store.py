@@ -190,8 +190,8 @@ def _advice(body: JsonObject) -> str:
         )
     removal = '[{"op": "remove", "path": "/status/run"}]'
     return (
-        "repair the status, or put the target back by hand (docs/howto/roll-back-by-hand.md, section 2) and "
-        f"forget the run: {kubectl} patch {resource} --subresource=status --type=json -p '{removal}'"
+        "repair the status, or forget the run, and a fleet that it holds frozen is given back by the note on "
+        f"its Deployment: {kubectl} patch {resource} --subresource=status --type=json -p '{removal}'"
     )
 
 
