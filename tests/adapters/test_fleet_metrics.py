@@ -41,7 +41,7 @@ def pod(name: str, address: str = "127.0.0.1") -> Pod:
 
 def fleet_metrics(url: str, port: int = 8000) -> FleetMetrics:
     sources = {"default": SourceOptions(url=url, freshness="10m")}
-    return FleetMetrics.of(sources, ScrapeOptions(port=port), VLLM_SIGNALS)
+    return FleetMetrics.of(sources, ScrapeOptions(port=port), VLLM_SIGNALS, lambda: END)
 
 
 async def test_a_source_is_found_by_name(history: PrometheusServer) -> None:

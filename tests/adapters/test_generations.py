@@ -114,7 +114,12 @@ def only(page: Page, *, gauges: bool) -> Page:
 
 
 def swinging(values: list[float]) -> Curve:
-    return lambda t: None if t < -WINDOW_SECONDS else values[round(-t / 15) % len(values)]
+    """Return a gauge that swings, and is at the end of the window what it was at its beginning.
+
+    The recording's clients sent again once they were answered, so that their number did not grow.
+    """
+    steps = round(WINDOW_SECONDS / 15)
+    return lambda t: None if t < -WINDOW_SECONDS else values[round(-t / 15) % steps % len(values)]
 
 
 @pytest.fixture(scope="module")

@@ -112,7 +112,8 @@ def test_a_prometheus_that_does_not_answer_is_told(diagnose: Diagnose) -> None:
 
     found = json.loads(done.stdout)
     assert done.returncode == 3
-    assert "cannot be reached" in found["notes"][0]
+    assert found["reason"] == "SourceUnavailable"
+    assert "cannot be reached" in found["message"]
 
 
 @pytest.mark.parametrize(
