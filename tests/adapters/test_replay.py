@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -37,13 +38,16 @@ spec: {template: {spec: {containers: [{name: vllm, image: "vllm/vllm-openai:v0.3
 """
 
 
-RUNNING = 'vllm:num_requests_running{engine="0",model_name="tiny"}'
-
-
 def page(name: str) -> Any:
-    """A recorded page; in thrash with as many sequences running as the same engine ran on average."""
+    """A recorded page with as many sequences running as the same engine ran in thrash on average.
+
+    As many wait from the first moment on as at the last: the recording's clients sent again once they were
+    answered.
+    """
     text = (DATA / f"metrics-{name}.txt").read_text()
-    return parse_page(text.replace(f"{RUNNING} 11.0", f"{RUNNING} 14.0"), END)
+    for gauge, value in (("running", 14.0), ("waiting", 10.0)):
+        text = re.sub(rf"^(vllm:num_requests_{gauge}{{.*}}) .*$", rf"\1 {value}", text, flags=re.MULTILINE)
+    return parse_page(text, END)
 
 
 @pytest.fixture(scope="module")

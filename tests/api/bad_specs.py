@@ -189,7 +189,7 @@ WINDOWS = [
         "no such answer to no verdict",
         {"verify": {"onInconclusive": "Retry"}},
         "spec.verify.onInconclusive",
-        f'{SUPPORTED}"Hold", "RollBack"',
+        f'{SUPPORTED}"Hold", "Keep", "RollBack"',
         ENUM,
     ),
 ]
