@@ -163,7 +163,9 @@ def test_an_applier_that_leaves_a_mark_is_noticed_before_the_first_effect(
         time.sleep(TICKS_SECONDS)
 
         assert "field manager platform" in told(world, "ActionRequired")
-        assert "commit this to what it applies\npatches:" in told(world, "ActionRequired")
+        sentence = told(world, "ActionRequired")
+        assert "commit this to what it applies; replicas are then replaced undrained" in sentence
+        assert "\npatches:" in sentence
         assert untouched(world, generation)
 
 
