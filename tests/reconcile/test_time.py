@@ -16,7 +16,8 @@ from kvmedic.core.evidence import Measured
 from kvmedic.core.fleet import ADDING, STILL, Fleet, ReplicaSet
 from kvmedic.core.moves import Failed, Pause, Wait
 from kvmedic.core.record import Record
-from kvmedic.core.run import Run, Standing, StepState
+from kvmedic.core.run import Run, StepState
+from kvmedic.core.standing import Standing
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.verdicts import judged_window
 from kvmedic.walks import Tick, as_watched, drain_of, walking_move

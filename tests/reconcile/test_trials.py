@@ -157,7 +157,7 @@ def test_attention_that_is_not_fused_without_the_method_either_is_no_reason_to_t
 @pytest.mark.parametrize(
     ("blocks", "reason", "says"),
     [
-        (POOL.blocks, "CompressionNotApplied", f"there are {POOL.blocks} blocks, {POOL.blocks} without it"),
+        (POOL.blocks, "CompressionNotApplied", f"holds {POOL.tokens} tokens, {POOL.tokens} without it"),
         (POOL.blocks // 2, "BaselineMissing", f"without Mine there are {POOL.blocks // 2} blocks"),
     ],
     ids=["as many as without", "twice as many"],

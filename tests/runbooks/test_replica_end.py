@@ -74,7 +74,9 @@ def test_it_is_known_whether_an_engine_would_abort_requests(workload: Workload, 
     [(OnDrainTimeout.HOLD, "is not ended"), (OnDrainTimeout.PROCEED, "is ended all the same")],
 )
 def test_a_plan_says_what_becomes_of_a_replica_whose_drain_times_out(way: OnDrainTimeout, said: str) -> None:
-    rollout = RolloutPolicy(Spare.REQUIRED, timedelta(minutes=10), RotationLabel("a", "b"), way)
+    rollout = RolloutPolicy(
+        Spare.REQUIRED, timedelta(minutes=10), RotationLabel("a", "b"), on_drain_timeout=way
+    )
 
     for step in (STEP, REPLACE):
         remark = drain_remark(a_workload(), rollout, step)

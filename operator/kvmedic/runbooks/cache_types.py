@@ -18,6 +18,8 @@ from kvmedic.core.started import MODELS_OWN, Start, Started, Unread
 from kvmedic.engines.kv_cache_types import expected_ratio
 from kvmedic.runbooks.methods import DECLARED
 
+UNNAMED_RATIO = 2.0
+"""How many times as many tokens a method of fewer bits promises that names no type: 8 bits instead of 16."""
 LEAST_SHARE = 0.5
 """Of the tokens that a type adds by its bits, how much must be there for it to be in effect: of fp8 1.5 times
 as many tokens as without."""
@@ -97,12 +99,13 @@ def too_few_tokens(method: Compressed, evidence: Evidence, pools: Mapping[str, P
     name, pool = min(pools.items(), key=lambda each: each[1].tokens)
     before = blocks * (method.block_tokens_without or pool.block_tokens)
     stored_as = _type_of(pool, evidence.started.get(name)) or method.asks_for_type
-    ratio = expected_ratio(stored_as)
+    ratio = expected_ratio(stored_as) if stored_as else UNNAMED_RATIO
     least = (1 + (ratio - 1) * LEAST_SHARE) * before
     if pool.tokens >= least:
         return ()
     text = (
-        f"{method.name} is in effect as {stored_as} and the pool holds {pool.tokens} tokens, {before} "
+        f"{method.name} is in effect{f' as {stored_as}' if stored_as else ''} and the pool holds "
+        f"{pool.tokens} tokens, {before} "
         f"without it ({ratio:g} times as many are to be expected)"
     )
     return (Finding("fleet", None, pool.tokens, least, text),)
