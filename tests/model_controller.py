@@ -161,6 +161,23 @@ class Model:
 
     # What the cluster does.
 
+    def happen(self, act: int, which: int) -> None:
+        """Let a controller act, the kubelet of one pod, or some time pass: seven acts in turn."""
+        match act:
+            case 0 | 1:
+                self.deployment_controller()
+            case 2:
+                self.replica_set_controller("old")
+            case 3:
+                self.replica_set_controller("new")
+            case 4:
+                self.kubelet(which)
+            case 5:
+                self.endpoints()
+            case _:
+                self.requests_end()
+                self.pass_time(1)
+
     def deployment_controller(self) -> None:
         """One sync: the target ReplicaSet gets the frozen fields; then one scaling, unless paused."""
         self.observed = True

@@ -137,20 +137,7 @@ class Operator:
         self.model.apply(move)
 
     def happen(self, act: int, which: int) -> None:
-        match act:
-            case 0 | 1:
-                self.model.deployment_controller()
-            case 2:
-                self.model.replica_set_controller("old")
-            case 3:
-                self.model.replica_set_controller("new")
-            case 4:
-                self.model.kubelet(which)
-            case 5:
-                self.model.endpoints()
-            case _:
-                self.model.requests_end()
-                self.model.pass_time(1)
+        self.model.happen(act, which)
 
     def round(self, number: int) -> None:
         for act in range(ACTS):

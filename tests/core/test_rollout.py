@@ -64,20 +64,7 @@ class Walker(Walk):
         return next_move(self.model.fleet(), self.order(), self.model.now)
 
     def happen(self, act: int, which: int) -> None:
-        match act:
-            case 0 | 1:
-                self.model.deployment_controller()
-            case 2:
-                self.model.replica_set_controller("old")
-            case 3:
-                self.model.replica_set_controller("new")
-            case 4:
-                self.model.kubelet(which)
-            case 5:
-                self.model.endpoints()
-            case _:
-                self.model.requests_end()
-                self.model.pass_time(1)
+        self.model.happen(act, which)
 
 
 def broken(model: Model, numbers: Collection[int]) -> list[ModelPod]:
