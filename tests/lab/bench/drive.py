@@ -1,6 +1,6 @@
 """One engine under a closed loop of clients in virtual time, scraped as Prometheus would scrape it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -102,10 +102,14 @@ class Drive:
 
     def measure(self, count: int) -> Outcome:
         """Serve that many more requests, measured and scraped."""
+        interval = self.now / self._finished * count / PAGES
+        return self._measured(interval, lambda outcome: outcome.finished >= count)
+
+    def _measured(self, interval: float, is_over: Callable[[Outcome], bool]) -> Outcome:
+        """Serve until it is over, measured, and scraped at that interval in seconds."""
         outcome = Outcome(self.scheduler.limits.max_num_seqs, self.workload.evicts)
         started = due = self.now
-        interval = started / self._finished * count / PAGES
-        while outcome.finished < count:
+        while not is_over(outcome):
             if self.now >= due:
                 self._scrape(outcome)
                 due += interval

@@ -32,17 +32,8 @@ class OpenDrive(Drive):
         """Serve for a while, then for a while that is measured and scraped."""
         while self.now < warm_seconds:
             self._advance()
-        outcome = Outcome(self.scheduler.limits.max_num_seqs, self.workload.evicts)
-        started = due = self.now
-        while self.now < started + seconds:
-            if self.now >= due:
-                self._scrape(outcome)
-                due += seconds / PAGES
-            for client, request in self._advance():
-                self._count(outcome, client, request)
-        self._scrape(outcome)
-        outcome.seconds = self.now - started
-        return outcome
+        until = self.now + seconds
+        return self._measured(seconds / PAGES, lambda _: self.now >= until)
 
     def _count(self, outcome: Outcome, client: Client, request: Request) -> None:
         outcome.finished += 1
