@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import nan
 
 from kvmedic.cluster.pods import is_finished
+from kvmedic.cluster.trials import is_of, made_for, swept
 from kvmedic.core.accuracy import JobEnd
 from kvmedic.core.gating import Counted, JobSight, NoEvaluation, Served
-from kvmedic.kube.client import Client, Preconditions, Propagation
+from kvmedic.kube.client import Client, Propagation
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
     CRON_JOBS,
@@ -36,7 +36,6 @@ from kvmedic.manifests.evaluation_job import (
     digest_of,
     evaluation_job,
 )
-from kvmedic.manifests.trial_pod import TRIAL_LABEL
 
 JOB_NAME = "batch.kubernetes.io/job-name"
 CONTROLLER_UID = "batch.kubernetes.io/controller-uid"
@@ -116,23 +115,13 @@ class Evaluations:
     async def sweep(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
         """Remove all evaluations of a resource with their pods; return the names of those that were there.
 
-        A Job is there until its pods are gone. One that changed in the middle, as a Job does whenever its pod
-        moves on, is left to the next time.
+        A Job is there until its pods are gone.
 
         Raises:
             Unavailable: the API did not answer.
         """
-        found = await self.client.list(JOBS, namespace, f"{TRIAL_LABEL}={owner_uid}")
-        ours = {str(section(body, "metadata")["name"]): body for body in found if _is_of(body, owner_uid)}
-        for name, body in ours.items():
-            metadata = section(body, "metadata")
-            if "deletionTimestamp" not in metadata:
-                preconditions = Preconditions(uid_of(body), str(metadata["resourceVersion"]))
-                with suppress(Conflict):
-                    await self.client.delete(
-                        Ref(JOBS, namespace, name), preconditions, Propagation.FOREGROUND
-                    )
-        return tuple(sorted(ours))
+        going = await made_for(self.client, JOBS, namespace, owner_uid)
+        return await swept(self.client, JOBS, going, Propagation.FOREGROUND)
 
     async def _create(self, evaluation: Evaluation, manifest: JsonObject) -> str:
         try:
@@ -146,7 +135,7 @@ class Evaluations:
 
     async def _job(self, evaluation: Evaluation) -> JsonObject | None:
         body = await self.client.get(_ref(evaluation))
-        if body is not None and not _is_of(body, evaluation.owner.uid):
+        if body is not None and not is_of(body, evaluation.owner.uid):
             raise Conflict(Call("get", _ref(evaluation).path), None, "a Job of that name is not ours")
         return body
 
@@ -170,10 +159,6 @@ class Evaluations:
 
 def _ref(evaluation: Evaluation) -> Ref:
     return Ref(JOBS, evaluation.namespace, evaluation.name)
-
-
-def _is_of(body: JsonObject, owner_uid: str) -> bool:
-    return controller_uid(body) == owner_uid
 
 
 def _namespace(body: JsonObject) -> str:

@@ -15,13 +15,14 @@ from kvmedic.cluster.ends import last_words_of
 from kvmedic.cluster.pods import Frame, pod_of
 from kvmedic.core.fleet import Pod, Rotation
 from kvmedic.core.last_words import LastWords
-from kvmedic.kube.client import Client, Preconditions
+from kvmedic.kube.client import Client, Preconditions, Propagation
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
     CLAIMS,
     PODS,
     JsonObject,
     Ref,
+    Resource,
     controller_uid,
     items,
     section,
@@ -58,7 +59,7 @@ class Trials:
         body = await self.client.get(_ref(trial))
         if body is None:
             return None
-        if not _is_of(body, trial.owner.uid):
+        if not is_of(body, trial.owner.uid):
             raise Conflict(Call("get", _ref(trial).path), None, "a pod of that name is not ours")
         return pod_of(body, Frame("", container, _NOWHERE, frozenset()))
 
@@ -79,7 +80,7 @@ class Trials:
             await self.client.create(_ref(trial), manifest)
         except Conflict:
             body = await self.client.get(_ref(trial))
-            if body is not None and not _is_of(body, trial.owner.uid):
+            if body is not None and not is_of(body, trial.owner.uid):
                 raise
         except Refused as error:
             return str(error)
@@ -88,23 +89,12 @@ class Trials:
     async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
         """Remove all trial pods of a resource but one; return the names of those that were there.
 
-        One that changed in the middle, as a pod does while it starts, is left to the next time.
-
         Raises:
             Unavailable: the API did not answer.
         """
-        found = await self.client.list(PODS, namespace, f"{TRIAL_LABEL}={owner_uid}")
-        going = [
-            body for body in found if _is_of(body, owner_uid) and section(body, "metadata")["name"] != but
-        ]
-        for body in going:
-            metadata = section(body, "metadata")
-            ref = Ref(PODS, namespace, str(metadata["name"]))
-            if "deletionTimestamp" not in metadata:
-                preconditions = Preconditions(uid_of(body), str(metadata["resourceVersion"]))
-                with suppress(Conflict):
-                    await self.client.delete(ref, preconditions)
-        return tuple(sorted(str(section(body, "metadata")["name"]) for body in going))
+        going = await made_for(self.client, PODS, namespace, owner_uid)
+        going.pop(but, None)
+        return await swept(self.client, PODS, going)
 
     async def held_claims(self, namespace: str, template: Mapping[str, Any]) -> frozenset[str]:
         """Return those PersistentVolumeClaims of a template that are not for several pods.
@@ -127,5 +117,35 @@ def _ref(trial: Trial) -> Ref:
     return Ref(PODS, trial.namespace, trial.name)
 
 
-def _is_of(body: JsonObject, owner_uid: str) -> bool:
+def is_of(body: JsonObject, owner_uid: str) -> bool:
+    """Return whether an object is controlled by the resource of that uid."""
     return controller_uid(body) == owner_uid
+
+
+async def made_for(
+    client: Client, resource: Resource, namespace: str, owner_uid: str
+) -> dict[str, JsonObject]:
+    """Return what was made for a resource's trials, by name."""
+    found = await client.list(resource, namespace, f"{TRIAL_LABEL}={owner_uid}")
+    return {str(section(body, "metadata")["name"]): body for body in found if is_of(body, owner_uid)}
+
+
+async def swept(
+    client: Client,
+    resource: Resource,
+    going: Mapping[str, JsonObject],
+    propagation: Propagation = Propagation.DEFAULT,
+) -> tuple[str, ...]:
+    """Remove what was made for trials; return the names of what was there.
+
+    One that changed in the middle, as a pod does while it starts and a Job whenever its pod moves on, is left
+    to the next time.
+    """
+    for name, body in going.items():
+        metadata = section(body, "metadata")
+        if "deletionTimestamp" not in metadata:
+            preconditions = Preconditions(uid_of(body), str(metadata["resourceVersion"]))
+            with suppress(Conflict):
+                ref = Ref(resource, str(metadata["namespace"]), name)
+                await client.delete(ref, preconditions, propagation)
+    return tuple(sorted(going))
