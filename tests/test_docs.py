@@ -19,6 +19,7 @@ from kvmedic.frame import BudgetOptions, CompressionOptions, StormOptions
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+NIGHT = ROOT / "docs" / "howto" / "at-3-a-m.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests" / "lab").rglob("*.md")])
 WRITTEN_FOR_COMMANDS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -117,12 +118,29 @@ def test_every_kvmedic_command_on_a_page_exists_with_its_options(path: Path) -> 
     assert wrong == []
 
 
-def test_the_readme_shows_the_columns_that_kubectl_shows() -> None:
+def test_the_readme_is_short() -> None:
+    words = FENCE.sub("", README.read_text()).split()
+
+    assert len(words) <= 800
+
+
+def test_the_readme_quotes_what_saved_pages_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = next(words for words in commands(README, "kvmedic") if "--scrape" in words)
+    quoted = next(text for _, text in FENCE.findall(README.read_text()) if text.startswith("diagnosis"))
+
+    said = " ".join(CliRunner().invoke(app_for(words), words).stdout.split())
+
+    for line in re.split(r"\n(?=\S)", quoted.rstrip()):
+        assert " ".join(line.split()) in said
+
+
+def test_the_page_for_the_night_shows_the_columns_that_kubectl_shows() -> None:
     crd = yaml.safe_load((ROOT / "crds" / "kvmedic.io_kvremediations.yaml").read_text())
     columns = crd["spec"]["versions"][0]["additionalPrinterColumns"]
     expected = ["NAMESPACE", "NAME", *(c["name"].upper() for c in columns if not c.get("priority"))]
 
-    headers = [line.split() for line in README.read_text().splitlines() if line.startswith("NAMESPACE")]
+    headers = [line.split() for line in NIGHT.read_text().splitlines() if line.startswith("NAMESPACE")]
 
     assert headers
     assert all(header == expected for header in headers)

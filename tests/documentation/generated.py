@@ -1,7 +1,8 @@
 """The parts of the documentation that follow from the code, between markers; `chart.generated` writes them.
 
 * each runbook's decision table, from its branches;
-* docs/howto/when-it-refuses.md: every reason for which nothing is done, and what to type.
+* docs/howto/when-it-refuses.md: every reason for which nothing is done, and what to type;
+* docs/images/overview.svg: the README's picture.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from documentation.picture import picture
 from kvmedic.core.reasons import Reason
 from kvmedic.core.remedies import REMEDIES, remedy_of
 from kvmedic.core.sentences import SENTENCES
@@ -20,6 +22,7 @@ from kvmedic.runbooks.tables import decision_table
 from reconcile.complaints import COMPLAINTS, Complaint
 
 ROOT = Path(__file__).resolve().parents[2]
+PICTURE = ROOT / "docs" / "images" / "overview.svg"
 REFUSALS = ROOT / "docs" / "howto" / "when-it-refuses.md"
 NAMES = {
     "namespace": "NS",
@@ -53,7 +56,7 @@ def pages() -> dict[Path, str]:
     refusals = with_part(_text(REFUSALS), "bad input", _complaints(COMPLAINTS.items()))
     for name, reasons in GROUPS.items():
         refusals = with_part(refusals, name, _reasons(one for one in Reason if one in reasons))
-    return {**found, REFUSALS: refusals}
+    return {**found, REFUSALS: refusals, PICTURE: picture()}
 
 
 def _text(page: Path) -> str:
