@@ -1,10 +1,12 @@
 """The open half of the benchmark: arrivals that do not wait, and when it fails."""
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
 from kvmedic.core.verdict import Verdict
+from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Outcome
 from lab.bench.open_drive import OpenDrive
 from lab.bench.open_loop import Planned, Row, Starved, judged
@@ -41,6 +43,14 @@ def test_a_row_says_what_was_planned_and_what_that_lost() -> None:
 
     assert row.loss == pytest.approx(0.1)
     assert str(row).split() == ["drawn", "1", "1.05", "60.0%", "16", "x0.90", "CapBelowLoad", "10.0%"]
+
+
+def test_no_drawn_request_is_longer_than_its_pool() -> None:
+    workload = drawn(1062)
+
+    longest = max(one.prompt + one.output for one in islice(workload.lengths(), 20_000))
+
+    assert longest == workload.blocks * workload.block_tokens
 
 
 def test_the_same_requests_come_whatever_the_engine_does_with_them() -> None:

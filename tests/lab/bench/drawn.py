@@ -10,6 +10,8 @@ import random
 from lab.bench.workloads import Draw, Workload, either, even, fixed, varied
 from lab.engine.settings import StepCost
 
+LONGEST_MODEL = 16_384
+"""Tokens of prompt and answer, at most; vLLM does not start with more than its pool holds."""
 _SHAPES = ("varied", "varied", "varied", "two kinds", "fixed", "even")
 
 
@@ -25,7 +27,10 @@ def drawn(seed: int) -> Workload:
     clients = round(sequences * source.uniform(1.3, 3)) + 4
     cost = StepCost(_between(source, 0.006, 0.03), _between(source, 0.000_03, 0.000_5))
     shared = source.choice((0, 0, 0, 0, 256))
-    return Workload(f"drawn {seed}", prompt, output, blocks, block_tokens, clients, cost, shared)
+    longest = min(LONGEST_MODEL, blocks * block_tokens)
+    return Workload(
+        f"drawn {seed}", prompt, output, blocks, block_tokens, clients, cost, shared, max_model_len=longest
+    )
 
 
 def _between(source: random.Random, low: float, high: float) -> float:
