@@ -46,8 +46,8 @@ WORKERS ?= 4
 RUN_TESTS = $(PY) -m pytest -q --timeout=600 --durations=10
 .PHONY: test
 test: setup ## Run every test; installs and builds what they need (PYTEST=… for options, WORKERS=4)
-	$(PY) -m lab tools
-	@worst=5; \
+	@worst=5; spent=; \
+	timed() { began=$$SECONDS; ended=0; "$${@:2}" || ended=$$?; spent+="$${spent:+, }$$1 $$((SECONDS - began)) s"; return $$ended; }; \
 	note() { case $$1 in 0) [ $$worst != 5 ] || worst=0;; 2) exit 2;; 5) ;; *) worst=$$1;; esac; }; \
 	round() { \
 	  code=0; $(RUN_TESTS) --cache-clear "$$@" $(PYTEST) || code=$$?; \
@@ -55,8 +55,10 @@ test: setup ## Run every test; installs and builds what they need (PYTEST=… fo
 	    $(RUN_TESTS) --last-failed --maxfail=1 "$$@" $(PYTEST) -n 0 || code=$$?; }; \
 	  note $$code; \
 	}; \
-	round -m 'not cluster' -n $(WORKERS) --dist loadgroup; \
-	round -m cluster; \
+	timed tools $(PY) -m lab tools; \
+	timed "without the real cluster" round -m 'not cluster' -n $(WORKERS) --dist loadgroup; \
+	timed "on the real cluster" round -m cluster; \
+	echo "[test] $$spent"; \
 	exit $$worst
 
 .PHONY: test-core
