@@ -8,7 +8,7 @@ from datetime import datetime
 from kvmedic.core.approval import Request, approved
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.gates import Blocked, Health, forward_gate, opening_gate
-from kvmedic.core.neighbours import Neighbours, hindrance, remarks, rerouted
+from kvmedic.core.neighbours import Neighbours, draining_hindrance, hindrance, remarks, rerouted
 from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.core.plan import OnTrial, Plan, ScaleStep
 from kvmedic.core.policy import Mode, Policy
@@ -18,6 +18,7 @@ from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Approved, Outcome
 from kvmedic.core.standing import is_foreign
+from kvmedic.core.trialling import TrialStep
 from kvmedic.core.vitals import Cause
 from kvmedic.findings import Survey
 from kvmedic.handover import advice, handed_over
@@ -65,9 +66,13 @@ async def accompanied(found: Survey, resource: Resource, policy: Policy, target:
     They are asked only where there is a plan that changes something of it. An obstacle that was found before
     stays.
     """
-    if found.plan is None or isinstance(found.plan.steps[0], OnTrial):
+    step = found.plan.steps[0] if found.plan else None
+    drains = isinstance(step, TrialStep) and step.replica != ""
+    if found.plan is None or (isinstance(step, OnTrial) and not drains):
         return found
     neighbours = await target.neighbours(found.view)
+    if drains:
+        return replace(found, obstacle=found.obstacle or draining_hindrance(neighbours, found.view.fleet))
     found, plan = await _rerouted(found, found.plan, neighbours, target)
     owned = proposed(found, resource, policy)
     files = file_remarks(found.view.template, found.view.config_maps, found.view.fleet.live)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.neighbours import neighbours_of
+from kvmedic.cluster.neighbours import neighbours_of, policies_of_draining
 from kvmedic.core.neighbours import Autoscaler, Neighbours, VerticalAutoscaler
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused
@@ -95,6 +95,15 @@ def pdb(name: str, **labels: str) -> dict[str, Any]:
     }
 
 
+def network(name: str, selector: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": name},
+        "spec": {"podSelector": selector, **spec},
+    }
+
+
 @pytest.fixture
 async def bare(private_light: Callable[..., LightCluster]) -> AsyncIterator[tuple[LightCluster, Client]]:
     """A cluster without any of the definitions, for this test alone."""
@@ -159,6 +168,8 @@ async def test_everybody_who_has_a_say_is_found_and_nobody_else(bare: tuple[Ligh
         pdb("other", app="other"),
         not_in,
         wrong,
+        network("trap", {"matchLabels": {"serving": "draining"}}),
+        network("everywhere", {}),
     ):
         cluster.api.create(each)
 
@@ -177,7 +188,54 @@ async def test_everybody_who_has_a_say_is_found_and_nobody_else(bare: tuple[Ligh
         ),
         vertical=(VerticalAutoscaler("off", "Off"), VerticalAutoscaler("silent", "Recreate")),
         disruption_budgets=("chosen", "expressions"),
+        of_draining=("NetworkPolicy trap",),
     )
+
+
+SERVES, ANY_VALUE = (
+    {"matchLabels": {"serving": "true"}},
+    {"matchExpressions": [{"key": "serving", "operator": "Exists"}]},
+)
+DRAINS = {"matchExpressions": [{"key": "serving", "operator": "In", "values": ["draining", "off"]}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (network("n", DRAINS), ["NetworkPolicy n"]),
+        (network("n", SERVES), ["NetworkPolicy n"]),
+        (network("n", {}, ingress=[{"from": [{"podSelector": SERVES}]}]), ["NetworkPolicy n"]),
+        (
+            network("n", {}, egress=[{}, {"to": [{"ipBlock": {}}, {"podSelector": DRAINS}]}]),
+            ["NetworkPolicy n"],
+        ),
+        (network("n", ANY_VALUE, ingress=None), []),
+        (network("n", {"matchLabels": {"app": "other"}}), []),
+        (pdb("p", serving="draining"), ["PodDisruptionBudget p"]),
+        (pdb("p", serving="true"), []),
+        (pdb("p", app="llm"), []),
+        (pdb("p", app="other", serving="draining"), []),
+    ],
+    ids=[
+        "a policy of what drains",
+        "a policy that stops with it",
+        "a peer that lets only serving ones in",
+        "a peer of what drains",
+        "a policy for any value",
+        "a policy of others",
+        "a budget that starts with it",
+        "a budget that stops with it",
+        "a budget of all",
+        "a budget of others",
+    ],
+)
+def test_who_treats_a_replica_differently_while_it_drains(body: dict[str, Any], names: list[str]) -> None:
+    budgets, networks = ([body], []) if body["kind"] == "PodDisruptionBudget" else ([], [body])
+    labels = {"app": "llm", "serving": "true"}
+
+    found = policies_of_draining(budgets, networks, labels, {**labels, "serving": "draining"})
+
+    assert list(found) == names
 
 
 @pytest.mark.parametrize(

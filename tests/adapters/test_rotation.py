@@ -69,28 +69,21 @@ async def test_back_in_rotation_it_is_as_it_was(live: LiveFleet) -> None:
     assert marks(live, pod) == before
 
 
-async def test_a_deletion_cost_and_a_label_of_somebody_come_back(live: LiveFleet) -> None:
+@pytest.mark.parametrize("label", ["canary", None])
+async def test_a_deletion_cost_of_somebody_comes_back_and_the_label_is_the_templates(
+    live: LiveFleet, label: str | None
+) -> None:
+    """Whatever label the note tells, another than the template's would keep the pod out of every Service."""
     fleet = await live.serving(1)
     pod = fleet.pods[0]
-    own = {"labels": {"serving": "canary"}, "annotations": {DELETION_COST: "17", "note": "a/b~c"}}
-    live.patch_pod(pod.name, {"metadata": own})
     before = marks(live, pod)
+    own = {"labels": {"serving": label}, "annotations": {DELETION_COST: "17", "note": "a/b~c"}}
+    live.patch_pod(pod.name, {"metadata": own})
 
     await cordon(live.client, *await again(live, pod))
     await uncordon(live.client, *await again(live, pod))
 
-    assert marks(live, pod) == before
-
-
-async def test_a_pod_without_the_label_gets_none(live: LiveFleet) -> None:
-    fleet = await live.serving(1)
-    pod = fleet.pods[0]
-    live.patch_pod(pod.name, {"metadata": {"labels": {"serving": None}}})
-
-    await cordon(live.client, *await again(live, pod))
-    await uncordon(live.client, *await again(live, pod))
-
-    assert "serving" not in marks(live, pod)[0]
+    assert marks(live, pod) == (before[0], {**before[1], **own["annotations"]})
 
 
 async def test_cordoning_twice_keeps_what_was_before(live: LiveFleet) -> None:
@@ -115,18 +108,43 @@ async def test_uncordoning_twice_changes_and_writes_nothing(live: LiveFleet) -> 
     assert live.pod(pod.name)["metadata"]["resourceVersion"] == pod.resource_version
 
 
-@pytest.mark.parametrize("note", [None, "not json", "[]"])
-async def test_a_pod_whose_note_is_lost_gets_the_templates_label(live: LiveFleet, note: str | None) -> None:
+GARBAGE = {
+    "gone": None,
+    "no JSON": "not json",
+    "a list": "[]",
+    "deep": "[" * 5000,
+    "another value": '{"label": "nobody-selects-me", "cost": null}',
+    "our own marks": json.dumps({"label": "draining", "cost": CORDON_COST}),
+    "no label's value": '{"label": "a b", "cost": "cheap"}',
+    "numbers": '{"label": 7, "cost": 2147483648}',
+    "a cost of many digits": json.dumps({"label": {}, "cost": "9" * 5000}),
+    "a cost beyond 32 bits": '{"label": null, "cost": "2147483648"}',
+    "a cost with a plus": '{"label": null, "cost": "+5"}',
+}
+
+
+async def test_whatever_a_pods_note_says_it_comes_back_into_rotation(live: LiveFleet) -> None:
+    """One pod for all: a note that the API server's patch would choke on would keep it out for ever."""
     fleet = await live.serving(1)
     pod = fleet.pods[0]
-    await cordon(live.client, fleet, pod)
-    live.patch_pod(pod.name, {"metadata": {"annotations": {CORDONED: note}}})
+    before = marks(live, pod)
+    for note in GARBAGE.values():
+        await cordon(live.client, *await again(live, pod))
+        live.patch_pod(pod.name, {"metadata": {"annotations": {CORDONED: note}}})
 
-    await uncordon(live.client, *await again(live, pod))
+        await uncordon(live.client, *await again(live, pod))
 
-    labels, annotations = marks(live, pod)
-    assert labels["serving"] == "true"
-    assert annotations.keys().isdisjoint({CORDONED, DELETION_COST})
+        assert marks(live, pod) == before
+
+
+async def test_a_note_that_nobody_can_read_is_written_anew(live: LiveFleet) -> None:
+    fleet = await live.serving(1)
+    pod = fleet.pods[0]
+    live.patch_pod(pod.name, {"metadata": {"annotations": {CORDONED: "garbage", DELETION_COST: "17"}}})
+
+    await cordon(live.client, *await again(live, pod))
+
+    assert json.loads(marks(live, pod)[1][CORDONED]) == {"label": "true", "cost": "17"}
 
 
 async def test_half_a_cordon_left_by_a_person_is_cleared_away(live: LiveFleet) -> None:

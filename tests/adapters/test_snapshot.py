@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from kvmedic.cluster.exposure import in_rotation, rotation_of, selector_text
-from kvmedic.cluster.marks import CORDON_COST, DELETION_COST
+from kvmedic.cluster.marks import CORDON_COST, CORDONED, DELETION_COST
 from kvmedic.cluster.ownership import last_editor, owner_of
 from kvmedic.cluster.pods import Frame, pod_of
 from kvmedic.cluster.snapshot import container_index, rollout_fields, snapshot
+from kvmedic.core.draining import stray_move
 from kvmedic.core.fleet import Fleet, RolloutFields, Rotation
+from kvmedic.core.moves import Uncordon
 from kvmedic.core.reasons import Reason
 from kvmedic.core.template import template_hash
 from kvmedic.kube.client import Client, Limits, connect
@@ -23,6 +25,7 @@ from kvmedic.kube.objects import Ref, Resource
 from lab.cluster.light import LightCluster
 from lab.cluster.simulation import behaviour
 from live_fleet import EDIT, LABEL, NAME, TARGET, LiveFleet, deployment, is_whole, service
+from run_builder import a_fleet
 
 
 @pytest.fixture
@@ -517,6 +520,13 @@ class TestRotation:
     def test_slices_of_no_service_do_not_follow_a_label(self) -> None:
         assert not exposed(service(), slices=(a_slice("ours", ""),)).effective
 
+    def test_another_service_that_takes_what_drains_is_named(self) -> None:
+        trap = service("trap", serving="draining")
+        found = exposed(service(), trap, service("theirs", app="other", serving="draining"))
+
+        assert (found.effective, found.rivals, found.services) == (False, ("trap",), (NAME,))
+        assert exposed(service()).rivals == ()
+
     def test_a_template_that_carries_the_draining_value_serves_nobody(self) -> None:
         template = {"metadata": {"labels": {"app": NAME, "serving": "draining"}}}
 
@@ -632,6 +642,22 @@ def test_a_pod_is_cordoned_when_it_carries_both_marks(
     body = a_pod(labels, {DELETION_COST: cost} if cost else None)
 
     assert pod_of(body, Frame("r", None, ROTATION, frozenset())).cordoned is cordoned
+
+
+@pytest.mark.parametrize("note", ["", "garbage", '{"label": "true", "cost": null}', None])
+@pytest.mark.parametrize("cost", ["", "garbage", "-1", None])
+@pytest.mark.parametrize("label", ["true", "draining"])
+def test_a_pod_that_drains_by_our_note_alone_is_put_back(
+    label: str, cost: str | None, note: str | None
+) -> None:
+    given = {DELETION_COST: cost, CORDONED: note}
+    body = a_pod({"serving": label}, {key: text for key, text in given.items() if text is not None})
+    fleet = a_fleet()
+    pod = pod_of(body, Frame(fleet.revision, None, ROTATION, frozenset()))
+
+    moved = stray_move(fleet, (pod,))
+
+    assert moved == (Uncordon(pod) if label == "draining" and note is not None else None)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ HPA = "HorizontalPodAutoscaler"
         (Neighbours(vertical=(VerticalAutoscaler("llm", "InPlaceOrRecreate"),)), Reason.MANAGED_BY_VPA),
         (Neighbours(vertical=(VerticalAutoscaler("llm", "Tomorrows"),)), Reason.MANAGED_BY_VPA),
         (Neighbours(disruption_budgets=("llm",)), None),
+        (Neighbours(of_draining=("NetworkPolicy n",)), Reason.DRAINING_VALUE_SELECTED),
     ],
     ids=[
         "nobody",
@@ -38,6 +39,7 @@ HPA = "HorizontalPodAutoscaler"
         "a VPA that resizes or evicts",
         "a VPA in a mode of tomorrow",
         "a disruption budget",
+        "a policy for what drains",
     ],
 )
 def test_beside_whom_a_run_begins(neighbours: Neighbours, reason: Reason | None) -> None:
@@ -52,6 +54,19 @@ def test_what_to_do_about_a_vpa_is_said() -> None:
     assert found is not None
     assert "VerticalPodAutoscaler chat" in found.message
     assert 'spec.updatePolicy.updateMode to "Off"' in found.message
+
+
+def test_both_ways_out_of_a_policy_for_what_drains_are_said() -> None:
+    found = hindrance(Neighbours(of_draining=("NetworkPolicy n", "PodDisruptionBudget p")), a_fleet())
+
+    assert found is not None
+    for words in (
+        "NetworkPolicy n, PodDisruptionBudget p",
+        "serving=draining",
+        "rotationLabel.draining",
+        "take",
+    ):
+        assert words in found.message
 
 
 def test_the_plan_tells_who_else_has_a_say() -> None:

@@ -48,6 +48,12 @@ ROWS: list[tuple[str, Fleet, Reason, str]] = [
         "spec.rollout.rotationLabel.key",
     ),
     (
+        "a Service of what drains",
+        replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False, rivals=("trap",))),
+        Reason.DRAINING_VALUE_SELECTED,
+        "Service trap selects pods by serving=draining",
+    ),
+    (
         "a Service that does not look at the label",
         replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False)),
         Reason.ROTATION_LABEL_WITHOUT_EFFECT,

@@ -148,7 +148,9 @@ class RotationLabel(Wire):
     """Key of the label. It must not be part of the Deployment's selector. `serving` is the key of the
     runbook."""
     draining: Annotated[str, Field(max_length=63), LABEL_VALUE] = "draining"
-    """Value that no Service selects. `draining` is the value of the runbook."""
+    """Value that no Service and no policy (PodDisruptionBudget, NetworkPolicy) selects: a replica that drains
+    has it. Where one does, nothing is changed, with the reason `DrainingValueSelected`. `draining` is the
+    value of the runbook."""
 
 
 class Rollout(Wire):

@@ -54,15 +54,25 @@ def rotation_of(
         if any(uid in pods for uid, _ in _endpoints(each))
     }
     names = tuple(sorted({*selecting, *listing} - {""}))
+    drained = {**template, label.key: label.draining}
+    rivals = tuple(
+        sorted(
+            str(section(each, "metadata").get("name"))
+            for each in services
+            if selects(each, drained) and not selects(each, template)
+        )
+    )
     return Rotation(
         label=label.key,
         draining=label.draining,
         services=names,
         effective=bool(names)
+        and not rivals
         and "" not in listing
         and template.get(label.key) != label.draining
         and all(label.key in selecting.get(name, {}) for name in names),
         in_selector=label.key in selector_keys(section(deployment, "spec", "selector")),
+        rivals=rivals,
     )
 
 

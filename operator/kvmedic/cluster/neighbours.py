@@ -1,7 +1,7 @@
-"""Reads who else has a say in a target: HPA, ScaledObject, VPA, PodDisruptionBudget. Changes nothing.
+"""Reads who else has a say in a target: HPA, ScaledObject, VPA, PodDisruptionBudget, NetworkPolicy.
 
-KEDA and the VerticalPodAutoscaler come with definitions of their own. Where a cluster has none of a
-kind, nobody of that kind is there.
+Changes nothing. KEDA and the VerticalPodAutoscaler come with definitions of their own. Where a cluster has
+none of a kind, nobody of that kind is there.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from kvmedic.kube.objects import (
 
 VERTICAL_AUTOSCALERS = Resource("autoscaling.k8s.io/v1", "verticalpodautoscalers")
 DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
+NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")
 
 KEDA_PAUSES = ("autoscaling.keda.sh/paused", "autoscaling.keda.sh/paused-replicas")
 KEDA_ADDS_NONE = "autoscaling.keda.sh/paused-scale-out"
@@ -49,18 +50,52 @@ async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any
         template: its pod template.
     """
     labels = labels_of(template)
-    hpas, scaled, vertical, budgets = await asyncio.gather(
+    drained = {**labels, fleet.rotation.label: fleet.rotation.draining}
+    hpas, scaled, vertical, budgets, networks = await asyncio.gather(
         *(
             _listed(client, kind, fleet.namespace)
-            for kind in (AUTOSCALERS, SCALED_OBJECTS, VERTICAL_AUTOSCALERS, DISRUPTION_BUDGETS)
+            for kind in (
+                AUTOSCALERS,
+                SCALED_OBJECTS,
+                VERTICAL_AUTOSCALERS,
+                DISRUPTION_BUDGETS,
+                NETWORK_POLICIES,
+            )
         )
     )
     replicas = [*_of_keda(scaled, fleet), *_of_hpas(hpas, fleet)]
     return Neighbours(
         autoscalers=tuple(replicas),
         vertical=tuple(_of_vpas(vertical, fleet)),
-        disruption_budgets=tuple(sorted(_name(each) for each in budgets if _selects(each, labels))),
+        disruption_budgets=tuple(_name(each) for each in budgets if _selects(_selector(each), labels)),
+        of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
     )
+
+
+def policies_of_draining(
+    budgets: Iterable[JsonObject],
+    networks: Iterable[JsonObject],
+    labels: Mapping[str, str],
+    drained: Mapping[str, str],
+) -> Iterator[str]:
+    """Yield what treats a replica differently while it drains, by kind and name.
+
+    A budget may stop counting it, as it leaves; it may not start to. A NetworkPolicy may do neither: the
+    requests that the replica still answers would get other rules.
+
+    Args:
+        budgets: all PodDisruptionBudgets of the namespace.
+        networks: all its NetworkPolicies.
+        labels: of the pod template.
+        drained: the same labels while it drains.
+    """
+    for body in budgets:
+        by = _selector(body)
+        if _selects(by, drained) and not _selects(by, labels):
+            yield f"PodDisruptionBudget {_name(body)}"
+    for body in networks:
+        if any(_selects(by, drained) != _selects(by, labels) for by in _pod_selectors(body)):
+            yield f"NetworkPolicy {_name(body)}"
 
 
 async def _listed(client: Client, kind: Resource, namespace: str) -> list[JsonObject]:
@@ -153,9 +188,21 @@ def _targets(ref: Mapping[str, Any], fleet: Fleet) -> bool:
     return (group, ref.get("kind", "Deployment"), ref.get("name")) == ("apps", "Deployment", fleet.name)
 
 
-def _selects(body: JsonObject, labels: Mapping[str, str]) -> bool:
-    """Return whether a PodDisruptionBudget's selector takes pods with labels; an empty one takes all."""
-    selector = section(body, "spec").get("selector")
+def _selector(budget: JsonObject) -> object:
+    return section(budget, "spec").get("selector")
+
+
+def _pod_selectors(policy: JsonObject) -> Iterator[object]:
+    """Yield by what a NetworkPolicy selects pods of its namespace: those it holds for, and their peers."""
+    spec = section(policy, "spec")
+    yield spec.get("podSelector")
+    for way, ends in (("ingress", "from"), ("egress", "to")):
+        for rule in items(spec, way):
+            yield from (peer.get("podSelector") for peer in items(rule, ends))
+
+
+def _selects(selector: object, labels: Mapping[str, str]) -> bool:
+    """Return whether a label selector takes pods with labels; an empty one takes all, an absent one none."""
     if not isinstance(selector, Mapping):
         return False
     wanted = section(selector, "matchLabels")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kvmedic.cluster.marks import CORDON_COST, DELETION_COST
+from kvmedic.cluster.marks import CORDON_COST, CORDONED, DELETION_COST
 from kvmedic.core.fleet import ContainerEnd, Instance, Pod, Rotation
 from kvmedic.kube.objects import annotations_of, items, labels_of, moment, section, uid_of
 
@@ -53,6 +53,7 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         unschedulable=_condition(status, "PodScheduled").get("reason") == "Unschedulable",
         in_rotation=uid_of(body) in frame.serving,
         cordoned=is_cordoned(body, frame.rotation),
+        half_cordoned=is_half_cordoned(body, frame.rotation),
         restarts=sum(int(each.get("restartCount", 0)) for each in _containers(status, frame.container)),
         waiting_reason=_waiting_reason(status, frame.container),
         node=str(section(body, "spec").get("nodeName", "")),
@@ -71,6 +72,12 @@ def is_cordoned(body: Mapping[str, Any], rotation: Rotation) -> bool:
         labels_of(body).get(rotation.label) == rotation.draining
         and annotations_of(body).get(DELETION_COST) == CORDON_COST
     )
+
+
+def is_half_cordoned(body: Mapping[str, Any], rotation: Rotation) -> bool:
+    """Return whether a pod carries a cordon's label and note, and another deletion cost than ours."""
+    drains = labels_of(body).get(rotation.label) == rotation.draining
+    return drains and CORDONED in annotations_of(body) and not is_cordoned(body, rotation)
 
 
 def _since(status: Mapping[str, Any], wanted: str) -> datetime | None:

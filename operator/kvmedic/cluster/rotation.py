@@ -6,6 +6,7 @@ Whoever looked at a pod before anything about it changed gets a `Conflict` and h
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import assert_never
 
@@ -17,6 +18,9 @@ from kvmedic.core.moves import Cordon, DeletePod, PodMove, Uncordon
 from kvmedic.kube.client import Client, Preconditions
 from kvmedic.kube.errors import Call, Conflict
 from kvmedic.kube.objects import DEPLOYMENTS, PODS, JsonObject, Ref, annotations_of, labels_of, section
+
+_COST, _COST_LIMIT = re.compile("-?[1-9][0-9]{0,9}|0"), 2**31
+"""A deletion cost: 32 bits, no plus, no leading zeros (core/v1, GetDeletionCostFromPodAnnotations)."""
 
 
 async def move_pod(client: Client, fleet: Fleet, move: PodMove) -> None:
@@ -37,7 +41,7 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
 
     Once EndpointSlices show the label, the ReplicaSet's controller knows the cost too, because it
     came with the same version of the pod. What the pod had before is kept in an annotation on it;
-    cordoning again changes nothing about that.
+    cordoning again changes nothing about that, unless nobody can read it.
 
     Raises:
         Conflict: the pod changed since it was looked at, or is gone.
@@ -51,15 +55,16 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
         PatchOperation("add", path_of(LABELS, label), fleet.rotation.draining),
         PatchOperation("add", path_of(ANNOTATIONS, DELETION_COST), CORDON_COST),
     ]
-    if CORDONED not in marks:
+    if _note_in(marks) is None:
         operations.append(PatchOperation("add", path_of(ANNOTATIONS, CORDONED), json.dumps(before)))
     await client.json_patch(_ref(fleet, pod), operations)
 
 
 async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
-    """Put a pod back into rotation: its label and deletion cost become what they were.
+    """Put a pod back into rotation: with the pod template's label, and the deletion cost that it had.
 
-    A pod whose note of that is lost gets the pod template's label and no cost. Uncordoning a pod
+    Its own note is not believed about the label: every Service in front selects the template's value, and
+    any other keeps the pod out. A cost that no pod can have, or that is ours, is none. Uncordoning a pod
     that carries no mark of ours changes nothing.
 
     Raises:
@@ -69,11 +74,11 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     marks = annotations_of(live)
     if not pod.cordoned and CORDONED not in marks:
         return
-    before = _remembered(marks.get(CORDONED, "")) or await _usual(client, fleet)
+    label, note = await _template_label(client, fleet), _note_in(marks) or {}
     operations = [
         *as_seen(pod),
-        *_assignment(labels_of(live), LABELS, fleet.rotation.label, before.get("label")),
-        *_assignment(marks, ANNOTATIONS, DELETION_COST, before.get("cost")),
+        *_assignment(labels_of(live), LABELS, fleet.rotation.label, label),
+        *_assignment(marks, ANNOTATIONS, DELETION_COST, _deletion_cost(note.get("cost"))),
         *_assignment(marks, ANNOTATIONS, CORDONED, None),
     ]
     await client.json_patch(_ref(fleet, pod), operations)
@@ -112,20 +117,27 @@ async def _unchanged(client: Client, fleet: Fleet, pod: Pod) -> JsonObject:
     return live
 
 
-async def _usual(client: Client, fleet: Fleet) -> Mapping[str, str | None]:
-    """Return what a pod of the Deployment has that was never cordoned."""
+async def _template_label(client: Client, fleet: Fleet) -> str | None:
+    """Return the rotation label's value on a pod of the Deployment that was never cordoned."""
     deployment = await client.get(Ref(DEPLOYMENTS, fleet.namespace, fleet.name))
     labels = section(deployment or {}, "spec", "template", "metadata", "labels")
-    return {"label": labels.get(fleet.rotation.label), "cost": None}
+    return labels.get(fleet.rotation.label)
 
 
-def _remembered(note: str) -> Mapping[str, str | None]:
-    """Return what a note on a pod says of the time before; nothing where it cannot be read."""
+def _note_in(marks: Mapping[str, str]) -> Mapping[str, object] | None:
+    """Return what a pod's note says of the time before; None where there is none that can be read."""
     try:
-        before = json.loads(note)
+        before = json.loads(marks.get(CORDONED, ""))
     except (ValueError, RecursionError):
-        return {}
-    return before if isinstance(before, dict) else {}
+        return None
+    return before if isinstance(before, dict) and {"label", "cost"} <= before.keys() else None
+
+
+def _deletion_cost(noted: object) -> str | None:
+    """Return a deletion cost as the API server takes it; None where it is none, or only ours."""
+    if not isinstance(noted, str) or not _COST.fullmatch(noted) or noted == CORDON_COST:
+        return None
+    return noted if -_COST_LIMIT <= int(noted) < _COST_LIMIT else None
 
 
 def _parents(live: JsonObject) -> list[PatchOperation]:

@@ -121,7 +121,8 @@ def stray_move(fleet: Fleet, pods: Iterable[Pod], victim: Pod | None = None) -> 
     cordoned one first, with what it serves then.
     """
     uid = victim.uid if victim else None
-    stray = next((pod for pod in pods if pod.cordoned and not pod.terminating and pod.uid != uid), None)
+    left = (pod for pod in pods if not pod.terminating and pod.uid != uid)
+    stray = next((pod for pod in left if pod.cordoned or pod.half_cordoned), None)
     if stray is None:
         return None
     if len(fleet.serving(stray.revision)) > fleet.desired(stray.revision):

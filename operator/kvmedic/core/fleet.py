@@ -126,6 +126,9 @@ class Pod:
     """The kubelet says that the engine's container does not run."""
     ports: tuple[int, ...] = ()
     """TCP ports that its containers declare, sorted."""
+    half_cordoned: bool = False
+    """It is out of rotation by our label, and somebody took our deletion cost away: not the first to go, so
+    it is not drained, but it may not stay out either."""
     unready_for: timedelta | None = None
     """How long this process has seen it not Ready without a break; None: it is, or nobody counts."""
 
@@ -212,9 +215,12 @@ class Rotation:
     services: tuple[str, ...]
     """Services that select the target's pods, sorted."""
     effective: bool
-    """Every one of these Services selects by the label, so a pod with the draining value leaves all."""
+    """Every one of these Services selects by the label, so a pod with the draining value leaves all; and no
+    other takes it in."""
     in_selector: bool
     """The label is part of the Deployment's own selector, so changing it would orphan the pod."""
+    rivals: tuple[str, ...] = ()
+    """Other Services that select a pod with the draining value: it would get their requests."""
 
 
 @dataclass(frozen=True, slots=True)

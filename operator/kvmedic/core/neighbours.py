@@ -11,10 +11,10 @@ were judged: beside it none begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvmedic.core.fleet import Fleet
+from kvmedic.core.fleet import Fleet, Rotation
 from kvmedic.core.plan import AutoscalerStep, ObjectRef, ScaleStep
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Outcome
@@ -61,10 +61,14 @@ class Neighbours:
     vertical: tuple[VerticalAutoscaler, ...] = ()
     disruption_budgets: tuple[str, ...] = ()
     """Names of the PodDisruptionBudgets that select the target's pods."""
+    of_draining: tuple[str, ...] = ()
+    """Policies, by kind and name, that treat a replica differently while it drains."""
 
 
 def hindrance(neighbours: Neighbours, fleet: Fleet) -> Outcome | None:
     """Return why no run may begin beside these neighbours, or None."""
+    if doubt := draining_hindrance(neighbours, fleet):
+        return doubt
     for vertical in neighbours.vertical:
         if vertical.mode not in HARMLESS_MODES:
             return Outcome(
@@ -81,6 +85,22 @@ def hindrance(neighbours: Neighbours, fleet: Fleet) -> Outcome | None:
                 "a run begins when they agree",
             )
     return None
+
+
+def draining_hindrance(neighbours: Neighbours, fleet: Fleet) -> Outcome | None:
+    """Return why no replica may be drained beside these neighbours, or None."""
+    if not neighbours.of_draining:
+        return None
+    return Outcome(Reason.DRAINING_VALUE_SELECTED, draining_message(fleet.rotation, neighbours.of_draining))
+
+
+def draining_message(rotation: Rotation, others: Sequence[str]) -> str:
+    """Return who else goes by the value that a replica gets while it drains, and the two ways out."""
+    return (
+        f"{', '.join(others)} selects pods by {rotation.label}={rotation.draining}, the value of a replica "
+        "that still answers requests: name a value that nobody selects in "
+        "spec.rollout.rotationLabel.draining, or take the label out of that selector"
+    )
 
 
 def remarks(neighbours: Neighbours) -> Iterator[str]:

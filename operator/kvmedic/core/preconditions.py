@@ -10,6 +10,7 @@ from kvmedic.core.bundle import BundleStep
 from kvmedic.core.fleet import SURGE, Fleet, Owner, ReplicaSet
 from kvmedic.core.gating import GateStep
 from kvmedic.core.moves import Failed, Refused
+from kvmedic.core.neighbours import draining_message
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import Revision
@@ -204,6 +205,11 @@ def drained_refusal(fleet: Fleet) -> Refused | None:
     return _first(
         _frozen(fleet),
         (rotation.in_selector, Reason.TRIAL_IMPOSSIBLE, in_selector),
+        (
+            bool(rotation.rivals),
+            Reason.TRIAL_IMPOSSIBLE,
+            draining_message(rotation, [f"Service {name}" for name in rotation.rivals]),
+        ),
         (not rotation.effective, Reason.TRIAL_IMPOSSIBLE, _rotation_message(fleet)),
         (fleet.replicas < 2, Reason.TRIAL_IMPOSSIBLE, "the only replica is never drained for a trial"),
         (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
@@ -268,6 +274,11 @@ def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
             Reason.ROTATION_LABEL_IN_SELECTOR,
             f"label {fleet.rotation.label} is in the Deployment's selector: changing it on a pod orphans "
             "the pod; name another label in spec.rollout.rotationLabel.key",
+        ),
+        (
+            bool(fleet.rotation.rivals),
+            Reason.DRAINING_VALUE_SELECTED,
+            draining_message(fleet.rotation, [f"Service {name}" for name in fleet.rotation.rivals]),
         ),
         (
             not fleet.rotation.effective,

@@ -132,6 +132,7 @@ class Reason(StrEnum):
     AUTOSCALER_ACTIVE = "AutoscalerActive"
     ROTATION_LABEL_IN_SELECTOR = "RotationLabelInSelector"
     ROTATION_LABEL_WITHOUT_EFFECT = "RotationLabelWithoutEffect"
+    DRAINING_VALUE_SELECTED = "DrainingValueSelected"
     CLAIMED_BY_ANOTHER = "ClaimedByAnother"
     REPLICAS_AUTOSCALED = "ReplicasAutoscaled"
     TARGET_SHARED = "TargetShared"

@@ -138,6 +138,7 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         Reason.ROTATION_LABEL_WITHOUT_EFFECT: Remedy(
             "to see what the Services select", "kubectl -n $namespace get services -o wide"
         ),
+        Reason.DRAINING_VALUE_SELECTED: Remedy("to name another value", _EDIT),
         Reason.CLAIMED_BY_ANOTHER: Remedy("to see whose claim it is", _NOTES),
         Reason.TARGET_SHARED: Remedy(
             "to leave the target to the other", "kubectl -n $namespace delete kvr $name"

@@ -160,6 +160,9 @@ SENTENCES = MappingProxyType(
         Reason.ROTATION_LABEL_WITHOUT_EFFECT: (
             "No Service selects by the rotation label, so it takes no replica out of rotation."
         ),
+        Reason.DRAINING_VALUE_SELECTED: (
+            "Somebody else selects pods by the value that the rotation label has while a replica drains."
+        ),
         Reason.CLAIMED_BY_ANOTHER: "Another resource or an earlier run holds the claim on the target.",
         Reason.REPLICAS_AUTOSCALED: (
             "An autoscaler decides the number of replicas and would take the spare away."

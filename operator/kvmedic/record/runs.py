@@ -81,6 +81,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.TARGET_PAUSED,
         Reason.ROTATION_LABEL_IN_SELECTOR,
         Reason.ROTATION_LABEL_WITHOUT_EFFECT,
+        Reason.DRAINING_VALUE_SELECTED,
         Reason.REPLICAS_AUTOSCALED,
         Reason.REPLACEMENT_CALLED_OFF,
         Reason.REVISION_GONE,
