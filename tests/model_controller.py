@@ -92,6 +92,8 @@ class Model:
     """Pods that are broken whatever they run, by the order in which they are made."""
     stubborn_numbers: set[int] = field(default_factory=set)
     """Pods whose requests do not end, likewise."""
+    front: bool = False
+    """Something leads requests to these pods whatever their label is."""
     lost_in_rotation: list[str] = field(default_factory=list)
     """Pods that went while they took requests: by our own moves this must stay empty."""
     undrained: list[str] = field(default_factory=list)
@@ -277,7 +279,7 @@ class Model:
     def endpoints(self) -> None:
         """EndpointSlices follow the pods' labels and readiness."""
         for pod in self.pods:
-            inside = pod.ready and not pod.cordoned
+            inside = pod.ready and (not pod.cordoned or (self.front and pod.stubborn))
             if inside:
                 pod.busy = pod.served = True
             pod.in_rotation = inside
@@ -333,6 +335,7 @@ class Model:
             terminating=False,
             unschedulable=False,
             in_rotation=pod.in_rotation,
+            listed_by=("Service llm",) if pod.in_rotation else (),
             cordoned=pod.cordoned,
             restarts=0,
             waiting_reason="CrashLoopBackOff" if pod.broken else "",

@@ -60,8 +60,10 @@ class Walk(ABC):
         pods = {p.name: p for p in self.model.pods}
         if self.victim is None or self.victim.uid not in pods:
             return Drain.UNKNOWN
-        if pods[self.victim.uid].stubborn:
+        if pods[self.victim.uid].stubborn and not self.model.front:
             return Drain.HELD
+        if pods[self.victim.uid].stubborn and pods[self.victim.uid].in_rotation:
+            return Drain.TIMED_OUT
         return Drain.BUSY if pods[self.victim.uid].busy else Drain.IDLE
 
     def tick(self) -> None:

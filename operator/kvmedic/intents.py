@@ -56,7 +56,7 @@ def _put_back(run: Run, pod: Pod, after: timedelta | None) -> Run:
     """
     if after is not None:
         others = tuple(one for one in run.timed_out if one.uid != pod.uid)
-        run = replace(run, timed_out=(*others, TimedOut(pod.name, pod.uid, after)))
+        run = replace(run, timed_out=(*others, TimedOut(pod.name, pod.uid, after, pod.listed_by)))
     same = run.victim is not None and run.victim.uid == pod.uid
     return replace(run, victim=None) if same else run
 

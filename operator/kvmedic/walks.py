@@ -79,7 +79,9 @@ def as_watched(tick: Tick) -> Run:
 
 
 def _watched_fleet(tick: Tick, fleet: Fleet) -> Fleet:
-    return replace(fleet, pods=tuple(watched(tick, pod) for pod in fleet.pods))
+    stuck = {one.uid: one.listed_by for one in tick.run.timed_out}
+    pods = (replace(watched(tick, pod), stuck_in=stuck.get(pod.uid, ())) for pod in fleet.pods)
+    return replace(fleet, pods=tuple(pods))
 
 
 async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
@@ -261,11 +263,14 @@ def _assigned_at(tick: Tick) -> datetime | None:
 
 
 def _held(tick: Tick) -> frozenset[str]:
-    """Return the replicas whose drain timed out and that are not to be taken again yet."""
+    """Return the replicas whose drain timed out and that are not to be taken again yet.
+
+    Where the spec lets replicas go all the same, they are those that no Service let go of.
+    """
     rollout = tick.policy.rollout
-    if rollout.on_drain_timeout is OnDrainTimeout.PROCEED:
-        return frozenset()
-    return frozenset(one.uid for one in tick.run.timed_out if one.after >= rollout.drain_timeout)
+    goes = rollout.on_drain_timeout is OnDrainTimeout.PROCEED
+    late = (one for one in tick.run.timed_out if one.after >= rollout.drain_timeout)
+    return frozenset(one.uid for one in late if one.listed_by or not goes)
 
 
 async def drain_of(tick: Tick, fleet: Fleet) -> Drain:
@@ -283,7 +288,7 @@ async def drain_of(tick: Tick, fleet: Fleet) -> Drain:
     found = Drain.UNKNOWN
     if victim.out_at is not None:
         found = await _requests_on(tick, pod, elapsed(tick, "out", victim.uid, victim.out_at))
-    if found in (Drain.IDLE, Drain.DOWN) or not late:
+    if not late or (found in (Drain.IDLE, Drain.DOWN) and not pod.in_rotation):
         return found
     goes = pod.is_unreached or rollout.on_drain_timeout is OnDrainTimeout.PROCEED
     return Drain.TIMED_OUT if goes else Drain.HELD

@@ -304,7 +304,7 @@ def seen(*states: dict[str, Any]) -> Pod:
         "status": {"containerStatuses": [{"restartCount": 2, **state} for state in states]},
     }
     rotation = Rotation("serving", "draining", (), effective=True, in_selector=False)
-    return pod_of(body, Frame("r", "vllm" if len(states) < 3 else None, rotation, frozenset()))
+    return pod_of(body, Frame("r", "vllm" if len(states) < 3 else None, rotation, {}))
 
 
 END = {

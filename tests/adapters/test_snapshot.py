@@ -555,12 +555,18 @@ class TestRotation:
         ],
     )
     def test_who_gets_requests(self, conditions: dict[str, bool], serves: bool) -> None:
-        assert in_rotation([a_slice("ours", **conditions)]) == ({"ours"} if serves else set())
+        assert in_rotation([a_slice("ours", **conditions)]) == ({"ours": ("Service llm",)} if serves else {})
 
     def test_one_slice_of_many_is_enough(self) -> None:
         slices = [a_slice("ours", "a", ready=False), a_slice("ours", "b", ready=True), {"endpoints": None}]
 
-        assert in_rotation(slices) == {"ours"}
+        assert in_rotation(slices) == {"ours": ("Service b",)}
+
+    def test_a_slice_of_no_service_is_told_by_its_own_name(self) -> None:
+        own = a_slice("ours", "", ready=True)
+        own["metadata"]["name"] = "mine"
+
+        assert in_rotation([own, a_slice("ours")]) == {"ours": ("EndpointSlice mine", "Service llm")}
 
 
 @pytest.mark.parametrize(
@@ -641,7 +647,7 @@ def test_a_pod_is_cordoned_when_it_carries_both_marks(
     labels = {"serving": label} if label else {}
     body = a_pod(labels, {DELETION_COST: cost} if cost else None)
 
-    assert pod_of(body, Frame("r", None, ROTATION, frozenset())).cordoned is cordoned
+    assert pod_of(body, Frame("r", None, ROTATION, {})).cordoned is cordoned
 
 
 @pytest.mark.parametrize("note", ["", "garbage", '{"label": "true", "cost": null}', None])
@@ -671,7 +677,9 @@ def test_only_the_engines_container_counts_where_it_is_known(
         {"name": "proxy", "restartCount": 1, "state": {"running": {}}},
         {"name": "vllm", "restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}}},
     ]
-    pod = pod_of(a_pod({}, containerStatuses=statuses), Frame("r", container, ROTATION, frozenset({"u"})))
+    pod = pod_of(
+        a_pod({}, containerStatuses=statuses), Frame("r", container, ROTATION, {"u": ("Service llm",)})
+    )
 
     assert (pod.restarts, pod.waiting_reason, pod.in_rotation) == (restarts, reason, True)
 
@@ -686,6 +694,6 @@ def test_what_the_engines_container_runs_is_as_the_kubelet_found_it(
         {"name": "proxy", "image": "proxy:latest"},
         {"name": "vllm", "image": "vllm:latest", "imageID": "vllm@sha256:1"},
     ]
-    pod = pod_of(a_pod({}, containerStatuses=statuses), Frame("r", container, ROTATION, frozenset()))
+    pod = pod_of(a_pod({}, containerStatuses=statuses), Frame("r", container, ROTATION, {}))
 
     assert pod.image == image

@@ -222,10 +222,12 @@ STUBBORN = st.sets(st.integers(0, 9), min_size=1)
 """Pods whose requests do not end, by the order in which they are made."""
 
 
+@pytest.mark.parametrize("front", [False, True], ids=["they hang", "a Service does not let go of it"])
 @given(replicas=st.integers(1, 5), stubborn=STUBBORN, events=EVENTS, turn=st.none() | st.integers(0, 120))
 @MANY
-def test_no_replica_whose_requests_do_not_end_is_let_go_either_way(replicas, stubborn, events, turn):
+def test_no_replica_whose_requests_do_not_end_is_let_go_either_way(front, replicas, stubborn, events, turn):
     model = Model.healthy(replicas)
+    model.front = front
     model.stubborn_numbers = {number + 1 for number in stubborn}
     for pod in model.pods:
         pod.stubborn = pod.number in model.stubborn_numbers

@@ -169,7 +169,8 @@ class Rollout(Wire):
     times out. Hold: it goes back into rotation and another one is drained; when none can go, the run stands
     still with every replica in rotation, and ActionRequired says so (DrainTimedOut). Proceed: it is let go,
     and vLLM aborts what is in flight unless it runs with --shutdown-timeout. Hold, because an aborted request
-    is lost. A replica that is down is not waited for any longer in either case."""
+    is lost. A replica that is down is not waited for any longer in either case, and one that some Service
+    still leads requests to goes back into rotation in either case: the message says which Service."""
     start_timeout: Annotated[Text, duration("1m", "24h")] | None = None
     """How long a new replica may take to become Ready before it counts as one that does not start, from 1m
     to 24h. It is never less than the Deployment's progressDeadlineSeconds (10m where it has none), and never

@@ -13,13 +13,22 @@ SERVICE_NAME = "kubernetes.io/service-name"
 """Label of an EndpointSlice that names its Service (discovery.k8s.io/v1)."""
 
 
-def in_rotation(slices: Iterable[JsonObject]) -> frozenset[str]:
-    """Return the uids of the pods that some EndpointSlice lists as ready and not terminating.
+def in_rotation(slices: Iterable[JsonObject]) -> dict[str, tuple[str, ...]]:
+    """Return which Services list a pod as ready and not terminating, by its uid; no others are in rotation.
+
+    A slice of no Service counts by its own name: its readers are nobody's that we know.
 
     An unknown readiness counts as ready, as the API asks of its readers (discovery.k8s.io/v1,
     EndpointConditions).
     """
-    return frozenset(uid for each in slices for uid, serves in _endpoints(each) if serves)
+    found: dict[str, set[str]] = {}
+    for each in slices:
+        service, name = labels_of(each).get(SERVICE_NAME, ""), section(each, "metadata").get("name")
+        front = f"Service {service}" if service else f"EndpointSlice {name}"
+        for uid, serves in _endpoints(each):
+            if serves:
+                found.setdefault(uid, set()).add(front)
+    return {uid: tuple(sorted(fronts)) for uid, fronts in found.items()}
 
 
 def rotation_of(

@@ -29,8 +29,8 @@ class Frame:
     container: str | None
     """The engine's container; None: not known, so every container counts."""
     rotation: Rotation
-    serving: frozenset[str]
-    """Uids of the pods that get requests."""
+    serving: Mapping[str, tuple[str, ...]]
+    """Who leads requests to a pod, by its uid; others get none."""
 
 
 def is_finished(body: Mapping[str, Any]) -> bool:
@@ -63,6 +63,7 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         runs_since=_runs_since(status, frame.container),
         is_stopped=_is_stopped(status, frame.container),
         ports=_ports(section(body, "spec")),
+        listed_by=frame.serving.get(uid_of(body), ()),
     )
 
 

@@ -61,7 +61,7 @@ class Trials:
             return None
         if not is_of(body, trial.owner.uid):
             raise Conflict(Call("get", _ref(trial).path), None, "a pod of that name is not ours")
-        return pod_of(body, Frame("", container, _NOWHERE, frozenset()))
+        return pod_of(body, Frame("", container, _NOWHERE, {}))
 
     async def last_words(self, namespace: str, pod: Pod, refusals: Sequence[re.Pattern[str]]) -> LastWords:
         """Return what the log of a trial pod that ended says of it; that it cannot be read is a value."""

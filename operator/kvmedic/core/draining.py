@@ -31,6 +31,8 @@ class TimedOut:
     uid: str
     after: timedelta
     """The time-out; a longer one gives it another try."""
+    listed_by: tuple[str, ...] = ()
+    """Services that led requests to it all the time, whatever its label was; empty: it left all of them."""
 
 
 class Drain(StrEnum):
@@ -55,7 +57,8 @@ def draining_move(
 ) -> Cordon | Uncordon | Wait | None:
     """Return the next move until the victim is out of rotation and idle; None when it may go.
 
-    One whose drain timed out with requests in flight goes back into rotation.
+    One whose drain timed out with requests in flight goes back into rotation, and so does one that no
+    Service let go of until then, whatever the spec says: it never stopped to get requests.
 
     One that carries the label although the record knows of none, or of another, is taken out once more:
     what is known of requests, and since when, is the recorded one's.
@@ -74,10 +77,11 @@ def draining_move(
             return Wait(Reason.AWAITING_REPLICA, text)
         return Cordon(victim)
     known = recorded is not None and recorded.uid == victim.uid
-    if known and drain is Drain.HELD:
+    if known and (drain is Drain.HELD or (drain is Drain.TIMED_OUT and victim.in_rotation)):
         return Uncordon(victim, timed_out=True)
     if victim.in_rotation:
-        return Wait(Reason.DRAINING, f"{victim.name} is still in the Service's EndpointSlices")
+        where = ", ".join(victim.listed_by) or "the Service"
+        return Wait(Reason.DRAINING, f"{victim.name} is still in the EndpointSlices of {where}")
     if not known:
         return Cordon(victim)
     if drain in (Drain.BUSY, Drain.UNKNOWN):
@@ -109,9 +113,25 @@ def _down_since(pod: Pod) -> float:
 
 def held_move(fleet: Fleet, pods: Iterable[Pod]) -> Uncordon | Wait:
     """Return the next move where every replica that could go is held: all of them serve."""
-    names = ", ".join(pod.name for pod in pods)
-    text = f"{names} still had requests, or did not tell, when the drain timed out; nothing is let go"
+    held = tuple(pods)
+    busy = ", ".join(pod.name for pod in held if not pod.stuck_in)
+    told = [f"{busy} still had requests, or did not tell, when the drain timed out"] if busy else []
+    told += _stuck(fleet, [pod for pod in held if pod.stuck_in])
+    text = f"{'; '.join(told)}; nothing is let go"
     return stray_move(fleet, fleet.pods) or Wait(Reason.DRAIN_TIMED_OUT, text)
+
+
+def _stuck(fleet: Fleet, pods: list[Pod]) -> list[str]:
+    """Return which Services did not let go of which replicas, and what to type; nothing where all did."""
+    if not pods:
+        return []
+    names, label = ", ".join(pod.name for pod in pods), fleet.rotation.label
+    fronts = ", ".join(sorted({front for pod in pods for front in pod.stuck_in}))
+    return [
+        f"{names} stayed in the EndpointSlices of {fronts} until the drain timed out: have each of them "
+        f"select {label}, or remove the slice that nobody keeps (kubectl -n {fleet.namespace} get services,"
+        "endpointslices -o wide), then raise spec.rollout.drainTimeout by a second, and the run goes on"
+    ]
 
 
 def stray_move(fleet: Fleet, pods: Iterable[Pod], victim: Pod | None = None) -> Uncordon | Wait | None:

@@ -131,6 +131,10 @@ class Pod:
     it is not drained, but it may not stay out either."""
     unready_for: timedelta | None = None
     """How long this process has seen it not Ready without a break; None: it is, or nobody counts."""
+    listed_by: tuple[str, ...] = ()
+    """The Services whose EndpointSlices list it as ready, and such slices of no Service, sorted."""
+    stuck_in: tuple[str, ...] = ()
+    """Those that did not let go of it until its last drain timed out."""
 
     @property
     def ready(self) -> bool:

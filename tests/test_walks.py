@@ -1,0 +1,85 @@
+"""What a tick knows of the replica that it drains."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvmedic.core.draining import Drain, TimedOut, Victim, draining_move, held_move
+from kvmedic.core.evidence import Measured
+from kvmedic.core.moves import Uncordon, Wait
+from kvmedic.core.policy import OnDrainTimeout
+from kvmedic.walks import _held, _watched_fleet, drain_of
+from run_builder import NOW, a_fleet, a_pod
+
+LIMIT = timedelta(minutes=10)
+FRONT = ("EndpointSlice mine", "Service llm")
+
+
+def a_tick(
+    waited: timedelta, answer: OnDrainTimeout, *, left: bool, timed_out: tuple[TimedOut, ...] = ()
+) -> Any:
+    """A tick in which the replica `a` has been drained for so long; it counts no requests."""
+
+    async def in_flight(*_: object) -> Measured[float]:
+        return Measured(0.0, NOW)
+
+    rollout = SimpleNamespace(drain_timeout=LIMIT, on_drain_timeout=answer)
+    victim = Victim("a", "a", NOW, NOW if left else None)
+    pace = SimpleNamespace(drain_quiet=timedelta(seconds=5), drain_interval=timedelta(0))
+    watch = SimpleNamespace(elapsed=lambda *_: waited)
+    return SimpleNamespace(
+        policy=SimpleNamespace(rollout=rollout, source="default"),
+        run=SimpleNamespace(victim=victim, timed_out=timed_out, id="1"),
+        resource=SimpleNamespace(uid="r", namespace="n"),
+        ports=SimpleNamespace(watch=watch, pace=pace, metrics=SimpleNamespace(in_flight=in_flight)),
+        now=NOW,
+    )
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["it never left", "it left, and was taken in again"])
+@pytest.mark.parametrize("answer", OnDrainTimeout)
+def test_a_replica_that_a_service_does_not_let_go_of_is_put_back_at_the_time_out(
+    answer: OnDrainTimeout, left: bool
+) -> None:
+    pod = replace(a_pod("a", "old"), uid="a", cordoned=True, in_rotation=True, listed_by=FRONT)
+    fleet = a_fleet(pods=(pod,))
+
+    def move(waited: timedelta) -> object:
+        tick = a_tick(waited, answer, left=left)
+        return draining_move(fleet, pod, tick.run.victim, asyncio.run(drain_of(tick, fleet)), 0)
+
+    assert isinstance(move(LIMIT), Wait)
+    assert move(LIMIT + timedelta(seconds=1)) == Uncordon(pod, timed_out=True)
+
+
+@pytest.mark.parametrize("answer", OnDrainTimeout)
+def test_then_it_is_held_and_the_message_names_the_service_and_what_to_type(answer: OnDrainTimeout) -> None:
+    tick = a_tick(LIMIT, answer, left=False, timed_out=(TimedOut("a", "a", LIMIT, FRONT),))
+    fleet = _watched_fleet(tick, a_fleet(pods=(replace(a_pod("a", "old"), uid="a"),)))
+
+    told = held_move(fleet, fleet.pods)
+
+    assert _held(tick) == {"a"}
+    assert isinstance(told, Wait)
+    assert "a stayed in the EndpointSlices of EndpointSlice mine, Service llm" in told.message
+    assert "raise spec.rollout.drainTimeout" in told.message
+
+
+def test_proceed_takes_again_whom_hold_had_put_back() -> None:
+    busy = (TimedOut("a", "a", LIMIT),)
+
+    assert _held(a_tick(LIMIT, OnDrainTimeout.HOLD, left=True, timed_out=busy)) == {"a"}
+    assert _held(a_tick(LIMIT, OnDrainTimeout.PROCEED, left=True, timed_out=busy)) == frozenset()
+
+
+def test_an_idle_replica_that_left_is_idle_also_after_the_time_out() -> None:
+    fleet = a_fleet(pods=(replace(a_pod("a", "old"), uid="a", cordoned=True, in_rotation=False),))
+    tick = a_tick(LIMIT + timedelta(seconds=1), OnDrainTimeout.PROCEED, left=True)
+
+    assert asyncio.run(drain_of(tick, fleet)) is Drain.IDLE
