@@ -26,8 +26,8 @@ WELL = {
 def record_devices(tape: Tape) -> None:
     """Write one GPU, or more, for each case; the replica's name is the case."""
     _gpu(tape, _clashing("gpu-well"), TODAY)
-    _gpu(tape, _clashing("gpu-renamed"), RENAMED, clocks=constant(0x40), xid=constant(79), remap=constant(1))
-    _gpu(tape, _honoured("gpu-honoured"), TODAY, xid=constant(48))
+    _gpu(tape, _clashing("gpu-renamed"), RENAMED, clocks=constant(0x40), xid=came(79), remap=constant(1))
+    _gpu(tape, _honoured("gpu-honoured"), TODAY, xid=came(48))
     _gpu(tape, _of_old("gpu-of-old"), TODAY, ecc=constant(2))
     _gpu(tape, _clashing("gpu-was-hot"), TODAY, clocks=lambda t: 0x44 if -200 < t < -140 else 0x1)
     _gpu(tape, _clashing("gpu-was-hot-long-ago"), TODAY, clocks=lambda t: 0x40 if t < -400 else 0x104)
@@ -37,11 +37,11 @@ def record_devices(tape: Tape) -> None:
     _gpu(tape, _clashing("gpu-default-set"), {"xid": XIDS, "remap": REMAP_FAILURE})
     _gpu(tape, _clashing("gpu-blank"), TODAY, clocks=constant(2.0**63), ecc=constant(float(0x7FFFFFF0)))
     for number in ("0", "1"):
-        _gpu(tape, _clashing("gpu-pair", gpu=number), TODAY, xid=constant(79 if number == "1" else 31))
+        _gpu(tape, _clashing("gpu-pair", gpu=number), TODAY, xid=came(79 if number == "1" else 31))
     for exporter, alive in (("dcgm-before", lambda t: t < -60), ("dcgm-after", lambda t: t >= -60)):
         _gpu(tape, _clashing("gpu-moved") | {"pod": exporter}, TODAY, **_while(alive))
     for replica in ("a", "b"):
-        told = constant(79 if replica == "b" else 0)
+        told = came(79) if replica == "b" else constant(0)
         _gpu(tape, _clashing("gpu-twice") | {"prometheus_replica": replica}, TODAY, xid=told)
     _gpu(tape, _clashing("gpu-was-full"), TODAY, free=lambda t: 90 if -200 < t < -140 else 4000)
     _gpu(tape, _clashing("gpu-was-full-long-ago"), TODAY, free=lambda t: 90 if t < -400 else 4000)
@@ -49,6 +49,16 @@ def record_devices(tape: Tape) -> None:
         told = constant(80 if replica == "b" else 4000)
         _gpu(tape, _clashing("gpu-full-twice") | {"prometheus_replica": replica}, TODAY, free=told)
     _record_memory(tape)
+    _gpu(tape, _clashing("gpu-old-xid"), {"xid": XIDS}, xid=constant(79))
+    _gpu(tape, _clashing("gpu-xid-in-tenure"), {"xid": XIDS}, xid=came(79, -500))
+    _gpu(tape, _clashing("gpu-xid-again"), {"xid": XIDS}, xid=lambda t: 79 if t < -200 else 48)
+    _gpu(tape, _clashing("gpu-xid-unseen"), {"xid": XIDS}, xid=lambda t: 79 if t > -120 else None)
+    for user, alive in (("gpu-xid-before", lambda t: t < -400), ("gpu-xid-after", lambda t: t >= -400)):
+        device = _clashing(user) | {"UUID": "GPU-healed"}
+        _gpu(tape, device, {"xid": XIDS}, xid=lambda t, alive=alive: came(79, -500)(t) if alive(t) else None)
+    for user, alive in (("gpu-xid-killed", lambda t: t < -120), ("gpu-xid-next", lambda t: t >= -120)):
+        device = _clashing(user) | {"UUID": "GPU-broken"}
+        _gpu(tape, device, {"xid": XIDS}, xid=lambda t, alive=alive: came(79, -150)(t) if alive(t) else None)
     _gpu(tape, {"pod": "dcgm-unused", "namespace": "monitoring", "gpu": "0"}, TODAY, xid=constant(79))
 
 
@@ -83,6 +93,11 @@ def _memory(tape: Tape, pod: str, used: Curve, free: Curve | None) -> None:
 def _gpu(tape: Tape, labels: dict[str, str], names: dict[str, str], **curves: Curve) -> None:
     for key, name in names.items():
         tape.add(name, labels, (WELL | curves)[key])
+
+
+def came(xid: int, at: float = -120) -> Curve:
+    """Return the last XID of a device that had none until some seconds before the end."""
+    return lambda t: xid if t >= at else 0
 
 
 def _while(alive: Curve) -> dict[str, Curve]:

@@ -50,6 +50,25 @@ CASES = [
     ("the exporter's pod was replaced", "gpu-moved", {}),
     ("of two scrapers one saw it", "gpu-twice", {Vital.LAST_XID: 79}),
 ]
+XIDS = [
+    ("in the gauge since before its user came", "gpu-old-xid", 0),
+    ("before the window, while its user had it", "gpu-xid-in-tenure", 79),
+    ("another after one of old", "gpu-xid-again", 48),
+    ("before its user came, and before the window", "gpu-xid-after", 0),
+    ("before its user came, inside the window", "gpu-xid-next", 79),
+    ("nobody knows what was before the window", "gpu-xid-unseen", 79),
+    ("of a GPU of the default set", "gpu-default-set", 0),
+]
+
+
+@pytest.mark.parametrize(("pod", "xid"), [case[1:] for case in XIDS], ids=[case[0] for case in XIDS])
+async def test_an_xid_counts_that_came_of_late_or_to_its_user(
+    history: PrometheusServer, pod: str, xid: int
+) -> None:
+    device = await only_device(history, pod)
+
+    assert device.value(Vital.LAST_XID) == xid
+    assert device.unknown() == (), "the default set is enough for `nodeHealth: Required`"
 
 
 @pytest.mark.parametrize(("pod", "ill"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
@@ -75,14 +94,14 @@ async def test_each_gpu_of_a_replica_is_one_of_its_own(history: PrometheusServer
 async def test_what_the_exporter_leaves_out_by_default_is_missing(history: PrometheusServer) -> None:
     device = await only_device(history, "gpu-default-set")
 
-    assert device.unknown() == (Vital.CLOCK_REASONS, Vital.UNCORRECTABLE_ERRORS)
+    assert device.unknown() == ()
     assert device.reading(Vital.CLOCK_REASONS) == Missing(Absence.NO_SERIES)
 
 
 async def test_a_number_that_stands_for_none_is_missing(history: PrometheusServer) -> None:
     device = await only_device(history, "gpu-blank")
 
-    assert device.unknown() == (Vital.CLOCK_REASONS, Vital.UNCORRECTABLE_ERRORS)
+    assert device.reading(Vital.UNCORRECTABLE_ERRORS) == Missing(Absence.NO_SERIES)
     assert device.value(Vital.LAST_XID) == 0
 
 

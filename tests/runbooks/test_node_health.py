@@ -108,7 +108,8 @@ def test_one_unknown_vital_of_one_gpu_holds_only_where_health_is_required(
 
     found = diagnosis(replace(known, node_health=health))
 
-    if health is NodeHealth.IF_AVAILABLE:
+    is_in_no_default_set = why == NO_SERIES and vital is not Vital.LAST_XID
+    if health is NodeHealth.IF_AVAILABLE or is_in_no_default_set:
         assert found.reason is Reason.FLEET_WIDE_DEMAND
         return
     assert isinstance(found, Inconclusive)

@@ -101,7 +101,8 @@ def filled(vitals: Vitals, answer: Answer, expected: int) -> Vitals:
 
 
 def _gaps(device: Device) -> Iterator[Vital]:
-    return (vital for vital in NEEDED if vital in TELLS and vital in device.unknown())
+    told = ((vital, device.reading(vital)) for vital in NEEDED if vital in TELLS)
+    return (vital for vital, reading in told if not isinstance(reading, Measured | Unsupported))
 
 
 def _device(line: str, at: datetime) -> Device:

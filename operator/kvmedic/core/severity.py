@@ -71,7 +71,7 @@ def urgency_of(
         shown: what was said last.
     """
     if is_content(diagnosis):
-        return _page(seen, objectives, shown)
+        return _page(_measured(seen, objectives), seen.at, shown)
     return urgency(seen, objectives, shown)
 
 
@@ -81,24 +81,29 @@ def urgency(seen: Observation, objectives: Objectives, shown: Urgency | None) ->
     What was said last is returned as it is while the same objectives are breached: numbers that
     differ are not worth a write.
     """
-    paged = _page(seen, objectives, shown)
+    found = _measured(seen, objectives)
+    paged = _page(found, seen.at, shown)
     if paged is not None:
         return paged
-    levels = _levels(objectives)
-    unknown = [level.name for level in levels if _p95_seconds(seen, level.signal) is None]
+    unknown = [level.name for level, p95 in found if p95 is None]
     if shown is not None and set(unknown) & set(shown.breached):
         return shown
-    return _unless_same(shown, Urgency(Severity.TICKET, _calm(levels, unknown), seen.at))
+    return _unless_same(shown, Urgency(Severity.TICKET, _calm(found, unknown), seen.at))
 
 
-def _page(seen: Observation, objectives: Objectives, shown: Urgency | None) -> Urgency | None:
+def _measured(seen: Observation, objectives: Objectives) -> tuple[tuple[_Level, float | None], ...]:
+    return tuple((level, _p95_seconds(seen, level.signal)) for level in _levels(objectives))
+
+
+def _page(
+    found: Sequence[tuple[_Level, float | None]], at: datetime, shown: Urgency | None
+) -> Urgency | None:
     """Return the page for objectives that are measured and breached, or None."""
-    found = [(level, _p95_seconds(seen, level.signal)) for level in _levels(objectives)]
     over = [(level, p95) for level, p95 in found if p95 is not None and p95 > level.seconds]
     if not over:
         return None
     told = (f"{one.words} p95 {p95:.3g} s, objective {one.seconds:g} s" for one, p95 in over)
-    fresh = Urgency(Severity.PAGE, "; ".join(told), seen.at, tuple(one.name for one, _ in over))
+    fresh = Urgency(Severity.PAGE, "; ".join(told), at, tuple(one.name for one, _ in over))
     return _unless_same(shown, fresh)
 
 
@@ -107,7 +112,7 @@ def unmeasured(why: str, at: datetime, shown: Urgency | None) -> Urgency:
     return _unless_same(shown, Urgency(Severity.TICKET, why, at))
 
 
-def _calm(levels: Sequence[_Level], unknown: Sequence[str]) -> str:
+def _calm(levels: Sequence[object], unknown: Sequence[str]) -> str:
     if not levels:
         return NO_OBJECTIVES
     if unknown:

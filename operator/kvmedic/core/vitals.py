@@ -32,7 +32,7 @@ class Vital(StrEnum):
     CLOCK_REASONS = "clockReasons"
     """Why a device's clocks were held down at any moment of the window: those bits that are faults."""
     LAST_XID = "lastXid"
-    """The last error that the driver reported of a device (XID); 0: none. It stays until the next one."""
+    """The last error that the driver reported of a device (XID); 0: none, or none since its user started."""
     UNCORRECTABLE_ERRORS = "uncorrectableErrors"
     """Uncorrectable memory errors of a device since its driver was loaded (count)."""
     ROW_REMAP_FAILED = "rowRemapFailed"
@@ -91,8 +91,12 @@ SHOWN = (*SERIES, Vital.MEMORY_FREE)
 """What people are shown of a device."""
 
 NEEDED = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS)
-"""Known of every device before a node counts as healthy. Row remapping exists from Ampere on only. One that
-whoever tells of the device can never tell (`Unsupported`) is not waited for."""
+"""What tells whether a node is healthy. Row remapping exists from Ampere on only. One that whoever tells of
+the device can never tell (`Unsupported`) is not waited for."""
+BY_DEFAULT = (Vital.LAST_XID,)
+"""Those of them that a default installation of the DCGM exporter exports (dcgm-exporter,
+etc/default-counters.csv: clock reasons are not in it, ECC is commented out). A series of the others may be
+absent; where one is there, its value must be known."""
 
 CLOCK_FAULTS: Mapping[int, str] = MappingProxyType(
     {
@@ -186,8 +190,13 @@ class Device:
 
     def unknown(self) -> tuple[Vital, ...]:
         """Return what would have to be known of it before it counts as healthy."""
-        unknown = (vital for vital in NEEDED if self.value(vital) is None)
-        return tuple(vital for vital in unknown if not isinstance(self.reading(vital), Unsupported))
+        return tuple(vital for vital in NEEDED if self._is_unknown(vital))
+
+    def _is_unknown(self, vital: Vital) -> bool:
+        reading = self.reading(vital)
+        if vital not in BY_DEFAULT and reading == Missing(Absence.NO_SERIES):
+            return False
+        return not isinstance(reading, Measured | Unsupported)
 
 
 class Cause(StrEnum):
@@ -229,10 +238,10 @@ class Vitals:
     """Why its driver, asked, did not make its health known; None: nobody asked, or it did."""
 
     def unknown(self) -> tuple[Vital, ...]:
-        """Return what would have to be known of its devices; everything where no device is known."""
+        """Return what would have to be known of its devices; the default set where no device is known."""
         devices = self.devices.value if isinstance(self.devices, Measured) else ()
         if not devices:
-            return NEEDED
+            return BY_DEFAULT
         return tuple(vital for vital in NEEDED if any(vital in device.unknown() for device in devices))
 
     def was_asked(self) -> bool:

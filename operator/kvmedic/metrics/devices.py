@@ -9,7 +9,7 @@ that, and that a source may know a replica's pod under yet another label.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from kvmedic.core.evidence import Absence, Measured, Missing, Reading, measured
 from kvmedic.core.vitals import (
@@ -31,6 +31,9 @@ _OWN_NAMESPACE = ("namespace", "pod_namespace", "exported_namespace")
 one is the exporter's own."""
 _IDENTITY = ("UUID", "uuid", "gpu")
 """Labels that tell the devices of one pod apart. Parts of one device (MIG) share its health."""
+TENURE = timedelta(days=1)
+"""How far back an XID that came while its user had the device still counts. A choice: a device that served on
+for a day is as good as before, and a source keeps far more."""
 _FOLD = {Vital.MEMORY_FREE: "min"}
 """Which of several values is the worst: the largest, but for what there should be much of."""
 _POD, _NAMESPACE = "kvmedic_pod", "kvmedic_namespace"
@@ -43,6 +46,7 @@ def device_queries(span: Span, labels: Labels) -> dict[Vital, str]:
     the worst value does.
     """
     found = {vital: _by_user(_expression(vital, span), labels, "max") for vital in SERIES}
+    found[Vital.LAST_XID] = _of_late(found[Vital.LAST_XID], span, labels)
     memory = {Vital.MEMORY_FREE: _free(span), Vital.MEMORY_IN_USE: _in_use(span)}
     return found | {vital: _by_user(text, labels, _FOLD.get(vital, "max")) for vital, text in memory.items()}
 
@@ -61,6 +65,32 @@ def _expression(vital: Vital, span: Span) -> str:
         grid = f"[{duration_text(span.window)}:{duration_text(span.resolution)}]"
         return " or ".join(f"({_faults(name, grid)} and last_over_time({name}[{recent}]))" for name in names)
     return " or ".join(f"last_over_time({name}[{recent}]) < {NO_NUMBER}" for name in names)
+
+
+def _of_late(last: str, span: Span, labels: Labels) -> str:
+    """Return the last XID of each device and user; 0 where it is of long ago, as the gauge keeps it for ever.
+
+    It counts where it changed within the window, whoever used the device, or while this user had it, and
+    where nobody knows what it was before the window. An exporter that starts anew has other labels, so the
+    series of one user and device are taken together.
+    """
+    on = f"({', '.join(_IDENTITY)})"
+    low, high = _extremes(f"[{duration_text(TENURE)}]")
+    mine = f"({_by_user(high, labels, 'max')} > {_by_user(low, labels, 'min')})"
+    low, high = _extremes(f"[{duration_text(span.window + span.freshness)}]")
+    anybodys = f"(max by {on} ({high}) > min by {on} ({low}))"
+    earlier, _ = _extremes(f"[{duration_text(span.freshness)}] offset {duration_text(span.window)}")
+    of_late = f"({last} and {mine}) or ({last} and on {on} {anybodys}) or ({last} unless on {on} ({earlier}))"
+    return f"{of_late} or (0 * {last})"
+
+
+def _extremes(selected: str) -> tuple[str, str]:
+    """Return the least and the largest XID that the gauge held."""
+    low, high = (
+        " or ".join(f"{fold}_over_time({name}{selected})" for name in SERIES[Vital.LAST_XID])
+        for fold in ("min", "max")
+    )
+    return low, high
 
 
 def _free(span: Span) -> str:
