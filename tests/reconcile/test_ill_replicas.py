@@ -135,4 +135,4 @@ def test_unknown_node_health_holds_where_it_is_required(a_world: Callable[..., W
 
     assert touched(world) == []
     assert world.condition("MetricsAvailable") == ("False", "NodeHealthUnknown")
-    assert "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL" in world.status()["diagnosis"]["message"]
+    assert "DCGM_FI_DEV_XID_ERRORS" in world.status()["diagnosis"]["message"]

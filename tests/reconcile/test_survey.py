@@ -247,7 +247,7 @@ async def test_required_node_health_that_nobody_tells_holds_and_says_how_to_prov
 
     assert found.diagnosis.reason is Reason.NODE_HEALTH_UNKNOWN
     assert found.plan is None
-    assert "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL" in found.diagnosis.line()
+    assert "DCGM_FI_DEV_XID_ERRORS" in found.diagnosis.line()
 
 
 async def test_required_node_health_that_is_known_stands_in_no_way() -> None:
