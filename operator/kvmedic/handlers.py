@@ -26,7 +26,7 @@ from kvmedic.core.resource import Key
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
 from kvmedic.loop import Loop
 from kvmedic.ports import Ports
-from kvmedic.reconcile import reconcile
+from kvmedic.reconcile import let_go, reconcile
 from kvmedic.record.peers import peer_of
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.roster import Entry, Roster
@@ -83,13 +83,15 @@ class Operator:
         if not self.ports.leader.is_held():
             self.ports.probes.forget_all()
             self.ports.watch.forget_all()
+            if self.ports.leader.is_over():
+                return await self._guarded(key, let_go(key, self.ports))
             return self.ports.pace.replica.total_seconds()
         with self.telemetry.tick_seconds.time():
-            return await self._guarded(key)
+            return await self._guarded(key, reconcile(key, self.ports, self.clock()))
 
-    async def _guarded(self, key: Key) -> float | None:
+    async def _guarded(self, key: Key, look: Awaitable[timedelta | None]) -> float | None:
         try:
-            delay = await reconcile(key, self.ports, self.clock())
+            delay = await look
         except Conflict as error:
             return self._again(key, error, at_once=True)
         except (Unavailable, Refused) as error:

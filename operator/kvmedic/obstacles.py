@@ -7,6 +7,7 @@ from datetime import datetime
 
 from kvmedic.core.approval import Request, approved
 from kvmedic.core.diagnosis import Goal
+from kvmedic.core.fleet import Fleet
 from kvmedic.core.gates import Blocked, Health, forward_gate, opening_gate
 from kvmedic.core.neighbours import Neighbours, draining_hindrance, hindrance, remarks, rerouted
 from kvmedic.core.owner import OwnerKind, TemplateOwner
@@ -48,8 +49,21 @@ def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Outco
             f"KVRemediation {elder.name} looks after Deployment {policy.target.name} already: delete one of "
             "the two",
         )
+    if view.fleet.kept_by:
+        return _departing(view.fleet)
     frozen = view.fleet.fields.is_frozen
     return Outcome(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet)) if frozen else None
+
+
+def _departing(fleet: Fleet) -> Outcome:
+    """Return that the Deployment is being deleted, and who keeps it from going."""
+    removal = """'[{"op":"remove","path":"/metadata/finalizers"}]'"""
+    kubectl = f"kubectl -n {fleet.namespace} patch deployment {fleet.name} --type=json -p {removal}"
+    return Outcome(
+        Reason.TARGET_NOT_FOUND,
+        f"Deployment {fleet.name} is being deleted and kept by {', '.join(fleet.kept_by)}: let it go once "
+        f"whoever set that is done ({kubectl}), and create it anew or delete this resource",
+    )
 
 
 def unrecognised(policy: Policy, view: View) -> Outcome | None:

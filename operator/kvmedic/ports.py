@@ -13,7 +13,7 @@ from kvmedic.core.config_map import FileEdit, Sight
 from kvmedic.core.copying import Files
 from kvmedic.core.driver import Answer
 from kvmedic.core.evidence import Look, Observation, Pool, Reading
-from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.fleet import Cordoned, Fleet, Pod
 from kvmedic.core.gates import Blocked, Stop
 from kvmedic.core.logged_pool import LogForms, LoggedSize
 from kvmedic.core.moves import Effect
@@ -69,6 +69,9 @@ class Store(Protocol):
     async def is_open(self, namespace: str, claim: str) -> bool:
         """Return whether a resource exists whose open run made a claim on a target."""
 
+    async def is_ending(self, namespace: str) -> bool:
+        """Return whether a namespace is being deleted, as far as we may know."""
+
     async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
         """Put our finalizer on the resource, or take it off."""
 
@@ -107,6 +110,12 @@ class Target(Logs, Protocol):
 
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
+
+    async def left_cordoned(self, namespace: str) -> tuple[Cordoned, ...]:
+        """Return the pods that carry a note of ours, whoever owns them; an empty namespace means all."""
+
+    async def free(self, found: Cordoned) -> None:
+        """Put a pod back into rotation that no fleet has any more. Raises Conflict when it changed."""
 
 
 class Copies(Protocol):
@@ -271,6 +280,9 @@ class Leader(Protocol):
 
     def is_held(self) -> bool:
         """Return whether the leadership is held right now, by a clock that pauses cannot fool."""
+
+    def is_over(self) -> bool:
+        """Return whether nobody can lead any more, as the namespace of the Lease is being deleted."""
 
 
 @dataclass(frozen=True, slots=True)

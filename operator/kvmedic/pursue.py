@@ -47,6 +47,7 @@ from kvmedic.core.trialling import TrialStep
 from kvmedic.drained import next_drained_move, put_back
 from kvmedic.intents import intended
 from kvmedic.kube.errors import Refused as WriteRefused
+from kvmedic.left_pods import free_pods
 from kvmedic.ports import View
 from kvmedic.record.runs import closed, reported, with_answer, with_score
 from kvmedic.record.supplies import after_trouble
@@ -344,8 +345,9 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     run = replace(tick.run, spending=tick.spending or tick.run.spending)
     if run.ending is None and run.intent is not None:
         run = replace(run, ending=outcome)
-    if view is not None and outcome.reason is not Reason.FENCE_LOST:
-        await _unclaim(tick, view.fleet)
+    if outcome.reason is not Reason.FENCE_LOST:
+        await free_pods(tick.ports, tick.resource.namespace, run.target_uid, tick.record.aside)
+        await _unclaim(tick, view.fleet if view is not None else None)
     tick.ports.watch.forget(tick.resource.uid)
     fleet = view.fleet if view is not None else None
     record = await swept(tick.record, run, fleet, tick.ports)
@@ -355,11 +357,14 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     return AT_ONCE
 
 
-async def _unclaim(tick: Tick, fleet: Fleet) -> None:
+async def _unclaim(tick: Tick, fleet: Fleet | None) -> None:
     """Remove the claim, unless it is one of another run that is open.
 
-    `kubectl rollout undo` may have brought one of long ago back.
+    `kubectl rollout undo` may have brought one of long ago back. Another Deployment that took the target's
+    place frozen, with its notes, is given back by these.
     """
+    if fleet is None or (fleet.uid != tick.run.target_uid and fleet.fields.is_frozen):
+        return
     if not is_foreign(tick.resource.uid, fleet.fence) or not await _is_held(tick, fleet):
         await tick.ports.target.unclaim(fleet)
 

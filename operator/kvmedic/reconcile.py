@@ -17,6 +17,7 @@ from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome, Run
 from kvmedic.core.terms import policy_during
 from kvmedic.departing import give_back, unfinalized
+from kvmedic.left_pods import free_all
 from kvmedic.ports import Ports
 from kvmedic.pursue import pursue
 from kvmedic.record.surveys import complaint
@@ -39,6 +40,8 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     if resource is None:
         return None
     ports.reporter.seen(resource)
+    if await _is_let_go(resource, ports):
+        return None
     record, policy = resource.record, resource.policy
     if record is None:
         return await _unreadable(resource, ports)
@@ -52,6 +55,30 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     if isinstance(again, Outcome):
         return await _complain(replace(resource, problem=again), record, ports, now)
     return again
+
+
+async def let_go(key: Key, ports: Ports) -> timedelta | None:
+    """Let a resource go where nobody can lead any more, as its namespace is being deleted; nothing else."""
+    resource = await ports.store.load(key)
+    if resource is None or await _is_let_go(resource, ports):
+        return None
+    return ports.pace.replica
+
+
+async def _is_let_go(resource: Resource, ports: Ports) -> bool:
+    """Let a resource go whose namespace is being deleted; return whether it is.
+
+    Nothing can be created there any more, no replica and no Lease, so no run can come to its end. What can be
+    put back still is: replicas out of rotation serve until they are deleted. The rollout stays frozen, as its
+    controller could only take replicas away.
+    """
+    if resource.wish not in (Wish.DELETE, Wish.ABANDON) or not resource.finalized:
+        return False
+    if not await ports.store.is_ending(resource.namespace):
+        return False
+    await free_all(ports.target, resource.namespace)
+    await unfinalized(resource, ports)
+    return True
 
 
 async def _deleted(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta | None:

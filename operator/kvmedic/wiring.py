@@ -38,6 +38,7 @@ from kvmedic.record.reporter import Reporter
 from kvmedic.record.store import Store
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.roster import Roster
+from kvmedic.rounds import Rounds
 from kvmedic.runbooks.allowed_settings import AllowedSettings
 from kvmedic.settings import Settings
 from kvmedic.trial_ports import Evaluations, NoEvaluations, NoTrials, Probes, Trials
@@ -195,7 +196,16 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
         )
         await defined(world.client, options.idle)
         frame = Frame(process.watch, process.liveness or None)
-        await serve(operator, frame, (leadership.run(),))
+        census = Store(world.client).peers
+        rounds = Rounds(
+            operator.ports,
+            operator.loop,
+            roster,
+            reporter.forget,
+            lambda: census(process.watch),
+            process.watch,
+        )
+        await serve(operator, frame, (leadership.run(), rounds.run()))
 
 
 def pace_of(options: PaceOptions) -> Pace:

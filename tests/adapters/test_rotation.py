@@ -96,7 +96,13 @@ async def test_cordoning_twice_keeps_what_was_before(live: LiveFleet) -> None:
     await cordon(live.client, *await again(live, pod))
 
     assert marks(live, pod) == once
-    assert json.loads(once[1][CORDONED]) == {"label": "true", "cost": "17"}
+    assert json.loads(once[1][CORDONED]) == {
+        "label": "true",
+        "cost": "17",
+        "key": "serving",
+        "draining": "draining",
+        "deployment": fleet.uid,
+    }
 
 
 async def test_uncordoning_twice_changes_and_writes_nothing(live: LiveFleet) -> None:
@@ -144,7 +150,8 @@ async def test_a_note_that_nobody_can_read_is_written_anew(live: LiveFleet) -> N
 
     await cordon(live.client, *await again(live, pod))
 
-    assert json.loads(marks(live, pod)[1][CORDONED]) == {"label": "true", "cost": "17"}
+    note = json.loads(marks(live, pod)[1][CORDONED])
+    assert (note["label"], note["cost"]) == ("true", "17")
 
 
 async def test_half_a_cordon_left_by_a_person_is_cleared_away(live: LiveFleet) -> None:

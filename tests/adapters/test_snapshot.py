@@ -659,7 +659,7 @@ def test_a_pod_that_drains_by_our_note_alone_is_put_back(
     given = {DELETION_COST: cost, CORDONED: note}
     body = a_pod({"serving": label}, {key: text for key, text in given.items() if text is not None})
     fleet = a_fleet()
-    pod = pod_of(body, Frame(fleet.revision, None, ROTATION, frozenset()))
+    pod = pod_of(body, Frame(fleet.revision, None, ROTATION, {}))
 
     moved = stray_move(fleet, (pod,))
 

@@ -41,12 +41,15 @@ async def ended(*, leads: bool) -> tuple[timedelta, Saved]:
     async def gone(*_: Any) -> None:
         return None
 
+    async def nobody(*_: Any) -> tuple[()]:
+        return ()
+
     async def read() -> Stop:
         return Stop.OFF
 
     saved, run, resource = Saved(), a_run(StepState.ROLLING_OUT, an_intent()), a_resource()
     ports: Any = SimpleNamespace(
-        target=SimpleNamespace(look=gone),
+        target=SimpleNamespace(look=gone, left_cordoned=nobody),
         stop=SimpleNamespace(read=read),
         leader=SimpleNamespace(is_held=lambda: leads),
         pace=SimpleNamespace(controller=SOON),

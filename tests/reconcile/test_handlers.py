@@ -46,7 +46,7 @@ async def test_failures_in_a_row_wait_longer_each_time_up_to_the_bound():
 
 async def test_a_process_that_does_not_lead_looks_at_nothing_and_ends_its_tests():
     operator, ended = an_operator(), []
-    operator.ports.leader.is_held = lambda: False
+    operator.ports.leader.is_held = operator.ports.leader.is_over = lambda: False
     operator.ports.probes = SimpleNamespace(forget_all=lambda: ended.append("tests"))
     operator.ports.watch = SimpleNamespace(forget_all=lambda: ended.append("time"))
 

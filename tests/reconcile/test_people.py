@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from kvmedic.cluster.marks import CORDON_COST
 from reconcile.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
-from reconcile.world import Eye, World
+from reconcile.world import DRAINING, Eye, World
 
 REPLICAS = 3
 OLD, NEW = "--max-num-seqs=64", "--max-num-seqs=14"
@@ -213,17 +214,70 @@ def test_abandoning_the_resource_leaves_the_template(a_world: Callable[..., Worl
     assert world.traces() == []
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("phase", [Phase.DRAIN, Phase.VERIFY])
-def test_deleting_the_target_ends_the_run(a_world: Callable[..., World], phase: Phase) -> None:
-    world = a_world(2, **conditions(phase))
+FOREIGN = json.dumps({"metadata": {"finalizers": ["example.com/keep"]}})
+UNKEPT = json.dumps({"metadata": {"finalizers": None}})
 
-    reach(world, phase)
+
+def orphan(world: World) -> None:
+    """Delete the target and leave its replicas; of one that drains somebody took the labels off before."""
+    world.kubectl("label", "pod", drained(world)[0], "app-")
+    world.kubectl("delete", "deployment", "llm", "--cascade=orphan", "--wait=false")
+
+
+def keep_by_finalizer(world: World) -> None:
+    world.kubectl("patch", "deployment", "llm", "-p", FOREIGN)
     world.kubectl("delete", "deployment", "llm", "--wait=false")
+
+
+def marked(world: World) -> list[str]:
+    """Return the pods, whosever they are, on which something of ours is left."""
+    left = []
+    for pod in world.cluster.api.list("Pod", world.namespace):
+        metadata = pod["metadata"]
+        text = json.dumps([metadata.get("labels"), metadata.get("annotations")])
+        signs = any(sign in text for sign in ("kvmedic.io/", CORDON_COST, f'"{DRAINING}"'))
+        left += [metadata["name"]] if signs and "deletionTimestamp" not in metadata else []
+    return left
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("deed", "told"), [(orphan, "does not exist"), (keep_by_finalizer, "kept by example.com/keep")]
+)
+def test_deleting_the_target_ends_the_run_and_leaves_nobody_out_of_rotation(
+    a_world: Callable[..., World], deed: Callable[[World], None], told: str
+) -> None:
+    world = a_world(2)
+
+    reach(world, Phase.DRAIN)
+    assert marked(world)
+    deed(world)
     world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes and the finalizer goes")
+    asked = ("True", "TargetNotFound")
+    world.wait(lambda: world.condition("ActionRequired") == asked, PATIENCE_SECONDS, "a person is asked")
+    message = next(c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired")
+    left = marked(world)
+    if deed is keep_by_finalizer:
+        world.kubectl("patch", "deployment", "llm", "-p", UNKEPT)
 
     assert world.outcomes() == ["TargetDeleted"]
-    assert world.condition("Ready") == ("False", "TargetNotFound")
+    assert told in message
+    assert left == []
+
+
+@pytest.mark.timeout(240)
+def test_a_namespace_that_is_deleted_in_the_middle_of_a_run_goes(a_world: Callable[..., World]) -> None:
+    """The Lease goes with it and cannot be made anew, so nobody leads who could take the run back."""
+    world = a_world(2)
+
+    reach(world, Phase.DRAIN)
+    world.kubectl("delete", "namespace", world.namespace, "--wait=false")
+
+    def is_away() -> bool:
+        names = [each["metadata"]["name"] for each in world.cluster.api.list("Namespace")]
+        return world.namespace not in names
+
+    world.wait(is_away, PATIENCE_SECONDS, "the namespace goes")
 
 
 def suspend(world: World) -> None:

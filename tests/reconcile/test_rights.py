@@ -40,10 +40,11 @@ RARE = THROUGH_AUTOSCALERS | {
     ("kvmedic.io", "kvapprovals", "list"),
     ("", "configmaps", "create"),
     ("", "configmaps", "delete"),
+    ("", "namespaces", "get"),
 }
 """Asked for only where replicas are added through an autoscaler; while a peer of the drained replica is not
 Ready; after a restart; before a revision is put back; in mode Approve; where a flag stands in a configuration
-file."""
+file; while a resource is being deleted."""
 
 
 @dataclass(slots=True)

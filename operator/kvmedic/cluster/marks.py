@@ -14,7 +14,10 @@ RECORDED = f"{PREFIX}recorded"
 """On the Deployment: the values from before the run, so that it can be undone by hand."""
 
 CORDONED = f"{PREFIX}cordoned"
-"""On a pod: the label and the deletion cost that it had before it was cordoned."""
+"""On a pod: the label and the deletion cost that it had before it was cordoned, and for which Deployment."""
+
+CORDONED_FOR = f"{PREFIX}cordoned-for"
+"""Label of such a pod: the uid of that Deployment. By it a pod is found that nothing else leads to."""
 
 TARGET = f"{PREFIX}target"
 """Label of a ConfigMap that is a copy of ours: the uid of the Deployment that it was made for."""

@@ -10,17 +10,30 @@ import re
 from collections.abc import Mapping
 from typing import assert_never
 
-from kvmedic.cluster.marks import CORDON_COST, CORDONED, DELETION_COST
-from kvmedic.cluster.patches import ANNOTATIONS, LABELS, as_seen, path_of
+from kvmedic.cluster.marks import CORDON_COST, CORDONED, CORDONED_FOR, DELETION_COST
+from kvmedic.cluster.patches import ANNOTATIONS, LABELS, as_seen, path_of, same_object, same_version
 from kvmedic.core.edit import PatchOperation
-from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.fleet import Cordoned, Fleet, Pod
 from kvmedic.core.moves import Cordon, DeletePod, PodMove, Uncordon
 from kvmedic.kube.client import Client, Preconditions
 from kvmedic.kube.errors import Call, Conflict
-from kvmedic.kube.objects import DEPLOYMENTS, PODS, JsonObject, Ref, annotations_of, labels_of, section
+from kvmedic.kube.objects import (
+    DEPLOYMENTS,
+    PODS,
+    REPLICA_SETS,
+    JsonObject,
+    Ref,
+    annotations_of,
+    items,
+    labels_of,
+    section,
+    uid_of,
+)
 
 _COST, _COST_LIMIT = re.compile("-?[1-9][0-9]{0,9}|0"), 2**31
 """A deletion cost: 32 bits, no plus, no leading zeros (core/v1, GetDeletionCostFromPodAnnotations)."""
+_LABEL_VALUE = re.compile("[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+"""What the API server takes as a label's value, beside nothing at all."""
 
 
 async def move_pod(client: Client, fleet: Fleet, move: PodMove) -> None:
@@ -48,15 +61,17 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     """
     live = await _unchanged(client, fleet, pod)
     marks, label = annotations_of(live), fleet.rotation.label
-    before = {"label": labels_of(live).get(label), "cost": marks.get(DELETION_COST)}
+    noted = _note_in(marks) or {"label": labels_of(live).get(label), "cost": marks.get(DELETION_COST)}
+    before = {"label": noted["label"], "cost": noted["cost"]}
+    note = {**before, "key": label, "draining": fleet.rotation.draining, "deployment": fleet.uid}
     operations = [
         *as_seen(pod),
         *_parents(live),
         PatchOperation("add", path_of(LABELS, label), fleet.rotation.draining),
+        PatchOperation("add", path_of(LABELS, CORDONED_FOR), fleet.uid),
         PatchOperation("add", path_of(ANNOTATIONS, DELETION_COST), CORDON_COST),
+        PatchOperation("add", path_of(ANNOTATIONS, CORDONED), json.dumps(note)),
     ]
-    if _note_in(marks) is None:
-        operations.append(PatchOperation("add", path_of(ANNOTATIONS, CORDONED), json.dumps(before)))
     await client.json_patch(_ref(fleet, pod), operations)
 
 
@@ -78,10 +93,70 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     operations = [
         *as_seen(pod),
         *_assignment(labels_of(live), LABELS, fleet.rotation.label, label),
+        *_assignment(labels_of(live), LABELS, CORDONED_FOR, None),
         *_assignment(marks, ANNOTATIONS, DELETION_COST, _deletion_cost(note.get("cost"))),
         *_assignment(marks, ANNOTATIONS, CORDONED, None),
     ]
     await client.json_patch(_ref(fleet, pod), operations)
+
+
+async def left_cordoned(client: Client, namespace: str, selector: str = "") -> tuple[Cordoned, ...]:
+    """Return the pods that a note of ours says are cordoned, whoever owns them; an empty namespace means all.
+
+    Args:
+        client: the API.
+        namespace: where to look.
+        selector: `CORDONED_FOR` asks the API server for the marked ones alone.
+    """
+    return tuple(
+        Cordoned(metadata["namespace"], metadata["name"], uid_of(pod), metadata["resourceVersion"], uid)
+        for pod in await client.list(PODS, namespace, selector)
+        if (uid := _cordoned_for(pod)) and "deletionTimestamp" not in (metadata := section(pod, "metadata"))
+    )
+
+
+def _cordoned_for(pod: JsonObject) -> str:
+    """Return the uid of the Deployment that a pod was cordoned for; empty where none is told."""
+    noted = (_note_in(annotations_of(pod)) or {}).get("deployment")
+    return noted if isinstance(noted, str) else labels_of(pod).get(CORDONED_FOR, "")
+
+
+async def free(client: Client, found: Cordoned) -> None:
+    """Put a pod back into rotation that no fleet has any more: what we set of it becomes what it was.
+
+    What somebody else set meanwhile stays. Its label is the one that its ReplicaSet makes pods with, where
+    it still has one.
+
+    Raises:
+        Conflict: the pod changed since it was looked at, or is gone.
+    """
+    ref = Ref(PODS, found.namespace, found.name)
+    live = await client.get(ref)
+    if live is None or section(live, "metadata").get("resourceVersion") != found.resource_version:
+        raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
+    labels, marks = labels_of(live), annotations_of(live)
+    note = _note_in(marks) or {}
+    key = str(note.get("key", ""))
+    operations = [same_object(found.uid), same_version(found.resource_version)]
+    if key and labels.get(key) == note.get("draining"):
+        operations += _assignment(labels, LABELS, key, await _label_before(client, live, note, key))
+    if marks.get(DELETION_COST) == CORDON_COST:
+        operations += _assignment(marks, ANNOTATIONS, DELETION_COST, _deletion_cost(note.get("cost")))
+    operations += _assignment(marks, ANNOTATIONS, CORDONED, None)
+    operations += _assignment(labels, LABELS, CORDONED_FOR, None)
+    await client.json_patch(ref, operations)
+
+
+async def _label_before(client: Client, pod: JsonObject, note: Mapping[str, object], key: str) -> str | None:
+    """Return the value of a label on a pod that was never cordoned: its ReplicaSet's, else the noted one."""
+    owners = (each for each in items(section(pod, "metadata"), "ownerReferences") if each.get("controller"))
+    name = next((str(each.get("name")) for each in owners if each.get("kind") == "ReplicaSet"), "")
+    namespace = str(section(pod, "metadata")["namespace"])
+    owner = await client.get(Ref(REPLICA_SETS, namespace, name)) if name else None
+    noted = note.get("label")
+    if owner is not None:
+        return section(owner, "spec", "template", "metadata", "labels").get(key)
+    return noted if isinstance(noted, str) and _LABEL_VALUE.fullmatch(noted) else None
 
 
 async def delete(client: Client, fleet: Fleet, pod: Pod) -> None:

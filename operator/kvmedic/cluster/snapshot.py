@@ -162,7 +162,14 @@ def _fleet(parts: _Parts, rotation: Rotation, container: str | None) -> Fleet:
         scaler=scaler_of(body, parts.autoscalers),
         editor=last_editor(body),
         edits=edits_of(body),
+        kept_by=_kept_by(metadata),
     )
+
+
+def _kept_by(metadata: JsonObject) -> tuple[str, ...]:
+    if "deletionTimestamp" not in metadata:
+        return ()
+    return tuple(metadata.get("finalizers") or ("its own grace period",))
 
 
 def rollout_fields(spec: Mapping[str, Any]) -> RolloutFields:

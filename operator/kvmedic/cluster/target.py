@@ -9,14 +9,15 @@ from typing import Protocol, assert_never
 
 from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.ends import ends_of
+from kvmedic.cluster.marks import CORDONED_FOR
 from kvmedic.cluster.minimums import minimum_of, set_minimum, unmark
 from kvmedic.cluster.neighbours import neighbours_of
-from kvmedic.cluster.rotation import confirm, move_pod
+from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
 from kvmedic.cluster.starts import pools_of, starts_of
 from kvmedic.cluster.workloads import assign, notes_on, unclaim
 from kvmedic.core.config_map import Sight
-from kvmedic.core.fleet import Fleet, Pod
+from kvmedic.core.fleet import Cordoned, Fleet, Pod
 from kvmedic.core.logged_pool import LogForms, LoggedSize
 from kvmedic.core.moves import (
     Claim,
@@ -136,3 +137,11 @@ class DeploymentTarget:
             await unmark(self.client, fleet.namespace, fleet.minimum)
         if fleet.fence:
             await unclaim(self.client, fleet)
+
+    async def left_cordoned(self, namespace: str) -> tuple[Cordoned, ...]:
+        """Return the pods that carry a note of ours; an empty namespace means the marked ones of all."""
+        return await left_cordoned(self.client, namespace, "" if namespace else CORDONED_FOR)
+
+    async def free(self, found: Cordoned) -> None:
+        """Put a pod back into rotation that no fleet has any more. Raises Conflict when it changed."""
+        await free(self.client, found)

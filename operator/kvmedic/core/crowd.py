@@ -80,6 +80,12 @@ class Peer:
     begun: bool = False
     """An assignment of that run was written down, so its target may have been changed."""
     bad_ends: tuple[BadEnd, ...] = ()
+    created_at: str = ""
+    """`metadata.creationTimestamp`: RFC 3339 in UTC, so its text sorts by time."""
+    holds: frozenset[str] = frozenset()
+    """Uids of the Deployment of its open run and of the replica that it set aside."""
+    is_unclear: bool = False
+    """Its open run does not say which Deployment it is about."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

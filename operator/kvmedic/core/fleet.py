@@ -181,6 +181,18 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class Cordoned:
+    """A pod that carries our note of a cordon, whoever owns it now."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    deployment: str
+    """Uid of the Deployment that it was cordoned for."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSet:
     """One ReplicaSet of the target."""
 
@@ -308,6 +320,8 @@ class Fleet:
     edits: Mapping[str, FieldEdit] = field(default_factory=dict)
     """Who set the fields last that a rollout borrows, by their names, and `template`; empty name: any field,
     ourselves left out. A field that was removed has nobody."""
+    kept_by: tuple[str, ...] = ()
+    """The finalizers that keep a Deployment which is being deleted; empty: it is not being deleted."""
 
     def serving(self, revision: str) -> tuple[Pod, ...]:
         """Return the pods of a revision that are not terminating, by name."""

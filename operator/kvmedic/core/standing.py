@@ -26,7 +26,8 @@ class Standing(StrEnum):
     AS_RECORDED = "AsRecorded"
     """Nothing but what the record explains."""
     GONE = "Gone"
-    """The Deployment was deleted, or another of the same name took its place."""
+    """The Deployment was deleted, or is kept by somebody's finalizer alone, which its controller does nothing
+    for any more; or another of the same name took its place."""
     DRIFTED = "Drifted"
     """Somebody else changed the pod template to something of their own."""
     REVERTED = "Reverted"
@@ -54,7 +55,7 @@ def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool
     status may be older than its target (edited, or restored). Then what either assignment explains is
     still ours. Only a claim whose run is open (`rivalled`) says that another moves the target.
     """
-    if fleet is None or fleet.uid != run.target_uid:
+    if fleet is None or fleet.uid != run.target_uid or fleet.kept_by:
         return Standing.GONE
     if rivalled:
         return Standing.FENCE_LOST

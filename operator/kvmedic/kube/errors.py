@@ -21,6 +21,8 @@ INVALID = 422
 FORBIDDEN = 403
 DENIALS = ('admission webhook "', "ValidatingAdmissionPolicy '")
 """How an admission policy's words begin, within the server's."""
+ENDS = "NamespaceTerminating"
+"""Cause of a refused creation (Kubernetes 1.36, apiserver admission plugin namespace/lifecycle)."""
 TEXT_LIMIT = 300
 """Characters of a server's text that are kept, so that a message fits into an Event (1,024 bytes)."""
 
@@ -66,6 +68,10 @@ class Refused(ApiError):  # noqa: N818
     """The server will say no again: a person has to change a permission or an object."""
 
 
+class NamespaceEnds(Refused):
+    """Nothing can be created in a namespace that is being deleted; what is in it can be changed still."""
+
+
 def error_for(call: Call, code: int, body: Mapping[str, Any]) -> ApiError:
     """Return the exception for an answer that is not a success.
 
@@ -90,6 +96,8 @@ def error_for(call: Call, code: int, body: Mapping[str, Any]) -> ApiError:
         if not causes and call.verb == "patch":
             return Conflict(call, code, "a test of the patch does not hold any more")
         return Refused(call, code, _told(f"{reason}: {', '.join(causes) or 'no field named'}"))
+    if code == FORBIDDEN and any(each.get("reason") == ENDS for each in _raw_causes(body)):
+        return NamespaceEnds(call, code, "the namespace is being deleted")
     if code == FORBIDDEN:
         return Refused(call, code, _told(f"{reason}: {body.get('message') or 'no message'}"))
     return Refused(call, code, reason)
@@ -112,8 +120,10 @@ def _denial(body: Mapping[str, Any]) -> str:
 
 def _causes(body: Mapping[str, Any]) -> list[str]:
     """Return each cause as field and reason; the cause's own message quotes the value."""
+    return [f"{cause.get('field', '?')} {cause.get('reason', '?')}" for cause in _raw_causes(body)]
+
+
+def _raw_causes(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     details = body.get("details")
     causes = details.get("causes") if isinstance(details, Mapping) else None
-    if not isinstance(causes, list):
-        return []
-    return [f"{cause.get('field', '?')} {cause.get('reason', '?')}" for cause in causes]
+    return [each for each in causes if isinstance(each, Mapping)] if isinstance(causes, list) else []

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from kvmedic.kube.client import Client
-from kvmedic.kube.errors import ApiError, Conflict
+from kvmedic.kube.errors import ApiError, Conflict, NamespaceEnds
 from kvmedic.kube.objects import LEASES, JsonObject, Ref, section
 
 LONGEST_SECONDS = 300
@@ -100,6 +100,11 @@ class Leadership:
         self._seen: JsonObject | None = None
         self._seen_at = 0.0
         self._problem = ""
+        self._is_over = False
+
+    def is_over(self) -> bool:
+        """Return whether nobody can lead any more: the Lease is gone, and its namespace is being deleted."""
+        return self._is_over
 
     def is_held(self) -> bool:
         """Return whether this process is the active one right now. Ask right before each effect."""
@@ -127,10 +132,11 @@ class Leadership:
         try:
             async with asyncio.timeout(self._times.attempt_seconds):
                 await self._renew_or_apply()
+                self._is_over = False
         except TimeoutError:
             problem = f"no answer within {self._times.attempt_seconds:g} s"
         except ApiError as error:
-            problem = str(error)
+            problem, self._is_over = str(error), isinstance(error, NamespaceEnds)
         self._tell(held, problem)
 
     async def _renew_or_apply(self) -> None:

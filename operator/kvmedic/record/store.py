@@ -21,7 +21,8 @@ from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome
 from kvmedic.kube.client import Client
-from kvmedic.kube.objects import JsonObject, Ref, annotations_of, section, uid_of
+from kvmedic.kube.errors import Refused
+from kvmedic.kube.objects import NAMESPACES, JsonObject, Ref, annotations_of, section, uid_of
 from kvmedic.kube.objects import Resource as Kind
 from kvmedic.record.conditions import phase
 from kvmedic.record.peers import peer_of
@@ -71,6 +72,14 @@ class Store:
         runs = [section(body, "status").get("run") for body in bodies if uid_of(body) == uid]
         told = [run.get("id") if isinstance(run, dict) else None for run in runs if run]
         return any(each in (None, rest.rpartition("/")[0]) for each in told)
+
+    async def is_ending(self, namespace: str) -> bool:
+        """Return whether a namespace is being deleted; who may not ask does not know of it."""
+        try:
+            body = await self.client.get(Ref(NAMESPACES, "", namespace))
+        except Refused:
+            return False
+        return body is not None and "deletionTimestamp" in section(body, "metadata")
 
     async def peers(self, namespaces: Sequence[str]) -> tuple[Peer, ...]:
         """Return every resource as the others see it, as it is stored; without namespaces in all of them."""

@@ -1,0 +1,79 @@
+"""What is looked at anew now and then, whatever the watches told: which resources there are, and lost pods.
+
+A watch that goes on from a version which an etcd restored from a snapshot has not reached yet is answered
+with 200 and silence (Kubernetes 1.36). kopf goes on from its last version after each time-out, and lists anew
+after 410 alone (1.45.2, watching.py). A resource that was made meanwhile would never be seen, and one that
+is gone never forgotten. So every resource is listed now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from kvmedic.core.crowd import Peer
+from kvmedic.core.resource import Key
+from kvmedic.kube.errors import ApiError
+from kvmedic.left_pods import free_unclaimed
+from kvmedic.loop import Loop
+from kvmedic.ports import Ports
+from kvmedic.roster import Entry, Roster
+
+LOG = logging.getLogger("kvmedic")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The rounds of one process."""
+
+    ports: Ports
+    loop: Loop
+    roster: Roster
+    forget: Callable[[str], None]
+    census: Callable[[], Awaitable[Sequence[Peer]]]
+    """Lists every resource as it is stored."""
+    namespaces: tuple[str, ...]
+    """Namespaces that are watched; empty: all."""
+
+    async def run(self) -> None:
+        """Make a round at the pace of resources without a run, until cancelled."""
+        while True:
+            try:
+                await self.once()
+            except ApiError as error:
+                LOG.warning("reason=RoundFailed error=%s", error)
+            await asyncio.sleep(self.ports.pace.idle.total_seconds())
+
+    async def once(self) -> None:
+        """Look once at every resource, and at the pods that are out of rotation.
+
+        Pods first: the resource whose run cordoned one of them is then among those that are listed.
+        """
+        known = self.loop.keys()
+        leads = self.ports.leader.is_held()
+        places = self.namespaces or ("",)
+        pods = (
+            [pod for each in places for pod in await self.ports.target.left_cordoned(each)] if leads else []
+        )
+        peers = await self.census()
+        self._heed(known, peers)
+        if self.ports.leader.is_held():
+            await free_unclaimed(self.ports.target, pods, peers)
+
+    def _heed(self, known: Sequence[Key], peers: Sequence[Peer]) -> None:
+        """Have the loop and the roster know the resources that there are.
+
+        Only one that was known before the list was asked for, and is not in it, is gone.
+        """
+        found = {Key(peer.namespace, peer.name, peer.uid): peer for peer in peers}
+        for key in known:
+            if key not in found:
+                self.loop.forget(key)
+                self.roster.forget(key)
+                self.forget(key.uid)
+        for key, peer in found.items():
+            self.roster.note(key, Entry(peer, peer.created_at))
+            if key not in known:
+                self.loop.wake(key)

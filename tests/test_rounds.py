@@ -1,0 +1,140 @@
+"""What is looked at anew now and then: the resources that there are, and pods that nothing leads to."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvmedic.core.crowd import Peer
+from kvmedic.core.fleet import Cordoned
+from kvmedic.core.resource import Key
+from kvmedic.kube.errors import Call, Conflict, Refused
+from kvmedic.loop import Loop
+from kvmedic.record.peers import peer_of
+from kvmedic.roster import Roster
+from kvmedic.rounds import Rounds
+
+
+def a_peer(name: str, **told: Any) -> Peer:
+    return Peer("serving", name, f"uid-{name}", name, **told)
+
+
+def key_of(peer: Peer) -> Key:
+    return Key(peer.namespace, peer.name, peer.uid)
+
+
+def a_pod(name: str, deployment: str = "d", namespace: str = "serving") -> Cordoned:
+    return Cordoned(namespace, name, f"uid-{name}", "1", deployment)
+
+
+class World:
+    """A loop, its roster, and what is there."""
+
+    def __init__(self, *peers: Peer, pods: tuple[Cordoned, ...] = (), leads: bool = True) -> None:
+        self.there, self.freed, self.forgotten = list(peers), [], []
+        self.loop, self.roster = Loop(self.tick, 1), Roster()
+        self.refuses: dict[str, Exception] = {}
+        target = SimpleNamespace(left_cordoned=self.left(pods), free=self.free)
+        leader = SimpleNamespace(is_held=lambda: leads)
+        ports: Any = SimpleNamespace(target=target, leader=leader, pace=SimpleNamespace(idle=timedelta(1)))
+        self.rounds = Rounds(ports, self.loop, self.roster, self.forgotten.append, self.census, ("serving",))
+
+    async def tick(self, key: Key) -> float | None:
+        return None
+
+    def left(self, pods: tuple[Cordoned, ...]) -> Any:
+        async def left(namespace: str) -> tuple[Cordoned, ...]:
+            return pods
+
+        return left
+
+    async def free(self, pod: Cordoned) -> None:
+        if pod.name in self.refuses:
+            raise self.refuses[pod.name]
+        self.freed.append(pod.name)
+
+    async def census(self) -> tuple[Peer, ...]:
+        return tuple(self.there)
+
+
+async def test_a_resource_that_no_watch_told_of_is_looked_at_and_one_that_is_gone_is_not() -> None:
+    new, gone = a_peer("new", created_at="2026-01-01T00:00:00Z"), a_peer("gone")
+    world = World(new)
+    world.loop.wake(key_of(gone))
+
+    await world.rounds.once()
+
+    assert world.loop.keys() == (key_of(new),)
+    assert world.roster.peers() == (new,)
+    assert world.forgotten == [gone.uid]
+
+
+async def test_a_resource_that_is_made_while_the_others_are_listed_is_not_forgotten() -> None:
+    world, made = World(), a_peer("made")
+
+    async def census() -> tuple[Peer, ...]:
+        world.loop.wake(key_of(made))
+        return ()
+
+    world.census = census  # type: ignore[method-assign]
+    object.__setattr__(world.rounds, "census", census)
+    await world.rounds.once()
+
+    assert world.loop.keys() == (key_of(made),)
+
+
+POD = a_pod("a")
+
+
+@pytest.mark.parametrize(
+    ("peers", "freed"),
+    [
+        ((), ["a"]),
+        ((a_peer("r"),), ["a"]),
+        ((a_peer("r", holds=frozenset({"d"})),), []),
+        ((a_peer("r", holds=frozenset({"another"})),), ["a"]),
+        ((a_peer("r", holds=frozenset({POD.uid})),), []),
+        ((a_peer("r", is_unclear=True),), []),
+    ],
+    ids=["no resource", "no run", "a run", "a run of another", "set aside", "a run that names no target"],
+)
+async def test_a_pod_that_no_open_run_is_about_serves_again(
+    peers: tuple[Peer, ...], freed: list[str]
+) -> None:
+    world, waits = World(*peers, pods=(POD,)), World(*peers, pods=(POD,), leads=False)
+
+    await world.rounds.once()
+    await waits.rounds.once()
+
+    assert world.freed == freed
+    assert waits.freed == [], "who does not lead changes nothing"
+
+
+async def test_one_that_cannot_be_put_back_does_not_keep_the_others() -> None:
+    world = World(pods=(a_pod("a"), a_pod("b"), a_pod("c")))
+    call = Call("patch", "/x")
+    world.refuses = {"a": Refused(call, 403, "denied"), "b": Conflict(call, 409, "moved")}
+
+    await world.rounds.once()
+
+    assert world.freed == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("status", "holds", "is_unclear"),
+    [
+        ({}, set(), False),
+        ({"run": {"id": "1", "targetUid": "d"}}, {"d"}, False),
+        ({"run": {"id": "1", "targetUid": "d"}, "aside": {"uid": "p"}}, {"d", "p"}, False),
+        ({"run": {"id": "1"}}, set(), True),
+        ({"run": {"id": "1", "targetUid": 7}}, set(), True),
+        ({"run": "nonsense"}, set(), True),
+    ],
+)
+def test_what_a_status_holds(status: dict[str, Any], holds: set[str], *, is_unclear: bool) -> None:
+    peer = peer_of({"metadata": {"name": "r"}, "status": status})
+
+    assert (peer.holds, peer.is_unclear) == (holds, is_unclear)
