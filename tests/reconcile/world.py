@@ -6,8 +6,8 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,7 @@ class World:
 
     def start(self, identity: str = "operator-0", proxy: Proxy | None = None) -> Operator:
         kubeconfig = self.directory / f"kubeconfig-{identity}"
-        kubeconfig.write_text(_kubeconfig((proxy or self.proxy).url))
+        kubeconfig.write_text(_kubeconfig((proxy or self.proxy).url, self.cluster.ca_file))
         settings = {
             "process": {
                 "namespace": self.namespace,
@@ -325,12 +325,15 @@ def _going(pod: dict[str, Any]) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def _kubeconfig(url: str) -> str:
+def _kubeconfig(url: str, authority: Path) -> str:
+    """Return access by a URL; a process that is named an authority does not load all of this machine's."""
     return yaml.safe_dump(
         {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "light", "cluster": {"server": url}}],
+            "clusters": [
+                {"name": "light", "cluster": {"server": url, "certificate-authority": str(authority)}}
+            ],
             "users": [{"name": "operator", "user": {"token": "through-the-proxy"}}],
             "contexts": [{"name": "light", "context": {"cluster": "light", "user": "operator"}}],
             "current-context": "light",
@@ -340,3 +343,52 @@ def _kubeconfig(url: str) -> str:
 
 def no_harm(write: Write) -> Fate:
     return Fate.PASS
+
+
+def define(cluster: LightCluster) -> None:
+    """Have the API server serve the operator's resources."""
+    cluster.apply(CRD.read_text())
+    cluster.apply(APPROVALS_CRD.read_text())
+    kinds = ("crd/kvremediations.kvmedic.io", "crd/kvapprovals.kvmedic.io")
+    cluster.kubectl("wait", "--for=condition=Established", *kinds, "--timeout=10s")
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes a settled fleet and its resource, which end with `stack`."""
+
+    cluster: LightCluster
+    namespace: str
+    directory: Path
+    stack: ExitStack
+
+    def make(
+        self,
+        replicas: int = 2,
+        decide: Callable[[Write], Fate] = no_harm,
+        spec: dict[str, Any] | None = None,
+        annotations: dict[str, str] | None = None,
+        arguments: Sequence[str] = (),
+        *,
+        change: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
+    ) -> World:
+        """Return the world of a fleet; the operator is started by whoever asked for it."""
+        light = self.cluster
+        proxy = self.stack.enter_context(Proxy(light.url, light.token, decide))
+        world = World(light, self.namespace, self.directory, proxy)
+        proxy.kill = world.kill
+        self.stack.callback(world.kill)
+        # Created, not applied: a field manager that applies the template would own it.
+        fleet = deployment(replicas, **(annotations or {}))
+        pod = fleet["spec"]["template"]["spec"]
+        pod["containers"][0]["args"] += arguments
+        if change is not None:
+            change(pod["containers"][0], pod)
+        for manifest in (fleet, SERVICE):
+            light.api.create(manifest, self.namespace)
+        self.stack.enter_context(world.watches())
+        world.wait(world.is_settled, 30, "the fleet is made")
+        world.wait(lambda: world.endpoints() == replicas, 30, "endpoints of every replica")
+        world.write_script(old="thrash", new="recovered", revision=world.revision())
+        light.apply(remediation(**(spec or {})), self.namespace)
+        return world

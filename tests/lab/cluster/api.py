@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -125,7 +126,8 @@ class Api:
             path,
             params={"fieldManager": manager, "force": "true"},
             headers={"Content-Type": "application/apply-patch+yaml"},
-            content=yaml.safe_dump(document),
+            # JSON is YAML, and ours takes a third of a second to be written as anything else.
+            content=json.dumps(document),
         )
 
     def create(self, document: Object, namespace: str = "default") -> Object:

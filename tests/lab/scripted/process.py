@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpcore  # noqa: F401 - httpx imports it when its first client is made
 from kubernetes.client import BatchV1Api
 from kubernetes.config import new_client_from_config
 
