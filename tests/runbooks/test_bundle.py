@@ -206,7 +206,11 @@ ALREADY = {
 def test_what_is_off_already_is_no_plan(template: dict[str, Any], setting: Setting) -> None:
     found = bundle_plan(a_workload(template), off(setting), 1)
 
-    assert found == Fault(Reason.FLAG_NOT_EDITABLE, "fp8 is off already, as far as its settings tell")
+    assert found == Fault(
+        Reason.FLAG_NOT_EDITABLE,
+        "fp8 is off already, as far as its settings tell: see what overrides them, such as the image's "
+        "entry point",
+    )
 
 
 UNEDITABLE = {

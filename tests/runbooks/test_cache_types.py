@@ -146,7 +146,8 @@ def test_logs_are_needed_only_where_settings_and_labels_leave_it_open() -> None:
     assert logs_that_tell(None, seen) == NAMES
     assert logs_that_tell(FEWER_BITS, seen) == (FIRST,)
     assert logs_that_tell(BY_SPEC, seen) == (FIRST,)
-    assert logs_that_tell(EVICTS, seen) == logs_that_tell(PAGES, seen) == ()
+    assert logs_that_tell(EVICTS, seen) == NAMES
+    assert logs_that_tell(replace(EVICTS, is_confirmed=True), seen) == logs_that_tell(PAGES, seen) == ()
     assert logs_that_tell(replace(EVICTS, answer=answered(Reclaim.NONE)), seen) == NAMES
     assert logs_that_tell(replace(EVICTS, answer=answered(Reclaim.SCATTERED)), seen) == ()
     assert logs_that_tell(FEWER_BITS, unknown) == ()

@@ -284,8 +284,24 @@ def test_a_known_method_that_gives_no_blocks_back_is_none() -> None:
     assert "Quest gives no blocks back" in waits(found_for(quest), Reason.FIXES_EXHAUSTED)
 
 
+STATISTICS = Setting(env="TRIATTN_RUNTIME_SPARSE_STATS_PATH", on="/models/stats.pt", off=None)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_known_method_without_what_only_its_installation_can_say_waits_and_says_what(older: bool) -> None:
+    case = with_policy(replacement=Replacement("triattention"))
+    template = a_template(["vllm", "serve", "some/model"])
+    name = "TRIATTENTION_STATS_PATH" if older else "TRIATTN_RUNTIME_SPARSE_STATS_PATH"
+    template["spec"]["containers"][1]["env"] = [{"name": name, "value": "/models/stats.pt"}]  # type: ignore[index]
+
+    told = waits(found_for(case), Reason.METHOD_UNKNOWN)
+
+    assert "{env: TRIATTN_RUNTIME_SPARSE_STATS_PATH, after: VALUE}" in told
+    assert isinstance(found_for(replace(case, workload=a_workload(template))), Try)
+
+
 def test_a_known_method_brings_its_own_settings_in_their_order() -> None:
-    known = with_policy(replacement=Replacement("triattention"))
+    known = with_policy(replacement=Replacement("triattention", settings=(STATISTICS,)))
 
     found = found_for(known)
 
@@ -294,6 +310,7 @@ def test_a_known_method_brings_its_own_settings_in_their_order() -> None:
     assert found.change is not None
     container = found.change.apply(TEMPLATE)["spec"]["containers"][1]  # type: ignore[index]
     assert "--no-enable-prefix-caching" in container["args"]
+    assert container["env"][0] == {"name": STATISTICS.env, "value": STATISTICS.on}
     assert container["env"][-1] == {"name": "ENABLE_TRIATTENTION", "value": "1"}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from builders import CALM, POOL, an_evidence
-from kvmedic.core.blocks import Compacted
+from kvmedic.core.blocks import Compacted, Keep
 from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
@@ -16,7 +16,10 @@ from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Observation
 from kvmedic.core.plan import ObjectRef
+from kvmedic.core.started import started_of
 from kvmedic.engines import ENGINES
+from kvmedic.engines.vllm_start import VLLM_START
+from kvmedic.runbooks.compression_without_savings import not_applied, replace_stale
 from kvmedic.runbooks.cut import cut
 from kvmedic.runbooks.methods import DECLARED, compressed_of, eviction_of
 from kvmedic.runbooks.planning import Workload, workload_of
@@ -64,6 +67,7 @@ ACTIVATED = "[TriAttention] Runtime (V2) plugin activated"
 PLAIN, LABELLED = (
     an_evidence(replace(CALM, pool=replace(POOL, cache_dtype=label))).burn for label in ("auto", "fp8_e4m3")
 )
+BY_BUDGET = ("TriAttention", "TRIATTN_RUNTIME_KV_BUDGET", False)
 KNOWN = [
     ("nothing", None, PLAIN, (), None),
     ("a log alone", None, PLAIN, (ACTIVATED,), ("TriAttention", f"start-up log: {ACTIVATED}", True)),
@@ -93,11 +97,63 @@ KNOWN = [
         ("fp8", "the type fp8 that is asked for", False),
     ),
     (
-        "a switch that is off, whatever an older log says",
+        "a switch that is off, and the running engine's log that it is on",
         a_workload([{"name": "ENABLE_TRIATTENTION", "value": "0"}]),
         PLAIN,
         (ACTIVATED,),
-        None,
+        ("TriAttention", f"start-up log: {ACTIVATED}, although ENABLE_TRIATTENTION=0", True),
+    ),
+    (
+        "a list of plugins without it, and a log with it",
+        a_workload([{"name": "VLLM_PLUGINS", "value": "other"}]),
+        PLAIN,
+        (ACTIVATED,),
+        ("TriAttention", f"start-up log: {ACTIVATED}, although VLLM_PLUGINS=other", True),
+    ),
+    *(
+        (f"{name}={value}", a_workload([BUDGET, {"name": name, "value": value}]), PLAIN, (), None)
+        for name, value in (
+            ("ENABLE_TRIATTENTION", "Off"),
+            ("TRIATTN_RUNTIME_DISABLE_COMPRESSION", "1"),
+            ("TRIATTN_RUNTIME_DISABLE_COMPRESSION", "True"),
+            ("TRIATTN_RUNTIME_PATCH_WORKER", "no"),
+            ("TRIATTENTION_INTERFACE", "legacy_custom"),
+            ("VLLM_PLUGINS", "other"),
+        )
+    ),
+    *(
+        (f"{name}={value}", a_workload([BUDGET, {"name": name, "value": value}]), PLAIN, (), BY_BUDGET)
+        for name, value in (
+            ("TRIATTN_RUNTIME_DISABLE_COMPRESSION", "0"),
+            ("TRIATTENTION_INTERFACE", "runtime"),
+        )
+    ),
+    (
+        "a switch in a word that is none",
+        a_workload([BUDGET, {"name": "ENABLE_TRIATTENTION", "value": "maybe"}]),
+        PLAIN,
+        (),
+        ("TriAttention", "ENABLE_TRIATTENTION", False),
+    ),
+    (
+        "compression that is disabled but for a full cache",
+        a_workload(
+            [
+                BUDGET,
+                {"name": "TRIATTN_RUNTIME_DISABLE_COMPRESSION", "value": "1"},
+                {"name": "TRIATTN_RUNTIME_ENABLE_KV_USAGE_TRIGGER", "value": "1"},
+            ]
+        ),
+        PLAIN,
+        (),
+        ("TriAttention", "TRIATTN_RUNTIME_ENABLE_KV_USAGE_TRIGGER", False),
+    ),
+    (
+        "a variable by its older name",
+        a_workload([{"name": "TRIATTENTION_KV_BUDGET", "value": "512"}]),
+        PLAIN,
+        (),
+        ("TriAttention", "TRIATTENTION_KV_BUDGET", False),
     ),
 ]
 
@@ -111,6 +167,52 @@ def test_a_method_is_known_by_what_tells_of_it(
     found = compressed_of(workload, NOT_DECLARED, (), seen, log)
 
     assert (found and (found.name, found.told_by, found.is_confirmed)) == told
+
+
+@pytest.mark.parametrize(
+    ("given", "budget"),
+    [
+        ({"TRIATTENTION_KV_BUDGET": "512"}, 512),
+        ({"TRIATTENTION_KV_BUDGET": "512", "TRIATTN_RUNTIME_KV_BUDGET": ""}, 512),
+        ({"TRIATTENTION_KV_BUDGET": "512", "TRIATTN_RUNTIME_KV_BUDGET": "1024"}, 1024),
+        ({"TRIATTENTION_STATS_PATH": "/s.pt"}, 2048),
+    ],
+)
+def test_an_older_name_counts_where_the_present_one_has_no_value(given: dict[str, str], budget: int) -> None:
+    workload = a_workload([{"name": name, "value": value} for name, value in given.items()])
+
+    found = compressed_of(workload, NOT_DECLARED, (), PLAIN)
+
+    assert found is not None
+    assert found.keep == Keep(budget)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[TriAttention] Legacy V1 backend plugin registration is retired; use runtime interface",
+        "[TriAttention] Runtime plugin activation failed: ImportError: triton",
+        "[TriAttention] Runtime (V2) plugin activated: patch_scheduler=True patch_worker=False",
+    ],
+)
+@pytest.mark.parametrize("declared", [NOT_DECLARED, CompressionPolicy(method="TriAttention")])
+def test_settings_that_ask_for_a_method_and_a_log_that_denies_it_are_said(
+    declared: CompressionPolicy, line: str
+) -> None:
+    log = started_of([line], VLLM_START).methods
+
+    found = compressed_of(a_workload([BUDGET]), declared, (), PLAIN, log)
+
+    assert found is not None
+    assert (found.is_confirmed, found.denied) == (False, log[0])
+    assert eviction_of(a_workload([BUDGET]), log) is None
+    evidence = replace(an_evidence(CALM), compression=found)
+    said = not_applied(evidence)
+    assert isinstance(said, tuple)
+    assert log[0] in said[0].text
+    advice = replace_stale(evidence, Setting(None, ()))
+    assert isinstance(advice, NoChange)
+    assert "does not run" in advice.message
 
 
 def test_what_a_checkpoint_brings_no_setting_of_the_template_takes_away() -> None:

@@ -96,7 +96,8 @@ class CompressionReplacement(Wire):
     keep_ratio: KeepRatio | None = None
     """The same as a share of the request's tokens. From 0.001 to 0.999."""
     settings: Settings | None = Field(default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"})
-    """The ordered bundle that turns it on; absent: that of the named method."""
+    """The ordered bundle that turns it on; absent: that of the named method. Of TriAttention the variable
+    TRIATTN_RUNTIME_SPARSE_STATS_PATH is enough; the pod template or this list must have it."""
 
 
 class CompressionBaseline(Wire):

@@ -76,6 +76,8 @@ class Compressed:
     """What says that it is on: the spec, a variable, a flag."""
     is_confirmed: bool = False
     """The engine itself says that it is on; a setting says only what somebody wants."""
+    denied: str = ""
+    """The phrase of its log by which the engine says that it does not run, though settings ask for it."""
     keep: Keep | None = None
     """What it keeps of a sequence; None: not known, or it keeps all."""
     cache_types: tuple[str, ...] = ()

@@ -57,6 +57,17 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class OffSwitch:
+    """A variable that keeps a method from running, whatever its own switch says."""
+
+    env: str
+    words: frozenset[str]
+    """Its values that do, in lower case."""
+    unless: str = ""
+    """A variable with which it runs all the same."""
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """A known method.
 
@@ -89,6 +100,13 @@ class Method:
     every: str = ""
     """The variable that says how many tokens are generated from one eviction to the next; `PASS_TOKENS` where
     it is not given."""
+    off_switches: tuple[OffSwitch, ...] = ()
+    older_names: tuple[tuple[str, str], ...] = ()
+    """Variables with the names that they had before, which it reads where these are empty or not given."""
+    demands: tuple[str, ...] = ()
+    """Variables without which it does not run, whose values only an installation can say."""
+    denial: str = ""
+    """Pattern of a line of the start-up log that says that it does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +135,8 @@ class Recognised:
     """Tokens that are kept of each sequence; None: not known."""
     every: int
     """Generated tokens from one eviction of a sequence to the next."""
+    denied: str = ""
+    """The phrase of a log by which the engine says that it does not run, though settings ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +170,7 @@ def token_eviction(found: Iterable[Recognised]) -> TokenEviction | None:
     """Return the first of some methods that evicts tokens; None where none does."""
     for each in found:
         pattern = PATTERNS.get(each.method.method_class)
-        if pattern is not None:
+        if pattern is not None and not each.denied:
             return TokenEviction(each.method.name, pattern, each.budget, each.every)
     return None
 
@@ -159,6 +179,7 @@ PLUGINS = "VLLM_PLUGINS"
 """Variable of vLLM: the general plugins that it loads, all where it is not given (plugins/__init__.py)."""
 OFF_WORDS = frozenset({"0", "false", "no", "off"})
 """Values of a variable that turn off what it is the switch of."""
+ON_WORDS = frozenset({"1", "true", "yes", "on"})
 
 
 def recognised(methods: Iterable[Method], told: Told) -> tuple[Recognised, ...]:
@@ -167,19 +188,45 @@ def recognised(methods: Iterable[Method], told: Told) -> tuple[Recognised, ...]:
     return tuple(each for each in found if each is not None)
 
 
+def switched_off(method: Method, environment: Mapping[str, str]) -> str:
+    """Return the variable with its value that keeps a method from running; empty where none does."""
+    switches = (OffSwitch(method.switch, OFF_WORDS), *method.off_switches)
+    for each in switches:
+        value = environment.get(each.env, "")
+        goes_on = environment.get(each.unless, "").strip().lower() in ON_WORDS
+        if value.strip().lower() in each.words and not goes_on:
+            return f"{each.env}={value}"
+    named = environment.get(PLUGINS)
+    if method.plugin and named is not None and method.plugin not in map(str.strip, named.split(",")):
+        return f"{PLUGINS}={named}"
+    return ""
+
+
+def with_older_names(method: Method, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables as a method reads them: by their older names where the present ones have no value."""
+    older = {
+        name: environment[old]
+        for name, old in method.older_names
+        if not environment.get(name) and environment.get(old)
+    }
+    return {**environment, **older}
+
+
 def _recognised(method: Method, told: Told) -> Recognised | None:
-    if told.environment.get(method.switch, "").strip().lower() in OFF_WORDS or not _may_load(method, told):
-        return None
+    """Return a method that is on: what its running engine logged counts before what settings ask for."""
+    environment = with_older_names(method, told.environment)
     proof, wish = _proof(method, told), _wish(method, told)
-    if not (proof or wish):
+    off = switched_off(method, environment)
+    if not (proof or wish) or (off and not proof):
         return None
-    budget, every = (_whole(told.environment, name) for name in (method.budget, method.every))
+    budget, every = (_whole(environment, name) for name in (method.budget, method.every))
     return Recognised(
         method,
-        proof or wish,
+        f"{proof}, although {off}" if off else proof or wish,
         bool(proof),
         method.default_budget if budget is None else budget,
         every or PASS_TOKENS,
+        "" if proof else _phrase(method.denial, told),
     )
 
 
@@ -188,28 +235,26 @@ def _proof(method: Method, told: Told) -> str:
 
     Of a line only the phrase is kept by which the method is known.
     """
-    matches = (re.search(method.log, line) for line in told.log if method.log)
-    phrase = next((match.group() for match in matches if match), "")
-    if phrase:
+    if phrase := _phrase(method.log, told):
         return f"start-up log: {phrase}"
     is_label = bool(method.cache_dtypes) and told.cache_dtype.startswith(method.cache_dtypes)
     return f"cache_dtype {told.cache_dtype}" if is_label else ""
+
+
+def _phrase(pattern: str, told: Told) -> str:
+    """Return the first part of a log that a pattern matches; empty where none does."""
+    matches = (re.search(pattern, line) for line in told.log if pattern)
+    return next((match.group() for match in matches if match), "")
 
 
 def _wish(method: Method, told: Told) -> str:
     """Return which setting asks for a method; empty where none does."""
     names = [name for name in told.environment for pattern in method.variables if re.fullmatch(pattern, name)]
     if names:
-        return min(names)
+        switches = {each.env for each in method.off_switches}
+        return min(names, key=lambda name: (name in switches, name))
     is_asked = bool(method.cache_dtypes) and told.asked_type.startswith(method.cache_dtypes)
     return f"the type {told.asked_type} that is asked for" if is_asked else ""
-
-
-def _may_load(method: Method, told: Told) -> bool:
-    """Return whether vLLM's list of plugins, where there is one, has a method that is a plugin."""
-    if not method.plugin or PLUGINS not in told.environment:
-        return True
-    return method.plugin in [name.strip() for name in told.environment[PLUGINS].split(",")]
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int | None:

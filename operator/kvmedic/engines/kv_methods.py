@@ -5,13 +5,14 @@ Sources are papers by their numbers on arXiv, and for what is configured the pac
 
 from __future__ import annotations
 
-from kvmedic.core.compression import Method, MethodClass, Setting
+from kvmedic.core.compression import OFF_WORDS, ON_WORDS, Method, MethodClass, OffSwitch, Setting
 
 TRIATTENTION = Method(
     "TriAttention",
     MethodClass.COMPACTING_EVICTION,
     needs_scores=False,
-    source="package triattention, c3744ee6 of 2026-04-22: plugin.py, runtime/integration_monkeypatch.py",
+    source="package triattention, c3744ee6 of 2026-04-22: plugin.py, runtime/config.py, "
+    "runtime/integration_monkeypatch.py, runtime/selector_hf.py",
     settings=(
         Setting(flag="--no-enable-prefix-caching", on="", off=None),
         Setting(env="TRIATTN_RUNTIME_KV_BUDGET", on="2048", off=None),
@@ -20,16 +21,39 @@ TRIATTENTION = Method(
     ),
     prerequisites=(
         "the image has the plugin: an entry point triattention in vllm.general_plugins",
-        "the file that TRIATTN_RUNTIME_SPARSE_STATS_PATH names is in the container",
+        "the file that TRIATTN_RUNTIME_SPARSE_STATS_PATH names is in the container, with the statistics of "
+        "this very model",
         "prefix caching is off",
     ),
-    variables=("TRIATTN_RUNTIME_[A-Z_]+", "ENABLE_TRIATTENTION"),
+    variables=(
+        "TRIATTN_RUNTIME_[A-Z_]+",
+        "ENABLE_TRIATTENTION",
+        "TRIATTENTION_(KV_BUDGET|DIVIDE_LENGTH|WINDOW_SIZE|LOG_DECISIONS|STATS_PATH|PRUNING_MODE)",
+    ),
     plugin="triattention",
     switch="ENABLE_TRIATTENTION",
-    log=r"\[TriAttention\] Runtime \(V2\) plugin activated|TriAttention block reclaim: ",
+    log=r"\[TriAttention\] Runtime \(V2\) plugin activated(?!.*=False)|TriAttention block reclaim: ",
     budget="TRIATTN_RUNTIME_KV_BUDGET",
     default_budget=2048,
     every="TRIATTN_RUNTIME_DIVIDE_LENGTH",
+    off_switches=(
+        OffSwitch("TRIATTN_RUNTIME_DISABLE_COMPRESSION", ON_WORDS, "TRIATTN_RUNTIME_ENABLE_KV_USAGE_TRIGGER"),
+        OffSwitch("TRIATTENTION_INTERFACE", frozenset({"legacy", "legacy_custom", "v1", "custom"})),
+        OffSwitch("TRIATTN_RUNTIME_PATCH_SCHEDULER", OFF_WORDS),
+        OffSwitch("TRIATTN_RUNTIME_PATCH_WORKER", OFF_WORDS),
+    ),
+    older_names=tuple(
+        (f"TRIATTN_RUNTIME_{name}", f"TRIATTENTION_{old}")
+        for name, old in (
+            ("KV_BUDGET", "KV_BUDGET"),
+            ("DIVIDE_LENGTH", "DIVIDE_LENGTH"),
+            ("WINDOW_SIZE", "WINDOW_SIZE"),
+            ("SPARSE_STATS_PATH", "STATS_PATH"),
+        )
+    ),
+    demands=("TRIATTN_RUNTIME_SPARSE_STATS_PATH",),
+    denial=r"\[TriAttention\] (Legacy V1 backend plugin registration is retired"
+    r"|Runtime plugin activation failed|Runtime \(V2\) plugin activated: .{0,60}=False)",
 )
 
 ASCEND = Method(

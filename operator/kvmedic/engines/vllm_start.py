@@ -46,7 +46,7 @@ VLLM_START = StartForms(
         re.compile(r"Using AttentionBackendEnum\.(\w{1,40}) backend(?:\.|\s*$)"),
         re.compile(rf"Using (?:the )?({_NAMES}) backend(?: on V1 engine)?(?:\.|\s*$)"),
     ),
-    methods=tuple(re.compile(method.log) for method in METHODS if method.log),
+    methods=tuple(re.compile(each) for method in METHODS for each in (method.log, method.denial) if each),
 )
 """Notes on single ones:
 

@@ -59,7 +59,11 @@ def bundle_plan(workload: Workload, advice: TurnOff, generation: int) -> Plan | 
     if isinstance(found, Fault):
         return Fault(found.reason, f"{advice.method} cannot be turned off as a whole: {found.message}")
     if found is None:
-        return Fault(Reason.FLAG_NOT_EDITABLE, f"{advice.method} is off already, as far as its settings tell")
+        return Fault(
+            Reason.FLAG_NOT_EDITABLE,
+            f"{advice.method} is off already, as far as its settings tell: see what overrides them, "
+            "such as the image's entry point",
+        )
     before, after = (", ".join(reversed(each)) for each in (found.before, found.after))
     off = f"off ({after})" if after else "off"
     wanted = TurnOn(

@@ -16,6 +16,7 @@ from kvmedic.core.evidence import Measured, Observation, Pool
 from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.started import MODELS_OWN, Start, Started, Unread
 from kvmedic.engines.kv_cache_types import expected_ratio
+from kvmedic.engines.kv_methods import method_named
 from kvmedic.runbooks.methods import DECLARED
 
 UNNAMED_RATIO = 2.0
@@ -32,7 +33,7 @@ def logs_that_tell(method: Compressed | None, seen: Observation) -> tuple[str, .
         method: as settings and labels tell; None: they tell of none.
         seen: the replicas.
     """
-    if method is None or _may_not_run(method):
+    if method is None or _may_not_run(method) or _may_be_denied(method):
         return tuple(sorted(seen.pods))
     if not _is_type(method):
         return ()
@@ -120,6 +121,13 @@ def _type_of(pool: Pool, start: Start | None) -> str:
 def _may_not_run(method: Compressed) -> bool:
     """Return whether no block came back on a trial pod, which is so where nothing is evicted at all, too."""
     return method.answer is not None and method.answer.reclaim is Reclaim.NONE
+
+
+def _may_be_denied(method: Compressed) -> bool:
+    """Return whether only settings tell of a method so far, and its log may say that it does not run."""
+    known = method_named(method.name)
+    is_open = not method.is_confirmed and method.answer is None
+    return is_open and known is not None and known.denial != ""
 
 
 def _is_type(method: Compressed) -> bool:

@@ -91,8 +91,15 @@ def undoubted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 
 
 def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
-    """The pod template asks for a type of fewer bits, and a running engine stores in another."""
+    """The pod template asks for a type of fewer bits, and a running engine stores in another; or for any
+    method, and the log of the running engine says that it does not run.
+    """
     method = evidence.compression
+    if method is not None and method.denied:
+        text = (
+            f"settings ask for {method.name} ({method.told_by}), and the start-up log says: {method.denied}"
+        )
+        return where_nodes_are_known(evidence, fact(text))
     if method is None or method.method_class is not MethodClass.QUANTIZATION:
         return None
     found = pools(evidence.burn)
@@ -118,6 +125,12 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
 def replace_stale(evidence: Evidence, setting: Setting) -> Advice:
     """Return that a replica which started before its configuration was edited is replaced, or what to do."""
     method = evidence.compression
+    if method is not None and method.denied:
+        return NoChange(
+            Reason.COMPRESSION_NOT_APPLIED,
+            f"{method.name} does not run in these replicas, whatever their settings ask for: see why the "
+            "plugin says so, or take its settings off",
+        )
     stale = proven_without(method, evidence) if method else ()
     if method is None or not stale:
         return NoChange(

@@ -15,7 +15,7 @@ from kvmedic.core.accuracy import NotPassed, Passed, Score, compare_scores
 from kvmedic.core.blocks import Keep
 from kvmedic.core.bundle import BundleEdit
 from kvmedic.core.compressed import AGAIN, Answer, Compressed, answer_for
-from kvmedic.core.compression import MethodClass, Setting
+from kvmedic.core.compression import Method, MethodClass, Setting
 from kvmedic.core.compression_policy import CompressionPolicy, Fix, GatePolicy
 from kvmedic.core.diagnosis import NoChange
 from kvmedic.core.fixing import Evaluate, FailedFix, Try, TurnedOff, TurnOn
@@ -192,7 +192,26 @@ def _compacting(fix: Fix, wanted: Compressed, case: Case) -> _Candidate | NoChan
         return NoChange(
             Reason.METHOD_UNKNOWN, f"{wanted.name} needs spec.compression.replacement.{lacks}: give them"
         )
+    if known is not None and (lacking := _lacking(known, wanted.settings, case.workload)):
+        return NoChange(
+            Reason.METHOD_UNKNOWN,
+            f"{known.name} does not run without {', '.join(lacking)}, which the pod template lacks and only "
+            f"you can say: add {{env: {lacking[0]}, after: VALUE}} to spec.compression.replacement.settings",
+        )
     return _Candidate(fix, wanted.name, wanted.settings, wanted.keep)
+
+
+def _lacking(method: Method, settings: Sequence[Setting], workload: Workload) -> list[str]:
+    """Return the variables that a method demands and nobody gives."""
+    env = workload.container.get("env")
+    given = {
+        str(each.get("name"))
+        for each in (env if isinstance(env, list) else ())
+        if isinstance(each, dict) and (each.get("value") or each.get("valueFrom"))
+    }
+    given |= {each.env for each in settings if each.on}
+    older = dict(method.older_names)
+    return [name for name in method.demands if name not in given and older.get(name) not in given]
 
 
 def _change(candidate: _Candidate, case: Case) -> _Change | NoChange | _Failed:

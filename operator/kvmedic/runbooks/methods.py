@@ -8,7 +8,6 @@ from dataclasses import replace
 from kvmedic.core.blocks import Keep
 from kvmedic.core.compressed import Answer, Compressed, answer_beside, answer_for
 from kvmedic.core.compression import (
-    OFF_WORDS,
     PATTERNS,
     Method,
     MethodClass,
@@ -16,6 +15,7 @@ from kvmedic.core.compression import (
     TokenEviction,
     Told,
     recognised,
+    switched_off,
     token_eviction,
 )
 from kvmedic.core.compression import Setting as BundleSetting
@@ -94,6 +94,10 @@ def replacement_of(policy: CompressionPolicy) -> Compressed | None:
         return None
     known = method_named(wanted.method)
     keep = Keep(wanted.keep_tokens, wanted.keep_share)
+    settings = wanted.settings
+    if known is not None and all(each.env in known.demands for each in settings):
+        # What only the installation can say is enough: the rest of the bundle is known.
+        settings = (*settings, *known.settings)
     if keep == Keep() and known is not None:
         keep = Keep(known.default_budget)
     return Compressed(
@@ -101,7 +105,7 @@ def replacement_of(policy: CompressionPolicy) -> Compressed | None:
         method_class=known.method_class if known else MethodClass.COMPACTING_EVICTION,
         told_by=f"{DECLARED}.replacement",
         keep=None if keep == Keep() else keep,
-        settings=wanted.settings or (known.settings if known else ()),
+        settings=settings,
         fix=Fix.COMPACTING_METHOD,
     )
 
@@ -119,7 +123,7 @@ def _in_its_place(
 def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer]) -> Compressed | None:
     """Return a method with what a workload's settings say of it; None where they say that it is off."""
     is_off_by_all = is_off(workload, method.settings) and not method.is_confirmed
-    if is_off_by_all or _is_switched_off(workload, method.name):
+    if is_off_by_all or (_is_switched_off(workload, method.name) and not method.is_confirmed):
         return None
     asked, template = asked_type(workload), template_hash(workload.template)
     start, is_fixed = answer_beside(answers, template, Question.START), bool(workload.fixes_the_pool())
@@ -188,8 +192,9 @@ def _declared(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compres
     return Compressed(
         name=name,
         method_class=policy.method_class or (known.method_class if known else None),
-        told_by=DECLARED,
+        told_by=f"{DECLARED}; {seen.by}" if seen and ", although " in seen.by else DECLARED,
         is_confirmed=seen is not None and seen.is_confirmed,
+        denied=seen.denied if seen else "",
         keep=None if kept == Keep() else kept,
         cache_types=known.cache_dtypes if known else (),
         settings=policy.settings or (known.settings if known else ()),
@@ -207,6 +212,7 @@ def _recognised(found: Sequence[Recognised]) -> Compressed | None:
         method_class=first.method.method_class,
         told_by=first.by,
         is_confirmed=first.is_confirmed,
+        denied=first.denied,
         keep=None if first.budget is None else Keep(first.budget),
         cache_types=first.method.cache_dtypes,
         settings=turning_off(first.method),
@@ -225,7 +231,7 @@ def turning_off(method: Method) -> tuple[BundleSetting, ...]:
 def _is_switched_off(workload: Workload, name: str) -> bool:
     """Return whether the switch of a known method says that it is off, whatever its other settings are."""
     known = method_named(name)
-    return known is not None and environment_of(workload).get(known.switch, "").strip().lower() in OFF_WORDS
+    return known is not None and bool(switched_off(known, environment_of(workload)))
 
 
 def _is_in_file(workload: Workload) -> bool:
