@@ -24,14 +24,17 @@ from kvmedic.core.run import Outcome
 from kvmedic.core.scored import Scored
 from kvmedic.core.trial_moves import TrialMove, TrialSight, trial_move
 from kvmedic.core.trialling import TrialStep
-from kvmedic.engines import REFUSALS
+from kvmedic.engines import ENGINES, REFUSALS
 from kvmedic.findings import Survey
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.evaluation_job import Evaluation, job_name
+from kvmedic.manifests.remote_cache import remote_cache_in_file, without_remote_cache
 from kvmedic.manifests.trial_pod import NoTrial, Owner, Trial, trial_pod
 from kvmedic.ports import Ports, View
 from kvmedic.record.runs import with_answer, with_score
 from kvmedic.runbooks.drained_replica import may_ask_replica
+from kvmedic.runbooks.planning import Workload
+from kvmedic.versions import engine_of
 from kvmedic.walks import Tick, as_watched, start_limits, watched
 
 _REFUSALS = tuple(pattern for patterns in REFUSALS.values() for pattern in patterns)
@@ -95,6 +98,9 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
     if not why and not drains:
         manifest = await _manifest(found.view, step, _trial(resource, "", step), ports)
         why = manifest.why if isinstance(manifest, NoTrial) else ""
+        workload = engine_of(found.view, resource.policy) if resource.policy else None
+        if isinstance(workload, Workload):
+            why = why or remote_cache_in_file(workload.file, workload.engine.profile)
     return replace(found, obstacle=Outcome(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
 
 
@@ -109,7 +115,9 @@ async def make_trial(tick: Tick, view: View, step: OnTrial) -> str:
 
 async def _manifest(view: View, step: OnTrial, trial: Trial, ports: Ports) -> dict[str, Any] | NoTrial:
     """Return the manifest of a trial pod, or why there can be none."""
-    template = _on_trial(view, step)
+    template = without_remote_cache(_on_trial(view, step), step.container, ENGINES)
+    if isinstance(template, NoTrial):
+        return template
     claims = await ports.trials.held_claims(trial.namespace, template)
     return trial_pod(template, trial, claims)
 

@@ -31,7 +31,7 @@ from kvmedic.metrics.probes import Beside, GenerationProbes, Tempo, Vocabulary
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster, gpus
 from lab_engine.engine_process import a_process, until_healthy
-from live_fleet import LiveFleet, is_whole
+from live_fleet import LiveFleet, is_whole, service
 from probing import a_step, no_devices, no_logs
 from reconcile.trying import CLASS
 
@@ -265,8 +265,12 @@ async def test_where_they_are_switched_off_none_can_be_made_and_it_is_said(place
     assert place.trial.name not in place.pods()
 
 
-async def test_what_the_api_server_refuses_is_told_without_the_pod(place: Place) -> None:
+async def test_what_a_service_selects_or_the_api_server_refuses_is_told_without_the_pod(place: Place) -> None:
     manifest = place.manifest()
+    place.light.api.create(service("trap", **{"sidecar.istio.io/inject": "true"}), place.trial.namespace)
+    manifest["metadata"]["labels"]["sidecar.istio.io/inject"] = "true"
+    assert "Service trap" in await place.trials.make(place.trial, manifest)
+    del manifest["metadata"]["labels"]["sidecar.istio.io/inject"]
     manifest["spec"]["priorityClassName"] = "no-such-class"
     manifest["spec"]["containers"][0]["env"] = [{"name": "TOKEN", "value": "hunter2"}]
 

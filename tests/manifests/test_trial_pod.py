@@ -9,6 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvmedic.core.config_map import ConfigMap, Contents
+from kvmedic.core.engine import Engine
+from kvmedic.engines import ENGINES
+from kvmedic.manifests.configuration import Configuration
+from kvmedic.manifests.engine_file import engine_file
+from kvmedic.manifests.invocation import version_of
+from kvmedic.manifests.mounts import MountedFile
+from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.remote_cache import remote_cache_in_file, without_remote_cache
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, TRIAL_LABEL, NoTrial, Owner, Trial, trial_pod
 
 OWNER = Owner("kvmedic.io/v1alpha1", "KVRemediation", "llm", "uid-1")
@@ -79,6 +88,178 @@ def test_no_selector_that_finds_the_fleet_finds_the_trial(labels: dict[str, str]
     own = pod_of(fleet)["metadata"]["labels"]
 
     assert not any(own.get(name) == text for name, text in labels.items())
+
+
+STARTS_BY = {
+    "gke-gcsfuse/volumes": "true",
+    "gke-gcsfuse/memory-limit": "1Gi",
+    "k8s.v1.cni.cncf.io/networks": "rdma-a,rdma-b",
+    "vault.hashicorp.com/agent-inject": "true",
+    "vault.hashicorp.com/role": "llm",
+    "iam.amazonaws.com/role": "models",
+    "sidecar.istio.io/inject": "false",
+    "container.apparmor.security.beta.kubernetes.io/vllm": "unconfined",
+    "example.org/whatever-a-webhook-asks-for": "x",
+}
+OF_THE_FLEET = {
+    "kvmedic.io/cordoned": "{}",
+    "kubectl.kubernetes.io/last-applied-configuration": "{}",
+    "kubectl.kubernetes.io/restartedAt": "2026-03-01T03:00:00Z",
+    "controller.kubernetes.io/pod-deletion-cost": "7",
+    "prometheus.io/scrape": "true",
+    "external-dns.alpha.kubernetes.io/hostname": "llm.example.org",
+    "consul.hashicorp.com/connect-inject": "true",
+    "scheduling.k8s.io/group-name": "llm",
+}
+
+
+def test_what_webhooks_need_to_start_a_pod_stays_and_what_makes_it_one_of_the_fleet_goes() -> None:
+    fleet = template()
+    fleet["metadata"]["annotations"] = {**STARTS_BY, **OF_THE_FLEET}
+    let_in = {"azure.workload.identity/use": "true", "sidecar.istio.io/inject": "false", "runai/queue": "a"}
+    fleet["metadata"]["labels"] |= {
+        **let_in,
+        "app.kubernetes.io/name": "llm",
+        "kueue.x-k8s.io/queue-name": "a",
+    }
+
+    metadata = pod_of(fleet)["metadata"]
+
+    assert metadata["annotations"] == STARTS_BY
+    assert metadata["labels"] == {**let_in, TRIAL_LABEL: "uid-1"}
+
+
+def test_devices_that_the_fleet_shares_are_cut_and_those_of_each_pod_stay() -> None:
+    claims = [
+        {"name": "own", "resourceClaimTemplateName": "gpu"},
+        {"name": "link", "resourceClaimName": "imex-of-the-fleet"},
+    ]
+    container = {"name": "vllm", "resources": {"claims": [{"name": "own"}, {"name": "link", "request": "a"}]}}
+
+    made = pod_of(template(containers=[container], resourceClaims=claims))["spec"]
+
+    assert made["resourceClaims"] == claims[:1]
+    assert made["containers"][0]["resources"]["claims"] == [{"name": "own"}]
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused"), [(None, True), ({"memory": "1Gi"}, True), ({"nvidia.com/gpu": "1"}, False)]
+)
+def test_without_a_device_but_a_shared_one_there_is_no_trial(
+    limits: dict[str, str] | None, refused: bool
+) -> None:
+    resources = {"claims": [{"name": "gpu"}], "limits": limits}
+    spec = template(
+        containers=[{"name": "vllm", "resources": resources}],
+        resourceClaims=[{"name": "gpu", "resourceClaimName": "the-only-one"}],
+    )
+
+    made = trial_pod(spec, TRIAL)
+
+    assert isinstance(made, NoTrial) is refused
+    if isinstance(made, NoTrial):
+        assert "ResourceClaim the-only-one" in made.why
+        assert "resourceClaimTemplateName" in made.why
+
+
+CONNECTOR = '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'
+SHARED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "two words": ({"args": ["--port=1", "--kv-transfer-config", CONNECTOR]}, {"args": ["--port=1"]}),
+    "one word": ({"args": ["--port=1", f"--kv-transfer-config={CONNECTOR}"]}, {"args": ["--port=1"]}),
+    "underscores": ({"args": ["--port=1", f"--kv_transfer_config={CONNECTOR}"]}, {"args": ["--port=1"]}),
+    "keys with dots": (
+        {
+            "args": [
+                "--kv-transfer-config.kv_connector",
+                "X",
+                "--kv-transfer-config.kv_role=kv_both",
+                "--port=1",
+            ]
+        },
+        {"args": ["--port=1"]},
+    ),
+    "events of blocks": (
+        {"args": ["--kv-events-config", '{"publisher":"zmq"}', "--port=1"]},
+        {"args": ["--port=1"]},
+    ),
+    "a script": (
+        {"command": ["sh", "-c", f"exec vllm serve /m --kv-transfer-config '{CONNECTOR}' --port 1"]},
+        {"command": ["sh", "-c", "exec vllm serve /m --port 1"]},
+    ),
+    "a variable": (
+        {
+            "args": ["--port=1", "--kv-transfer-config", "$(SHARED)"],
+            "env": [{"name": "SHARED", "value": CONNECTOR}],
+        },
+        {"args": ["--port=1"], "env": [{"name": "SHARED", "value": CONNECTOR}]},
+    ),
+    "variables of connectors": (
+        {
+            "args": ["--port=1"],
+            "env": [{"name": "LMCACHE_REMOTE_URL", "value": "redis://a"}, {"name": "HF_HOME", "value": "/m"}],
+            "envFrom": [{"prefix": "LMCACHE_", "configMapRef": {"name": "a"}}, {"secretRef": {"name": "b"}}],
+        },
+        {
+            "args": ["--port=1"],
+            "env": [{"name": "HF_HOME", "value": "/m"}],
+            "envFrom": [{"secretRef": {"name": "b"}}],
+        },
+    ),
+}
+
+
+def engine(changed: dict[str, Any]) -> dict[str, Any]:
+    container = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", **changed}
+    return template(containers=[{"name": "proxy", "image": "envoy"}, container])
+
+
+@pytest.mark.parametrize(("given_container", "alone"), SHARED.values(), ids=SHARED)
+def test_a_trial_pod_shares_no_blocks_with_the_fleet(
+    given_container: dict[str, Any], alone: dict[str, Any]
+) -> None:
+    fleet = engine(given_container)
+    before = copy.deepcopy(fleet)
+
+    found = without_remote_cache(fleet, "vllm", ENGINES)
+
+    assert found == engine(alone)
+    assert fleet == before
+
+
+def test_a_connector_that_cannot_be_taken_off_is_refused_by_name() -> None:
+    found = without_remote_cache(
+        engine(
+            {
+                "command": ["sh", "-c", "vllm serve /m $(ALL)"],
+                "args": [],
+                "env": [
+                    {"name": "ALL", "value": "--kv-transfer-config.kv_role kv_both"},
+                ],
+            }
+        ),
+        "vllm",
+        ENGINES,
+    )
+
+    assert isinstance(found, NoTrial)
+    assert "must not share the fleet's KV store: --kv-transfer-config" in found.why
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("max-num-seqs: 4\n", ""), ("kv-transfer-config: '{}'\n", "gives kv_transfer_config")]
+)
+def test_a_file_with_a_connector_keeps_an_engine_from_being_cut_off(text: str, said: str) -> None:
+    container = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0"}
+    read = engine_file(text, "/c.yaml", container, Engine(ENGINES[0], version_of(container, ENGINES[0])))
+    assert not isinstance(read, Refusal)
+    source = ConfigMap(Contents({}))
+    mounted = MountedFile("engine", "c.yaml", "engine", 0, None)
+
+    found = remote_cache_in_file(Configuration(mounted, read, source), ENGINES[0])
+
+    assert (said in found) if said else found == ""
+    unknown = Refusal(RefusalReason.UNSAFE, "nobody saw it")
+    assert "nobody saw it" in remote_cache_in_file(unknown, ENGINES[0])
 
 
 def test_the_template_is_left_as_it_was() -> None:

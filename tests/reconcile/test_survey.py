@@ -207,7 +207,7 @@ async def test_a_log_that_cannot_be_read_tells_of_no_method() -> None:
 
 async def test_no_start_is_read_at_a_glance_without_the_runbook_or_where_settings_tell() -> None:
     calm, another, settled = Asked(State.RECOVERED), Asked(State.THRASH), Asked(State.THRASH)
-    set_up = with_container(env=[{"name": "TRIATTN_RUNTIME_KV_BUDGET", "value": "512"}])
+    set_up = with_container(env=[{"name": "VLLM_ASCEND_KVCOMPRESS_ENABLED", "value": "1"}])
 
     await surveyed_with(calm, view(), runbooks=BOTH)
     await surveyed_with(another, view())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvmedic.cluster.ends import last_words_of
+from kvmedic.cluster.exposure import selects
 from kvmedic.cluster.pods import Frame, pod_of
 from kvmedic.core.fleet import Pod, Rotation
 from kvmedic.core.last_words import LastWords
@@ -20,11 +21,13 @@ from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
     CLAIMS,
     PODS,
+    SERVICES,
     JsonObject,
     Ref,
     Resource,
     controller_uid,
     items,
+    labels_of,
     section,
     uid_of,
 )
@@ -77,6 +80,10 @@ class Trials:
             Unavailable: the API did not answer.
         """
         try:
+            for service in await self.client.list(SERVICES, trial.namespace):
+                if selects(service, labels_of(manifest)):
+                    name = section(service, "metadata").get("name")
+                    return f"Service {name} selects labels that the trial pod needs to start: it would serve"
             await self.client.create(_ref(trial), manifest)
         except Conflict:
             body = await self.client.get(_ref(trial))

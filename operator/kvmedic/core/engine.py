@@ -264,6 +264,15 @@ class ApiKey:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteCache:
+    """By what an engine shares KV blocks with others."""
+
+    options: tuple[OptionName, ...]
+    variables: tuple[str, ...]
+    """Beginnings of variables that only its connectors read."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineProfile:
     """One engine: how it is recognised, what may be turned on it, and how its command line reads."""
 
@@ -287,6 +296,8 @@ class EngineProfile:
     """None: it keeps no blocks in its host's memory."""
     api_key: ApiKey | None = None
     """None: it asks nobody for a key."""
+    remote_cache: RemoteCache | None = None
+    """None: it shares no blocks with other engines."""
 
     def flag(self, knob: Knob) -> Flag | None:
         """Return how this engine spells a knob, or None where it has no such thing."""

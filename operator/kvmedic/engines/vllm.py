@@ -6,7 +6,17 @@ Defaults and bounds are those of vLLM 0.32.0 unless a version is named: `config/
 
 from __future__ import annotations
 
-from kvmedic.core.engine import ApiKey, Bounds, Dialect, EngineProfile, Flag, Knob, Launch
+from kvmedic.core.engine import (
+    ApiKey,
+    Bounds,
+    Dialect,
+    EngineProfile,
+    Flag,
+    Knob,
+    Launch,
+    OptionName,
+    RemoteCache,
+)
 from kvmedic.core.host_cache import HostCache
 from kvmedic.core.version import Version
 from kvmedic.engines.vllm_options import OPTIONS, RELEASES
@@ -160,4 +170,12 @@ VLLM = EngineProfile(
     types=("dtype", "kv_cache_dtype", "quantization"),
     host_cache=HOST_CACHE,
     api_key=ApiKey("--api-key", "VLLM_API_KEY"),
+    remote_cache=RemoteCache(
+        (
+            OptionName("--kv-transfer-config", "kv_transfer_config"),
+            OptionName("--kv-events-config", "kv_events_config"),
+        ),
+        # `lmcache/v1/config.py`, `vllm/envs.py`, `kv_connector/v1/mooncake`: read by connectors alone.
+        ("LMCACHE_", "MOONCAKE_", "NIXL_", "VLLM_NIXL_", "VLLM_MOONCAKE_"),
+    ),
 )

@@ -53,10 +53,12 @@ def _without(container: Mapping[str, object], token: Token) -> TokenEdit | None:
     if word is None:
         return None
     text = item_text(container, word.field, word.item)
-    start = word.start - 1
+    start, stop = word.start - 1, word.stop
+    if start > 0 and text[start] in "'\"" and text[stop : stop + 1] == text[start]:
+        start, stop = start - 1, stop + 1
     if start < 0 or text[start] != " ":
         return None
-    return TokenEdit(name, 0, word.field, word.item, text[start : word.stop], None, start)
+    return TokenEdit(name, 0, word.field, word.item, text[start:stop], None, start)
 
 
 def taken_off(

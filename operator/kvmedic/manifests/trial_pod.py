@@ -1,7 +1,8 @@
 """A trial pod: a target's pod template, alone and out of everybody's sight, for a limited time.
 
-Nothing selects it: it carries one label of its own and none of the template's. It never restarts, ends by
-itself, makes no room for itself by evicting others, and goes with the resource that owns it.
+Nothing selects it: of the template's labels it carries none but those by which a pod is let in and equipped.
+It never restarts, ends by itself, makes no room for itself by evicting others, and goes with the resource
+that owns it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,45 @@ from dataclasses import dataclass
 from typing import Any
 
 TRIAL_LABEL = "kvmedic.io/trial"
-"""The only label of a trial pod, and one of an evaluation's Job, not of its pods; its value is the uid of the
+"""The label of a trial pod, and one of an evaluation's Job, not of its pods; its value is the uid of the
 resource that it is made for."""
 PRIORITY_CLASS = "kvmedic-trial"
 """Its PriorityClass must be in the cluster, and must never preempt (`preemptionPolicy: Never`)."""
 GRACE_SECONDS = 1
 """Between SIGTERM and the end: a trial serves nobody."""
-KEPT_ANNOTATIONS = "container.apparmor.security.beta.kubernetes.io/"
-"""Beginning of annotations that decide whether a pod may run; any other is for those who watch the fleet."""
+KEPT_LABELS = (
+    "azure.workload.identity/",
+    "aadpodidbinding",
+    "gke-gcsfuse/",
+    "iam.",
+    "eks.amazonaws.com/",
+    "vault.hashicorp.com/",
+    "sidecar.istio.io/",
+    "istio.io/",
+    "linkerd.io/",
+    "k8s.v1.cni.cncf.io/",
+    "kai.scheduler/queue",
+    "runai/queue",
+    "yunikorn.apache.org/queue",
+)
+"""Beginnings of labels by which webhooks and schedulers let a pod in and equip it: identity, volumes,
+networks, sidecars, queues. A list and no rule: routers find replicas by labels that no object names."""
+DROPPED_ANNOTATIONS = (
+    "kvmedic.io/",
+    "kubectl.kubernetes.io/",
+    "deployment.kubernetes.io/",
+    "controller.kubernetes.io/",
+    "prometheus.io/",
+    "ad.datadoghq.com/",
+    "external-dns.alpha.kubernetes.io/",
+    "consul.hashicorp.com/",
+    "scheduling.k8s.io/group-name",
+    "scheduling.volcano.sh/",
+    "pod-group.scheduling.",
+    "kueue.x-k8s.io/",
+)
+"""Beginnings of annotations that make a pod one of the fleet for others: who scrapes it, names it in DNS or
+in a mesh's catalogue, counts it in a group; and notes of controllers. Any other may be needed to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +107,7 @@ def trial_pod(
     spec = copy.deepcopy(dict(template.get("spec") or {}))
     for why in _obstacles(spec, held_claims):
         return NoTrial(why)
+    _cut_shared_claims(spec)
     for name in ("priority", "preemptionPolicy"):
         spec.pop(name, None)
     spec |= {
@@ -86,7 +119,7 @@ def trial_pod(
     metadata: dict[str, Any] = {
         "name": trial.name,
         "namespace": trial.namespace,
-        "labels": {TRIAL_LABEL: trial.owner.uid},
+        "labels": {**_kept_labels(template), TRIAL_LABEL: trial.owner.uid},
         "ownerReferences": [trial.owner.reference()],
     }
     if annotations := _annotations(template):
@@ -96,7 +129,48 @@ def trial_pod(
 
 def _annotations(template: Mapping[str, Any]) -> dict[str, str]:
     given = (template.get("metadata") or {}).get("annotations") or {}
-    return {name: text for name, text in given.items() if name.startswith(KEPT_ANNOTATIONS)}
+    return {name: text for name, text in given.items() if not name.startswith(DROPPED_ANNOTATIONS)}
+
+
+def _kept_labels(template: Mapping[str, Any]) -> dict[str, str]:
+    given = (template.get("metadata") or {}).get("labels") or {}
+    return {name: text for name, text in given.items() if name.startswith(KEPT_LABELS)}
+
+
+def _shared_claims(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of resource claims that all pods of a template share, with the claim's own name."""
+    claims = spec.get("resourceClaims") or ()
+    return {each["name"]: each["resourceClaimName"] for each in claims if each.get("resourceClaimName")}
+
+
+def _claimed(container: Mapping[str, Any]) -> list[str]:
+    """Return the names of the resource claims that a container uses."""
+    return [each.get("name") for each in (container.get("resources") or {}).get("claims") or ()]
+
+
+def _cut_shared_claims(spec: dict[str, Any]) -> None:
+    """Take off the devices that are the fleet's own; those of a template are made for each pod."""
+    shared = _shared_claims(spec)
+    if not shared:
+        return
+    spec["resourceClaims"] = [each for each in spec["resourceClaims"] if each["name"] not in shared]
+    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        if _claimed(container):
+            kept = [each for each in container["resources"]["claims"] if each.get("name") not in shared]
+            container["resources"]["claims"] = kept
+
+
+def _lost_device(spec: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which container would have no device of its own without those that the fleet shares."""
+    shared = _shared_claims(spec)
+    for container in spec.get("containers") or ():
+        names = _claimed(container)
+        devices = [name for name in (container.get("resources") or {}).get("limits") or {} if "/" in name]
+        if names and not devices and all(name in shared for name in names):
+            yield (
+                f"container {container.get('name')} has its device by ResourceClaim {shared[names[0]]}, "
+                "which is the fleet's own: name a resourceClaimTemplateName, of which each pod gets one"
+            )
 
 
 def _obstacles(spec: Mapping[str, Any], held_claims: frozenset[str]) -> Iterator[str]:
@@ -110,6 +184,7 @@ def _obstacles(spec: Mapping[str, Any], held_claims: frozenset[str]) -> Iterator
             if port.get("hostPort"):
                 name, number = container.get("name"), port["hostPort"]
                 yield f"container {name} takes port {number} of its host (hostPort), which only one pod can"
+    yield from _lost_device(spec)
     for volume in spec.get("volumes") or ():
         name, claim = volume.get("name"), (volume.get("persistentVolumeClaim") or {}).get("claimName")
         if claim in held_claims:
