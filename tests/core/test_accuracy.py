@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from math import sqrt
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,9 +18,12 @@ from kvmedic.core.accuracy import (
     Gated,
     JobEnd,
     NotPassed,
+    NotYetKnown,
     Passed,
     Score,
+    can_show,
     compare_scores,
+    samples_needed,
     score_of,
 )
 
@@ -68,8 +75,10 @@ def test_a_better_score_than_before_passes() -> None:
         ({"message": '{"score": 0.79, "samples": 0}'}, "number of samples"),
         ({"message": '{"score": 0.79, "samples": 10.5}'}, "number of samples"),
         ({"message": '{"score": 0.70, "samples": 1000}'}, "a loss of 0.100"),
-        ({"message": '{"score": 0.76, "samples": 1000}'}, "a loss of 0.040 give or take 0.019"),
-        ({"message": '{"score": 0.79, "samples": 50}', "requests": 50}, "give or take 0.059"),
+        ({"message": '{"score": 0.79, "samples": 1000, "right": "101"}'}, '"right" is not one 1 or 0'),
+        ({"message": '{"score": 0.79, "samples": 1000, "right": [1]}'}, '"right" is not one 1 or 0'),
+        ({"message": f'{{"score": 0.79, "samples": 1000, "right": "{"1" * 1000}"}}'}, '"right" is not one 1'),
+        ({"message": f'{{"score": 0.5, "samples": 1000, "right": "{"1x" * 500}"}}'}, '"right" is not one 1'),
         ({"requests": None}, "could not be read"),
         ({"requests": 0}, "the trial pod finished 0 requests"),
         ({"requests": 1001}, "the trial pod finished 1001 requests"),
@@ -92,11 +101,116 @@ def test_a_method_that_keeps_every_token_has_no_budget_to_go_beyond() -> None:
 def test_no_message_passes_by_accident(message: str) -> None:
     found = judged(replace(GOOD, message=message))
 
-    assert isinstance(found, NotPassed) or found.loss < MAX_LOSS
+    assert not isinstance(found, Passed) or found.loss < MAX_LOSS
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 20])
 def test_a_few_answers_that_are_all_right_are_no_proof(samples: int) -> None:
     found = compare_scores(Score(1.0, 1000), Score(1.0, samples), MAX_LOSS - 0.01)
 
-    assert isinstance(found, NotPassed)
+    assert isinstance(found, NotYetKnown)
+
+
+@pytest.mark.parametrize("right", range(31))
+def test_thirty_samples_never_show_two_hundredths(right: int) -> None:
+    """Not that they are kept, and hardly that they are lost: only where nearly all is."""
+    reference, found = Score(27 / 30, 30), compare_scores(Score(27 / 30, 30), Score(right / 30, 30), 0.02)
+
+    assert not can_show(reference, 0.02)
+    assert not isinstance(found, Passed)
+    assert isinstance(found, NotYetKnown) or right < 22
+    if isinstance(found, NotYetKnown):
+        assert found.samples > 30
+        assert f"about {found.samples} samples, {found.samples - 30} more" in found.why
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "samples", "kind"),
+    [
+        (0.80, 0.76, 1000, NotYetKnown),
+        (0.80, 0.74, 1000, NotYetKnown),
+        (0.80, 0.70, 1000, NotPassed),
+        (0.80, 0.79, 50, NotYetKnown),
+        (0.80, 0.64, 50, NotYetKnown),
+        (0.80, 0.30, 50, NotPassed),
+        (0.80, 0.80, 1000, Passed),
+    ],
+)
+def test_what_too_few_samples_say_is_neither_kept_nor_lost(
+    before: float, after: float, samples: int, kind: type[Gated]
+) -> None:
+    assert isinstance(compare_scores(Score(before, samples), Score(after, samples), MAX_LOSS), kind)
+
+
+def test_a_loss_as_large_as_what_is_accepted_is_told_by_no_number_of_samples() -> None:
+    found = compare_scores(Score(0.80, 100_000), Score(0.75, 100_000), 0.05)
+
+    assert isinstance(found, NotYetKnown)
+    assert found.samples == 0
+    assert "no number of samples" in found.why
+
+
+@pytest.mark.parametrize(("accuracy", "max_loss", "needed"), [(0.87, 0.02, 1917), (0.5, 0.01, 16950)])
+def test_so_many_samples_as_are_said_to_be_needed_pass_where_nothing_is_lost(
+    accuracy: float, max_loss: float, needed: int
+) -> None:
+    found = samples_needed(Score(accuracy, 100_000), max_loss)
+
+    assert found == pytest.approx(needed, rel=0.01)
+    same = Score(accuracy, found)
+    assert isinstance(compare_scores(same, same, max_loss), Passed)
+
+
+def paired(*groups: tuple[int, str]) -> Score:
+    right = "".join(digit * count for count, digit in groups)
+    return Score(right.count("1") / len(right), len(right), right)
+
+
+def test_paired_results_show_with_fewer_samples_what_single_scores_do_not() -> None:
+    before, after = paired((174, "1"), (26, "0")), paired((172, "1"), (2, "0"), (2, "1"), (24, "0"))
+
+    both = compare_scores(before, after, 0.02)
+    alone = compare_scores(replace(before, right=""), after, 0.02)
+
+    assert isinstance(both, Passed)
+    assert both.error == pytest.approx(sqrt(5) / 202, rel=0.01)
+    assert "over 200 paired samples" in both.message
+    assert isinstance(alone, NotYetKnown)
+
+
+def test_pairs_of_which_none_differs_are_no_certainty() -> None:
+    found = compare_scores(paired((30, "1")), paired((30, "1")), 0.02)
+
+    assert isinstance(found, NotYetKnown)
+
+
+def test_results_of_another_number_of_samples_are_not_paired() -> None:
+    found = compare_scores(paired((100, "1")), paired((200, "1")), 0.1)
+
+    assert isinstance(found, Passed)
+    assert "paired" not in found.message
+
+
+def test_the_documented_example_passes() -> None:
+    page = (Path(__file__).parents[2] / "docs/runbooks/compression-without-savings.md").read_text()
+    section = page[page.index("**The accuracy gate.**") :]
+    accepted = re.search(r"maxLoss: ([0-9.]+)", page)
+    before, after = re.findall(r'^\{"score": .*\}$', section, re.MULTILINE)
+    program = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert accepted is not None
+    assert program is not None
+    scores = []
+    for message in (before, after):
+        samples = json.loads(message)["samples"]
+        score = score_of(Evaluation(JobEnd.SUCCEEDED, message, samples, 9000.0), BUDGET)
+        assert isinstance(score, Score), score
+        scores.append(score)
+
+    found = compare_scores(scores[0], scores[1], float(accepted[1]))
+    assert isinstance(found, Passed), found
+    assert samples_needed(scores[0], float(accepted[1])) <= scores[0].samples
+
+    given: dict[str, Any] = {"answers_rightly": bool, "samples": [1, 0, 1, 1]}
+    exec(program[1], given)
+    score = score_of(Evaluation(JobEnd.SUCCEEDED, given["message"], 4, 9000.0), BUDGET)
+    assert score == Score(0.75, 4, "1011")

@@ -110,6 +110,27 @@ def test_then_the_present_setting_is_scored_then_the_change_then_it_is_turned_on
     assert "a loss of 0.010" in found.message
 
 
+def test_after_the_reference_it_is_said_how_many_samples_are_needed() -> None:
+    asked, few = found_for(REFERRED), scored(PRESENT, 0.80, RECLAIMED)
+    assert isinstance(asked, Evaluate)
+    assert "at 0.800 without it, a maxLoss of 0.05 needs about 437 samples (400 now)" in asked.message
+    few = with_policy(few, gate=replace(GATE, max_loss=0.02))
+
+    told = waits(found_for(few), Reason.ACCURACY_NOT_YET_KNOWN)
+
+    assert "400 samples can never show a maxLoss of 0.02" in told
+    assert "needs about 2729 samples (400 now)" in told
+
+
+def test_too_few_samples_neither_fail_a_fix_nor_turn_it_on() -> None:
+    found = next_fix(scored(CHANGED, 0.76, REFERRED))
+
+    assert found.failed == ()
+    told = waits(found.move, Reason.ACCURACY_NOT_YET_KNOWN)
+    assert "not yet known" in told
+    assert "more" in told
+
+
 def test_fewer_bits_need_no_trial_of_blocks_and_must_show_in_the_type() -> None:
     fp8 = with_policy(scored(PRESENT, 0.8, CASE), fixes=(Fix.REVERT_BUNDLE, Fix.FP8_KV_CACHE))
 

@@ -89,6 +89,7 @@ class Reason(StrEnum):
     FIX_NOT_ALLOWED = "FixNotAllowed"
     TRIAL_IMPOSSIBLE = "TrialImpossible"
     GATE_MISSING = "GateMissing"
+    ACCURACY_NOT_YET_KNOWN = "AccuracyNotYetKnown"
     FIXES_EXHAUSTED = "FixesExhausted"
     HANDED_OVER_TWICE = "HandedOverTwice"
     # What a plan does.

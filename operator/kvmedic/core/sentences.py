@@ -109,6 +109,7 @@ SENTENCES = MappingProxyType(
         Reason.ENGINE_UNRECOGNISED: "The target container does not run a known engine.",
         Reason.FIX_NOT_ALLOWED: "The spec's compression.allowedFixes has no fix for this that is left.",
         Reason.TRIAL_IMPOSSIBLE: "No trial pod can be made of the target's pod template.",
+        Reason.ACCURACY_NOT_YET_KNOWN: "The evaluation has too few samples to say whether accuracy is kept.",
         Reason.GATE_MISSING: "A changed cache policy must pass an evaluation first, and none can be made.",
         Reason.FIXES_EXHAUSTED: "Nothing of what spec.compression.allowedFixes lists is left to try.",
         Reason.HANDED_OVER_TWICE: (

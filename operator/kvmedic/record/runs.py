@@ -114,6 +114,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.FIX_NOT_ALLOWED,
         Reason.TRIAL_IMPOSSIBLE,
         Reason.GATE_MISSING,
+        Reason.ACCURACY_NOT_YET_KNOWN,
         Reason.FIXES_EXHAUSTED,
         Reason.HANDED_OVER_TWICE,
         Reason.TARGET_NOT_FOUND,

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeAlias
 
-from kvmedic.core.accuracy import NotPassed, Passed, Score, compare_scores
+from kvmedic.core.accuracy import (
+    Gated,
+    NotPassed,
+    NotYetKnown,
+    Score,
+    can_show,
+    compare_scores,
+    samples_needed,
+)
 from kvmedic.core.blocks import Keep
 from kvmedic.core.bundle import BundleEdit
 from kvmedic.core.compressed import AGAIN, Answer, Compressed, answer_for
@@ -264,14 +272,38 @@ def _gated(change: _Change, case: Case) -> _Stage:
         return _evaluate(None, gate, evaluation, case)
     if isinstance(reference, NoChange):
         return reference
+    if mine is None and reference.samples > 1 and not can_show(reference, gate.max_loss):
+        return _too_few(gate, reference)
     if mine is None:
-        return _evaluate(change, gate, evaluation, case)
+        needs = _needs(gate, reference) if reference.samples > 1 else ""
+        asked = _evaluate(change, gate, evaluation, case)
+        return replace(asked, message=f"{asked.message}{needs}")
     if mine.score is None:
         return _unscored(mine)
     return _judged(change, compare_scores(reference, mine.score, gate.max_loss), mine)
 
 
-def _judged(change: _Change, found: Passed | NotPassed, mine: Scored) -> TurnOn | _Failed:
+def _needs(gate: GatePolicy, reference: Score) -> str:
+    """Return how many samples show that accuracy is kept, from the score of the present setting."""
+    needed, now = samples_needed(reference, gate.max_loss), reference.samples
+    return (
+        f"; at {reference.accuracy:.3f} without it, a maxLoss of {gate.max_loss:g} needs about {needed} "
+        f"samples ({now} now), fewer where each sample's result is told"
+    )
+
+
+def _too_few(gate: GatePolicy, reference: Score) -> NoChange:
+    return NoChange(
+        Reason.ACCURACY_NOT_YET_KNOWN,
+        f"{reference.samples} samples can never show a maxLoss of {gate.max_loss:g}{_needs(gate, reference)}"
+        f": give CronJob/{gate.cron_job} more samples; an edited one is scored anew",
+    )
+
+
+def _judged(change: _Change, found: Gated, mine: Scored) -> TurnOn | NoChange | _Failed:
+    if isinstance(found, NotYetKnown):
+        text = f"{change.candidate.method}: {found.why}; or let the evaluation tell each sample's result"
+        return NoChange(Reason.ACCURACY_NOT_YET_KNOWN, text)
     if isinstance(found, NotPassed):
         return _Failed(f"{change.candidate.method} did not pass the accuracy gate: {found.why}")
     return TurnOn(
