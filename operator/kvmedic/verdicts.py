@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import assert_never
 
@@ -11,7 +12,7 @@ from kvmedic.core.applied import in_view_of_types
 from kvmedic.core.bundle import BundleStep
 from kvmedic.core.come_back import in_view_of_blocks
 from kvmedic.core.confirm import confirmed
-from kvmedic.core.diagnosis import Goal
+from kvmedic.core.diagnosis import COMPARED, Goal
 from kvmedic.core.evidence import Measured, Observation
 from kvmedic.core.fleet import Pod
 from kvmedic.core.parity import judge_parity
@@ -25,6 +26,7 @@ from kvmedic.core.plan import (
     RevisionStep,
     ScaleStep,
 )
+from kvmedic.core.quorum import judged_part
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import StepState
 from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
@@ -53,11 +55,21 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     looked = await tick.ports.metrics.observe(
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )
+    looked, unheard = _quorate(tick, pods, looked)
     restarts = await count_new_ends(tick, pods, record.settled_at)
     judged = _judgement(tick, record.step, looked, restarts)
     judged = _in_view_of_types(judged, tick, pods, looked)
     judged = _in_view_of_blocks(judged, tick, view, looked)
-    return await in_view_of_the_rest(tick, pods, judged)
+    return await in_view_of_the_rest(tick, pods, replace(judged, message=unheard + judged.message))
+
+
+def _quorate(tick: Tick, pods: Sequence[Pod], looked: Observation) -> tuple[Observation, str]:
+    """Return the look at those replicas that a change of all of them is judged on, and who is left out."""
+    run = tick.run
+    reaches_all = isinstance(run.current.step, FlagStep | ConfigStep | BundleStep | RevisionStep)
+    if run.goal not in COMPARED or not reaches_all:
+        return looked, ""
+    return judged_part(pods, looked, run.replicas - run.in_rotation)
 
 
 def _in_view_of_types(judged: Judged, tick: Tick, pods: Sequence[Pod], looked: Observation) -> Judged:

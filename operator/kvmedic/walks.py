@@ -190,6 +190,7 @@ def _order(
         repairs=step is not run.current.step,
         mends=run.goal is Goal.STEADINESS,
         served_before=run.in_rotation,
+        down_before=max(0, run.replicas - run.in_rotation),
     )
 
 

@@ -11,6 +11,7 @@ from kvmedic.core.fleet import Fleet, Owner, Pod
 from kvmedic.core.preconditions import Purpose, drained_refusal, refusal
 from kvmedic.core.reasons import Reason
 from model_controller import OWN_FIELDS, Model
+from run_builder import NOW
 
 HEALTHY = Model.healthy(3).fleet()
 
@@ -92,7 +93,18 @@ ROWS: list[tuple[str, Fleet, Reason, str]] = [
         Reason.TARGET_NOT_SETTLED,
         "3 of 4 replicas exist",
     ),
-    ("a replica that is not Ready", with_pod(ready_at=None), Reason.TARGET_NOT_SETTLED, "2 of 3 replicas"),
+    (
+        "one of three not Ready, and nobody says why",
+        with_pod(ready_at=None, unready_at=NOW),
+        Reason.TARGET_NOT_SETTLED,
+        "2 of 3 replicas are Ready: see why",
+    ),
+    (
+        "a replica without a place",
+        with_pod(ready_at=None, unschedulable=True),
+        Reason.TARGET_NOT_SETTLED,
+        "no room for a spare",
+    ),
     ("one not Available yet", with_set(available=2), Reason.TARGET_NOT_SETTLED, "Available"),
     ("a cordoned replica", with_pod(cordoned=True), Reason.TARGET_NOT_SETTLED, "draining label"),
     (

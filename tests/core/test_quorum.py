@@ -10,7 +10,7 @@ import pytest
 from builders import CALM, NO_SERIES, STALE, UNSUPPORTED, an_observation, without
 from kvmedic.core.evidence import PodReadings, Signal
 from kvmedic.core.fleet import CRASH_LOOP, ContainerEnd, Instance, Pod
-from kvmedic.core.quorum import left_out, quorum_line
+from kvmedic.core.quorum import is_quorate, judged_part, left_out, quorum_line
 from run_builder import NOW, a_pod
 
 HELD = Signal.PREEMPTIONS_PER_REQUEST_HELD
@@ -112,3 +112,41 @@ def test_who_is_left_out_is_told_the_same_from_look_to_look() -> None:
     assert told == {
         f"judged on 2 of 7 replicas, without llm-2 {young}, llm-3 {young}, llm-4 {young} and 2 more"
     }
+
+
+@pytest.mark.parametrize(
+    ("pod", "readings", "down_before", "judged_on"),
+    [
+        (a_pod("x"), GOOD, 0, 5),
+        (a_pod("x"), SILENT, 0, 4),
+        (down(waiting_reason=CRASH_LOOP), SILENT, 1, 4),
+        (down(waiting_reason=CRASH_LOOP), SILENT, 0, 5),
+    ],
+    ids=["all tell", "one is silent", "as many down as before", "one more down than before"],
+)
+def test_a_change_is_judged_without_whom_it_did_not_bring_down(
+    pod: Pod, readings: PodReadings, down_before: int, judged_on: int
+) -> None:
+    peers = [a_pod(f"p{i}") for i in range(4)]
+    seen = an_observation(*[GOOD] * 4, readings, window_seconds=WINDOW.total_seconds())
+    named = replace(seen, pods=dict(zip(["p0", "p1", "p2", "p3", "x"], seen.pods.values(), strict=True)))
+
+    part, told = judged_part([*peers, pod], named, down_before)
+
+    assert len(part.pods) == judged_on
+    assert ("without x (" in told) is (judged_on == 4)
+
+
+@pytest.mark.parametrize(
+    ("pods", "may"),
+    [
+        ([a_pod("a"), down()], False),
+        ([*(a_pod(f"p{i}") for i in range(3)), down()], False),
+        ([*(a_pod(f"p{i}") for i in range(4)), down()], True),
+        ([a_pod("a"), down(waiting_reason=CRASH_LOOP), down(waiting_reason=CRASH_LOOP)], True),
+        ([down(waiting_reason=CRASH_LOOP)], False),
+    ],
+    ids=["one of two", "one of four", "one of five", "two of three, explained", "the only one, explained"],
+)
+def test_replicas_that_are_not_ready_keep_no_change_from_the_others(pods: list[Pod], *, may: bool) -> None:
+    assert is_quorate(pods) is may

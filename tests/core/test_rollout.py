@@ -39,14 +39,24 @@ class Walker(Walk):
     ACTS = ACTS
 
     def __init__(
-        self, model: Model, toward: str, *, mends: bool = False, repairs: bool = False, served: int = 1
+        self,
+        model: Model,
+        toward: str,
+        *,
+        mends: bool = False,
+        repairs: bool = False,
+        served: int = 1,
+        down: int = 0,
     ) -> None:
         super().__init__(model)
         self.toward, self.mends, self.repairs, self.served = toward, mends, repairs, served
+        self.down = down
 
     def back(self) -> Walker:
         """The way back from wherever this one is, by another process that knows the record."""
-        back = Walker(self.model, "old", mends=self.mends, repairs=self.mends, served=self.served)
+        repairs = self.mends or self.down > 0
+        kept = {"mends": self.mends, "repairs": repairs, "served": self.served, "down": self.down}
+        back = Walker(self.model, "old", **kept)
         back.assigned_at = self.assigned_at
         return back
 
@@ -57,7 +67,12 @@ class Walker(Walk):
             away, self.toward, edit, OWN_FIELDS, self.victim, self.drain(), LIMIT, LIMIT, self.assigned_at
         )
         return replace(
-            order, mends=self.mends, repairs=self.repairs, served_before=self.served, held=self.held
+            order,
+            mends=self.mends,
+            repairs=self.repairs,
+            served_before=self.served,
+            down_before=self.down,
+            held=self.held,
         )
 
     def move(self) -> Move:
@@ -73,6 +88,11 @@ def broken(model: Model, numbers: Collection[int]) -> list[ModelPod]:
     for pod in down:
         pod.broken, pod.ready, pod.in_rotation, pod.busy = True, False, False, False
     return down
+
+
+def seen_by_its_controller(model: Model) -> None:
+    """Let the ReplicaSet count who is Ready."""
+    model.sets["old"].reported_available = sum(pod.ready for pod in model.pods)
 
 
 def assert_taken_back(walker: Walker) -> None:
@@ -103,17 +123,23 @@ def test_a_walk_reaches_every_replica_and_loses_nobody_who_takes_requests(replic
     assert model.fewest >= replicas
 
 
+@pytest.mark.parametrize("mends", [True, False], ids=["mending", "beside a replica that is not Ready"])
 @given(replicas=st.integers(1, 5), ill=st.sets(st.integers(0, 4), min_size=1), events=EVENTS)
 @MANY
-def test_a_walk_that_mends_reaches_a_fleet_whose_replicas_cannot_stay_up(replicas, ill, events):
+def test_a_walk_reaches_a_fleet_of_which_replicas_cannot_stay_up(mends, replicas, ill, events):
     model = Model.healthy(replicas)
     down = broken(model, ill)
-    refused, walker = Walker(model, "new"), Walker(model, "new", mends=True)
-    refused.tick()
+    walker = Walker(model, "new", mends=mends, down=len(down))
+    if not mends and len(down) == replicas:
+        walker.tick()
+        assert isinstance(walker.ended, Refused), (
+            "where nobody serves, a change for those who do says nothing"
+        )
+        return
 
+    seen_by_its_controller(model)
     walker.run_to_end(events)
 
-    assert isinstance(refused.ended, Refused) or not down
     assert isinstance(walker.ended, Settled)
     assert [p.revision for p in model.pods] == ["new"] * replicas
     assert model.fields == OWN_FIELDS
@@ -121,13 +147,19 @@ def test_a_walk_that_mends_reaches_a_fleet_whose_replicas_cannot_stay_up(replica
     assert model.fewest >= replicas - len(down)
 
 
+@pytest.mark.parametrize("mends", [True, False], ids=["mending", "beside a replica that is not Ready"])
 @given(replicas=st.integers(1, 5), ill=st.sets(st.integers(0, 4), min_size=1), events=EVENTS, after=EVENTS)
 @MANY
-def test_a_walk_that_does_not_mend_is_taken_back_though_replicas_are_still_down(replicas, ill, events, after):
+def test_a_walk_that_does_not_mend_is_taken_back_though_replicas_are_still_down(
+    mends, replicas, ill, events, after
+):
     model = Model.healthy(replicas)
     model.broken_revisions = {"new"}
     down = broken(model, ill)
-    forth = Walker(model, "new", mends=True)
+    if not mends and len(down) == replicas:
+        return
+    seen_by_its_controller(model)
+    forth = Walker(model, "new", mends=mends, down=len(down))
     forth.run_to_end(events)
     back = forth.back()
 

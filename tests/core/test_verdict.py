@@ -301,6 +301,22 @@ def test_a_fleet_that_was_scaled_is_compared_per_replica() -> None:
     assert judged(CAPPED, CAPPED).verdict is Verdict.RECOVERED
 
 
+@pytest.mark.parametrize(
+    ("waiting", "verdict"),
+    [(9.9, Verdict.RECOVERED), (10.0, Verdict.NOT_RECOVERED)],
+    ids=["spread", "queued"],
+)
+def test_a_load_that_one_more_replica_shares_is_no_loss_of_throughput(
+    waiting: float, verdict: Verdict
+) -> None:
+    """One of ten was not Ready before: the others had all its requests."""
+    before = replace(BEFORE, replicas=9, stalls_per_request=0.01)
+
+    assert (
+        compare(before, replace(AFTER, replicas=10, waiting_mean=waiting), NONE, TRIGGER).verdict is verdict
+    )
+
+
 def test_half_the_preemptions_are_an_improvement() -> None:
     milder = replace(THRASHING, preemptions=800, stalls=150)
 

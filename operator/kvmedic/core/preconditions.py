@@ -12,6 +12,7 @@ from kvmedic.core.gating import GateStep
 from kvmedic.core.moves import Failed, Refused
 from kvmedic.core.neighbours import draining_message
 from kvmedic.core.plan import AutoscalerStep, ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.core.quorum import NAMED, is_quorate
 from kvmedic.core.reasons import Reason
 from kvmedic.core.revisions import Revision
 from kvmedic.core.trialling import TrialStep
@@ -24,7 +25,10 @@ class Purpose(Enum):
     """What a change is for; it says what a fleet must be like before it begins."""
 
     RELIEF = "relief"
-    """Every replica is Ready and takes requests, and nobody else owns the template."""
+    """Nearly every replica is Ready, and all that are take requests; those that are not go first. Nobody else
+    owns the template."""
+    EXCHANGE = "exchange"
+    """Every replica is Ready and takes requests: each is counted, or is to carry what another one leaves."""
     MENDING = "mending"
     """For replicas that cannot stay up, which are the first to be replaced. Nobody else owns the template."""
     RETURN = "return"
@@ -34,7 +38,7 @@ class Purpose(Enum):
 
 def purpose_of(step: ScaleStep | AutoscalerStep) -> Purpose:
     """Return what another number of replicas is for."""
-    return Purpose.RETURN if step.gives_back else Purpose.RELIEF
+    return Purpose.RETURN if step.gives_back else Purpose.EXCHANGE
 
 
 def refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
@@ -67,7 +71,7 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, _unbalanced(fleet, earlier), Purpose.RELIEF),
+        *_rows(fleet, _unbalanced(fleet, earlier), Purpose.EXCHANGE),
     )
 
 
@@ -112,7 +116,7 @@ def replacement_refusal(fleet: Fleet) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, _unsettled(fleet, Purpose.RELIEF), Purpose.RELIEF),
+        *_rows(fleet, _unsettled(fleet, Purpose.EXCHANGE), Purpose.EXCHANGE),
     )
 
 
@@ -200,7 +204,7 @@ def drained_refusal(fleet: Fleet) -> Refused | None:
 
     The template stays, so neither the strategy nor owners matter; but every other replica must serve.
     """
-    rotation, unsettled = fleet.rotation, _unsettled(fleet, Purpose.RELIEF)
+    rotation, unsettled = fleet.rotation, _unsettled(fleet, Purpose.EXCHANGE)
     in_selector = f"label {rotation.label} is in the Deployment's selector: changing it orphans the pod"
     return _first(
         _frozen(fleet),
@@ -298,29 +302,40 @@ def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
 
 def _unsettled(fleet: Fleet, purpose: Purpose) -> str:
     """Return what of the fleet is in the middle of another change; empty when nothing is."""
-    whole = purpose is Purpose.RELIEF
+    whole = purpose in (Purpose.RELIEF, Purpose.EXCHANGE)
     live = [pod for pod in fleet.pods if not pod.terminating]
     current = fleet.serving(fleet.revision)
     active = [rs for rs in fleet.replica_sets if rs.desired > 0]
+    lacking = _lacking(fleet, purpose)
     for applies, text in (
         (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
         (len(live) != len(fleet.pods), "a pod is terminating"),
         (len(active) != 1 or len(live) != len(current), "pods of more than one revision exist"),
         (len(current) != fleet.replicas, f"{len(current)} of {fleet.replicas} replicas exist"),
-        (
-            whole and any(not pod.ready for pod in current),
-            f"{fleet.ready} of {fleet.replicas} replicas are Ready",
-        ),
-        (whole and sum(rs.available for rs in active) != fleet.replicas, "not every replica is Available"),
+        (whole and lacking != "", lacking),
+        (whole and sum(rs.available for rs in active) != fleet.ready, "not every Ready replica is Available"),
         (any(pod.cordoned for pod in current), "a replica carries the draining label"),
         (
-            whole and any(not pod.in_rotation for pod in current),
+            whole and any(pod.ready and not pod.in_rotation for pod in current),
             f"{fleet.in_rotation} of {fleet.replicas} replicas are in a Service's EndpointSlices",
         ),
     ):
         if applies:
             return text
     return ""
+
+
+def _lacking(fleet: Fleet, purpose: Purpose) -> str:
+    """Return which replicas a change waits for because they are not Ready; empty where it may begin."""
+    current = fleet.serving(fleet.revision)
+    down = [pod.name for pod in current if not pod.ready]
+    placeless = [pod.name for pod in current if pod.unschedulable]
+    text = f"{fleet.ready} of {fleet.replicas} replicas are Ready"
+    if placeless:
+        return f"{text}: {placeless[0]} cannot be scheduled, so there is no room for a spare either"
+    if not down or (purpose is Purpose.RELIEF and is_quorate(current)):
+        return ""
+    return f"{text}: see why {', '.join(down[:NAMED])} {'is' if len(down) == 1 else 'are'} not"
 
 
 def frozen_message(fleet: Fleet) -> str:

@@ -8,7 +8,7 @@ it counts like the others, and what is missing of it is missing of the fleet.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from kvmedic.core.evidence import Measured, Missing, Observation, PodReadings, Signal, Unsupported
@@ -63,6 +63,29 @@ def left_out(pods: Sequence[Pod], seen: Observation, at: datetime) -> Mapping[st
     judged = len(pods) - len(found)
     explained = all(one.is_explained for one in found.values())
     return found if judged and (explained or judged >= SHARE * len(pods)) else {}
+
+
+def is_quorate(pods: Sequence[Pod]) -> bool:
+    """Return whether those that are not Ready keep no change from the others: few, or all explained."""
+    down = [pod for pod in pods if not pod.ready]
+    ready = len(pods) - len(down)
+    return ready > 0 and (ready >= SHARE * len(pods) or all(_down(pod) for pod in down))
+
+
+def judged_part(pods: Sequence[Pod], seen: Observation, down_before: int) -> tuple[Observation, str]:
+    """Return the look at those replicas that a change is judged on, and who is left out, for a person.
+
+    Args:
+        pods: every replica that runs the change.
+        seen: the look over the sustained window.
+        down_before: replicas that took no requests before the change. Where more are not Ready after it, that
+            may be the change's doing: nobody is left out then.
+    """
+    out = left_out(pods, seen, seen.at)
+    if not out or sum(not pod.ready for pod in pods) > max(0, down_before):
+        return seen, ""
+    kept = {name: readings for name, readings in seen.pods.items() if name not in out}
+    return replace(seen, pods=kept), f"{quorum_line(len(kept), out)}; "
 
 
 def quorum_line(judged: int, out: Mapping[str, LeftOut]) -> str:

@@ -89,6 +89,8 @@ class Order:
     """The change is for replicas that cannot stay up, so not every one must be Ready before it."""
     served_before: int = 1
     """Replicas that took requests before the run."""
+    down_before: int = 0
+    """Replicas that took none before a run that began all the same."""
     held: frozenset[str] = frozenset()
     """Uids of replicas whose drain timed out and that are not taken again yet."""
 
@@ -235,25 +237,28 @@ def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
     """Return how many replicas of the wanted template nobody waits for.
 
     Where nobody served before, one that does not come up keeps no other one from being replaced, on either
-    way: nothing is lost by going on, and a walk that waited for it would never end.
+    way: nothing is lost by going on, and a walk that waited for it would never end. Nor does the way back
+    wait for more than served before.
     """
     if not order.lifts:
-        return 0
+        spared = order.down_before if order.repairs and not order.mends else 0
+        return min(spared, len(_lost(fleet, order, now)))
     unmade = fleet.desired(order.toward) - len(fleet.serving(order.toward))
     refused = _unmade(fleet, order, now) is not None
     return len(_lost(fleet, order, now)) + (unmade if refused else 0)
 
 
 def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
-    """Return whether a mending change is taken back to replicas that are all there, and not all Ready.
+    """Return whether a change is taken back to replicas that are all there, and not all Ready.
 
     What is left of the change does not serve either, or nobody is owed more than that. The controller, let
     go, would keep it for as long as a wanted replica is not Ready; a pulse removes it.
     """
     wanted = fleet.serving(order.toward)
-    down = len(wanted) >= fleet.replicas and not all(pod.ready for pod in wanted)
+    down = sum(not pod.ready for pod in wanted) if len(wanted) >= fleet.replicas else 0
     failed = not any(pod.ready for pod in fleet.serving(order.away))
-    return order.mends and order.repairs and down and (failed or order.lifts)
+    enough = failed or order.lifts if order.mends else down <= order.down_before
+    return order.repairs and down > 0 and enough
 
 
 def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order, now: datetime) -> Wait | None:

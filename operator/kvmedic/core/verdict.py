@@ -204,10 +204,15 @@ class Change:
 
     @property
     def throughput(self) -> float:
-        """Return tokens per second and replica, after over before."""
-        return self._per_replica(
-            self.after.generated_tokens_per_second, self.before.generated_tokens_per_second
-        )
+        """Return tokens per second and replica, after over before.
+
+        Where more replicas than before share a load of which nothing waits, each has less to do: tokens of
+        the whole fleet then.
+        """
+        before, after = self.before, self.after
+        tokens = after.generated_tokens_per_second, before.generated_tokens_per_second
+        is_spread = after.replicas > before.replicas and after.waiting_mean < QUEUED * after.replicas
+        return _ratio(*tokens) if is_spread else self._per_replica(*tokens)
 
     @property
     def goodput(self) -> float:
