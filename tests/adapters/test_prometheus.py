@@ -17,8 +17,9 @@ from kvmedic.core.evidence import (
     Signal,
     Stale,
 )
+from kvmedic.metrics.series import PodKey, Series, own_series
 from prometheus_server import PrometheusServer
-from scripted_fleet import BOUNDS, END, FIVE, THIRTY, TWO, observed
+from scripted_fleet import BOUNDS, END, FIVE, NAMESPACE, THIRTY, TWO, observed, source
 
 AT_ONCE = Look(FIVE)
 
@@ -230,3 +231,56 @@ async def test_recorded_pages_are_read(history: PrometheusServer) -> None:
 
 def value_of(reading: object) -> object:
     return reading.value if isinstance(reading, Measured) else reading
+
+
+OWN, FORGED = "10.1.1.7:8000", "10.9.9.9:8000"
+
+
+@pytest.mark.parametrize(
+    ("instances", "address", "counted"),
+    [
+        ([OWN], "10.1.1.7", [OWN]),
+        ([OWN, FORGED], "10.1.1.7", [OWN]),
+        (["10.1.1.7:8000", "10.1.1.7:8001"], "10.1.1.7", ["10.1.1.7:8000", "10.1.1.7:8001"]),
+        ([OWN, "llm-0:8000", ""], "10.1.1.7", [OWN]),
+        ([FORGED], "10.1.1.7", []),
+        (["llm-0:8000", "", FORGED], "10.1.1.7", ["llm-0:8000", ""]),
+        (["[fd00::7]:8000", "[fd00::8]:8000"], "fd00::7", ["[fd00::7]:8000"]),
+        ([OWN, FORGED], "", [OWN, FORGED]),
+    ],
+    ids=[
+        "the pod's",
+        "another's beside it",
+        "an engine on each port",
+        "a relabelled one beside it",
+        "another's alone",
+        "relabelled, and another's",
+        "of six",
+        "a pod without an address",
+    ],
+)
+def test_an_engine_is_told_of_by_a_target_at_its_pods_address(
+    instances: list[str], address: str, counted: list[str]
+) -> None:
+    series = tuple(Series({"instance": text} if text else {}, 1.0) for text in instances)
+
+    assert [one.labels.get("instance", "") for one in own_series(series, address)] == counted
+
+
+async def test_a_replica_that_another_address_tells_of_is_not_known_and_says_why(
+    history: PrometheusServer,
+) -> None:
+    """The last one is scraped at its address alone; nobody else's page may speak for it."""
+    looked, pod = source(history.url), PodKey(NAMESPACE, "recorded")
+    try:
+        own, forged = [
+            (await looked.observe([pod], Look(FIVE, TWO), {pod.name: address})).pods[pod.name]
+            for address in ("10.1.1.1", "10.1.1.2")
+        ]
+        engines = await looked.engines(pod, "10.1.1.2")
+    finally:
+        looked.close()
+
+    assert isinstance(own.number(Signal.PREEMPTIONS), Measured)
+    assert {forged.number(signal) for signal in forged.numbers} == {Missing(Absence.OTHER_ADDRESS)}
+    assert engines == frozenset()

@@ -52,6 +52,11 @@ _ABSENT = {
         Reason.METRICS_AMBIGUOUS,
         "the source has series that contradict each other; check that the replica is scraped once",
     ),
+    Absence.OTHER_ADDRESS: (
+        Reason.METRICS_MISSING,
+        "its series come from a target that is not at the pod's IP address, so they are not used; have the "
+        "scrape leave the label instance at ADDRESS:PORT of the pod, and see who else exports the pod's name",
+    ),
     Absence.UNREADABLE: (
         Reason.METRICS_MISSING,
         "the source answered with something else; see what the replica itself exports",

@@ -175,6 +175,8 @@ class Absence(StrEnum):
     """The source did not answer, answered with an error or with partial data."""
     AMBIGUOUS = "Ambiguous"
     """The source answered with several series that contradict each other."""
+    OTHER_ADDRESS = "OtherAddress"
+    """All series under the name of the replica come from targets at other addresses than its pod's."""
     UNREADABLE = "Unreadable"
     """The source answered with something else than what was asked for."""
 

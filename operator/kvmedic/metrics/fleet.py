@@ -65,7 +65,7 @@ class FleetMetrics:
         """Return one look at some signals alone: histograms make up most of what a source computes."""
         found = self._sources.get(source)
         if found is not None:
-            return await found.observe([PodKey(namespace, pod.name) for pod in pods], look)
+            return await found.observe([PodKey(namespace, pod.name) for pod in pods], look, _addresses(pods))
         readings = {pod.name: unavailable(look.signals) for pod in pods}
         window, hold = look.window.total_seconds(), look.hold.total_seconds()
         return Observation(datetime.now(UTC), window, hold, readings)
@@ -122,7 +122,7 @@ class FleetMetrics:
         """Return the most tokens per second that the named replicas were asked for over the last day."""
         found = self._sources.get(source)
         if found is not None:
-            return await found.peaks([PodKey(namespace, pod.name) for pod in pods])
+            return await found.peaks([PodKey(namespace, pod.name) for pod in pods], _addresses(pods))
         return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
 
     async def in_flight(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
@@ -132,7 +132,9 @@ class FleetMetrics:
         count that the replica's own ports tell of.
         """
         found = self._sources.get(source)
-        known = await found.engines(PodKey(namespace, pod.name)) if found else frozenset[Engine]()
+        known = (
+            await found.engines(PodKey(namespace, pod.name), pod.address) if found else frozenset[Engine]()
+        )
         return await self._scraper.in_flight(_where(namespace, pod), known)
 
     async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
@@ -148,6 +150,10 @@ class FleetMetrics:
         for source in self._sources.values():
             source.close()
         await self._scraper.close()
+
+
+def _addresses(pods: Iterable[Pod]) -> dict[str, str]:
+    return {pod.name: pod.address for pod in pods}
 
 
 def _where(namespace: str, pod: Pod) -> PodAddress:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from math import isfinite
 
 from kvmedic.core.evidence import Absence, Measured, Missing, Reading, Signal
 from kvmedic.core.signals import CounterSource, HistogramSource, SignalTable
 from kvmedic.metrics.promql import duration_text
-from kvmedic.metrics.series import PodKey, Reply, Unanswered
+from kvmedic.metrics.series import PodKey, Reply, Unanswered, own_series
 
 DAY = timedelta(hours=24)
 """How far back: load that comes each day is in it once. A source that keeps less tells what it has."""
@@ -33,18 +33,20 @@ def peak_query(table: SignalTable) -> str:
     return f"max_over_time(({offered})[{duration_text(DAY)}:{window}])"
 
 
-def peaks_of(pods: Iterable[PodKey], reply: Reply, at: datetime) -> dict[str, Reading[float]]:
+def peaks_of(
+    pods: Iterable[PodKey], reply: Reply, at: datetime, addresses: Mapping[str, str]
+) -> dict[str, Reading[float]]:
     """Return the peak of each pod that was asked for, by its name: tokens per second.
 
     Of several scrapers of one replica the one that saw most counts, so that no cap is thought to do.
     """
-    return {pod.name: _peak(pod, reply, at) for pod in pods}
+    return {pod.name: _peak(pod, reply, at, addresses.get(pod.name, "")) for pod in pods}
 
 
-def _peak(pod: PodKey, reply: Reply, at: datetime) -> Reading[float]:
+def _peak(pod: PodKey, reply: Reply, at: datetime, address: str) -> Reading[float]:
     if isinstance(reply, Unanswered):
         return Missing(Absence.SOURCE_UNAVAILABLE)
-    values = [one.value for one in reply.of(pod)]
+    values = [one.value for one in own_series(reply.of(pod), address)]
     if not values:
         return Missing(Absence.NO_SERIES)
     known = [value for value in values if isfinite(value)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf, isfinite, isnan, nan
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -106,6 +108,31 @@ def add_once(found: dict[Key, Series], key: Key, one: Series) -> None:
     known = found.setdefault(key, one)
     if known.value != one.value:
         found[key] = Series(one.labels, nan, one.bound)
+
+
+def own_series(series: tuple[Series, ...], address: str) -> tuple[Series, ...]:
+    """Return the series of a pod that its own targets told of: anybody's page may name another's pod.
+
+    A source sets `instance` itself, to the address that it scraped. Where none of them is the pod's, those
+    count whose `instance` is no address at all: an installation may have relabelled it.
+
+    Args:
+        series: that name the pod.
+        address: of the pod; empty where nobody knows it, so that all count.
+    """
+    if not address or not series:
+        return series
+    hosts = [(one, _host(one.labels.get("instance", ""))) for one in series]
+    own = tuple(one for one, host in hosts if host == _host(address))
+    return own or tuple(one for one, host in hosts if host is None)
+
+
+def _host(instance: str) -> IPv4Address | IPv6Address | None:
+    """Return the address in `ADDRESS` or `ADDRESS:PORT`; None where there is none."""
+    for text in (instance, instance.rpartition(":")[0].strip("[]")):
+        with suppress(ValueError):
+            return ip_address(text)
+    return None
 
 
 Scraper: TypeAlias = frozenset[tuple[str, str]]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from kvmedic.core.evidence import (
@@ -36,9 +37,19 @@ from kvmedic.metrics.pools import block_tokens
 from kvmedic.metrics.pools import pool as pool_of
 from kvmedic.metrics.promql import Span, expression, pool, presence
 from kvmedic.metrics.readings import Replica, absent, histogram, number, unavailable
-from kvmedic.metrics.series import Answer, PodKey, Presence, Reply, Series, Unanswered, presence_of
+from kvmedic.metrics.series import (
+    Answer,
+    PodKey,
+    Presence,
+    Reply,
+    Series,
+    Unanswered,
+    own_series,
+    presence_of,
+)
 
 _LOG = logging.getLogger(__name__)
+NO_ADDRESSES: Mapping[str, str] = MappingProxyType({})
 
 
 def utc_now() -> datetime:
@@ -67,6 +78,8 @@ class _Answers:
     presence: Reply
     pool: Reply
     signals: Mapping[Signal, Reply]
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Of the pods, by name; one whose address is not known is told by whoever names it."""
 
 
 def _readings_by_pod(pods: Sequence[PodKey], answers: _Answers) -> dict[str, PodReadings]:
@@ -78,7 +91,11 @@ def _readings(pod: PodKey, answers: _Answers) -> PodReadings:
     """Return one replica's readings; a replica that fell silent is stale in every one of them."""
     if isinstance(answers.presence, Unanswered):
         return unavailable(answers.signals)
-    presence = presence_of(answers.presence.of(pod), answers.table, answers.at, answers.freshness)
+    named = answers.presence.of(pod)
+    seen = own_series(named, answers.addresses.get(pod.name, ""))
+    if named and not seen:
+        return absent(answers.signals, Missing(Absence.OTHER_ADDRESS))
+    presence = presence_of(seen, answers.table, answers.at, answers.freshness)
     if isinstance(presence, Missing):
         return absent(answers.signals, presence)
     if presence.at < answers.at - answers.freshness:
@@ -148,8 +165,16 @@ class PrometheusSource:
         self._moment: _Moment | None = None
         self._told_unlabelled = False
 
-    async def observe(self, pods: Sequence[PodKey], look: Look) -> Observation:
-        """Return one look at some replicas; what is not known is a reading that says so."""
+    async def observe(
+        self, pods: Sequence[PodKey], look: Look, addresses: Mapping[str, str] = NO_ADDRESSES
+    ) -> Observation:
+        """Return one look at some replicas; what is not known is a reading that says so.
+
+        Args:
+            pods: the replicas.
+            look: what is asked for.
+            addresses: IP addresses of the replicas that are known, by name.
+        """
         moment = self._current()
         span = Span(look.window, look.hold, self._options.resolution, self._options.freshness)
         seen = await self._reply(moment, presence(span, self._table))
@@ -159,6 +184,7 @@ class PrometheusSource:
         )
         if isinstance(seen, Answer):
             answers = await self._answers(moment, span, look.signals, seen)
+        answers = replace(answers, addresses=addresses)
         trouble = self._trouble_of(answers)
         self._tell(trouble, seen)
         if trouble is not None and trouble.partial:
@@ -180,13 +206,15 @@ class PrometheusSource:
         replies = await asyncio.gather(*(self._reply(moment, text) for text in queries.values()))
         return devices_of(pods, dict(zip(queries, replies, strict=True)), moment.at)
 
-    async def peaks(self, pods: Sequence[PodKey]) -> dict[str, Reading[float]]:
+    async def peaks(
+        self, pods: Sequence[PodKey], addresses: Mapping[str, str] = NO_ADDRESSES
+    ) -> dict[str, Reading[float]]:
         """Return the most tokens per second that replicas were asked for of late, by pod name.
 
         A day of history may be too much for a source, which says nothing about its other answers.
         """
         moment = self._current()
-        return peaks_of(pods, await self._reply(moment, peak_query(self._table)), moment.at)
+        return peaks_of(pods, await self._reply(moment, peak_query(self._table)), moment.at, addresses)
 
     async def present(self, window: timedelta) -> tuple[PodKey, ...]:
         """Return every pod with a fresh sample of an engine, sorted; none where the source is down.
@@ -208,12 +236,14 @@ class PrometheusSource:
             sorted(pod for pod, one in found.items() if isinstance(one, Presence) and one.at >= oldest)
         )
 
-    async def engines(self, pod: PodKey) -> frozenset[Engine]:
+    async def engines(self, pod: PodKey, address: str = "") -> frozenset[Engine]:
         """Return the engines that the source has seen of a replica lately; none where it does not answer."""
         moment = self._current()
         span = Span(timedelta(0), timedelta(0), self._options.resolution, self._options.freshness)
         seen = await self._reply(moment, presence(span, self._table))
-        return engines_of(seen.of(pod), self._table) if isinstance(seen, Answer) else frozenset()
+        if isinstance(seen, Unanswered):
+            return frozenset()
+        return engines_of(own_series(seen.of(pod), address), self._table)
 
     async def last_alone(self, namespace: str, sought: Alone) -> Reading[datetime]:
         """Return when a ReplicaSet was last alone in its fleet; missing where the source does not know."""
