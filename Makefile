@@ -117,6 +117,11 @@ demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=t
 scenarios: setup ## Play every scenario and its near twin on a real cluster (SCENARIOS="thrash healthy", FIRST="thrash", LANES=5, LIST=1)
 	@SCENARIOS="$(SCENARIOS)" FIRST="$(FIRST)" LANES=$(LANES) LIST=$(LIST) $(PY) -m lab.play
 
+.PHONY: random-kills
+random-kills: setup ## Kill the operator at random moments of whole runs and compare how they end (KILLS=200, SEED=, COURSES=)
+	$(PY) -m lab tools
+	@KILLS=$(KILLS) SEED=$(SEED) COURSES="$(COURSES)" $(PY) -m lab.kills
+
 .PHONY: bench-sizing
 bench-sizing: setup ## Compare the operator's caps and verdicts with a sweep (WORKLOADS="chat drawn=0-9"), or with doing nothing under arrivals that do not wait (WORKLOADS="open starving")
 	$(PY) -m lab.bench.sizing $(WORKLOADS)

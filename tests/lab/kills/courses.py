@@ -1,0 +1,118 @@
+"""The courses that are killed: how a fleet is made, and what happens to it until nothing of a run is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from reconcile import trying
+from reconcile.bundled import begin, compressing
+from reconcile.configured import configure
+from reconcile.deploying import ALLOWED, deploy
+from reconcile.phases import drained, let_go
+from reconcile.replacing import press_one
+from reconcile.scaling import calm, held, press, spec
+from reconcile.world import World
+
+SECONDS = 400
+"""How long one step of a course may take on a busy machine, its kills included."""
+
+
+def _nothing(world: World) -> None:
+    """Leave a fleet as it was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One kind of run, forth or forth and back."""
+
+    name: str
+    prepare: Callable[[World], None] = _nothing
+    """Comes before the operator is started."""
+    middle: Callable[[World], None] = _nothing
+    """What people and traffic do while it goes on."""
+    runs: int = 1
+    made: dict[str, Any] = field(default_factory=dict)
+    """How the fleet and its resource differ from the usual ones."""
+
+    def play(self, world: World) -> None:
+        """Start the operator, and return when all runs are closed and nothing of them is open."""
+        world.start()
+        self.middle(world)
+        closed = lambda: len(world.outcomes()) >= self.runs and world.is_closed()  # noqa: E731
+        world.wait(closed, SECONDS, "every run closes")
+
+
+def _script(**changes: Any) -> Callable[[World], None]:
+    return lambda world: world.rewrite(**changes)
+
+
+def _file(**script: Any) -> Callable[[World], None]:
+    def prepare(world: World) -> None:
+        configure(world, history=0)
+        world.rewrite(**script)
+
+    return prepare
+
+
+def _hold_and_proceed(world: World) -> None:
+    """Wait until a person is asked, as no drain ends in its time, and answer as one."""
+    asked = ("True", "DrainTimedOut")
+    world.wait(lambda: world.condition("ActionRequired") == asked, SECONDS, "a person is asked")
+    world.wait(lambda: world.endpoints() == world.replicas() + 1, SECONDS, "all serve, and the spare")
+    patch = {"spec": {"rollout": {"onDrainTimeout": "Proceed"}}}
+    world.cluster.api.patch("KVRemediation", "llm", patch, world.namespace)
+
+
+def _pressed(world: World) -> None:
+    press_one(world)
+
+
+def _pressed_and_busy(world: World) -> None:
+    press_one(world)
+    world.rewrite(inFlight=1)
+
+
+def _roll_back(world: World) -> None:
+    """Ask for the way back while a replica is drained."""
+    world.wait(lambda: bool(drained(world)), SECONDS, "a replica is drained")
+    world.kubectl("annotate", "kvr", "llm", f"kvmedic.io/rollback={world.status()['run']['id']}")
+    let_go(world)
+
+
+def _calm_once_grown(world: World) -> None:
+    world.wait(lambda: bool(held(world)) and "run" not in world.status(), SECONDS, "a replica is added")
+    calm(world)
+
+
+def _trial(world: World) -> None:
+    trying.allow(world)
+    world.rewrite(probe="Scattered")
+
+
+COMPRESSING = {"change": compressing}
+ONCE = {"spec": spec(limits={"cooldown": "24h", "maxRunsPerDay": 10})}
+TRIED = {"spec": trying.alone(trying.spec(allowedFixes=[])), "change": trying.evicting}
+COURSES = (
+    Course("a cap, kept"),
+    Course("a cap, taken back", _script(new="worse")),
+    Course(
+        "a cap past busy replicas",
+        _script(inFlight=37),
+        _hold_and_proceed,
+        made={"spec": {"rollout": {"drainTimeout": "10s"}}},
+    ),
+    Course("a cap, taken back by hand", _script(inFlight=1), _roll_back),
+    Course("a method off, kept", lambda world: begin(world, new="recovered"), made=COMPRESSING),
+    Course("a method off, taken back", lambda world: begin(world, new="worse"), made=COMPRESSING),
+    Course("a file, kept", _file()),
+    Course("a file, taken back", _file(new="worse")),
+    Course("a revision, kept", deploy, made={"spec": ALLOWED}),
+    Course("a revision, taken back", lambda world: deploy(world, new="worse"), made={"spec": ALLOWED}),
+    Course("a replacement, kept", _pressed),
+    Course("a replacement, called off", _pressed_and_busy, _roll_back),
+    Course("a replica more, given back", press, _calm_once_grown, runs=2, made={"spec": spec()}),
+    Course("a replica more, in vain", lambda world: press(world, "fewer requests, and thrash"), made=ONCE),
+    Course("a trial", _trial, made=TRIED),
+)
