@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from kvmedic.api.resource import GROUP, PLURAL
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.footprint import Footprint, is_held, returning_step
 from kvmedic.core.loan import Borrowed, Tenure
@@ -111,6 +112,12 @@ def _without(resource: Resource, lent: Borrowed, view: View, policy: Policy) -> 
     if whose is Tenure.UNKNOWN:
         return Fault(Reason.FLAG_NOT_EDITABLE, "the file with the engine's flags cannot be read")
     return loan_return(workload, lent, "", resource.generation)
+
+
+def abandoning(resource: Resource) -> str:
+    """Return what lets a resource go as it is, as it is typed."""
+    kind = f"{PLURAL}.{GROUP}"
+    return f"kubectl -n {resource.namespace} annotate {kind} {resource.name} {GROUP}/abandon=true"
 
 
 async def unfinalized(resource: Resource, ports: Ports, record: Record | None = None) -> None:

@@ -13,18 +13,20 @@ from datetime import datetime, timedelta
 
 from kvmedic.cluster.marks import RECORDED
 from kvmedic.cluster.notes import Note, note_in
-from kvmedic.core.decide import outcome_of
+from kvmedic.core.decide import Wish, outcome_of
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.edit import EditState
 from kvmedic.core.fleet import Fleet, ReplicaSet
 from kvmedic.core.opening import Measure, run_of
 from kvmedic.core.plan import ObjectRef, Plan, RevisionStep
+from kvmedic.core.preconditions import frozen_message
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.revisions import Revision, revision_of
-from kvmedic.core.run import Intent, Run, StepState
+from kvmedic.core.run import Intent, Outcome, Run, StepState
 from kvmedic.core.sentences import SENTENCES
+from kvmedic.core.standing import is_foreign
 from kvmedic.core.template import template_hash
 from kvmedic.core.terms import terms_of
 from kvmedic.ports import Ports, View
@@ -43,17 +45,38 @@ async def adopted(
     """
     fleet = view.fleet
     note = note_in(fleet.recorded.get(RECORDED, ""))
-    if note is None or (fleet.fence and await ports.store.is_open(resource.namespace, fleet.fence)):
+    is_held = is_foreign(resource.uid, fleet.fence) and await ports.store.is_open(
+        resource.namespace, fleet.fence
+    )
+    if note is None or is_held or fleet.kept_by:
         return None
     run = run_that_gives_back(fleet, view.template, note, resource.generation, now)
     if run is None:
         return None
-    if not resource.finalized:
+    if not resource.finalized and resource.wish is Wish.NONE:
         await ports.store.finalize(resource, present=True)
         return AT_ONCE
     terms = terms_of(resource.policy) if resource.policy else None
     await save(resource, opened(record, replace(run, terms=terms), resource.generation, now), ports)
     return AT_ONCE
+
+
+async def adopted_by_note(
+    resource: Resource, record: Record, ports: Ports, now: datetime
+) -> timedelta | Outcome | None:
+    """Open that run for a resource which is deleted, or whose open run somebody damaged.
+
+    Returns when to look again; why a frozen fleet that is nobody else's cannot be given back; or None where
+    nothing of the kind is to be done.
+    """
+    view = await ports.target.look(resource.namespace, resource.policy) if resource.policy else None
+    if view is None or view.fleet.kept_by or not view.fleet.fields.is_frozen:
+        return None
+    again = await adopted(resource, record, view, ports, now)
+    if again is not None:
+        return again
+    foreign = is_foreign(resource.uid, view.fleet.fence)
+    return None if foreign else Outcome(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet))
 
 
 def run_that_gives_back(

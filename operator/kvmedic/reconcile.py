@@ -16,8 +16,9 @@ from kvmedic.core.record import Record
 from kvmedic.core.resource import Key, Resource
 from kvmedic.core.run import Outcome, Run
 from kvmedic.core.terms import policy_during
-from kvmedic.departing import give_back, unfinalized
+from kvmedic.departing import abandoning, give_back, unfinalized
 from kvmedic.left_pods import free_all
+from kvmedic.orphans import adopted_by_note
 from kvmedic.ports import Ports
 from kvmedic.pursue import pursue
 from kvmedic.record.surveys import complaint
@@ -44,7 +45,7 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
         return None
     record, policy = resource.record, resource.policy
     if record is None:
-        return await _unreadable(resource, ports)
+        return await _unreadable(resource, ports, now)
     if record.run is not None:
         return await _pursue(resource, record, record.run, ports, now)
     if resource.wish in (Wish.DELETE, Wish.ABANDON):
@@ -84,7 +85,13 @@ async def _is_let_go(resource: Resource, ports: Ports) -> bool:
 async def _deleted(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta | None:
     """Let a resource go, once nothing of ours is left on its target, unless its owner abandons that."""
     if resource.wish is Wish.DELETE:
-        again = await put_back(resource, record, ports)
+        found = await adopted_by_note(resource, record, ports, now)
+        if isinstance(found, Outcome):
+            text = f"{found.message}; then let this resource go: {abandoning(resource)}"
+            told = complaint(record, Outcome(found.reason, text), resource.generation, now)
+            await save(resource, told, ports)
+            return ports.pace.idle
+        again = await put_back(resource, record, ports) if found is None else found
         if again is None:
             again = await give_back(resource, record, ports, now)
         if again is not None:
@@ -93,11 +100,16 @@ async def _deleted(resource: Resource, record: Record, ports: Ports, now: dateti
     return None
 
 
-async def _unreadable(resource: Resource, ports: Ports) -> timedelta | None:
+async def _unreadable(resource: Resource, ports: Ports, now: datetime) -> timedelta | None:
     """Say that the record cannot be read: nothing is done then, not even from the start.
 
-    A resource that is being deleted may go where its target is gone, or where its owner says so.
+    A resource that is being deleted may go where its target is gone, or where its owner says so. A fleet that
+    stands frozen by a run which somebody damaged is given back by its note.
     """
+    if resource.salvage is not None and resource.wish is not Wish.ABANDON:
+        again = await adopted_by_note(resource, resource.salvage, ports, now)
+        if isinstance(again, timedelta):
+            return again
     gone = resource.wish is Wish.DELETE and await _is_without_target(resource, ports)
     if gone or resource.wish is Wish.ABANDON:
         await unfinalized(resource, ports)

@@ -260,6 +260,7 @@ UNREADABLE = {
     "a time without a zone": (("run", "startedAt"), "2026-03-01T03:00:00"),
     "a time that is none": (("run", "intent", "at"), "soon"),
     "a number that is none": (("run", "baseline", "windowSeconds"), "NaN"),
+    "a run without a step": (("run", "steps"), []),
     "a history that is no list": (("history",), {"id": "1"}),
     "a closed run without an end": (("history", 0, "endedAt"), None),
     "a closed run of an unknown outcome": (("history", 0, "outcome"), "Bliss"),
@@ -278,6 +279,27 @@ def test_a_record_that_cannot_be_read_is_never_taken_for_none(
         record_from_wire(status)
 
     assert all(problem.startswith(f"status.{path[0]}") for problem in error.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "is_damaged"),
+    [
+        (("run", "steps"), [], True),
+        (("run", "steps"), None, True),
+        (("run", "targetUid"), None, True),
+        (("run",), {}, True),
+        (("run",), "yes", True),
+        (("run", "steps", 0, "state"), "Teleporting", False),
+        (("history",), {"id": "1"}, False),
+    ],
+)
+def test_a_run_that_somebody_damaged_is_told_from_one_of_another_version(
+    path: tuple[str | int, ...], value: Any, *, is_damaged: bool
+) -> None:
+    with pytest.raises(RunUnreadable) as error:
+        record_from_wire(broken(stored(full_record()), *path, value=value))
+
+    assert error.value.is_damaged is is_damaged
 
 
 def test_what_is_for_people_is_dropped_when_it_cannot_be_read() -> None:

@@ -17,8 +17,8 @@ import pytest
 
 from lab.scripted.proxy import Fate, Write
 from reconcile.phases import PATIENCE_SECONDS, Phase, let_go, reach
-from reconcile.test_people import NEW, OLD, cap, untouched
-from reconcile.world import Eye, World
+from reconcile.test_people import NEW, OLD, cap, is_gone, untouched
+from reconcile.world import Eye, World, remediation
 
 STRANGER = "99999999-0000-0000-0000-000000000000/20250101-000000/9"
 """The claim of a resource that is long gone."""
@@ -159,24 +159,65 @@ def test_a_claim_ahead_of_the_record_is_caught_up_with(a_world: Callable[..., Wo
     assert world.traces() == []
 
 
+def edit_status(world: World, **change: Any) -> None:
+    patch = json.dumps([{"path": f"/status/{change.pop('path')}", **change}])
+    world.kubectl("patch", "kvr", "llm", "--subresource=status", "--type=json", "-p", patch)
+
+
+def remove_run_and_delete(world: World) -> None:
+    edit_status(world, op="remove", path="run")
+    world.kubectl("delete", "kvr", "llm", "--wait=false")
+
+
+def empty_steps(world: World) -> None:
+    edit_status(world, op="replace", path="run/steps", value=[])
+
+
+def name_another_target(world: World) -> None:
+    edit_status(world, op="replace", path="run/targetUid", value="another")
+
+
+def delete_by_force_and_make_anew(world: World) -> None:
+    """In mode Observe, and while no operator runs that would put its finalizer back."""
+    world.operators.pop().kill()
+    world.kubectl("delete", "kvr", "llm", "--wait=false")
+    world.kubectl("patch", "kvr", "llm", "--type=merge", "-p", json.dumps({"metadata": {"finalizers": None}}))
+    world.cluster.apply(remediation(mode="Observe"), world.namespace)
+    world.start("operator-1")
+
+
 @pytest.mark.timeout(240)
-def test_a_frozen_fleet_that_no_record_knows_is_given_back_by_its_note(a_world: Callable[..., World]) -> None:
+@pytest.mark.parametrize(
+    ("deed", "outcomes"),
+    [
+        (remove_run_and_delete, []),
+        (empty_steps, ["FleetGivenBack"]),
+        (name_another_target, ["FleetGivenBack", "TargetDeleted"]),
+        (delete_by_force_and_make_anew, ["FleetGivenBack"]),
+    ],
+)
+def test_a_frozen_fleet_that_no_record_knows_is_given_back_by_its_note(
+    a_world: Callable[..., World], deed: Callable[[World], None], outcomes: list[str]
+) -> None:
     world = a_world(2)
     before = world.deployment()["spec"]
-    removal = json.dumps([{"op": "remove", "path": "/status/run"}])
 
     with Eye(world.cluster, world.namespace, 2) as eye:
         reach(world, Phase.DRAIN)
-        world.kubectl("patch", "kvr", "llm", "--subresource=status", "--type=json", "-p", removal)
+        deed(world)
         let_go(world)
-        world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+        is_over = (lambda: is_closed_as(world, outcomes)) if outcomes else (lambda: is_gone(world))
+        world.wait(is_over, PATIENCE_SECONDS, "the run closes")
         world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
 
-    assert world.outcomes() == ["FleetGivenBack"]
     assert world.deployment()["spec"] == before
     assert world.traces() == []
     assert eye.lost == []
     assert eye.fewest >= 2
+
+
+def is_closed_as(world: World, outcomes: list[str]) -> bool:
+    return world.is_closed() and world.outcomes() == outcomes
 
 
 FORCED = (

@@ -24,11 +24,13 @@ class RunUnreadable(Exception):  # noqa: N818 -- named like the reason that it l
 
     Attributes:
         problems: one sentence per field, beginning with the field's path.
+        is_damaged: parts of the open run are gone or no values at all, as after an edit by hand, and nothing
+            else is wrong; another version would have written values that are not known here.
     """
 
-    def __init__(self, problems: tuple[str, ...]) -> None:
+    def __init__(self, problems: tuple[str, ...], *, is_damaged: bool = False) -> None:
         super().__init__("; ".join(problems))
-        self.problems = problems
+        self.problems, self.is_damaged = problems, is_damaged
 
 
 def problems_of(error: ValidationError, root: str) -> tuple[str, ...]:

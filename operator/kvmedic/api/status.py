@@ -89,6 +89,9 @@ OPEN = RECORDS | {"plan"}
 """The fields that keep what an older CustomResourceDefinition does not name: a plan without a part of it
 would be another one each time that it is read."""
 
+UNKNOWN = frozenset({"enum", "literal_error"})
+"""Kinds of errors that a value of another version makes (pydantic's own names)."""
+
 RENAMED = {"changed_at": "lastTransitionTime", "e2e_p95": "e2eP95"}
 """Names that Kubernetes (`metav1.Condition`) and the spec give."""
 
@@ -216,12 +219,22 @@ def record_from_wire(status: Mapping[str, object]) -> Record:
             that is not known here.
     """
     try:
-        return _read(status)
+        return _with_a_step(_read(status))
     except ValidationError as error:
-        broken = [detail["loc"] for detail in error.errors(include_input=False, include_url=False)]
+        details = error.errors(include_input=False, include_url=False)
+        broken = [detail["loc"] for detail in details]
         if any(not location or location[0] in RECORDS for location in broken):
-            raise RunUnreadable(problems_of(error, "status")) from error
-    return _read(_without(status, broken))
+            damaged = all(each["loc"][:1] == ("run",) and each["type"] not in UNKNOWN for each in details)
+            raise RunUnreadable(problems_of(error, "status"), is_damaged=damaged) from error
+    return _with_a_step(_read(_without(status, broken)))
+
+
+def _with_a_step(record: Record) -> Record:
+    if record.run is not None and not record.run.steps:
+        raise RunUnreadable(
+            ("status.run.steps: empty, and nobody writes a run without a step",), is_damaged=True
+        )
+    return record
 
 
 def newest_change(record: Record) -> str:

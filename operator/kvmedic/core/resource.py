@@ -37,5 +37,7 @@ class Resource:
     """Why the spec or the record cannot be used."""
     record: Record | None
     """None where the stored run cannot be read: nothing is done then, not even from the start."""
+    salvage: Record | None = None
+    """What the record says beside a run that somebody damaged; None where nobody did."""
     retried: str = ""
     """A run that was reverted by somebody else, after which a person wants it tried again."""

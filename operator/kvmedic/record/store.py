@@ -131,7 +131,7 @@ def resource_of(body: JsonObject, allowed: AllowedSettings | None = None) -> Res
     """
     metadata = section(body, "metadata")
     policy, problem = _policy(body, allowed)
-    record, unreadable = _record(body)
+    record, unreadable, salvage = _record(body)
     return Resource(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -143,6 +143,7 @@ def resource_of(body: JsonObject, allowed: AllowedSettings | None = None) -> Res
         policy=policy,
         problem=unreadable or problem,
         record=record,
+        salvage=salvage,
         retried=annotations_of(body).get(TRY_AGAIN, ""),
     )
 
@@ -160,11 +161,15 @@ def _policy(body: JsonObject, allowed: AllowedSettings | None) -> tuple[Policy |
     return policy, None
 
 
-def _record(body: JsonObject) -> tuple[Record | None, Outcome | None]:
+def _record(body: JsonObject) -> tuple[Record | None, Outcome | None, Record | None]:
+    """Return the record; or why it cannot be read, with what it says beside a run that somebody damaged."""
+    status = section(body, "status")
     try:
-        return record_from_wire(section(body, "status")), None
+        return record_from_wire(status), None, None
     except RunUnreadable as error:
-        return _readable_run(body, error)
+        rest = {field: value for field, value in status.items() if field != "run"}
+        salvage = record_from_wire(rest) if error.is_damaged else None
+        return *_readable_run(body, error), salvage
 
 
 NEEDED_AT_THE_END = (
