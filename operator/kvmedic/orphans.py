@@ -22,7 +22,7 @@ from kvmedic.core.plan import ObjectRef, Plan, RevisionStep
 from kvmedic.core.preconditions import frozen_message
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
-from kvmedic.core.resource import Resource
+from kvmedic.core.resource import Key, Resource
 from kvmedic.core.revisions import Revision, revision_of
 from kvmedic.core.run import Intent, Outcome, Run, StepState
 from kvmedic.core.sentences import SENTENCES
@@ -69,7 +69,10 @@ async def adopted_by_note(
     Returns when to look again; why a frozen fleet that is nobody else's cannot be given back; or None where
     nothing of the kind is to be done.
     """
-    view = await ports.target.look(resource.namespace, resource.policy) if resource.policy else None
+    key = Key(resource.namespace, resource.name, resource.uid)
+    if resource.policy is None or ports.roster.elder(key) is not None:
+        return None
+    view = await ports.target.look(resource.namespace, resource.policy)
     if view is None or view.fleet.kept_by or not view.fleet.fields.is_frozen:
         return None
     again = await adopted(resource, record, view, ports, now)
