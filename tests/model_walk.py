@@ -62,8 +62,9 @@ class Walk(ABC):
             return Drain.UNKNOWN
         if pods[self.victim.uid].stubborn and not self.model.front:
             return Drain.HELD
-        if pods[self.victim.uid].stubborn and pods[self.victim.uid].in_rotation:
-            return Drain.TIMED_OUT
+        if pods[self.victim.uid].stubborn:
+            # Two readings of zero are further apart than a Service takes until it leads requests to it.
+            return Drain.TIMED_OUT if pods[self.victim.uid].in_rotation else Drain.BUSY
         return Drain.BUSY if pods[self.victim.uid].busy else Drain.IDLE
 
     def tick(self) -> None:
