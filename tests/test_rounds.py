@@ -14,7 +14,7 @@ from kvmedic.core.resource import Key
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.loop import Loop
 from kvmedic.record.peers import peer_of
-from kvmedic.roster import Roster
+from kvmedic.roster import Entry, Roster
 from kvmedic.rounds import Rounds
 
 
@@ -70,6 +70,18 @@ async def test_a_resource_that_no_watch_told_of_is_looked_at_and_one_that_is_gon
     assert world.loop.keys() == (key_of(new),)
     assert world.roster.peers() == (new,)
     assert world.forgotten == [gone.uid]
+
+
+async def test_a_resource_whose_last_look_found_nothing_is_nobodys_elder_any_more() -> None:
+    new, gone = a_peer("new", created_at="2026-01-02T00:00:00Z"), a_peer("gone")
+    world = World(new)
+    world.roster.note(key_of(gone), Entry(gone, "2026-01-01T00:00:00Z"))
+
+    await world.rounds.once()
+
+    assert world.roster.peers() == (new,)
+    assert world.forgotten == [gone.uid]
+    assert world.loop.keys() == (key_of(new),)
 
 
 async def test_a_resource_that_is_made_while_the_others_are_listed_is_not_forgotten() -> None:

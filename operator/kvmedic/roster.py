@@ -41,6 +41,10 @@ class Roster:
         """Drop a resource that no longer exists."""
         self._entries.pop(key, None)
 
+    def keys(self) -> tuple[Key, ...]:
+        """Return which resources are known."""
+        return tuple(self._entries)
+
     def elder(self, key: Key) -> Key | None:
         """Return the oldest resource of the same target, if that is another one."""
         own = self._entries.get(key)

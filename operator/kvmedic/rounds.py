@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 
 from kvmedic.core.crowd import Peer
@@ -51,7 +51,8 @@ class Rounds:
 
         Pods first: the resource whose run cordoned one of them is then among those that are listed.
         """
-        known = self.loop.keys()
+        # The loop forgets a resource whose look finds nothing; the roster still has it then.
+        known = {*self.loop.keys(), *self.roster.keys()}
         leads = self.ports.leader.is_held()
         places = self.namespaces or ("",)
         pods = (
@@ -62,7 +63,7 @@ class Rounds:
         if self.ports.leader.is_held():
             await free_unclaimed(self.ports.target, pods, peers)
 
-    def _heed(self, known: Sequence[Key], peers: Sequence[Peer]) -> None:
+    def _heed(self, known: Set[Key], peers: Sequence[Peer]) -> None:
         """Have the loop and the roster know the resources that there are.
 
         Only one that was known before the list was asked for, and is not in it, is gone.
@@ -73,7 +74,8 @@ class Rounds:
                 self.loop.forget(key)
                 self.roster.forget(key)
                 self.forget(key.uid)
+        looked_at = self.loop.keys()
         for key, peer in found.items():
             self.roster.note(key, Entry(peer, peer.created_at))
-            if key not in known:
+            if key not in looked_at:
                 self.loop.wake(key)
