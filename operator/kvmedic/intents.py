@@ -31,6 +31,8 @@ from kvmedic.core.moves import (
 )
 from kvmedic.core.run import Intent, Run, StepState
 from kvmedic.core.standing import claimed_sequence, committed_sequence
+from kvmedic.core.swap import EditedTemplate
+from kvmedic.core.template import template_hash
 from kvmedic.walks import Tick
 
 
@@ -75,7 +77,6 @@ def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
     if isinstance(effect, Pulse | ScaleIn | Retarget):
         # One goes: whoever was put back before gets another try.
         run = replace(run, timed_out=())
-    turns = isinstance(effect, Freeze | Retarget | Revert)
     uid = tick.resource.uid
     committed = committed_sequence(run, uid, fleet.fence)
     before, after = _fields(fleet, effect)
@@ -84,7 +85,7 @@ def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
         sequence=(claimed_sequence(run, uid, fleet.fence) if committed is None else committed) + 1,
         move=type(effect).__name__,
         template_before=fleet.revision,
-        template_after=_other_template(run, fleet.revision) if turns else fleet.revision,
+        template_after=_template_after(run, fleet, effect),
         is_frozen=_freezes(effect, after),
         at=tick.now,
         was_frozen=before.is_frozen,
@@ -129,6 +130,13 @@ def _numbers(run: Run, fleet: Fleet, effect: DeploymentMove) -> tuple[int | None
             return None, None
 
 
-def _other_template(run: Run, revision: str) -> str:
+def _template_after(run: Run, fleet: Fleet, effect: DeploymentMove) -> str:
+    """Return the hash of the pod template after an assignment."""
     step = run.current.step
-    return step.after_template if revision == step.before_template else step.before_template
+    match effect:
+        case Revert(EditedTemplate(template)):
+            return template_hash(template)
+        case Freeze() | Retarget() | Revert():
+            return step.after_template if fleet.revision == step.before_template else step.before_template
+        case _:
+            return fleet.revision

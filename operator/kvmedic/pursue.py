@@ -64,7 +64,15 @@ from kvmedic.trials import (
 )
 from kvmedic.urgency import graded
 from kvmedic.verdicts import judged_window
-from kvmedic.walks import Tick, leaving_move, observed_victim, resting_move, unjudged_answer, walking_move
+from kvmedic.walks import (
+    Tick,
+    leaving_move,
+    left_as,
+    observed_victim,
+    resting_move,
+    unjudged_answer,
+    walking_move,
+)
 
 AT_ONCE = timedelta(0)
 
@@ -322,10 +330,11 @@ def _reason(run: Run) -> Reason:
 async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
     """Put back what is ours and leave the template alone; close once nothing of ours is left."""
     if tick.run.current.state is not StepState.LEFT:
+        outcome = left_as(tick.run, view, outcome)
         await _save(tick, tick.run.left(outcome), outcome.reason, outcome.message)
         return AT_ONCE
     tick = observed_victim(tick, view.fleet)
-    move = await leaving_move(tick, view.fleet)
+    move = await leaving_move(tick, view)
     if isinstance(move, Settled):
         return await _close(tick, view, outcome)
     told = None if isinstance(move, Wait) else Blocked(outcome.reason, outcome.message)

@@ -8,7 +8,7 @@ that is being drained is idle, and whether a new one answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import assert_never
@@ -20,6 +20,7 @@ from kvmedic.core.copying import Files
 from kvmedic.core.decide import Direction
 from kvmedic.core.diagnosis import Goal
 from kvmedic.core.draining import Drain, Victim, holding_move
+from kvmedic.core.edited import without_our_change
 from kvmedic.core.evidence import Absence, Measured, Missing, Reading
 from kvmedic.core.fleet import Fleet, Pod
 from kvmedic.core.gating import GateStep
@@ -38,7 +39,7 @@ from kvmedic.core.spending import Spending
 from kvmedic.core.standing import committed_sequence, is_kept
 from kvmedic.core.starting import StartLimits, canary_pool_move, start_limit
 from kvmedic.core.trialling import TrialStep
-from kvmedic.ports import Ports
+from kvmedic.ports import Ports, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +118,12 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     return move
 
 
-async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
+async def leaving_move(tick: Tick, view: View) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
-    step, fleet = tick.run.current.step, _watched_fleet(tick, fleet)
+    step, fleet = tick.run.current.step, _watched_fleet(tick, view.fleet)
     match step:
         case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
-            return release.releasing_move(fleet, tick.run.recorded)
+            return release.releasing_move(fleet, tick.run.recorded, _without_ours(tick.run, view))
         case ReplaceStep():
             order = _replacement(tick, fleet, step, await drain_of(tick, fleet))
             return replacement.leaving_move(fleet, order, tick.now)
@@ -135,6 +136,25 @@ async def leaving_move(tick: Tick, fleet: Fleet) -> Move:
             return Settled()
         case _:
             assert_never(step)
+
+
+def left_as(run: Run, view: View, outcome: Outcome) -> Outcome:
+    """Return the end of a run that leaves its target; it says so where the run's change is taken out."""
+    if _without_ours(run.left(outcome), view) is None:
+        return outcome
+    text = (
+        f"someone else changed the pod template in the middle of the run: what the run had changed "
+        f"({run.current.step.line()}) was taken out of it again, and their change rolls out by the "
+        "Deployment's own strategy"
+    )
+    return replace(outcome, message=text)
+
+
+def _without_ours(run: Run, view: View) -> Mapping[str, object] | None:
+    """Return the template that somebody edited, without the run's change; None: nothing is to go."""
+    if run.ending is None or run.ending.reason is not Reason.FLAG_DRIFTED:
+        return None
+    return without_our_change(run.current.step, view.fleet, view.template, view.templates)
 
 
 def resting_move(tick: Tick, fleet: Fleet) -> Move:

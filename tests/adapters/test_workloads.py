@@ -50,8 +50,10 @@ class LateReads:
             self.seen[ref] = await self.client.get(ref)
         return self.seen[ref]
 
-    async def json_patch(self, ref: Ref, operations: list[PatchOperation]) -> JsonObject:
-        return await self.client.json_patch(ref, operations)
+    async def json_patch(
+        self, ref: Ref, operations: list[PatchOperation], *, dry_run: bool = False
+    ) -> JsonObject:
+        return await self.client.json_patch(ref, operations, dry_run=dry_run)
 
 
 @pytest.fixture

@@ -114,10 +114,12 @@ class Deed:
 
 THEIR_ROLLOUT = REPLICAS + 1
 """An edit replaces every replica in the ordinary way, undrained, as it would without us."""
+WITH_OURS = 3
+"""Replicas that an edit's rollout may have made with the run's change in it, before that was taken out."""
 
 DEEDS = {
     "edits the flag": Deed(edit_flag, "FlagDrifted", EDITED, lost=THEIR_ROLLOUT),
-    "sets an environment variable": Deed(set_env, "FlagDrifted", NEW, lost=THEIR_ROLLOUT),
+    "sets an environment variable": Deed(set_env, "FlagDrifted", OLD, lost=THEIR_ROLLOUT),
     "scales up": Deed(scale(REPLICAS + 2), replicas=REPLICAS + 2, lost=1),
     "scales down": Deed(scale(REPLICAS - 1), replicas=REPLICAS - 1, lost=2),
     "scales to zero": Deed(scale(0), "ScaledToZero", OLD, 0, lost=REPLICAS + 1),
@@ -132,7 +134,7 @@ ONLY_FROZEN = {
 ONLY_DRAINING = {"deletes the drained pod": Deed(delete_pod(victim))}
 ONLY_VERIFYING = {
     "undoes": Deed(rollout("undo"), "ChangeReverted", OLD, lost=THEIR_ROLLOUT),
-    "restarts": Deed(rollout("restart"), "FlagDrifted", NEW, lost=THEIR_ROLLOUT),
+    "restarts": Deed(rollout("restart"), "FlagDrifted", OLD, lost=THEIR_ROLLOUT + WITH_OURS),
 }
 CASES: tuple[tuple[Phase, str, Deed], ...] = tuple(
     (phase, name, deed)

@@ -7,18 +7,21 @@ goes from one API call into the next, and is nowhere else.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import assert_never
+from typing import assert_never, cast
 
 from kvmedic.core.bundle import BundleEdit, EnvEdit
 from kvmedic.core.edit import Json, PatchOperation, TokenEdit
 from kvmedic.core.fleet import Fleet
 from kvmedic.core.moves import DeploymentMove, Freeze, Retarget, Revert
 from kvmedic.core.reference import ReferenceEdit
-from kvmedic.core.swap import TemplateChange, TemplateSwap
-from kvmedic.core.template import POD_TEMPLATE_HASH, template_hash
+from kvmedic.core.swap import EditedTemplate, TemplateChange, TemplateSwap
+from kvmedic.core.template import own_template, template_hash
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Call, Conflict
 from kvmedic.kube.objects import REPLICA_SETS, JsonObject, Ref, controller_uid, section
+
+DEPTH_OF_PLACES = 4
+"""`spec.template.metadata.annotations.KEY` names who altered it; containers are told as a list."""
 
 
 async def template_of(client: Client, fleet: Fleet, move: DeploymentMove) -> JsonObject | None:
@@ -42,15 +45,8 @@ async def template_of(client: Client, fleet: Fleet, move: DeploymentMove) -> Jso
     return own_template(template)
 
 
-def own_template(template: Mapping[str, Json]) -> JsonObject:
-    """Return a ReplicaSet's pod template as the Deployment has it: without the controller's own label."""
-    metadata = section(template, "metadata")
-    labels = {key: text for key, text in section(metadata, "labels").items() if key != POD_TEMPLATE_HASH}
-    return {**template, "metadata": {**metadata, "labels": labels}}
-
-
 def template_operations(
-    change: TemplateChange, template: Mapping[str, object], kept: Mapping[str, Json] | None
+    change: TemplateChange | EditedTemplate, template: Mapping[str, object], kept: Mapping[str, Json] | None
 ) -> tuple[PatchOperation, ...]:
     """Return the JSON patch that changes a Deployment's pod template.
 
@@ -72,8 +68,42 @@ def template_operations(
             if kept is None or template_hash(template) != change.before.template:
                 raise ValueError(f"the pod template is not that of revision {change.before.number}")
             return (PatchOperation("replace", "/spec/template", kept),)
+        case EditedTemplate():
+            return (PatchOperation("replace", "/spec/template", cast("Json", change.template)),)
         case _:
             assert_never(change)
+
+
+def template_after(
+    change: TemplateChange | EditedTemplate, template: Mapping[str, object], kept: Mapping[str, Json] | None
+) -> Mapping[str, object]:
+    """Return the pod template that the patch of `template_operations` makes, if nobody alters it on its way.
+
+    Raises like that.
+    """
+    match change:
+        case TokenEdit() | ReferenceEdit() | BundleEdit():
+            return change.apply(template)
+        case TemplateSwap():
+            return kept or {}
+        case EditedTemplate():
+            return change.template
+        case _:
+            assert_never(change)
+
+
+def different_places(wanted: object, seen: object, place: str) -> tuple[str, ...]:
+    """Return the paths at which two templates differ, three levels deep at the most; never a value."""
+    if wanted == seen:
+        return ()
+    if not isinstance(wanted, Mapping) or not isinstance(seen, Mapping):
+        return (place,)
+    if place.count(".") >= DEPTH_OF_PLACES:
+        return (place,)
+    keys = sorted({*wanted, *seen})
+    return tuple(
+        found for key in keys for found in different_places(wanted.get(key), seen.get(key), f"{place}.{key}")
+    )
 
 
 def note_of(change: TemplateChange) -> dict[str, Json]:

@@ -9,12 +9,19 @@ is such a conflict too: the claim it tests is gone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 from kvmedic.cluster.marks import RECORDED, RUN
 from kvmedic.cluster.patches import ANNOTATIONS, annotating, path_of, same_object, same_version, unmarking
-from kvmedic.cluster.templates import note_of, template_of, template_operations
+from kvmedic.cluster.snapshot import rollout_fields
+from kvmedic.cluster.templates import (
+    different_places,
+    note_of,
+    template_after,
+    template_of,
+    template_operations,
+)
 from kvmedic.core.edit import Json, PatchOperation
 from kvmedic.core.fleet import ROLLING, Fleet, RolloutFields
 from kvmedic.core.moves import (
@@ -34,8 +41,15 @@ from kvmedic.core.moves import (
 )
 from kvmedic.core.swap import TemplateChange
 from kvmedic.kube.client import Client
-from kvmedic.kube.errors import Call, Conflict
+from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref, annotations_of, section
+
+DOES_NOT_REHEARSE = "does not support dry run"
+"""What the API server says of a webhook with side effects (apiserver/pkg/admission/plugin/webhook/errors)."""
+ALTERED = (
+    "an admission policy alters the Deployment's patch on its way in, so that pods would get what nobody "
+    "asked for: have it leave these places of this Deployment alone:"
+)
 
 
 async def assign(
@@ -55,6 +69,7 @@ async def assign(
 
     Raises:
         Conflict: the Deployment is not what was looked at, or another revision's template is not.
+        Refused: an admission policy would make another template of it, or other fields of a frozen rollout.
         ValueError: the move's edit does not fit the template that was looked at.
     """
     ref = _ref(fleet)
@@ -65,7 +80,35 @@ async def assign(
         *_changes(live, move, kept),
         *annotating(live, {**notes, RUN: claim}),
     )
+    if isinstance(move, Freeze | Retarget | Revert):
+        template = section(live, "spec", "template")
+        await _rehearse(client, ref, operations, move, template_after(move.edit, template, kept))
     await client.json_patch(ref, operations)
+
+
+async def _rehearse(
+    client: Client,
+    ref: Ref,
+    operations: Sequence[PatchOperation],
+    move: Freeze | Retarget | Revert,
+    wanted: Mapping[str, object],
+) -> None:
+    """Make a patch of the template as a dry run: an admission policy may alter it on its way in.
+
+    Whatever it adds is a template that nobody asked for, and would be rolled out to every replica.
+    """
+    call = Call("patch", ref.path)
+    try:
+        spec = section(await client.json_patch(ref, operations, dry_run=True), "spec")
+    except Refused as error:
+        if DOES_NOT_REHEARSE in str(error):
+            return
+        raise
+    places = different_places(wanted, section(spec, "template"), "spec.template")
+    if isinstance(move, Freeze) and rollout_fields(spec) != move.fields:
+        places = (*places, "strategy, minReadySeconds, progressDeadlineSeconds or paused")
+    if places:
+        raise Refused(call, None, f"{ALTERED} {', '.join(places)}")
 
 
 async def unclaim(client: Client, fleet: Fleet) -> None:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from kvmedic.core.config_map import FileEdit
 from kvmedic.core.fleet import Minimum, Pod, RolloutFields
 from kvmedic.core.reasons import Reason
-from kvmedic.core.swap import TemplateChange
+from kvmedic.core.swap import EditedTemplate, TemplateChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class Revert:
     """Put the template and the recorded fields back in one patch.
 
     Only while the wanted revision has all its replicas (or none are wanted), so that nothing but
-    the extra pod can go.
+    the extra pod can go; or where somebody edited the template, whose rollout goes its own way then.
     """
 
-    edit: TemplateChange
+    edit: TemplateChange | EditedTemplate
     fields: RolloutFields
 
 

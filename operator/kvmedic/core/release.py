@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvmedic.core.draining import stray_move
 from kvmedic.core.fleet import (
     FROZEN_MIN_READY_SECONDS,
@@ -10,18 +12,30 @@ from kvmedic.core.fleet import (
     Fleet,
     RolloutFields,
 )
-from kvmedic.core.moves import Move, Release, Settled
+from kvmedic.core.moves import Move, Release, Revert, Settled
+from kvmedic.core.swap import EditedTemplate
 
 
-def releasing_move(fleet: Fleet, recorded: RolloutFields) -> Move:
+def releasing_move(
+    fleet: Fleet, recorded: RolloutFields, without_ours: Mapping[str, object] | None = None
+) -> Move:
     """Return the next move toward a fleet without anything of ours but its template.
 
     Cordoned pods go back into rotation before the rollout is let go, so that whatever the
     controller does then, it does to a whole fleet.
+
+    Args:
+        fleet: the target.
+        recorded: the rollout's fields from before.
+        without_ours: the template as somebody edited it, without what the run had changed; None: nothing of
+            that is in it. It is put in the same patch that lets the rollout go: what nobody judged reaches
+            no replica by that.
     """
     if back := stray_move(fleet, fleet.pods):
         return back
     ours = released(fleet.fields, recorded)
+    if without_ours is not None:
+        return Revert(EditedTemplate(without_ours), ours)
     return Settled() if ours == fleet.fields else Release(ours)
 
 

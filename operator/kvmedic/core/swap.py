@@ -6,7 +6,8 @@ its ReplicaSet when that happens, and its hash must be the recorded one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from kvmedic.core.reference import TemplateEdit
@@ -27,3 +28,13 @@ class TemplateSwap:
 
 TemplateChange: TypeAlias = TemplateEdit | TemplateSwap
 """What turns one pod template into another."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditedTemplate:
+    """A pod template that is put as a whole: the live one with a run's change taken out of it.
+
+    It may hold secrets: it goes from the look into the patch, and is nowhere else.
+    """
+
+    template: Mapping[str, object] = field(repr=False)

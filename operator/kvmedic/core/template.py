@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
 POD_TEMPLATE_HASH = "pod-template-hash"
 """Label that the deployment controller adds to a ReplicaSet's template (apps/v1)."""
@@ -23,6 +24,15 @@ def template_hash(template: Mapping[str, object]) -> str:
     if labels is not None:
         labels.pop(POD_TEMPLATE_HASH, None)
     return _digest(body)
+
+
+def own_template(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ReplicaSet's pod template as the Deployment has it: without the controller's own label."""
+    metadata = template.get("metadata")
+    if not isinstance(metadata, Mapping) or not isinstance(labels := metadata.get("labels"), Mapping):
+        return dict(template)
+    own = {key: text for key, text in labels.items() if key != POD_TEMPLATE_HASH}
+    return {**template, "metadata": {**metadata, "labels": own}}
 
 
 def body_hash(template: Mapping[str, object]) -> str:

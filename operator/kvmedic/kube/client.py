@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -212,14 +212,19 @@ class Client:
         kinds = _checked(request, status, body).get("resources") or []
         return resource.plural in {each.get("name") for each in kinds}
 
-    async def json_patch(self, ref: Ref, operations: Sequence[PatchOperation]) -> JsonObject:
-        """Apply a JSON patch (RFC 6902) and return the object as it is then.
+    async def json_patch(
+        self, ref: Ref, operations: Sequence[PatchOperation], *, dry_run: bool = False
+    ) -> JsonObject:
+        """Apply a JSON patch (RFC 6902) and return the object as it is then; `dry_run`: as it would be.
+
+        A dry run passes admission as the patch itself does, and stores nothing.
 
         Raises:
             Conflict: a `test` among the operations does not hold.
         """
-        body = [operation.as_json() for operation in operations]
-        return await self._call(self._write(_patch(ref, body, JSON_PATCH)))
+        request = _patch(ref, [operation.as_json() for operation in operations], JSON_PATCH)
+        asked = replace(request, query=(*request.query, ("dryRun", "All"))) if dry_run else request
+        return await self._call(self._write(asked))
 
     async def merge_patch(self, ref: Ref, patch: Mapping[str, Any]) -> JsonObject:
         """Apply a merge patch (RFC 7386). With `metadata.resourceVersion` in it, only onto that version."""

@@ -122,7 +122,7 @@ class Proxy:
         body = await request.read()
         if self.broken():
             return _answer(500)
-        if request.method not in WRITES:
+        if request.method not in WRITES or "dryRun" in request.query:
             self.reads.append(request.path)
             return await self._told(request, body, up)
         write = self._seen(request, body)
