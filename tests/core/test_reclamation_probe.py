@@ -18,6 +18,7 @@ from kvmedic.core.reclamation_probe import (
     Sample,
     Unjudged,
     judge,
+    ratio_of,
 )
 from lab.engine.blocks import BlockPool
 from lab.engine.compression import Compaction, Compression
@@ -146,7 +147,83 @@ def test_a_budget_that_is_not_the_methods_own_gives_no_wrong_verdict() -> None:
 
     found = judge(seen)
 
-    assert isinstance(found, Unjudged) or found.reclaim is Reclaim.RECLAIMS
+    # Blocks cannot tell it from a window on top: the message of a trial names the budget.
+    assert verdict(found).reclaim is Reclaim.IN_PART
+    assert verdict(found).ratio.mean == pytest.approx(1.9, abs=0.1)
+
+
+def drawn_anew(seed: int, *, window: int = 0, budget: int = 1024, block: int = 16) -> Generation:
+    """Evict tokens of a block table at random in each pass, all that are outside a window of the newest."""
+    luck, kept, samples = random.Random(seed), list[int](), []
+    for tokens in range(128, 16_512 + 1, 128):
+        kept += range(tokens - 128, tokens)
+        samples.append(Sample(tokens, len({token // block for token in kept})))
+        if len(kept) > budget:
+            older = kept[: len(kept) - window]
+            kept = sorted(luck.sample(older, budget - window)) + kept[len(kept) - window :]
+    return Generation(tuple(samples), 16_512, block, Keep(budget=budget), heads=8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("window", "block", "low", "high"),
+    [(0, 16, 2.9, 3.5), (512, 16, 1.8, 2.4), (0, 8, 2.2, 2.8), (0, 32, 3.4, 4.1)],
+    ids=["H16 is 3.4", "half of it a window", "H8 is 2.7", "H32 is 4.1"],
+)
+def test_a_method_that_scores_anew_reclaims_in_part(
+    seed: int, window: int, block: int, low: float, high: float
+) -> None:
+    found = verdict(judge(drawn_anew(seed, window=window, block=block)))
+
+    assert found.reclaim is Reclaim.IN_PART
+    assert low < found.ratio.mean < high
+    assert found.ratio.low < found.ratio.mean < found.ratio.high
+    assert found.confidence < 1
+
+
+def at_ratio(ratio: float, noise: float, seed: int) -> Generation:
+    luck, keep = random.Random(seed), Keep(budget=1024)
+    tokens = range(64, 16_512 + 1, 64)
+    seen = Generation((), 16_512, 16, keep, heads=8)
+    used = (min(each / 16, max(0.0, luck.gauss(ratio, noise)) * seen.needed(each)) for each in tokens)
+    return replace(seen, samples=tuple(map(Sample, tokens, used)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("ratio", "reclaim"),
+    [(1.0, Reclaim.RECLAIMS), (1.15, Reclaim.RECLAIMS), (1.25, None), (1.4, Reclaim.IN_PART)],
+)
+def test_a_ratio_about_the_limit_is_not_judged(ratio: float, reclaim: Reclaim | None, seed: int) -> None:
+    found = judge(at_ratio(ratio, 0.05, seed))
+
+    if reclaim is None:
+        assert isinstance(found, Unjudged)
+        assert "1.25 is the limit of a method that reclaims" in found.why
+    else:
+        assert verdict(found).reclaim is reclaim
+
+
+def test_readings_that_follow_each_other_tell_less_than_as_many_that_do_not() -> None:
+    mixed = at_ratio(1.0, 0.2, 1)
+    half = [each for each in mixed.samples if each.tokens >= 8256]
+    follow = [
+        replace(each, tokens=other.tokens)
+        for each, other in zip(sorted(half, key=lambda each: each.used), half, strict=True)
+    ]
+
+    assert ratio_of(mixed, follow).error > 3 * ratio_of(mixed, half).error
+
+
+def test_a_model_that_frees_blocks_by_its_window_proves_no_method() -> None:
+    windowed = Compression(Eviction(budget=1024, survival=Survival.RECENT))
+    seen = watched(windowed)
+    assert verdict(judge(seen)).reclaim is Reclaim.RECLAIMS
+
+    found = judge(replace(seen, window="sliding_window is 1024 in vllm:cache_config_info"))
+
+    assert isinstance(found, Unjudged)
+    assert found.why.startswith("sliding_window is 1024 in vllm:cache_config_info: the model frees blocks")
 
 
 SEEN = watched(None, output=17_000)

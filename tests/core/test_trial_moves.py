@@ -1,5 +1,6 @@
 """The moves of a trial: made, begun, waited for, answered, given up."""
 
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -286,6 +287,27 @@ def test_a_test_that_came_to_its_end_counts_though_its_engine_ended():
 
     assert isinstance(prompted(SQUARE, ended), Answered)
     assert isinstance(prompted(Underway(2048, 30_720), ended), Failed)
+
+
+def test_blocks_that_come_back_in_part_are_told_with_ratio_and_budget():
+    run = watched(Compacted())
+    anew = tuple(Sample(each.tokens, min(each.tokens / 16, 3.4 * each.used)) for each in run.samples)
+
+    move = moved(POD, replace(run, samples=anew))
+
+    assert isinstance(move, Answered)
+    assert move.answer.reclaim is Reclaim.IN_PART
+    assert re.search(r"uses 3\.\d times \(\d\.\d\d to \d\.\d\d\) the blocks that", move.answer.message)
+    assert "spec.compression.keepTokens" in move.answer.message
+    assert "confidence 1.00" not in move.answer.message
+
+
+def test_a_models_own_window_is_named_in_the_answer():
+    move = moved(POD, replace(watched(Compacted()), window="sliding_window is 4096"))
+
+    assert isinstance(move, Answered)
+    assert move.answer.reclaim is None
+    assert "showed nothing: sliding_window is 4096" in move.answer.message
 
 
 def test_what_shows_nothing_is_an_answer_without_a_class():

@@ -22,7 +22,7 @@ from kvmedic.core.signals import (
 )
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.page import Page, parse_page
-from kvmedic.metrics.pools import pool
+from kvmedic.metrics.pools import pool, window
 from kvmedic.metrics.promql import Span, duration_text, expression, moments_of, presence
 from kvmedic.metrics.readings import Replica, histogram, histogram_of, number
 from kvmedic.metrics.series import Presence, Series
@@ -299,3 +299,21 @@ def test_the_pool_of_two_engines_is(given: list[Series], expected: object) -> No
     seen = pool(replica("0", "1", scrapers=2), given)
 
     assert (seen.value if isinstance(seen, Measured) else seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (info(), ""),
+        (info(sliding_window="None"), ""),
+        (info(sliding_window="4096"), "sliding_window is 4096 in vllm:cache_config_info"),
+        (
+            info(kv_cache_size_tokens="2400"),
+            "vllm:cache_config_info tells 16 tokens per block of 32, as models do that mix kinds of "
+            "attention",
+        ),
+    ],
+    ids=["no label", "no window", "a window, of some layers or all", "chunks or mixed layers"],
+)
+def test_what_of_a_model_frees_blocks_is_named(given: Series, named: str) -> None:
+    assert window(replica(), [given]) == named

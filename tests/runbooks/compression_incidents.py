@@ -389,7 +389,7 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
                 compressed(THRASH, replace(EVICTS, answer=answered(reclaim))),
                 fires=True,
             )
-            for reclaim in (Reclaim.SCATTERED, Reclaim.PER_HEAD, Reclaim.NONE)
+            for reclaim in (Reclaim.IN_PART, Reclaim.SCATTERED, Reclaim.PER_HEAD, Reclaim.NONE)
         ),
         Incident(
             "a trial showed that blocks come back",

@@ -141,7 +141,7 @@ def test_fewer_bits_need_no_trial_of_blocks_and_must_show_in_the_type() -> None:
     assert "fp8".startswith(found.cache_types)
 
 
-@pytest.mark.parametrize("reclaim", [Reclaim.SCATTERED, Reclaim.PER_HEAD, Reclaim.NONE])
+@pytest.mark.parametrize("reclaim", [Reclaim.IN_PART, Reclaim.SCATTERED, Reclaim.PER_HEAD, Reclaim.NONE])
 def test_a_method_whose_blocks_do_not_come_back_makes_room_for_the_found_for(reclaim: Reclaim) -> None:
     found = found_for(answered(reclaim))
 

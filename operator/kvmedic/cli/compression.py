@@ -27,7 +27,7 @@ WALLS: Mapping[Reason, str] = MappingProxyType(
         Reason.COMPRESSION_NOT_APPLIED: "none yet: it is configured and running engines do not have it",
         Reason.EAGER_FALLBACK: "wall 1: attention falls back to an eager kernel",
         Reason.PAGE_SELECTION: "none: it frees no memory by design",
-        Reason.BLOCKS_NOT_FREED: "wall 2: evicted tokens free few blocks or none",
+        Reason.BLOCKS_NOT_FREED: "wall 2: evicted tokens free too few blocks or none",
         Reason.FIX_WAITS: "none any more: what saved nothing is off, and the fix after it waits",
         Reason.FIX_DUE: "none any more: what saved nothing is off, and the fix after it is due",
         Reason.PRESSED_THOUGH_COMPRESSED: "none: it does what it can, and demand is beyond that",

@@ -43,7 +43,7 @@ SENTENCES = MappingProxyType(
             "Throughput fell and device memory rose with KV compression, or grows with the square of the "
             "prompt, as where attention is not fused any more."
         ),
-        Reason.BLOCKS_NOT_FREED: "KV compression evicts tokens, and few blocks or none become free.",
+        Reason.BLOCKS_NOT_FREED: "KV compression evicts tokens, and too few blocks or none become free.",
         Reason.PAGE_SELECTION: "This KV compression reads fewer pages and frees none, by design.",
         Reason.PRESSED_THOUGH_COMPRESSED: (
             "KV compression frees blocks, and replicas preempt beyond the trigger all the same."

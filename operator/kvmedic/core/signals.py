@@ -158,6 +158,8 @@ class PoolSource:
     """Blocks per engine that never hold a token."""
     caches_prefixes: str = ""
     """Label: `True` where the blocks of shared prefixes are reused; empty: no label tells."""
+    window: str = ""
+    """Label: tokens of the model's sliding window, no number where it has none; empty: no label tells."""
     logged: LogForms | None = None
     """How the engine's log tells the same where no label does; None: it does not."""
 

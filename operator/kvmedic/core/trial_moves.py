@@ -17,7 +17,15 @@ from kvmedic.core.last_words import NO_WORDS, LastWords, ended_by_itself, told_o
 from kvmedic.core.moves import Failed, Wait
 from kvmedic.core.prompt_probe import Growth, GrowthJudged, judge_prompts
 from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Generation, Judged, Reclaim, Sample, Unjudged, judge
+from kvmedic.core.reclamation_probe import (
+    Generation,
+    Judged,
+    Reclaim,
+    Reclamation,
+    Sample,
+    Unjudged,
+    judge,
+)
 from kvmedic.core.run import Run
 from kvmedic.core.starting import StartLimits, start_failure
 from kvmedic.core.trialling import (
@@ -142,7 +150,16 @@ def answer_of(seen: Shown, step: TrialStep, generation: int, now: datetime) -> A
 
 
 def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime) -> Answer:
-    found = judge(Generation(watched.samples, watched.generated, watched.block_tokens, step.keep, KV_HEADS))
+    found = judge(
+        Generation(
+            watched.samples,
+            watched.generated,
+            watched.block_tokens,
+            step.keep,
+            KV_HEADS,
+            watched.window,
+        )
+    )
     return Answer(
         step.question,
         step.told_of,
@@ -234,8 +251,16 @@ def _shown(found: Judged) -> str:
     expected = found.predicted[Reclaim.RECLAIMS]
     return (
         f"left {found.freed:.0%} of their blocks free; used blocks grow by {found.slope:.2f} of what tokens "
-        f"take (where blocks come back: {expected:.2f}); confidence {found.confidence:.2f}"
+        f"take (where blocks come back: {expected:.2f}); the request uses {found.ratio}{_if_budget(found)}; "
+        f"confidence {found.confidence:.2f}"
     )
+
+
+def _if_budget(found: Reclamation) -> str:
+    """Return what else a ratio over the limit may come from."""
+    if found.reclaim is not Reclaim.IN_PART:
+        return ""
+    return " for the tokens that its settings keep (if it keeps more, say so in spec.compression.keepTokens)"
 
 
 def _starting(pod: Pod, limits: StartLimits, now: datetime) -> Wait | Failed:

@@ -50,6 +50,8 @@ class Watched:
     """Tokens of one block."""
     blocks: int
     """Usable blocks of the engine's pool."""
+    window: str = ""
+    """What of the model frees blocks without any method; empty: nothing that the engine tells of."""
 
 
 @dataclass(frozen=True, slots=True)

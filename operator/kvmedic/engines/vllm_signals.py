@@ -89,6 +89,7 @@ VLLM_SIGNALS = SignalTable(
         cache_dtype="cache_dtype",
         null_blocks=1,
         caches_prefixes="enable_prefix_caching",
+        window="sliding_window",
         logged=POOL_LINES,
     ),
     version=VersionPage(path="/version", field="version"),
@@ -118,6 +119,8 @@ VLLM_SIGNALS = SignalTable(
 * `GET /version` answers `{"version":"0.32.0"}` on the port of the metrics, without the API key that
   `--api-key` asks for elsewhere: that guards paths under `/v1` (`entrypoints/openai/api_server.py`). Builds
   from a source tree say `0.9.2.dev12+gabc`, such on CPU `0.32.0+cpu`.
+* `sliding_window` is the model's window in tokens, of models that mix such layers with full ones too, and
+  `None` without one or with `--disable-sliding-window` (`CacheConfig`, from 0.8 on).
 * With data-parallel engines `num_gpu_blocks` is the sum over all engines of a frontend and
   `kv_cache_size_tokens` is one engine's (`v1/engine/core_client.py`).
 """

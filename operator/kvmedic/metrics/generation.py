@@ -22,6 +22,7 @@ from kvmedic.core.trialling import Interrupted, Watched
 from kvmedic.metrics.exposition import gauge, replica_of
 from kvmedic.metrics.page import Page
 from kvmedic.metrics.pools import pool as pool_of
+from kvmedic.metrics.pools import window
 
 PROMPT = tuple(range(1000, 1032))
 """Token ids that every vocabulary has; how many there are needs no tokenizer then."""
@@ -80,6 +81,7 @@ class Course:
     samples: list[Sample] = field(default_factory=list)
     crowded: int = 0
     pool: Pool | None = None
+    window: str = ""
 
 
 class BrokenOffError(Exception):
@@ -125,7 +127,7 @@ def _outcome(asked: Asked, course: Course) -> Watched | Interrupted:
     if course.crowded > MOST_CROWDED * (len(course.samples) + course.crowded):
         return Interrupted("other requests were served meanwhile")
     pool = course.pool
-    return Watched(tuple(course.samples), course.tokens, pool.block_tokens, pool.blocks)
+    return Watched(tuple(course.samples), course.tokens, pool.block_tokens, pool.blocks, course.window)
 
 
 async def _stream(engine: Engine, asked: Asked, course: Course, silence_seconds: float) -> None:
@@ -234,7 +236,7 @@ def _note(seen: Course, page: Page, table: SignalTable) -> None:
     )
     if not (isinstance(pool, Measured) and isinstance(usage, Measured) and isinstance(running, Measured)):
         return
-    seen.pool = pool.value
+    seen.pool, seen.window = pool.value, window(replica, page.of(table.pool.name))
     beside = waiting.value if isinstance(waiting, Measured) else 0.0
     if running.value + beside > 1:
         seen.crowded += 1

@@ -63,6 +63,21 @@ def block_tokens(replica: Replica, series: Iterable[Series]) -> int | None:
     return said.pop() or None if len(said) == 1 else None
 
 
+def window(replica: Replica, series: Sequence[Series]) -> str:
+    """Return what of the model frees blocks without any method, for a person; empty where no label tells."""
+    source = replica.table.pool
+    for one in series:
+        if tokens := _whole(one.labels.get(source.window, "")):
+            return f"{source.window} is {tokens} in {source.name}"
+    found, declared = pool(replica, series), block_tokens(replica, series)
+    if declared and isinstance(found, Measured) and found.value.block_tokens != declared:
+        return (
+            f"{source.name} tells {found.value.block_tokens} tokens per block of {declared}, as models "
+            "do that mix kinds of attention"
+        )
+    return ""
+
+
 def _by_scraper(replica: Replica, series: Iterable[Series]) -> dict[Scraper, list[Series]]:
     found: dict[Scraper, list[Series]] = {}
     for one in series:
