@@ -125,6 +125,13 @@ class Model:
         self.pods.append(pod)
         return pod
 
+    def break_down(self, name: str) -> None:
+        """Let a replica crash, for good."""
+        pod = self._find(name)
+        pod.broken, pod.ready, pod.in_rotation, pod.unready_at = True, False, False, self.now
+        self.sets[pod.revision].reported_available -= 1
+        self.fewest -= 1
+
     # What the operator does.
 
     def apply(self, effect: Effect) -> None:

@@ -12,7 +12,7 @@ from kvmedic.core.applied import in_view_of_types
 from kvmedic.core.bundle import BundleStep
 from kvmedic.core.come_back import in_view_of_blocks
 from kvmedic.core.confirm import confirmed
-from kvmedic.core.diagnosis import COMPARED, Goal
+from kvmedic.core.diagnosis import Goal
 from kvmedic.core.evidence import Measured, Observation
 from kvmedic.core.fleet import Pod
 from kvmedic.core.parity import judge_parity
@@ -25,13 +25,15 @@ from kvmedic.core.plan import (
     ReplaceStep,
     RevisionStep,
     ScaleStep,
+    Step,
 )
 from kvmedic.core.quorum import judged_part
 from kvmedic.core.reasons import Reason
-from kvmedic.core.run import StepState
-from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
+from kvmedic.core.run import Run, StepState
+from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without, share_of
 from kvmedic.core.standing import Standing
 from kvmedic.core.steadiness import steadiness
+from kvmedic.core.surplus import newest_first
 from kvmedic.core.verdict import Judged, Verdict, judge, judge_replacement
 from kvmedic.engines.kv_methods import CACHE_TYPES
 from kvmedic.ports import View
@@ -55,7 +57,11 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     looked = await tick.ports.metrics.observe(
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )
-    looked, unheard = _quorate(tick, pods, looked)
+    looked, unheard = part_to_judge(tick.run, pods, looked)
+    tick = _at_like_share(tick, pods, looked)
+    if not _reaches_all(record.step):
+        # Who was down before the change, and is left out, does not speak against it by ending again.
+        pods = tuple(pod for pod in pods if pod.name in looked.pods)
     restarts = await count_new_ends(tick, pods, record.settled_at)
     judged = _judgement(tick, record.step, looked, restarts)
     judged = _in_view_of_types(judged, tick, pods, looked)
@@ -63,13 +69,44 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     return await in_view_of_the_rest(tick, pods, replace(judged, message=unheard + judged.message))
 
 
-def _quorate(tick: Tick, pods: Sequence[Pod], looked: Observation) -> tuple[Observation, str]:
-    """Return the look at those replicas that a change of all of them is judged on, and who is left out."""
-    run = tick.run
-    reaches_all = isinstance(run.current.step, FlagStep | ConfigStep | BundleStep | RevisionStep)
-    if run.goal not in COMPARED or not reaches_all:
+def part_to_judge(run: Run, pods: Sequence[Pod], looked: Observation) -> tuple[Observation, str]:
+    """Return the look at those replicas that a run's change is judged on, and who is left out."""
+    if run.goal is Goal.STEADINESS:
         return looked, ""
-    return judged_part(pods, looked, run.replicas - run.in_rotation)
+    newest = sorted(pods, key=newest_first)[: _added(run)]
+    return judged_part(pods, looked, run.replicas - run.in_rotation, [pod.name for pod in newest])
+
+
+def _reaches_all(step: Step) -> bool:
+    """Return whether a step makes every replica anew."""
+    return isinstance(step, FlagStep | ConfigStep | BundleStep | RevisionStep)
+
+
+def _added(run: Run) -> int:
+    """Return how many replicas a step made beside those that were there."""
+    match run.current.step:
+        case ReplaceStep():
+            return 1
+        case ScaleStep(before=before, after=after):
+            return max(0, after - before)
+        case AutoscalerStep(after=after):
+            return max(0, after - run.replicas)
+        case _:
+            return 0
+
+
+def _at_like_share(tick: Tick, pods: Sequence[Pod], looked: Observation) -> Tick:
+    """Return the tick with a baseline of as large a part of the fleet's load as is judged now.
+
+    Another number of replicas is judged by the sums of the whole fleet. Whoever takes requests and says
+    nothing is missing in such a sum, before or now.
+    """
+    before, serving = tick.run.baseline, sum(pod.ready for pod in pods)
+    if before is None or not isinstance(tick.run.current.step, ScaleStep | AutoscalerStep):
+        return tick
+    judged_before = min(1.0, max(1, before.replicas) / max(1, tick.run.in_rotation))
+    judged_now = min(1.0, len(looked.pods) / max(1, serving))
+    return replace(tick, run=replace(tick.run, baseline=share_of(before, judged_now / judged_before)))
 
 
 def _in_view_of_types(judged: Judged, tick: Tick, pods: Sequence[Pod], looked: Observation) -> Judged:

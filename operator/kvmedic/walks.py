@@ -210,8 +210,13 @@ def _order(
         repairs=step is not run.current.step,
         mends=run.goal is Goal.STEADINESS,
         served_before=run.in_rotation,
-        down_before=max(0, run.replicas - run.in_rotation),
+        down_before=_down_before(run),
     )
+
+
+def _down_before(run: Run) -> int:
+    """Return how many replicas took no requests before a run that began all the same."""
+    return max(0, run.replicas - run.in_rotation)
 
 
 def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> Replacement:
@@ -224,6 +229,7 @@ def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> R
         drain_limit=tick.policy.rollout.drain_timeout,
         assigned_at=_assigned_at(tick),
         held=_held(tick),
+        down_before=_down_before(tick.run),
     )
 
 
@@ -234,6 +240,7 @@ def _autoscaling(tick: Tick, fleet: Fleet, step: AutoscalerStep) -> Autoscaling:
         limits=start_limits(tick, fleet.pods),
         is_ours=not _is_abandoned(tick.run) and is_kept(tick.run, tick.resource.uid, fleet),
         assigned_at=_assigned_at(tick),
+        down_before=_down_before(tick.run),
     )
 
 
@@ -259,6 +266,7 @@ def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling
         is_ours=explained and not _is_abandoned(run),
         assigned_at=_assigned_at(tick),
         held=_held(tick),
+        down_before=_down_before(run),
     )
 
 

@@ -65,6 +65,7 @@ def an_order(step: AutoscalerStep = STEP, **changes: object) -> Autoscaling:
 
 
 UNREADY = {"ready_at": None, "in_rotation": False, "unready_at": NOW - A_MOMENT, "created_at": NOW}
+DOWN = {"ready_at": None, "in_rotation": False, "unready_at": NOW - A_MOMENT}
 BEGIN = {"assigned_at": None, "begins": True}
 REPEATED = {"begins": True}
 BACK = STEP.inverse()
@@ -94,8 +95,8 @@ MOVES: list[tuple[str, Fleet, Autoscaling, type[Move], str]] = [
         "",
     ),
     (
-        "a replica is not Ready: none is added",
-        with_minimum(a_minimum(), a_fleet(pods=(*a_fleet().pods[:2], a_pod("c", **UNREADY)))),
+        "a replica is not Ready, and nobody says why: none is added",
+        with_minimum(a_minimum(), a_fleet(pods=(*a_fleet().pods[:2], a_pod("c", **DOWN)))),
         an_order(**BEGIN),
         Refused,
         "TargetNotSettled",
@@ -126,6 +127,13 @@ MOVES: list[tuple[str, Fleet, Autoscaling, type[Move], str]] = [
         "CanaryFailed",
     ),
     ("all serve", with_minimum(marked(4), four()), an_order(), Settled, ""),
+    (
+        "all serve but one that was down before",
+        with_minimum(marked(4), replace(four(), pods=(a_pod("a", **DOWN), *four().pods[1:]))),
+        an_order(down_before=1),
+        Settled,
+        "",
+    ),
     ("the way back", with_minimum(marked(4), four()), an_order(BACK), SetMinimum, "2"),
     ("put back", with_minimum(marked(2), four()), an_order(BACK), Settled, ""),
     ("it was gone before it could be put back", with_minimum(None), an_order(BACK), Settled, ""),

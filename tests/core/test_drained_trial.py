@@ -42,8 +42,9 @@ def moved(
     progress: Progress | None = None,
     victim: Victim | None = VICTIM,
     least: int = 1,
+    **run_is: object,
 ) -> DrainedMove:
-    run = replace(a_run(StepState.PENDING), victim=victim)
+    run = replace(a_run(StepState.PENDING), victim=victim, **run_is)
     return drained_move(DrainedSight(fleet, drain, progress, least), STEP, run, NOW)
 
 
@@ -116,7 +117,14 @@ def test_a_replica_that_is_gone_or_needed_is_given_up(
 def test_a_replica_is_needed_where_nobody_else_serves_whatever_is_demanded() -> None:
     alone = replace(OUT, pods=OUT.pods[:1])
 
-    assert given_up(moved(alone, least=0)) == "0 replicas serve beside a, 1 must"
+    assert given_up(moved(alone, least=0, in_rotation=1)) == "0 replicas serve beside a, 1 must"
+
+
+def test_as_many_serve_beside_it_as_before() -> None:
+    one_fewer = with_pod("b", OUT, ready_at=None)
+
+    assert isinstance(moved(one_fewer, in_rotation=2), BeginTest), "b was down before"
+    assert given_up(moved(one_fewer, in_rotation=3)) == "1 replicas serve beside a, 2 must"
 
 
 def test_a_replica_that_somebody_put_back_is_left_to_requests() -> None:
@@ -144,7 +152,7 @@ ROTATION = WHOLE.rotation
         (replace(WHOLE, rotation=replace(ROTATION, effective=False)), Reason.TRIAL_IMPOSSIBLE),
         (replace(WHOLE, rotation=replace(ROTATION, in_selector=True)), Reason.TRIAL_IMPOSSIBLE),
         (replace(WHOLE, replicas=1, pods=WHOLE.pods[:1]), Reason.TRIAL_IMPOSSIBLE),
-        (with_pod("b", ready_at=None), Reason.TARGET_NOT_SETTLED),
+        (with_pod("b", ready_at=None, unready_at=NOW), Reason.TARGET_NOT_SETTLED),
         (with_pod("b", cordoned=True), Reason.TARGET_NOT_SETTLED),
     ],
     ids=["no effect", "in the selector", "the only one", "a peer is down", "a peer is out of rotation"],

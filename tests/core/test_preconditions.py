@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from core.test_drained_trial import STEP as ON_A_REPLICA
 from kvmedic.core.draining import chosen
 from kvmedic.core.fleet import Fleet, Owner, Pod
-from kvmedic.core.preconditions import Purpose, drained_refusal, refusal
+from kvmedic.core.preconditions import Purpose, refusal, step_refusal
 from kvmedic.core.reasons import Reason
 from model_controller import OWN_FIELDS, Model
 from run_builder import NOW
@@ -160,7 +161,7 @@ def test_a_pod_that_takes_no_requests_is_taken_before_one_that_does() -> None:
 def test_the_label_goes_into_the_template_before_any_selector(services: tuple[str, ...]) -> None:
     fleet = replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False, services=services))
 
-    refused = drained_refusal(fleet)
+    refused = step_refusal(fleet, ON_A_REPLICA, Purpose.RELIEF)
 
     assert refused is not None
     template, undrained, after = (

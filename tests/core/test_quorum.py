@@ -8,10 +8,20 @@ from datetime import timedelta
 import pytest
 
 from builders import CALM, NO_SERIES, STALE, UNSUPPORTED, an_observation, without
+from core.test_autoscaling import STEP as MINIMUM
+from core.test_autoscaling import a_minimum
+from core.test_gate_moves import STEP as GATE
+from core.test_trial_moves import STEP as ON_A_POD
+from kvmedic.cluster.pods import is_finished
+from kvmedic.core.diagnosis import Goal
 from kvmedic.core.evidence import PodReadings, Signal
-from kvmedic.core.fleet import CRASH_LOOP, ContainerEnd, Instance, Pod
+from kvmedic.core.fleet import CRASH_LOOP, ContainerEnd, Fleet, Instance, Pod
+from kvmedic.core.plan import Step
+from kvmedic.core.preconditions import Purpose, step_refusal
 from kvmedic.core.quorum import is_quorate, judged_part, left_out, quorum_line
-from run_builder import NOW, a_pod
+from kvmedic.core.run import StepRecord, StepState
+from kvmedic.verdicts import part_to_judge
+from run_builder import BUNDLE, CONFIG, NOW, RECALL, REPLACE, SCALE, STEP, a_fleet, a_pod, a_run
 
 HELD = Signal.PREEMPTIONS_PER_REQUEST_HELD
 WINDOW = timedelta(minutes=5)
@@ -150,3 +160,109 @@ def test_a_change_is_judged_without_whom_it_did_not_bring_down(
 )
 def test_replicas_that_are_not_ready_keep_no_change_from_the_others(pods: list[Pod], *, may: bool) -> None:
     assert is_quorate(pods) is may
+
+
+# One of five, in each state, before and after each kind of step.
+
+ON_A_REPLICA = replace(ON_A_POD, replica="a", replica_uid="uid-a")
+ROLLOUTS: dict[str, Step] = {"flag": STEP, "file": CONFIG, "bundle": BUNDLE, "revision": RECALL}
+REPLACED: dict[str, Step] = {"replace": replace(REPLACE, replicas=5)}
+ADDING: dict[str, Step] = {"scale out": replace(SCALE, before=5, after=6), "minimum": MINIMUM}
+ASKING: dict[str, Step] = {"trial": ON_A_POD, "gate": GATE}
+CHANGES = {**ROLLOUTS, **REPLACED, **ADDING}
+EVERY: dict[str, Step] = {**CHANGES, **ASKING, "trial on a replica": ON_A_REPLICA}
+GONE = a_pod("gone", terminating=True, ready_at=None, unready_at=NOW - HOUR, in_rotation=False)
+STARTS = a_pod("x", created_at=NOW, ready_at=None, unready_at=NOW, in_rotation=False)
+STATES: dict[str, tuple[tuple[Pod, ...], set[str]]] = {
+    "young": ((ready(timedelta(seconds=9)),), set()),
+    "unscraped": ((a_pod("x"),), set()),
+    "starts": ((STARTS,), set()),
+    "crashes": ((down(waiting_reason=CRASH_LOOP, in_rotation=False),), set()),
+    "down, and nobody says why": ((down(in_rotation=False),), set()),
+    "lingers on a node that is gone": ((GONE, STARTS), set()),
+    "goes, and serves still": ((replace(GONE, ready_at=NOW - HOUR), STARTS), set(EVERY)),
+    "finds no node": ((down(unschedulable=True, in_rotation=False),), {*ROLLOUTS, *REPLACED}),
+}
+
+
+def five(*more: Pod, peers: int = 4) -> Fleet:
+    """Return a fleet with its own and another revision, and an autoscaler that keeps two."""
+    pods = (*(a_pod(name) for name in "abcd"[:peers]), *more)
+    live, up = (
+        sum(not pod.terminating for pod in pods),
+        sum(pod.ready and not pod.terminating for pod in pods),
+    )
+    own = replace(a_fleet().replica_sets[0], desired=live, available=up)
+    kept = replace(own, name=RECALL.after.replica_set, revision=RECALL.after.template, desired=0, available=0)
+    return a_fleet(replicas=live, pods=pods, replica_sets=(own, kept), minimum=a_minimum())
+
+
+@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("state", STATES)
+def test_a_step_begins_beside_one_that_is_not_as_the_others(state: str, kind: str) -> None:
+    pods, kept_from = STATES[state]
+
+    refused = step_refusal(five(*pods), EVERY[kind], Purpose.RELIEF)
+
+    if kind == "trial on a replica" and state == "down, and nobody says why":
+        assert refused is not None, "three of the four others are under 80 %"
+    else:
+        assert (refused is not None) is (kind in kept_from), refused
+
+
+@pytest.mark.parametrize("kind", [*CHANGES, "trial on a replica"])
+def test_no_step_begins_where_too_few_are_ready_and_nobody_says_why(kind: str) -> None:
+    refused = step_refusal(five(down(in_rotation=False), peers=3), EVERY[kind], Purpose.RELIEF)
+
+    assert refused is not None
+    assert "3 of 4 replicas are Ready: see why x is not" in refused.message
+
+
+def test_an_evicted_pod_that_lingers_is_no_replica() -> None:
+    assert is_finished({"status": {"phase": "Failed", "reason": "Evicted"}})
+
+
+def test_a_bad_replica_is_replaced_though_it_is_not_ready_and_asked_only_while_it_is() -> None:
+    bad = replace(five(), pods=(down(in_rotation=False), *five().pods[1:3]), replicas=3)
+    bad = replace(bad, replica_sets=(replace(bad.replica_sets[0], desired=3, available=2),))
+
+    assert step_refusal(bad, replace(REPLACE, uid="uid-x"), Purpose.RELIEF) is None
+    assert step_refusal(bad, replace(ON_A_POD, replica="x", replica_uid="uid-x"), Purpose.RELIEF) is not None
+    assert step_refusal(bad, REPLACE, Purpose.RELIEF) is not None
+
+
+JUDGED: dict[str, tuple[Pod, PodReadings, int]] = {
+    "young": (ready(timedelta(seconds=9)), GOOD, 0),
+    "unscraped": (a_pod("x"), SILENT, 0),
+    "down as before": (down(waiting_reason=CRASH_LOOP), SILENT, 1),
+    "as the others": (a_pod("x"), GOOD, 0),
+    "down since the change": (down(waiting_reason=CRASH_LOOP), SILENT, 0),
+}
+
+
+@pytest.mark.parametrize("goal", [Goal.RELIEF, Goal.CALM])
+@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("state", JUDGED)
+def test_each_step_is_judged_without_it_and_names_it(state: str, kind: str, goal: Goal) -> None:
+    pod, readings, down_before = JUDGED[state]
+    steps = (StepRecord(CHANGES[kind], StepState.VERIFYING),)
+    run = replace(a_run(), steps=steps, goal=goal, replicas=5, in_rotation=5 - down_before)
+    peers = [*(a_pod(name) for name in "abcd"), a_pod("n", created_at=NOW - timedelta(minutes=9))]
+    seen = an_observation(*[GOOD] * 5, readings, window_seconds=WINDOW.total_seconds())
+    looked = replace(seen, pods=dict(zip([*"abcdn", "x"], seen.pods.values(), strict=True)))
+
+    part, told = part_to_judge(run, [*peers, pod], looked)
+
+    without_it = state in ("young", "unscraped", "down as before")
+    assert ("x" not in part.pods) is without_it
+    assert told.startswith("judged on 5 of 6 replicas, without x (") is without_it
+
+
+@pytest.mark.parametrize("kind", [*REPLACED, "scale out"])
+def test_a_replica_that_a_step_added_is_judged_or_nobody_is_left_out(kind: str) -> None:
+    run = replace(a_run(), steps=(StepRecord(CHANGES[kind], StepState.VERIFYING),), replicas=5, in_rotation=5)
+    pods = [*(a_pod(name) for name in "abcde"), replace(a_pod("x"), created_at=NOW - timedelta(minutes=9))]
+    seen = an_observation(*[GOOD] * 5, SILENT, window_seconds=WINDOW.total_seconds())
+    looked = replace(seen, pods=dict(zip([*"abcde", "x"], seen.pods.values(), strict=True)))
+
+    assert part_to_judge(run, pods, looked) == (looked, "")

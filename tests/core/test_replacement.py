@@ -13,6 +13,7 @@ from kvmedic.core.draining import Drain, Victim
 from kvmedic.core.fleet import Fleet, Owner
 from kvmedic.core.moves import (
     Cordon,
+    DeletePod,
     Failed,
     Move,
     Refused,
@@ -61,12 +62,14 @@ class Walker(NumberWalk):
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self.step = a_step(model.replicas)
+        self.down_before = sum(not pod.ready for pod in model.pods)
 
     def order(self) -> Replacement:
         scaled = (Scaled.NOT_YET, Scaled.OUT, Scaled.BACK)[self.model.committed]
-        return Replacement(
+        order = Replacement(
             self.step, scaled, self.victim, self.drain(), LIMITS, DRAIN_LIMIT, self.assigned_at
         )
+        return replace(order, down_before=self.down_before)
 
     def move(self) -> Move:
         return replacing_move(self.model.fleet(), self.order(), self.model.now)
@@ -92,13 +95,33 @@ def test_exactly_the_named_replica_goes_and_nobody_who_takes_requests(replicas, 
     assert model.fewest >= replicas
 
 
-@given(replicas=st.integers(2, 5), events=EVENTS, turn=st.integers(0, 100), after=EVENTS)
+@given(replicas=st.integers(2, 5), down=st.sampled_from([NAMED, "p02"]), events=EVENTS)
 @MANY
-def test_turned_back_anywhere_the_number_and_the_rotation_are_as_before(replicas, events, turn, after):
+def test_beside_one_that_is_down_the_named_replica_goes_and_nobody_who_takes_requests(replicas, down, events):
     model = Model.healthy(replicas)
+    model.break_down(down)
+    walker = Walker(model)
+
+    walker.run_to_end(events)
+    walker.come_to_rest()
+
+    assert isinstance(walker.ended, Settled)
+    assert NAMED not in names(model)
+    assert model.replicas == len(model.pods) == replicas
+    assert not any(pod.cordoned for pod in model.pods)
+    assert model.lost_in_rotation == []
+    assert model.fewest >= replicas - 1
+
+
+@given(replicas=st.integers(2, 5), down=st.booleans(), events=EVENTS, turn=st.integers(0, 100), after=EVENTS)
+@MANY
+def test_turned_back_anywhere_the_number_and_the_rotation_are_as_before(replicas, down, events, turn, after):
+    model = Model.healthy(replicas)
+    if down:
+        model.break_down("p02")
     walker = Walker(model)
     walker.take(events[:turn])
-    went = model.committed == 2
+    went = NAMED not in names(model) or model.committed == 2
 
     walker.turn_back()
     walker.run_to_end(after)
@@ -109,7 +132,7 @@ def test_turned_back_anywhere_the_number_and_the_rotation_are_as_before(replicas
     assert not any(pod.cordoned for pod in model.pods)
     assert went or NAMED in names(model)
     assert model.lost_in_rotation == []
-    assert model.fewest >= replicas
+    assert model.fewest >= replicas - down
 
 
 @given(replicas=st.integers(2, 4), events=EVENTS, after=EVENTS)
@@ -192,6 +215,7 @@ def without_pod(fleet: Fleet, name: str) -> Fleet:
 
 OUT_OF_ROTATION = {"cordoned": True, "in_rotation": False}
 UNREADY = {"ready_at": None, "in_rotation": False, "unready_at": NOW - A_MOMENT}
+CRASHES = {**UNREADY, "waiting_reason": "CrashLoopBackOff"}
 LONG_UNREADY = {**UNREADY, "unready_at": NOW - PEER_GRACE - A_MOMENT}
 IDLE = {"drain": Drain.IDLE}
 CORDONED = a_surged_fleet(**OUT_OF_ROTATION)
@@ -224,6 +248,34 @@ MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
         "a",
     ),
     ("a stray cordon", with_pod(a_surged_fleet(), "b", cordoned=True), an_order(), Uncordon, "b"),
+    (
+        "a peer that is down, as before, and is explained is not waited for",
+        with_pod(a_surged_fleet(), "b", **CRASHES),
+        an_order(down_before=1),
+        Cordon,
+        "a",
+    ),
+    (
+        "the controller would take it, so the drained one goes by name",
+        with_pod(CORDONED, "b", **CRASHES),
+        an_order(**IDLE, down_before=1),
+        DeletePod,
+        "a",
+    ),
+    (
+        "down as before, and nobody says why: too few for a quorum",
+        with_pod(a_surged_fleet(), "b", **UNREADY),
+        an_order(down_before=1),
+        Wait,
+        "AwaitingReplica",
+    ),
+    (
+        "the spare does not serve yet, whoever else does",
+        with_pod(a_surged_fleet(), "z", **UNREADY),
+        an_order(down_before=1),
+        Wait,
+        "AwaitingCanary",
+    ),
     ("busy", CORDONED, an_order(drain=Drain.BUSY), Wait, "Draining"),
     ("nobody says whether it is busy", CORDONED, an_order(), Wait, "Draining"),
     ("idle: the recorded number", CORDONED, an_order(**IDLE), ScaleIn, "a"),
@@ -317,7 +369,7 @@ MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
 
 def said(move: Move) -> str:
     match move:
-        case Cordon(pod) | Uncordon(pod):
+        case Cordon(pod) | Uncordon(pod) | DeletePod(pod):
             return pod.name
         case ScaleIn(_, _, pod, _):
             return pod

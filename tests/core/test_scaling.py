@@ -53,12 +53,12 @@ class Walker(NumberWalk):
         super().__init__(model)
         self.step = step
         self.forward = True
+        self.down_before = 0
 
     def order(self) -> Scaling:
         begins = self.forward and self.model.committed == 0
-        return Scaling(
-            self.step, self.victim, self.drain(), LIMITS, begins=begins, assigned_at=self.assigned_at
-        )
+        order = Scaling(self.step, self.victim, self.drain(), LIMITS, begins, assigned_at=self.assigned_at)
+        return replace(order, down_before=self.down_before)
 
     def move(self) -> Move:
         return scaling_move(self.model.fleet(), self.order(), self.model.now)
@@ -149,6 +149,31 @@ def test_replicas_that_do_not_start_go_and_everybody_else_stays(before, more, ev
     assert model.fewest >= before
 
 
+@given(before=st.integers(2, 5), more=st.integers(1, 2), events=EVENTS, turn=st.integers(0, 100))
+@MANY
+def test_beside_one_that_is_down_more_come_and_the_way_back_takes_nobody_who_serves(
+    before, more, events, turn
+):
+    model = Model.healthy(before)
+    model.break_down("p01")
+    walker = Walker(model, a_step(before, before + more))
+    walker.down_before = 1
+
+    walker.run_to_end(events)
+    came, up = walker.ended, sum(pod.in_rotation for pod in model.pods)
+    walker.turn_back()
+    walker.take(events[:turn])
+    walker.run_to_end([])
+    walker.come_to_rest()
+
+    assert isinstance(came, Settled)
+    assert up == before - 1 + more
+    assert isinstance(walker.ended, Settled)
+    assert len(model.pods) == model.replicas == before
+    assert model.lost_in_rotation == []
+    assert model.fewest >= before - 1
+
+
 @given(
     after=st.integers(1, 4),
     fewer=st.integers(1, 2),
@@ -197,6 +222,7 @@ def an_order(before: int, after: int, drain: Drain = Drain.UNKNOWN, **changes: o
     return replace(order, **changes)
 
 
+ONE_DOWN = a_fleet_of(a_pod("a", **UNREADY), a_pod("b"), a_pod("c"), a_pod("z", **NEW))
 BEGIN = {"assigned_at": None, "begins": True}
 REPEATED = {"begins": True}
 MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
@@ -209,7 +235,7 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
         "ReplicasAutoscaled",
     ),
     (
-        "a replica is not Ready: none is added",
+        "a replica is not Ready, and nobody says why: none is added",
         a_fleet_of(a_pod("a"), a_pod("b"), a_pod("c", **UNREADY)),
         an_order(3, 4, **BEGIN),
         Refused,
@@ -240,6 +266,29 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
     ),
     ("it starts", four(**STARTING), an_order(3, 4, assigned_at=NOW), Wait, "AwaitingReplica"),
     ("all serve", four(), an_order(3, 4), Settled, ""),
+    ("all serve but one that was down before", ONE_DOWN, an_order(3, 4, down_before=1), Settled, ""),
+    ("one is down that was not before", ONE_DOWN, an_order(3, 4), Wait, "AwaitingReplica"),
+    (
+        "the one that was down came up, and the one that was added did not yet",
+        four(**STARTING),
+        an_order(3, 4, down_before=1, assigned_at=NOW),
+        Wait,
+        "AwaitingReplica",
+    ),
+    (
+        "the one that was down came up, and none was made yet",
+        a_fleet_of(*a_fleet().pods, replicas=4),
+        an_order(3, 4, down_before=1, assigned_at=NOW),
+        Wait,
+        "AwaitingReplica",
+    ),
+    (
+        "beside a replica that waits for a node one more is asked for",
+        a_fleet_of(a_pod("a", **UNREADY, unschedulable=True), a_pod("b"), a_pod("c")),
+        an_order(3, 4, **BEGIN),
+        ScaleOut,
+        "",
+    ),
     ("Ready, and in no EndpointSlice yet", four(in_rotation=False), an_order(3, 4), Wait, "AwaitingReplica"),
     (
         "a quota keeps it from being made",

@@ -45,9 +45,9 @@ def conditions(phase: Phase) -> dict[str, Any]:
     return {"annotations": slow, "spec": spec(**verify)}
 
 
-def press(world: World, more: str = "recovered") -> None:
-    """Let two replicas thrash, and three be in a state."""
-    world.rewrite(old="thrash", byCount={str(MORE): more}, inFlight=0)
+def press(world: World, more: str = "recovered", count: int = MORE) -> None:
+    """Let every replica thrash, and each be in another state where there are as many as counted."""
+    world.rewrite(old="thrash", byCount={str(count): more}, inFlight=0)
 
 
 def calm(world: World) -> None:
@@ -60,9 +60,9 @@ def held(world: World) -> dict[str, Any]:
     return world.status().get("footprint") or {}
 
 
-def grow(world: World) -> None:
-    """Start the operator and wait until a replica was added, judged and kept."""
-    press(world)
+def grow(world: World, count: int = MORE) -> None:
+    """Start the operator and wait until a replica is added, judged and kept; `count`: of all then."""
+    press(world, count=count)
     world.start()
     world.wait(lambda: bool(held(world)) and "run" not in world.status(), PATIENCE_SECONDS, "it is kept")
 

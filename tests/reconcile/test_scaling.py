@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from lab.cluster.simulation import behaviour
 from reconcile.phases import PATIENCE_SECONDS, drained, let_go, without_repeats
 from reconcile.scaling import MORE, REPLICAS, Phase, calm, conditions, grow, held, press, reach, spec
 from reconcile.test_people import (
@@ -195,6 +196,14 @@ def _by_age(world: World) -> list[str]:
     return [str(each["name"]) for each in pods]
 
 
+def hang(world: World, name: str) -> None:
+    """Let one replica be not Ready, as one that starts."""
+    marks = {"metadata": {"annotations": behaviour(mode="unready")}}
+    serving = world.endpoints()
+    world.cluster.api.patch("Pod", name, marks, world.namespace)
+    world.wait(lambda: world.endpoints() == serving - 1, PATIENCE_SECONDS, "it serves no more")
+
+
 def newest(world: World) -> str:
     return _by_age(world)[-1]
 
@@ -312,15 +321,21 @@ def test_what_is_held_without_a_run_goes_with_the_resource_though_everything_is_
 
 
 @pytest.mark.timeout(240)
-def test_an_abandoned_resource_leaves_what_it_added(a_world: Callable[..., World]) -> None:
-    world = a_world(REPLICAS, spec=spec())
+def test_one_is_added_beside_one_that_is_down_and_an_abandoned_resource_leaves_it(
+    a_world: Callable[..., World],
+) -> None:
+    world = a_world(MORE, spec=spec(levers=[{"name": "scaleOut", "maxReplicas": MORE + 1}]))
+    hang(world, oldest(world))
 
-    grow(world)
-    abandon_resource(world)
-    world.wait(lambda: is_gone(world), PATIENCE_SECONDS, "the finalizer goes")
+    with Eye(world.cluster, world.namespace, REPLICAS) as eye:
+        grow(world, MORE + 1)
+        abandon_resource(world)
+        world.wait(lambda: is_gone(world), PATIENCE_SECONDS, "the finalizer goes")
 
-    assert world.replicas() == MORE
+    assert (world.replicas(), world.endpoints()) == (MORE + 1, MORE)
     assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= REPLICAS
 
 
 @pytest.mark.timeout(240)

@@ -17,7 +17,7 @@ from kvmedic.core.moves import Claim, Failed, Move, SetMinimum, Settled, Wait
 from kvmedic.core.plan import AutoscalerStep
 from kvmedic.core.preconditions import begun, purpose_of, step_refusal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.scaling import start_of_added
+from kvmedic.core.scaling import awaited_of, start_of_added
 from kvmedic.core.starting import StartLimits
 
 
@@ -38,6 +38,8 @@ class Autoscaling:
     """The minimum is the one that was set, or the recorded one."""
     assigned_at: datetime | None = None
     """When the claim on the target was intended; None before."""
+    down_before: int = 0
+    """Replicas that took no requests before the run."""
 
 
 def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
@@ -83,8 +85,9 @@ def _assign(holder: Minimum, step: AutoscalerStep) -> SetMinimum:
 def _arrived(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
     """Return whether as many replicas as the new minimum take requests, or what is waited for."""
     step = order.step
-    serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
-    if serving >= step.after and fleet.observed:
+    numbers = order.replicas, step.after
+    awaited = awaited_of(fleet, numbers, order.down_before)
+    if not awaited:
         return Settled()
     waited = now - order.assigned_at if order.assigned_at else timedelta(0)
     if fleet.replicas < step.after:
@@ -92,5 +95,5 @@ def _arrived(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
         if waited > order.limits.start:
             return Failed(Reason.AUTOSCALER_IDLE, f"{text} after {int(waited.total_seconds())} s")
         return Wait(Reason.AWAITING_CONTROLLER, text)
-    failed = start_of_added(fleet, (order.replicas, step.after), order.limits, waited, now)
-    return failed or Wait(Reason.AWAITING_REPLICA, f"{serving} of {step.after} replicas serve")
+    failed = start_of_added(fleet, numbers, order.limits, waited, now)
+    return failed or Wait(Reason.AWAITING_REPLICA, awaited)

@@ -31,7 +31,7 @@ class DrainedSight:
     progress: Progress | None
     """None: nobody has begun the test."""
     least: int
-    """Replicas that must serve beside it."""
+    """Replicas that must serve beside it, by the spec."""
 
 
 DrainedMove: TypeAlias = Cordon | BeginTest | Answered | Wait | Failed
@@ -53,7 +53,7 @@ def drained_move(sight: DrainedSight, step: TrialStep, run: Run, now: datetime) 
     pod = replica_of(sight.fleet, step)
     if pod is None or not pod.ready:
         return Failed(Reason.TRIAL_UNANSWERED, f"{step.replica} is {'not Ready' if pod else 'gone'}")
-    if why := _not_spared(sight, pod):
+    if why := _not_spared(sight, pod, _least(sight, run)):
         return Failed(Reason.TRIAL_UNANSWERED, why)
     if sight.progress is None:
         return _drained(sight, step, pod, run)
@@ -65,19 +65,23 @@ def replica_of(fleet: Fleet, step: TrialStep) -> Pod | None:
     return next((pod for pod in fleet.live if pod.uid == step.replica_uid), None)
 
 
-def _not_spared(sight: DrainedSight, pod: Pod) -> str:
+def _least(sight: DrainedSight, run: Run) -> int:
+    """Return how many replicas must serve beside the one that is tested: all but one of those before."""
+    return max(1, sight.least, run.in_rotation - 1)
+
+
+def _not_spared(sight: DrainedSight, pod: Pod, least: int) -> str:
     """Return why its peers cannot spare a replica; empty where they can."""
     serving = sum(peer.ready and peer.in_rotation for peer in sight.fleet.live if peer.uid != pod.uid)
-    least = max(1, sight.least)
     return f"{serving} replicas serve beside {pod.name}, {least} must" if serving < least else ""
 
 
 def _drained(sight: DrainedSight, step: TrialStep, pod: Pod, run: Run) -> DrainedMove:
     """Return the next move until nothing runs on the replica; then the test begins."""
-    refused = drained_refusal(sight.fleet) if run.victim is None else None
+    refused = drained_refusal(sight.fleet, step) if run.victim is None else None
     if refused is not None:
         return Failed(refused.reason, refused.message)
-    waiting = draining_move(sight.fleet, pod, run.victim, sight.drain, max(1, sight.least))
+    waiting = draining_move(sight.fleet, pod, run.victim, sight.drain, _least(sight, run))
     if waiting is not None and not isinstance(waiting, Uncordon):
         return waiting
     if sight.drain is not Drain.IDLE:

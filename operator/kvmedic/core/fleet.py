@@ -351,6 +351,12 @@ class Fleet:
         return tuple(sorted((pod for pod in self.pods if not pod.terminating), key=lambda p: p.name))
 
     @property
+    def is_losing(self) -> bool:
+        """Return whether a pod goes that may still serve. One that is not Ready may linger for as long as its
+        node does not answer, and is no replica any more."""
+        return any(pod.terminating and pod.ready for pod in self.pods)
+
+    @property
     def in_rotation(self) -> int:
         """Return how many replicas take requests."""
         return sum(pod.in_rotation for pod in self.pods)

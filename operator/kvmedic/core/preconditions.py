@@ -27,8 +27,8 @@ class Purpose(Enum):
     RELIEF = "relief"
     """Nearly every replica is Ready, and all that are take requests; those that are not go first. Nobody else
     owns the template."""
-    EXCHANGE = "exchange"
-    """Every replica is Ready and takes requests: each is counted, or is to carry what another one leaves."""
+    BESIDE = "beside"
+    """The same, but one that finds no node keeps nothing: replicas are added, or one is only asked."""
     MENDING = "mending"
     """For replicas that cannot stay up, which are the first to be replaced. Nobody else owns the template."""
     RETURN = "return"
@@ -38,7 +38,7 @@ class Purpose(Enum):
 
 def purpose_of(step: ScaleStep | AutoscalerStep) -> Purpose:
     """Return what another number of replicas is for."""
-    return Purpose.RETURN if step.gives_back else Purpose.EXCHANGE
+    return Purpose.RETURN if step.gives_back else Purpose.BESIDE
 
 
 def refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
@@ -71,7 +71,7 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, _unbalanced(fleet, earlier), Purpose.EXCHANGE),
+        *_rows(fleet, _unbalanced(fleet, earlier), Purpose.RELIEF),
     )
 
 
@@ -81,7 +81,7 @@ def _unbalanced(fleet: Fleet, earlier: str) -> str:
     wanted, known = fleet.replicas + SURGE, (fleet.revision, earlier)
     for applies, text in (
         (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
-        (len(live) != len(fleet.pods), "a pod is terminating"),
+        (fleet.is_losing, "a pod is terminating"),
         (
             any(pod.revision not in known for pod in live),
             "pods of a third revision exist",
@@ -102,12 +102,13 @@ def _is_over(fleet: Fleet) -> bool:
     return any(rs.revision == fleet.revision and rs.available >= fleet.replicas for rs in fleet.replica_sets)
 
 
-def replacement_refusal(fleet: Fleet) -> Refused | None:
-    """Return why no replica of this fleet can be replaced, or None.
+def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
+    """Return why a replica of this fleet cannot be replaced, or None; it need not be Ready itself.
 
     The strategy does not matter, since nothing is rolled out. Somebody who decides the number of
     replicas does: the spare would be taken away again, and not by the order that was prepared.
     """
+    down = next((pod.uid for pod in fleet.live if pod.uid == step.uid and not pod.ready), "")
     who = fleet.scaler.name if fleet.scaler else "nobody"
     scaled = (
         f"{who} decides the number of replicas and would undo the spare: replace the replica by hand, or "
@@ -116,7 +117,7 @@ def replacement_refusal(fleet: Fleet) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, _unsettled(fleet, Purpose.EXCHANGE), Purpose.EXCHANGE),
+        *_rows(fleet, _unsettled(fleet, Purpose.RELIEF, down), Purpose.RELIEF),
     )
 
 
@@ -199,12 +200,13 @@ def trial_refusal(fleet: Fleet) -> Refused | None:
     )
 
 
-def drained_refusal(fleet: Fleet) -> Refused | None:
-    """Return why no replica can be drained to be tested, or None.
+def drained_refusal(fleet: Fleet, step: TrialStep) -> Refused | None:
+    """Return why a replica cannot be drained to be tested, or None.
 
-    The template stays, so neither the strategy nor owners matter; but every other replica must serve.
+    The template stays, so neither the strategy nor owners matter; but nearly every other replica must serve.
     """
-    rotation, unsettled = fleet.rotation, _unsettled(fleet, Purpose.EXCHANGE)
+    rotation, unsettled = fleet.rotation, _unsettled(fleet, Purpose.BESIDE, step.replica_uid)
+    is_ready = any(pod.uid == step.replica_uid and pod.ready for pod in fleet.live)
     in_selector = f"label {rotation.label} is in the Deployment's selector: changing it orphans the pod"
     return _first(
         _frozen(fleet),
@@ -217,6 +219,7 @@ def drained_refusal(fleet: Fleet) -> Refused | None:
         (not rotation.effective, Reason.TRIAL_IMPOSSIBLE, _rotation_message(fleet)),
         (fleet.replicas < 2, Reason.TRIAL_IMPOSSIBLE, "the only replica is never drained for a trial"),
         (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
+        (not is_ready, Reason.TARGET_NOT_SETTLED, f"{step.replica} is gone, or not Ready"),
     )
 
 
@@ -228,14 +231,15 @@ def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
         case RevisionStep():
             return opening_refusal(fleet, step.after, purpose)
         case ReplaceStep():
-            return replacement_refusal(fleet)
+            return replacement_refusal(fleet, step)
         case ScaleStep():
             return scaling_refusal(fleet, step)
         case AutoscalerStep():
             return autoscaling_refusal(fleet, step)
         case TrialStep() | GateStep():
-            drains = isinstance(step, TrialStep) and step.replica != ""
-            return drained_refusal(fleet) if drains else trial_refusal(fleet)
+            if isinstance(step, TrialStep) and step.replica:
+                return drained_refusal(fleet, step)
+            return trial_refusal(fleet)
         case _:
             assert_never(step)
 
@@ -300,20 +304,29 @@ def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
     )
 
 
-def _unsettled(fleet: Fleet, purpose: Purpose) -> str:
-    """Return what of the fleet is in the middle of another change; empty when nothing is."""
-    whole = purpose in (Purpose.RELIEF, Purpose.EXCHANGE)
+def _unsettled(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
+    """Return what of the fleet is in the middle of another change; empty when nothing is.
+
+    Args:
+        fleet: the fleet.
+        purpose: what the change is for.
+        apart: uid of a replica without which the others must be enough; empty: all of them count.
+    """
+    whole = purpose in (Purpose.RELIEF, Purpose.BESIDE)
     live = [pod for pod in fleet.pods if not pod.terminating]
     current = fleet.serving(fleet.revision)
     active = [rs for rs in fleet.replica_sets if rs.desired > 0]
-    lacking = _lacking(fleet, purpose)
+    lacking = _lacking(fleet, purpose, apart)
     for applies, text in (
         (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
-        (len(live) != len(fleet.pods), "a pod is terminating"),
+        (fleet.is_losing, "a pod is terminating"),
         (len(active) != 1 or len(live) != len(current), "pods of more than one revision exist"),
         (len(current) != fleet.replicas, f"{len(current)} of {fleet.replicas} replicas exist"),
         (whole and lacking != "", lacking),
-        (whole and sum(rs.available for rs in active) != fleet.ready, "not every Ready replica is Available"),
+        (
+            purpose is Purpose.RELIEF and sum(rs.available for rs in active) != fleet.ready,
+            "not every Ready replica is Available",
+        ),
         (any(pod.cordoned for pod in current), "a replica carries the draining label"),
         (
             whole and any(pod.ready and not pod.in_rotation for pod in current),
@@ -325,15 +338,15 @@ def _unsettled(fleet: Fleet, purpose: Purpose) -> str:
     return ""
 
 
-def _lacking(fleet: Fleet, purpose: Purpose) -> str:
+def _lacking(fleet: Fleet, purpose: Purpose, apart: str) -> str:
     """Return which replicas a change waits for because they are not Ready; empty where it may begin."""
-    current = fleet.serving(fleet.revision)
+    current = [pod for pod in fleet.serving(fleet.revision) if pod.uid != apart]
     down = [pod.name for pod in current if not pod.ready]
     placeless = [pod.name for pod in current if pod.unschedulable]
     text = f"{fleet.ready} of {fleet.replicas} replicas are Ready"
-    if placeless:
+    if placeless and purpose is Purpose.RELIEF:
         return f"{text}: {placeless[0]} cannot be scheduled, so there is no room for a spare either"
-    if not down or (purpose is Purpose.RELIEF and is_quorate(current)):
+    if not down or is_quorate(current):
         return ""
     return f"{text}: see why {', '.join(down[:NAMED])} {'is' if len(down) == 1 else 'are'} not"
 

@@ -7,7 +7,7 @@ it counts like the others, and what is missing of it is missing of the fleet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -72,7 +72,9 @@ def is_quorate(pods: Sequence[Pod]) -> bool:
     return ready > 0 and (ready >= SHARE * len(pods) or all(_down(pod) for pod in down))
 
 
-def judged_part(pods: Sequence[Pod], seen: Observation, down_before: int) -> tuple[Observation, str]:
+def judged_part(
+    pods: Sequence[Pod], seen: Observation, down_before: int, added: Collection[str] = ()
+) -> tuple[Observation, str]:
     """Return the look at those replicas that a change is judged on, and who is left out, for a person.
 
     Args:
@@ -80,9 +82,11 @@ def judged_part(pods: Sequence[Pod], seen: Observation, down_before: int) -> tup
         seen: the look over the sustained window.
         down_before: replicas that took no requests before the change. Where more are not Ready after it, that
             may be the change's doing: nobody is left out then.
+        added: names of replicas that the change made beside others. Where one of them says nothing, little is
+            known of the change: nobody is left out then either.
     """
     out = left_out(pods, seen, seen.at)
-    if not out or sum(not pod.ready for pod in pods) > max(0, down_before):
+    if not out or out.keys() & set(added) or sum(not pod.ready for pod in pods) > max(0, down_before):
         return seen, ""
     kept = {name: readings for name, readings in seen.pods.items() if name not in out}
     return replace(seen, pods=kept), f"{quorum_line(len(kept), out)}; "

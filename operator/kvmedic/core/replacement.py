@@ -3,7 +3,9 @@
 The spare comes first (one replica more, by the Deployment's own number), serves, and only then is the
 replica that is to go taken out of rotation and drained. When nothing runs on it any more the recorded
 number is put back, and the ReplicaSet's controller removes exactly that one: its deletion cost is the
-lowest there is, and all others are Ready. The pod template and the rollout's fields are not touched.
+lowest there is, and all others are Ready. Where another one is down, as it was before, the controller would
+take that: the drained one is deleted by name then, and one that is not Ready goes with the recorded number.
+The pod template and the rollout's fields are not touched.
 
 Nothing is remembered from tick to tick but which of our two assignments was committed and which pod
 is being drained. Between any two moves the fleet stands still with as many replicas in rotation as
@@ -23,9 +25,10 @@ from typing import assert_never
 
 from kvmedic.core.draining import Drain, Victim, draining_move, held_move, holding_move, stray_move
 from kvmedic.core.fleet import Fleet, Pod
-from kvmedic.core.moves import Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Uncordon, Wait
+from kvmedic.core.moves import DeletePod, Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Uncordon, Wait
 from kvmedic.core.plan import Goer, ReplaceStep
 from kvmedic.core.preconditions import begun, replacement_refusal
+from kvmedic.core.quorum import is_quorate
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import Run
 from kvmedic.core.standing import committed_sequence
@@ -66,6 +69,13 @@ class Replacement:
     """When the last assignment was intended; None before the first."""
     held: frozenset[str] = frozenset()
     """Uids of replicas whose drain timed out and that are not taken again yet."""
+    down_before: int = 0
+    """Replicas that took no requests before the run; nobody waits for as many."""
+
+    @property
+    def least(self) -> int:
+        """Return how many replicas must take requests beside one that goes: as many as before the run."""
+        return max(0, self.wanted - self.down_before)
 
     @property
     def wanted(self) -> int:
@@ -152,7 +162,7 @@ def _begin(fleet: Fleet, order: Replacement) -> Move:
     """Return the spare's order, or why there is none; on the way back there is nothing to do."""
     if order.step.goes is Goer.SPARE:
         return stray_move(fleet, fleet.pods) or Settled()
-    refused = replacement_refusal(fleet)
+    refused = replacement_refusal(fleet, order.step)
     if refused is None and _named(fleet, order) is None:
         refused = Refused(Reason.TARGET_NOT_SETTLED, f"{order.step.pod} is gone: there is nothing to replace")
     return begun(refused, order.assigned_at) or ScaleOut(order.wanted, order.surged, order.step.pod)
@@ -169,8 +179,11 @@ def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Mo
     if short := _short(fleet, order, now):
         since, missing = short
         return Uncordon(named) if named.cordoned and now - since > PEER_GRACE else missing
-    waiting = draining_move(fleet, named, order.victim, order.drain, order.wanted)
-    return waiting or ScaleIn(order.surged, order.wanted, named.name, order.wanted + named.ready)
+    if waiting := draining_move(fleet, named, order.victim, order.drain, order.least):
+        return waiting
+    if any(not pod.ready for pod in fleet.live if pod.uid != named.uid):
+        return DeletePod(named)
+    return ScaleIn(order.surged, order.wanted, named.name, order.wanted + named.ready)
 
 
 def _failure(fleet: Fleet, order: Replacement, now: datetime) -> Failed | None:
@@ -197,19 +210,18 @@ def _overdue(order: Replacement, now: datetime) -> Failed | None:
 
 
 def _short(fleet: Fleet, order: Replacement, now: datetime) -> tuple[datetime, Wait] | None:
-    """Return since when fewer replicas than recorded serve beside the named one, and what is waited for.
+    """Return since when too few replicas serve beside the named one, and what is waited for.
 
-    None: enough do, and none of them could go in its place.
+    None: enough do. These are the spare and, with it, as many as before; and enough to judge a fleet by.
     """
     others = [pod for pod in fleet.live if pod.uid != order.step.uid]
     unfit = [pod for pod in others if not pod.ready or not pod.in_rotation]
-    if len(others) >= order.wanted and not unfit:
+    spare, serve = spare_of(fleet, order.step), len(others) - len(unfit)
+    if spare is not None and spare not in unfit and serve >= order.least and is_quorate(others):
         return None
-    spare = spare_of(fleet, order.step)
-    first = spare is None or (spare in unfit and len(unfit) == 1)
+    first = spare is None or (spare in unfit and serve + 1 >= order.least)
     reason = Reason.AWAITING_CANARY if first else Reason.AWAITING_REPLICA
     since = min((unready_since(pod, now) for pod in unfit if not pod.ready), default=now)
-    serve = len(others) - len(unfit)
     return since, Wait(reason, f"{serve} of {order.wanted} replicas beside {order.step.pod} serve")
 
 
@@ -231,7 +243,7 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     goer = _goer(takeable or fleet.live, order)
     if back := stray_move(fleet, fleet.pods, goer):
         return back
-    if waiting := draining_move(fleet, goer, order.victim, order.drain, order.wanted):
+    if waiting := draining_move(fleet, goer, order.victim, order.drain, order.least):
         return waiting
     return ScaleIn(order.surged, order.wanted, goer.name, None)
 
@@ -257,7 +269,7 @@ def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
             f"another replica was not Ready and went in place of {order.step.pod}",
         )
     serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
-    if serving >= order.wanted:
+    if serving >= order.least:
         return Settled()
     text = f"{serving} of {order.wanted} replicas serve"
     return _overdue(order, now) or Wait(Reason.AWAITING_REPLICA, text)

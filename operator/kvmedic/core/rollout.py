@@ -174,8 +174,7 @@ def _failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
         return None
     doubtful = new if _is_first(fleet, order) else tuple(pod for pod in new if not pod.ready)
     found = next(iter(_failures(fleet, doubtful, order, now)), None)
-    leaving = any(pod.terminating for pod in fleet.pods)
-    return found if found or leaving else _unmade(fleet, order, now)
+    return found if found or fleet.is_losing else _unmade(fleet, order, now)
 
 
 def _speaks_against(fleet: Fleet, order: Order) -> bool:

@@ -40,6 +40,16 @@ def judge_more(
     return replace(found, message=text, after=after)
 
 
+def share_of(figures: Baseline, share: float) -> Baseline:
+    """Return the figures of a part of a fleet; `share`: of its load, above 1 for a larger part."""
+    return replace(
+        figures,
+        requests_per_second=share * figures.requests_per_second,
+        generated_tokens_per_second=share * figures.generated_tokens_per_second,
+        waiting_mean=share * figures.waiting_mean,
+    )
+
+
 def judge_fewer(observation: Observation, trigger: Trigger) -> Judged:
     """Return whether it stays calm with fewer replicas, whatever the load is now.
 

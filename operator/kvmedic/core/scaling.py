@@ -54,6 +54,8 @@ class Scaling:
     """When the last assignment was intended; None before the first."""
     held: frozenset[str] = frozenset()
     """Uids of replicas whose drain timed out and that are not taken again yet."""
+    down_before: int = 0
+    """Replicas that took no requests before the run."""
 
 
 def is_explained(run: Run, step: ScaleStep, resource_uid: str, fleet: Fleet) -> bool:
@@ -156,12 +158,33 @@ def _arrived(fleet: Fleet, order: Scaling, now: datetime) -> Move:
         return AWAIT_REMOVAL
     if back := stray_move(fleet, fleet.pods):
         return back
-    serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
-    if step.gives_back or serving >= step.after:
+    numbers = step.before, step.after
+    awaited = awaited_of(fleet, numbers, order.down_before)
+    if step.gives_back or not awaited:
         return Settled()
     waited = now - order.assigned_at if order.assigned_at else timedelta(0)
-    failed = start_of_added(fleet, (step.before, step.after), order.limits, waited, now)
-    return failed or Wait(Reason.AWAITING_REPLICA, f"{serving} of {step.after} replicas serve")
+    failed = start_of_added(fleet, numbers, order.limits, waited, now)
+    return failed or Wait(Reason.AWAITING_REPLICA, awaited)
+
+
+def awaited_of(fleet: Fleet, numbers: tuple[int, int], down_before: int) -> str:
+    """Return which of the replicas that are to serve do not yet; empty once enough do.
+
+    Enough are all, or every one that was added and as many more as served before: nobody waits for one that
+    was down then.
+
+    Args:
+        fleet: the fleet.
+        numbers: replicas before, and as they are to be.
+        down_before: replicas that took no requests before.
+    """
+    before, wanted = numbers
+    serving = [pod for pod in fleet.live if pod.ready and pod.in_rotation]
+    added = sorted(fleet.live, key=newest_first)[: max(0, wanted - before)]
+    is_there = len(fleet.live) >= wanted and all(pod in serving for pod in added)
+    if fleet.observed and len(serving) >= wanted - (down_before if is_there else 0):
+        return ""
+    return f"{len(serving)} of {wanted} replicas serve"
 
 
 def start_of_added(
