@@ -11,7 +11,7 @@ from kvmedic.core.baseline import baseline_of
 from kvmedic.core.diagnosis import Inconclusive
 from kvmedic.core.evidence import Signal
 from kvmedic.core.reasons import Reason
-from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without
+from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without, share_of
 from kvmedic.core.verdict import Baseline, Objectives, Verdict
 
 
@@ -61,6 +61,16 @@ def test_more_replicas(replicas, restarts, verdict):
     found = judge_more(TWO, an_observation(*replicas), Objectives(), TRIGGER, restarts)
 
     assert found.verdict is verdict
+
+
+def test_replicas_that_cannot_be_judged_are_missing_on_both_sides() -> None:
+    five, one_silent = before(*[THRASHING] * 5), [share(CALM, 5 / 6)] * 4
+
+    found = judge_more(share_of(five, 4 / 6), an_observation(*one_silent), Objectives(), TRIGGER, 0)
+    unlike = judge_more(five, an_observation(*one_silent), Objectives(), TRIGGER, 0)
+
+    assert found.verdict is Verdict.RECOVERED
+    assert unlike.reason is Reason.LOAD_DIFFERS
 
 
 def test_the_message_has_both_numbers_of_replicas():
