@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvmedic.core.diagnosis import COMPARED, Diagnosed, Diagnosis, Evidence, Goal, Inconclusive
-from kvmedic.core.edge import least_free_mib
+from kvmedic.core.edge import least_free_mib, up_seconds
 from kvmedic.core.evidence import Measured, Observation, Reading
 from kvmedic.core.fleet import Pod
 from kvmedic.core.hand_overs import HandOver
@@ -79,7 +79,14 @@ class Survey:
         found = baseline_of(seen, sum(pod.ends for pod in staying))
         if isinstance(found, Inconclusive):
             return found if self.goal in COMPARED else None
-        return replace(found, memory_free_mib=least_free_mib(self._devices()))
+        return replace(
+            found,
+            memory_free_mib=least_free_mib(self._devices()),
+            up_seconds=up_seconds(staying, seen.at),
+            ended_at_memory_limit=any(
+                pod.last_end is not None and pod.last_end.at_memory_limit for pod in staying
+            ),
+        )
 
     def _devices(self) -> tuple[Reading[tuple[Device, ...]], ...]:
         return tuple(vitals.devices for vitals in self.evidence.vitals.values())

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import assert_never
 
-from kvmedic.aftermath import count_new_ends, in_view_of_the_rest
+from kvmedic.aftermath import count_new_ends, ends_since, in_view_of_the_rest
 from kvmedic.core.applied import in_view_of_types
 from kvmedic.core.bundle import BundleStep
 from kvmedic.core.come_back import in_view_of_blocks
@@ -62,11 +62,12 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     if not _reaches_all(record.step):
         # Who was down before the change, and is left out, does not speak against it by ending again.
         pods = tuple(pod for pod in pods if pod.name in looked.pods)
-    restarts = await count_new_ends(tick, pods, record.settled_at)
+    ends = await ends_since(tick, pods)
+    restarts = count_new_ends(tick, pods, record.settled_at, ends)
     judged = _judgement(tick, record.step, looked, restarts)
     judged = _in_view_of_types(judged, tick, pods, looked)
     judged = _in_view_of_blocks(judged, tick, view, looked)
-    return await in_view_of_the_rest(tick, pods, replace(judged, message=unheard + judged.message))
+    return await in_view_of_the_rest(tick, pods, replace(judged, message=unheard + judged.message), ends)
 
 
 def part_to_judge(run: Run, pods: Sequence[Pod], looked: Observation) -> tuple[Observation, str]:

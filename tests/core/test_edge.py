@@ -11,6 +11,7 @@ from builders import NO_SERIES, NOW
 from kvmedic.core.edge import (
     EDGE_MIB,
     count_ends_against,
+    ended_as_before,
     in_view_of_ends,
     in_view_of_memory,
     least_free_mib,
@@ -137,6 +138,43 @@ def test_which_ends_speak_against_a_change(pods: list[Pod], causes: dict[str, Ca
     ends = {name: an_end(cause) for name, cause in causes.items()}
 
     assert count_ends_against(pods, ends, BEGAN) == against
+
+
+def restarted(times: int, hours: float = 1.0) -> Pod:
+    """A replica that was made so many hours ago, and whose engine ended so often since."""
+    return a_pod("a", NEW, restarts=times, created_at=NOW - timedelta(hours=hours))
+
+
+@pytest.mark.parametrize(
+    ("times", "restarts", "up_hours", "causes", "as_before"),
+    [
+        pytest.param(1, 24, 24.0, [], True, id="once an hour, as before"),
+        pytest.param(3, 24, 24.0, [], True, id="thrice in an hour may be chance"),
+        pytest.param(5, 24, 24.0, [], False, id="five times in an hour is not"),
+        pytest.param(1, 1, 240.0, [], False, id="before it was one in ten days"),
+        pytest.param(1, 0, 240.0, [], False, id="before it was none"),
+        pytest.param(1, 24, None, [], False, id="nobody knows since when it was before"),
+        pytest.param(1, 24, 24.0, [Cause.ANOTHER, Cause.UNKNOWN], True, id="for another cause"),
+        pytest.param(1, 24, 24.0, [Cause.DEVICE_MEMORY], False, id="for want of a device's memory"),
+        pytest.param(1, 24, 24.0, [Cause.HOST_MEMORY], False, id="at the memory limit"),
+    ],
+)
+def test_ends_at_the_rate_of_before_are_not_the_changes(
+    times: int, restarts: int, up_hours: float | None, causes: list[Cause], as_before: bool
+) -> None:
+    up = None if up_hours is None else up_hours * 3600
+    before = replace(BASELINE, restarts=restarts, up_seconds=up)
+    ends = {str(index): an_end(cause) for index, cause in enumerate(causes)}
+
+    assert ended_as_before([restarted(times)], ends, before, NOW) is as_before
+
+
+def test_an_end_at_the_memory_limit_is_no_news_where_replicas_ended_so_before() -> None:
+    before = replace(BASELINE, restarts=24, up_seconds=24 * 3600.0, ended_at_memory_limit=True)
+
+    assert ended_as_before([restarted(1)], {"a": an_end(Cause.HOST_MEMORY)}, before, NOW)
+    assert not ended_as_before([restarted(9)], {"a": an_end(Cause.HOST_MEMORY)}, before, NOW)
+    assert not ended_as_before([restarted(1)], {}, None, NOW)
 
 
 @pytest.mark.parametrize(

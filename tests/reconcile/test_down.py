@@ -307,7 +307,8 @@ async def test_what_came_up_where_nothing_served_is_not_taken_away(
     tick = a_tick(run, Replicas(Measured(0.0, NOW)), verify={"for": "1m", "onInconclusive": "RollBack"})
     judged = Judged(Verdict.INCONCLUSIVE, Reason.TOO_FEW_REQUESTS, "3 requests")
 
-    found = await in_view_of_the_rest(tick, (a_pod("a", NEW), a_pod("b", NEW, ready_at=None)), judged)
+    pods = (a_pod("a", NEW), a_pod("b", NEW, ready_at=None))
+    found = await in_view_of_the_rest(tick, pods, judged, {})
 
     assert found.verdict is verdict
 

@@ -18,8 +18,6 @@ from kvmedic.kube.client import Client
 from kvmedic.kube.logs import NoLog, Tail, log_of
 from kvmedic.kube.objects import PODS, Ref
 
-OOM_KILLED = "OOMKilled"
-"""The kubelet's word for a container that the kernel ended at its memory limit."""
 TAIL = Tail(lines=500, limit_bytes=256 << 10)
 """What is read of a log: a failed start of vLLM 0.32 ends with two tracebacks of about 60 lines each and,
 with several ranks, one more of each rank."""
@@ -83,7 +81,7 @@ async def last_words_of(
 
 async def _end_of(client: Client, namespace: str, pod: Pod, end: ContainerEnd) -> EngineEnd:
     cause, trouble = Cause.HOST_MEMORY, ""
-    if end.reason != OOM_KILLED:
+    if not end.at_memory_limit:
         cause, trouble = await _cause(client, Ref(PODS, namespace, pod.name), end)
     return EngineEnd(cause, end.exit_code, end.ended_at, pod.restarts, trouble)
 

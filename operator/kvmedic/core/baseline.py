@@ -78,6 +78,10 @@ class Baseline:
     running_mean: float | None = None
     """Running sequences of the whole fleet, on average. None: not measured, or written by a version that
     did not say."""
+    up_seconds: float | None = None
+    """How long the replicas had been there, together: `restarts` came in that time. None: not known."""
+    ended_at_memory_limit: bool = False
+    """A replica's engine had ended last at its container's memory limit."""
 
 
 def baseline_of(observation: Observation, restarts: int) -> Baseline | Inconclusive:

@@ -6,9 +6,10 @@ figures are: the next long prompt may end it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from math import exp, fsum, lgamma, log, log1p
 from types import MappingProxyType
 
 from kvmedic.core.baseline import Baseline
@@ -23,6 +24,8 @@ EDGE_MIB = 150.0
 as much, so that it advises to leave it free (vLLM v1/worker/gpu_worker.py, `redundancy_buffer_memory`)."""
 LATELY = timedelta(minutes=2)
 """The end of the sustained window: as far back as a last value may lie at most (metrics, `freshness`)."""
+UNUSUAL = 0.05
+"""How improbable as many ends must be at the rate of before to speak against a change: the usual level."""
 
 _MEMORY = frozenset({Cause.HOST_MEMORY, Cause.DEVICE_MEMORY})
 _SEVERAL = 2
@@ -95,6 +98,47 @@ def count_ends_against(pods: Iterable[Pod], ends: Mapping[str, EngineEnd], since
 
 def _keeps_ending(pod: Pod) -> bool:
     return pod.keeps_ending and pod.ends >= _SEVERAL
+
+
+def ended_as_before(
+    pods: Sequence[Pod], ends: Mapping[str, EngineEnd], before: Baseline | None, now: datetime
+) -> bool:
+    """Return whether engines ended before the change too, and end no more often since.
+
+    Both are counted from when the replicas were made. Given all the ends, how many of them fall to the new
+    replicas is binomial where the rate stayed, with their share of all the time (J. Przyborowski and
+    H. Wilenski, Biometrika 31, 1940): as many or more in one of twenty cases or fewer is more often. Where
+    nobody ended before, or nobody knows how long the replicas had been there, any end is news. So is one for
+    want of memory where none was known before.
+
+    Args:
+        pods: the replicas that are judged.
+        ends: how each of them ended last, as far as it is known, by pod.
+        before: the figures before the change.
+        now: by the API server's clock, as the pods' own times are.
+    """
+    if before is None or not before.restarts or not before.up_seconds:
+        return False
+    known = {Cause.ANOTHER, Cause.UNKNOWN, *({Cause.HOST_MEMORY} if before.ended_at_memory_limit else ())}
+    if not {end.cause for end in ends.values()} <= known:
+        return False
+    up = up_seconds(pods, now)
+    found, share = sum(pod.ends for pod in pods), up / (up + before.up_seconds)
+    return _at_least(found, found + before.restarts, share) > UNUSUAL
+
+
+def up_seconds(pods: Iterable[Pod], now: datetime) -> float:
+    """Return how long some replicas have been there, together."""
+    return sum(max(0.0, (now - pod.created_at).total_seconds()) for pod in pods)
+
+
+def _at_least(found: int, tries: int, share: float) -> float:
+    """Return how probable it is that as many or more of some tries fall to a share of them (0-1)."""
+    if share <= 0 or share >= 1:
+        return float(found <= 0 or share >= 1)
+    ways = (lgamma(tries + 1) - lgamma(k + 1) - lgamma(tries - k + 1) for k in range(found))
+    odds = (k * log(share) + (tries - k) * log1p(-share) for k in range(found))
+    return 1 - fsum(exp(way + odd) for way, odd in zip(ways, odds, strict=True))
 
 
 def in_view_of_ends(judged: Judged, ends: Mapping[str, EngineEnd]) -> Judged:

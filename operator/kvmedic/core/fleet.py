@@ -73,6 +73,10 @@ class Instance(StrEnum):
     """The one before."""
 
 
+OOM_KILLED = "OOMKilled"
+"""The kubelet's word for a container that the kernel ended at its memory limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerEnd:
     """The end of one instance of a container."""
@@ -86,6 +90,11 @@ class ContainerEnd:
     """Both in whole seconds, as Kubernetes writes times; what is under a second is cut off."""
     instance: Instance
     """Whose end it is, and whose log is the one of it."""
+
+    @property
+    def at_memory_limit(self) -> bool:
+        """Return whether the kernel ended it at the container's memory limit."""
+        return self.reason == OOM_KILLED
 
 
 @dataclass(frozen=True, slots=True)
