@@ -43,11 +43,6 @@ def record_devices(tape: Tape) -> None:
     for replica in ("a", "b"):
         told = came(79) if replica == "b" else constant(0)
         _gpu(tape, _clashing("gpu-twice") | {"prometheus_replica": replica}, TODAY, xid=told)
-    _gpu(tape, _clashing("gpu-was-full"), TODAY, free=lambda t: 90 if -200 < t < -140 else 4000)
-    _gpu(tape, _clashing("gpu-was-full-long-ago"), TODAY, free=lambda t: 90 if t < -400 else 4000)
-    for replica in ("a", "b"):
-        told = constant(80 if replica == "b" else 4000)
-        _gpu(tape, _clashing("gpu-full-twice") | {"prometheus_replica": replica}, TODAY, free=told)
     _record_memory(tape)
     _gpu(tape, _clashing("gpu-old-xid"), {"xid": XIDS}, xid=constant(79))
     _gpu(tape, _clashing("gpu-xid-in-tenure"), {"xid": XIDS}, xid=came(79, -500))
@@ -60,10 +55,17 @@ def record_devices(tape: Tape) -> None:
         device = _clashing(user) | {"UUID": "GPU-broken"}
         _gpu(tape, device, {"xid": XIDS}, xid=lambda t, alive=alive: came(79, -150)(t) if alive(t) else None)
     _gpu(tape, {"pod": "dcgm-unused", "namespace": "monitoring", "gpu": "0"}, TODAY, xid=constant(79))
+    for job, told in (("dcgm", {}), ("tenant/app", {"xid": came(79), "free": constant(80)})):
+        _gpu(tape, _clashing("gpu-forged") | {"job": job}, TODAY, **told)
 
 
 def _record_memory(tape: Tape) -> None:
     """Write the memory of one GPU of 80 GiB for each case, in MiB but for the new names."""
+    _gpu(tape, _clashing("gpu-was-full"), TODAY, free=lambda t: 90 if -200 < t < -140 else 4000)
+    _gpu(tape, _clashing("gpu-was-full-long-ago"), TODAY, free=lambda t: 90 if t < -400 else 4000)
+    for replica in ("a", "b"):
+        told = constant(80 if replica == "b" else 4000)
+        _gpu(tape, _clashing("gpu-full-twice") | {"prometheus_replica": replica}, TODAY, free=told)
     peak = lambda t: 77_824.0 if -200 < t < -140 else 70_000.0  # noqa: E731
     rest = lambda t: 81_920.0 - peak(t)  # noqa: E731
     blank = constant(float(0x7FFFFFF0))

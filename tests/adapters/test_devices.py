@@ -48,6 +48,7 @@ CASES = [
     ("two reasons one after the other", "gpu-two-reasons", {Vital.CLOCK_REASONS: 0x28}),
     ("ordinary reasons alone", "gpu-capped", {}),
     ("the exporter's pod was replaced", "gpu-moved", {}),
+    ("a tenant's page shows another's fault", "gpu-forged", {}),
     ("of two scrapers one saw it", "gpu-twice", {Vital.LAST_XID: 79}),
 ]
 XIDS = [

@@ -33,9 +33,10 @@ class Written:
         pass
 
 
-async def queries(*matchers: str) -> list[str]:
+async def queries(*matchers: str, of_devices: tuple[str, ...] = ()) -> list[str]:
     """Return every query that a source sends, of the present and of the past."""
-    client, options = Written(), SourceOptions(url="http://p", matchers=matchers)
+    client = Written()
+    options = SourceOptions(url="http://p", matchers=matchers, device_matchers=of_devices)
     here = PrometheusSource("default", client, options, VLLM_SIGNALS, now=lambda: END)
     for looked in (here, here.as_of(END - timedelta(days=1))):
         await looked.observe([PodKey(NAMESPACE, "calm")], Look(FIVE, TWO))
@@ -57,6 +58,17 @@ async def test_matchers_stand_in_every_selector_and_nothing_else_changes() -> No
         assert count > 0
         assert after.count(OURS) == count
         assert after.count("{" + OURS) == count
+
+
+async def test_matchers_of_exporters_stand_in_the_selectors_of_devices_alone() -> None:
+    exporters = 'job="dcgm", namespace="gpu-operator"'
+    plain = await queries('cluster="a"')
+    narrowed = await queries('cluster="a"', of_devices=('job="dcgm"', 'namespace="gpu-operator"'))
+
+    for before, after in zip(plain, narrowed, strict=True):
+        assert after.replace(f", {exporters}", "") == before
+        assert after.count(exporters) == before.count("DCGM_FI_")
+    assert any(exporters in text for text in narrowed)
 
 
 async def test_without_matchers_a_query_is_sent_as_it_is() -> None:

@@ -33,6 +33,7 @@ EVERYTHING: Values = {
             "responseLimitMib": 64,
             "labels": {"namespace": "exported_namespace", "pod": "exported_pod"},
             "matchers": ['cluster="a"', 'replica!~"b|c"'],
+            "deviceMatchers": ['job="nvidia-dcgm-exporter"', 'namespace="gpu-operator"'],
         },
         "batch": {
             "url": "http://batch:9090",

@@ -94,8 +94,14 @@ class SourceOptions(Section):
     """Names of the labels that tell whose a series is."""
     matchers: tuple[str, ...] = ()
     """In every selector that is sent, such as `cluster="a"` where the source holds several clusters."""
+    device_matchers: tuple[str, ...] = ('job=~".*dcgm.*"',)
+    """In every selector of a GPU's series, beside `matchers`: the exporters that are believed. Any pod's
+    page may carry another pod's name and show a fault of its GPU; a target's `job` and, without
+    `honorLabels`, its `namespace` are Prometheus' own words. The default fits the jobs that the charts of
+    the DCGM exporter and the GPU operator make (`dcgm-exporter`, `nvidia-dcgm-exporter`). Empty: whoever
+    shows such series is believed."""
 
-    @field_validator("matchers")
+    @field_validator("matchers", "device_matchers")
     @classmethod
     def _label_matchers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for matcher in value:

@@ -161,7 +161,8 @@ class PrometheusSource:
         self.trouble = ""
         """What is wrong with the source as of its last answer, for a person; empty when nothing is."""
         self._client, self._options, self._table, self._now = client, options, table, now
-        self._narrow = narrowed_by(options.matchers, names_of(table) | DEVICE_NAMES)
+        self._narrow_engines = narrowed_by(options.matchers, names_of(table))
+        self._narrow_devices = narrowed_by((*options.matchers, *options.device_matchers), DEVICE_NAMES)
         self._moment: _Moment | None = None
         self._told_unlabelled = False
 
@@ -291,10 +292,14 @@ class PrometheusSource:
         """Return the answer of a moment to a query; the first to ask sends it, all others wait for it."""
         task = moment.replies.get(text)
         if task is None:
-            asked: Coroutine[Any, Any, Reply] = self._client.query(self._narrow(text), moment.at)
+            asked: Coroutine[Any, Any, Reply] = self._client.query(self._narrowed(text), moment.at)
             task = moment.replies[text] = asyncio.create_task(asked)
         # One who stops waiting does not take the answer from the others.
         return await asyncio.shield(task)
+
+    def _narrowed(self, text: str) -> str:
+        """Return a query with the administrator's matchers in each of its selectors."""
+        return self._narrow_devices(self._narrow_engines(text))
 
     @staticmethod
     def _trouble_of(answers: _Answers) -> Unanswered | None:

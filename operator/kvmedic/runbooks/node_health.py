@@ -158,7 +158,8 @@ def _unknown(evidence: Evidence) -> Inconclusive | None:
         Reason.NODE_HEALTH_UNKNOWN,
         f"node health of {named} is unknown{_because(evidence, blind)}{_silence(evidence, blind)}: have the "
         f"DCGM exporter export {', '.join(SERIES[vital][-1] for vital in vitals)} with the label of the pod "
-        "that uses the GPU (its default set has XIDs), or set spec.nodeHealth: IfAvailable",
+        "that uses the GPU (its default set has XIDs), in a job that the source's deviceMatchers let in; or "
+        "set spec.nodeHealth: IfAvailable",
     )
 
 
