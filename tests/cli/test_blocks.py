@@ -32,6 +32,17 @@ def test_one_eviction_frees_by_where_the_survivors_are(pattern: str, line: str) 
     assert done.output.splitlines() == ["evicted    14000 of 16000 tokens (87.5 %)", line]
 
 
+def test_layers_that_choose_for_themselves_are_told_beside_one_choice_for_all() -> None:
+    done = blocks("--tokens", "16000", "--evict", "15840", "--layers", "4")
+
+    assert done.output.splitlines() == [
+        "evicted    15840 of 16000 tokens (99.0 %)",
+        "free       525.4 of 1000 blocks (52.5 %), give or take 8.4",
+        "else       851.4 if one choice counted for all 4 layers",
+    ]
+    assert json.loads(blocks(*POST, "--layers", "2", "-o", "json").output)["layers"] == 2
+
+
 def test_a_program_gets_every_number() -> None:
     told = json.loads(blocks(*POST, "-o", "json").output)
 
@@ -49,6 +60,7 @@ def test_a_program_gets_every_number() -> None:
             "pattern is 'sideways': scattered, per-head, runs:LENGTH or compact",
         ),
         ((*POST, "--pattern", "runs:0"), "runs is 0: 1 or more are needed"),
+        ((*POST, "--layers", "0"), "layers is 0: 1 or more are needed"),
     ],
 )
 def test_what_names_no_eviction_is_refused_with_what_may_be(arguments: tuple[str, ...], named: str) -> None:

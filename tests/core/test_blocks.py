@@ -61,21 +61,28 @@ LONG = [Eviction(1600, 16, 1200), Eviction(1603, 7, 1203)]
 SHORT = Eviction(40, 16, 36)
 
 
+def draw_layers(eviction: Eviction, luck: random.Random) -> int:
+    """Two layers, each with two heads."""
+    return _free(eviction, (t for _ in range(4) for t in luck.sample(range(eviction.tokens), eviction.kept)))
+
+
 @pytest.mark.parametrize(
-    ("pattern", "draw", "eviction"),
+    ("pattern", "layers", "draw", "eviction"),
     [
-        *((Scattered(), draw_scattered, each) for each in (*LONG, SHORT)),
-        *((PerHead(2), draw_per_head, each) for each in (*LONG, SHORT)),
-        *((InRuns(4), draw_runs, each) for each in LONG),
+        *((Scattered(), 1, draw_scattered, each) for each in (*LONG, SHORT)),
+        *((PerHead(2), 1, draw_per_head, each) for each in (*LONG, SHORT)),
+        *((InRuns(4), 1, draw_runs, each) for each in LONG),
+        *((Scattered(), 2, draw_per_head, each) for each in (*LONG, SHORT)),
+        (PerHead(2), 2, draw_layers, SHORT),
     ],
 )
 def test_the_formulae_are_what_is_drawn(
-    pattern: Pattern, draw: Callable[[Eviction, random.Random], int], eviction: Eviction
+    pattern: Pattern, layers: int, draw: Callable[[Eviction, random.Random], int], eviction: Eviction
 ) -> None:
     luck = random.Random(7)
     seen = [draw(eviction, luck) for _ in range(DRAWS)]
 
-    found = freed(eviction, pattern)
+    found = freed(eviction, pattern, layers)
 
     assert abs(found.mean - fmean(seen)) <= 3 * max(stdev(seen), 0.01) / sqrt(DRAWS)
     if found.deviation is not None and found.deviation > 0.5:
@@ -121,6 +128,7 @@ def test_with_nothing_evicted_nothing_is_free_and_with_everything_all(
         (lambda: Eviction(10, 16, -1), "evict is -1"),
         (lambda: freed(POST, PerHead(0)), "heads is 0"),
         (lambda: freed(POST, InRuns(0)), "runs is 0"),
+        (lambda: freed(POST, Compacted(), 0), "layers is 0"),
     ],
 )
 def test_what_names_no_eviction_is_refused_by_name(wrong: Callable[[], object], named: str) -> None:

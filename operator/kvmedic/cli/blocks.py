@@ -43,15 +43,25 @@ def command(
     heads: Annotated[
         int, typer.Option("--kv-heads", help="KV heads that share a block; only per-head asks.")
     ] = KV_HEADS,
+    layers: Annotated[
+        int,
+        typer.Option("--layers", help="Layers that share a block table and each choose their own survivors."),
+    ] = 1,
     output: Annotated[Form, typer.Option("--output", "-o", help="text or json.")] = Form.TEXT,
 ) -> None:
     """Say how many blocks become free when tokens are evicted, which is what an engine can use again."""
     try:
         eviction = Eviction(tokens, block_size, evict)
-        found = freed(eviction, _pattern(pattern, heads))
+        where = _pattern(pattern, heads)
+        found, of_one = freed(eviction, where, layers), freed(eviction, where)
     except NoEvictionError as error:
         ended(f"kvmedic blocks: {error}", USAGE)
-    print(json.dumps(_as_json(eviction, pattern, found)) if output is Form.JSON else _text(eviction, found))
+    if output is Form.JSON:
+        print(json.dumps({**_as_json(eviction, pattern, found), "layers": layers}))
+        return
+    print(_text(eviction, found))
+    if layers > 1:
+        print(f"else       {of_one.mean:.1f} if one choice counted for all {layers} layers")
 
 
 def _pattern(text: str, heads: int) -> Pattern:

@@ -12,6 +12,9 @@ Formulae, for T tokens of which E are evicted, in blocks of b:
   begins at one of L places, k neighbours are if none begins at one of k + L - 1: with many runs
   (E/T)^((k + L - 1)/L).
 * **compacted**: survivors are moved together, so that they fill as few blocks as they can.
+* **layers**: each of N layers that share a block table chooses its own survivors, so a block is free once all
+  of them have evicted its tokens: the probability of one layer to the power N. Compacted survivors fill as
+  few blocks in every layer.
 
 Source: counting, checked against drawn evictions in `tests/core/test_blocks.py`.
 """
@@ -123,23 +126,30 @@ class Freed:
     """Standard deviation over evictions of the kind; None where it is not computed."""
 
 
-def freed(eviction: Eviction, pattern: Pattern) -> Freed:
+def freed(eviction: Eviction, pattern: Pattern, layers: int = 1) -> Freed:
     """Return how many blocks an eviction frees on average.
 
+    Args:
+        eviction: of every layer.
+        pattern: where the survivors of a layer are.
+        layers: how many choose their own survivors and share a block table; 1: one choice counts for all.
+
     Raises:
-        NoEvictionError: the survivors cannot be as the pattern says.
+        NoEvictionError: the survivors cannot be as the pattern says, or there is no layer.
     """
+    if layers < 1:
+        raise NoEvictionError(f"layers is {layers}: 1 or more are needed")
     match pattern:
         case Scattered():
-            return _scattered(eviction, 1)
+            return _scattered(eviction, layers)
         case PerHead(heads):
             if heads < 1:
                 raise NoEvictionError(f"heads is {heads}: 1 or more are needed")
-            return _scattered(eviction, heads)
+            return _scattered(eviction, heads * layers)
         case InRuns(length):
             if length < 1:
                 raise NoEvictionError(f"runs is {length}: 1 or more are needed")
-            return Freed(_in_runs(eviction, length), None)
+            return Freed(_in_runs(eviction, length, layers), None)
         case Compacted():
             return Freed(float(_most(eviction)), 0.0)
         case _:
@@ -152,13 +162,14 @@ def used(tokens: int, block_tokens: int, keep: Keep, pattern: Pattern) -> float:
     return eviction.blocks - freed(eviction, pattern).mean
 
 
-def _scattered(eviction: Eviction, heads: int) -> Freed:
-    empty = {size: _all_evicted(eviction, size) ** heads for _, size in eviction.sizes}
+def _scattered(eviction: Eviction, choices: int) -> Freed:
+    """Return what is freed where so many choices, of heads and layers, must agree on a block."""
+    empty = {size: _all_evicted(eviction, size) ** choices for _, size in eviction.sizes}
     mean = sum(count * empty[size] for count, size in eviction.sizes)
     square = 0.0
     for count, size in eviction.sizes:
         for others, other in eviction.sizes:
-            both = _all_evicted(eviction, size + other) ** heads
+            both = _all_evicted(eviction, size + other) ** choices
             pairs = count * (others - 1) if size == other else count * others
             square += pairs * (both - empty[size] * empty[other])
         square += count * empty[size] * (1 - empty[size])
@@ -172,8 +183,8 @@ def _all_evicted(eviction: Eviction, tokens: int) -> float:
     return prod((eviction.evicted - i) / (eviction.tokens - i) for i in range(tokens))
 
 
-def _in_runs(eviction: Eviction, length: int) -> float:
-    share = eviction.evicted / eviction.tokens
+def _in_runs(eviction: Eviction, length: int, layers: int) -> float:
+    share = (eviction.evicted / eviction.tokens) ** layers
     mean: float = sum(count * share ** ((size + length - 1) / length) for count, size in eviction.sizes)
     return min(mean, _most(eviction))
 
