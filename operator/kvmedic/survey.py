@@ -7,9 +7,10 @@ from dataclasses import replace
 from datetime import datetime
 
 from kvmedic.core.compressed import Compressed, standing_answers
+from kvmedic.core.compression_policy import CompressionPolicy
 from kvmedic.core.diagnosis import Diagnosed, Diagnosis, Evidence, is_content
 from kvmedic.core.evidence import Look, Observation, Signal
-from kvmedic.core.policy import Policy, Runbook
+from kvmedic.core.policy import Mode, Policy, Runbook
 from kvmedic.core.record import Record
 from kvmedic.core.resource import Resource
 from kvmedic.core.severity import signals_of
@@ -113,6 +114,17 @@ async def _with_what_engines_tell(
     return replace(evidence, vitals=told)
 
 
+def _with_evidence_of_ours(policy: Policy) -> CompressionPolicy:
+    """Return what is asked of a method; in mode Auto without a score that nothing but the spec tells.
+
+    What a person declared may be looked at by the person who approves. Alone it changes no fleet.
+    """
+    compression = policy.compression
+    if policy.mode is not Mode.AUTO or compression.gate is None:
+        return compression
+    return replace(compression, gate=replace(compression.gate, reference=None))
+
+
 async def _after_the_method(
     workload: Workload, evidence: Evidence, resource: Resource, policy: Policy, senses: Senses
 ) -> Next:
@@ -126,7 +138,7 @@ async def _after_the_method(
     return next_fix(
         Case(
             workload=workload,
-            policy=policy.compression,
+            policy=_with_evidence_of_ours(policy),
             turned_off=record.turned_off,
             method=method,
             answers=standing_answers(record.answers, resource.generation, evidence.burn.at),

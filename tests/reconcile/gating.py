@@ -7,10 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvmedic.api.status import record_to_wire
+from kvmedic.core.accuracy import Score
 from kvmedic.core.fixing import TurnedOff
 from kvmedic.core.gating import GateStep
 from kvmedic.core.reasons import Reason
 from kvmedic.core.record import Record
+from kvmedic.core.scored import Scored
+from kvmedic.manifests.evaluation_job import digest_of
 from lab.cluster.simulation import behaviour
 from reconcile.trying import CLASS
 from reconcile.world import World
@@ -67,18 +70,18 @@ def allow(world: World, evaluation: dict[str, Any] | None = None) -> None:
     world.rewrite(old="recovered", new="recovered", revision=world.revision(), probe="Reclaims")
 
 
-def turned_off(world: World) -> None:
-    """Put on record that a method was turned off because it saved nothing."""
+def turned_off(world: World, measured: float | None = None) -> None:
+    """Put on record that a method was turned off because it saved nothing; `measured`: accuracy now."""
     gone = TurnedOff("Theirs", Reason.BLOCKS_NOT_FREED, datetime.now(UTC) - timedelta(hours=1))
-    status = record_to_wire(Record(turned_off=gone), "")
+    scored = () if measured is None else (_measured(world, measured),)
+    status = record_to_wire(Record(turned_off=gone, scores=scored), "")
     world.cluster.api.patch("KVRemediation", "llm", {"status": status}, world.namespace, subresource="status")
 
 
-def refer(world: World, accuracy: float) -> None:
-    """Give the accuracy of the present pod template in the spec."""
-    known = {"accuracy": accuracy, "accuracyConfiguration": world.revision()}
-    patch = {"spec": {"compression": {"baseline": known}}}
-    world.cluster.api.patch("KVRemediation", "llm", patch, world.namespace)
+def _measured(world: World, accuracy: float) -> Scored:
+    digest = digest_of(world.cluster.api.get("CronJob", EVALUATION, world.namespace))
+    text = f"the present setting scored {accuracy}"
+    return Scored(world.revision(), digest, text, datetime.now(UTC), 1, Score(accuracy, 5000))
 
 
 def jobs(world: World) -> list[dict[str, Any]]:

@@ -542,14 +542,13 @@ def test_killed_at_every_write_an_evaluation_is_scored_once_and_leaves_nothing(a
     world = a_world(replicas=2, decide=killer.decide, spec=gating.spec(**gating.FP8), change=gating.roomy)
     gating.allow(world, gating.cron_job(score=0.5))
     world.rewrite(stored="fp8")
-    gating.refer(world, 0.8)
-    gating.turned_off(world)
+    gating.turned_off(world, measured=0.8)
     before, pods = world.deployment()["spec"], names(world)
 
     eye = survive(world, 2, killer)
 
     assert world.outcomes() == ["TrialAnswered"]
-    assert [score for _, score in gating.scores(world)] == [0.5]
+    assert [score for _, score in gating.scores(world)] == [0.5, 0.8]
     assert (trial_pods(world), gating.jobs(world)) == ([], [])
     assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
     assert eye.lost == []
@@ -564,8 +563,7 @@ def test_killed_at_every_write_a_fix_that_proved_itself_is_turned_on(a_world, ki
     world = a_world(replicas=2, decide=killer.decide, spec=gating.spec(**compression), change=gating.roomy)
     gating.allow(world, gating.cron_job())
     world.rewrite(stored="fp8")
-    gating.refer(world, 0.8)
-    gating.turned_off(world)
+    gating.turned_off(world, measured=0.8)
     args = world.args()
 
     eye = survive(world, 2, killer, runs=2)

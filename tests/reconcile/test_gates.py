@@ -14,7 +14,6 @@ from reconcile.gating import (
     allow,
     cron_job,
     jobs,
-    refer,
     roomy,
     scores,
     turned_off,
@@ -42,6 +41,13 @@ def fixing(a_world):
     return run
 
 
+def declare(world: World, accuracy: float) -> None:
+    """Give an accuracy of the present pod template in the spec. Alone it changes nothing in mode Auto."""
+    known = {"accuracy": accuracy, "accuracyConfiguration": world.revision()}
+    patch = {"spec": {"compression": {"baseline": known}}}
+    world.cluster.api.patch("KVRemediation", "llm", patch, world.namespace)
+
+
 def needs(world: World, reason: str) -> None:
     world.wait(lambda: world.condition("ActionRequired") == ("True", reason), SECONDS, f"{reason} is told")
 
@@ -54,6 +60,7 @@ def nothing_was_changed(world: World) -> None:
 
 def test_a_method_that_proves_itself_takes_the_place_of_the_one_that_did_not(fixing):
     world = fixing(COMPACTING, cron_job())
+    declare(world, 0.99)
     before = world.revision()
 
     world.wait(lambda: len(world.outcomes()) == 4, SECONDS, "it is turned on")
@@ -121,8 +128,7 @@ def test_a_loss_of_accuracy_keeps_the_fleet_as_it_is_and_is_told(a_world):
     world = a_world(replicas=2, spec=gating.spec(**FP8), change=roomy)
     allow(world, cron_job(score=0.6))
     world.rewrite(stored="fp8")
-    refer(world, 0.8)
-    turned_off(world)
+    turned_off(world, measured=0.8)
     world.start()
 
     needs(world, "FixesExhausted")
@@ -136,8 +142,7 @@ def test_fewer_bits_that_passed_are_turned_on_without_a_second_reference(a_world
     world = a_world(replicas=2, spec=gating.spec(**FP8), change=roomy)
     allow(world, cron_job(score=0.79))
     world.rewrite(stored="fp8")
-    refer(world, 0.8)
-    turned_off(world)
+    turned_off(world, measured=0.8)
     args = world.args()
     world.start()
 
@@ -237,8 +242,7 @@ def a_refusing_world(a_world, log: str) -> World:
 
     world.proxy.committed = crash
     world.proxy.log = f"non-default args: {{'api_key': ['{SECRET}']}}\n{log}\n"
-    refer(world, 0.8)
-    turned_off(world)
+    turned_off(world, measured=0.8)
     world.start()
     return world
 
@@ -249,7 +253,7 @@ def test_an_engine_that_refuses_the_type_at_start_up_is_not_tried_again_and_says
     needs(world, "FixesExhausted")
 
     assert world.outcomes() == ["TrialAnswered"]
-    [score] = world.status()["scores"]
+    [score, _] = world.status()["scores"]
     assert score["refused"] is True
     assert score["message"] == f"fp8: the engine refuses it on this hardware: {PHRASE}"
     [failed] = world.status()["turnedOff"]["failed"]
@@ -263,7 +267,7 @@ def test_an_engine_that_ends_otherwise_is_told_and_not_tried_again_that_day(a_wo
 
     world.wait(lambda: world.outcomes() == ["TrialUnanswered"], SECONDS, "the gate is over")
 
-    assert [score for _, score in scores(world)] == [None]
+    assert [score for _, score in scores(world)] == [None, 0.8]
     told = "fp8: the trial pod ended by itself (exit code 1, Error)"
     assert world.status()["history"][0]["message"] == told
     nothing_was_changed(world)
