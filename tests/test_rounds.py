@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from kvmedic.core.crowd import Peer
-from kvmedic.core.fleet import Cordoned
+from kvmedic.core.decide import Wish
+from kvmedic.core.fleet import FROZEN_MIN_READY_SECONDS, FROZEN_PROGRESS_DEADLINE_SECONDS, Cordoned
 from kvmedic.core.resource import Key
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.loop import Loop
 from kvmedic.record.peers import peer_of
 from kvmedic.roster import Entry, Roster
 from kvmedic.rounds import Rounds
+from kvmedic.stand_ins import StandIns
 
 
 def a_peer(name: str, **told: Any) -> Peer:
@@ -40,7 +42,10 @@ class World:
         target = SimpleNamespace(left_cordoned=self.left(pods), free=self.free)
         leader = SimpleNamespace(is_held=lambda: leads)
         ports: Any = SimpleNamespace(target=target, leader=leader, pace=SimpleNamespace(idle=timedelta(1)))
-        self.rounds = Rounds(ports, self.loop, self.roster, self.forgotten.append, self.census, ("serving",))
+        self.stand_ins = StandIns(ports, self.roster)
+        self.rounds = Rounds(
+            ports, self.loop, self.roster, self.forgotten.append, self.census, ("serving",), self.stand_ins
+        )
 
     async def tick(self, key: Key) -> float | None:
         return None
@@ -150,3 +155,79 @@ def test_what_a_status_holds(status: dict[str, Any], holds: set[str], *, is_uncl
     peer = peer_of({"metadata": {"name": "r"}, "status": status})
 
     assert (peer.holds, peer.is_unclear) == (holds, is_unclear)
+
+
+RECORDED = (
+    '{"paused": false, "maxSurge": 1, "maxUnavailable": 0, "minReadySeconds": 0, '
+    '"progressDeadlineSeconds": 600, "template": "h", "replicaSet": "d-1"'
+)
+LABEL = ', "rotationLabel": "serving", "draining": "draining"}'
+
+
+def a_frozen(note: str = RECORDED + LABEL, frozen: int = FROZEN_MIN_READY_SECONDS) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "uid": "d",
+            "annotations": {"kvmedic.io/run": "uid-gone/1/3", "kvmedic.io/recorded": note},
+        },
+        "spec": {
+            "minReadySeconds": frozen,
+            "progressDeadlineSeconds": FROZEN_PROGRESS_DEADLINE_SECONDS,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        },
+    }
+
+
+IN_ITS_PLACE = Key("serving", "llm", "uid-gone")
+
+
+@pytest.mark.parametrize(
+    ("peers", "body", "leads", "found"),
+    [
+        ((), a_frozen(), True, True),
+        ((a_peer("other"),), a_frozen(), True, True),
+        ((a_peer("gone"),), a_frozen(), True, False),
+        ((a_peer("llm"),), a_frozen(), True, False),
+        ((), a_frozen(frozen=0), True, False),
+        ((), a_frozen(RECORDED + "}"), True, False),
+        ((), a_frozen("nonsense"), True, False),
+        ((), a_frozen(), False, False),
+    ],
+    ids=[
+        "no resource",
+        "one of another fleet",
+        "the claimant is there",
+        "another looks after the fleet",
+        "nothing is frozen",
+        "the note names no label",
+        "the note is none",
+        "another process leads",
+    ],
+)
+async def test_a_frozen_fleet_whose_resource_is_gone_is_looked_at_in_its_place(
+    peers: tuple[Peer, ...], body: dict[str, Any], *, leads: bool, found: bool
+) -> None:
+    pod = a_pod("a")
+    world = World(*peers, pods=(pod,), leads=leads)
+    world.stand_ins.note("serving", "llm", body, is_deleted=False)
+
+    await world.rounds.once()
+    await world.rounds.once()
+
+    assert (IN_ITS_PLACE in world.loop.keys()) is found  # noqa: SIM118 - a method of the loop
+    assert (world.freed == []) is (found or not leads), "a replica that it drains stays out of rotation"
+    resource = await world.stand_ins.load(IN_ITS_PLACE) if found else None
+    assert resource is None or (resource.is_stand_in and resource.wish is Wish.DELETE)
+
+
+async def test_nothing_stands_in_any_longer_once_a_resource_looks_after_the_fleet() -> None:
+    world = World()
+    world.stand_ins.note("serving", "llm", a_frozen(), is_deleted=False)
+    await world.rounds.once()
+    made = a_peer("llm")
+    world.roster.note(key_of(made), Entry(made, "2026-01-02T00:00:00Z"))
+
+    assert await world.stand_ins.load(IN_ITS_PLACE) is None
+    assert world.stand_ins.keys() == ()
+    world.stand_ins.note("serving", "llm", a_frozen(), is_deleted=True)
+    assert world.stand_ins.frozen() == {}

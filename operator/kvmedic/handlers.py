@@ -30,6 +30,7 @@ from kvmedic.reconcile import let_go, reconcile
 from kvmedic.record.peers import peer_of
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.roster import Entry, Roster
+from kvmedic.stand_ins import StandIns
 
 LOG = logging.getLogger("kvmedic")
 STUCK = timedelta(minutes=5)
@@ -61,6 +62,7 @@ class Operator:
     workers: int
     forget: Callable[[str], None]
     roster: Roster
+    stand_ins: StandIns
     clock: Callable[[], datetime] = utc_now
     """What the time is, for what is stored; what a run waits for is counted by `ports.watch`."""
     loop: Loop = field(init=False)
@@ -83,6 +85,7 @@ class Operator:
         if not self.ports.leader.is_held():
             self.ports.probes.forget_all()
             self.ports.watch.forget_all()
+            self.stand_ins.dismiss_all()
             if self.ports.leader.is_over():
                 return await self._guarded(key, let_go(key, self.ports))
             return self.ports.pace.replica.total_seconds()
@@ -166,7 +169,11 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
         operator.telemetry.resources.set(len(operator.loop.keys()))
 
     @kopf.on.event("apps", "v1", "deployments", registry=made)  # type: ignore[arg-type]
-    async def target(namespace: str, name: str, targets: kopf.Index[Any, Key], **_: Any) -> None:
+    async def target(
+        event: kopf.RawEvent, namespace: str, name: str, targets: kopf.Index[Any, Key], **_: Any
+    ) -> None:
+        is_deleted = event["type"] == "DELETED"
+        operator.stand_ins.note(namespace, name, event["object"], is_deleted=is_deleted)
         for key in targets.get((namespace, name), ()):
             operator.loop.wake(key)
 

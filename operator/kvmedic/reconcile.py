@@ -88,6 +88,7 @@ async def _deleted(resource: Resource, record: Record, ports: Ports, now: dateti
         found = await adopted_by_note(resource, record, ports, now)
         if isinstance(found, Outcome):
             text = f"{found.message}; then let this resource go: {abandoning(resource)}"
+            text = found.message if resource.is_stand_in else text
             told = complaint(record, Outcome(found.reason, text), resource.generation, now)
             await save(resource, told, ports)
             return ports.pace.idle

@@ -20,6 +20,7 @@ from kvmedic.left_pods import free_unclaimed
 from kvmedic.loop import Loop
 from kvmedic.ports import Ports
 from kvmedic.roster import Entry, Roster
+from kvmedic.stand_ins import StandIns
 
 LOG = logging.getLogger("kvmedic")
 
@@ -36,6 +37,7 @@ class Rounds:
     """Lists every resource as it is stored."""
     namespaces: tuple[str, ...]
     """Namespaces that are watched; empty: all."""
+    stand_ins: StandIns
 
     async def run(self) -> None:
         """Make a round at the pace of resources without a run, until cancelled."""
@@ -47,12 +49,13 @@ class Rounds:
             await asyncio.sleep(self.ports.pace.idle.total_seconds())
 
     async def once(self) -> None:
-        """Look once at every resource, and at the pods that are out of rotation.
+        """Look once at every resource, at the pods that are out of rotation, and at fleets that stand frozen.
 
         Pods first: the resource whose run cordoned one of them is then among those that are listed.
         """
         # The loop forgets a resource whose look finds nothing; the roster still has it then.
-        known = {*self.loop.keys(), *self.roster.keys()}
+        known = {*self.loop.keys(), *self.roster.keys()} - {*self.stand_ins.keys()}
+        frozen = self.stand_ins.frozen()
         leads = self.ports.leader.is_held()
         places = self.namespaces or ("",)
         pods = (
@@ -61,7 +64,9 @@ class Rounds:
         peers = await self.census()
         self._heed(known, peers)
         if self.ports.leader.is_held():
-            await free_unclaimed(self.ports.target, pods, peers)
+            for key in self.stand_ins.appoint(frozen, peers):
+                self.loop.wake(key)
+            await free_unclaimed(self.ports.target, pods, (*peers, *self.stand_ins.peers()))
 
     def _heed(self, known: Set[Key], peers: Sequence[Peer]) -> None:
         """Have the loop and the roster know the resources that there are.

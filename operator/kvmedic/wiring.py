@@ -41,6 +41,7 @@ from kvmedic.roster import Roster
 from kvmedic.rounds import Rounds
 from kvmedic.runbooks.allowed_settings import AllowedSettings
 from kvmedic.settings import Settings
+from kvmedic.stand_ins import StandIns
 from kvmedic.trial_ports import Evaluations, NoEvaluations, NoTrials, Probes, Trials
 
 
@@ -178,11 +179,13 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
         telemetry.leading.set_function(lambda: float(leadership.is_held()))
         roster = Roster()
         ports = ports_of(settings, world, reporter, leadership, roster)
+        stand_ins = StandIns(ports.store, roster)
         clock = substitutes.clock or world.client.clock.now
         telemetry.storm.set_function(lambda: float(ports.crowd.has_tripped(clock())))
         operator = Operator(
             ports=replace(
                 ports,
+                store=stand_ins,
                 metrics=substitutes.metrics or ports.metrics,
                 probes=substitutes.probes or ports.probes,
                 watch=substitutes.watch or ports.watch,
@@ -192,6 +195,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
             workers=options.workers,
             forget=reporter.forget,
             roster=roster,
+            stand_ins=stand_ins,
             clock=clock,
         )
         await defined(world.client, options.idle)
@@ -204,6 +208,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
             reporter.forget,
             lambda: census(process.watch),
             process.watch,
+            stand_ins,
         )
         await serve(operator, frame, (leadership.run(), rounds.run()))
 

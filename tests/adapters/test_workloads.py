@@ -478,6 +478,8 @@ class TestOperations:
             "index": 2,
             "before": "--max-num-seqs=64",
             "after": "--max-num-seqs=16",
+            "rotationLabel": "serving",
+            "draining": "draining",
         }
         part = json.loads(notes_on(a_fleet, Freeze(replace(EDIT, at=7), FROZEN))[RECORDED])
         assert part["at"] == 7

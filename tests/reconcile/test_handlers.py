@@ -14,6 +14,7 @@ from kvmedic.handlers import Backoff, Operator, registry
 from kvmedic.kube.errors import Call, Conflict, Unavailable
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.roster import Roster
+from kvmedic.stand_ins import StandIns
 
 KEY = Key("serving", "llm", "uid-1")
 SECOND = timedelta(seconds=1)
@@ -33,7 +34,9 @@ def an_operator(error: Exception | None = None, idle: timedelta = 30 * SECOND) -
     pace = SimpleNamespace(idle=idle, replica=SECOND)
     leader = SimpleNamespace(is_held=lambda: True)
     ports = SimpleNamespace(pace=pace, leader=leader, store=Failing(error or RuntimeError("unexpected")))
-    return Operator(ports, Telemetry(), Backoff(SECOND, 60 * SECOND), 1, lambda uid: None, Roster())
+    roster = Roster()
+    stand_ins = StandIns(ports.store, roster)
+    return Operator(ports, Telemetry(), Backoff(SECOND, 60 * SECOND), 1, lambda uid: None, roster, stand_ins)
 
 
 async def test_failures_in_a_row_wait_longer_each_time_up_to_the_bound():

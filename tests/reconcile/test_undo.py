@@ -177,13 +177,25 @@ def name_another_target(world: World) -> None:
     edit_status(world, op="replace", path="run/targetUid", value="another")
 
 
-def delete_by_force_and_make_anew(world: World) -> None:
-    """In mode Observe, and while no operator runs that would put its finalizer back."""
+def delete_by_force(world: World) -> None:
+    """While no operator runs that would put its finalizer back."""
     world.operators.pop().kill()
     world.kubectl("delete", "kvr", "llm", "--wait=false")
     world.kubectl("patch", "kvr", "llm", "--type=merge", "-p", json.dumps({"metadata": {"finalizers": None}}))
-    world.cluster.apply(remediation(mode="Observe"), world.namespace)
     world.start("operator-1")
+
+
+def delete_by_force_and_die_on_the_way_back(world: World) -> None:
+    delete_by_force(world)
+    world.wait(lambda: cap(world) == OLD, PATIENCE_SECONDS, "the way back begins")
+    world.operators.pop().kill()
+    world.start("operator-2")
+
+
+def delete_by_force_and_make_anew(world: World) -> None:
+    """In mode Observe."""
+    delete_by_force(world)
+    world.cluster.apply(remediation(mode="Observe"), world.namespace)
 
 
 @pytest.mark.timeout(240)
@@ -191,6 +203,8 @@ def delete_by_force_and_make_anew(world: World) -> None:
     ("deed", "outcomes"),
     [
         (remove_run_and_delete, []),
+        (delete_by_force, []),
+        (delete_by_force_and_die_on_the_way_back, []),
         (empty_steps, ["FleetGivenBack"]),
         (name_another_target, ["FleetGivenBack", "TargetDeleted"]),
         (delete_by_force_and_make_anew, ["FleetGivenBack"]),
@@ -208,10 +222,9 @@ def test_a_frozen_fleet_that_no_record_knows_is_given_back_by_its_note(
         let_go(world)
         is_over = (lambda: is_closed_as(world, outcomes)) if outcomes else (lambda: is_gone(world))
         world.wait(is_over, PATIENCE_SECONDS, "the run closes")
-        world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+        world.wait(lambda: world.is_settled() and world.traces() == [], PATIENCE_SECONDS, "nothing is left")
 
     assert world.deployment()["spec"] == before
-    assert world.traces() == []
     assert eye.lost == []
     assert eye.fewest >= 2
 

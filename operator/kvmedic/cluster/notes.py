@@ -10,6 +10,7 @@ from typing import Any
 from kvmedic.core.bundle import BundleEdit, EnvEdit
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.fleet import RolloutFields
+from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reference import ReferenceEdit, TemplateEdit
 
 
@@ -23,6 +24,8 @@ class Note:
     """What it changed of the pod template; None: it put a whole template."""
     template: str
     """Hash of the pod template from before; empty where the edit tells."""
+    rotation_label: RotationLabel | None = None
+    """By which its replicas are drained; None: the note does not say."""
 
 
 def note_in(text: str) -> Note | None:
@@ -44,8 +47,13 @@ def _note(said: Mapping[str, Any]) -> Note:
     if fields.is_frozen:
         raise ValueError("a note of frozen fields says nothing of those from before")
     if "replicaSet" in said:
-        return Note(fields, None, str(said["template"]))
-    return Note(fields, _edit(said), "")
+        return Note(fields, None, str(said["template"]), _rotation_label(said))
+    return Note(fields, _edit(said), "", _rotation_label(said))
+
+
+def _rotation_label(said: Mapping[str, Any]) -> RotationLabel | None:
+    key, draining = _text(said.get("rotationLabel")), _text(said.get("draining"))
+    return RotationLabel(key, draining) if key and draining else None
 
 
 def _edit(said: Mapping[str, Any]) -> TemplateEdit:

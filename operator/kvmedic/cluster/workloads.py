@@ -23,7 +23,7 @@ from kvmedic.cluster.templates import (
     template_operations,
 )
 from kvmedic.core.edit import Json, PatchOperation
-from kvmedic.core.fleet import ROLLING, Fleet, RolloutFields
+from kvmedic.core.fleet import ROLLING, Fleet, RolloutFields, Rotation
 from kvmedic.core.moves import (
     Claim,
     DeploymentMove,
@@ -130,12 +130,12 @@ def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
     note stays until the claim goes; a move that regains a target writes it anew.
     """
     if isinstance(move, Regain):
-        return {} if move.edit is None else {RECORDED: _note(move.recorded, move.edit)}
+        return {} if move.edit is None else {RECORDED: _note(move.recorded, move.edit, fleet.rotation)}
     if isinstance(move, ScaleOut):
         return {RECORDED: json.dumps({"replicas": move.before, "pod": move.pod})}
     if not isinstance(move, Freeze | Hold) or fleet.fields.is_frozen:
         return {}
-    return {RECORDED: _note(fleet.fields, move.edit)}
+    return {RECORDED: _note(fleet.fields, move.edit, fleet.rotation)}
 
 
 def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
@@ -241,8 +241,9 @@ def _ref(fleet: Fleet) -> Ref:
     return Ref(DEPLOYMENTS, fleet.namespace, fleet.name)
 
 
-def _note(fields: RolloutFields, edit: TemplateChange) -> str:
-    return json.dumps({**_note_of_fields(fields), **note_of(edit)})
+def _note(fields: RolloutFields, edit: TemplateChange, rotation: Rotation) -> str:
+    label = {"rotationLabel": rotation.label, "draining": rotation.draining}
+    return json.dumps({**_note_of_fields(fields), **note_of(edit), **label})
 
 
 def _note_of_fields(fields: RolloutFields) -> dict[str, Json]:

@@ -41,3 +41,5 @@ class Resource:
     """What the record says beside a run that somebody damaged; None where nobody did."""
     retried: str = ""
     """A run that was reverted by somebody else, after which a person wants it tried again."""
+    is_stand_in: bool = False
+    """It stands in memory for a resource that is gone, until what that one froze is given back."""

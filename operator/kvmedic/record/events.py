@@ -81,7 +81,7 @@ def _regarding(resource: Resource, note: Note) -> list[dict[str, str]]:
         "namespace": resource.namespace,
         "uid": resource.uid,
     }
-    if not note.on_target or resource.policy is None:
+    if resource.policy is None or not (note.on_target or resource.is_stand_in):
         return [own]
     target = {
         "apiVersion": "apps/v1",
@@ -90,4 +90,5 @@ def _regarding(resource: Resource, note: Note) -> list[dict[str, str]]:
         "namespace": resource.namespace,
     }
     run = resource.record.run if resource.record else None
-    return [own, {**target, "uid": run.target_uid} if run else target]
+    target = {**target, "uid": run.target_uid} if run else target
+    return [target] if resource.is_stand_in else [own, target]
