@@ -392,6 +392,11 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             for reclaim in (Reclaim.IN_PART, Reclaim.SCATTERED, Reclaim.PER_HEAD, Reclaim.NONE)
         ),
         Incident(
+            "a trial showed InPart, of a number of kept tokens that the spec alone has",
+            compressed(THRASH, replace(EVICTS, answer=answered(Reclaim.IN_PART), keep_is_read=False)),
+            fires=False,
+        ),
+        Incident(
             "a trial showed that blocks come back",
             compressed(THRASH, replace(EVICTS, answer=answered(Reclaim.RECLAIMS))),
             fires=False,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from builders import CALM, POOL, an_evidence
+from builders import CALM, NOW, POOL, an_evidence
 from kvmedic.core.blocks import Compacted, Keep
+from kvmedic.core.compressed import Answer
 from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression import TokenEviction
 from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
@@ -16,7 +17,10 @@ from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Observation
 from kvmedic.core.plan import ObjectRef
+from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.started import started_of
+from kvmedic.core.template import template_hash
+from kvmedic.core.trialling import Question
 from kvmedic.engines import ENGINES
 from kvmedic.engines.vllm_start import VLLM_START
 from kvmedic.runbooks.compression_without_savings import not_applied, replace_stale
@@ -269,3 +273,40 @@ def test_nothing_is_kept_free_for_a_growth_that_nobody_knows() -> None:
     assert plain.knob is Knob.WATERMARK
     assert isinstance(evicted, NoChange)
     assert "TriAttention takes tokens" in evicted.message
+
+
+@pytest.mark.parametrize(
+    ("declared", "env", "kept", "shown"),
+    [
+        (NOT_DECLARED, [BUDGET], 4096, Reclaim.IN_PART),
+        (CompressionPolicy(method="TriAttention"), [BUDGET], 4096, Reclaim.IN_PART),
+        (CompressionPolicy(method="TriAttention", keep_tokens=4096), [BUDGET], 4096, Reclaim.IN_PART),
+        (CompressionPolicy(method="TriAttention", keep_tokens=2048), [BUDGET], 2048, None),
+        (CompressionPolicy(method="TriAttention", keep_tokens=2048), [], 2048, None),
+        (CompressionPolicy(method="TriAttention"), [], 2048, None),
+        (NOT_DECLARED, [BUDGET], 1024, None),
+    ],
+    ids=[
+        "the engine's own variable",
+        "its variable, as the spec names no number",
+        "its variable and the spec",
+        "the spec says another number",
+        "the spec alone",
+        "the default of a method that the spec alone names",
+        "a trial that was judged by another number",
+    ],
+)
+def test_blocks_that_come_back_in_part_count_by_what_the_engine_keeps(
+    declared: CompressionPolicy, env: Any, kept: int, shown: Reclaim | None
+) -> None:
+    workload = a_workload(env)
+    template = template_hash(workload.template)
+    told = Answer(Question.RECLAMATION, template, "m", NOW, 1, Reclaim.IN_PART, keep=Keep(kept))
+
+    found = compressed_of(workload, declared, (told,), PLAIN)
+
+    assert found is not None
+    assert found.shown is shown
+    scattered = compressed_of(workload, declared, (replace(told, reclaim=Reclaim.SCATTERED),), PLAIN)
+    assert scattered is not None
+    assert scattered.shown is Reclaim.SCATTERED, "what is scattered is so by any number"

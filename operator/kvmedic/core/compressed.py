@@ -80,6 +80,8 @@ class Compressed:
     """The phrase of its log by which the engine says that it does not run, though settings ask for it."""
     keep: Keep | None = None
     """What it keeps of a sequence; None: not known, or it keeps all."""
+    keep_is_read: bool = True
+    """The engine's settings, or the method itself, say what it keeps; not the spec alone."""
     cache_types: tuple[str, ...] = ()
     """Beginnings of the types in which it stores keys and values; empty: it does not change them."""
     asks_for_type: str = ""
@@ -113,6 +115,16 @@ class Compressed:
     """What history told of the fleet without the method; None: nobody asked."""
     no_history: str = ""
     """Why history does not tell of it; empty where it does, or nobody asked."""
+
+    @property
+    def shown(self) -> Reclaim | None:
+        """Return what a trial showed of its blocks; None: nothing that counts.
+
+        `InPart` is a ratio to what the method keeps: where the spec alone says that, a number that is too
+        small would have a method turned off that works.
+        """
+        found = self.answer.reclaim if self.answer else None
+        return None if found is Reclaim.IN_PART and not self.keep_is_read else found
 
     @property
     def is_unfused(self) -> bool:

@@ -140,7 +140,7 @@ def confirmed_first(evidence: Evidence, advice: TurnOff) -> TurnOff | Try | NoCh
     tell the same, or a trial.
     """
     method = evidence.compression
-    shown = method.answer.reclaim if method and method.answer else None
+    shown = method.shown if method else None
     is_proven = shown not in (None, Reclaim.RECLAIMS)
     if method is None or is_proven or not rests_on_spec_alone(method, evidence):
         return advice

@@ -188,7 +188,7 @@ def blocks_not_freed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive |
     """A long generation on a trial pod showed that few blocks come back, or none."""
     method = evidence.compression
     answer = method.answer if method else None
-    if method is None or answer is None or answer.reclaim in (None, Reclaim.RECLAIMS):
+    if method is None or answer is None or method.shown in (None, Reclaim.RECLAIMS):
         return None
     shown = f"{method.name}, {answer.reclaim}: {answer.message}"
     if answer.reclaim is Reclaim.NONE:
@@ -239,11 +239,19 @@ def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
         return Inconclusive(Reason.METHOD_UNKNOWN, text)
     if answer is not None and answer.reclaim is None:
         return silent(answer)
+    if answer is not None and method.shown is None:
+        return Inconclusive(
+            Reason.TRIAL_UNANSWERED, f"{method.name}, {answer.reclaim}: {answer.message}; {_CHECK}"
+        )
     if (method.method_class in EVICTING and answer is None) or is_start_due(method):
         return None
     return unexplained(method, worth)
 
 
+_CHECK = (
+    "that rests on spec.compression.keepTokens or keepRatio, and on nothing that the engine says: set there "
+    "what the method really keeps, and a trial asks anew"
+)
 _IS_ON = "; the engine itself says that it is on, so each head keeps tokens of its own"
 _MAY_BE_OFF = (
     "; each head keeps tokens of its own, or nothing is evicted at all: no start-up log says that it is on"

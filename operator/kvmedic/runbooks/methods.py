@@ -22,6 +22,7 @@ from kvmedic.core.compression import Setting as BundleSetting
 from kvmedic.core.compression_policy import CompressionPolicy, Fix
 from kvmedic.core.engine import Knob
 from kvmedic.core.evidence import Measured, Observation
+from kvmedic.core.reclamation_probe import Reclaim
 from kvmedic.core.template import template_hash
 from kvmedic.core.trialling import Question
 from kvmedic.engines.kv_methods import CACHE_TYPES, METHODS, method_named
@@ -137,12 +138,18 @@ def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer
         block_tokens_without=start.block_tokens if start and not method.blocks_without else None,
         pool_is_fixed=is_fixed,
         settings=() if comes_by_itself else method.settings,
-        answer=answer_for(answers, template, Question.RECLAMATION),
+        answer=_of_what_it_keeps(answer_for(answers, template, Question.RECLAMATION), method),
         grown=answer_for(answers, template, Question.PROMPTS),
         grown_without=answer_beside(answers, template, Question.PROMPTS),
         start_without=start,
         longest_request=workload.longest_request(),
     )
+
+
+def _of_what_it_keeps(answer: Answer | None, method: Compressed) -> Answer | None:
+    """Return an answer, but none by the ratio to a number of kept tokens that is another one now."""
+    by_ratio = answer is not None and answer.reclaim is Reclaim.IN_PART
+    return None if by_ratio and answer is not None and answer.keep != method.keep else answer
 
 
 def environment_of(workload: Workload) -> dict[str, str]:
@@ -186,9 +193,9 @@ def _declared(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compres
     known = method_named(policy.method)
     seen = next((each for each in found if known is not None and each.method is known), None)
     name = known.name if known else policy.method or "the declared method"
-    kept = Keep(policy.keep_tokens, policy.keep_share)
+    kept, read = Keep(policy.keep_tokens, policy.keep_share), Keep(seen.budget if seen else None)
     if kept == Keep():
-        kept = Keep(seen.budget if seen else known.default_budget if known else None)
+        kept = read if seen else Keep(known.default_budget if known else None)
     return Compressed(
         name=name,
         method_class=policy.method_class or (known.method_class if known else None),
@@ -196,6 +203,7 @@ def _declared(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compres
         is_confirmed=seen is not None and seen.is_confirmed,
         denied=seen.denied if seen else "",
         keep=None if kept == Keep() else kept,
+        keep_is_read=kept == read,
         cache_types=known.cache_dtypes if known else (),
         settings=policy.settings or (known.settings if known else ()),
     )

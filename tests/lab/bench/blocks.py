@@ -32,10 +32,31 @@ class Case:
 
     name: str
     survival: Survival
-    expected: blocks.Pattern
+    expected: blocks.Pattern | float
+    """Where survivors are; or the blocks that come free, where `core/blocks.py` has no such pattern."""
     compaction: Compaction | None = None
     step: int = TOKENS
     """Tokens from one pass to the next; by default there is a single one at the end."""
+    window: int = 0
+    """Newest tokens that are kept whatever their scores, as a part of all that are kept."""
+
+    @property
+    def mean(self) -> float:
+        """Return the blocks that arithmetic has come free."""
+        is_number = isinstance(self.expected, float)
+        return self.expected if is_number else blocks.freed(WHOLE, self.expected).mean
+
+
+def freed_though_rescored(window: int) -> float:
+    """Return the blocks that come free where each pass draws survivors anew of all that are older.
+
+    Of the older tokens, B of B + 128 survive a pass, so one that has been through n passes is still there
+    with probability q^n, q = B / (B + 128), and its block with 1 - (1 - q^n)^16.
+    """
+    older = TOKENS - EVICTED - window
+    share, passes = older / (older + PASS_TOKENS), (TOKENS - window) // PASS_TOKENS
+    held = sum(1 - (1 - share**each) ** BLOCK_TOKENS for each in range(1, passes + 1))
+    return (TOKENS - window - PASS_TOKENS * held) / BLOCK_TOKENS
 
 
 CASES = (
@@ -43,6 +64,10 @@ CASES = (
     Case("scattered", Survival.SCATTERED, blocks.Scattered()),
     Case("scattered, a pass every 128 tokens", Survival.SCATTERED, blocks.Scattered(), step=PASS_TOKENS),
     Case("runs of 8", Survival.RUNS, blocks.InRuns(8)),
+    *(
+        Case(name, Survival.RESCORED, freed_though_rescored(window), step=PASS_TOKENS, window=window)
+        for name, window in (("drawn anew in each pass", 0), ("drawn anew, half of them the newest", 1024))
+    ),
     Case("newest", Survival.RECENT, blocks.Compacted()),
     *(
         Case(f"scattered, {words}", Survival.SCATTERED, blocks.Compacted(), compaction, PASS_TOKENS)
@@ -72,7 +97,7 @@ class Counted:
     @property
     def off(self) -> float:
         """By how many standard errors the mean is off."""
-        return (fmean(self.freed) - blocks.freed(WHOLE, self.case.expected).mean) / self.error
+        return (fmean(self.freed) - self.case.mean) / self.error
 
 
 def counted(case: Case, seeds: int) -> Counted:
@@ -83,7 +108,7 @@ def counted(case: Case, seeds: int) -> Counted:
 
 def _evicted(case: Case, seed: int) -> tuple[int, int]:
     """Return blocks freed and tokens moved for one request, pass by pass."""
-    eviction = Eviction(case.survival, budget=TOKENS - EVICTED)
+    eviction = Eviction(case.survival, budget=TOKENS - EVICTED - case.window, window=case.window)
     method = Compression(eviction, compaction=case.compaction)
     survivors = Survivors(eviction, seed)
     pool = BlockPool(TOKENS // BLOCK_TOKENS + 1, caching=False)
@@ -107,8 +132,9 @@ def main() -> int:
         found = counted(case, seeds)
         rows.append(found)
         seen = f"{fmean(found.freed):.1f} +- {stdev(found.freed):.1f}"
-        mean = blocks.freed(WHOLE, case.expected).mean
-        print(f"{case.name:36}{seen:>18}{mean:>12.1f}{found.off:>+6.1f} se{found.moved:>14.0f}", flush=True)
+        print(
+            f"{case.name:36}{seen:>18}{case.mean:>12.1f}{found.off:>+6.1f} se{found.moved:>14.0f}", flush=True
+        )
     worst = max(abs(each.off) for each in rows)
     print(f"\nworst: off by {worst:.1f} standard errors of the mean (at most {ERRORS:g})")
     return 0 if worst <= ERRORS else 1

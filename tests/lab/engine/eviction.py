@@ -1,14 +1,14 @@
-"""Which tokens of one request a method keeps: every token has a score for each head, once and for ever.
+"""Which tokens of one request a method keeps: every token has a score for each head.
 
-A pass keeps the highest scores of all tokens so far, so survivors are the same as if all had been chosen at
-once.
+A pass keeps the highest scores of all tokens so far. Scores are drawn once and for ever, so survivors are the
+same as if all had been chosen at once; but `RESCORED` draws those of all survivors anew in each pass.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import chain, count, islice
 from random import Random
 
@@ -27,6 +27,8 @@ class Survival(StrEnum):
     """Anywhere, and each head keeps tokens of its own."""
     RUNS = "runs"
     """In runs of neighbours that may overlap, anywhere, the same for all heads."""
+    RESCORED = "rescored"
+    """Anywhere, the same for all heads, chosen anew in each pass."""
     RECENT = "recent"
     """The newest, as StreamingLLM does."""
 
@@ -96,7 +98,9 @@ class Survivors:
         for position in range(self._scored, max(self._scored, tokens - eviction.window)):
             self._score(position)
         kept, gone = eviction.kept_of(tokens), set()
-        for heap in self._kept:
+        for heap, scores in zip(self._kept, self._scores, strict=True):
+            if eviction.survival is Survival.RESCORED and len(heap) > kept:
+                _draw_anew(heap, scores)
             while len(heap) > kept:
                 _, position = heappop(heap)
                 self._holders[position] -= 1
@@ -113,6 +117,13 @@ class Survivors:
                 heappush(heap, (score, position))
                 self._holders[position] += 1
         self._scored = position + 1
+
+
+def _draw_anew(heap: list[tuple[float, int]], scores: Iterator[float]) -> None:
+    """Give every token of a heap another score, in the order of their places; a needle stays known."""
+    ordered = sorted(heap, key=lambda each: each[1])
+    heap[:] = [(score if score == RECOGNISED else next(scores), place) for score, place in ordered]
+    heapify(heap)
 
 
 def _scores(eviction: Eviction, seed: str, needle: int | None) -> Iterator[float]:

@@ -81,7 +81,7 @@ def _triattention(environ: Mapping[str, str]) -> Method:
 
 
 def _eviction(environ: Mapping[str, str]) -> Compression:
-    """Return what LAB_EVICTION says: scattered, per-head, runs or recent."""
+    """Return what LAB_EVICTION says: scattered, per-head, runs, rescored or recent."""
     budget, keep = environ.get("LAB_EVICTION_BUDGET"), environ.get("LAB_EVICTION_KEEP")
     eviction = Eviction(
         Survival(environ["LAB_EVICTION"]),
