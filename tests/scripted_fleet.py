@@ -200,7 +200,7 @@ def _duplicates(tape: Tape) -> None:
     _record(tape, "twice", Engine(preemptions=lambda t: _HALF(t + 9)), prometheus_replica="b")
     _record(tape, "contradicted", STEADY, job="first")
     _record(tape, "contradicted", Engine(preemptions=rising(5.0)), job="second")
-    _record(tape, "moved", Engine(last=-200.0), instance="10.0.0.1:8000")
+    _record(tape, "moved", Engine(last=-200.0), instance="10.0.0.2:8001")
     _record(tape, "moved", STEADY, instance="10.0.0.2:8000")
 
 

@@ -246,7 +246,8 @@ OWN, FORGED = "10.1.1.7:8000", "10.9.9.9:8000"
         ([FORGED], "10.1.1.7", []),
         (["llm-0:8000", "", FORGED], "10.1.1.7", ["llm-0:8000", ""]),
         (["[fd00::7]:8000", "[fd00::8]:8000"], "fd00::7", ["[fd00::7]:8000"]),
-        ([OWN, FORGED], "", [OWN, FORGED]),
+        ([OWN, "10.1.1.7:8001", "llm-0:8000"], "", [OWN, "10.1.1.7:8001", "llm-0:8000"]),
+        ([OWN, FORGED], "", []),
     ],
     ids=[
         "the pod's",
@@ -256,7 +257,8 @@ OWN, FORGED = "10.1.1.7:8000", "10.9.9.9:8000"
         "another's alone",
         "relabelled, and another's",
         "of six",
-        "a pod without an address",
+        "a pod whose address nobody knows",
+        "one that two addresses tell of",
     ],
 )
 def test_an_engine_is_told_of_by_a_target_at_its_pods_address(

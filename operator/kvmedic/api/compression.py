@@ -135,7 +135,7 @@ class CompressionBaseline(Wire):
     """95th percentile of the time a request takes as a whole. From 1ms to 24h."""
     replicas: Annotated[int, Field(strict=True), whole(1, 100000)] | None = None
     """Replicas that the fleet's rates are of, so that a fleet of more is compared per replica. From 1 to
-    100000. Absent: as many as now."""
+    100000. Absent: one, where there is one now; rates of more replicas are not compared without it."""
     accuracy: Annotated[float, Field(strict=True), number(0, 1)] | None = None
     """Score of the accuracy gate without the method (ratio 0 to 1)."""
     accuracy_configuration: Annotated[str, Field(max_length=64)] | None = None

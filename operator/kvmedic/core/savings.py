@@ -98,6 +98,10 @@ def _doubt(without: Figures, present: Figures) -> str:
         if getattr(without, name) is None or getattr(present, name) is None:
             whose = "before" if getattr(without, name) is None else "now"
             return f"{name.replace('_', ' ')} {whose} is not known"
+    if without.replicas is None and (present.replicas or 1) > 1:
+        return (
+            "of how many replicas the rates were is not known: say it in spec.compression.baseline.replicas"
+        )
     load = _ratio(without.requests_per_second, present.requests_per_second)
     if load is not None:
         load /= _ratio(without.replicas, present.replicas) or 1.0

@@ -118,11 +118,14 @@ def own_series(series: tuple[Series, ...], address: str) -> tuple[Series, ...]:
 
     Args:
         series: that name the pod.
-        address: of the pod; empty where nobody knows it, so that all count.
+        address: of the pod; empty where nobody knows it, as of one that is gone: all count then, unless they
+            are of several addresses, as a pod has but one.
     """
-    if not address or not series:
+    if not series:
         return series
     hosts = [(one, _host(one.labels.get("instance", ""))) for one in series]
+    if not address:
+        return () if len({host for _, host in hosts if host is not None}) > 1 else series
     own = tuple(one for one, host in hosts if host == _host(address))
     return own or tuple(one for one, host in hosts if host is None)
 
