@@ -130,3 +130,15 @@ def test_a_window_is_judged_like_the_one_before(
     found = judge_parity(before(CALM, CALM), an_observation(*replicas), STRICT, TRIGGER, restarts)
 
     assert (found.verdict, found.reason) == (verdict, reason)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [(60, Verdict.RECOVERED), (600, Verdict.NOT_RECOVERED)],
+    ids=["200 requests", "2,000"],
+)
+def test_stalls_that_two_windows_differ_by_by_chance_are_no_loss(seconds: float, verdict: Verdict) -> None:
+    stalling = replace(BEFORE, window_seconds=seconds, requests_per_second=3.3, stalls_per_request=1.4)
+    after = replace(stalling, stalls_per_request=1.6)
+
+    assert compare_for_parity(stalling, after, Objectives(), TRIGGER).verdict is verdict

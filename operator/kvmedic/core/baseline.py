@@ -83,6 +83,11 @@ class Baseline:
     ended_at_memory_limit: bool = False
     """A replica's engine had ended last at its container's memory limit."""
 
+    @property
+    def requests(self) -> float:
+        """Return how many requests came in the window."""
+        return self.requests_per_second * self.window_seconds
+
 
 def baseline_of(observation: Observation, restarts: int) -> Baseline | Inconclusive:
     """Return a fleet's figures over one window, or what is missing for them.

@@ -6,7 +6,7 @@ from before and after; `docs/explanation/verdict-thresholds.md` says how the thr
 
 from __future__ import annotations
 
-from math import inf
+from math import exp, inf, sqrt
 
 from kvmedic.core.baseline import Baseline
 
@@ -21,6 +21,8 @@ longer. The seconds added are those of one stall, so that a fleet in which nobod
 LEAST_SERVED = 0.9
 """Tokens of requests without a stall after over before, at least, while as many requests come. Without any
 change two windows of 10 minutes differ by up to 4 %, of 5 minutes by 6 % (simulated, 3 replicas)."""
+BY_CHANCE = 1.645
+"""Standard errors by which a count must differ: chance alone has it differ so in one of twenty cases."""
 AS_MANY = 0.95
 """Arrivals after over before, from which as many requests come."""
 WORSE = 1.25
@@ -66,6 +68,16 @@ def is_served_less(tokens: float, arrivals: float) -> bool:
         arrivals: requests per second, after over before.
     """
     return arrivals >= AS_MANY and tokens < LEAST_SERVED
+
+
+def stalls_by_chance(before: Baseline, after: Baseline) -> float:
+    """Return how many times the tokens without a stall there may really be, of which chance hides a part.
+
+    Stalls are counted: of x per request and n requests the standard error is sqrt(x / n) at least, and tokens
+    without a stall fall with exp(-x). Short windows of few requests tell little of it.
+    """
+    variance = sum(each.stalls_per_request / max(1.0, each.requests) for each in (before, after))
+    return exp(BY_CHANCE * sqrt(variance))
 
 
 def is_broken(objective: float | None, before: float, after: float) -> bool:

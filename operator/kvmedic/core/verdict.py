@@ -22,6 +22,7 @@ from kvmedic.core.floors import (
     is_served_less,
     is_silent_for_longer,
     silent_seconds,
+    stalls_by_chance,
 )
 from kvmedic.core.judged import Judged, Verdict, figures_after, not_recovered
 from kvmedic.core.reasons import Reason
@@ -254,10 +255,11 @@ class Change:
 
     def sinks(self, objectives: Objectives) -> str:
         """Return which objective or floor the fleet is below because of the change; empty: none."""
+        stalls = self.goodput * stalls_by_chance(self.before, self.after) < 1
         facts = (
             (self.breaches(objectives), "an objective is broken"),
             (self.keeps_waiting(objectives), "users are kept waiting"),
-            (is_served_less(self.goodput, self.arrivals), "fewer tokens come without a stall"),
+            (stalls and is_served_less(self.goodput, self.arrivals), "fewer tokens come without a stall"),
         )
         return ", ".join(text for applies, text in facts if applies)
 
