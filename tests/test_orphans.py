@@ -13,6 +13,7 @@ from kvmedic.core.bundle import BundleEdit
 from kvmedic.core.edit import Field, TokenEdit
 from kvmedic.core.fleet import STILL, ReplicaSet
 from kvmedic.core.moves import Freeze
+from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reasons import Reason
 from kvmedic.core.run import StepState
 from kvmedic.core.standing import Standing, standing
@@ -27,17 +28,20 @@ def written(edit) -> str:
     return notes_on(a_fleet(), Freeze(edit, STILL))["kvmedic.io/recorded"]
 
 
+LABEL = RotationLabel("serving", "draining")
+
+
 @pytest.mark.parametrize(
     "edit",
     [EDIT, WITHIN, CONFIG.edit, replace(CONFIG.edit, source=1), BUNDLE.edit],
     ids=["a token", "a word", "a reference", "a projected one", "a bundle"],
 )
 def test_a_note_is_read_as_it_was_written(edit) -> None:
-    assert note_in(written(edit)) == Note(OWN_FIELDS, edit, "")
+    assert note_in(written(edit)) == Note(OWN_FIELDS, edit, "", LABEL)
 
 
 def test_a_note_of_a_whole_template_has_its_hash() -> None:
-    assert note_in(written(RECALL.swap)) == Note(OWN_FIELDS, None, RECALL.before.template)
+    assert note_in(written(RECALL.swap)) == Note(OWN_FIELDS, None, RECALL.before.template, LABEL)
 
 
 GOOD = json.loads(written(EDIT))
@@ -127,4 +131,4 @@ def test_a_variable_alone_is_read_as_a_bundle_of_one() -> None:
     said = json.loads(written(BUNDLE.edit))
     alone = json.dumps({**{k: v for k, v in said.items() if k != "parts"}, **said["parts"][0]})
 
-    assert note_in(alone) == Note(OWN_FIELDS, BundleEdit((part,)), "")
+    assert note_in(alone) == Note(OWN_FIELDS, BundleEdit((part,)), "", LABEL)

@@ -187,7 +187,8 @@ def delete_by_force(world: World) -> None:
 
 def delete_by_force_and_die_on_the_way_back(world: World) -> None:
     delete_by_force(world)
-    world.wait(lambda: cap(world) == OLD, PATIENCE_SECONDS, "the way back begins")
+    let_go(world)
+    world.wait(lambda: cap(world) == OLD, PATIENCE_SECONDS, "the template is put back")
     world.operators.pop().kill()
     world.start("operator-2")
 
