@@ -12,6 +12,7 @@ from kvmedic.core.crowd import Peer
 from kvmedic.core.decide import Wish
 from kvmedic.core.fleet import FROZEN_MIN_READY_SECONDS, FROZEN_PROGRESS_DEADLINE_SECONDS, Cordoned
 from kvmedic.core.resource import Key
+from kvmedic.core.template import template_hash
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.loop import Loop
 from kvmedic.record.peers import peer_of
@@ -164,13 +165,19 @@ RECORDED = (
 LABEL = ', "rotationLabel": "serving", "draining": "draining"}'
 
 
-def a_frozen(note: str = RECORDED + LABEL, frozen: int = FROZEN_MIN_READY_SECONDS) -> dict[str, Any]:
+TEMPLATE = {"spec": {"containers": [{"name": "vllm", "args": ["--max-num-seqs=64"]}]}}
+
+
+def a_frozen(
+    note: str = RECORDED + LABEL, frozen: int = FROZEN_MIN_READY_SECONDS, template: Any = None
+) -> dict[str, Any]:
     return {
         "metadata": {
             "uid": "d",
             "annotations": {"kvmedic.io/run": "uid-gone/1/3", "kvmedic.io/recorded": note},
         },
         "spec": {
+            "template": template or {},
             "minReadySeconds": frozen,
             "progressDeadlineSeconds": FROZEN_PROGRESS_DEADLINE_SECONDS,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
@@ -178,6 +185,7 @@ def a_frozen(note: str = RECORDED + LABEL, frozen: int = FROZEN_MIN_READY_SECOND
     }
 
 
+BACK = (RECORDED + LABEL).replace('"template": "h"', f'"template": "{template_hash(TEMPLATE)}"')
 IN_ITS_PLACE = Key("serving", "llm", "uid-gone")
 
 
@@ -189,6 +197,7 @@ IN_ITS_PLACE = Key("serving", "llm", "uid-gone")
         ((a_peer("gone"),), a_frozen(), True, False),
         ((a_peer("llm"),), a_frozen(), True, False),
         ((), a_frozen(frozen=0), True, False),
+        ((), a_frozen(BACK, frozen=0, template=TEMPLATE), True, True),
         ((), a_frozen(RECORDED + "}"), True, False),
         ((), a_frozen("nonsense"), True, False),
         ((), a_frozen(), False, False),
@@ -198,7 +207,8 @@ IN_ITS_PLACE = Key("serving", "llm", "uid-gone")
         "one of another fleet",
         "the claimant is there",
         "another looks after the fleet",
-        "nothing is frozen",
+        "nothing is frozen, and the change is in force",
+        "nothing is frozen, and it is as it was",
         "the note names no label",
         "the note is none",
         "another process leads",

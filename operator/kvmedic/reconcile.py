@@ -97,6 +97,10 @@ async def _deleted(resource: Resource, record: Record, ports: Ports, now: dateti
             again = await give_back(resource, record, ports, now)
         if again is not None:
             return again
+    if resource.is_stand_in and resource.policy is not None:
+        view = await ports.target.look(resource.namespace, resource.policy)
+        if view is not None and not view.fleet.fields.is_frozen:
+            await ports.target.unclaim(view.fleet)
     await unfinalized(resource, ports)
     return None
 

@@ -144,15 +144,16 @@ class StandIns:
 
 
 def frozen_fleet(name: str, body: Mapping[str, Any]) -> FrozenFleet | None:
-    """Return what a Deployment says of the run that holds it frozen; None where none does."""
-    marks = annotations_of(body)
+    """Return what a Deployment says of the run that holds it frozen; None where none does.
+
+    One that has everything back and still carries the claim counts too: who gave it back died before it took
+    the claim off. Where the change is rolled out the note stays, as it tells a person what was before.
+    """
+    marks, spec = annotations_of(body), section(body, "spec")
     note, claim = note_in(marks.get(RECORDED, "")), marks.get(RUN, "")
-    if (
-        note is None
-        or note.rotation_label is None
-        or not claim
-        or not rollout_fields(section(body, "spec")).is_frozen
-    ):
+    if note is None or note.rotation_label is None or not claim:
+        return None
+    if not rollout_fields(spec).is_frozen and not note.is_undone(section(spec, "template")):
         return None
     terms = Terms(note.rotation_label, DRAIN_TIMEOUT, OnDrainTimeout.HOLD)
     return FrozenFleet(uid_of(body), claim, without_spec(TargetRef("Deployment", name, None), terms))

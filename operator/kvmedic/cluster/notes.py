@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvmedic.core.bundle import BundleEdit, EnvEdit
-from kvmedic.core.edit import Field, TokenEdit
+from kvmedic.core.edit import EditState, Field, TokenEdit
 from kvmedic.core.fleet import RolloutFields
 from kvmedic.core.policy import RotationLabel
 from kvmedic.core.reference import ReferenceEdit, TemplateEdit
+from kvmedic.core.template import template_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,12 @@ class Note:
     """Hash of the pod template from before; empty where the edit tells."""
     rotation_label: RotationLabel | None = None
     """By which its replicas are drained; None: the note does not say."""
+
+    def is_undone(self, template: Mapping[str, object]) -> bool:
+        """Return whether a pod template is as it was before."""
+        if self.edit is None:
+            return template_hash(template) == self.template
+        return self.edit.state(template) is EditState.BEFORE
 
 
 def note_in(text: str) -> Note | None:
