@@ -13,8 +13,7 @@ from datetime import UTC, datetime, timedelta
 from math import exp, log, sqrt
 from statistics import NormalDist
 
-from kvmedic.core.diagnosis import Evidence, Trigger
-from kvmedic.core.evidence import (
+from kvmedic.model.evidence import (
     HISTOGRAMS,
     Absence,
     Histogram,
@@ -27,6 +26,8 @@ from kvmedic.core.evidence import (
     Stale,
     Unsupported,
 )
+from kvmedic.model.spec import Trigger
+from kvmedic.runbooks.branches import Evidence
 
 NOW = datetime(2026, 3, 1, 3, 0, tzinfo=UTC)
 LENGTH_BOUNDS = tuple(float(base * 10**power) for power in range(4) for base in (1, 2, 5))

@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 from builders import CALM, NOW, Replica, an_observation
-from kvmedic.core.diagnosis import Evidence
-from kvmedic.core.evidence import Measured, Observation, PodReadings, Reading
-from kvmedic.core.revisions import Deploy, Difference, LatestDeploy, Revision
+from kvmedic.model.config_edits import Deploy, Difference, LatestDeploy, Revision
+from kvmedic.model.evidence import Measured, Observation, PodReadings, Reading
+from kvmedic.runbooks.branches import Evidence
 
 PREVIOUS = Revision(6, "llm-6f", "aaaaaaaaaaaaaaaa")
 LATEST = Revision(7, "llm-7c", "bbbbbbbbbbbbbbbb")

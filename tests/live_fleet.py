@@ -16,15 +16,16 @@ from typing import Any
 from kvmedic.cluster.rotation import move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
 from kvmedic.cluster.workloads import assign, notes_on
-from kvmedic.core.draining import Drain, Victim
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.fleet import Fleet
-from kvmedic.core.moves import Cordon, DeletePod, Failed, Move, Refused, Settled, Uncordon, Wait
-from kvmedic.core.policy import RotationLabel, TargetRef
-from kvmedic.core.rollout import Order, next_move
-from kvmedic.core.template import template_hash
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
+from kvmedic.model.edits import Field, TokenEdit
+from kvmedic.model.fleet import Fleet, template_hash
+from kvmedic.model.run import Victim
+from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.rollout.draining import Drain
+from kvmedic.rollout.moves import Cordon, DeletePod, Failed, Move, Refused, Settled, Uncordon, Wait
+from kvmedic.rollout.template import Order
+from kvmedic.rollout.template import next_template_move as next_move
 from lab.cluster.light import LightCluster
 from lab.cluster.watch import Watches
 

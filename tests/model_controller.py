@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.core.moves import (
+from kvmedic.model.edits import Field, TokenEdit
+from kvmedic.model.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
+from kvmedic.rollout.moves import (
     Claim,
     Cordon,
     DeletePod,

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import ClassVar
 
-from kvmedic.core.draining import Drain, Victim
-from kvmedic.core.moves import (
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Victim
+from kvmedic.rollout.draining import Drain
+from kvmedic.rollout.moves import (
     Cordon,
     DeletePod,
     Effect,
@@ -22,7 +24,6 @@ from kvmedic.core.moves import (
     Uncordon,
     Wait,
 )
-from kvmedic.core.reasons import Reason
 from model_controller import Model, StaleError
 
 Events = Iterable[tuple[int, int]]

@@ -11,21 +11,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from kvmedic.core.blocks import Keep
-from kvmedic.core.evidence import Absence, Missing, Reading
-from kvmedic.core.fleet import Pod
-from kvmedic.core.object_ref import ObjectRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.started import Start, StartForms, Unread
-from kvmedic.core.trialling import Progress, Question, TrialStep, Underway
-from kvmedic.core.vitals import Device
+from kvmedic.engines.engine_log import Start, StartForms, Unread
 from kvmedic.engines.vllm import VLLM
+from kvmedic.engines.vllm_logs import VLLM_START
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.engines.vllm_start import VLLM_START
-from kvmedic.metrics.generation import Rhythm
+from kvmedic.metrics.generation import MemoryPace, Rhythm
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
 from kvmedic.metrics.probes import AT_ONCE, Beside, GenerationProbes, Tempo, Vocabulary
-from kvmedic.metrics.prompts import MemoryPace
+from kvmedic.model.compression import Keep
+from kvmedic.model.devices import Device
+from kvmedic.model.evidence import Absence, Missing, Reading
+from kvmedic.model.fleet import ObjectRef, Pod
+from kvmedic.model.reasons import Reason
+from kvmedic.model.trial import Progress, Question, TrialStep, Underway
 from run_builder import a_pod
 
 NAMESPACE = "serving"

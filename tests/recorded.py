@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from kvmedic.core.evidence import Histogram, Measured, Observation, PodReadings, Pool, Signal
+from kvmedic.model.evidence import Histogram, Measured, Observation, PodReadings, Pool, Signal
 
 RECORDED = Path(__file__).parent / "data" / "vllm"
 AT = datetime(2026, 11, 21, tzinfo=UTC)

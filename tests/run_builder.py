@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from kvmedic.core.bundle import BundleEdit, BundleStep, EnvEdit
-from kvmedic.core.config_map import FileEdit
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.engine import Knob
-from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, ReplaceStep, RevisionStep, ScaleStep, Step
-from kvmedic.core.reasons import Reason
-from kvmedic.core.reference import ReferenceEdit
-from kvmedic.core.revisions import Revision
-from kvmedic.core.run import Intent, Outcome, Run, StepRecord, StepState
-from kvmedic.core.verdict import Baseline
+from kvmedic.model.config_edits import FileEdit, Revision
+from kvmedic.model.edits import BundleEdit, BundleStep, EnvEdit, Field, ReferenceEdit, TokenEdit
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import Fleet, ObjectRef, Pod, ReplicaSet, RolloutFields, Rotation
+from kvmedic.model.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Baseline, Intent, Outcome, Run, StepRecord, StepState
 
 NOW = datetime(2026, 3, 1, 3, 0, tzinfo=UTC)
 UID = "11111111-2222-3333-4444-555555555555"

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from kvmedic.core.crowd import BadEnd, Breaker, Budgets, Peer
-from kvmedic.core.reasons import Reason
-from kvmedic.core.resource import Key
-from kvmedic.crowd import Bounds, Crowd
-from kvmedic.roster import Entry, Roster
+from kvmedic.controller.run_limits import Bounds, Crowd, Entry, Roster
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Key
+from kvmedic.rollout.gates import BadEnd, Breaker, Budgets, Peer
 from run_builder import NOW
 
 MINUTE = timedelta(minutes=1)

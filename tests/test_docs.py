@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from kvmedic.api.quantities import format_duration
 from kvmedic.cli.app import app_for
-from kvmedic.frame import BudgetOptions, CompressionOptions, StormOptions
+from kvmedic.settings import BudgetOptions, CompressionOptions, StormOptions
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

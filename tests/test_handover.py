@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.engine import Engine
-from kvmedic.core.owner import OwnerKind, TemplateOwner
-from kvmedic.core.version import Version
+from kvmedic.controller.obstacles import MESSAGE_BYTES, advice
 from kvmedic.engines.vllm import VLLM
-from kvmedic.handover import MESSAGE_BYTES, advice
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
+from kvmedic.model.edits import Field, TokenEdit
+from kvmedic.model.engine import Engine, Version
+from kvmedic.model.fleet import OwnerKind, TemplateOwner
 from kvmedic.record.events import NOTE_LIMIT
 
 COMMAND = "kvmedic plan chat -n ml"

@@ -7,18 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.cluster.notes import Note, note_in
-from kvmedic.cluster.workloads import notes_on
-from kvmedic.core.bundle import BundleEdit
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.fleet import STILL, ReplicaSet
-from kvmedic.core.moves import Freeze
-from kvmedic.core.policy import RotationLabel
-from kvmedic.core.reasons import Reason
-from kvmedic.core.run import StepState
-from kvmedic.core.standing import Standing, standing
-from kvmedic.core.template import template_hash
-from kvmedic.orphans import run_that_gives_back
+from kvmedic.cluster.workloads import Note, note_in, notes_on
+from kvmedic.controller.orphans import run_that_gives_back
+from kvmedic.model.edits import BundleEdit, Field, TokenEdit
+from kvmedic.model.fleet import STILL, ReplicaSet, template_hash
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import StepState
+from kvmedic.model.spec import RotationLabel
+from kvmedic.rollout.drift import Standing, standing
+from kvmedic.rollout.moves import Freeze
 from run_builder import BUNDLE, CONFIG, EDIT, NOW, OWN_FIELDS, RECALL, UID, a_fleet, a_pod
 
 WITHIN = TokenEdit("vllm", 0, Field.COMMAND, 2, "64", None, 17)

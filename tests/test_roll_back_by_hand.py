@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from kvmedic.cluster.target import DeploymentTarget
-from kvmedic.core.fleet import Fleet, Pod
-from kvmedic.core.moves import Cordon, ScaleOut
-from kvmedic.core.reference import ReferenceEdit
-from kvmedic.core.template import template_hash
 from kvmedic.kube.client import Limits, connect
 from kvmedic.kube.errors import Conflict
+from kvmedic.model.edits import ReferenceEdit
+from kvmedic.model.fleet import Fleet, Pod, template_hash
+from kvmedic.rollout.moves import Cordon, ScaleOut
 from lab.cluster.light import LightCluster
 from live_fleet import NAME, POLL_SECONDS, LiveFleet, is_whole, walker
 

@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.crowd import Peer
-from kvmedic.core.decide import Wish
-from kvmedic.core.fleet import FROZEN_MIN_READY_SECONDS, FROZEN_PROGRESS_DEADLINE_SECONDS, Cordoned
-from kvmedic.core.resource import Key
-from kvmedic.core.template import template_hash
+from kvmedic.controller.orphans import StandIns
+from kvmedic.controller.run_limits import Entry, Roster
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.loop import Loop
-from kvmedic.record.peers import peer_of
-from kvmedic.roster import Entry, Roster
+from kvmedic.model.fleet import (
+    FROZEN_MIN_READY_SECONDS,
+    FROZEN_PROGRESS_DEADLINE_SECONDS,
+    Cordoned,
+    template_hash,
+)
+from kvmedic.model.status import Key, Wish
+from kvmedic.record.store import peer_of
+from kvmedic.rollout.gates import Peer
 from kvmedic.rounds import Rounds
-from kvmedic.stand_ins import StandIns
 
 
 def a_peer(name: str, **told: Any) -> Peer:

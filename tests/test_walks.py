@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.draining import Drain, TimedOut, Victim, draining_move, held_move
-from kvmedic.core.evidence import Measured
-from kvmedic.core.moves import Uncordon, Wait
-from kvmedic.core.policy import OnDrainTimeout
-from kvmedic.walks import _held, _watched_fleet, drain_of
+from kvmedic.controller.next_move import _held, _watched_fleet, drain_of
+from kvmedic.model.evidence import Measured
+from kvmedic.model.run import TimedOut, Victim
+from kvmedic.model.spec import OnDrainTimeout
+from kvmedic.rollout.draining import Drain, draining_move, held_move
+from kvmedic.rollout.moves import Uncordon, Wait
 from run_builder import NOW, a_fleet, a_pod
 
 LIMIT = timedelta(minutes=10)

@@ -11,15 +11,14 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from kvmedic.cluster.evaluations import Evaluations
-from kvmedic.cluster.trials import Trials
-from kvmedic.core.gating import Counted, NoEvaluation, Served
-from kvmedic.core.trialling import Interrupted, Underway
+from kvmedic.cluster.trial_pods import Trials
+from kvmedic.controller.ports import NoEvaluations, NoProbes, NoTrials
 from kvmedic.kube.client import Client, Limits
 from kvmedic.manifests.evaluation_job import Evaluation
 from kvmedic.manifests.trial_pod import Owner, Trial
 from kvmedic.metrics.options import ProbeOptions
+from kvmedic.model.trial import Counted, Interrupted, NoEvaluation, Served, Underway
 from kvmedic.settings import Settings
-from kvmedic.trial_ports import NoEvaluations, NoProbes, NoTrials
 from kvmedic.wiring import connected, evaluations_of, trials_of
 from probing import a_step
 from run_builder import a_pod

@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from builders import NO_SERIES, NOW, THRASHING
-from kvmedic.core.diagnosis import Evidence
-from kvmedic.core.evidence import Measured, Missing, PodReadings, Reading
-from kvmedic.core.vitals import Cause, Device, EngineEnd, NodeHealth, Vital, Vitals
+from kvmedic.model.devices import Cause, Device, EngineEnd, NodeHealth, Vital, Vitals
+from kvmedic.model.evidence import Measured, Missing, PodReadings, Reading
+from kvmedic.runbooks.branches import Evidence
 
 NODE = "gpu-7"
 

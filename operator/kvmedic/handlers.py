@@ -20,17 +20,17 @@ from typing import Any
 
 import kopf
 
-from kvmedic.core.decide import outcome_of
-from kvmedic.core.reasons import Reason
-from kvmedic.core.resource import Key
+from kvmedic.controller.orphans import StandIns
+from kvmedic.controller.ports import Ports
+from kvmedic.controller.reconcile import let_go, reconcile
+from kvmedic.controller.run_limits import Entry, Roster
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
 from kvmedic.loop import Loop
-from kvmedic.ports import Ports
-from kvmedic.reconcile import let_go, reconcile
-from kvmedic.record.peers import peer_of
-from kvmedic.record.telemetry import Telemetry
-from kvmedic.roster import Entry, Roster
-from kvmedic.stand_ins import StandIns
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Key
+from kvmedic.record.reporter import Telemetry
+from kvmedic.record.store import peer_of
+from kvmedic.rollout.decide import outcome_of
 
 LOG = logging.getLogger("kvmedic")
 STUCK = timedelta(minutes=5)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from kvmedic.core.resource import Key
+from kvmedic.model.status import Key
 
 JITTER_RATIO = 0.1
 """Share by which a delay is stretched at random, so that resources woken together drift apart."""

@@ -2,8 +2,8 @@
 
 A watch that goes on from a version which an etcd restored from a snapshot has not reached yet is answered
 with 200 and silence (Kubernetes 1.36). kopf goes on from its last version after each time-out, and lists anew
-after 410 alone (1.45.2, watching.py). A resource that was made meanwhile would never be seen, and one that
-is gone never forgotten. So every resource is listed now and then.
+after 410 alone (1.45.2, controller/idle.py). A resource that was made meanwhile would never be seen, and
+one that is gone never forgotten. So every resource is listed now and then.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 
-from kvmedic.core.crowd import Peer
-from kvmedic.core.resource import Key
+from kvmedic.controller.orphans import StandIns, free_unclaimed
+from kvmedic.controller.ports import Ports
+from kvmedic.controller.run_limits import Entry, Roster
 from kvmedic.kube.errors import ApiError
-from kvmedic.left_pods import free_unclaimed
 from kvmedic.loop import Loop
-from kvmedic.ports import Ports
-from kvmedic.roster import Entry, Roster
-from kvmedic.stand_ins import StandIns
+from kvmedic.model.status import Key
+from kvmedic.rollout.gates import Peer
 
 LOG = logging.getLogger("kvmedic")
 

@@ -7,21 +7,30 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from kvmedic.cluster.approvals import StoredApprovals
-from kvmedic.cluster.copies import StoredCopies
-from kvmedic.cluster.drivers import NvidiaSmi, Patience
+from kvmedic.cluster.config_maps import StoredCopies
 from kvmedic.cluster.evaluations import Evaluations as EvaluationJobs
-from kvmedic.cluster.stop import read_stop
-from kvmedic.cluster.storm import storm_over_at
+from kvmedic.cluster.nvidia_smi import NvidiaSmi, Patience
+from kvmedic.cluster.switches import StoredApprovals, read_stop, storm_over_at
 from kvmedic.cluster.target import DeploymentTarget
-from kvmedic.cluster.trials import Trials as TrialPods
-from kvmedic.core.crowd import Breaker, Budgets
-from kvmedic.core.gates import Stop
-from kvmedic.crowd import Bounds, Crowd
+from kvmedic.cluster.trial_pods import Trials as TrialPods
+from kvmedic.controller.orphans import StandIns
+from kvmedic.controller.ports import (
+    Drivers,
+    Evaluations,
+    Leader,
+    Metrics,
+    NoEvaluations,
+    NotAllowed,
+    NoTrials,
+    Pace,
+    Ports,
+    Probes,
+    Trials,
+)
+from kvmedic.controller.run_limits import Bounds, Crowd, Roster
 from kvmedic.engines.vllm import VLLM
+from kvmedic.engines.vllm_logs import VLLM_START
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.engines.vllm_start import VLLM_START
-from kvmedic.frame import CompressionOptions, HealthOptions, KubernetesOptions, PaceOptions
 from kvmedic.handlers import Backoff, Frame, Operator, serve
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.clock import Stopwatch
@@ -31,18 +40,13 @@ from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.options import ProbeOptions
 from kvmedic.metrics.probes import Beside, GenerationProbes, Vocabulary
-from kvmedic.ports import Drivers, Leader, Metrics, NotAllowed, Pace, Ports
-from kvmedic.record.definition import defined
 from kvmedic.record.events import Events
-from kvmedic.record.reporter import Reporter
-from kvmedic.record.store import Store
-from kvmedic.record.telemetry import Telemetry
-from kvmedic.roster import Roster
+from kvmedic.record.reporter import Reporter, Telemetry
+from kvmedic.record.store import Store, defined
+from kvmedic.rollout.gates import Breaker, Budgets, Stop
 from kvmedic.rounds import Rounds
-from kvmedic.runbooks.allowed_settings import AllowedSettings
-from kvmedic.settings import Settings
-from kvmedic.stand_ins import StandIns
-from kvmedic.trial_ports import Evaluations, NoEvaluations, NoTrials, Probes, Trials
+from kvmedic.runbooks.compression.bundle import AllowedSettings
+from kvmedic.settings import CompressionOptions, HealthOptions, KubernetesOptions, PaceOptions, Settings
 
 
 @dataclass(frozen=True, slots=True)

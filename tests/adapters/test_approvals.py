@@ -11,11 +11,11 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from kvmedic.api.approval import approval_manifest
-from kvmedic.cluster.approvals import StoredApprovals
-from kvmedic.core.approval import Unreadable
+from kvmedic.cluster.switches import StoredApprovals
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused, Unavailable
 from kvmedic.kube.objects import Resource
+from kvmedic.rollout.gates import Unreadable
 from lab.cluster.light import LightCluster
 from reconcile.world import APPROVALS_CRD
 

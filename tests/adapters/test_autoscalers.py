@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvmedic.cluster.autoscalers import scaler_of
-from kvmedic.core.fleet import Owner
-from kvmedic.core.reasons import Reason
+from kvmedic.model.fleet import Owner
+from kvmedic.model.reasons import Reason
 
 DEPLOYMENT = {"metadata": {"name": "llm"}}
 

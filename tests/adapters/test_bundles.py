@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from kvmedic.cluster.workloads import assign
-from kvmedic.core.bundle import BundleEdit, BundlePart, EnvEdit
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.fleet import frozen
-from kvmedic.core.moves import Freeze
-from kvmedic.core.template import template_hash
 from kvmedic.kube.client import Limits, connect
 from kvmedic.kube.errors import Conflict
+from kvmedic.model.edits import BundleEdit, BundlePart, EnvEdit, Field, TokenEdit
+from kvmedic.model.fleet import frozen, template_hash
+from kvmedic.rollout.moves import Freeze
 from lab.cluster.light import LightCluster
 from live_fleet import LiveFleet, deployment
 

@@ -15,18 +15,9 @@ from kubernetes.aio.client import Configuration
 
 from kvmedic.kube import client as client_module
 from kvmedic.kube.client import Client, Limits
-from kvmedic.kube.commands import (
-    Bounds,
-    Broken,
-    Ending,
-    Finished,
-    Flooded,
-    NotStarted,
-    TimedOut,
-    run,
-)
 from kvmedic.kube.errors import ApiError, Refused, Unavailable
 from kvmedic.kube.objects import PODS, Ref
+from kvmedic.kube.pods import Bounds, Broken, Ending, Finished, Flooded, NotStarted, TimedOut, run
 from lab.cluster.light import LightCluster
 from lab.cluster.pki import Authority
 from lab.scripted.commands import (

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from core.test_config_map import CONTENTS, SECRET, an_edit
-from kvmedic.cluster.config_maps import config_maps_of, read_config_map
-from kvmedic.cluster.copies import StoredCopies, sweep
-from kvmedic.core.config_map import ConfigMap, FileEdit, Unseen, copy_name
-from kvmedic.core.copying import CopyState, Files, SourceState
-from kvmedic.core.fleet import Fleet
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import ConfigCopy
+from kvmedic.cluster.config_maps import StoredCopies, config_maps_of, read_config_map, sweep
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
+from kvmedic.model.config_edits import ConfigMap, FileEdit, Unseen, copy_name
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import ConfigCopy
+from kvmedic.rollout.config_copy import CopyState, Files, SourceState
 from lab.cluster.light import LightCluster
 from live_fleet import deployment
 from run_builder import a_fleet

@@ -11,13 +11,11 @@ from dataclasses import replace
 import pytest
 from kubernetes.aio.client import Configuration
 
-from kvmedic.cluster.drivers import LIMIT_BYTES, NvidiaSmi, Patience
-from kvmedic.core.driver import Answer
-from kvmedic.core.evidence import Measured
-from kvmedic.core.fleet import Pod
-from kvmedic.core.silence import Silence
-from kvmedic.core.vitals import Vital
+from kvmedic.cluster.nvidia_smi import LIMIT_BYTES, NvidiaSmi, Patience
 from kvmedic.kube.client import Client, Limits
+from kvmedic.model.devices import Answer, Silence, Vital
+from kvmedic.model.evidence import Measured
+from kvmedic.model.fleet import Pod
 from lab.scripted.commands import (
     NO_PROGRAM,
     STDOUT,

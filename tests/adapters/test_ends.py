@@ -13,14 +13,14 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from http_double import HangUpError, Reply, Request, Server
-from kvmedic.cluster.ends import TAIL, bears_device_memory, ends_of
-from kvmedic.cluster.pods import Frame, pod_of
-from kvmedic.cluster.trials import Trials
-from kvmedic.core.fleet import ContainerEnd, Instance, Pod, Rotation
-from kvmedic.core.last_words import LastWords
-from kvmedic.core.vitals import Cause, EngineEnd
-from kvmedic.engines.vllm_refusals import VLLM_REFUSALS
+from kvmedic.cluster.engine_logs import TAIL, bears_device_memory, ends_of
+from kvmedic.cluster.snapshot import Frame, pod_of
+from kvmedic.cluster.trial_pods import Trials
+from kvmedic.engines.vllm_logs import VLLM_REFUSALS
 from kvmedic.kube.client import Client, Limits
+from kvmedic.model.devices import Cause, EngineEnd
+from kvmedic.model.fleet import ContainerEnd, Instance, Pod, Rotation
+from kvmedic.rollout.trial import LastWords
 from run_builder import NOW, a_pod
 
 SINCE = NOW - timedelta(minutes=5)

@@ -13,10 +13,7 @@ from kubernetes.aio.client import Configuration
 
 from chart.rendering import render
 from kvmedic.cluster.evaluations import UNREADABLE, Evaluations
-from kvmedic.cluster.trials import Trials
-from kvmedic.core.accuracy import Evaluation as Seen
-from kvmedic.core.accuracy import JobEnd, NotPassed, score_of
-from kvmedic.core.gating import Counted, JobSight, NoEvaluation, Served
+from kvmedic.cluster.trial_pods import Trials
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import Ref
@@ -28,6 +25,9 @@ from kvmedic.manifests.evaluation_job import (
     job_name,
 )
 from kvmedic.manifests.trial_pod import TRIAL_LABEL, Owner
+from kvmedic.model.trial import Counted, JobEnd, JobSight, NoEvaluation, Served
+from kvmedic.runbooks.compression.accuracy import Evaluation as Seen
+from kvmedic.runbooks.compression.accuracy import NotPassed, score_of
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmedic.cli.given import policy_in
-from kvmedic.cli.scrapes import evidence_of
-from kvmedic.core.diagnosis import Evidence
-from kvmedic.core.evidence import Histogram, Look, Measured, Observation, Signal
-from kvmedic.metrics.glimpse import moment
+from kvmedic.cli.diagnose import policy_in
+from kvmedic.cli.offline import consult
+from kvmedic.cli.saved import evidence_of
 from kvmedic.metrics.page import Page
+from kvmedic.metrics.saved_pages import moment
 from kvmedic.metrics.series import PodKey, Series
-from kvmedic.offline import consult
+from kvmedic.model.evidence import Histogram, Look, Measured, Observation, Signal
+from kvmedic.runbooks.branches import Evidence
 from metric_tape import Curve, Tape
 from prometheus_server import PrometheusServer
 from scripted_fleet import END, NAMESPACE, STEADY, source

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from http_double import Reply, Server
-from kvmedic.core.evidence import Absence, Look, Measured, Missing, Pool, Signal, Unsupported
-from kvmedic.core.fleet import Pod
-from kvmedic.core.vitals import Vital
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.alone import is_made_by
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
+from kvmedic.metrics.series import is_made_by
+from kvmedic.model.devices import Vital
+from kvmedic.model.evidence import Absence, Look, Measured, Missing, Pool, Signal, Unsupported
+from kvmedic.model.fleet import Pod
 from prometheus_server import PrometheusServer
 from scripted_fleet import DATA, END, NAMESPACE, THIRTY
 

@@ -11,9 +11,6 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from kvmedic.core.blocks import Keep
-from kvmedic.core.reclamation_probe import Generation, Reclaim, Reclamation, judge
-from kvmedic.core.trialling import Interrupted, Watched
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.generation import (
     MOST_EVENT_BYTES,
@@ -26,6 +23,9 @@ from kvmedic.metrics.generation import (
     generate,
 )
 from kvmedic.metrics.page import Page, parse_page
+from kvmedic.model.compression import Keep
+from kvmedic.model.trial import Interrupted, Reclaim, Watched
+from kvmedic.runbooks.compression.reclamation import Generation, Reclamation, judge
 from lab_engine.engine_process import Running, an_engine
 
 LONG = (

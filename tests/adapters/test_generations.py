@@ -18,10 +18,12 @@ from typer.testing import CliRunner
 
 from engines.derive_generations import FOLDER, GENERATIONS, PROCESS, Generation, pages
 from kvmedic.cli.app import app_for
-from kvmedic.cli.given import policy_in
-from kvmedic.cli.scrapes import evidence_of, pages_of
-from kvmedic.core.diagnosis import Evidence
-from kvmedic.core.evidence import (
+from kvmedic.cli.diagnose import policy_in
+from kvmedic.cli.offline import Consultation, consult
+from kvmedic.cli.saved import evidence_of, pages_of
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics.page import Page, observe_pages, parse_page
+from kvmedic.model.evidence import (
     HISTOGRAMS,
     Histogram,
     Look,
@@ -32,10 +34,7 @@ from kvmedic.core.evidence import (
     Reading,
     Signal,
 )
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.exposition import observe_pages
-from kvmedic.metrics.page import Page, parse_page
-from kvmedic.offline import Consultation, consult
+from kvmedic.runbooks.branches import Evidence
 from metric_tape import Curve, Tape
 from prometheus_server import PrometheusServer
 from scripted_fleet import DATA, END, FIVE, NAMESPACE, observed

@@ -18,10 +18,10 @@ from kubernetes.aio.config import incluster_config as incluster
 
 from http_double import HangUpError, Reply, Request, Server
 from kvmedic import __version__
-from kvmedic.core.edit import PatchOperation
 from kvmedic.kube.client import Client, Limits, Preconditions, connect
 from kvmedic.kube.errors import ApiError, Call, Conflict, NoCluster, Refused, Unavailable, error_for
 from kvmedic.kube.objects import CONFIG_MAPS, PODS, Ref, uid_of
+from kvmedic.model.edits import PatchOperation
 from lab.cluster.light import LightCluster
 from lab.cluster.pki import Authority
 

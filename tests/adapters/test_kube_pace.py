@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.kube.pace import Pace
+from kvmedic.kube.client import Pace
 
 
 def test_a_burst_goes_at_once_and_the_rest_at_the_rate() -> None:

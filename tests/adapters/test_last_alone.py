@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from kvmedic.core.evidence import Absence, Look, Measured, Missing, Reading
-from kvmedic.core.recalled import Alone
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.alone import STEP, on_grid
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.options import Labels, ScrapeOptions, SourceOptions
+from kvmedic.metrics.series import STEP, on_grid
+from kvmedic.model.evidence import Absence, Look, Measured, Missing, Reading
+from kvmedic.model.readings import Alone
 from metric_tape import Tape
 from prometheus_server import PrometheusServer
 from scripted_fleet import END, NAMESPACE, TWO

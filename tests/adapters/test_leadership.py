@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from kvmedic.core.edit import PatchOperation
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.leadership import LONGEST_SECONDS, Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import CONFIG_MAPS, LEASES, JsonObject, Ref, section
+from kvmedic.model.edits import PatchOperation
 from lab.cluster.light import LightCluster
 
 TIMES = LeaseTimes(duration_seconds=15, margin_seconds=5, retry_seconds=0.02, attempt_seconds=2)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 
-from kvmedic.core.evidence import Absence, Look, Measured, Missing
-from kvmedic.core.recalled import Alone
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import NOTHING, PodKey, Reply
 from kvmedic.metrics.source import PrometheusSource
+from kvmedic.model.evidence import Absence, Look, Measured, Missing
+from kvmedic.model.readings import Alone
 from prometheus_server import PrometheusServer
 from scripted_fleet import END, FIVE, NAMESPACE, TWO, observed
 

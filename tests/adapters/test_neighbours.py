@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.neighbours import neighbours_of, policies_of_draining
-from kvmedic.core.neighbours import Autoscaler, Neighbours, VerticalAutoscaler
+from kvmedic.cluster.autoscalers import neighbours_of, policies_of_draining
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused
+from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
 from lab.cluster.light import LightCluster
 from run_builder import a_fleet
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.evidence import (
+from kvmedic.metrics.series import PodKey, Series, own_series
+from kvmedic.model.evidence import (
     EVERY_SIGNAL,
     HISTOGRAMS,
     Absence,
@@ -17,7 +18,6 @@ from kvmedic.core.evidence import (
     Signal,
     Stale,
 )
-from kvmedic.metrics.series import PodKey, Series, own_series
 from prometheus_server import PrometheusServer
 from scripted_fleet import BOUNDS, END, FIVE, NAMESPACE, THIRTY, TWO, observed, source
 

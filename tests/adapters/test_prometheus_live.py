@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from http_double import Reply, Request, Server
-from kvmedic.core.evidence import Absence, Look, Measured, Missing, PodReadings, Pool, Signal, Stale
 from kvmedic.metrics.series import PodKey
+from kvmedic.model.evidence import Absence, Look, Measured, Missing, PodReadings, Pool, Signal, Stale
 from prometheus_server import PrometheusServer
 from scripted_fleet import DATA, source
 

@@ -9,12 +9,12 @@ from datetime import timedelta
 import pytest
 
 from http_double import Reply, Request, Server, forwarded
-from kvmedic.core.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Signal
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.client import PrometheusClient
 from kvmedic.metrics.options import SourceOptions
+from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource
+from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Signal
 from prometheus_server import PrometheusServer
 from scripted_fleet import END, FIVE, NAMESPACE, TWO, source
 

@@ -20,10 +20,10 @@ from typing import Any, Self
 import pytest
 
 from http_double import HangUpError, Reply, Request, Server, forwarded
-from kvmedic.core.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Signal
-from kvmedic.core.recalled import Alone
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import PodKey
+from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Signal
+from kvmedic.model.readings import Alone
 from lab.cluster.pki import Authority
 from lab.cluster.ports import free_ports
 from prometheus_server import PrometheusServer

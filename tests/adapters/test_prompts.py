@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from kvmedic.core.evidence import Measured, Reading
-from kvmedic.core.fleet import Pod
-from kvmedic.core.prompt_probe import Grown, Growth, judge_prompts
-from kvmedic.core.started import Start, StartForms, started_of
-from kvmedic.core.trialling import Begun, Interrupted, Prompted, Question, Underway
-from kvmedic.core.vitals import Device, Vital
+from kvmedic.engines.engine_log import Start, StartForms, started_of
+from kvmedic.model.devices import Device, Vital
+from kvmedic.model.evidence import Measured, Reading
+from kvmedic.model.fleet import Pod
+from kvmedic.model.trial import Begun, Growth, Interrupted, Prompted, Question, Underway
+from kvmedic.runbooks.compression.attention import Grown, judge_prompts
 from lab_engine.engine_process import PLAIN as DIRECT
 from lab_engine.engine_process import Running, a_process, an_engine, until_healthy
 from probing import NAMESPACE, PLAIN, Place, a_place, a_step

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.marks import CORDON_COST, CORDONED, DELETION_COST
+from kvmedic.cluster.patches import CORDON_COST, CORDONED, DELETION_COST
 from kvmedic.cluster.rotation import confirm, cordon, delete, move_pod, uncordon
-from kvmedic.core.fleet import Fleet, Pod
-from kvmedic.core.moves import Cordon, DeletePod, Uncordon
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
+from kvmedic.model.fleet import Fleet, Pod
+from kvmedic.rollout.moves import Cordon, DeletePod, Uncordon
 from lab.cluster.light import LightCluster
 from lab.cluster.simulation import behaviour
 from live_fleet import LiveFleet, is_whole

@@ -15,7 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from http_double import HangUpError, Reply, Request, Server
-from kvmedic.core.evidence import (
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics.options import ScrapeOptions
+from kvmedic.metrics.page import Page, observe_pages, parse_page
+from kvmedic.metrics.scrape import Engine, PodAddress, Scraper, engines_of, in_flight_on, resolver_of
+from kvmedic.metrics.series import PodKey, Series
+from kvmedic.model.evidence import (
     HISTOGRAMS,
     Absence,
     Measured,
@@ -26,13 +31,6 @@ from kvmedic.core.evidence import (
     Stale,
     Unsupported,
 )
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.exposition import observe_pages
-from kvmedic.metrics.in_flight import Engine, engines_of, in_flight_on
-from kvmedic.metrics.options import ScrapeOptions
-from kvmedic.metrics.page import Page, parse_page
-from kvmedic.metrics.scrape import PodAddress, Scraper, resolver_of
-from kvmedic.metrics.series import PodKey, Series
 from lab.cluster.ports import free_ports
 from scripted_fleet import DATA
 

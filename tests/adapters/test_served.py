@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.core.gating import Counted, Served
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.page import parse_page
-from kvmedic.metrics.served import counted_of, served_of
+from kvmedic.metrics.scrape import counted_of, served_of
+from kvmedic.model.trial import Counted, Served
 from recorded import AT, RECORDED
 
 URL = "http://10.0.0.7:8000"

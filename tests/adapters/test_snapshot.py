@@ -9,19 +9,25 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.exposure import in_rotation, rotation_of, selector_text
-from kvmedic.cluster.marks import CORDON_COST, CORDONED, DELETION_COST
 from kvmedic.cluster.ownership import last_editor, owner_of
-from kvmedic.cluster.pods import Frame, pod_of
-from kvmedic.cluster.snapshot import container_index, rollout_fields, snapshot
-from kvmedic.core.draining import stray_move
-from kvmedic.core.fleet import Fleet, RolloutFields, Rotation
-from kvmedic.core.moves import Uncordon
-from kvmedic.core.reasons import Reason
-from kvmedic.core.template import template_hash
+from kvmedic.cluster.patches import CORDON_COST, CORDONED, DELETION_COST
+from kvmedic.cluster.snapshot import (
+    Frame,
+    container_index,
+    in_rotation,
+    pod_of,
+    rollout_fields,
+    rotation_of,
+    selector_text,
+    snapshot,
+)
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import Ref, Resource
+from kvmedic.model.fleet import Fleet, RolloutFields, Rotation, template_hash
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.draining import stray_move
+from kvmedic.rollout.moves import Uncordon
 from lab.cluster.light import LightCluster
 from lab.cluster.simulation import behaviour
 from live_fleet import EDIT, LABEL, NAME, TARGET, LiveFleet, deployment, is_whole, service

@@ -10,11 +10,11 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from http_double import HangUpError, Reply, Request, Server
-from kvmedic.cluster.starts import BEGINNING_BYTES, pools_of, starts_of
-from kvmedic.core.logged_pool import LoggedSize, SizeUnit
-from kvmedic.core.started import Start, Started, Unread
-from kvmedic.engines.vllm_start import POOL_LINES, VLLM_START
+from kvmedic.cluster.engine_logs import BEGINNING_BYTES, pools_of, starts_of
+from kvmedic.engines.engine_log import Start, Started, Unread
+from kvmedic.engines.vllm_logs import POOL_LINES, VLLM_START
 from kvmedic.kube.client import Client, Limits
+from kvmedic.model.evidence import LoggedSize, SizeUnit
 from run_builder import a_pod
 
 TIME = "2026-03-01T02:58:00.123456789Z"

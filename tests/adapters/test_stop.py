@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from kubernetes.aio.client import Configuration
 
-from kvmedic.cluster.stop import read_stop
-from kvmedic.cluster.storm import storm_over_at
-from kvmedic.core.gates import Stop
+from kvmedic.cluster.switches import read_stop, storm_over_at
 from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.rollout.gates import Stop
 from lab.cluster.light import LightCluster
 
 

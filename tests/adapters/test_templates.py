@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.exposure import reaches
-from kvmedic.cluster.templates import note_of, own_template, template_of, template_operations
-from kvmedic.core.bundle import BundleEdit
-from kvmedic.core.edit import PatchOperation
-from kvmedic.core.fleet import frozen
-from kvmedic.core.moves import DeploymentMove, Freeze, Pause, Retarget, Revert
-from kvmedic.core.revisions import Revision
-from kvmedic.core.swap import TemplateSwap
-from kvmedic.core.template import template_hash
+from kvmedic.cluster.snapshot import reaches
+from kvmedic.cluster.workloads import note_of, template_of, template_operations
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import REPLICA_SETS, Ref
+from kvmedic.model.config_edits import Revision, TemplateSwap
+from kvmedic.model.edits import BundleEdit, PatchOperation
+from kvmedic.model.fleet import frozen, own_template, template_hash
+from kvmedic.rollout.moves import DeploymentMove, Freeze, Pause, Retarget, Revert
 from run_builder import BUNDLE, EDIT, OWN_FIELDS, a_fleet
 
 HELD = frozen(max_unavailable=0, paused=True)

@@ -14,20 +14,20 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from chart.rendering import render
-from kvmedic.cluster.trials import Trials
-from kvmedic.core.blocks import Keep
-from kvmedic.core.fleet import Pod
-from kvmedic.core.reclamation_probe import Generation, Reclaim, Reclamation, judge
-from kvmedic.core.trialling import Progress, Underway, Watched
+from kvmedic.cluster.trial_pods import Trials
 from kvmedic.engines.vllm import VLLM
+from kvmedic.engines.vllm_logs import VLLM_START
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.engines.vllm_start import VLLM_START
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, NoTrial, Owner, Trial, trial_pod
 from kvmedic.metrics.generation import Rhythm
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
 from kvmedic.metrics.probes import Beside, GenerationProbes, Tempo, Vocabulary
+from kvmedic.model.compression import Keep
+from kvmedic.model.fleet import Pod
+from kvmedic.model.trial import Progress, Reclaim, Underway, Watched
+from kvmedic.runbooks.compression.reclamation import Generation, Reclamation, judge
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster, gpus
 from lab_engine.engine_process import a_process, until_healthy

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from http_double import HangUpError, Reply, Request, Server
-from kvmedic.core.evidence import Absence, Measured, Missing
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.options import ScrapeOptions
+from kvmedic.metrics.page import LIMIT_BYTES, beside
 from kvmedic.metrics.scrape import PodAddress, Scraper
 from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.version_page import LIMIT_BYTES, beside
+from kvmedic.model.engine import Version
+from kvmedic.model.evidence import Absence, Measured, Missing
 from lab.cluster.ports import free_ports
 
 POD = PodAddress(PodKey("fleet", "inference-0"), "127.0.0.1")

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from kvmedic.cluster.workloads import unclaim
-from kvmedic.core.fleet import Fleet
-from kvmedic.core.moves import Cordon, Failed, Move, Settled, Wait
-from kvmedic.core.reasons import Reason
-from kvmedic.core.release import releasing_move
-from kvmedic.core.rollout import resting_move
 from kvmedic.kube.client import Limits, connect
 from kvmedic.kube.errors import Conflict
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.moves import Cordon, Failed, Move, Settled, Wait
+from kvmedic.rollout.template import releasing_move
+from kvmedic.rollout.template import rest_template as resting_move
 from lab.cluster.light import LightCluster, gpus
 from lab.cluster.simulation import behaviour
 from live_fleet import EDIT, NAME, LiveFleet, Walker, is_whole, walker, witnessed

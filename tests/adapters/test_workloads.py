@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.marks import RECORDED, RUN
+from kvmedic.cluster.patches import RECORDED, RUN
 from kvmedic.cluster.workloads import assign, field_operations, guards, notes_on, unclaim
-from kvmedic.core.edit import Field, PatchOperation, TokenEdit
-from kvmedic.core.fleet import Fleet, RolloutFields, frozen
-from kvmedic.core.moves import (
+from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.kube.errors import Conflict
+from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref
+from kvmedic.model.edits import Field, PatchOperation, TokenEdit
+from kvmedic.model.fleet import Fleet, RolloutFields, frozen
+from kvmedic.rollout.moves import (
     DeploymentMove,
     Freeze,
     Pause,
@@ -26,9 +29,6 @@ from kvmedic.core.moves import (
     ScaleIn,
     ScaleOut,
 )
-from kvmedic.kube.client import Client, Limits, connect
-from kvmedic.kube.errors import Conflict
-from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref
 from lab.cluster.light import LightCluster
 from live_fleet import ARGS, EDIT, NAME, POLL_SECONDS, LiveFleet, deployment, is_whole, service, walker
 from model_controller import Model

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvmedic.api.levers import LEVERS
+from kvmedic.api.spec import LEVERS
 
 Spec = dict[str, Any]
 

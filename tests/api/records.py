@@ -5,34 +5,35 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from kvmedic.core.aside import SetAside, Station
-from kvmedic.core.diagnosis import Goal
-from kvmedic.core.engine import Knob
-from kvmedic.core.figures import Figures
-from kvmedic.core.footprint import Footprint, Load
-from kvmedic.core.hand_overs import HandOver
-from kvmedic.core.loan import Borrowed, TriedReturn
-from kvmedic.core.plan import Plan
-from kvmedic.core.policy import RotationLabel, TargetRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.recalled import Recalled
-from kvmedic.core.record import (
+from kvmedic.model.compression import Figures
+from kvmedic.model.engine import Knob
+from kvmedic.model.plan import Goal, Plan
+from kvmedic.model.readings import Recalled
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Approved, Outcome, Spending, StepState, Terms, Verdict
+from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.model.status import (
+    Borrowed,
     ClosedRun,
     Condition,
     ConditionType,
+    Footprint,
+    HandOver,
     LastGood,
+    Load,
     Record,
+    SetAside,
+    Severity,
     ShownDiagnosis,
     ShownPlan,
     SizedCap,
+    Station,
     TriedLever,
+    TriedReturn,
     TriedScaling,
     Truth,
+    Urgency,
 )
-from kvmedic.core.run import Approved, Outcome, StepState, Terms
-from kvmedic.core.severity import Severity, Urgency
-from kvmedic.core.spending import Spending
-from kvmedic.core.verdict import Verdict
 from run_builder import NEW, NOW, OLD, SCALE, STEP, a_run, a_scaling, an_intent
 
 

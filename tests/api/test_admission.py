@@ -24,7 +24,7 @@ from api.records import (
 from kvmedic.api.resource import spec_from_wire
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.api.status import record_from_wire, record_to_wire
-from kvmedic.core.record import Record
+from kvmedic.model.status import Record
 
 pytestmark = pytest.mark.light
 

@@ -15,9 +15,17 @@ import yaml
 from api.rules_of import nodes, rules
 from api.test_admission import causes
 from chart.rendering import render
-from kvmedic.api.approval import KVApproval, KVApprovalSpec, approval_from_wire, approval_manifest
-from kvmedic.api.approval_schema import approval_definition, approval_page, approval_schema, approval_text
-from kvmedic.api.problems import SpecInvalid
+from kvmedic.api.approval import (
+    KVApproval,
+    KVApprovalSpec,
+    approval_definition,
+    approval_from_wire,
+    approval_manifest,
+    approval_page,
+    approval_schema,
+    approval_text,
+)
+from kvmedic.api.resource import SpecInvalid
 from lab.cluster.api import Api, ApiError, until
 from lab.cluster.light import LightCluster
 

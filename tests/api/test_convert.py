@@ -7,26 +7,27 @@ from datetime import timedelta
 import pytest
 
 from api.bad_specs import MINIMAL
-from kvmedic.api.convert import KNOBS, policy_of
-from kvmedic.api.levers import LeverName
-from kvmedic.api.resource import spec_from_wire
-from kvmedic.core.diagnosis import LeverBound, ScaleBound, Trigger
-from kvmedic.core.engine import Knob
-from kvmedic.core.policy import (
+from kvmedic.api.resource import KNOBS, policy_of, spec_from_wire
+from kvmedic.api.spec import LeverName
+from kvmedic.model.devices import NodeHealth
+from kvmedic.model.engine import Knob
+from kvmedic.model.spec import (
+    LeverBound,
     Limits,
     Mode,
+    Objectives,
     OnInconclusive,
     Policy,
     RollbackPolicy,
     RolloutPolicy,
     RotationLabel,
     Runbook,
+    ScaleBound,
     Spare,
     TargetRef,
+    Trigger,
     Windows,
 )
-from kvmedic.core.verdict import Objectives
-from kvmedic.core.vitals import NodeHealth
 
 FULL = {
     "targetRef": {"name": "llm", "container": "vllm"},

@@ -11,12 +11,12 @@ import yaml
 
 from api.bad_specs_later import ROWS
 from api.rules_of import Placed, nodes, rules
-from kvmedic.api.reference import reference_page
 from kvmedic.api.schema import (
     COLUMNS,
     crd_text,
     custom_resource_definition,
     open_api_schema,
+    reference_page,
     spec_schema,
     status_schema,
     structural,

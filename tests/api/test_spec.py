@@ -11,10 +11,8 @@ import yaml
 from api.bad_specs import MINIMAL, Row, window
 from api.bad_specs_later import ROWS
 from api.good_specs import GOOD
-from kvmedic.api.pending import not_implemented
-from kvmedic.api.problems import SpecInvalid
-from kvmedic.api.resource import resource_from_manifest, spec_from_wire
-from kvmedic.core.policy import Mode
+from kvmedic.api.resource import SpecInvalid, not_implemented, resource_from_manifest, spec_from_wire
+from kvmedic.model.spec import Mode
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("*.yaml"))
 REFUSED = [row for row in ROWS if not row.is_pending]

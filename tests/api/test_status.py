@@ -25,7 +25,7 @@ from api.records import (
     recalled_record,
     spared_record,
 )
-from kvmedic.api.problems import RunUnreadable
+from kvmedic.api.resource import RunUnreadable
 from kvmedic.api.status import (
     FINDINGS_LENGTH,
     MESSAGE_LENGTH,
@@ -33,11 +33,11 @@ from kvmedic.api.status import (
     record_from_wire,
     record_to_wire,
 )
-from kvmedic.core.bundle import EnvEdit
-from kvmedic.core.edit import TokenEdit
-from kvmedic.core.engine import Knob
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import (
+from kvmedic.model.edits import EnvEdit, TokenEdit
+from kvmedic.model.engine import Knob
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Run, StepRecord, StepState, Verdict
+from kvmedic.model.status import (
     HISTORY_LENGTH,
     Condition,
     ConditionType,
@@ -48,8 +48,6 @@ from kvmedic.core.record import (
     TriedLever,
     Truth,
 )
-from kvmedic.core.run import Run, StepRecord, StepState
-from kvmedic.core.verdict import Verdict
 from run_builder import NEW, NOW, OLD, STEP, a_run
 
 GOLDEN = Path(__file__).parent / "data" / "status-v1alpha1.json"

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from chart.generated import CHART
+from kvmedic.record.reporter import Telemetry
 from kvmedic.record.runs import DIVERTS
-from kvmedic.record.telemetry import Telemetry
 
 RULES = CHART / "files" / "alerts.yaml"
 LEADING = {"a": "1+0x60", "b": "0+0x60"}

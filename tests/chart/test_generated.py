@@ -13,9 +13,9 @@ import yaml
 
 from chart.generated import ROOT, SCOPES, permissions, stale
 from chart.rendering import Object, Rendered, kustomize, pod_of, render
-from kvmedic.core import plan
-from kvmedic.frame import LeadershipOptions, ProcessOptions, StormOptions
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS
+from kvmedic.model import plan
+from kvmedic.settings import LeadershipOptions, ProcessOptions, StormOptions
 
 PARTS = {"frame", "evidence", "gate", "record", "leadership"}
 

@@ -11,7 +11,9 @@ import yaml
 
 from chart.generated import CHART
 from chart.rendering import Values, refusal, render
-from kvmedic.frame import (
+from kvmedic.metrics.options import ProbeOptions, ScrapeOptions, SourceOptions
+from kvmedic.sections import Section
+from kvmedic.settings import (
     BudgetOptions,
     CompressionOptions,
     HealthOptions,
@@ -20,8 +22,6 @@ from kvmedic.frame import (
     PaceOptions,
     StormOptions,
 )
-from kvmedic.metrics.options import ProbeOptions, ScrapeOptions, SourceOptions
-from kvmedic.sections import Section
 
 pytestmark = pytest.mark.light
 

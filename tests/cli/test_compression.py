@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from kvmedic.cli.compression import WALLS, Account, account_of
-from kvmedic.core.blocks import Keep
-from kvmedic.core.diagnosis import Evidence
-from kvmedic.core.logged_pool import LoggedSize, SizeUnit
-from kvmedic.core.policy import Runbook
-from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.started import Started, Unread
+from kvmedic.cli.report import WALLS, Account, account_of
+from kvmedic.engines.engine_log import Started, Unread
+from kvmedic.model.compression import Keep
+from kvmedic.model.evidence import LoggedSize, SizeUnit
+from kvmedic.model.spec import Runbook
+from kvmedic.model.trial import Reclaim
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import Evidence
 from runbooks.compression_incidents import CALM_FLEET as CALM
 from runbooks.compression_incidents import EVICTS, FEWER_BITS, PAGES, THRASH, answered, compressed
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvmedic.cli.app import app_for
-from kvmedic.cli.start_logs import LARGEST_BYTES
+from kvmedic.cli.saved import LARGEST_LOG_BYTES as LARGEST_BYTES
 from lab.engine.logs import BACKEND, EIGHT_BIT
 
 DATA = Path(__file__).parent.parent / "data" / "vllm"

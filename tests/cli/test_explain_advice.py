@@ -7,11 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from kvmedic.cli.explain import Place, explained
-from kvmedic.core.decide import Wish
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Condition, ConditionType, Record, Truth
-from kvmedic.core.remedies import LOOK
-from kvmedic.core.resource import Resource
+from kvmedic.model.reasons import Reason
+from kvmedic.model.sentences import LOOK
+from kvmedic.model.status import Condition, ConditionType, Record, Resource, Truth, Wish
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 PLACE = Place("kvmedic-system", "kvmedic-stop")

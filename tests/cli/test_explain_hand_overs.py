@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from api.records import handed_over_record
 from cli.test_trials import PLACE, a_resource
-from kvmedic.cli.explain import as_json, explained
-from kvmedic.cli.fixes import fixes_of
-from kvmedic.core.record import Record
+from kvmedic.cli.explain import as_json, explained, fixes_of
+from kvmedic.model.status import Record
 
 RECORD = replace(handed_over_record(), run=None)
 LINE = (

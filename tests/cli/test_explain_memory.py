@@ -7,26 +7,26 @@ from datetime import timedelta
 
 from api.records import holding_record
 from kvmedic.cli.explain import Place, explained
-from kvmedic.core.aside import SetAside, Station
-from kvmedic.core.decide import Wish
-from kvmedic.core.engine import Knob
-from kvmedic.core.policy import RotationLabel, TargetRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import (
+from kvmedic.model.engine import Knob
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Cost, Summary, Terms, Verdict
+from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.model.status import (
     ConfigCopy,
     OutgrownShare,
     Record,
+    Resource,
+    SetAside,
+    Severity,
     ShownDiagnosis,
+    Station,
     TriedBundle,
     TriedLever,
     TriedReplacement,
     TriedRollback,
+    Urgency,
+    Wish,
 )
-from kvmedic.core.resource import Resource
-from kvmedic.core.run import Terms
-from kvmedic.core.severity import Severity, Urgency
-from kvmedic.core.summary import Cost, Summary
-from kvmedic.core.verdict import Verdict
 from run_builder import CONFIG, NEW, NOW, OLD, RECALL, REPLACE, UID, a_run
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")

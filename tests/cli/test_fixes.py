@@ -9,14 +9,11 @@ from datetime import timedelta
 from builders import NOW
 from cli.test_trials import PLACE, a_resource
 from kvmedic.api.status import record_from_wire, record_to_wire
-from kvmedic.cli.explain import as_json, explained
-from kvmedic.cli.fixes import fixes_of
-from kvmedic.core.accuracy import Score
-from kvmedic.core.compression_policy import Fix
-from kvmedic.core.fixing import FailedFix, TurnedOff
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.scored import Scored
+from kvmedic.cli.explain import as_json, explained, fixes_of
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Fix
+from kvmedic.model.status import FailedFix, Record, TurnedOff
+from kvmedic.model.trial import Score, Scored
 from run_builder import NEW, OLD
 
 PASSED = Scored(OLD, "e1e1", "CronJob/aime24 on a trial pod with fp8: 0.870 over 200 samples", NOW, 1)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvmedic.cli.given import policy_in, workload_in
-from kvmedic.core.supply import GIB
-from kvmedic.core.template import body_hash
-from kvmedic.core.version import Version
-from kvmedic.runbooks.host_memory import host_terms
+from kvmedic.cli.diagnose import policy_in, workload_in
+from kvmedic.model.engine import Version
+from kvmedic.model.fleet import body_hash
 from kvmedic.runbooks.planning import Fault, Workload
+from kvmedic.runbooks.preemption.host_memory import host_terms
+from kvmedic.verdict.sizing import GIB
 
 _MANIFEST = """
 apiVersion: apps/v1

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-from kvmedic.api.convert import policy_of
-from kvmedic.api.resource import spec_from_wire
-from kvmedic.cli.live import template_of
-from kvmedic.core.decide import Wish
-from kvmedic.core.record import Record
-from kvmedic.core.resource import Resource
-from kvmedic.core.template import template_hash
+from kvmedic.api.resource import policy_of, spec_from_wire
+from kvmedic.cli.plan import template_of
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.kube.objects import Ref
+from kvmedic.model.fleet import template_hash
+from kvmedic.model.status import Record, Resource, Wish
 from run_builder import UID
 
 TEMPLATE = {"spec": {"containers": [{"name": "vllm", "image": "vllm"}]}}

@@ -8,19 +8,12 @@ from datetime import timedelta
 
 from builders import NOW
 from kvmedic.api.status import record_from_wire, record_to_wire
-from kvmedic.cli.explain import Place, as_json, explained
-from kvmedic.cli.fixes import fixes_of
-from kvmedic.cli.trials import trial_of
-from kvmedic.core.blocks import Keep, Scattered, used
-from kvmedic.core.compressed import Answer
-from kvmedic.core.decide import Wish
-from kvmedic.core.prompt_probe import Growth, Prompt
-from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Reclaim, Sample
-from kvmedic.core.record import Record, ShownDiagnosis
-from kvmedic.core.resource import Resource
-from kvmedic.core.trialling import Question
-from kvmedic.core.vitals import MIB
+from kvmedic.cli.explain import Place, as_json, explained, fixes_of, trial_of
+from kvmedic.model.compression import Keep, Scattered, used
+from kvmedic.model.devices import MIB
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Record, Resource, ShownDiagnosis, Wish
+from kvmedic.model.trial import Answer, Growth, Prompt, Question, Reclaim, Sample
 from run_builder import NEW, OLD, UID
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")

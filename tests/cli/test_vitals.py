@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from builders import NO_SERIES, NOW, STALE, UNSUPPORTED
-from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
-from kvmedic.core.evidence import Measured
-from kvmedic.core.vitals import Cause, Vitals
+from kvmedic.cli.report import absence, vitals_as_json, vitals_as_text
+from kvmedic.model.devices import Cause, Vitals
+from kvmedic.model.evidence import Measured
 from vitals_builder import a_device, an_end
 
 SEEN = {

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.core.accuracy import (
+from kvmedic.model.trial import JobEnd, Score
+from kvmedic.runbooks.compression.accuracy import (
     Evaluation,
     Gated,
-    JobEnd,
     NotPassed,
     NotYetKnown,
     Passed,
-    Score,
     can_show,
     compare_scores,
     samples_needed,

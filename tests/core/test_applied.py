@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvmedic.core.applied import in_view_of_types
-from kvmedic.core.judged import Judged, Verdict
-from kvmedic.core.reasons import Reason
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Judged, Verdict
+from kvmedic.verdict.vetoes import in_view_of_types
 
 RECOVERED = Judged(Verdict.RECOVERED, Reason.RECOVERED, "calm")
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.core.approval import CLOCK_SKEW, Approval, Request, Unreadable, approved, stands
-from kvmedic.core.engine import Knob
-from kvmedic.core.plan import FlagStep, ObjectRef, Plan
-from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Approved, Outcome
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.plan import FlagStep, Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Approved, Outcome
+from kvmedic.rollout.gates import CLOCK_SKEW, Approval, Request, Unreadable, approved, stands
 from run_builder import NEW, NOW, OLD, STEP, UID
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.aside import BY_SOMEBODY, Gone, Next, SetAside, Station, disorder, followed
-from kvmedic.core.fleet import Fleet, frozen
-from kvmedic.core.moves import Cordon, Uncordon
-from kvmedic.core.policy import RotationLabel, TargetRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Terms
+from kvmedic.model.fleet import Fleet, frozen
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Terms
+from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.model.status import SetAside, Station
+from kvmedic.rollout.moves import Cordon, Uncordon
+from kvmedic.rollout.quarantine import BY_SOMEBODY, Gone, Next, disorder, followed
 from run_builder import NEW, NOW, a_fleet, a_pod
 
 AWAY = SetAside(

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.autoscaling import Autoscaling, autoscaling_move, leaving_move
-from kvmedic.core.draining import holding_move
-from kvmedic.core.fleet import Fleet, Minimum, Owner
-from kvmedic.core.footprint import footprint_after, is_held, returning_step
-from kvmedic.core.moves import Claim, Failed, Move, Refused, SetMinimum, Settled, Uncordon, Wait
-from kvmedic.core.neighbours import Autoscaler, Neighbours, rerouted
-from kvmedic.core.plan import AutoscalerStep, ObjectRef, ScaleStep
-from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Intent, Outcome, Run, StepState
-from kvmedic.core.standing import Standing, is_kept, standing
-from kvmedic.core.starting import StartLimits
+from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
+from kvmedic.model.plan import AutoscalerStep, ScaleStep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Intent, Outcome, Run, StepState
+from kvmedic.rollout.draining import StartLimits, holding_move
+from kvmedic.rollout.drift import Standing, is_kept, standing
+from kvmedic.rollout.moves import Claim, Failed, Move, Refused, SetMinimum, Settled, Uncordon, Wait
+from kvmedic.rollout.preconditions import Autoscaler, Neighbours, rerouted
+from kvmedic.rollout.scaling import Autoscaling, autoscaling_move
+from kvmedic.rollout.scaling import leave_autoscaling as leaving_move
+from kvmedic.runbooks.preemption.loans import footprint_after, is_held, returning_step
 from run_builder import NOW, OLD, SCALE, UID, a_fleet, a_pod, a_run
 
 HPA = ObjectRef("HorizontalPodAutoscaler", "llm")

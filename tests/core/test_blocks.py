@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.blocks import (
+from kvmedic.model.compression import (
     Compacted,
     Eviction,
     Freed,

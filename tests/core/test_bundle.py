@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.core.bundle import BundleEdit, BundlePart, EnvEdit, literal_of
-from kvmedic.core.edit import EditState, Field, TokenEdit
+from kvmedic.model.edits import BundleEdit, BundlePart, EditState, EnvEdit, Field, TokenEdit, literal_of
 
 SECRET = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
 NAMES = ("A", "B", "C", "D")

@@ -21,22 +21,24 @@ from builders import (
     with_number,
     without,
 )
-from kvmedic.core.baseline import FEWEST_FINISHED
-from kvmedic.core.blocks import Compacted, Keep
-from kvmedic.core.come_back import (
+from kvmedic.model.compression import Compacted, Keep
+from kvmedic.model.evidence import Observation, PodReadings, Pool, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Judged, Verdict
+from kvmedic.verdict.baseline import FEWEST_FINISHED
+from kvmedic.verdict.blocks_reclaimed import (
     FEWEST_MOMENTS,
     FEWEST_RUNNING,
+    SHARED_PREFIXES,
     TOLD_APART,
+    Passes,
     Promise,
     Taken,
     Untold,
+    blocks_per_running,
     in_view_of_blocks,
     taken_of,
 )
-from kvmedic.core.evidence import Observation, PodReadings, Pool, Signal
-from kvmedic.core.judged import Judged, Verdict
-from kvmedic.core.reasons import Reason
-from kvmedic.core.running_blocks import SHARED_PREFIXES, Passes, blocks_per_running
 
 POOL = Pool(2000, 16)
 LONG = Replica(

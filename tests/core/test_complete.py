@@ -15,10 +15,9 @@ from builders import (
     with_number,
     without,
 )
-from kvmedic.core.complete import NAMED_GAPS, complete, histogram, number, pools
-from kvmedic.core.diagnosis import Inconclusive
-from kvmedic.core.evidence import Measured, PodReadings, Pool, Signal
-from kvmedic.core.reasons import Reason
+from kvmedic.model.evidence import Inconclusive, Measured, PodReadings, Pool, Signal
+from kvmedic.model.readings import NAMED_GAPS, complete, histogram, number, pools
+from kvmedic.model.reasons import Reason
 
 WANTED = frozenset({Signal.RUNNING_MEAN, Signal.E2E_SECONDS})
 GAPS = [

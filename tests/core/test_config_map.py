@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.config_map import NAME_LENGTH, Contents, FileEdit, copy_name, names_in, with_value
+from kvmedic.model.config_edits import NAME_LENGTH, Contents, FileEdit, copy_name, names_in, with_value
 
 SECRET = "s3cret"
 CONTENTS = Contents({"engine.yaml": f"max-num-seqs: 64\napi-key: {SECRET}\n", "other": "x"}, {"logo": "AAAA"})

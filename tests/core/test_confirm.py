@@ -18,10 +18,13 @@ from builders import (
     with_number,
     without,
 )
-from kvmedic.core.confirm import LEAST_HITS, confirmed
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Absence, Missing, Observation, PodReadings, Signal
-from kvmedic.core.verdict import Baseline, Judged, Objectives, Verdict, baseline_of, is_smoother, judge
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Absence, Missing, Observation, PodReadings, Signal
+from kvmedic.model.run import Baseline, Judged, Verdict
+from kvmedic.model.spec import Objectives
+from kvmedic.verdict.baseline import baseline_of
+from kvmedic.verdict.comparison import is_smoother, judge
+from kvmedic.verdict.vetoes import LEAST_HITS, confirmed
 
 PREFIXES, HOST, SWAP = Knob.PREFIX_CACHING, Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE
 SMOOTH = replace(THRASHING, stalls=0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from core.test_config_map import CONTENTS, an_edit
-from kvmedic.core.config_map import ConfigMap, Contents, Sight, Unseen
-from kvmedic.core.copying import (
+from kvmedic.model.config_edits import ConfigMap, Contents, Sight, Unseen
+from kvmedic.model.fleet import frozen
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.config_copy import (
     CopyState,
     Files,
     SourceState,
@@ -15,9 +17,7 @@ from kvmedic.core.copying import (
     hindrance,
     needs_source,
 )
-from kvmedic.core.fleet import frozen
-from kvmedic.core.moves import Cordon, DeletePod, Failed, MakeCopy, Pause, Pulse, Refused, Restore, Settled
-from kvmedic.core.reasons import Reason
+from kvmedic.rollout.moves import Cordon, DeletePod, Failed, MakeCopy, Pause, Pulse, Refused, Restore, Settled
 from run_builder import OWN_FIELDS, a_pod
 
 EDIT = an_edit()

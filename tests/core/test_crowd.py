@@ -8,19 +8,9 @@ from itertools import permutations
 
 import pytest
 
-from kvmedic.core.crowd import (
-    BAD_ENDS,
-    BadEnd,
-    Breaker,
-    Budgets,
-    Peer,
-    any_trip,
-    crowding,
-    stormy,
-    trip,
-)
-from kvmedic.core.reasons import Reason
+from kvmedic.model.reasons import Reason
 from kvmedic.record.runs import HEALED
+from kvmedic.rollout.gates import BAD_ENDS, BadEnd, Breaker, Budgets, Peer, any_trip, crowding, stormy, trip
 from run_builder import NOW
 
 MINUTE = timedelta(minutes=1)

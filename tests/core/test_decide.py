@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.core.decide import (
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Judged, Outcome, StepState, Verdict
+from kvmedic.model.sentences import SENTENCES
+from kvmedic.model.spec import OnInconclusive, answer_to_no_verdict
+from kvmedic.model.status import Wish
+from kvmedic.rollout.decide import (
     Close,
     Direction,
     Keep,
@@ -19,16 +24,10 @@ from kvmedic.core.decide import (
     TurnBack,
     Walk,
     Watch,
-    Wish,
     decide,
 )
-from kvmedic.core.gates import Blocked
-from kvmedic.core.policy import OnInconclusive, answer_to_no_verdict
-from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Outcome, StepState
-from kvmedic.core.sentences import SENTENCES
-from kvmedic.core.standing import Standing
-from kvmedic.core.verdict import Judged, Verdict
+from kvmedic.rollout.drift import Standing
+from kvmedic.rollout.gates import Blocked
 from run_builder import CONFIG, NOW, RECALL, REPLACE, SCALE, a_run, a_scaling, an_intent
 
 SUSPENDED = Blocked(Reason.SUSPENDED, "suspended")

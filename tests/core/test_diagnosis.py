@@ -1,10 +1,10 @@
 import pytest
 
 from builders import THRASHING, an_evidence
-from kvmedic.core.diagnosis import Branch, Diagnosed, Evidence, Finding, Inconclusive, diagnose
-from kvmedic.core.evidence import Signal
-from kvmedic.core.reasons import Reason
-from kvmedic.core.sentences import SENTENCES
+from kvmedic.model.evidence import Inconclusive, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.sentences import SENTENCES
+from kvmedic.runbooks.branches import Branch, Diagnosed, Evidence, Finding, diagnose
 
 EVIDENCE = an_evidence(THRASHING)
 FACT = Finding("llm-0", Signal.PREEMPTIONS, 2.0, 0.5, "2.00 preemptions per request, limit 0.5")

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import LENGTH_BOUNDS, a_histogram
-from kvmedic.core.distribution import (
+from kvmedic.model.evidence import Histogram
+from kvmedic.model.readings import (
     above,
     is_concentrated,
     lower_bound,
@@ -15,7 +16,6 @@ from kvmedic.core.distribution import (
     quantile,
     representatives,
 )
-from kvmedic.core.evidence import Histogram
 
 FOUR = Histogram((10.0, 20.0, 50.0), (1.0, 1.0, 2.0, 0.0), 90.0)
 WITH_TOP = Histogram((10.0, 20.0), (1.0, 0.0, 1.0), 60.0)

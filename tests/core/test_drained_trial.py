@@ -9,17 +9,15 @@ import pytest
 
 from core.test_trial_moves import STEP as ON_A_POD
 from core.test_trial_moves import watched
-from kvmedic.core.blocks import Scattered
-from kvmedic.core.drained_trial import DrainedMove, DrainedSight, drained_move
-from kvmedic.core.draining import Drain, Victim
-from kvmedic.core.fleet import Fleet
-from kvmedic.core.moves import Cordon, Failed, Wait
-from kvmedic.core.preconditions import Purpose, step_refusal
-from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.run import StepState
-from kvmedic.core.trial_moves import Answered, BeginTest
-from kvmedic.core.trialling import Interrupted, Progress, Underway
+from kvmedic.model.compression import Scattered
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import StepState, Victim
+from kvmedic.model.trial import Interrupted, Progress, Reclaim, Underway
+from kvmedic.rollout.draining import Drain
+from kvmedic.rollout.moves import Cordon, Failed, Wait
+from kvmedic.rollout.preconditions import Purpose, step_refusal
+from kvmedic.rollout.trial import Answered, BeginTest, DrainedMove, DrainedSight, drained_move
 from run_builder import NOW, a_fleet, a_run
 
 STEP = replace(ON_A_POD, replica="a", replica_uid="uid-a")

@@ -7,10 +7,23 @@ from dataclasses import replace
 import pytest
 
 from builders import NO_SERIES, NOT_A_NUMBER, NOW, SOURCE_UNAVAILABLE
-from kvmedic.core.driver import CLOCK_FIELDS, OTHER_FIELDS, TELLS, devices_told, filled, may_fill, query
-from kvmedic.core.evidence import Measured, Unsupported
-from kvmedic.core.silence import SILENCES, Silence
-from kvmedic.core.vitals import BY_DEFAULT, NEEDED, Device, Vital, Vitals
+from kvmedic.model.devices import (
+    BY_DEFAULT,
+    CLOCK_FIELDS,
+    NEEDED,
+    OTHER_FIELDS,
+    SILENCES,
+    TELLS,
+    Device,
+    Silence,
+    Vital,
+    Vitals,
+    devices_told,
+    filled,
+    may_fill,
+    query,
+)
+from kvmedic.model.evidence import Measured, Unsupported
 from vitals_builder import NODE, a_device
 
 UUID = "GPU-5a1f0c9e-30ba-9f6e-0000-0123456789ab"

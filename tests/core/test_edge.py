@@ -8,7 +8,12 @@ from datetime import datetime, timedelta
 import pytest
 
 from builders import NO_SERIES, NOW
-from kvmedic.core.edge import (
+from kvmedic.model.devices import Cause, Device
+from kvmedic.model.evidence import Measured, Missing, Reading
+from kvmedic.model.fleet import ContainerEnd, Instance, Pod
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Judged, Verdict
+from kvmedic.verdict.vetoes import (
     EDGE_MIB,
     count_ends_against,
     ended_as_before,
@@ -17,11 +22,6 @@ from kvmedic.core.edge import (
     least_free_mib,
     window_began_at,
 )
-from kvmedic.core.evidence import Measured, Missing, Reading
-from kvmedic.core.fleet import ContainerEnd, Instance, Pod
-from kvmedic.core.reasons import Reason
-from kvmedic.core.verdict import Judged, Verdict
-from kvmedic.core.vitals import Cause, Device
 from run_builder import BASELINE, NEW, a_pod
 from vitals_builder import a_device, an_end
 

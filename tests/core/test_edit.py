@@ -6,7 +6,7 @@ from typing import Any
 import jsonpatch
 import pytest
 
-from kvmedic.core.edit import EditState, Field, TokenEdit
+from kvmedic.model.edits import EditState, Field, TokenEdit
 
 
 def a_template(*args: str, name: str = "vllm") -> dict[str, Any]:

@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.bundle import BundleEdit, EnvEdit
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.edited import without_our_change
-from kvmedic.core.fleet import ReplicaSet
-from kvmedic.core.plan import Step
-from kvmedic.core.revisions import Revision
-from kvmedic.core.template import POD_TEMPLATE_HASH, template_hash
+from kvmedic.model.config_edits import Revision
+from kvmedic.model.edits import BundleEdit, EnvEdit, Field, TokenEdit
+from kvmedic.model.fleet import POD_TEMPLATE_HASH, ReplicaSet, template_hash
+from kvmedic.model.plan import Step
+from kvmedic.rollout.edited_template import without_our_change
 from run_builder import BUNDLE, CONFIG, RECALL, STEP, a_fleet
 
 Template = dict[str, Any]

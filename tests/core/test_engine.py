@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.core.engine import Bounds
-from kvmedic.core.version import Version
+from kvmedic.model.engine import Bounds, Version
 
 
 def v(text: str) -> Version:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.fleet import ContainerEnd, Instance, Pod
+from kvmedic.model.fleet import ContainerEnd, Instance, Pod
 from run_builder import NOW, a_pod
 
 SECOND = timedelta(seconds=1)

@@ -7,10 +7,11 @@ from math import inf, nan
 import pytest
 
 from builders import TRIGGER
-from kvmedic.core.baseline import Baseline
-from kvmedic.core.floors import is_broken, silent_seconds
-from kvmedic.core.parity import compare_for_parity
-from kvmedic.core.verdict import Objectives, Verdict, compare
+from kvmedic.model.run import Baseline, Verdict
+from kvmedic.model.spec import Objectives
+from kvmedic.verdict.comparison import compare
+from kvmedic.verdict.floors import is_broken, silent_seconds
+from kvmedic.verdict.goals import compare_for_parity
 
 NONE = Objectives()
 BEFORE = Baseline(

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.calm import in_calm, with_outlook
-from kvmedic.core.diagnosis import ScaleBound
-from kvmedic.core.fleet import Fleet, Owner
-from kvmedic.core.footprint import Footprint, Load, footprint_after, is_held, returning_step
-from kvmedic.core.plan import ObjectRef, ScaleStep
-from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Outcome, Run, StepState
+from kvmedic.model.fleet import Fleet, ObjectRef, Owner
+from kvmedic.model.plan import ScaleStep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome, Run, StepState
+from kvmedic.model.spec import ScaleBound
+from kvmedic.model.status import Footprint, Load
+from kvmedic.runbooks.preemption.loans import footprint_after, in_calm, is_held, returning_step, with_outlook
 from run_builder import BASELINE, NOW, OLD, STEP, a_fleet, a_run, a_scaling, an_intent
 
 TARGET = ObjectRef("Deployment", "llm")

@@ -9,17 +9,12 @@ import pytest
 
 from builders import NOW
 from core.test_trial_moves import CHANGE, LIMITS, POD, STARTING, an_end
-from kvmedic.core.accuracy import JobEnd, Score
-from kvmedic.core.fleet import Pod
-from kvmedic.core.gate_moves import Evaluated, GateMove, GateSight, MakeJob, gate_move
-from kvmedic.core.gating import Counted, GateStep, JobSight, Served
-from kvmedic.core.last_words import LastWords
-from kvmedic.core.moves import Failed, Wait
-from kvmedic.core.object_ref import ObjectRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.run import StepState
-from kvmedic.core.scored import Scored
-from kvmedic.core.trial_moves import MakeTrial
+from kvmedic.model.fleet import ObjectRef, Pod
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import StepState
+from kvmedic.model.trial import Counted, GateStep, JobEnd, JobSight, Score, Scored, Served
+from kvmedic.rollout.moves import Failed, Wait
+from kvmedic.rollout.trial import Evaluated, GateMove, GateSight, LastWords, MakeJob, MakeTrial, gate_move
 from run_builder import a_run
 
 STEP = GateStep(

@@ -8,12 +8,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from kvmedic.core.diagnosis import Trigger
-from kvmedic.core.gates import Health, Stop, forward_gate, opening_gate
-from kvmedic.core.maintenance import MaintenanceWindow
-from kvmedic.core.policy import (
+from kvmedic.model.devices import NodeHealth
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import (
     Limits,
+    MaintenanceWindow,
     Mode,
+    Objectives,
     OnInconclusive,
     Policy,
     RolloutPolicy,
@@ -21,12 +22,11 @@ from kvmedic.core.policy import (
     Runbook,
     Spare,
     TargetRef,
+    Trigger,
     Windows,
 )
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import ClosedRun
-from kvmedic.core.verdict import Objectives
-from kvmedic.core.vitals import NodeHealth
+from kvmedic.model.status import ClosedRun
+from kvmedic.rollout.gates import Health, Stop, forward_gate, opening_gate
 from run_builder import NOW
 
 MINUTE = timedelta(minutes=1)

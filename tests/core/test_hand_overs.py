@@ -8,18 +8,14 @@ from datetime import timedelta
 import pytest
 
 from builders import NOW
-from kvmedic.core.accuracy import Score
-from kvmedic.core.compressed import Answer
-from kvmedic.core.compression_policy import Fix
-from kvmedic.core.diagnosis import Branch, Diagnosed, Diagnosis, Finding, Inconclusive
-from kvmedic.core.fixing import FailedFix, TurnedOff
-from kvmedic.core.hand_overs import Grounds, HandOver, Heard, hand_over_of, taken_back
-from kvmedic.core.prompt_probe import Growth
-from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.scored import Scored
-from kvmedic.core.trialling import Question
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Fix
+from kvmedic.model.status import FailedFix, HandOver, TurnedOff
+from kvmedic.model.trial import Answer, Growth, Question, Reclaim, Score, Scored
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import Branch, Diagnosed, Diagnosis, Finding
+from kvmedic.runbooks.compression.hand_over import Grounds, Heard, hand_over_of, taken_back
 from run_builder import NEW, OLD
 
 LATER = NOW + timedelta(minutes=5)

@@ -7,16 +7,15 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.engine import Knob
-from kvmedic.core.footprint import Load
-from kvmedic.core.loan import Borrowed, Tenure, TriedReturn, is_value, loans_after, tenure_of
-from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, gives_back
-from kvmedic.core.policy import RotationLabel
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.run import Outcome, Run, StepState, Terms
-from kvmedic.core.verdict import Judged, Verdict
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.plan import ConfigStep, FlagStep, gives_back
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Judged, Outcome, Run, StepState, Terms, Verdict
+from kvmedic.model.spec import RotationLabel
+from kvmedic.model.status import Borrowed, Load, Record, TriedReturn
 from kvmedic.record.runs import closed
+from kvmedic.runbooks.preemption.loans import Tenure, is_value, loans_after, tenure_of
 from run_builder import BASELINE, CONFIG, NEW, NOW, OLD, SCALE, STEP, a_run, an_intent
 
 KNOB = Knob.KV_OFFLOADING_SIZE

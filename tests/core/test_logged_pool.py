@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvmedic.core.evidence import Pool
-from kvmedic.core.logged_pool import LoggedSize, SizeUnit, logged_size
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.model.evidence import LoggedSize, Pool, SizeUnit, logged_size
 
 FORMS = VLLM_SIGNALS.pool.logged
 RECORDED = Path(__file__).parents[1] / "data" / "vllm" / "startup-0.32-cpu.log"

@@ -14,21 +14,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvmedic.core.decide import (
-    Close,
-    Direction,
-    Leave,
-    Recover,
-    Situation,
-    TurnBack,
-    Walk,
-    Watch,
-    Wish,
-    decide,
-)
-from kvmedic.core.draining import Drain, Victim
-from kvmedic.core.fleet import FieldEdit
-from kvmedic.core.moves import (
+from kvmedic.controller.next_move import Tick, intended
+from kvmedic.model.fleet import FieldEdit
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome, StepState, Victim
+from kvmedic.model.spec import OnInconclusive
+from kvmedic.model.status import Wish
+from kvmedic.rollout.decide import Close, Direction, Leave, Recover, Situation, TurnBack, Walk, Watch, decide
+from kvmedic.rollout.draining import Drain
+from kvmedic.rollout.drift import MOST_REGAINS, TRUCE, regaining, standing
+from kvmedic.rollout.moves import (
     Cordon,
     DeletePod,
     Failed,
@@ -40,15 +35,8 @@ from kvmedic.core.moves import (
     Uncordon,
     Wait,
 )
-from kvmedic.core.policy import OnInconclusive
-from kvmedic.core.reasons import Reason
-from kvmedic.core.regaining import MOST_REGAINS, TRUCE, regaining
-from kvmedic.core.release import releasing_move
-from kvmedic.core.rollout import Order, next_move
-from kvmedic.core.run import Outcome, StepState
-from kvmedic.core.standing import standing
-from kvmedic.intents import intended
-from kvmedic.walks import Tick
+from kvmedic.rollout.template import Order, releasing_move
+from kvmedic.rollout.template import next_template_move as next_move
 from model_controller import OWN_FIELDS, Model
 from run_builder import NOW, STEP, UID, a_run
 

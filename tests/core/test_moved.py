@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from builders import CALM, IDLE, THRASHING, UNSUPPORTED, an_observation, spread, without
-from kvmedic.core.evidence import Signal
-from kvmedic.core.moved import MOVED, TRAFFIC, Traffic, moves, traffic_of
+from kvmedic.model.evidence import Signal
+from kvmedic.model.status import Traffic
+from kvmedic.verdict.baseline import MOVED, TRAFFIC, moves, traffic_of
 
 THEN = Traffic(requests_per_second=10, prompt_tokens=200, output_tokens=190, limit_tokens=2000)
 

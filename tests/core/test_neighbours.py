@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.core.neighbours import Autoscaler, Neighbours, VerticalAutoscaler, hindrance, remarks
-from kvmedic.core.reasons import Reason
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler, hindrance, remarks
 from run_builder import a_fleet
 
 HPA = "HorizontalPodAutoscaler"

@@ -6,8 +6,8 @@ from math import inf, nan
 import pytest
 
 from builders import NOW
-from kvmedic.core.evidence import Absence, Measured, Missing, Stale, Unsupported
-from kvmedic.core.offered import ENOUGH, KEEPING_UP, MARGIN, WAVES_MARGIN, Offered, Queue, peak_of
+from kvmedic.model.evidence import Absence, Measured, Missing, Stale, Unsupported
+from kvmedic.verdict.floors import ENOUGH, KEEPING_UP, MARGIN, WAVES_MARGIN, Offered, Queue, peak_of
 
 SERVED = Offered(1.0, served_per_second=1000.0)
 FULL = replace(SERVED, is_full=True)

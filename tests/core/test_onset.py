@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from builders import CALM, NO_SERIES, THRASHING, TRIGGER, an_observation, with_number, without
-from kvmedic.core.evidence import Signal
-from kvmedic.core.onset import has_begun, preemptions, pressured
+from kvmedic.model.evidence import Signal
+from kvmedic.verdict.baseline import has_begun, preemptions, pressured
 
 
 def test_only_replicas_beyond_the_trigger_tell_when_it_began() -> None:

@@ -4,10 +4,9 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from kvmedic.core.diagnosis import Goal
-from kvmedic.core.opening import Measure, run_of
-from kvmedic.core.plan import Plan
-from kvmedic.core.run import StepState
+from kvmedic.model.plan import Goal, Plan
+from kvmedic.model.run import StepState
+from kvmedic.verdict.summary import Measure, run_of
 from run_builder import a_fleet, a_run
 
 AT = datetime(2026, 3, 1, 1, 30, tzinfo=timezone(timedelta(hours=2)))

@@ -7,22 +7,20 @@ from dataclasses import replace
 import pytest
 
 from builders import CALM, STALE, TRIGGER, Replica, an_observation, without
-from kvmedic.core.baseline import baseline_of
-from kvmedic.core.diagnosis import Inconclusive
-from kvmedic.core.evidence import PodReadings, Signal
-from kvmedic.core.parity import MORE_PREEMPTIONS, ROUGHER, compare_for_parity, judge_parity
-from kvmedic.core.reasons import Reason
-from kvmedic.core.verdict import (
+from kvmedic.model.evidence import Inconclusive, PodReadings, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Baseline, Verdict
+from kvmedic.model.spec import Objectives
+from kvmedic.verdict.baseline import baseline_of
+from kvmedic.verdict.comparison import (
     GIVEN_UP,
     HEAVIER,
     LIGHTER,
     NO_STALL_SECONDS,
     THROUGHPUT_HELD,
     TRIGGER_SHARE,
-    Baseline,
-    Objectives,
-    Verdict,
 )
+from kvmedic.verdict.goals import MORE_PREEMPTIONS, ROUGHER, compare_for_parity, judge_parity
 
 
 def before(*replicas: Replica) -> Baseline:

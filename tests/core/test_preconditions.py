@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from core.test_drained_trial import STEP as ON_A_REPLICA
-from kvmedic.core.draining import chosen
-from kvmedic.core.fleet import Fleet, Owner, Pod
-from kvmedic.core.preconditions import Purpose, refusal, step_refusal
-from kvmedic.core.reasons import Reason
+from kvmedic.model.fleet import Fleet, Owner, Pod
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.draining import chosen
+from kvmedic.rollout.preconditions import Purpose, refusal, step_refusal
 from model_controller import OWN_FIELDS, Model
 from run_builder import NOW
 

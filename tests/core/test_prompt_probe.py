@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.core.prompt_probe import RESOLUTION, Grown, Growth, GrowthJudged, Prompt, judge_prompts
-from kvmedic.core.reclamation_probe import Unjudged
+from kvmedic.model.trial import Growth, Prompt
+from kvmedic.runbooks.compression.attention import RESOLUTION, Grown, GrowthJudged, judge_prompts
+from kvmedic.runbooks.compression.reclamation import Unjudged
 from lab.engine.attention import SCORE_BYTES
 
 MIB = RESOLUTION

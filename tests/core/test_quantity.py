@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.core.quantity import whole_amount
+from kvmedic.model.compression import whole_amount
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,14 @@ from core.test_autoscaling import STEP as MINIMUM
 from core.test_autoscaling import a_minimum
 from core.test_gate_moves import STEP as GATE
 from core.test_trial_moves import STEP as ON_A_POD
-from kvmedic.cluster.pods import is_finished
-from kvmedic.core.diagnosis import Goal
-from kvmedic.core.evidence import PodReadings, Signal
-from kvmedic.core.fleet import CRASH_LOOP, ContainerEnd, Fleet, Instance, Pod
-from kvmedic.core.plan import Step
-from kvmedic.core.preconditions import Purpose, step_refusal
-from kvmedic.core.quorum import is_quorate, judged_part, left_out, quorum_line
-from kvmedic.core.run import StepRecord, StepState
-from kvmedic.verdicts import part_to_judge
+from kvmedic.cluster.snapshot import is_finished
+from kvmedic.controller.verify import part_to_judge
+from kvmedic.model.evidence import PodReadings, Signal
+from kvmedic.model.fleet import CRASH_LOOP, ContainerEnd, Fleet, Instance, Pod
+from kvmedic.model.plan import Goal, Step
+from kvmedic.model.run import StepRecord, StepState
+from kvmedic.rollout.preconditions import Purpose, step_refusal
+from kvmedic.verdict.quorum import is_quorate, judged_part, left_out, quorum_line
 from run_builder import BUNDLE, CONFIG, NOW, RECALL, REPLACE, SCALE, STEP, a_fleet, a_pod, a_run
 
 HELD = Signal.PREEMPTIONS_PER_REQUEST_HELD

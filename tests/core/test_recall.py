@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.draining import Drain, Victim
-from kvmedic.core.fleet import Fleet, Owner, ReplicaSet, frozen
-from kvmedic.core.moves import (
+from kvmedic.model.config_edits import Revision, TemplateSwap
+from kvmedic.model.fleet import Fleet, Owner, ReplicaSet, frozen
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Victim
+from kvmedic.rollout.draining import Drain
+from kvmedic.rollout.moves import (
     Cordon,
     Failed,
     Freeze,
@@ -25,12 +28,8 @@ from kvmedic.core.moves import (
     Settled,
     Wait,
 )
-from kvmedic.core.preconditions import opening_refusal, recall_refusal
-from kvmedic.core.reasons import Reason
-from kvmedic.core.recall import recalling_move
-from kvmedic.core.revisions import Revision
-from kvmedic.core.rollout import Order
-from kvmedic.core.swap import TemplateSwap
+from kvmedic.rollout.preconditions import opening_refusal, recall_refusal
+from kvmedic.rollout.template import Order, recalling_move
 from model_controller import OWN_FIELDS, START, Model, ModelSet
 from run_builder import NEW, NOW, OLD, a_fleet, a_pod
 

@@ -7,11 +7,12 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.compressed import Compressed, with_recalled
-from kvmedic.core.compression_policy import CompressionPolicy
-from kvmedic.core.figures import Figures
-from kvmedic.core.recalled import Recalled
-from kvmedic.core.revisions import Revision
+from kvmedic.model.compression import Figures
+from kvmedic.model.config_edits import Revision
+from kvmedic.model.readings import Recalled
+from kvmedic.model.spec import CompressionPolicy
+from kvmedic.runbooks.branches import Compressed
+from kvmedic.runbooks.compression.methods import with_recalled
 from run_builder import NEW, NOW, OLD
 
 MINUTE = timedelta(minutes=1)

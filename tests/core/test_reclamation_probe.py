@@ -9,13 +9,12 @@ from math import nan
 
 import pytest
 
-from kvmedic.core.reclamation_probe import (
+from kvmedic.model.compression import Keep
+from kvmedic.model.trial import Reclaim, Sample
+from kvmedic.runbooks.compression.reclamation import (
     Generation,
     Judged,
-    Keep,
-    Reclaim,
     Reclamation,
-    Sample,
     Unjudged,
     judge,
     ratio_of,

@@ -8,8 +8,7 @@ from typing import Any
 import jsonpatch
 import pytest
 
-from kvmedic.core.edit import EditState
-from kvmedic.core.reference import ReferenceEdit
+from kvmedic.model.edits import EditState, ReferenceEdit
 
 ALONE = ReferenceEdit("config", 1, None, "limits", "limits-0123456789")
 PROJECTED = ReferenceEdit("config", 1, 1, "limits", "limits-0123456789")

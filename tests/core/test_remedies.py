@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from kvmedic.core.reasons import Reason
-from kvmedic.core.remedies import REMEDIES
+from kvmedic.model.reasons import Reason
+from kvmedic.model.sentences import REMEDIES
 
 ROLLS_OUT = re.compile(
     r"\bset (?:image|env|resources)\b|\brollout (?:undo|restart|resume)\b|\b(?:edit|apply|replace) deployment"

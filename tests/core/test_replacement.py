@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.core.draining import Drain, Victim
-from kvmedic.core.fleet import Fleet, Owner
-from kvmedic.core.moves import (
+from kvmedic.model.fleet import Fleet, ObjectRef, Owner
+from kvmedic.model.plan import Goer, ReplaceStep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Intent, StepRecord, StepState, Victim
+from kvmedic.rollout.draining import PEER_GRACE, Drain, StartLimits
+from kvmedic.rollout.moves import (
     Cordon,
     DeletePod,
     Failed,
@@ -23,19 +26,9 @@ from kvmedic.core.moves import (
     Uncordon,
     Wait,
 )
-from kvmedic.core.plan import Goer, ObjectRef, ReplaceStep
-from kvmedic.core.reasons import Reason
-from kvmedic.core.replacement import (
-    Replacement,
-    Scaled,
-    leaving_move,
-    replacing_move,
-    resting_move,
-    scaled_by,
-    spare_of,
-)
-from kvmedic.core.run import Intent, StepRecord, StepState
-from kvmedic.core.starting import PEER_GRACE, StartLimits
+from kvmedic.rollout.replacement import Replacement, Scaled, replacing_move, scaled_by, spare_of
+from kvmedic.rollout.replacement import leave_replacement as leaving_move
+from kvmedic.rollout.replacement import rest_replacement as resting_move
 from model_controller import Model
 from number_walk import EVENTS, EVENTS_WITH_UNREADY, MANY, NumberWalk, names
 from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from kvmedic.core.fleet import Fleet, ReplicaSet
-from kvmedic.core.revisions import newcomer, revision_of, rolled_out, start_seconds, to_start
+from kvmedic.model.config_edits import newcomer, revision_of, rolled_out, start_seconds, to_start
+from kvmedic.model.fleet import Fleet, ReplicaSet
 from run_builder import NEW, NOW, OLD, a_fleet, a_pod
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

@@ -10,21 +10,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.draining import Drain, Victim, chosen
-from kvmedic.core.fleet import Fleet
-from kvmedic.core.moves import (
-    Failed,
-    Move,
-    Pause,
-    Pulse,
-    Refused,
-    Release,
-    Settled,
-    Wait,
-)
-from kvmedic.core.reasons import Reason
-from kvmedic.core.release import releasing_move
-from kvmedic.core.rollout import Order, next_move, resting_move
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Victim
+from kvmedic.rollout.draining import Drain, chosen
+from kvmedic.rollout.moves import Failed, Move, Pause, Pulse, Refused, Release, Settled, Wait
+from kvmedic.rollout.template import Order, releasing_move
+from kvmedic.rollout.template import next_template_move as next_move
+from kvmedic.rollout.template import rest_template as resting_move
 from model_controller import EDIT, OWN_FIELDS, START, Model, ModelPod
 from model_walk import Walk
 from run_builder import NOW, a_pod

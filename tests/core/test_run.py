@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.core.diagnosis import Goal
-from kvmedic.core.fleet import frozen
-from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Outcome, StepState
-from kvmedic.core.standing import Standing, standing
-from kvmedic.core.verdict import Judged, Verdict
+from kvmedic.model.fleet import frozen
+from kvmedic.model.plan import Goal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Judged, Outcome, StepState, Verdict
+from kvmedic.rollout.drift import Standing, standing
 from run_builder import NEW, NOW, OLD, RECALL, REPLACE, UID, a_fleet, a_pod, a_run, a_scaling, an_intent
 
 

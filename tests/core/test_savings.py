@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.core.figures import Figures
-from kvmedic.core.savings import Worth, brought
+from kvmedic.model.compression import Figures
+from kvmedic.runbooks.compression.savings import Worth, brought
 
 GIB = float(1 << 30)
 BEFORE = Figures(

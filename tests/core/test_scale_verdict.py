@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from builders import CALM, IDLE, NO_SERIES, STALE, THRASHING, TRIGGER, Replica, an_observation, without
-from kvmedic.core.baseline import baseline_of
-from kvmedic.core.diagnosis import Inconclusive
-from kvmedic.core.evidence import Signal
-from kvmedic.core.reasons import Reason
-from kvmedic.core.scale_verdict import judge_fewer, judge_more, judge_without, share_of
-from kvmedic.core.verdict import Baseline, Objectives, Verdict
+from kvmedic.model.evidence import Inconclusive, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Baseline, Verdict
+from kvmedic.model.spec import Objectives
+from kvmedic.verdict.baseline import baseline_of
+from kvmedic.verdict.goals import judge_fewer, judge_more, judge_without, share_of
 
 
 def before(*replicas: Replica) -> Baseline:

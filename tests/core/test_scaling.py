@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.core.draining import Drain, Victim
-from kvmedic.core.fleet import Fleet, Owner, Pod
-from kvmedic.core.moves import (
+from kvmedic.model.fleet import Fleet, ObjectRef, Owner, Pod
+from kvmedic.model.plan import ScaleStep, gives_back
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Intent, StepState, Victim
+from kvmedic.rollout.draining import MAKING_LIMIT, STARTS, Drain, StartLimits
+from kvmedic.rollout.drift import Standing, standing
+from kvmedic.rollout.moves import (
     Claim,
     Cordon,
     Failed,
@@ -23,12 +27,9 @@ from kvmedic.core.moves import (
     Uncordon,
     Wait,
 )
-from kvmedic.core.plan import ObjectRef, ScaleStep, gives_back
-from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Intent, StepState
-from kvmedic.core.scaling import Scaling, is_explained, leaving_move, resting_move, scaling_move
-from kvmedic.core.standing import Standing, standing
-from kvmedic.core.starting import MAKING_LIMIT, STARTS, StartLimits
+from kvmedic.rollout.scaling import Scaling, is_explained, scaling_move
+from kvmedic.rollout.scaling import leave_scaling as leaving_move
+from kvmedic.rollout.scaling import rest_scaling as resting_move
 from model_controller import Model
 from number_walk import EVENTS, EVENTS_WITH_UNREADY, MANY, NumberWalk, names
 from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling

@@ -26,20 +26,13 @@ from builders import (
     with_histogram,
     without,
 )
-from kvmedic.core.diagnosis import Inconclusive, diagnose
-from kvmedic.core.evidence import PodReadings, Signal
-from kvmedic.core.reasons import Reason
-from kvmedic.core.severity import (
-    NO_OBJECTIVES,
-    Severity,
-    Urgency,
-    signals_of,
-    unmeasured,
-    urgency,
-    urgency_of,
-)
-from kvmedic.core.verdict import Objectives
+from kvmedic.model.evidence import Inconclusive, PodReadings, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Objectives
+from kvmedic.model.status import Severity, Urgency
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import diagnose
+from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured, urgency, urgency_of
 
 NONE = Objectives()
 WHOLE = Objectives(e2e_p95_seconds=30)

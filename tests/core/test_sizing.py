@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import LENGTH_BOUNDS, a_histogram, spread
-from kvmedic.core.distribution import Moments, moments
-from kvmedic.core.evidence import Histogram
-from kvmedic.core.sizing import (
+from kvmedic.model.evidence import Histogram
+from kvmedic.model.readings import Moments, moments
+from kvmedic.verdict.sizing import (
     AS_GOOD,
     BOLDEST_FIT,
     MOST_PREFILL,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.fleet import Fleet
-from kvmedic.core.plan import Step
-from kvmedic.core.spending import Footing, Spending, devices_of, spent
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.plan import Step
+from kvmedic.model.run import Footing, Spending, devices_of, spent
 from run_builder import NEW, NOW, REPLACE, STEP, a_fleet, a_pod
 
 BEGAN = NOW - timedelta(minutes=10)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvmedic.core.logged_pool import LoggedSize, SizeUnit
-from kvmedic.core.started import DIFFERENT, LINE_LENGTH, Started, Unread, phrases, started_of
-from kvmedic.engines.vllm_start import VLLM_START
+from kvmedic.engines.engine_log import DIFFERENT, LINE_LENGTH, Started, Unread, phrases, started_of
+from kvmedic.engines.vllm_logs import VLLM_START
+from kvmedic.model.evidence import LoggedSize, SizeUnit
 from lab.engine.logs import BACKEND, EIGHT_BIT
 
 RECORDED = Path(__file__).parents[1] / "data" / "vllm" / "startup-0.32-cpu.log"

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Reading, Stale, Unsupported
-from kvmedic.core.fleet import Pod
-from kvmedic.core.moves import Failed, Wait
-from kvmedic.core.starting import StartLimits, canary_pool_move, start_limit
+from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading, Stale, Unsupported
+from kvmedic.model.fleet import Pod
+from kvmedic.rollout.draining import StartLimits, canary_pool_move, start_limit
+from kvmedic.rollout.moves import Failed, Wait
 from run_builder import NEW, NOW, a_pod
 
 LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from builders import NO_SERIES, STALE, THRASHING, Nothing, Replica, an_observation, without
-from kvmedic.core.baseline import FEWEST_FINISHED
-from kvmedic.core.evidence import Signal
-from kvmedic.core.policy import OnInconclusive
-from kvmedic.core.reasons import Reason
-from kvmedic.core.steadiness import in_view_of_none_before, steadiness
-from kvmedic.core.verdict import Judged, Verdict
+from kvmedic.model.evidence import Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Judged, Verdict
+from kvmedic.model.spec import OnInconclusive
+from kvmedic.verdict.baseline import FEWEST_FINISHED
+from kvmedic.verdict.goals import in_view_of_none_before, steadiness
 
 
 def busy(finished: float) -> Replica:

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.core.reasons import Reason
-from kvmedic.core.run import Outcome, Run, StepState
-from kvmedic.core.spending import Spending
-from kvmedic.core.summary import Shift, Summary, summary_of
-from kvmedic.core.verdict import Judged, Verdict
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Judged, Outcome, Run, Shift, Spending, StepState, Summary, Verdict
+from kvmedic.verdict.summary import summary_of
 from run_builder import BASELINE, NOW, a_run, an_intent
 
 AFTER = replace(

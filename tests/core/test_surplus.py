@@ -7,10 +7,17 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.fleet import Fleet
-from kvmedic.core.moves import Settled, Uncordon, Wait
-from kvmedic.core.reasons import Reason
-from kvmedic.core.surplus import AWAIT_REMOVAL, is_followed, is_whole, newest_first, parting_move, surplus_of
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.draining import (
+    AWAIT_REMOVAL,
+    is_followed,
+    is_whole,
+    newest_first,
+    parting_move,
+    surplus_of,
+)
+from kvmedic.rollout.moves import Settled, Uncordon, Wait
 from run_builder import NEW, NOW, a_fleet, a_pod
 
 FLEET = a_fleet()

@@ -7,10 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.plan import Step
-from kvmedic.core.policy import RotationLabel
-from kvmedic.core.run import Terms
-from kvmedic.core.terms import policy_during
+from kvmedic.model.plan import Step
+from kvmedic.model.run import Terms, policy_during
+from kvmedic.model.spec import RotationLabel
 from run_builder import BUNDLE, CONFIG, RECALL, REPLACE, STEP, a_run
 
 TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=5))

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.evidence import Absence, Measured, Missing, Reading, Stale, Unsupported
-from kvmedic.core.told_version import Agreed, Mixed, Silent, Told, Unclear, Witness, told_of, witnesses
-from kvmedic.core.version import Version
+from kvmedic.engines.engine_log import Agreed, Mixed, Silent, Told, Unclear, Witness, told_of, witnesses
 from kvmedic.engines.vllm import VLLM
+from kvmedic.model.engine import Version
+from kvmedic.model.evidence import Absence, Measured, Missing, Reading, Stale, Unsupported
 from run_builder import NEW, NOW, OLD, a_pod
 
 NOTHING = Missing(Absence.SOURCE_UNAVAILABLE)

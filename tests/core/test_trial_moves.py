@@ -7,34 +7,35 @@ from datetime import datetime, timedelta
 import pytest
 
 from builders import NOW
-from kvmedic.core.blocks import Compacted, Keep, Pattern, Scattered, used
-from kvmedic.core.fleet import ContainerEnd, Instance, Pod
-from kvmedic.core.last_words import LastWords
-from kvmedic.core.moves import Failed, Wait
-from kvmedic.core.object_ref import ObjectRef
-from kvmedic.core.prompt_probe import Growth, Prompt
-from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Reclaim, Sample
-from kvmedic.core.run import StepState
-from kvmedic.core.starting import StartLimits
-from kvmedic.core.trial_moves import (
+from kvmedic.model.compression import Compacted, Keep, Pattern, Scattered, used
+from kvmedic.model.fleet import ContainerEnd, Instance, ObjectRef, Pod
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import StepState
+from kvmedic.model.trial import (
+    Begun,
+    Growth,
+    Interrupted,
+    Progress,
+    Prompt,
+    Prompted,
+    Question,
+    Reclaim,
+    Sample,
+    TrialStep,
+    Underway,
+    Watched,
+)
+from kvmedic.rollout.draining import StartLimits
+from kvmedic.rollout.moves import Failed, Wait
+from kvmedic.rollout.trial import (
     Answered,
     BeginTest,
+    LastWords,
     MakeTrial,
     TrialMove,
     TrialSight,
     thinned,
     trial_move,
-)
-from kvmedic.core.trialling import (
-    Begun,
-    Interrupted,
-    Progress,
-    Prompted,
-    Question,
-    TrialStep,
-    Underway,
-    Watched,
 )
 from run_builder import BUNDLE, a_pod, a_run
 

@@ -8,11 +8,9 @@ from math import nan
 import pytest
 
 from builders import NOW
-from kvmedic.core.blocks import Compacted, Keep, Pattern, PerHead, Scattered, used
-from kvmedic.core.compressed import Answer
-from kvmedic.core.reclamation_probe import Sample
-from kvmedic.core.trial_picture import Size, Trace, numbers, picture_of, trace_of
-from kvmedic.core.trialling import Question
+from kvmedic.model.compression import Compacted, Keep, Pattern, PerHead, Scattered, used
+from kvmedic.model.trial import Answer, Question, Sample
+from kvmedic.runbooks.compression.reclamation import Size, Trace, numbers, picture_of, trace_of
 
 SMALL = Size(32, 6)
 TENTH = Keep(share=0.1)

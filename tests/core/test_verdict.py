@@ -25,20 +25,12 @@ from builders import (
     with_number,
     without,
 )
-from kvmedic.core.baseline import FEWEST_FINISHED, NEEDED
-from kvmedic.core.diagnosis import Inconclusive
-from kvmedic.core.evidence import Histogram, Signal
-from kvmedic.core.reasons import Reason
-from kvmedic.core.verdict import (
-    Baseline,
-    Judged,
-    Objectives,
-    Verdict,
-    baseline_of,
-    compare,
-    judge,
-    judge_replacement,
-)
+from kvmedic.model.evidence import Histogram, Inconclusive, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Baseline, Judged, Verdict
+from kvmedic.model.spec import Objectives
+from kvmedic.verdict.baseline import FEWEST_FINISHED, NEEDED, baseline_of
+from kvmedic.verdict.comparison import compare, judge, judge_replacement
 
 NONE = Objectives()
 CAPPED = Replica(

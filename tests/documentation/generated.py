@@ -12,13 +12,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from documentation.picture import picture
-from kvmedic.core.reasons import Reason
-from kvmedic.core.remedies import REMEDIES, remedy_of
-from kvmedic.core.sentences import SENTENCES
+from kvmedic.model.reasons import Reason
+from kvmedic.model.sentences import REMEDIES, SENTENCES, remedy_of
 from kvmedic.record.runs import NEEDS_A_PERSON
 from kvmedic.record.surveys import BLIND
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.tables import decision_table
+from kvmedic.runbooks.reference import decision_table
 from reconcile.complaints import COMPLAINTS, Complaint
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,12 +7,12 @@ import re
 import pytest
 
 from documentation.generated import GROUPS, NAMES, REFUSALS, pages, runbook_page, with_part
-from kvmedic.core.reasons import Reason
-from kvmedic.core.remedies import REMEDIES
+from kvmedic.model.reasons import Reason
+from kvmedic.model.sentences import REMEDIES
 from kvmedic.record.runs import NEEDS_A_PERSON
 from kvmedic.record.surveys import BLIND
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.tables import move_of
+from kvmedic.runbooks.reference import move_of
 from reconcile.complaints import COMPLAINTS
 
 

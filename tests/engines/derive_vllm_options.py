@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeGuard
 
-from kvmedic.core.version import Version
+from kvmedic.model.engine import Version
 
 HUMAN = {
     "max_num_batched_tokens",

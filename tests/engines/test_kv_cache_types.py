@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import kvmedic.engines
-from kvmedic.core.compression import MethodClass, Told, recognised
-from kvmedic.engines.kv_cache_types import CACHE_TYPES, OWN_TYPES, expected_ratio
-from kvmedic.engines.kv_methods import METHODS, method_named
+from kvmedic.engines.kv_methods import CACHE_TYPES, METHODS, OWN_TYPES, expected_ratio, method_named
+from kvmedic.model.compression import MethodClass, Told, recognised
 
 TABLE = Path(kvmedic.engines.__file__).parent / "vllm_options.tsv"
 

@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 
 from kvmedic.api.compression import CompressionSpec
-from kvmedic.core.compression import MethodClass, Recognised, Told, recognised
 from kvmedic.engines.kv_methods import EIGHT_BITS, METHODS, TRIATTENTION
+from kvmedic.model.compression import MethodClass, Recognised, Told, recognised
 from lab.engine.arguments import parse_serve
 from lab.engine.config import resolve
 from lab.engine.logs import EIGHT_BIT

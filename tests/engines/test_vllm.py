@@ -4,10 +4,9 @@ import re
 
 import pytest
 
-from kvmedic.core.engine import Arity, Engine, Flag, Kind, Knob, Presence
-from kvmedic.core.version import Version
 from kvmedic.engines import ENGINES
 from kvmedic.engines.vllm import VLLM
+from kvmedic.model.engine import Arity, Engine, Flag, Kind, Knob, Presence, Version
 
 
 def v(text: str) -> Version:

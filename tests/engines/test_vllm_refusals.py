@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.core.last_words import refusal_in
 from kvmedic.engines import ENGINES, REFUSALS
-from kvmedic.engines.vllm_refusals import VLLM_REFUSALS
+from kvmedic.engines.vllm_logs import VLLM_REFUSALS
+from kvmedic.rollout.trial import refusal_in
 
 CONFIG = (
     "AttentionSelectorConfig(head_size=128, dtype=torch.bfloat16, kv_cache_dtype=fp8, block_size=None, "

@@ -6,26 +6,32 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kvmedic.core.evidence import HISTOGRAMS, Absence, Histogram, Measured, Missing, Pool, Signal, Unsupported
-from kvmedic.core.signals import (
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics.page import Page, parse_page
+from kvmedic.metrics.promql import Span, duration_text, expression, moments_of, presence
+from kvmedic.metrics.readings import Replica, histogram, histogram_of, number, pool, window
+from kvmedic.metrics.series import Presence, Series
+from kvmedic.model.evidence import (
     COUNTS_AGREE,
+    HISTOGRAMS,
+    Absence,
     Across,
     ChangeSource,
     CounterSource,
     GaugeSource,
     HeldRatioSource,
+    Histogram,
     HistogramSource,
+    Measured,
+    Missing,
+    Pool,
+    Signal,
     SignalSource,
     StartSource,
+    Unsupported,
     across_of,
     agreement_of,
 )
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.page import Page, parse_page
-from kvmedic.metrics.pools import pool, window
-from kvmedic.metrics.promql import Span, duration_text, expression, moments_of, presence
-from kvmedic.metrics.readings import Replica, histogram, histogram_of, number
-from kvmedic.metrics.series import Presence, Series
 from scripted_fleet import DATA
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

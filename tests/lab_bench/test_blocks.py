@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.core import blocks
+from kvmedic.model import compression as blocks
 from lab.bench.blocks import CASES, ERRORS, Case, counted
 
 SEEDS = 8

@@ -3,7 +3,7 @@ from itertools import islice
 
 import pytest
 
-from kvmedic.core.evidence import Measured, Observation, Signal
+from kvmedic.model.evidence import Measured, Observation, Signal
 from lab.bench.drive import UNCAPPED, Drive, Outcome, prompt_of
 from lab.bench.judging import chosen_cap, glimpsed_cap, observed
 from lab.bench.workloads import (

@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from kvmedic.core.verdict import Verdict
+from kvmedic.model.run import Verdict
 from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Outcome
 from lab.bench.open_drive import OpenDrive

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.core.verdict import Verdict
+from kvmedic.model.run import Verdict
 from lab.bench.supply import SHAPES, HostRow, PrefixRow, faults_of, prefix_row
 
 PREFIX = PrefixRow("chat", 4, 512, 0.5, 2.0, is_tried=True, verdict=Verdict.IMPROVED)

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvmedic.cluster.ends import bears_device_memory
+from kvmedic.cluster.engine_logs import bears_device_memory
 from lab.engine.server import TEARDOWN_SECONDS
 from lab_engine.engine_process import PLAIN, TESTS, a_process, until_healthy
 

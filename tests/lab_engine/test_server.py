@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from kvmedic.core.evidence import Measured
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.options import ScrapeOptions
 from kvmedic.metrics.scrape import PodAddress, Scraper
 from kvmedic.metrics.series import PodKey
+from kvmedic.model.engine import Version
+from kvmedic.model.evidence import Measured
 from lab_engine.engine_process import an_engine
 
 

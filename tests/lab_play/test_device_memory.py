@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from kvmedic.core.evidence import Measured
-from kvmedic.core.vitals import Vital
 from kvmedic.metrics.series import PodKey
+from kvmedic.model.devices import Vital
+from kvmedic.model.evidence import Measured
 from lab.cluster.api import ApiError, until
 from lab.play import device_memory
 from lab.play.device_memory import FREE, USED, Memory, Meter

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from kvmedic.api.status import record_to_wire
-from kvmedic.core.blocks import Keep
-from kvmedic.core.compressed import Answer
-from kvmedic.core.reclamation_probe import Reclaim, Sample
-from kvmedic.core.record import Record
-from kvmedic.core.trialling import Question
+from kvmedic.model.compression import Keep
+from kvmedic.model.status import Record
+from kvmedic.model.trial import Answer, Question, Reclaim, Sample
 from lab.demo.view import LiveView, PlainView, memory_line
 from lab.play.scene import Scene
 from lab.play.schema import FLEET

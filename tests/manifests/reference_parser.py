@@ -9,9 +9,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from kvmedic.core.engine import Kind, Option, Scalar
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
+from kvmedic.model.engine import Kind, Option, Scalar, Version
 
 UNSET = object()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.api_key import api_key_of
+from kvmedic.manifests.trial_pod import api_key_of
 
 KEY = "hunter2"
 SECRET = {"secretKeyRef": {"name": "keys", "key": "vllm"}}

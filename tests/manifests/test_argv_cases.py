@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.engine import Engine
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.flags import FlagsView, edit, read_flags, setting_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.model.edits import Field, TokenEdit
+from kvmedic.model.engine import Engine, Version
 
 CASES: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "vllm" / "argv_cases.json").read_text()

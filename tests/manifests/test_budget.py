@@ -7,26 +7,27 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.engine import Engine
-from kvmedic.core.object_ref import ObjectRef
-from kvmedic.core.quantity import parse_count, parse_quantity
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.api_key import api_key_of
-from kvmedic.manifests.budget import (
-    DEEPEST,
-    LONGEST_CONTAINER,
-    LONGEST_WORD,
-    STEPS,
-    Budget,
-    Remembered,
-)
-from kvmedic.manifests.documents import MOST_VALUES, containers_of
 from kvmedic.manifests.engine_file import LONGEST, engine_file
 from kvmedic.manifests.flags import parsed_of, read_flags
 from kvmedic.manifests.grammar import Parsed
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of, version_of
-from kvmedic.manifests.refusal import LONGEST_MESSAGE, Refusal, RefusalReason
+from kvmedic.manifests.refusal import (
+    DEEPEST,
+    LONGEST_CONTAINER,
+    LONGEST_MESSAGE,
+    LONGEST_WORD,
+    STEPS,
+    Budget,
+    Refusal,
+    RefusalReason,
+    Remembered,
+)
+from kvmedic.manifests.trial_pod import api_key_of
+from kvmedic.manifests.yaml_text import MOST_VALUES, containers_of
+from kvmedic.model.compression import parse_count, parse_quantity
+from kvmedic.model.engine import Engine, Version
+from kvmedic.model.fleet import ObjectRef
 from kvmedic.runbooks.planning import Fault, Workload, workload_of
 
 ENGINE = Engine(VLLM, Version.parse("0.32.0"))

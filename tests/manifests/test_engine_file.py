@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.engine import Engine, Knob
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.engine_file import LONGEST, EngineFile, engine_file, entries_of
 from kvmedic.manifests.flags import parsed_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.model.engine import Engine, Knob, Version
 
 ENGINE = Engine(VLLM, Version.parse("0.32.0"))
 SERVE = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "command": ["vllm", "serve", "m"]}

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.core.gating import Counted, NoEvaluation, Served
 from kvmedic.manifests.evaluation_job import (
     DIGEST,
     NAME_LENGTH,
@@ -22,6 +21,7 @@ from kvmedic.manifests.evaluation_job import (
     job_name,
 )
 from kvmedic.manifests.trial_pod import TRIAL_LABEL, Owner
+from kvmedic.model.trial import Counted, NoEvaluation, Served
 
 OWNER = Owner("kvmedic.io/v1alpha1", "KVRemediation", "llm", "uid-1")
 SUBJECT = Served("http://10.0.0.7:8000", "tiny", "fp8", Counted(1, 34.0))

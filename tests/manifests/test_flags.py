@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.engine import Engine, Scalar
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.flags import AlreadySet, FlagsView, Outcome, Setting, edit, read_flags, setting_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.tokens import Place
+from kvmedic.model.edits import Field, TokenEdit
+from kvmedic.model.engine import Engine, Scalar, Version
 
 FROM_MAP = {"configMapKeyRef": {"name": "limits", "key": "seqs"}}
 

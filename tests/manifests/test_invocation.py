@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.invocation import NotAnEngine, image_name, invocation_of, version_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.words import CommandLine
+from kvmedic.model.engine import Version
 
 API_SERVER = "vllm.entrypoints.openai.api_server"
 OURS = "vllm/vllm-openai:v0.32.0"

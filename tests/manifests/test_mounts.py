@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.manifests.mounts import MountedFile, mounted_file
+from kvmedic.manifests.engine_file import MountedFile, mounted_file
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 
 PATH = "/etc/vllm/engine.yaml"

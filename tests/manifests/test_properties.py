@@ -9,15 +9,14 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.edit import TokenEdit
-from kvmedic.core.engine import Arity, Engine, Flag, Kind, Option
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.documents import ManifestContainer, containers_of
+from kvmedic.manifests.config_file import spliced
 from kvmedic.manifests.flags import AlreadySet, edit, parsed_of, setting_of
 from kvmedic.manifests.grammar import Parsed
 from kvmedic.manifests.refusal import Refusal
-from kvmedic.manifests.splice import spliced
+from kvmedic.manifests.yaml_text import ManifestContainer, containers_of
+from kvmedic.model.edits import TokenEdit
+from kvmedic.model.engine import Arity, Engine, Flag, Kind, Option, Version
 from manifests import reference_parser
 
 ENGINE = Engine(VLLM, Version.parse("0.32.0"))

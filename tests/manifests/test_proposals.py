@@ -10,14 +10,12 @@ import jsonpatch
 import pytest
 import yaml
 
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.engine import Engine
-from kvmedic.core.owner import OwnerKind, TemplateOwner
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.flags import Setting, setting_of
-from kvmedic.manifests.owners import owner_in
-from kvmedic.manifests.proposals import Wanted, proposal_for
+from kvmedic.manifests.proposals import Wanted, owner_in, proposal_for
+from kvmedic.model.edits import Field, TokenEdit
+from kvmedic.model.engine import Engine, Version
+from kvmedic.model.fleet import OwnerKind, TemplateOwner
 
 ENGINE = Engine(VLLM, Version.parse("0.32.0"))
 FLUX = {"kustomize.toolkit.fluxcd.io/name": "apps", "kustomize.toolkit.fluxcd.io/namespace": "flux-system"}

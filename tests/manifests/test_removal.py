@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.core.edit import TokenEdit
-from kvmedic.core.engine import Engine, Knob
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.flags import Setting, edit, setting_of
+from kvmedic.manifests.flags import Setting, edit, removed, setting_of
 from kvmedic.manifests.refusal import Refusal
-from kvmedic.manifests.removal import removed
+from kvmedic.model.edits import TokenEdit
+from kvmedic.model.engine import Engine, Knob, Version
 
 ENGINE = Engine(VLLM, Version.parse("0.32.0"))
 FOUND = VLLM.flag(Knob.KV_OFFLOADING_SIZE)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from kvmedic.core.owner import OwnerKind, TemplateOwner
-from kvmedic.core.revisions import Difference, Revision
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.reverts import Operation, Reverted, operations_between, revert_for
+from kvmedic.manifests.proposals import Operation, Reverted, operations_between, revert_for
 from kvmedic.manifests.revisions import options_of_interest
+from kvmedic.model.config_edits import Difference, Revision
+from kvmedic.model.fleet import OwnerKind, TemplateOwner
 
 LEAVING, WANTED = Revision(7, "llm-7c", "b" * 16), Revision(6, "llm-6f", "a" * 16)
 CHANGED = (Difference("maxNumSeqs", "16", "256"), Difference("image", "v:1", "v:2"))

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.config_map import ConfigMap, Contents, Sight
-from kvmedic.core.revisions import Difference
 from kvmedic.engines import ENGINES
 from kvmedic.manifests.revisions import Compared, Revised, Unreadable, differences
+from kvmedic.model.config_edits import ConfigMap, Contents, Difference, Sight
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 ARGS = ("--model=m", "--max-num-seqs=64", "--max-model-len", "8192")

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.edit import TokenEdit
-from kvmedic.core.engine import Engine
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.flags import FlagsView, Outcome, edit, read_flags, setting_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.model.edits import TokenEdit
+from kvmedic.model.engine import Engine, Version
 from manifests import reference_parser
 from manifests.shell_oracle import ShellOracle, engine_arguments
 

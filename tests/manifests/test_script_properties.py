@@ -10,12 +10,11 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.engine import Engine
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.flags import AlreadySet, edit, setting_of
 from kvmedic.manifests.refusal import Refusal
+from kvmedic.model.edits import Field, TokenEdit
+from kvmedic.model.engine import Engine, Version
 from manifests import reference_parser
 from manifests.shell_oracle import ShellOracle, engine_arguments
 

@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from kvmedic.cli.app import app_for
-from kvmedic.core.version import Version
+from kvmedic.model.engine import Version
 from manifests import reference_parser
 from manifests.shell_oracle import ShellOracle, engine_arguments
 

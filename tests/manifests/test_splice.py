@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.engine import Engine
-from kvmedic.core.version import Version
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.documents import ManifestContainer, containers_of
+from kvmedic.manifests.config_file import spliced
 from kvmedic.manifests.flags import edit, read_flags, setting_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.selection import Selector, engine_in
-from kvmedic.manifests.splice import spliced
+from kvmedic.manifests.yaml_text import ManifestContainer, Selector, containers_of, engine_in
+from kvmedic.model.edits import Field, TokenEdit
+from kvmedic.model.engine import Engine, Version
 
 ENGINE = Engine(VLLM, Version.parse("0.32.0"))
 

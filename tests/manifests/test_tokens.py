@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.edit import Field
-from kvmedic.manifests.budget import Budget
-from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
 from kvmedic.manifests.tokens import Environment, Expanded, Place, Token, Unquoted, read_environment
 from kvmedic.manifests.tokens import expand as expand_within
 from kvmedic.manifests.tokens import tokens_of as tokens_within
+from kvmedic.model.edits import Field
 
 
 def environment_of(container: dict[str, Any]) -> Environment:

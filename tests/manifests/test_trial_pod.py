@@ -9,16 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.core.config_map import ConfigMap, Contents
-from kvmedic.core.engine import Engine
 from kvmedic.engines import ENGINES
-from kvmedic.manifests.configuration import Configuration
-from kvmedic.manifests.engine_file import engine_file
+from kvmedic.manifests.engine_file import Configuration, MountedFile, engine_file
 from kvmedic.manifests.invocation import version_of
-from kvmedic.manifests.mounts import MountedFile
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.remote_cache import remote_cache_in_file, without_remote_cache
-from kvmedic.manifests.trial_pod import PRIORITY_CLASS, TRIAL_LABEL, NoTrial, Owner, Trial, trial_pod
+from kvmedic.manifests.trial_pod import (
+    PRIORITY_CLASS,
+    TRIAL_LABEL,
+    NoTrial,
+    Owner,
+    Trial,
+    remote_cache_in_file,
+    trial_pod,
+    without_remote_cache,
+)
+from kvmedic.model.config_edits import ConfigMap, Contents
+from kvmedic.model.engine import Engine
 
 OWNER = Owner("kvmedic.io/v1alpha1", "KVRemediation", "llm", "uid-1")
 TRIAL = Trial("llm-trial-20260301-030000-1", "serving", OWNER, 1800)

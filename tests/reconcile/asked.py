@@ -7,16 +7,23 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Reading, Unsupported
-from kvmedic.core.fleet import Pod
-from kvmedic.core.logged_pool import LogForms, LoggedSize
-from kvmedic.core.moved import Traffic
-from kvmedic.core.recalled import Alone
-from kvmedic.core.record import LastGood, Record
-from kvmedic.core.resource import Resource
-from kvmedic.core.started import Start, StartForms, Unread
-from kvmedic.core.version import Version
-from kvmedic.core.vitals import Device, EngineEnd
+from kvmedic.engines.engine_log import Start, StartForms, Unread
+from kvmedic.model.devices import Device, EngineEnd
+from kvmedic.model.engine import Version
+from kvmedic.model.evidence import (
+    Absence,
+    LogForms,
+    LoggedSize,
+    Look,
+    Measured,
+    Missing,
+    Observation,
+    Reading,
+    Unsupported,
+)
+from kvmedic.model.fleet import Pod
+from kvmedic.model.readings import Alone
+from kvmedic.model.status import LastGood, Record, Resource, Traffic
 from kvmedic.record.store import resource_of
 from lab.scripted.readings import State, only, readings
 from reconcile.viewed import Viewed

@@ -6,21 +6,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvmedic.api.status import record_to_wire
-from kvmedic.core.baseline import Baseline, baseline_of
-from kvmedic.core.diagnosis import Goal
-from kvmedic.core.evidence import Observation
-from kvmedic.core.fixing import TurnOff
-from kvmedic.core.fleet import RolloutFields
-from kvmedic.core.plan import ObjectRef, Plan
-from kvmedic.core.policy import RotationLabel
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.run import Run, StepRecord, Terms
-from kvmedic.core.template import template_hash
 from kvmedic.engines.kv_methods import TRIATTENTION
 from kvmedic.engines.vllm import VLLM
-from kvmedic.runbooks.bundle import bundle_plan
+from kvmedic.model.evidence import Observation
+from kvmedic.model.fleet import ObjectRef, RolloutFields, template_hash
+from kvmedic.model.plan import Goal, Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Baseline, Run, StepRecord, Terms
+from kvmedic.model.spec import RotationLabel
+from kvmedic.model.status import Record
+from kvmedic.runbooks.branches import TurnOff
+from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.planning import Workload, workload_of
+from kvmedic.verdict.baseline import baseline_of
 from lab.scripted.readings import State, readings
 from reconcile.world import DRAINING, START_LIMIT_SECONDS, World
 

@@ -7,13 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvmedic.api.status import record_to_wire
-from kvmedic.core.accuracy import Score
-from kvmedic.core.fixing import TurnedOff
-from kvmedic.core.gating import GateStep
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.scored import Scored
 from kvmedic.manifests.evaluation_job import digest_of
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Record, TurnedOff
+from kvmedic.model.trial import GateStep, Score, Scored
 from lab.cluster.simulation import behaviour
 from reconcile.trying import CLASS
 from reconcile.world import World

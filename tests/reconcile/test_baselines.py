@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from builders import THRASHING, an_evidence, an_observation
-from kvmedic.api.convert import policy_of
-from kvmedic.api.resource import spec_from_wire
-from kvmedic.baselines import pressed_baseline
-from kvmedic.core.baseline import Baseline
-from kvmedic.core.diagnosis import Goal, Inconclusive, diagnose
-from kvmedic.core.evidence import Look, Observation, Signal
-from kvmedic.core.fleet import Pod
-from kvmedic.core.policy import Policy
-from kvmedic.core.reasons import Reason
-from kvmedic.findings import Survey
+from kvmedic.api.resource import policy_of, spec_from_wire
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.verify import pressed_baseline
+from kvmedic.model.evidence import Inconclusive, Look, Observation, Signal
+from kvmedic.model.fleet import Pod
+from kvmedic.model.plan import Goal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Baseline
+from kvmedic.model.spec import Policy
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import diagnose
 from run_builder import a_fleet, a_pod
 
 MINUTE = timedelta(minutes=1)

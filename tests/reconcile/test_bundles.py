@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from kvmedic.cluster.marks import RECORDED
+from kvmedic.cluster.patches import RECORDED
 from reconcile.bundled import FLAG, OFF, ON, SWITCH, begin, compressing, engine, variables
 from reconcile.phases import PATIENCE_SECONDS, Phase, let_go, reach
 from reconcile.world import World

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.gates import Stop
-from kvmedic.core.record import Record
-from kvmedic.core.run import StepState
+from kvmedic.controller.execute import pursue
+from kvmedic.controller.next_move import Tick
 from kvmedic.kube.clock import Stopwatch
-from kvmedic.pursue import pursue
-from kvmedic.walks import Tick
+from kvmedic.model.run import StepState
+from kvmedic.model.status import Record
+from kvmedic.rollout.gates import Stop
 from reconcile.asked import a_resource
 from run_builder import NOW, a_run, an_intent
 

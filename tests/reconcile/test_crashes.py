@@ -16,7 +16,7 @@ from typing import get_args
 
 import pytest
 
-from kvmedic.core.plan import Step
+from kvmedic.model.plan import Step
 from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Fate, Write
 from reconcile import gating, trying

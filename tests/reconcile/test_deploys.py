@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from builders import CALM, an_observation
-from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Reading
-from kvmedic.core.fleet import ReplicaSet
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import ClosedRun
-from kvmedic.core.revisions import Deploy, Difference, LatestDeploy, NoDeploy, UnknownDeploy
-from kvmedic.deploys import Moment, latest_deploy
-from kvmedic.runbooks.deploy import HISTORY
+from kvmedic.controller.evidence import Moment, latest_deploy
+from kvmedic.model.config_edits import Deploy, Difference, LatestDeploy, NoDeploy, UnknownDeploy
+from kvmedic.model.evidence import Absence, Look, Measured, Missing, Observation, Reading
+from kvmedic.model.fleet import ReplicaSet
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import ClosedRun
+from kvmedic.runbooks.preemption.deploy import HISTORY
 from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource
 from reconcile.viewed import Viewed

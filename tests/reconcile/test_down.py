@@ -10,23 +10,22 @@ from typing import Any
 
 import pytest
 
-from kvmedic.aftermath import in_view_of_the_rest
-from kvmedic.core.diagnosis import Goal
-from kvmedic.core.draining import Drain, Victim
-from kvmedic.core.evidence import Absence, Measured, Missing, Reading
-from kvmedic.core.fleet import ContainerEnd, Instance, Owner, Pod
-from kvmedic.core.gates import Blocked, Health, Stop
-from kvmedic.core.owner import OwnerKind, TemplateOwner
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.run import Run, StepState
-from kvmedic.core.verdict import Judged, Verdict
-from kvmedic.core.vitals import Cause, EngineEnd
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.next_move import Tick, drain_of
+from kvmedic.controller.obstacles import gate, health_of
+from kvmedic.controller.ports import Senses
+from kvmedic.controller.survey import survey
+from kvmedic.controller.verify import in_view_of_the_rest
 from kvmedic.kube.clock import Stopwatch
-from kvmedic.obstacles import gate, health_of
-from kvmedic.ports import Senses
-from kvmedic.survey import Survey, survey
-from kvmedic.walks import Tick, drain_of
+from kvmedic.model.devices import Cause, EngineEnd
+from kvmedic.model.evidence import Absence, Measured, Missing, Reading
+from kvmedic.model.fleet import ContainerEnd, Instance, Owner, OwnerKind, Pod, TemplateOwner
+from kvmedic.model.plan import Goal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Judged, Run, StepState, Verdict, Victim
+from kvmedic.model.status import Record
+from kvmedic.rollout.draining import Drain
+from kvmedic.rollout.gates import Blocked, Health, Stop
 from lab.cluster.simulation import behaviour
 from lab.scripted.readings import State
 from reconcile.test_ill_replicas import LEVERS, TORCH, touched

@@ -9,23 +9,21 @@ from typing import Any
 import pytest
 
 from api.records import holding_record
-from kvmedic.core.diagnosis import Goal, NoChange, ScaleBound
-from kvmedic.core.evidence import EVERY_SIGNAL
-from kvmedic.core.fleet import Fleet, Minimum, Owner
-from kvmedic.core.footprint import Footprint
-from kvmedic.core.neighbours import Autoscaler, Neighbours
-from kvmedic.core.plan import AutoscalerStep, ObjectRef, ScaleStep
-from kvmedic.core.policy import Mode
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.resource import Resource
-from kvmedic.findings import Survey
-from kvmedic.footprints import holding, noted, with_holder
-from kvmedic.obstacles import accompanied
-from kvmedic.ports import Senses
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.obstacles import accompanied
+from kvmedic.controller.ports import Senses
+from kvmedic.controller.survey import survey
+from kvmedic.controller.temporary import holding, noted, with_holder
+from kvmedic.model.evidence import EVERY_SIGNAL
+from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
+from kvmedic.model.plan import AutoscalerStep, Goal, ScaleStep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Mode, ScaleBound
+from kvmedic.model.status import Footprint, Record, Resource
+from kvmedic.record.events import notes
 from kvmedic.record.surveys import REFRESH
-from kvmedic.record.transitions import notes
-from kvmedic.survey import survey
+from kvmedic.rollout.preconditions import Autoscaler, Neighbours
+from kvmedic.runbooks.branches import NoChange
 from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource
 from reconcile.test_obstacles import REVISION, TEMPLATE, Town, a_settled_fleet

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from kvmedic.api.status import record_to_wire
-from kvmedic.core.compressed import Answer
-from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.record import Record
-from kvmedic.core.trialling import Question
+from kvmedic.model.status import Record
+from kvmedic.model.trial import Answer, Question, Reclaim
 from reconcile.test_plan_and_explain import kvmedic
 from reconcile.trying import evicting, spec
 from reconcile.world import World

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import kopf
 import pytest
 
-from kvmedic.core.resource import Key
+from kvmedic.controller.orphans import StandIns
+from kvmedic.controller.run_limits import Roster
 from kvmedic.handlers import Backoff, Operator, registry
 from kvmedic.kube.errors import Call, Conflict, Unavailable
-from kvmedic.record.telemetry import Telemetry
-from kvmedic.roster import Roster
-from kvmedic.stand_ins import StandIns
+from kvmedic.model.status import Key
+from kvmedic.record.reporter import Telemetry
 
 KEY = Key("serving", "llm", "uid-1")
 SECOND = timedelta(seconds=1)

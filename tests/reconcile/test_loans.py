@@ -9,19 +9,15 @@ from typing import Any
 import pytest
 
 from api.records import holding_record
-from kvmedic.core.diagnosis import Goal
-from kvmedic.core.fleet import Fleet, Owner
-from kvmedic.core.loan import Borrowed
-from kvmedic.core.plan import FlagStep
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.resource import Resource
-from kvmedic.core.template import template_hash
-from kvmedic.findings import Survey
-from kvmedic.footprints import holding, noted
-from kvmedic.ports import Senses
-from kvmedic.record.transitions import notes
-from kvmedic.survey import survey
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.ports import Senses
+from kvmedic.controller.survey import survey
+from kvmedic.controller.temporary import holding, noted
+from kvmedic.model.fleet import Fleet, Owner, template_hash
+from kvmedic.model.plan import FlagStep, Goal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Borrowed, Record, Resource
+from kvmedic.record.events import notes
 from lab.scripted.readings import State
 from reconcile.test_obstacles import a_settled_fleet
 from reconcile.test_survey import Asked, a_resource

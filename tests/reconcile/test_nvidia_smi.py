@@ -10,23 +10,22 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import Configuration
 
-from kvmedic.aside import Cared, Ward, cared_for
 from kvmedic.cli.explain import Place, explained
-from kvmedic.cli.vitals import vitals_as_json, vitals_as_text
-from kvmedic.cluster.drivers import NvidiaSmi, Patience
-from kvmedic.core.aside import SetAside, Station
-from kvmedic.core.evidence import Absence, Measured, Missing, Reading
-from kvmedic.core.gates import Stop
-from kvmedic.core.policy import Policy
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.run import Terms
-from kvmedic.core.silence import SILENCES, Silence
-from kvmedic.core.vitals import NEEDED, Device, Vital
+from kvmedic.cli.report import vitals_as_json, vitals_as_text
+from kvmedic.cluster.nvidia_smi import NvidiaSmi, Patience
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.ports import Drivers, NotAllowed, Senses
+from kvmedic.controller.quarantine import Cared, Ward, cared_for
+from kvmedic.controller.survey import survey
 from kvmedic.kube.client import Client, Limits
-from kvmedic.ports import Drivers, NotAllowed, Senses
+from kvmedic.model.devices import NEEDED, SILENCES, Device, Silence, Vital
+from kvmedic.model.evidence import Absence, Measured, Missing, Reading
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Terms
+from kvmedic.model.spec import Policy
+from kvmedic.model.status import Record, SetAside, Station
 from kvmedic.record.surveys import surveyed as recorded
-from kvmedic.survey import Survey, survey
+from kvmedic.rollout.gates import Stop
 from lab.scripted.commands import NO_PROGRAM, Commands, Play, hangs, prints, sends, serving
 from lab.scripted.readings import State
 from reconcile.test_ill_replicas import tells, touched

@@ -9,23 +9,20 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cli import live
+from kvmedic.cli import plan as live
+from kvmedic.cli.app import Form
 from kvmedic.cli.plan import _of_survey
-from kvmedic.cli.terminal import Form
-from kvmedic.core.fleet import Fleet, Owner
-from kvmedic.core.neighbours import Autoscaler, Neighbours, VerticalAutoscaler
-from kvmedic.core.owner import OwnerKind, TemplateOwner
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import ClosedRun, ConditionType, Record
-from kvmedic.core.resource import Resource
-from kvmedic.core.run import Outcome
-from kvmedic.core.template import template_hash
-from kvmedic.findings import Survey
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.obstacles import accompanied
+from kvmedic.controller.ports import NotAllowed, Senses
+from kvmedic.controller.survey import examine
 from kvmedic.kube.errors import Call, Refused
-from kvmedic.obstacles import accompanied
-from kvmedic.ports import NotAllowed, Senses
+from kvmedic.model.fleet import Fleet, Owner, OwnerKind, TemplateOwner, template_hash
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome
+from kvmedic.model.status import ClosedRun, ConditionType, Record, Resource
 from kvmedic.record.surveys import REFRESH, planned
-from kvmedic.survey import examine
+from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
 from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource
 from reconcile.viewed import Viewed

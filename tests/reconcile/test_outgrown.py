@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.policy import Policy
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.template import body_hash
-from kvmedic.core.vitals import Cause, EngineEnd
-from kvmedic.findings import Survey
-from kvmedic.outgrown import with_known_limit
-from kvmedic.ports import Senses
-from kvmedic.survey import survey
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.ports import Senses
+from kvmedic.controller.survey import survey
+from kvmedic.controller.temporary import with_known_limit
+from kvmedic.model.devices import Cause, EngineEnd
+from kvmedic.model.fleet import body_hash
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Policy
+from kvmedic.model.status import Record
 from lab.scripted.readings import State
 from reconcile.asked import Asked, spec
 from reconcile.viewed import Viewed

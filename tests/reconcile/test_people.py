@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.marks import CORDON_COST
+from kvmedic.cluster.patches import CORDON_COST
 from reconcile.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
 from reconcile.world import DRAINING, Eye, World
 

@@ -9,21 +9,19 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Reading
-from kvmedic.core.figures import Figures
-from kvmedic.core.fleet import ReplicaSet
-from kvmedic.core.reasons import Reason
-from kvmedic.core.recalled import Alone, Recalled
-from kvmedic.core.record import Record
-from kvmedic.core.resource import Resource
-from kvmedic.core.template import template_hash
-from kvmedic.core.vitals import Device
-from kvmedic.findings import Survey
-from kvmedic.ports import Senses
-from kvmedic.recollection import AGAIN, HISTORY
+from kvmedic.controller.evidence import AGAIN, Survey
+from kvmedic.controller.evidence import HISTORY_REACH as HISTORY
+from kvmedic.controller.ports import Senses
+from kvmedic.controller.survey import survey
+from kvmedic.model.compression import Figures
+from kvmedic.model.devices import Device
+from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Reading
+from kvmedic.model.fleet import ReplicaSet, template_hash
+from kvmedic.model.readings import Alone, Recalled
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Record, Resource
 from kvmedic.record.surveys import with_baseline
-from kvmedic.runbooks.compression_figures import HELPFUL, NEEDED
-from kvmedic.survey import survey
+from kvmedic.runbooks.compression.savings import HELPFUL, NEEDED
 from lab.scripted.readings import State, only, readings
 from reconcile.asked import Asked, spec
 from reconcile.viewed import Viewed

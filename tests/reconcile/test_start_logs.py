@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.policy import Runbook
+from kvmedic.model.spec import Runbook
 from lab.engine.logs import EIGHT_BIT
 
 pytestmark = pytest.mark.light

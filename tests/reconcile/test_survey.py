@@ -8,31 +8,23 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.diagnosis import Assignment, Goal, Inconclusive
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import (
-    EVERY_SIGNAL,
-    Measured,
-    Signal,
-)
-from kvmedic.core.fleet import CRASH_LOOP, Pod
-from kvmedic.core.logged_pool import LoggedSize, SizeUnit
-from kvmedic.core.moved import TRAFFIC, Traffic
-from kvmedic.core.plan import Plan
-from kvmedic.core.policy import Mode
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import LastGood, Record, ShownPlan
-from kvmedic.core.resource import Resource
-from kvmedic.core.started import Started
-from kvmedic.core.template import template_hash
-from kvmedic.core.vitals import Cause
-from kvmedic.findings import Survey
-from kvmedic.last_good import healthy_revision, proved_good
-from kvmedic.ports import Senses
+from kvmedic.controller.evidence import Survey, engine_of
+from kvmedic.controller.plans import healthy_revision, proved_good
+from kvmedic.controller.ports import Senses
+from kvmedic.controller.survey import examine, survey
+from kvmedic.engines.engine_log import Started
+from kvmedic.model.devices import Cause
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import EVERY_SIGNAL, Inconclusive, LoggedSize, Measured, Signal, SizeUnit
+from kvmedic.model.fleet import CRASH_LOOP, Pod, template_hash
+from kvmedic.model.plan import Goal, Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Mode
+from kvmedic.model.status import LastGood, Record, Resource, ShownPlan, Traffic
+from kvmedic.runbooks.branches import Assignment
 from kvmedic.runbooks.planning import Workload, plan_of
-from kvmedic.runbooks.preemption_thrash import TRIGGER
-from kvmedic.survey import examine, survey
-from kvmedic.versions import engine_of
+from kvmedic.runbooks.preemption.branches import TRIGGER
+from kvmedic.verdict.baseline import TRAFFIC
 from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource, spec, view
 from reconcile.viewed import Viewed

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.decide import Direction
-from kvmedic.core.draining import Drain, Victim
-from kvmedic.core.evidence import Measured
-from kvmedic.core.fleet import ADDING, STILL, Fleet, ReplicaSet
-from kvmedic.core.moves import Failed, Pause, Wait
-from kvmedic.core.record import Record
-from kvmedic.core.run import Run, StepState
-from kvmedic.core.standing import Standing
+from kvmedic.controller.next_move import Tick, as_watched, drain_of, walking_move
+from kvmedic.controller.verify import judged_window
 from kvmedic.kube.clock import Stopwatch
-from kvmedic.verdicts import judged_window
-from kvmedic.walks import Tick, as_watched, drain_of, walking_move
+from kvmedic.model.evidence import Measured
+from kvmedic.model.fleet import ADDING, STILL, Fleet, ReplicaSet
+from kvmedic.model.run import Run, StepState, Victim
+from kvmedic.model.status import Record
+from kvmedic.rollout.decide import Direction
+from kvmedic.rollout.draining import Drain
+from kvmedic.rollout.drift import Standing
+from kvmedic.rollout.moves import Failed, Pause, Wait
 from reconcile.phases import PATIENCE_SECONDS, Phase, drained, let_go, reach
 from reconcile.test_down import Replicas
 from reconcile.test_survey import spec

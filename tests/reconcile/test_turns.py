@@ -9,23 +9,19 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.compressed import Answer
-from kvmedic.core.evidence import Measured
-from kvmedic.core.hand_overs import HandOver
-from kvmedic.core.plan import BundleStep, FlagStep
-from kvmedic.core.prompt_probe import Growth
-from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.record import ClosedRun, Record, TriedBundle
-from kvmedic.core.resource import Resource
-from kvmedic.core.run import Outcome
-from kvmedic.core.template import template_hash
-from kvmedic.core.trialling import Question, TrialStep
-from kvmedic.findings import Survey
-from kvmedic.ports import Senses
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.ports import Senses
+from kvmedic.controller.survey import hand_over_untriable, survey
+from kvmedic.model.edits import BundleStep
+from kvmedic.model.evidence import Measured
+from kvmedic.model.fleet import template_hash
+from kvmedic.model.plan import FlagStep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome
+from kvmedic.model.status import ClosedRun, HandOver, Record, Resource, TriedBundle
+from kvmedic.model.trial import Answer, Growth, Question, Reclaim, TrialStep
 from kvmedic.record.surveys import with_hand_over
-from kvmedic.runbooks.compression_figures import figures_of
-from kvmedic.survey import hand_over_untriable, survey
+from kvmedic.runbooks.compression.savings import figures_of
 from lab.scripted.readings import State
 from reconcile.asked import Asked, spec
 from reconcile.viewed import Viewed

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.reasons import Reason
-from kvmedic.findings import Survey
-from kvmedic.ports import Senses
-from kvmedic.survey import survey
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.ports import Senses
+from kvmedic.controller.survey import survey
+from kvmedic.model.reasons import Reason
 from lab.scripted.readings import State
 from reconcile.asked import Asked, spec
 from reconcile.viewed import Viewed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvmedic.core.trialling import Question, TrialStep
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, TRIAL_LABEL
+from kvmedic.model.trial import Question, TrialStep
 from reconcile.world import World
 
 METHOD = "Mine"

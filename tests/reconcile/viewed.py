@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvmedic.core.config_map import Sight
-from kvmedic.core.fleet import Fleet
+from kvmedic.model.config_edits import Sight
+from kvmedic.model.fleet import Fleet
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from kvmedic.core.template import template_hash
+from kvmedic.model.fleet import template_hash
 from lab.cluster.api import ApiError, is_rolled_out
 from lab.cluster.light import LightCluster, gpus
 from lab.cluster.mirror import Mirror

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.core.compression_policy import Fix
-from kvmedic.core.engine import Knob
-from kvmedic.core.fixing import TurnedOff
-from kvmedic.core.plan import ConfigStep, FlagStep, Step
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import (
+from kvmedic.model.engine import Knob
+from kvmedic.model.plan import ConfigStep, FlagStep, Step
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Judged, Outcome, StepState, Verdict
+from kvmedic.model.spec import Fix
+from kvmedic.model.status import (
     HISTORY_LENGTH,
     ClosedRun,
     Record,
@@ -21,9 +21,8 @@ from kvmedic.core.record import (
     TriedReplacement,
     TriedRollback,
     TriedScaling,
+    TurnedOff,
 )
-from kvmedic.core.run import Outcome, StepState
-from kvmedic.core.verdict import Judged, Verdict
 from kvmedic.record.runs import closed
 from kvmedic.runbooks.fleet_plans import (
     replaced_in_vain,

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kvmedic.api.status import record_to_wire
-from kvmedic.core.crowd import BadEnd
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import ClosedRun, Record
-from kvmedic.core.run import Outcome, StepState
-from kvmedic.record.peers import LONG_AGO, peer_of
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome, StepState
+from kvmedic.model.status import ClosedRun, Record
 from kvmedic.record.runs import reported
+from kvmedic.record.store import LONG_AGO, peer_of
+from kvmedic.rollout.gates import BadEnd
 from run_builder import NOW, a_run, an_intent
 
 BODY = {

@@ -7,15 +7,21 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kvmedic.core.decide import Wish
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Condition, ConditionType, Record, ShownDiagnosis, Truth
-from kvmedic.core.resource import Resource
-from kvmedic.core.severity import Severity, Urgency
-from kvmedic.record.reporter import Reporter
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import (
+    Condition,
+    ConditionType,
+    Record,
+    Resource,
+    Severity,
+    ShownDiagnosis,
+    Truth,
+    Urgency,
+    Wish,
+)
+from kvmedic.record.events import Note
+from kvmedic.record.reporter import Reporter, Telemetry
 from kvmedic.record.runs import DIVERTS
-from kvmedic.record.telemetry import Telemetry
-from kvmedic.record.transitions import Note
 from run_builder import a_run
 
 BY_SEVERITY = ("kvmedic_action_required", "kvmedic_stalled", "kvmedic_metrics_unavailable")

@@ -7,15 +7,13 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.engine import Knob
-from kvmedic.core.plan import ConfigStep, FlagStep
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import HISTORY_LENGTH, OutgrownShare, Record
-from kvmedic.core.run import Outcome, Run, StepState
-from kvmedic.core.template import body_hash
-from kvmedic.core.verdict import Judged, Verdict
-from kvmedic.record.runs import closed
-from kvmedic.record.supplies import after_trouble, raised_share, with_outgrown
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import body_hash
+from kvmedic.model.plan import ConfigStep, FlagStep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Judged, Outcome, Run, StepState, Verdict
+from kvmedic.model.status import HISTORY_LENGTH, OutgrownShare, Record
+from kvmedic.record.runs import after_trouble, closed, raised_share, with_outgrown
 from run_builder import CONFIG, NEW, NOW, OLD, REPLACE, STEP, a_fleet, a_pod, a_run, an_intent
 
 RAISED = replace(

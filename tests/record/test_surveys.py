@@ -7,15 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.diagnosis import Diagnosed, Finding
-from kvmedic.core.hand_overs import HandOver
-from kvmedic.core.plan import Plan
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import ConditionType, Record
-from kvmedic.core.run import Outcome
+from kvmedic.model.plan import Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome
+from kvmedic.model.status import ConditionType, HandOver, Record
 from kvmedic.record.conditions import phase
 from kvmedic.record.surveys import HAND_OVERS_LENGTH, REFRESH, planned, surveyed, with_hand_over
-from kvmedic.runbooks.preemption_thrash import BRANCHES
+from kvmedic.runbooks.branches import Diagnosed, Finding
+from kvmedic.runbooks.preemption.branches import PREEMPTION_BRANCHES as BRANCHES
 from run_builder import NOW, OLD, STEP
 
 SECOND = timedelta(seconds=1)

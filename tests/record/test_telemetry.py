@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import generate_latest
 
-from kvmedic.record.telemetry import Telemetry
+from kvmedic.record.reporter import Telemetry
 
 
 def test_no_series_says_when_another_was_created() -> None:

@@ -7,14 +7,20 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.aside import SetAside, Station
-from kvmedic.core.hand_overs import HandOver
-from kvmedic.core.policy import RotationLabel, TargetRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import ClosedRun, Record, ShownDiagnosis
-from kvmedic.core.run import StepState, Terms
-from kvmedic.core.severity import Severity, Urgency
-from kvmedic.record.transitions import notes
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import StepState, Terms
+from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.model.status import (
+    ClosedRun,
+    HandOver,
+    Record,
+    SetAside,
+    Severity,
+    ShownDiagnosis,
+    Station,
+    Urgency,
+)
+from kvmedic.record.events import notes
 from run_builder import NOW, a_run, an_intent
 
 HEALTHY = ShownDiagnosis(Reason.HEALTHY, "all calm", "PreemptionThrash", NOW)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvmedic.core.offered import Offered
-from kvmedic.core.sizing import Occupancy, Strain
-from kvmedic.runbooks.case import Case, Reach
+from kvmedic.runbooks.preemption.pressure import Case, Reach
+from kvmedic.verdict.floors import Offered
+from kvmedic.verdict.sizing import Occupancy, Strain
 
 CASE = Case(
     sequence=Occupancy(mean_blocks=7.2, deviation_blocks=5.0, growth_share=0.7),

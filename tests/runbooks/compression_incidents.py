@@ -6,21 +6,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 from builders import CALM, IDLE, NO_SERIES, NOW, POOL, THRASHING, Replica, an_evidence, without
-from kvmedic.core.blocks import Keep
-from kvmedic.core.compressed import Answer, Compressed
-from kvmedic.core.compression import MethodClass
-from kvmedic.core.compression import Setting as BundleSetting
-from kvmedic.core.compression_policy import CompressionPolicy
-from kvmedic.core.diagnosis import Evidence, NoChange
-from kvmedic.core.evidence import Measured, PodReadings, Pool, Signal, Unsupported
-from kvmedic.core.figures import Figures
-from kvmedic.core.fixing import Try
-from kvmedic.core.prompt_probe import Growth
-from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.trialling import Question
-from kvmedic.core.vitals import Cause, NodeHealth
-from kvmedic.runbooks.compression_figures import figures_of
+from kvmedic.model.compression import BundleSetting, Figures, Keep, MethodClass
+from kvmedic.model.devices import Cause, NodeHealth
+from kvmedic.model.evidence import Measured, PodReadings, Pool, Signal, Unsupported
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import CompressionPolicy
+from kvmedic.model.trial import Answer, Growth, Question, Reclaim
+from kvmedic.runbooks.branches import Compressed, Evidence, NoChange, Try
+from kvmedic.runbooks.compression.savings import figures_of
 from runbooks.incident import Incident
 from vitals_builder import a_device, an_end, ill, restarted, with_vitals
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvmedic.core.diagnosis import Evidence
+from kvmedic.runbooks.branches import Evidence
 
 
 @dataclass(frozen=True, slots=True)

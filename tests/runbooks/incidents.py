@@ -16,11 +16,11 @@ from builders import (
     without,
 )
 from deploy_builder import CAP_RAISED, LENGTH_RAISED, a_deploy, a_past, deployed
-from kvmedic.core.diagnosis import Evidence, Spent
-from kvmedic.core.evidence import Signal
-from kvmedic.core.reasons import Reason
-from kvmedic.core.revisions import Deploy, Difference, NoDeploy, UnknownDeploy
-from kvmedic.core.vitals import Cause, NodeHealth
+from kvmedic.model.config_edits import Deploy, Difference, NoDeploy, UnknownDeploy
+from kvmedic.model.devices import Cause, NodeHealth
+from kvmedic.model.evidence import Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.runbooks.branches import Evidence, Spent
 from runbooks.incident import Incident
 from vitals_builder import a_device, an_end, ill, required, restarted, without_metrics
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.compression import Setting
-from kvmedic.core.compression_policy import CompressionPolicy, Replacement
-from kvmedic.core.reasons import Reason
+from kvmedic.model.compression import BundleSetting as Setting
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import CompressionPolicy, Replacement
 from kvmedic.record.store import resource_of
-from kvmedic.runbooks.allowed_settings import AllowedSettings
-from kvmedic.runbooks.bundle import unrecorded
+from kvmedic.runbooks.compression.bundle import AllowedSettings, unrecorded
 from reconcile.world import remediation
 from runbooks.test_bundle import a_template, a_workload
 

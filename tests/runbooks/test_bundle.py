@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.bundle import BundleStep, EnvEdit
-from kvmedic.core.compression import Setting
-from kvmedic.core.config_map import ConfigMap, Contents
-from kvmedic.core.fixing import TurnOff
-from kvmedic.core.plan import ObjectRef, Plan
-from kvmedic.core.reasons import Reason
-from kvmedic.core.template import template_hash
 from kvmedic.engines.kv_methods import EIGHT_BITS, TRIATTENTION
 from kvmedic.engines.vllm import VLLM
-from kvmedic.runbooks.bundle import bundle_plan
+from kvmedic.model.compression import BundleSetting as Setting
+from kvmedic.model.config_edits import ConfigMap, Contents
+from kvmedic.model.edits import BundleStep, EnvEdit
+from kvmedic.model.fleet import ObjectRef, template_hash
+from kvmedic.model.plan import Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.runbooks.branches import TurnOff
+from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.planning import Fault, Workload, configured, workload_of
 
 TARGET = ObjectRef("Deployment", "chat")

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from builders import CALM, NO_SERIES, Replica, an_evidence
-from kvmedic.core.diagnosis import Diagnosed, Evidence, Inconclusive, NoChange, Relief, Setting, diagnose
-from kvmedic.core.logged_pool import LoggedSize, SizeUnit
-from kvmedic.core.policy import Runbook
-from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.started import Start, Started, Unread
+from kvmedic.engines.engine_log import Start, Started, Unread
+from kvmedic.model.evidence import Inconclusive, LoggedSize, SizeUnit
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Runbook
+from kvmedic.model.trial import Reclaim
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.cache_types import logs_that_tell, proven_without, untold, without_type
-from kvmedic.runbooks.compression_without_savings import replace_stale
-from kvmedic.runbooks.methods import DECLARED
+from kvmedic.runbooks.branches import Diagnosed, Evidence, NoChange, Relief, Setting, diagnose
+from kvmedic.runbooks.compression.branches import replace_stale
+from kvmedic.runbooks.compression.cache_types import logs_that_tell, proven_without, untold, without_type
+from kvmedic.runbooks.compression.methods import DECLARED
 from runbooks.compression_incidents import EIGHT, EVICTS, FEWER_BITS, PAGES, answered, compressed
 
 WHOLE = Started(size=LoggedSize(4800, SizeUnit.TOKENS), is_whole=True)

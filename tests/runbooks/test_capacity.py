@@ -7,21 +7,14 @@ from dataclasses import replace
 import pytest
 
 from builders import THRASHING, UNSUPPORTED, Replica, an_evidence, without
-from kvmedic.core.diagnosis import (
-    Assignment,
-    LeverBound,
-    MemoryShare,
-    NoChange,
-    Resize,
-    ScaleBound,
-    Setting,
-    Spent,
-)
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Signal
-from kvmedic.core.reasons import Reason
-from kvmedic.core.supply import GIB, HostTerms, Supply
-from kvmedic.runbooks.capacity import (
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound, ScaleBound
+from kvmedic.runbooks.branches import Assignment, MemoryShare, NoChange, Resize, Setting, Spent
+from kvmedic.runbooks.preemption.branches import add_replicas, divert_to_disaggregation, pressured_case
+from kvmedic.runbooks.preemption.cap import cap_of
+from kvmedic.runbooks.preemption.capacity import (
     disaggregation,
     is_capped,
     is_worth_it,
@@ -30,10 +23,9 @@ from kvmedic.runbooks.capacity import (
     prefill_share,
     spent_by,
 )
-from kvmedic.runbooks.case import Case
-from kvmedic.runbooks.cut import cap_of
-from kvmedic.runbooks.levers import first_that_applies
-from kvmedic.runbooks.preemption_thrash import add_replicas, divert_to_disaggregation, pressured_case
+from kvmedic.runbooks.preemption.levers import first_that_applies
+from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.verdict.sizing import GIB, HostTerms, Supply
 from runbooks.cases import CASE
 
 THRASH = an_evidence(*[THRASHING] * 3)

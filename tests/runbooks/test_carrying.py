@@ -16,10 +16,10 @@ from builders import (
     with_number,
     without,
 )
-from kvmedic.core.diagnosis import Evidence
-from kvmedic.core.evidence import PodReadings, Signal
-from kvmedic.core.quorum import LeftOut
-from kvmedic.runbooks.carrying import NEEDED, beyond_trigger, overload
+from kvmedic.model.evidence import PodReadings, Signal
+from kvmedic.runbooks.branches import Evidence
+from kvmedic.runbooks.preemption.pressure import NEEDED, beyond_trigger, overload
+from kvmedic.verdict.quorum import LeftOut
 
 ILL = replace(THRASHING, usage_mean=0.5, waiting_mean=9)
 ROOMY = replace(CALM, usage_mean=0.6)

@@ -18,22 +18,17 @@ from builders import (
     with_number,
     without,
 )
-from kvmedic.core.diagnosis import (
-    Assignment,
-    Diagnosed,
-    Evidence,
-    Inconclusive,
-    LeverBound,
-    Setting,
-    diagnose,
-)
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Histogram, PodReadings, Pool, Signal
-from kvmedic.core.reasons import Reason
-from kvmedic.core.verdict import Objectives, Verdict, baseline_of, judge
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Histogram, Inconclusive, PodReadings, Pool, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Verdict
+from kvmedic.model.spec import LeverBound, Objectives
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.case import Case, case_of, measured_blocks, residence_seconds, seen_of
-from kvmedic.runbooks.cut import cap_of
+from kvmedic.runbooks.branches import Assignment, Diagnosed, Evidence, Setting, diagnose
+from kvmedic.runbooks.preemption.cap import cap_of
+from kvmedic.runbooks.preemption.pressure import Case, case_of, measured_blocks, residence_seconds, seen_of
+from kvmedic.verdict.baseline import baseline_of
+from kvmedic.verdict.comparison import judge
 from recorded import look
 
 FREE = Setting(max_num_seqs=None, levers=(LeverBound(Knob.MAX_NUM_SEQS),))

@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 
 from builders import THRASHING, an_evidence
-from kvmedic.core.diagnosis import Assignment, NoChange, Setting
-from kvmedic.core.engine import Knob, Scalar
-from kvmedic.core.plan import ObjectRef, Plan
-from kvmedic.core.reasons import Reason
 from kvmedic.engines import ENGINES
-from kvmedic.runbooks.chunks import spread_prefills
-from kvmedic.runbooks.planning import Known, Workload, plan_of, setting, workload_of
+from kvmedic.model.engine import Knob, Scalar
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.plan import Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.runbooks.branches import Assignment, NoChange, Setting
+from kvmedic.runbooks.planning import Workload, plan_of, workload_of
+from kvmedic.runbooks.preemption.present import Known, setting
+from kvmedic.runbooks.preemption.traffic_levers import spread_prefills
 from runbooks.cases import CASE
 
 LONG = replace(CASE, reach=replace(CASE.reach, counted_tokens=20_000))

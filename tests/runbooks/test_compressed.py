@@ -9,18 +9,13 @@ from typing import Any
 import pytest
 
 from builders import CALM, NOW, POOL, an_observation
-from kvmedic.core.blocks import Compacted, Keep, Scattered
-from kvmedic.core.compressed import AGAIN, Answer, Compressed, standing_answers
-from kvmedic.core.compression import MethodClass, TokenEviction
-from kvmedic.core.compression import Setting as BundleSetting
-from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy, Fix, Replacement
-from kvmedic.core.plan import ObjectRef
-from kvmedic.core.prompt_probe import Growth
-from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.template import template_hash
-from kvmedic.core.trialling import Question
 from kvmedic.engines import ENGINES
-from kvmedic.runbooks.methods import DECLARED, compressed_of, eviction_by
+from kvmedic.model.compression import BundleSetting, Compacted, Keep, MethodClass, Scattered, TokenEviction
+from kvmedic.model.fleet import ObjectRef, template_hash
+from kvmedic.model.spec import NOT_DECLARED, CompressionPolicy, Fix, Replacement
+from kvmedic.model.trial import AGAIN, Answer, Growth, Question, Reclaim
+from kvmedic.runbooks.branches import Compressed
+from kvmedic.runbooks.compression.methods import DECLARED, compressed_of, eviction_by, standing_answers
 from kvmedic.runbooks.planning import Workload, workload_of
 
 SEEN = an_observation(CALM, window_seconds=300)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from builders import NOW
-from kvmedic.core.diagnosis import Inconclusive, diagnose
-from kvmedic.core.policy import Runbook
-from kvmedic.core.reasons import Reason
-from kvmedic.core.recalled import Recalled
-from kvmedic.core.reclamation_probe import Reclaim
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.readings import Recalled
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Runbook
+from kvmedic.model.trial import Reclaim
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import diagnose
 from runbooks.compression_incidents import CALM_FLEET, EVICTS, SLOWER, TEMPLATE, against, answered, without_it
 
 BRANCHES = RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS]

@@ -7,10 +7,10 @@ from math import isclose
 import pytest
 
 from builders import CALM, IDLE, NO_SERIES, NOW, THRASHING, an_evidence, with_histogram, without
-from kvmedic.core.evidence import Histogram, Measured, Signal
-from kvmedic.core.figures import Figures
-from kvmedic.core.vitals import MIB
-from kvmedic.runbooks.compression_figures import figures_of
+from kvmedic.model.compression import Figures
+from kvmedic.model.devices import MIB
+from kvmedic.model.evidence import Histogram, Measured, Signal
+from kvmedic.runbooks.compression.savings import figures_of
 from runbooks.compression_incidents import holding
 from vitals_builder import a_device, ill
 

@@ -5,26 +5,23 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.blocks import Keep
-from kvmedic.core.compression_policy import CompressionPolicy, ProbePolicy
-from kvmedic.core.diagnosis import NoChange, Setting
-from kvmedic.core.fixing import Try, TurnOff
-from kvmedic.core.prompt_probe import Growth
-from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.savings import Brought, Worth
-from kvmedic.core.started import Started
-from kvmedic.core.trialling import Question
-from kvmedic.runbooks.comparisons import told_without, unexplained
-from kvmedic.runbooks.compression_fixes import (
+from kvmedic.engines.engine_log import Started
+from kvmedic.model.compression import Keep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import CompressionPolicy, ProbePolicy
+from kvmedic.model.trial import Growth, Question, Reclaim
+from kvmedic.runbooks.branches import NoChange, Setting, Try, TurnOff
+from kvmedic.runbooks.compression.attention import told_without, unexplained
+from kvmedic.runbooks.compression.branches import blocks_not_freed, replace_stale
+from kvmedic.runbooks.compression.fixes import (
     LONGEST_PROMPT,
     PROMPT_ROOM,
     probe_first,
     probe_prompts,
     turn_off,
 )
-from kvmedic.runbooks.compression_without_savings import blocks_not_freed, replace_stale
-from kvmedic.runbooks.methods import DECLARED
+from kvmedic.runbooks.compression.methods import DECLARED
+from kvmedic.runbooks.compression.savings import Brought, Worth
 from runbooks.compression_incidents import (
     CALM_FLEET,
     EVICTS,

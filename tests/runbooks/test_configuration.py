@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.approval import stands
-from kvmedic.core.config_map import SIZE_LIMIT, ConfigMap, Contents, Sight, Unseen
-from kvmedic.core.diagnosis import Assignment
-from kvmedic.core.engine import Knob
-from kvmedic.core.fleet import Owner
-from kvmedic.core.owner import OwnerKind, TemplateOwner
-from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, Plan
-from kvmedic.core.reasons import Reason
-from kvmedic.core.template import template_hash
+from kvmedic.controller.obstacles import handed_over
 from kvmedic.engines.vllm import VLLM
-from kvmedic.handover import handed_over
-from kvmedic.manifests.configuration import file_remarks, owner_of_file
+from kvmedic.manifests.engine_file import file_remarks, owner_of_file
+from kvmedic.model.config_edits import SIZE_LIMIT, ConfigMap, Contents, Sight, Unseen
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import ObjectRef, Owner, OwnerKind, TemplateOwner, template_hash
+from kvmedic.model.plan import ConfigStep, FlagStep, Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.gates import stands
+from kvmedic.runbooks.branches import Assignment
 from kvmedic.runbooks.planning import Fault, Workload, configured, plan_of, workload_of
 from run_builder import NOW, a_pod
 

@@ -2,12 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.core.diagnosis import Advice, Assignment, LeverBound, NoChange, Setting
-from kvmedic.core.engine import Knob
-from kvmedic.core.reasons import Reason
-from kvmedic.core.sizing import Occupancy
-from kvmedic.runbooks.case import Case
-from kvmedic.runbooks.cut import LEAST_GAIN, LEAST_GROWTH, cap_of, cut
+from kvmedic.model.engine import Knob
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
+from kvmedic.runbooks.branches import Advice, Assignment, NoChange, Setting
+from kvmedic.runbooks.preemption.cap import LEAST_GAIN, LEAST_GROWTH, cap_of, cut
+from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.verdict.sizing import Occupancy
 from runbooks.cases import CASE
 
 CAP = 20

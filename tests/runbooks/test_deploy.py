@@ -23,23 +23,16 @@ from builders import (
     without,
 )
 from deploy_builder import CAP_RAISED, LATEST, PREVIOUS, a_deploy, a_past, deployed
-from kvmedic.core.diagnosis import (
-    Assignment,
-    Diagnosed,
-    Inconclusive,
-    LeverBound,
-    NoChange,
-    RollBack,
-    Setting,
-    diagnose,
-)
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Signal
-from kvmedic.core.reasons import Reason
-from kvmedic.core.revisions import Difference, NoDeploy, UnknownDeploy
-from kvmedic.core.verdict import BETTER, HEAVIER
-from kvmedic.runbooks.deploy import HISTORY, expected_time, roll_back, since_deploy
-from kvmedic.runbooks.preemption_thrash import BRANCHES, deploy_correlated, roll_back_or_right_size
+from kvmedic.model.config_edits import Difference, NoDeploy, UnknownDeploy
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
+from kvmedic.runbooks.branches import Assignment, Diagnosed, NoChange, RollBack, Setting, diagnose
+from kvmedic.runbooks.preemption.branches import PREEMPTION_BRANCHES as BRANCHES
+from kvmedic.runbooks.preemption.branches import deploy_correlated, roll_back_or_right_size
+from kvmedic.runbooks.preemption.deploy import HISTORY, expected_time, roll_back, since_deploy
+from kvmedic.verdict.comparison import BETTER, HEAVIER
 
 THRASH = an_evidence(*[THRASHING] * 3)
 ALLOWED = Setting(256, (LeverBound(Knob.MAX_NUM_SEQS),), rollback_allowed=True)

@@ -17,13 +17,18 @@ from builders import (
     with_number,
     without,
 )
-from kvmedic.core.blocks import Compacted
-from kvmedic.core.compression import TokenEviction
-from kvmedic.core.diagnosis import Inconclusive
-from kvmedic.core.evidence import Histogram, PodReadings, Pool, Signal
-from kvmedic.core.reasons import Reason
-from kvmedic.runbooks.case import Case, case_of, seen_of
-from kvmedic.runbooks.doubts import FEWEST_REQUESTS, doubt_of, misfit_of, sized
+from kvmedic.model.compression import Compacted, TokenEviction
+from kvmedic.model.evidence import Histogram, Inconclusive, PodReadings, Pool, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.runbooks.preemption.pressure import (
+    FEWEST_REQUESTS,
+    Case,
+    case_of,
+    doubt_of,
+    misfit_of,
+    seen_of,
+    sized,
+)
 
 
 def doubt(*replicas: Replica | PodReadings, burn: Replica | PodReadings | None = None) -> Inconclusive | None:

@@ -10,14 +10,13 @@ import pytest
 from core.test_drained_trial import STEP as ON_A_REPLICA
 from core.test_drained_trial import with_pod
 from core.test_trial_moves import STEP as ON_A_POD
-from kvmedic.core.compression_policy import CompressionPolicy, ProbePolicy
-from kvmedic.core.fleet import Fleet
-from kvmedic.core.plan import Plan
-from kvmedic.core.policy import Policy
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import ClosedRun
-from kvmedic.core.trialling import Question, TrialStep
-from kvmedic.runbooks.drained_replica import Past, on_a_replica
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.plan import Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import CompressionPolicy, Policy, ProbePolicy
+from kvmedic.model.status import ClosedRun
+from kvmedic.model.trial import Question, TrialStep
+from kvmedic.runbooks.compression.fixes import Past, on_a_replica
 from kvmedic.runbooks.planning import Fault
 from run_builder import BUNDLE, NOW, STEP, a_fleet
 from runbooks.test_enabling import a_policy

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.compressed import Compressed
-from kvmedic.core.compression import MethodClass, Setting
-from kvmedic.core.compression_policy import CompressionPolicy
-from kvmedic.core.fleet import ReplicaSet
-from kvmedic.core.policy import Policy, TargetRef
-from kvmedic.core.revisions import Revision
-from kvmedic.core.template import template_hash
-from kvmedic.runbooks.enabling import Enabled, Kept, Run, Untold, run_of
+from kvmedic.model.compression import BundleSetting as Setting
+from kvmedic.model.compression import MethodClass
+from kvmedic.model.config_edits import Revision
+from kvmedic.model.fleet import ReplicaSet, template_hash
+from kvmedic.model.spec import CompressionPolicy, Policy, TargetRef
+from kvmedic.runbooks.branches import Compressed
+from kvmedic.runbooks.compression.history import Enabled, Kept, Run, Untold, run_of
 from reconcile.asked import a_resource
 from run_builder import a_fleet
 

@@ -8,21 +8,15 @@ from datetime import timedelta
 import pytest
 
 from builders import NOW
-from kvmedic.core.accuracy import Score
-from kvmedic.core.blocks import Keep
-from kvmedic.core.compressed import AGAIN, Answer, Compressed
-from kvmedic.core.compression import MethodClass, Setting
-from kvmedic.core.compression_policy import CompressionPolicy, Fix, GatePolicy, Reference, Replacement
-from kvmedic.core.diagnosis import NoChange
-from kvmedic.core.fixing import Evaluate, Try, TurnedOff, TurnOn
-from kvmedic.core.gating import NoEvaluation
-from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.record import TriedBundle
-from kvmedic.core.scored import Scored
-from kvmedic.core.template import template_hash
-from kvmedic.core.trialling import Question
-from kvmedic.runbooks.fixes import Case, next_fix, pursued
+from kvmedic.model.compression import BundleSetting as Setting
+from kvmedic.model.compression import Keep, MethodClass
+from kvmedic.model.fleet import template_hash
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import CompressionPolicy, Fix, GatePolicy, Reference, Replacement
+from kvmedic.model.status import TriedBundle, TurnedOff
+from kvmedic.model.trial import AGAIN, Answer, NoEvaluation, Question, Reclaim, Score, Scored
+from kvmedic.runbooks.branches import Compressed, Evaluate, NoChange, Try, TurnOn
+from kvmedic.runbooks.compression.next_fix import Case, next_fix, pursued
 from runbooks.test_bundle import a_template, a_workload
 
 TEMPLATE = a_template(["vllm", "serve", "some/model"])

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.core.diagnosis import Advice, Assignment, LeverBound, NoChange, Setting
-from kvmedic.core.engine import Knob, Scalar
-from kvmedic.core.reasons import Reason
-from kvmedic.runbooks.case import Case
-from kvmedic.runbooks.levers import HARMLESS, LEVERS, Lever, first_that_applies
-from kvmedic.runbooks.tables import lever_table
+from kvmedic.model.engine import Knob, Scalar
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
+from kvmedic.runbooks.branches import Advice, Assignment, NoChange, Setting
+from kvmedic.runbooks.preemption.levers import HARMLESS, LEVERS, Lever, first_that_applies
+from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.runbooks.reference import lever_table
 from runbooks.cases import CASE
 from runbooks.test_runbooks import page
 

@@ -19,15 +19,16 @@ from builders import (
     an_observation,
     without,
 )
-from kvmedic.core.diagnosis import Advice, Assignment, Evidence, LeverBound, NoChange, Setting
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Measured, Reading, Signal
-from kvmedic.core.offered import Offered
-from kvmedic.core.reasons import Reason
-from kvmedic.core.sizing import BOLDEST_FIT, cap_at, most_throughput
-from kvmedic.runbooks.case import Case
-from kvmedic.runbooks.cut import cap_of, carries, cut
-from kvmedic.runbooks.preemption_thrash import pressured_case, right_size
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Measured, Reading, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
+from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting
+from kvmedic.runbooks.preemption.branches import pressured_case, right_size
+from kvmedic.runbooks.preemption.cap import cap_of, carries, cut
+from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.verdict.floors import Offered
+from kvmedic.verdict.sizing import BOLDEST_FIT, cap_at, most_throughput
 from runbooks.cases import CASE
 
 ALLOWED = Setting(None, (LeverBound(Knob.MAX_NUM_SEQS),))

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from builders import NOW, THRASHING, UNSUPPORTED, Replica, an_evidence, spread, with_histogram, without
-from kvmedic.core.diagnosis import Evidence
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Histogram, Pool, Signal
-from kvmedic.core.record import TriedLever
-from kvmedic.core.verdict import Verdict
-from kvmedic.runbooks.memory import LENGTHS_ALIKE, exhausted
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Histogram, Pool, Signal
+from kvmedic.model.run import Verdict
+from kvmedic.model.status import TriedLever
+from kvmedic.runbooks.branches import Evidence
+from kvmedic.runbooks.preemption.present import LENGTHS_ALIKE, exhausted
 
 REVISION = "aaaaaaaaaaaaaaaa"
 TRIED = TriedLever(Knob.WATERMARK, REVISION, 149, Verdict.NOT_RECOVERED, NOW, 60.0, 190.0)

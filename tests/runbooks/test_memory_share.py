@@ -5,25 +5,19 @@ from __future__ import annotations
 import pytest
 
 from builders import CALM, an_evidence
-from kvmedic.core.diagnosis import (
-    Assignment,
-    Diagnosed,
-    Goal,
-    Inconclusive,
-    LeverBound,
-    MemoryShare,
-    NoChange,
-    Setting,
-    diagnose,
-)
-from kvmedic.core.engine import Knob
-from kvmedic.core.plan import ObjectRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.vitals import Cause
 from kvmedic.engines import ENGINES
+from kvmedic.model.devices import Cause
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.plan import Goal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.memory_share import step_down
-from kvmedic.runbooks.planning import Fault, Known, Workload, memory_share, plan_of, setting, workload_of
+from kvmedic.runbooks.branches import Assignment, Diagnosed, MemoryShare, NoChange, Setting, diagnose
+from kvmedic.runbooks.planning import Fault, Workload, plan_of, workload_of
+from kvmedic.runbooks.preemption.memory_levers import step_down
+from kvmedic.runbooks.preemption.present import Known, memory_share, setting
 from vitals_builder import an_end, restarted
 
 LEVER = LeverBound(Knob.GPU_MEMORY_UTILIZATION, 0.8, 0.95, 0.02)

@@ -9,28 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import NOW, THRASHING, an_evidence
-from kvmedic.core.diagnosis import (
-    Assignment,
-    Evidence,
-    LeverBound,
-    MemoryShare,
-    NoChange,
-    Setting,
-    SettingAdvice,
-)
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Absence, Measured, Missing
-from kvmedic.core.plan import ObjectRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import OutgrownShare, TriedLever
-from kvmedic.core.supply import Supply
-from kvmedic.core.template import body_hash, template_hash
-from kvmedic.core.verdict import Verdict
-from kvmedic.core.vitals import Vital
 from kvmedic.engines import ENGINES
-from kvmedic.runbooks.levers import first_that_applies
-from kvmedic.runbooks.memory_share_up import TAKEN, step_up
-from kvmedic.runbooks.planning import Known, Workload, setting, workload_of
+from kvmedic.model.devices import Vital
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Absence, Measured, Missing
+from kvmedic.model.fleet import ObjectRef, body_hash, template_hash
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Verdict
+from kvmedic.model.spec import LeverBound
+from kvmedic.model.status import OutgrownShare, TriedLever
+from kvmedic.runbooks.branches import Assignment, Evidence, MemoryShare, NoChange, Setting, SettingAdvice
+from kvmedic.runbooks.planning import Workload, workload_of
+from kvmedic.runbooks.preemption.levers import first_that_applies
+from kvmedic.runbooks.preemption.memory_levers import TAKEN, step_up
+from kvmedic.runbooks.preemption.present import Known, setting
+from kvmedic.verdict.sizing import Supply
 from runbooks.cases import CASE
 from vitals_builder import a_device, with_vitals
 

@@ -8,26 +8,21 @@ from typing import Any
 import pytest
 
 from builders import CALM, NOW, POOL, an_evidence
-from kvmedic.core.blocks import Compacted, Keep
-from kvmedic.core.compressed import Answer
-from kvmedic.core.compression import Setting as BundleSetting
-from kvmedic.core.compression import TokenEviction
-from kvmedic.core.compression_policy import NOT_DECLARED, CompressionPolicy
-from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Observation
-from kvmedic.core.plan import ObjectRef
-from kvmedic.core.reclamation_probe import Reclaim
-from kvmedic.core.started import started_of
-from kvmedic.core.template import template_hash
-from kvmedic.core.trialling import Question
 from kvmedic.engines import ENGINES
-from kvmedic.engines.vllm_start import VLLM_START
-from kvmedic.runbooks.compression_without_savings import not_applied, replace_stale
-from kvmedic.runbooks.cut import cut
-from kvmedic.runbooks.methods import DECLARED, compressed_of, eviction_of
+from kvmedic.engines.engine_log import started_of
+from kvmedic.engines.vllm_logs import VLLM_START
+from kvmedic.model.compression import BundleSetting, Compacted, Keep, TokenEviction
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Observation
+from kvmedic.model.fleet import ObjectRef, template_hash
+from kvmedic.model.spec import NOT_DECLARED, CompressionPolicy, LeverBound
+from kvmedic.model.trial import Answer, Question, Reclaim
+from kvmedic.runbooks.branches import Assignment, NoChange, Setting
+from kvmedic.runbooks.compression.branches import not_applied, replace_stale
+from kvmedic.runbooks.compression.methods import DECLARED, compressed_of, eviction_of
 from kvmedic.runbooks.planning import Workload, workload_of
-from kvmedic.runbooks.watermark import keep_free
+from kvmedic.runbooks.preemption.cap import cut
+from kvmedic.runbooks.preemption.traffic_levers import keep_free
 from runbooks.cases import CASE
 
 

@@ -5,12 +5,12 @@ from math import inf
 
 import pytest
 
-from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting
-from kvmedic.core.engine import Knob, Scalar
-from kvmedic.core.reasons import Reason
-from kvmedic.runbooks.case import Case, Reach
-from kvmedic.runbooks.model_len import shorten_requests
-from kvmedic.runbooks.step_memory import LEAST_CUT
+from kvmedic.model.engine import Knob, Scalar
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
+from kvmedic.runbooks.branches import Assignment, NoChange, Setting
+from kvmedic.runbooks.preemption.pressure import Case, Reach
+from kvmedic.runbooks.preemption.traffic_levers import LEAST_CUT, shorten_requests
 from runbooks.cases import CASE
 
 LENGTH = Knob.MAX_MODEL_LEN

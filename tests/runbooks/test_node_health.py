@@ -7,21 +7,13 @@ from dataclasses import replace
 import pytest
 
 from builders import CALM, NO_SERIES, NOT_A_NUMBER, NOW, SOURCE_UNAVAILABLE, THRASHING, an_evidence
-from kvmedic.core.diagnosis import (
-    Diagnosed,
-    Diagnosis,
-    Evidence,
-    Inconclusive,
-    LeverBound,
-    NoChange,
-    Setting,
-    diagnose,
-)
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Measured, Missing
-from kvmedic.core.reasons import Reason
-from kvmedic.core.vitals import APPLICATION_XIDS, CLOCK_FAULTS, NEEDED, SERIES, NodeHealth, Vital
+from kvmedic.model.devices import APPLICATION_XIDS, CLOCK_FAULTS, NEEDED, SERIES, NodeHealth, Vital
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive, Measured, Missing
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import Diagnosed, Diagnosis, Evidence, NoChange, Setting, diagnose
 from kvmedic.runbooks.node_health import faults_of
 from vitals_builder import NODE, a_device, ill, required, with_vitals
 

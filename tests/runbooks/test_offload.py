@@ -10,18 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import THRASHING, an_evidence
-from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting, SettingAdvice
-from kvmedic.core.engine import Knob
-from kvmedic.core.plan import ObjectRef, Plan
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import TriedLever
-from kvmedic.core.supply import GIB, KEPT_BY_ENGINE, HostTerms, Supply
-from kvmedic.core.template import template_hash
-from kvmedic.core.verdict import Verdict
 from kvmedic.engines import ENGINES
-from kvmedic.runbooks.levers import first_that_applies
-from kvmedic.runbooks.offload import use_host
-from kvmedic.runbooks.planning import Known, Workload, plan_of, setting, workload_of
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import ObjectRef, template_hash
+from kvmedic.model.plan import Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Verdict
+from kvmedic.model.spec import LeverBound
+from kvmedic.model.status import TriedLever
+from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
+from kvmedic.runbooks.planning import Workload, plan_of, workload_of
+from kvmedic.runbooks.preemption.host_memory import use_host
+from kvmedic.runbooks.preemption.levers import first_that_applies
+from kvmedic.runbooks.preemption.present import Known, setting
+from kvmedic.verdict.sizing import GIB, KEPT_BY_ENGINE, HostTerms, Supply
 from runbooks.cases import CASE
 
 OWN, SWAP = Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE

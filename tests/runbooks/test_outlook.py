@@ -21,18 +21,16 @@ from builders import (
     spread,
     without,
 )
-from kvmedic.core.diagnosis import NoChange, Resize, Setting
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Pool, Signal
-from kvmedic.core.footprint import Footprint, Load
-from kvmedic.core.loan import Borrowed, TriedReturn
-from kvmedic.core.plan import ObjectRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.sizing import SAFEST_FIT, cap_at
-from kvmedic.core.verdict import LIGHTER
-from kvmedic.runbooks.case import Case
-from kvmedic.runbooks.doubts import sized
-from kvmedic.runbooks.outlook import Fits, fewer_replicas, without_host_memory
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Pool, Signal
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Borrowed, Footprint, Load, TriedReturn
+from kvmedic.runbooks.branches import NoChange, Resize, Setting
+from kvmedic.runbooks.preemption.give_back import Fits, fewer_replicas, without_host_memory
+from kvmedic.runbooks.preemption.pressure import Case, sized
+from kvmedic.verdict.comparison import LIGHTER
+from kvmedic.verdict.sizing import SAFEST_FIT, cap_at
 from run_builder import NOW
 
 TARGET = ObjectRef("Deployment", "llm")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.diagnosis import Assignment
-from kvmedic.core.edit import Field
-from kvmedic.core.engine import Knob
-from kvmedic.core.plan import FlagStep, ObjectRef, Plan
-from kvmedic.core.reasons import Reason
-from kvmedic.core.template import template_hash
 from kvmedic.engines.vllm import VLLM
+from kvmedic.model.edits import Field
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import ObjectRef, template_hash
+from kvmedic.model.plan import FlagStep, Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.runbooks.branches import Assignment
 from kvmedic.runbooks.planning import Fault, Workload, plan_of, workload_of
 
 SECRET = "s3cret"

@@ -20,26 +20,25 @@ from builders import (
     with_number,
     without,
 )
-from kvmedic.core.diagnosis import (
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive, PodReadings, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import (
     Advice,
     Assignment,
     Diagnosed,
     Diagnosis,
     Evidence,
-    Inconclusive,
-    LeverBound,
     NoChange,
     Relief,
     Setting,
     Spent,
     diagnose,
 )
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import PodReadings, Signal
-from kvmedic.core.reasons import Reason
-from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.case import HELPFUL, NOW, REQUESTS
-from kvmedic.runbooks.preemption_thrash import CONTRAST, demand, replace_replica, right_size
+from kvmedic.runbooks.preemption.branches import CONTRAST, demand, replace_replica, right_size
+from kvmedic.runbooks.preemption.pressure import HELPFUL, NOW, REQUESTS
 
 BRANCHES = RUNBOOKS["PreemptionThrash"]
 FREE = Setting(max_num_seqs=None, levers=(LeverBound(Knob.MAX_NUM_SEQS),))

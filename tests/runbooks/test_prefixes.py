@@ -7,16 +7,18 @@ from dataclasses import replace
 import pytest
 
 from builders import THRASHING, an_evidence
-from kvmedic.core.diagnosis import Assignment, Evidence, NoChange, Setting
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Measured, Pool
-from kvmedic.core.plan import ObjectRef, Plan
-from kvmedic.core.reasons import Reason
-from kvmedic.core.supply import Supply
 from kvmedic.engines import ENGINES
-from kvmedic.runbooks.case import Case
-from kvmedic.runbooks.planning import Known, Workload, plan_of, setting, workload_of
-from kvmedic.runbooks.prefixes import LEAST_SAVED, reuse_prefixes, saved_at_most
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Measured, Pool
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.plan import Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Setting
+from kvmedic.runbooks.planning import Workload, plan_of, workload_of
+from kvmedic.runbooks.preemption.present import Known, setting
+from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.runbooks.preemption.traffic_levers import LEAST_SAVED, reuse_prefixes, saved_at_most
+from kvmedic.verdict.sizing import Supply
 from runbooks.cases import CASE
 
 OFF = Supply(caches_prefixes=False)

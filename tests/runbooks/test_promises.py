@@ -7,16 +7,14 @@ from dataclasses import replace
 import pytest
 
 from builders import NOW
-from kvmedic.core.blocks import PASS_TOKENS, Compacted, Keep
-from kvmedic.core.bundle import BundleEdit, BundleStep, EnvEdit
-from kvmedic.core.compressed import Answer
-from kvmedic.core.compression_policy import CompressionPolicy, Fix, ProbePolicy, Replacement
-from kvmedic.core.object_ref import ObjectRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.reclamation_probe import Reclaim, Sample
-from kvmedic.core.running_blocks import Passes
-from kvmedic.core.trialling import Question
-from kvmedic.runbooks.promises import promise_of
+from kvmedic.model.compression import PASS_TOKENS, Compacted, Keep
+from kvmedic.model.edits import BundleEdit, BundleStep, EnvEdit
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import CompressionPolicy, Fix, ProbePolicy, Replacement
+from kvmedic.model.trial import Answer, Question, Reclaim, Sample
+from kvmedic.runbooks.compression.fixes import promise_of
+from kvmedic.verdict.blocks_reclaimed import Passes
 
 STEP = BundleStep(
     target=ObjectRef("Deployment", "llm"),

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from builders import THRASHING, an_evidence
-from kvmedic.core.diagnosis import Advice, Assignment, Evidence, LeverBound, NoChange, Setting
-from kvmedic.core.engine import Knob
-from kvmedic.core.plan import ObjectRef, Plan
-from kvmedic.core.reasons import Reason
 from kvmedic.engines.vllm import VLLM
-from kvmedic.runbooks.planning import Known, Workload, proposal, setting, workload_of
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.plan import Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
+from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting
+from kvmedic.runbooks.planning import Workload, proposal, workload_of
+from kvmedic.runbooks.preemption.present import Known, setting
 
 EVIDENCE = an_evidence(THRASHING)
 MARK, STEP, CAP = Knob.WATERMARK, Knob.MAX_NUM_BATCHED_TOKENS, Knob.MAX_NUM_SEQS

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from kvmedic.core.diagnosis import Relief
-from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep
-from kvmedic.core.policy import TargetRef
-from kvmedic.core.reasons import Reason
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.plan import Plan, ReplaceStep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import TargetRef
+from kvmedic.runbooks.branches import Relief
 from kvmedic.runbooks.fleet_plans import replacement_of
 from kvmedic.runbooks.planning import Fault
 from run_builder import OLD, a_fleet, a_pod

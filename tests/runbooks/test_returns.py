@@ -7,18 +7,17 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.core.config_map import ConfigMap, Contents, Sight, Unseen
-from kvmedic.core.diagnosis import LeverBound
-from kvmedic.core.engine import Knob
-from kvmedic.core.loan import Borrowed, Tenure
-from kvmedic.core.plan import ConfigStep, FlagStep, ObjectRef, Plan
-from kvmedic.core.policy import Policy
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.template import template_hash
 from kvmedic.engines import ENGINES
+from kvmedic.model.config_edits import ConfigMap, Contents, Sight, Unseen
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import ObjectRef, template_hash
+from kvmedic.model.plan import ConfigStep, FlagStep, Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound, Policy
+from kvmedic.model.status import Borrowed, Record
 from kvmedic.runbooks.planning import Fault, Workload, configured, workload_of
-from kvmedic.runbooks.returns import due, loan_return, restore_after, tenure
+from kvmedic.runbooks.preemption.give_back import due, loan_return, restore_after, tenure
+from kvmedic.runbooks.preemption.loans import Tenure
 from reconcile.test_footprints import HELD, POLICY, four
 from run_builder import NOW
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvmedic.cli.report import change_of
-from kvmedic.core.approval import stands
-from kvmedic.core.diagnosis import RollBack
-from kvmedic.core.plan import Plan, RevisionStep, is_revocable, template_before
-from kvmedic.core.policy import TargetRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.revisions import Revision
+from kvmedic.model.config_edits import Revision
+from kvmedic.model.plan import Plan, RevisionStep, is_revocable, template_before
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import TargetRef
+from kvmedic.rollout.gates import stands
+from kvmedic.runbooks.branches import RollBack
 from kvmedic.runbooks.fleet_plans import rollback_of
 from run_builder import NEW, OLD, RECALL, a_fleet
 

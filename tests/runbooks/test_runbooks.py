@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kvmedic.core.diagnosis import Branch, Diagnosed, diagnose
-from kvmedic.core.reasons import Reason
-from kvmedic.core.sentences import SENTENCES
 from kvmedic.engines import ENGINES
+from kvmedic.model.reasons import Reason
+from kvmedic.model.sentences import SENTENCES
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.tables import anchor, decision_table
+from kvmedic.runbooks.branches import Branch, Diagnosed, diagnose
+from kvmedic.runbooks.reference import anchor, decision_table
 from runbooks.compression_incidents import COMPRESSION_INCIDENTS
 from runbooks.incident import Incident
 from runbooks.incidents import INCIDENTS

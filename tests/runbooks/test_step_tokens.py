@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting
-from kvmedic.core.engine import Knob, Scalar
-from kvmedic.core.reasons import Reason
-from kvmedic.core.sizing import tokens_per_step
-from kvmedic.runbooks.step_memory import LEAST_CUT
-from kvmedic.runbooks.step_tokens import GRAIN, ROOM, shorten_steps
+from kvmedic.model.engine import Knob, Scalar
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
+from kvmedic.runbooks.branches import Assignment, NoChange, Setting
+from kvmedic.runbooks.preemption.traffic_levers import LEAST_CUT, ROOM, shorten_steps
+from kvmedic.runbooks.preemption.traffic_levers import STEP_TOKENS_GRAIN as GRAIN
+from kvmedic.verdict.sizing import tokens_per_step
 from runbooks.cases import CASE
 
 STEP = Knob.MAX_NUM_BATCHED_TOKENS

@@ -11,25 +11,22 @@ import pytest
 import yaml
 
 from builders import THRASHING, an_evidence
-from kvmedic import plans
-from kvmedic.cli.given import policy_in
+from kvmedic.cli.diagnose import policy_in
+from kvmedic.cli.offline import consult
 from kvmedic.cli.report import change_of, report_of_consultation
-from kvmedic.core.approval import stands
-from kvmedic.core.bundle import BundleEdit, BundleStep, EnvEdit
-from kvmedic.core.diagnosis import Branch, Diagnosed, Goal
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.fixing import TurnOff
-from kvmedic.core.owner import OwnerKind, TemplateOwner
-from kvmedic.core.plan import Plan, gives_back, is_revocable, template_before
-from kvmedic.core.policy import Runbook
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record, TriedBundle
-from kvmedic.core.template import template_hash
-from kvmedic.findings import Survey
-from kvmedic.handover import handed_over
-from kvmedic.offline import consult
-from kvmedic.plans import with_plan
-from kvmedic.runbooks.bundle import bundle_plan
+from kvmedic.controller import plans
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.obstacles import handed_over
+from kvmedic.controller.plans import with_plan
+from kvmedic.model.edits import BundleEdit, BundleStep, EnvEdit, Field, TokenEdit
+from kvmedic.model.fleet import OwnerKind, TemplateOwner, template_hash
+from kvmedic.model.plan import Goal, Plan, gives_back, is_revocable, template_before
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Runbook
+from kvmedic.model.status import Record, TriedBundle
+from kvmedic.rollout.gates import stands
+from kvmedic.runbooks.branches import Branch, Diagnosed, TurnOff
+from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.planning import Fault, Workload
 from reconcile.asked import a_resource
 from reconcile.viewed import Viewed

@@ -5,12 +5,19 @@ from math import exp
 
 import pytest
 
-from kvmedic.core.diagnosis import Assignment, LeverBound, NoChange, Setting
-from kvmedic.core.engine import Knob, Scalar
-from kvmedic.core.reasons import Reason
-from kvmedic.runbooks.case import Case
-from kvmedic.runbooks.cut import LEAST_GROWTH, MOSTLY_GROWTH
-from kvmedic.runbooks.watermark import MOST_KEPT, WANTED_LEFT, keep_free, left_at, watermark_of
+from kvmedic.model.engine import Knob, Scalar
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
+from kvmedic.runbooks.branches import Assignment, NoChange, Setting
+from kvmedic.runbooks.preemption.cap import LEAST_GROWTH, MOSTLY_GROWTH
+from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.runbooks.preemption.traffic_levers import (
+    MOST_KEPT,
+    WANTED_LEFT,
+    keep_free,
+    left_at,
+    watermark_of,
+)
 from runbooks.cases import CASE
 
 CAP, MARK = LeverBound(Knob.MAX_NUM_SEQS), LeverBound(Knob.WATERMARK)

@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 
-from kvmedic.core.blocks import Keep
-from kvmedic.core.bundle import BundleEdit
-from kvmedic.core.compression import Setting
-from kvmedic.core.fixing import Try
-from kvmedic.core.plan import ObjectRef, Plan
-from kvmedic.core.reasons import Reason
-from kvmedic.core.template import template_hash
-from kvmedic.core.trialling import Question, TrialStep
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.prefills import may_chunk
-from kvmedic.runbooks.fleet_plans import trial_plan
+from kvmedic.manifests.flags import may_chunk
+from kvmedic.model.compression import BundleSetting as Setting
+from kvmedic.model.compression import Keep
+from kvmedic.model.edits import BundleEdit
+from kvmedic.model.fleet import ObjectRef, template_hash
+from kvmedic.model.plan import Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.trial import Question, TrialStep
+from kvmedic.runbooks.branches import Try
+from kvmedic.runbooks.compression.trial_plans import ROOM, trial_plan, whole_prompts
 from kvmedic.runbooks.planning import Fault, Workload, workload_of
-from kvmedic.runbooks.whole_prompts import ROOM, whole_prompts
 from run_builder import a_fleet
 
 LONGEST = 16_384

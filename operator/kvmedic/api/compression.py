@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kvmedic.api.quantities import DURATION_LENGTH
 from kvmedic.api.rules import Rule, Wire, duration, number, pattern, quantity, whole
-from kvmedic.core.compression_policy import Fix
+from kvmedic.model.spec import Fix
 
 Name = Annotated[str, Field(max_length=63)]
 Value = Annotated[

@@ -11,7 +11,7 @@ import re
 from datetime import timedelta
 from decimal import Decimal
 
-from kvmedic.core.quantity import QUANTITY_PATTERN, parse_quantity
+from kvmedic.model.compression import QUANTITY_PATTERN, parse_quantity
 
 __all__ = [
     "DURATION_LENGTH",

@@ -1,15 +1,297 @@
-"""The resource as a whole: `KVRemediation`, and how its spec is read from a stored object or a manifest."""
+"""The resource as a whole: `KVRemediation`, and how its spec is read from a stored object or a manifest.
+
+From the wire to the core: a spec becomes a `Policy`.
+
+What can be wrong with a resource that was read, and how it is said.
+
+What the schema knows and this version does not do yet. Each is refused by name, never ignored.
+
+The API server refuses it at admission. A resource that was stored under an older
+CustomResourceDefinition is found by `not_implemented` and reported in the condition `Ready`. When a
+feature lands, its entry leaves this table and nothing else changes here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from datetime import datetime, time, timedelta
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
+from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kvmedic.api.problems import SpecInvalid, problems_of
-from kvmedic.api.rules import Wire
-from kvmedic.api.spec import KVRemediationSpec
+from kvmedic.api.compression import (
+    AccuracyGate,
+    CompressionBaseline,
+    CompressionReplacement,
+    CompressionSetting,
+    CompressionSpec,
+)
+from kvmedic.api.quantities import parse_duration
+from kvmedic.api.rules import Rule, Wire
+from kvmedic.api.spec import KVRemediationSpec, LeverName, LeverSpec
+from kvmedic.api.spec import MaintenanceWindow as WireWindow
+from kvmedic.api.spec import Objectives as WireObjectives
+from kvmedic.model.compression import BundleSetting as Setting
+from kvmedic.model.compression import Figures, MethodClass, parse_quantity
+from kvmedic.model.engine import Knob
+from kvmedic.model.spec import (
+    RESTORE_AFTER,
+    CompressionPolicy,
+    Fix,
+    GatePolicy,
+    LeverBound,
+    Limits,
+    MaintenanceWindow,
+    Objectives,
+    Policy,
+    ProbePolicy,
+    Reference,
+    Replacement,
+    RollbackPolicy,
+    RolloutPolicy,
+    RotationLabel,
+    ScaleBound,
+    Spare,
+    TargetRef,
+    Trigger,
+    Windows,
+)
+
+KNOBS = MappingProxyType(
+    {
+        LeverName.MAX_NUM_SEQS: Knob.MAX_NUM_SEQS,
+        LeverName.WATERMARK: Knob.WATERMARK,
+        LeverName.MAX_MODEL_LEN: Knob.MAX_MODEL_LEN,
+        LeverName.MAX_NUM_BATCHED_TOKENS: Knob.MAX_NUM_BATCHED_TOKENS,
+        LeverName.GPU_MEMORY_UTILIZATION: Knob.GPU_MEMORY_UTILIZATION,
+        LeverName.PREFIX_CACHING: Knob.PREFIX_CACHING,
+        LeverName.CHUNKED_PREFILL: Knob.CHUNKED_PREFILL,
+        LeverName.CPU_OFFLOAD: Knob.KV_OFFLOADING_SIZE,
+    }
+)
+"""The levers that are a knob of the engine. The others are no knobs. Host memory has two: engines of old have
+another one, and the first stands for both."""
+
+
+def policy_of(spec: KVRemediationSpec) -> Policy:
+    """Return what the core reads of a spec.
+
+    Levers that are no knob of the engine have fields of their own; those that are not implemented are
+    refused (`kvmedic.api.resource`).
+    """
+    return Policy(
+        target=TargetRef(spec.target_ref.kind, spec.target_ref.name, spec.target_ref.container),
+        mode=spec.mode,
+        suspended=spec.suspend,
+        runbooks=tuple(spec.runbooks),
+        source=spec.metrics.source,
+        objectives=_objectives(spec.objectives),
+        trigger=Trigger(spec.trigger.preemptions_per_request, spec.trigger.kv_cache_usage),
+        windows=_windows(spec),
+        node_health=spec.node_health,
+        levers=tuple(_bound(lever) for lever in spec.levers if lever.name in KNOBS),
+        rollout=_rollout(spec),
+        on_inconclusive=spec.verify.on_inconclusive,
+        hold_at_most=parse_duration(spec.verify.hold_at_most),
+        limits=Limits(
+            cooldown=parse_duration(spec.limits.cooldown),
+            max_runs_per_day=spec.limits.max_runs_per_day,
+            min_healthy_replicas=spec.limits.min_healthy_replicas,
+            windows=tuple(_maintenance(window) for window in spec.limits.windows or ()),
+            approval_max_age=parse_duration(spec.limits.approval_max_age),
+        ),
+        rollback=_rollback(spec),
+        scale_out=next((_scale(lever) for lever in spec.levers if lever.name is LeverName.SCALE_OUT), None),
+        compression=_compression(spec.compression),
+    )
+
+
+def _compression(spec: CompressionSpec | None) -> CompressionPolicy:
+    if spec is None:
+        return CompressionPolicy()
+    return CompressionPolicy(
+        method=spec.method or "",
+        method_class=MethodClass(spec.method_class) if spec.method_class else None,
+        keep_tokens=spec.keep_tokens,
+        keep_share=spec.keep_ratio,
+        settings=_bundle(spec.settings),
+        baseline=_figures(spec.baseline),
+        blocks=spec.baseline.blocks if spec.baseline else None,
+        attention_backend=(spec.baseline.attention_backend or "") if spec.baseline else "",
+        probe=ProbePolicy(
+            spec.probe.tokens, parse_duration(spec.probe.timeout), spec.probe.use_drained_replica
+        ),
+        fixes=tuple(Fix(each) for each in spec.allowed_fixes),
+        replacement=_replacement(spec.replacement),
+        gate=_gate(spec.accuracy_gate, spec.baseline),
+        close_by=None if spec.close_by is None else datetime.fromisoformat(spec.close_by),
+    )
+
+
+def _replacement(given: CompressionReplacement | None) -> Replacement | None:
+    if given is None:
+        return None
+    return Replacement(given.method, given.keep_tokens, given.keep_ratio, _bundle(given.settings))
+
+
+def _bundle(given: Sequence[CompressionSetting] | None) -> tuple[Setting, ...]:
+    return tuple(
+        Setting(on=each.after, off=each.before, flag=each.flag or "", env=each.env or "")
+        for each in given or ()
+    )
+
+
+def _gate(given: AccuracyGate | None, baseline: CompressionBaseline | None) -> GatePolicy | None:
+    if given is None:
+        return None
+    score = baseline.accuracy if baseline else None
+    configuration = baseline.accuracy_configuration if baseline else None
+    reference = Reference(score, configuration) if score is not None and configuration else None
+    return GatePolicy(
+        cron_job=given.cron_job_ref.name,
+        max_loss=given.max_loss,
+        timeout=parse_duration(given.timeout),
+        reference=reference,
+    )
+
+
+def _figures(given: CompressionBaseline | None) -> Figures:
+    if given is None:
+        return Figures()
+    memory = given.device_memory
+    return Figures(
+        requests_per_second=given.requests_per_second,
+        tokens_per_second=given.tokens_per_second,
+        preemptions_per_request=given.preemptions_per_request,
+        kv_cache_usage=given.kv_cache_usage,
+        kv_cache_usage_deviation=given.kv_cache_usage_deviation,
+        device_memory=None if memory is None else float(parse_quantity(memory)),
+        e2e_p95=_seconds(given.e2e_p95),
+        replicas=None if given.replicas is None else float(given.replicas),
+    )
+
+
+def _rollback(spec: KVRemediationSpec) -> RollbackPolicy:
+    lever = next((one for one in spec.levers if one.name is LeverName.REVISION_ROLLBACK), None)
+    if lever is None:
+        return RollbackPolicy()
+    within = RollbackPolicy().within if lever.within is None else parse_duration(lever.within)
+    return RollbackPolicy(is_allowed=True, within=within)
+
+
+def _windows(spec: KVRemediationSpec) -> Windows:
+    return Windows(
+        trigger=parse_duration(spec.trigger.window),
+        hold=parse_duration(spec.trigger.hold),
+        sizing=parse_duration(spec.sizing.window),
+        verify=parse_duration(spec.verify.window),
+    )
+
+
+def _maintenance(window: WireWindow) -> MaintenanceWindow:
+    return MaintenanceWindow(
+        days=frozenset(window.days),
+        start=time.fromisoformat(window.start),
+        end=time.fromisoformat(window.end),
+        zone=ZoneInfo(window.time_zone),
+    )
+
+
+def _rollout(spec: KVRemediationSpec) -> RolloutPolicy:
+    label = spec.rollout.rotation_label
+    return RolloutPolicy(
+        spare=spec.rollout.spare,
+        drain_timeout=parse_duration(spec.rollout.drain_timeout),
+        rotation_label=RotationLabel(label.key, label.draining),
+        start_timeout=parse_duration(start) if (start := spec.rollout.start_timeout) else None,
+        on_drain_timeout=spec.rollout.on_drain_timeout,
+    )
+
+
+def _objectives(given: WireObjectives | None) -> Objectives:
+    if given is None:
+        return Objectives()
+    return Objectives(
+        inter_token_p95_seconds=_seconds(given.inter_token_p95),
+        e2e_p95_seconds=_seconds(given.e2e_p95),
+        time_to_first_token_p95_seconds=_seconds(given.ttft_p95),
+    )
+
+
+def _seconds(duration: str | None) -> float | None:
+    return None if duration is None else parse_duration(duration).total_seconds()
+
+
+def _bound(lever: LeverSpec) -> LeverBound:
+    most = lever.maximum if lever.max_gib is None else float(lever.max_gib)
+    return LeverBound(KNOBS[lever.name], lever.minimum, most, lever.step, _restore_after(lever))
+
+
+def _restore_after(lever: LeverSpec) -> timedelta:
+    return parse_duration(lever.restore_after) if lever.restore_after else RESTORE_AFTER
+
+
+def _scale(lever: LeverSpec) -> ScaleBound:
+    return ScaleBound(
+        most=lever.max_replicas,
+        step=int(lever.step or 1),
+        restore_after=_restore_after(lever),
+    )
+
+
+class SpecInvalid(Exception):  # noqa: N818 -- named like the reason that it leads to
+    """The spec cannot be followed as it is written.
+
+    Attributes:
+        problems: one sentence per field, beginning with the field's path.
+    """
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class RunUnreadable(Exception):  # noqa: N818 -- named like the reason that it leads to
+    """A record in the status cannot be read. Nothing is done until a person looks.
+
+    Attributes:
+        problems: one sentence per field, beginning with the field's path.
+        is_damaged: parts of the open run are gone or no values at all, as after an edit by hand, and nothing
+            else is wrong; another version would have written values that are not known here.
+    """
+
+    def __init__(self, problems: tuple[str, ...], *, is_damaged: bool = False) -> None:
+        super().__init__("; ".join(problems))
+        self.problems, self.is_damaged = problems, is_damaged
+
+
+def problems_of(error: ValidationError, root: str) -> tuple[str, ...]:
+    """Return what is wrong with an object that was validated under a path, one sentence per field.
+
+    Values are left out: a message that everyone may read must not repeat what may be a secret.
+    """
+    details = error.errors(include_input=False, include_url=False)
+    return tuple(f"{root}{_path(d['loc'], d.get('ctx', {}))}: {_said(d['type'], d['msg'])}" for d in details)
+
+
+def _path(location: tuple[int | str, ...], context: Mapping[str, object]) -> str:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return f"{path}{context.get('path', '')}"
+
+
+def _said(kind: str, message: str) -> str:
+    match kind:
+        case "missing":
+            return "required, add it"
+        case "extra_forbidden":
+            return "unknown field, remove it"
+        case "enum":
+            return f"unknown value: {message[:200]}"
+        case _:
+            return message
+
 
 GROUP = "kvmedic.io"
 VERSION = "v1alpha1"
@@ -74,3 +356,27 @@ def resource_from_manifest(manifest: Mapping[str, Any]) -> KVRemediation:
         return KVRemediation.model_validate(manifest)
     except ValidationError as error:
         raise SpecInvalid(tuple(p.removeprefix(".") for p in problems_of(error, ""))) from error
+
+
+T = TypeVar("T")
+
+
+PENDING: tuple[Rule[KVRemediationSpec], ...] = (
+    Rule(
+        cel="self.rollout.spare != 'BestEffort'",
+        message="rollout.spare BestEffort is not implemented yet: use Required",
+        holds=lambda s: s.rollout.spare is not Spare.BEST_EFFORT,
+        path=".rollout.spare",
+        forbids=True,
+    ),
+)
+"""Every feature of the spec that is not implemented yet."""
+
+
+def not_implemented(spec: KVRemediationSpec) -> tuple[str, ...]:
+    """Return what the spec asks for and this version does not do, one sentence each; empty: nothing."""
+    return tuple(f"spec{rule.path}: {rule.message}" for rule in PENDING if not _holds(rule, spec))
+
+
+def _holds(rule: Rule[T], value: T) -> bool:
+    return rule.holds is None or rule.holds(value)

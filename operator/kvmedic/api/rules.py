@@ -26,7 +26,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from kvmedic.api.quantities import DURATION_PATTERN, QUANTITY_PATTERN, parse_duration, parse_quantity
+from kvmedic.api.quantities import DURATION_PATTERN, parse_duration
+from kvmedic.model.compression import QUANTITY_PATTERN, parse_quantity
 
 T = TypeVar("T")
 

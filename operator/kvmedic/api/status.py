@@ -23,21 +23,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import SchemaValidator, core_schema
 
-from kvmedic.api.problems import RunUnreadable, problems_of
-from kvmedic.core.aside import SetAside
-from kvmedic.core.compressed import Answer
-from kvmedic.core.fixing import TurnedOff
-from kvmedic.core.footprint import Footprint
-from kvmedic.core.hand_overs import HandOver
-from kvmedic.core.loan import Borrowed
-from kvmedic.core.recalled import Recalled
-from kvmedic.core.record import (
+from kvmedic.api.resource import RunUnreadable, problems_of
+from kvmedic.model.readings import Recalled
+from kvmedic.model.run import Run, Summary
+from kvmedic.model.sentences import redact
+from kvmedic.model.status import (
+    Borrowed,
     ClosedRun,
     Condition,
     ConfigCopy,
+    Footprint,
+    HandOver,
     LastGood,
     OutgrownShare,
     Record,
+    SetAside,
     ShownDiagnosis,
     ShownPlan,
     SizedCap,
@@ -46,12 +46,10 @@ from kvmedic.core.record import (
     TriedReplacement,
     TriedRollback,
     TriedScaling,
+    TurnedOff,
+    Urgency,
 )
-from kvmedic.core.redaction import redact
-from kvmedic.core.run import Run
-from kvmedic.core.scored import Scored
-from kvmedic.core.severity import Urgency
-from kvmedic.core.summary import Summary
+from kvmedic.model.trial import Answer, Scored
 
 MESSAGE_LENGTH = 1024
 """Characters of a text for people, at most: as many as Kubernetes allows in an Event's note. With it ten

@@ -2,13 +2,19 @@
 
 Help must come at once, so a subcommand's module is imported only when the subcommand is asked for.
 A module has either an `app`, when it holds several commands, or a function `command`.
+
+How a command answers: the form of its output, its last words, its exit code.
+
+It imports little, so that commands without a cluster answer at once.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -76,3 +82,20 @@ def _root(
     ] = False,
 ) -> None:
     """Take the options that belong to no subcommand."""
+
+
+USAGE, REFUSED, NOT_FOUND = 2, 3, 4
+"""Exit codes beside 0: wrong usage or configuration; no diagnosis can be made; there is no such object."""
+
+
+class Form(StrEnum):
+    """How a report is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def ended(message: object, code: int) -> NoReturn:
+    """End the command with a message on standard error."""
+    print(message, file=sys.stderr)
+    raise typer.Exit(code)

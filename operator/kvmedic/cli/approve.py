@@ -15,7 +15,8 @@ import typer
 
 from kvmedic.api.approval import APPROVAL_PLURAL, approval_manifest
 from kvmedic.api.schema import yaml_text
-from kvmedic.cli.live import (
+from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, ended
+from kvmedic.cli.plan import (
     Context,
     Kubeconfig,
     Name,
@@ -25,14 +26,12 @@ from kvmedic.cli.live import (
     name_in,
     settings_with,
 )
-from kvmedic.cli.terminal import NOT_FOUND, REFUSED, USAGE, ended
-from kvmedic.cluster.approvals import APPROVALS
-from kvmedic.core.policy import Mode
-from kvmedic.core.record import ConditionType, Record, ShownPlan
-from kvmedic.core.resource import Resource
+from kvmedic.cluster.switches import APPROVALS
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.kube.objects import JsonObject, Ref, section
+from kvmedic.model.spec import Mode
+from kvmedic.model.status import ConditionType, Record, Resource, ShownPlan
 from kvmedic.wiring import Connected, connected
 
 

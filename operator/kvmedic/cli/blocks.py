@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kvmedic.cli.terminal import USAGE, Form, ended
-from kvmedic.core.blocks import (
+from kvmedic.cli.app import USAGE, Form, ended
+from kvmedic.model.compression import (
     KV_HEADS,
     Compacted,
     Eviction,

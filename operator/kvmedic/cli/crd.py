@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kvmedic.api.approval_schema import approval_page, approval_text
-from kvmedic.api.reference import reference_page
-from kvmedic.api.schema import crd_text
+from kvmedic.api.approval import approval_page, approval_text
+from kvmedic.api.schema import crd_text, reference_page
 
 
 class Form(StrEnum):

@@ -1,19 +1,31 @@
-"""`kvmedic diagnose`: evidence, diagnosis and plan, printed. Nothing is written anywhere."""
+"""`kvmedic diagnose`: evidence, diagnosis and plan, printed. Nothing is written anywhere.
+
+What a person says about a fleet in files: a manifest of its workload, a KVRemediation.
+
+A moment of the past as a Prometheus remembers it: who served then, and what they did.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from kvmedic.api.quantities import parse_duration
+from kvmedic.api.resource import KIND, SpecInvalid, not_implemented, policy_of, resource_from_manifest
+from kvmedic.api.spec import KVRemediationSpec, TargetRef
+from kvmedic.cli.app import REFUSED, USAGE, Form, ended
 from kvmedic.cli.flags import EngineVersion, version_named
-from kvmedic.cli.given import GivenError, policy_in, workload_in
-from kvmedic.cli.live import (
+from kvmedic.cli.offline import Consultation, consult, with_method
+from kvmedic.cli.plan import (
     Context,
     Kubeconfig,
     Name,
@@ -24,20 +36,223 @@ from kvmedic.cli.live import (
     settings_with,
     surveyed,
 )
-from kvmedic.cli.past import Past, PastError, moment_of, observed
 from kvmedic.cli.report import Report, report_of_consultation, report_of_survey
-from kvmedic.cli.scrapes import ScrapeError, doubt_of, evidence_of, pages_of
-from kvmedic.cli.start_logs import gaps_in, starts_of, with_starts
-from kvmedic.cli.terminal import REFUSED, USAGE, Form, ended
-from kvmedic.core.diagnosis import Evidence, Inconclusive
-from kvmedic.core.policy import Policy, Runbook
-from kvmedic.core.reasons import Reason
-from kvmedic.core.version import Version
-from kvmedic.core.vitals import NodeHealth
+from kvmedic.cli.saved import ScrapeError, doubt_of, evidence_of, gaps_in, pages_of, starts_of, with_starts
+from kvmedic.engines import ENGINES
+from kvmedic.engines.vllm import VLLM
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.kube.errors import NoCluster
 from kvmedic.kube.kubeconfig import AS_KUBECTL, DEFAULT_NAMESPACE, ClusterChoice, namespace_of
-from kvmedic.offline import Consultation, consult, with_method
+from kvmedic.manifests.config_file import contents_in
+from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.yaml_text import Selector, engine_in
+from kvmedic.metrics.prometheus import PrometheusClient
+from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.source import PrometheusSource
+from kvmedic.model.config_edits import ConfigMap
+from kvmedic.model.devices import NodeHealth, Vitals
+from kvmedic.model.engine import Engine, Version
+from kvmedic.model.evidence import Inconclusive, Look
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Policy, Runbook
+from kvmedic.runbooks.branches import Evidence
+from kvmedic.runbooks.planning import Fault, Workload, configured, workload_of
+from kvmedic.settings import Settings
 from kvmedic.wiring import connected
+
+_ANY = "any"
+"""Name of the workload where no spec names one."""
+_UNTOLD = KVRemediationSpec(
+    target_ref=TargetRef(name=_ANY), node_health=NodeHealth.IF_AVAILABLE, runbooks=list(Runbook)
+)
+"""What counts where no spec is given: nothing is changed by looking at files, so nothing need be known, and
+every runbook is asked. That on compression has nothing to say where no method is known to be on."""
+
+
+class GivenError(Exception):
+    """A file cannot be used; the message names it, the fault and the fix."""
+
+
+def policy_in(file: str) -> Policy:
+    """Return what a KVRemediation in a file asks for; without a file what its defaults ask for,
+    except that every runbook is asked and unknown node health stops nothing.
+
+    Raises:
+        GivenError: the file cannot be used.
+    """
+    spec = _spec(file) if file else _UNTOLD
+    if pending := not_implemented(spec):
+        raise GivenError(f"{file}: {'; '.join(pending)}")
+    return policy_of(spec)
+
+
+def workload_in(file: str, policy: Policy, version: Version | None = None) -> Workload | Fault | None:
+    """Return the engine's command line in a manifest; None without a file, a fault where it can't be read.
+
+    Args:
+        file: the manifest.
+        policy: the spec, which may name the workload.
+        version: the engine's; None: the image's tag tells it.
+
+    Raises:
+        GivenError: the file is no manifest.
+    """
+    if not file:
+        return None
+    target = policy.target
+    owner = None if target.name == _ANY else target.name
+    text = _read(file)
+    found = engine_in(text, VLLM, Selector(target.container, owner))
+    if isinstance(found, Refusal):
+        if found.reason is RefusalReason.NOT_A_MANIFEST:
+            raise GivenError(f"{file}: {found.message}")
+        return Fault(_reason(found), f"{file}: {found.message}{_how_to_name(found)}")
+    template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
+    engines = ENGINES if version is None else tuple(Engine(profile, version) for profile in ENGINES)
+    workload = workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, engines)
+    maps = {name: ConfigMap(contents) for name, contents in contents_in(text).items()}
+    return configured(workload, maps)
+
+
+def _how_to_name(refusal: Refusal) -> str:
+    if refusal.reason is not RefusalReason.SEVERAL_ENGINES:
+        return ""
+    return "; name one in spec.targetRef (name, container) of a KVRemediation, and give that as --spec"
+
+
+def _reason(refusal: Refusal) -> Reason:
+    unknown = (RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES)
+    return Reason.ENGINE_UNRECOGNISED if refusal.reason in unknown else Reason.FLAG_NOT_EDITABLE
+
+
+def _spec(file: str) -> KVRemediationSpec:
+    try:
+        documents = list(YAML(typ="safe", pure=True).load_all(_read(file)))
+    except YAMLError:
+        raise GivenError(f"{file}: not valid YAML; check it with a linter") from None
+    found = [one for one in documents if isinstance(one, dict) and one.get("kind") == KIND]
+    if len(found) != 1:
+        raise GivenError(f"{file}: {len(found)} objects of kind {KIND}; give a file with exactly one")
+    try:
+        return resource_from_manifest(found[0]).spec
+    except SpecInvalid as error:
+        raise GivenError(f"{file}: {'; '.join(error.problems)}") from None
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise GivenError(f"{file}: {error.strerror}; correct the path") from None
+    except UnicodeDecodeError:
+        raise GivenError(f"{file} is not UTF-8 text") from None
+
+
+_NAMED = 5
+"""Pods that a note names."""
+
+
+class PastError(Exception):
+    """The moment or the replicas cannot be told; the message says why and what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Which replicas, and when."""
+
+    at: datetime
+    namespace: str
+    pods: str
+    """Regular expression of their whole names."""
+
+
+def moment_of(text: str) -> datetime:
+    """Return the time that a text tells.
+
+    Raises:
+        PastError: it tells none, or one without a time zone, or one that has not come yet.
+    """
+    found = _moment(text)
+    if found > datetime.now(UTC):
+        raise PastError(f"--at {text}: that moment has not come yet")
+    return found
+
+
+def _moment(text: str) -> datetime:
+    hint = "write RFC 3339 with a time zone, such as 2026-03-01T03:00:00Z, or Unix seconds"
+    try:
+        return datetime.fromtimestamp(float(text), UTC)
+    except (ValueError, OverflowError, OSError):
+        pass
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise PastError(f"--at {text}: {hint}") from None
+    if found.tzinfo is None:
+        raise PastError(f"--at {text}: which time zone? {hint}")
+    return found.astimezone(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a source answers about a moment."""
+
+    evidence: Evidence
+    notes: tuple[str, ...]
+    """What a reader must know."""
+    trouble: str
+    """Why the source did not answer; empty where it did."""
+
+
+async def observed(past: Past, settings: Settings, policy: Policy) -> Seen:
+    """Return both looks at the replicas that served at a moment.
+
+    Raises:
+        PastError: no source of that name is configured, or the pods' expression is none.
+    """
+    meant, windows = _pattern(past.pods), policy.windows
+    source = _source(past, settings, policy.source)
+    try:
+        known = await source.present(windows.trigger)
+        pods = [pod for pod in known if pod.namespace == past.namespace and meant.fullmatch(pod.name)]
+        burn, sizing, devices = await asyncio.gather(
+            source.observe(pods, Look(windows.trigger, windows.hold)),
+            source.observe(pods, Look(windows.sizing)),
+            source.devices(pods, windows.trigger),
+        )
+    finally:
+        source.close()
+    vitals = {name: Vitals(devices=found) for name, found in devices.items()}
+    evidence = Evidence(burn, sizing, policy.trigger, vitals)
+    return Seen(evidence, _notes(past, known, pods), source.trouble)
+
+
+def _pattern(pods: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pods)
+    except re.error as error:
+        raise PastError(f"--pod-regex {pods}: {error}") from None
+
+
+def _source(past: Past, settings: Settings, name: str) -> PrometheusSource:
+    options = settings.sources.get(name)
+    if options is None:
+        known = ", ".join(sorted(settings.sources)) or "none"
+        raise PastError(f"no metrics source is named {name} (known: {known}): give --prometheus URL")
+    # One moment for all that is asked, however long it takes.
+    steady = options.model_copy(update={"reuse": timedelta(days=1)})
+    return PrometheusSource(name, PrometheusClient(options), steady, VLLM_SIGNALS, now=lambda: past.at)
+
+
+def _notes(past: Past, known: tuple[PodKey, ...], pods: list[PodKey]) -> tuple[str, ...]:
+    if pods:
+        return ()
+    others = [f"{pod.namespace}/{pod.name}" for pod in known]
+    shown = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if len(others) > _NAMED else "")
+    found = f"then it knew {shown}" if others else "it knew no replica of an engine then"
+    return (f"no pod of namespace {past.namespace} matches {past.pods}; {found}",)
+
 
 _WAYS = (
     "say what to look at: NAME (a KVRemediation of a cluster), two saved pages (--scrape T0.txt --scrape "

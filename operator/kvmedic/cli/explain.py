@@ -2,6 +2,12 @@
 
 Everything is read from the resource, as the operator last wrote it. No metrics are asked. Where it remembers
 a trial or a score, the Deployment is read too: both tell of the pod template that they were made of.
+
+What the newest trial showed: on a terminal with a picture or a table, and as JSON with its readings.
+
+What is on record of the fix after the method: what was turned off, what failed since, what was scored.
+
+What is on record of the turns of the two runbooks: which one left the fleet to the other last.
 """
 
 from __future__ import annotations
@@ -9,13 +15,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
-from kvmedic.cli.fixes import ShownFixes, fixes_of
-from kvmedic.cli.hand_overs import hand_over_as_json, hand_over_as_text
-from kvmedic.cli.live import (
+from kvmedic.cli.app import Form
+from kvmedic.cli.plan import (
     Context,
     Kubeconfig,
     Namespace,
@@ -25,19 +31,225 @@ from kvmedic.cli.live import (
     settings_with,
     template_of,
 )
-from kvmedic.cli.terminal import Form
-from kvmedic.cli.trials import ShownTrial, trial_of
-from kvmedic.core.calm import Temporary
-from kvmedic.core.footprint import Footprint
-from kvmedic.core.loan import Borrowed
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Condition, ConditionType, Record, Truth
-from kvmedic.core.remedies import LOOK, REMEDIES, Remedy
-from kvmedic.core.resource import Resource
-from kvmedic.core.run import Run, StepState
-from kvmedic.core.sentences import SENTENCES
 from kvmedic.kube.kubeconfig import ClusterChoice
+from kvmedic.model.devices import MIB
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Run, StepState
+from kvmedic.model.sentences import LOOK, REMEDIES, SENTENCES, Remedy
+from kvmedic.model.status import (
+    Borrowed,
+    Condition,
+    ConditionType,
+    FailedFix,
+    Footprint,
+    Record,
+    Resource,
+    Temporary,
+    Truth,
+    TurnedOff,
+)
+from kvmedic.model.trial import Answer, Prompt, Sample, Scored
+from kvmedic.runbooks.compression.methods import answer_for
+from kvmedic.runbooks.compression.reclamation import Trace, picture_of, trace_of
 from kvmedic.wiring import connected
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTrial:
+    """The newest answer on record that says most of the fleet as it is."""
+
+    answer: Answer
+    is_of_present_template: bool
+    without: Answer | None = None
+    """What the same showed with the method off, or a start did; None: nothing was asked."""
+
+    @property
+    def trace(self) -> Trace | None:
+        """Return what there is to draw; None of another pod template, or where no reading is on record."""
+        return trace_of(self.answer) if self.is_of_present_template else None
+
+    def sentence(self) -> str:
+        """Return the answer with its numbers."""
+        answer = self.answer
+        whose = "this" if self.is_of_present_template else "another"
+        verdict = answer.reclaim or answer.growth
+        found = f"{verdict}: " if verdict else ""
+        return f"Trial of {answer.at:%Y-%m-%dT%H:%M:%SZ} on {whose} pod template: {found}{answer.message}."
+
+    def as_text(self) -> Iterator[str]:
+        """Yield the answer line by line, with its picture or its table where there is one."""
+        yield self.sentence()
+        trace = self.trace
+        yield from (f"  {line}" for line in (picture_of(trace) if trace else ()))
+        if self.is_of_present_template:
+            yield from (f"  {line}" for line in table_of(self.answer))
+        if self.without is not None:
+            yield f"With the method off, at {self.without.at:%Y-%m-%dT%H:%M:%SZ}: {self.without.message}."
+            yield from (f"  {line}" for line in table_of(self.without))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer for a program, with every reading on record."""
+        answer, trace = self.answer, trace_of(self.answer)
+        return _told(answer) | {
+            "isOfPresentTemplate": self.is_of_present_template,
+            "reclaim": str(answer.reclaim) if answer.reclaim else None,
+            "blockTokens": answer.block_tokens,
+            "readings": [_reading(trace, each) for each in trace.seen] if trace else [],
+            "without": _told(self.without) | {"cacheType": self.without.cache_type} if self.without else None,
+        }
+
+
+def trial_of(record: Record | None, template: str) -> ShownTrial | None:
+    """Return the newest trial on a pod template, else the newest of all; None where there was none."""
+    answers = record.answers if record else ()
+    of_present = answer_for(answers, template)
+    half = max((one for one in answers if one.beside == template), key=lambda one: one.at, default=None)
+    if of_present is not None:
+        return ShownTrial(of_present, is_of_present_template=True, without=half)
+    if half is not None:
+        return ShownTrial(half, is_of_present_template=False)
+    newest = max(answers, key=lambda each: each.at, default=None)
+    return ShownTrial(newest, is_of_present_template=False) if newest is not None else None
+
+
+def table_of(answer: Answer) -> Iterator[str]:
+    """Yield the device memory after each prompt, line by line; nothing where no prompt is on record."""
+    before = answer.memory_before
+    if before is None or not answer.prompts:
+        return
+    yield f"{'prompt tokens':>13} {'device memory, MiB':>18} {'more than before':>16}"
+    for each in (Prompt(0, before), *answer.prompts):
+        yield f"{each.tokens:>13} {each.used / MIB:>18.0f} {(each.used - before) / MIB:>16.0f}"
+
+
+def _told(answer: Answer) -> dict[str, Any]:
+    """Return what either half of a comparison tells."""
+    return {
+        "question": str(answer.question),
+        "at": f"{answer.at:%Y-%m-%dT%H:%M:%SZ}",
+        "template": answer.template,
+        "growth": str(answer.growth) if answer.growth else None,
+        "message": answer.message,
+        "memoryBefore": answer.memory_before,
+        "prompts": [{"tokens": each.tokens, "deviceMemory": each.used} for each in answer.prompts],
+        "blocks": answer.blocks,
+        "backends": list(answer.backends),
+    }
+
+
+def _reading(trace: Trace, sample: Sample) -> dict[str, Any]:
+    predicted = trace.predicted(max(1, sample.tokens))
+    return {
+        "tokens": sample.tokens,
+        "usedBlocks": sample.used,
+        "blocksThatCameBack": round(trace.freed(sample), 2),
+        "predicted": {str(reclaim): round(blocks, 2) for reclaim, blocks in predicted.items()},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ShownFixes:
+    """The record of the fix after the method, as far as there is one."""
+
+    turned_off: TurnedOff | None
+    scores: tuple[Scored, ...]
+    template: str
+    """Hash of the target's present pod template; empty: not known."""
+    generation: int
+    """Of the spec as it is now."""
+
+    def as_text(self) -> Iterator[str]:
+        """Yield it line by line; nothing where nothing is on record."""
+        off = self.turned_off
+        if off is not None:
+            yield f"{off.method} was turned off ({_at(off.at)}): {off.wall}: {SENTENCES[off.wall]}"
+            yield from (f"  {self._failure(each)}" for each in off.failed)
+        yield from (self._score(each) for each in self.scores)
+
+    def turned_off_as_json(self) -> dict[str, Any] | None:
+        """Return what was turned off for a program, with the fixes that failed since; None: nothing was."""
+        off = self.turned_off
+        if off is None:
+            return None
+        failed = [
+            {"fix": str(each.fix), "why": each.why, "isOfPresentSpec": each.generation == self.generation}
+            for each in off.failed
+        ]
+        return {"method": off.method, "wall": str(off.wall), "at": _at(off.at), "failed": failed}
+
+    def scores_as_json(self) -> list[dict[str, Any]]:
+        """Return every score on record for a program, the newest first."""
+        return [self._score_as_json(each) for each in self.scores]
+
+    def _failure(self, failed: FailedFix) -> str:
+        is_over = failed.generation != self.generation
+        when = "; the spec was edited since, so it may be tried anew" if is_over else ""
+        return f"{failed.fix} failed: {failed.why}{when}."
+
+    def _score(self, scored: Scored) -> str:
+        found = scored.score
+        shown = f"{found.accuracy:.3f} over {found.samples} samples" if found else "not shown"
+        return f"Accuracy {shown} on {self._whose(scored)} ({_at(scored.at)}): {scored.message}."
+
+    def _whose(self, scored: Scored) -> str:
+        if not self.template:
+            return f"pod template {scored.configuration}"
+        return "this pod template" if scored.configuration == self.template else "another pod template"
+
+    def _score_as_json(self, scored: Scored) -> dict[str, Any]:
+        found = scored.score
+        return {
+            "at": _at(scored.at),
+            "template": scored.configuration,
+            "isOfPresentTemplate": scored.configuration == self.template if self.template else None,
+            "evaluation": scored.evaluation,
+            "accuracy": found.accuracy if found else None,
+            "samples": found.samples if found else None,
+            "refused": scored.refused,
+            "message": scored.message,
+        }
+
+
+def fixes_of(record: Record | None, template: str, generation: int) -> ShownFixes:
+    """Return what a record tells of the fix after the method.
+
+    Args:
+        record: of the resource; None: there is none yet.
+        template: hash of the target's present pod template; empty: not known.
+        generation: of the spec as it is now.
+    """
+    known = record or Record()
+    scores = tuple(sorted(known.scores, key=lambda each: each.at, reverse=True))
+    return ShownFixes(known.turned_off, scores, template, generation)
+
+
+def _at(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def hand_over_as_text(record: Record) -> Iterator[str]:
+    """Yield the newest hand-over as one line; nothing where there was none."""
+    for given in record.hand_overs[:1]:
+        yield (
+            f"{given.from_runbook} left the fleet to {given.to_runbook} ({given.at:%Y-%m-%dT%H:%M:%SZ}, "
+            f"evidence {given.evidence}): {given.message.rstrip('.')}."
+        )
+
+
+def hand_over_as_json(record: Record | None) -> dict[str, Any] | None:
+    """Return the newest hand-over for a program; None: there was none."""
+    if record is None or not record.hand_overs:
+        return None
+    given = record.hand_overs[0]
+    return {
+        "from": given.from_runbook,
+        "to": given.to_runbook,
+        "reason": str(given.reason),
+        "evidence": given.evidence,
+        "at": f"{given.at:%Y-%m-%dT%H:%M:%SZ}",
+        "message": given.message,
+    }
+
 
 _BACK = Remedy(
     "to take the open change back",

@@ -14,17 +14,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from kvmedic.cli.terminal import REFUSED, Form, ended
-from kvmedic.core.engine import Engine, EngineProfile, Flag, Kind
-from kvmedic.core.version import Version
+from kvmedic.cli.app import REFUSED, Form, ended
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.config_file import ConfigFile, config_file, repointed
-from kvmedic.manifests.documents import ManifestContainer
+from kvmedic.manifests.config_file import ConfigFile, config_file, repointed, spliced
 from kvmedic.manifests.flags import AlreadySet, FlagsView, Setting, edit, parsed_of, read_flags, setting_of
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.selection import Selector, engine_in, engines_in, several
-from kvmedic.manifests.splice import spliced
+from kvmedic.manifests.yaml_text import ManifestContainer, Selector, engine_in, engines_in, several
+from kvmedic.model.engine import Engine, EngineProfile, Flag, Kind, Version
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -1,22 +1,40 @@
-"""What a diagnosis looks like on a terminal and as JSON, wherever its evidence came from."""
+"""What a diagnosis looks like on a terminal and as JSON, wherever its evidence came from.
+
+What is known of a fleet's KV compression, for a person: method, class, wall, and what would tell more.
+
+How replicas fare beside their engines' metrics, as a report shows it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, assert_never
 
-from kvmedic.cli.compression import Account, account_of
-from kvmedic.cli.terminal import Form
-from kvmedic.cli.vitals import absence, vitals_as_json, vitals_as_text
-from kvmedic.core.bundle import BundleStep
-from kvmedic.core.diagnosis import Assignment, Beyond, Diagnosis, Inconclusive, Relief, Resize, RollBack
-from kvmedic.core.evidence import HISTOGRAMS, Measured, Observation, PodReadings, Pool
-from kvmedic.core.fixing import Evaluate, Try, TurnOff, TurnOn
-from kvmedic.core.gating import GateStep
-from kvmedic.core.plan import (
+from kvmedic.cli.app import Form
+from kvmedic.cli.offline import Consultation
+from kvmedic.controller.evidence import Survey
+from kvmedic.engines.engine_log import Start, Started
+from kvmedic.engines.vllm import VLLM
+from kvmedic.model.compression import Figures, MethodClass
+from kvmedic.model.devices import PROGRAM, SHOWN, SILENCES, TELLS, Device, EngineEnd, Vital, Vitals
+from kvmedic.model.edits import BundleStep
+from kvmedic.model.evidence import (
+    HISTOGRAMS,
+    Inconclusive,
+    Measured,
+    Missing,
+    Observation,
+    PodReadings,
+    Pool,
+    Reading,
+    Stale,
+    Unsupported,
+)
+from kvmedic.model.plan import (
     AutoscalerStep,
     ConfigStep,
     FlagStep,
@@ -26,12 +44,254 @@ from kvmedic.core.plan import (
     ScaleStep,
     Step,
 )
-from kvmedic.core.run import Outcome
-from kvmedic.core.trialling import Question, TrialStep
-from kvmedic.core.vitals import Vitals
-from kvmedic.engines.vllm import VLLM
-from kvmedic.findings import Survey
-from kvmedic.offline import Consultation
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome
+from kvmedic.model.spec import Runbook
+from kvmedic.model.trial import GateStep, Question, TrialStep
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import (
+    Assignment,
+    Beyond,
+    Compressed,
+    Diagnosis,
+    Evaluate,
+    Evidence,
+    Relief,
+    Resize,
+    RollBack,
+    Try,
+    TurnOff,
+    TurnOn,
+    diagnose,
+)
+from kvmedic.runbooks.compression.savings import EVICTING, Worth, brought, figures_of
+
+WALLS: Mapping[Reason, str] = MappingProxyType(
+    {
+        Reason.COMPRESSION_SAVES: "none: it saves what it should, at like load",
+        Reason.COMPRESSION_UNDOUBTED: "none shows: nothing speaks against it",
+        Reason.COMPRESSION_NOT_APPLIED: "none yet: it is configured and running engines do not have it",
+        Reason.EAGER_FALLBACK: "wall 1: attention falls back to an eager kernel",
+        Reason.PAGE_SELECTION: "none: it frees no memory by design",
+        Reason.BLOCKS_NOT_FREED: "wall 2: evicted tokens free too few blocks or none",
+        Reason.FIX_WAITS: "none any more: what saved nothing is off, and the fix after it waits",
+        Reason.FIX_DUE: "none any more: what saved nothing is off, and the fix after it is due",
+        Reason.PRESSED_THOUGH_COMPRESSED: "none: it does what it can, and demand is beyond that",
+        Reason.ATTENTION_UNPROVEN: "not told: whether attention fell back (wall 1) has to be asked",
+        Reason.ATTENTION_UNCOMPARED: "wall 1, unless attention is not fused without the method either",
+        Reason.COMPRESSION_UNPROVEN: "not told: whether blocks come back or stay (wall 2) has to be asked",
+    }
+)
+"""What each branch of the runbook says of the two walls: attention that is not fused any more, and survivors
+that keep their blocks."""
+
+_IN_FILE = "(with saved evidence: in --spec FILE)"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What is known of a fleet's KV compression."""
+
+    method: Compressed | None
+    finding: Diagnosis | None
+    """Of the runbook on compression; None without a method."""
+    missing: tuple[str, ...] = ()
+    """What would tell more, and how to provide it."""
+    started: Mapping[str, Start] = field(default_factory=dict)
+
+    @property
+    def wall(self) -> str:
+        """Return which wall the evidence shows."""
+        if self.finding is None or isinstance(self.finding, Inconclusive):
+            return f"not told: {self.finding.message}" if self.finding else ""
+        return WALLS.get(self.finding.reason, "")
+
+    def lines(self) -> Iterator[str]:
+        """Yield the account for a person, one fact a line."""
+        for name, start in sorted(self.started.items()):
+            yield f"log        {name}: {_line(start)}"
+        method = self.method
+        if method is None:
+            yield "method     none is known to be on"
+            return
+        by = f"{method.told_by}{'' if method.is_confirmed else ', which no engine confirms'}"
+        yield f"method     {method.name}, {method.method_class or 'of no known class'}, known by {by}"
+        if method.method_class is not None:
+            yield f"blocks     {method.method_class.frees}"
+        yield f"wall       {self.wall}"
+        yield from (f"missing    {each}" for each in self.missing)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the account for a program."""
+        method = self.method
+        return {
+            "method": method.name if method else None,
+            "class": str(method.method_class) if method and method.method_class else None,
+            "knownBy": method.told_by if method else None,
+            "isConfirmed": method.is_confirmed if method else None,
+            "blocks": method.method_class.frees if method and method.method_class else None,
+            "reason": str(self.finding.reason) if self.finding else None,
+            "wall": self.wall or None,
+            "missing": list(self.missing),
+            "startLogs": {name: _as_json(start) for name, start in sorted(self.started.items())},
+        }
+
+
+def account_of(evidence: Evidence, doubt: Inconclusive | None = None) -> Account | None:
+    """Return what evidence tells of KV compression; None where nobody asked and nothing tells of any.
+
+    Args:
+        evidence: with the method, where one is known.
+        doubt: why the evidence says nothing at all.
+    """
+    method = evidence.compression
+    if method is None:
+        return Account(None, None, started=evidence.started) if evidence.started else None
+    finding = doubt or diagnose(RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS], evidence)
+    return Account(method, finding, tuple(_missing(method, evidence)), evidence.started)
+
+
+def _missing(method: Compressed, evidence: Evidence) -> Iterator[str]:
+    """Yield what would tell more of a method."""
+    present, without = figures_of(evidence), method.without
+    if method.method_class is None:
+        yield "what it does to blocks: spec.compression.class"
+    if not method.is_confirmed and not evidence.started:
+        yield "the engine's own word that it is on: its start-up log (with saved pages --log FILE)"
+    if not isfinite(evidence.burn.window_seconds):
+        yield "the time between the pages, without which no load is like another: --interval"
+    worth = brought(without, present)
+    if without == Figures():
+        yield f"how the fleet was without it: spec.compression.baseline {_IN_FILE}"
+    elif worth.worth is Worth.UNKNOWN:
+        yield f"figures to compare: {worth.message}"
+    yield from _missing_of_class(method, present)
+
+
+def _missing_of_class(method: Compressed, present: Figures) -> Iterator[str]:
+    if method.method_class is MethodClass.QUANTIZATION and method.blocks_without is None:
+        yield f"the blocks of a replica without it: spec.compression.baseline.blocks {_IN_FILE}"
+    if method.method_class not in EVICTING:
+        return
+    if method.without.device_memory is None or present.device_memory is None:
+        yield (
+            "device memory with it and without, in which wall 1 shows: spec.compression.baseline."
+            "deviceMemory, and a Prometheus with the DCGM exporter's series (--prometheus URL --at TIME)"
+        )
+    if method.answer is None:
+        yield (
+            "whether evicted tokens free blocks, wall 2: a long generation on a trial pod shows it, which "
+            "needs a cluster (kvmedic diagnose NAME) that allows trial pods"
+        )
+
+
+def _line(start: Start) -> str:
+    if not isinstance(start, Started):
+        return f"could not be read ({start.why})"
+    told = [
+        f"method by: {'; '.join(start.methods)}" if start.methods else "",
+        f"keys and values as {start.cache_type}" if start.cache_type else "",
+        f"attention backend {', '.join(start.backends)} (decides nothing by itself)"
+        if start.backends
+        else "",
+        f"pool of {start.size.amount:,} {start.size.unit}" if start.size else "",
+        "" if start.is_whole else "not the whole start",
+    ]
+    return ", ".join(each for each in told if each)
+
+
+def _as_json(start: Start) -> dict[str, Any]:
+    if not isinstance(start, Started):
+        return {"unread": start.why}
+    return {
+        "methods": list(start.methods),
+        "cacheType": start.cache_type or None,
+        "attentionBackends": list(start.backends),
+        "pool": {str(start.size.unit): start.size.amount} if start.size else None,
+        "isWhole": start.is_whole,
+    }
+
+
+def vitals_as_json(vitals: Mapping[str, Vitals]) -> dict[str, Any]:
+    """Return what was looked at, by replica; empty where nobody looked."""
+    return {name: _replica(one) for name, one in sorted(vitals.items()) if _was_looked_at(one)}
+
+
+def vitals_as_text(vitals: Mapping[str, Vitals]) -> Iterator[str]:
+    """Yield one line per replica that was looked at."""
+    for name, one in sorted(vitals.items()):
+        if _was_looked_at(one):
+            node = f" on {one.node}" if one.node else ""
+            yield f"{name}{node}: {'; '.join(_facts(one))}"
+
+
+def absence(reading: Reading[Any]) -> str:
+    """Return why a reading has no value."""
+    match reading:
+        case Missing(reason):
+            return f"missing ({reason})"
+        case Stale(at):
+            return f"stale since {at:%H:%M:%SZ}"
+        case _:
+            return "not known"
+
+
+def _was_looked_at(vitals: Vitals) -> bool:
+    return vitals.end is not None or not isinstance(vitals.devices, Unsupported)
+
+
+def _replica(vitals: Vitals) -> dict[str, Any]:
+    devices = vitals.devices
+    told = (
+        {device.name: _device(device) for device in devices.value}
+        if isinstance(devices, Measured)
+        else absence(devices)
+    )
+    silence = {"nvidiaSmi": str(vitals.silence)} if vitals.silence else {}
+    return {"node": vitals.node or None, "devices": told, **silence, "ended": _end(vitals.end)}
+
+
+def _device(device: Device) -> dict[str, float | str]:
+    found: dict[str, float | str] = {"toldBy": _teller(device)} if device.asked else {}
+    for vital in (*SHOWN, *(vital for vital in TELLS if vital in device.asked.difference(SHOWN))):
+        value = device.value(vital)
+        found[str(vital)] = absence(device.reading(vital)) if value is None else value
+    used = device.ratio(Vital.MEMORY_IN_USE)
+    return found if used is None else {**found, str(Vital.MEMORY_IN_USE): round(used, 3)}
+
+
+def _teller(device: Device) -> str:
+    """Return who told of a device that its driver was asked about."""
+    known = isinstance(device.reading(Vital.LAST_XID), Measured)
+    return f"DCGM exporter and {PROGRAM}" if known else PROGRAM
+
+
+def _end(end: EngineEnd | None) -> dict[str, Any] | None:
+    if end is None:
+        return None
+    return {
+        "cause": str(end.cause),
+        "exitCode": end.exit_code,
+        "at": f"{end.ended_at:%Y-%m-%dT%H:%M:%SZ}",
+        "restarts": end.restarts,
+    }
+
+
+def _facts(vitals: Vitals) -> Iterator[str]:
+    devices, end = vitals.devices, vitals.end
+    if isinstance(devices, Measured):
+        for device in devices.value:
+            yield f"{device.name} {' '.join(f'{key}={value}' for key, value in _device(device).items())}"
+    else:
+        yield f"GPUs {absence(devices)}"
+    if vitals.silence is not None:
+        yield f"{PROGRAM} {vitals.silence}: {SILENCES[vitals.silence]}"
+    if end is not None:
+        yield (
+            f"ended {end.ended_at:%H:%M:%SZ} with exit code {end.exit_code}, cause {end.cause}, "
+            f"{end.restarts} restarts so far"
+        )
+
 
 REPLICA = "replica"
 REVISION = "revision"

@@ -10,7 +10,7 @@ import typer
 from prometheus_client import start_http_server
 
 from kvmedic.kube.errors import NoCluster
-from kvmedic.record.telemetry import Telemetry
+from kvmedic.record.reporter import Telemetry
 from kvmedic.settings import Settings, SettingsError, load
 from kvmedic.wiring import operate
 

@@ -1,16 +1,359 @@
-"""Who else decides how many replicas a Deployment has."""
+"""Reads who else has a say in a target: HPA, ScaledObject, VPA, PodDisruptionBudget, NetworkPolicy.
+
+Changes nothing. KEDA and the VerticalPodAutoscaler come with definitions of their own. Where a cluster has
+none of a kind, nobody of that kind is there.
+
+The minimum of an autoscaler: read by name, and set by one guarded patch.
+
+A patch tests the object's uid and the very version that was looked at, sets the minimum and marks the
+object with the run and the number, in one breath. Whoever looked earlier gets a `Conflict` and has
+changed nothing.
+
+Where each kind of autoscaler says how few and how many replicas it keeps, and what counts otherwise.
+
+Who else decides how many replicas a Deployment has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
-from kvmedic.cluster.ownership import BY_HAND
-from kvmedic.core.fleet import Owner
-from kvmedic.core.reasons import Reason
-from kvmedic.kube.objects import JsonObject, items, labels_of, section
+from kvmedic.cluster.ownership import BY_HAND, owner_of
+from kvmedic.cluster.patches import RECORDED, RUN, annotating, as_seen, unmarking
+from kvmedic.kube.client import NOT_FOUND, Client
+from kvmedic.kube.errors import Refused
+from kvmedic.kube.objects import (
+    AUTOSCALERS,
+    JsonObject,
+    Ref,
+    Resource,
+    annotations_of,
+    items,
+    labels_of,
+    section,
+    uid_of,
+)
+from kvmedic.model.edits import PatchOperation
+from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.moves import SetMinimum
+from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
 
-SCALED_OBJECT = "scaledobject.keda.sh/name"
+HPA, SCALED_OBJECT = "HorizontalPodAutoscaler", "ScaledObject"
+SCALED_OBJECTS = Resource("keda.sh/v1alpha1", "scaledobjects")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds in the spec of one kind of autoscaler."""
+
+    resource: Resource
+    minimum_field: str
+    maximum_field: str
+    default_minimum: int
+    default_maximum: int
+
+    def minimum(self, spec: Mapping[str, Any]) -> int:
+        """Return the fewest replicas that a spec asks for."""
+        return int(spec.get(self.minimum_field, self.default_minimum))
+
+    def maximum(self, spec: Mapping[str, Any]) -> int:
+        """Return the most replicas that a spec allows."""
+        return int(spec.get(self.maximum_field, self.default_maximum))
+
+    def is_given(self, spec: Mapping[str, Any]) -> bool:
+        """Return whether a spec itself says the fewest."""
+        return self.minimum_field in spec
+
+
+BOUNDS: Mapping[str, Bounds] = MappingProxyType(
+    {
+        HPA: Bounds(AUTOSCALERS, "minReplicas", "maxReplicas", 1, 1),
+        SCALED_OBJECT: Bounds(SCALED_OBJECTS, "minReplicaCount", "maxReplicaCount", 0, 100),
+    }
+)
+"""By kind. Fields and defaults: autoscaling/v2 (`maxReplicas` has no default: the API server demands it) and
+KEDA 2.21."""
+
+
+VERTICAL_AUTOSCALERS = Resource("autoscaling.k8s.io/v1", "verticalpodautoscalers")
+DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
+NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")
+
+KEDA_PAUSES = ("autoscaling.keda.sh/paused", "autoscaling.keda.sh/paused-replicas")
+KEDA_ADDS_NONE = "autoscaling.keda.sh/paused-scale-out"
+"""Annotation that KEDA turns into a `Disabled` policy of its HorizontalPodAutoscaler (KEDA 2.21)."""
+VPA_MODE = "Recreate"
+"""`updateMode` of a VerticalPodAutoscaler that does not say; older versions call the same `Auto`
+(autoscaling.k8s.io/v1)."""
+
+
+async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any]) -> Neighbours:
+    """Return who has a say in the replicas and pods of a target.
+
+    Args:
+        client: the API.
+        fleet: the target.
+        template: its pod template.
+    """
+    labels = labels_of(template)
+    drained = {**labels, fleet.rotation.label: fleet.rotation.draining}
+    hpas, scaled, vertical, budgets, networks = await asyncio.gather(
+        *(
+            _listed(client, kind, fleet.namespace)
+            for kind in (
+                AUTOSCALERS,
+                SCALED_OBJECTS,
+                VERTICAL_AUTOSCALERS,
+                DISRUPTION_BUDGETS,
+                NETWORK_POLICIES,
+            )
+        )
+    )
+    replicas = [*_of_keda(scaled, fleet), *_of_hpas(hpas, fleet)]
+    return Neighbours(
+        autoscalers=tuple(replicas),
+        vertical=tuple(_of_vpas(vertical, fleet)),
+        disruption_budgets=tuple(_name(each) for each in budgets if _selects(_selector(each), labels)),
+        of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
+    )
+
+
+def policies_of_draining(
+    budgets: Iterable[JsonObject],
+    networks: Iterable[JsonObject],
+    labels: Mapping[str, str],
+    drained: Mapping[str, str],
+) -> Iterator[str]:
+    """Yield what treats a replica differently while it drains, by kind and name.
+
+    A budget may stop counting it, as it leaves; it may not start to. A NetworkPolicy may do neither: the
+    requests that the replica still answers would get other rules.
+
+    Args:
+        budgets: all PodDisruptionBudgets of the namespace.
+        networks: all its NetworkPolicies.
+        labels: of the pod template.
+        drained: the same labels while it drains.
+    """
+    for body in budgets:
+        by = _selector(body)
+        if _selects(by, drained) and not _selects(by, labels):
+            yield f"PodDisruptionBudget {_name(body)}"
+    for body in networks:
+        if any(_selects(by, drained) != _selects(by, labels) for by in _pod_selectors(body)):
+            yield f"NetworkPolicy {_name(body)}"
+
+
+async def _listed(client: Client, kind: Resource, namespace: str) -> list[JsonObject]:
+    """Return all objects of a kind in the order of their names; none where the cluster lacks the kind."""
+    try:
+        found = await client.list(kind, namespace)
+    except Refused as error:
+        if error.code == NOT_FOUND:
+            return []
+        raise
+    return sorted(found, key=_name)
+
+
+def _of_keda(scaled: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
+    for body in scaled:
+        spec = section(body, "spec")
+        if _targets(section(spec, "scaleTargetRef"), fleet):
+            marks = annotations_of(body)
+            paused = any(marks.get(name, "false") != "false" for name in KEDA_PAUSES)
+            policies = section(spec, "advanced", "horizontalPodAutoscalerConfig", "behavior")
+            may_add = marks.get(KEDA_ADDS_NONE, "false") == "false" and _may_add(policies)
+            yield replace(_read_autoscaler(SCALED_OBJECT, body), paused=paused, may_add=may_add)
+
+
+def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
+    """Yield the HorizontalPodAutoscalers of people; KEDA's own is told by its ScaledObject."""
+    for body in hpas:
+        spec = section(body, "spec")
+        owners = items(section(body, "metadata"), "ownerReferences")
+        of_keda = any(owner.get("kind") == SCALED_OBJECT for owner in owners)
+        if not of_keda and _targets(section(spec, "scaleTargetRef"), fleet):
+            may_add = _may_add(section(spec, "behavior"))
+            wanted = _wanted(section(body, "status"))
+            yield replace(_read_autoscaler(HPA, body), wanted=wanted, may_add=may_add)
+
+
+def _read_autoscaler(kind: str, body: JsonObject) -> Autoscaler:
+    """Return an autoscaler with what every kind of them says in its own words."""
+    spec, bounds = section(body, "spec"), BOUNDS[kind]
+    return Autoscaler(
+        kind,
+        _name(body),
+        bounds.minimum(spec),
+        bounds.maximum(spec),
+        uid=uid_of(body),
+        is_given=bounds.is_given(spec),
+        owner=_owner(body, bounds.minimum_field),
+    )
+
+
+def _may_add(policies: Mapping[str, Any]) -> bool:
+    """Return whether the policies of a HorizontalPodAutoscaler let it add replicas (autoscaling/v2)."""
+    return section(policies, "scaleUp").get("selectPolicy") != "Disabled"
+
+
+def _owner(body: JsonObject, field: str) -> str:
+    """Return who applies the minimum again and again, in words; empty where nobody is known to.
+
+    A Helm release does so only when a person upgrades it; its value then counts as theirs.
+    """
+    owner = owner_of(body)
+    if owner is not None and owner.reason is not Reason.MANAGED_BY_HELM:
+        return owner.name
+    for entry in items(section(body, "metadata"), "managedFields"):
+        manager = str(entry.get("manager", ""))
+        applied = entry.get("operation") == "Apply" and not manager.startswith(BY_HAND)
+        if applied and f"f:{field}" in section(entry, "fieldsV1", "f:spec"):
+            return f"field manager {manager}"
+    return ""
+
+
+def _wanted(status: Mapping[str, Any]) -> int | None:
+    """Return the replicas that a HorizontalPodAutoscaler wants; None while it cannot tell or may not act."""
+    said = {each.get("type"): each.get("status") for each in items(status, "conditions")}
+    if said.get("ScalingActive") != "True" or said.get("AbleToScale") != "True":
+        return None
+    return int(status.get("desiredReplicas", 0)) or None
+
+
+def _of_vpas(vertical: Iterable[JsonObject], fleet: Fleet) -> Iterator[VerticalAutoscaler]:
+    for body in vertical:
+        if _targets(section(body, "spec", "targetRef"), fleet):
+            mode = section(body, "spec", "updatePolicy").get("updateMode") or VPA_MODE
+            yield VerticalAutoscaler(_name(body), str(mode))
+
+
+def _targets(ref: Mapping[str, Any], fleet: Fleet) -> bool:
+    """Return whether a reference means the target; kind and version may be left out in KEDA's."""
+    group = str(ref.get("apiVersion", "apps/v1")).partition("/")[0]
+    return (group, ref.get("kind", "Deployment"), ref.get("name")) == ("apps", "Deployment", fleet.name)
+
+
+def _selector(budget: JsonObject) -> object:
+    return section(budget, "spec").get("selector")
+
+
+def _pod_selectors(policy: JsonObject) -> Iterator[object]:
+    """Yield by what a NetworkPolicy selects pods of its namespace: those it holds for, and their peers."""
+    spec = section(policy, "spec")
+    yield spec.get("podSelector")
+    for way, ends in (("ingress", "from"), ("egress", "to")):
+        for rule in items(spec, way):
+            yield from (peer.get("podSelector") for peer in items(rule, ends))
+
+
+def _selects(selector: object, labels: Mapping[str, str]) -> bool:
+    """Return whether a label selector takes pods with labels; an empty one takes all, an absent one none."""
+    if not isinstance(selector, Mapping):
+        return False
+    wanted = section(selector, "matchLabels")
+    expressions = items(selector, "matchExpressions")
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        _holds(each, labels) for each in expressions
+    )
+
+
+def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    key, values = str(expression.get("key")), expression.get("values") or []
+    match expression.get("operator"):
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case _:
+            return key not in labels
+
+
+def _name(body: JsonObject) -> str:
+    return str(section(body, "metadata").get("name", ""))
+
+
+async def minimum_of(client: Client, namespace: str, holder: ObjectRef) -> Minimum | None:
+    """Return an autoscaler's minimum as it is now; None where there is no such object, or no such kind."""
+    try:
+        body = await client.get(_ref(namespace, holder.kind, holder.name))
+    except Refused as error:
+        if error.code == NOT_FOUND:
+            return None
+        raise
+    return None if body is None else _minimum(holder, body)
+
+
+async def set_minimum(client: Client, fleet: Fleet, move: SetMinimum, claim: str) -> None:
+    """Give an autoscaler another minimum.
+
+    Dying before the patch changes nothing; dying after it leaves the mark, which has the number that was
+    set. Repeating it after it was committed is a conflict: the version that it tests is gone.
+
+    Args:
+        client: the API.
+        fleet: the fleet whose autoscaler it is.
+        move: what to assign.
+        claim: the mark's new value.
+
+    Raises:
+        Conflict: the object is not what was looked at.
+    """
+    holder = move.holder
+    ref = _ref(fleet.namespace, holder.kind, holder.name)
+    live = await client.get(ref) or {}
+    bounds = BOUNDS[holder.kind]
+    field, notes = bounds.minimum_field, {RUN: claim}
+    operations = [*as_seen(holder)]
+    if move.is_given:
+        operations.append(PatchOperation("add", f"/spec/{field}", move.number))
+    elif bounds.is_given(section(live, "spec")):
+        operations.append(PatchOperation("remove", f"/spec/{field}"))
+    if RECORDED not in annotations_of(live):
+        notes[RECORDED] = json.dumps({field: holder.number if holder.is_given else None})
+    await client.json_patch(ref, [*operations, *annotating(live, notes)])
+
+
+async def unmark(client: Client, namespace: str, holder: Minimum) -> None:
+    """Remove our annotations from an autoscaler; nothing to do where it has none.
+
+    Raises:
+        Conflict: the object is not what was looked at.
+    """
+    ref = _ref(namespace, holder.kind, holder.name)
+    live = await client.get(ref)
+    if removals := unmarking(live or {}):
+        await client.json_patch(ref, [*as_seen(holder), *removals])
+
+
+def _minimum(holder: ObjectRef, body: JsonObject) -> Minimum:
+    metadata, spec = section(body, "metadata"), section(body, "spec")
+    bounds = BOUNDS[holder.kind]
+    return Minimum(
+        kind=holder.kind,
+        name=holder.name,
+        uid=str(metadata["uid"]),
+        resource_version=str(metadata["resourceVersion"]),
+        number=bounds.minimum(spec),
+        is_given=bounds.is_given(spec),
+        most=bounds.maximum(spec),
+        mark=annotations_of(body).get(RUN, ""),
+    )
+
+
+def _ref(namespace: str, kind: str, name: str) -> Ref:
+    return Ref(BOUNDS[kind].resource, namespace, name)
+
+
+SCALED_OBJECT_LABEL = "scaledobject.keda.sh/name"
 """Label that KEDA puts on the HorizontalPodAutoscaler which it makes for a ScaledObject (KEDA 2.21)."""
 
 
@@ -21,15 +364,15 @@ def scaler_of(deployment: Mapping[str, Any], autoscalers: Iterable[JsonObject]) 
     where KEDA made it; a field manager that applied the number and is nobody at a terminal. Whoever
     shows in neither is found out when the number changes in the middle of a run, which then ends.
     """
-    return _autoscaler(deployment, autoscalers) or _applier(deployment)
+    return _autoscaling_owner(deployment, autoscalers) or _applier(deployment)
 
 
-def _autoscaler(deployment: Mapping[str, Any], autoscalers: Iterable[JsonObject]) -> Owner | None:
+def _autoscaling_owner(deployment: Mapping[str, Any], autoscalers: Iterable[JsonObject]) -> Owner | None:
     name = section(deployment, "metadata").get("name")
     for each in autoscalers:
         target = section(each, "spec", "scaleTargetRef")
         if (target.get("kind"), target.get("name")) == ("Deployment", name):
-            made_for = labels_of(each).get(SCALED_OBJECT)
+            made_for = labels_of(each).get(SCALED_OBJECT_LABEL)
             own = f"HorizontalPodAutoscaler {section(each, 'metadata').get('name')}"
             return Owner(Reason.REPLICAS_AUTOSCALED, f"ScaledObject {made_for}" if made_for else own)
     return None

@@ -1,35 +1,48 @@
 """ConfigMaps that engines' configuration files are in, as they are now.
 
 What they hold may be secret: it is never logged and never stored.
+
+Copies of ConfigMaps: made for a step, and removed when nothing refers to them any more.
+
+No other ConfigMap is ever changed or removed. What they hold may be secret: it is never logged and never
+stored.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from kvmedic.cluster.marks import COPY_OF, TARGET
 from kvmedic.cluster.ownership import DATA, owner_of_data
-from kvmedic.core.config_map import ConfigMap, Contents, Sight, Unseen
-from kvmedic.core.engine import Engine
+from kvmedic.cluster.patches import COPY_OF, TARGET
 from kvmedic.engines import ENGINES
-from kvmedic.kube.client import Client
-from kvmedic.kube.errors import Refused
+from kvmedic.kube.client import FIELD_MANAGER, Client, Preconditions
+from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
     CONFIG_MAPS,
+    DEPLOYMENTS,
+    PODS,
+    REPLICA_SETS,
+    JsonObject,
     Ref,
     annotations_of,
     items,
     labels_of,
     moment,
     section,
+    uid_of,
 )
-from kvmedic.manifests.budget import Budget
+from kvmedic.manifests.engine_file import mounted_file
 from kvmedic.manifests.flags import parsed_of
 from kvmedic.manifests.invocation import version_of
-from kvmedic.manifests.mounts import mounted_file
-from kvmedic.manifests.refusal import Refusal
+from kvmedic.manifests.refusal import Budget, Refusal
+from kvmedic.model.config_edits import ConfigMap, Contents, FileEdit, Sight, Unseen, names_in
+from kvmedic.model.engine import Engine
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.status import ConfigCopy
+from kvmedic.rollout.config_copy import Files, files_of
 
 
 async def config_maps_of(
@@ -113,3 +126,123 @@ def _mounted(template: Mapping[str, Any], wanted: str | None) -> Iterator[str]:
             file = None if path is None else mounted_file(template, container, path)
             if file is not None and not isinstance(file, Refusal):
                 yield file.config_map
+
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+"""Recommended label of Kubernetes: the tool that looks after an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCopies:
+    """Copies in one cluster."""
+
+    client: Client
+
+    async def stand(self, fleet: Fleet, file: FileEdit) -> Files:
+        """Return how the ConfigMap of an open step and its copy stand to the step."""
+        source = await read_config_map(self.client, fleet.namespace, file.config_map)
+        copy = await read_config_map(self.client, fleet.namespace, file.copy)
+        return files_of(file, source, copy, fleet.uid)
+
+    async def make(self, fleet: Fleet, file: FileEdit) -> str:
+        """Make a step's copy; return why the API server will not have it, or nothing.
+
+        Raises:
+            Conflict: the ConfigMap is not what was planned on.
+        """
+        return await make_copy(self.client, fleet, file)
+
+    async def sweep(self, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
+        """Remove those copies that nothing refers to any more; return the others."""
+        return await sweep(self.client, fleet, copies) if copies else ()
+
+
+async def make_copy(client: Client, fleet: Fleet, file: FileEdit) -> str:
+    """Make the copy of a ConfigMap that a step is to refer to; the ConfigMap stays as it is.
+
+    The copy belongs to the Deployment, so that it goes with it whatever becomes of us, and nobody can
+    change what is in it. Dying before changes nothing, and after it the copy is there to be used. Marks
+    of the ConfigMap are not copied: a tool that applies manifests would take the copy for its own.
+
+    Returns:
+        Why the API server will not have it; empty: it is there.
+
+    Raises:
+        Conflict: the ConfigMap is not what was planned on, or something else has the copy's name.
+        Unavailable: the API did not answer.
+    """
+    source, ref = (
+        Ref(CONFIG_MAPS, fleet.namespace, file.config_map),
+        Ref(CONFIG_MAPS, fleet.namespace, file.copy),
+    )
+    body = await client.get(source)
+    if body is None or contents_of(body).digest != file.before_content:
+        raise Conflict(Call("get", source.path), None, "it changed since it was looked at")
+    try:
+        await client.create(ref, _copy(fleet, file, file.copied(contents_of(body))))
+    except Refused as error:
+        return str(error)
+    return ""
+
+
+async def sweep(client: Client, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
+    """Remove those copies that nothing in the namespace refers to any more; return the others.
+
+    A ReplicaSet that is kept for `kubectl rollout undo` needs its copy too. Everything in the namespace
+    is asked only once no ReplicaSet of the fleet is known to need a copy. Repeating it changes nothing
+    more; one that is not ours, or that may not be removed, is left alone.
+
+    Raises:
+        Unavailable: the API did not answer.
+        Conflict: a copy changed in the middle.
+    """
+    known = {fleet.revision, *(each.revision for each in fleet.replica_sets)}
+    kept = [copy for copy in copies if copy.template in known]
+    idle = [copy for copy in copies if copy.template not in known]
+    try:
+        used = await _used(client, fleet.namespace) if idle else frozenset()
+        for copy in idle:
+            if copy.name in used:
+                kept.append(copy)
+            else:
+                await _remove(client, fleet, copy.name)
+    except Refused:
+        return tuple(copies)
+    return tuple(kept)
+
+
+async def _remove(client: Client, fleet: Fleet, name: str) -> None:
+    """Remove a copy if it is one of this fleet's."""
+    ref = Ref(CONFIG_MAPS, fleet.namespace, name)
+    body = await client.get(ref)
+    if body is not None and labels_of(body).get(TARGET) == fleet.uid:
+        version = str(section(body, "metadata")["resourceVersion"])
+        await client.delete(ref, Preconditions(uid_of(body), version))
+
+
+async def _used(client: Client, namespace: str) -> frozenset[str]:
+    """Return the names of all ConfigMaps that workloads and pods of a namespace refer to."""
+    found: set[str] = set()
+    for kind in (DEPLOYMENTS, REPLICA_SETS, PODS):
+        for body in await client.list(kind, namespace):
+            found |= names_in(section(body, "spec"))
+    return frozenset(found)
+
+
+def _copy(fleet: Fleet, file: FileEdit, contents: Contents) -> JsonObject:
+    owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": fleet.name, "uid": fleet.uid}
+    note = json.dumps({"name": file.config_map, "content": file.before_content})
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": file.copy,
+            "namespace": fleet.namespace,
+            "labels": {MANAGED_BY: FIELD_MANAGER, TARGET: fleet.uid},
+            "annotations": {COPY_OF: note},
+            "ownerReferences": [owner],
+        },
+        "immutable": True,
+        "data": dict(contents.data),
+        "binaryData": dict(contents.binary),
+    }

@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 
-from kvmedic.cluster.pods import is_finished
-from kvmedic.cluster.trials import is_of, made_for, swept
-from kvmedic.core.accuracy import JobEnd
-from kvmedic.core.gating import Counted, JobSight, NoEvaluation, Served
+from kvmedic.cluster.snapshot import is_finished
+from kvmedic.cluster.trial_pods import is_of, made_for, swept
 from kvmedic.kube.client import Client, Propagation
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
@@ -36,6 +34,7 @@ from kvmedic.manifests.evaluation_job import (
     digest_of,
     evaluation_job,
 )
+from kvmedic.model.trial import Counted, JobEnd, JobSight, NoEvaluation, Served
 
 JOB_NAME = "batch.kubernetes.io/job-name"
 CONTROLLER_UID = "batch.kubernetes.io/controller-uid"

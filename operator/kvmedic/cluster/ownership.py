@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from kvmedic.core.fleet import FieldEdit, Owner
-from kvmedic.core.owner import OwnerKind, TemplateOwner
-from kvmedic.core.reasons import Reason
 from kvmedic.kube.client import FIELD_MANAGER
 from kvmedic.kube.objects import annotations_of, items, labels_of, section
-from kvmedic.manifests.owners import owner_in
+from kvmedic.manifests.proposals import owner_in
+from kvmedic.model.fleet import FieldEdit, Owner, OwnerKind, TemplateOwner
+from kvmedic.model.reasons import Reason
 
 SIGNS = MappingProxyType(
     {
@@ -22,7 +21,7 @@ SIGNS = MappingProxyType(
     }
 )
 """Annotations and labels of further tools that apply a manifest again and again, and what their value
-names. Those of Argo CD, Flux and Helm, and of controllers, are in `kvmedic.manifests.owners`.
+names. Those of Argo CD, Flux and Helm, and of controllers, are in `kvmedic.manifests.proposals`.
 
 Source: Rancher Fleet `internal/helmdeployer`; kapp `pkg/kapp/app`; Config Sync `pkg/metadata`. Argo
 CD's older tracking label `app.kubernetes.io/instance` is no sign, because every Helm chart sets it;

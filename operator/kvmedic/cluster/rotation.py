@@ -10,11 +10,18 @@ import re
 from collections.abc import Mapping
 from typing import assert_never
 
-from kvmedic.cluster.marks import CORDON_COST, CORDONED, CORDONED_FOR, DELETION_COST
-from kvmedic.cluster.patches import ANNOTATIONS, LABELS, as_seen, path_of, same_object, same_version
-from kvmedic.core.edit import PatchOperation
-from kvmedic.core.fleet import Cordoned, Fleet, Pod
-from kvmedic.core.moves import Cordon, DeletePod, PodMove, Uncordon
+from kvmedic.cluster.patches import (
+    ANNOTATIONS,
+    CORDON_COST,
+    CORDONED,
+    CORDONED_FOR,
+    DELETION_COST,
+    LABELS,
+    as_seen,
+    path_of,
+    same_object,
+    same_version,
+)
 from kvmedic.kube.client import Client, Preconditions
 from kvmedic.kube.errors import Call, Conflict
 from kvmedic.kube.objects import (
@@ -29,6 +36,9 @@ from kvmedic.kube.objects import (
     section,
     uid_of,
 )
+from kvmedic.model.edits import PatchOperation
+from kvmedic.model.fleet import Cordoned, Fleet, Pod
+from kvmedic.rollout.moves import Cordon, DeletePod, PodMove, Uncordon
 
 _COST, _COST_LIMIT = re.compile("-?[1-9][0-9]{0,9}|0"), 2**31
 """A deletion cost: 32 bits, no plus, no leading zeros (core/v1, GetDeletionCostFromPodAnnotations)."""

@@ -6,25 +6,22 @@ shows is never older than what an earlier one claims: a Deployment that says "ob
 ReplicaSets at least as new, and a pod that was cordoned is followed by EndpointSlices that may already
 know it. What changes in between shows up no later than in the effect: each one tests what it was
 decided on.
+
+What is known of one pod, read from its object.
+
+Which pods get requests, and whether a label can keep requests away from one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from kvmedic.cluster.autoscalers import scaler_of
-from kvmedic.cluster.exposure import in_rotation, reaches, rotation_of, selector_text
-from kvmedic.cluster.marks import PREFIX, RUN
 from kvmedic.cluster.ownership import edits_of, last_editor, owner_of
-from kvmedic.cluster.pods import Frame, is_finished, pod_of
-from kvmedic.core.config_map import Sight
-from kvmedic.core.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.core.policy import RotationLabel, TargetRef
-from kvmedic.core.quantity import parse_count
-from kvmedic.core.redaction import redact
-from kvmedic.core.template import template_hash
+from kvmedic.cluster.patches import CORDON_COST, CORDONED, DELETION_COST, PREFIX, RUN
 from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Client
 from kvmedic.kube.objects import (
@@ -39,11 +36,290 @@ from kvmedic.kube.objects import (
     annotations_of,
     controller_uid,
     items,
+    labels_of,
     moment,
     section,
     uid_of,
 )
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
+from kvmedic.model.compression import parse_count
+from kvmedic.model.config_edits import Sight
+from kvmedic.model.fleet import (
+    ContainerEnd,
+    Fleet,
+    Instance,
+    Pod,
+    ReplicaSet,
+    RolloutFields,
+    Rotation,
+    template_hash,
+)
+from kvmedic.model.sentences import redact
+from kvmedic.model.spec import RotationLabel, TargetRef
+
+PLACES = (("state", Instance.PRESENT), ("lastState", Instance.PREVIOUS))
+"""Where the kubelet shows how an instance of a container ended, by instance. While it waits before it starts
+a container again it shows the newest end in either, in turn (seen on Kubernetes 1.36)."""
+
+FINISHED = frozenset({"Succeeded", "Failed"})
+"""Phases in which a pod counts as gone: its ReplicaSet replaces it (Kubernetes 1.36
+controller_utils.go, IsPodActive). An evicted pod stays in this state until it is cleaned up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What has to be known beside a pod's own object."""
+
+    revision: str
+    """Hash of its ReplicaSet's pod template."""
+    container: str | None
+    """The engine's container; None: not known, so every container counts."""
+    rotation: Rotation
+    serving: Mapping[str, tuple[str, ...]]
+    """Who leads requests to a pod, by its uid; others get none."""
+
+
+def is_finished(body: Mapping[str, Any]) -> bool:
+    """Return whether a pod has ended for good and no longer counts as a replica."""
+    return section(body, "status").get("phase") in FINISHED
+
+
+def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
+    """Return the facts of one pod."""
+    metadata, status = section(body, "metadata"), section(body, "status")
+    return Pod(
+        name=str(metadata["name"]),
+        uid=uid_of(body),
+        resource_version=str(metadata["resourceVersion"]),
+        revision=frame.revision,
+        address=str(status.get("podIP", "")),
+        created_at=moment(metadata["creationTimestamp"]),
+        ready_at=_since(status, "True"),
+        terminating="deletionTimestamp" in metadata,
+        unschedulable=_condition(status, "PodScheduled").get("reason") == "Unschedulable",
+        in_rotation=uid_of(body) in frame.serving,
+        cordoned=is_cordoned(body, frame.rotation),
+        half_cordoned=is_half_cordoned(body, frame.rotation),
+        restarts=sum(int(each.get("restartCount", 0)) for each in _containers(status, frame.container)),
+        waiting_reason=_waiting_reason(status, frame.container),
+        node=str(section(body, "spec").get("nodeName", "")),
+        last_end=_last_end(status, frame.container),
+        unready_at=_since(status, "False"),
+        image=_image(status, frame.container),
+        runs_since=_runs_since(status, frame.container),
+        is_stopped=_is_stopped(status, frame.container),
+        ports=_ports(section(body, "spec")),
+        listed_by=frame.serving.get(uid_of(body), ()),
+    )
+
+
+def is_cordoned(body: Mapping[str, Any], rotation: Rotation) -> bool:
+    """Return whether a pod carries both marks of a cordon."""
+    return (
+        labels_of(body).get(rotation.label) == rotation.draining
+        and annotations_of(body).get(DELETION_COST) == CORDON_COST
+    )
+
+
+def is_half_cordoned(body: Mapping[str, Any], rotation: Rotation) -> bool:
+    """Return whether a pod carries a cordon's label and note, and another deletion cost than ours."""
+    drains = labels_of(body).get(rotation.label) == rotation.draining
+    return drains and CORDONED in annotations_of(body) and not is_cordoned(body, rotation)
+
+
+def _since(status: Mapping[str, Any], wanted: str) -> datetime | None:
+    """Return since when the Ready condition has a status; None where it has another, or is not there."""
+    condition = _condition(status, "Ready")
+    at = condition.get("lastTransitionTime")
+    return moment(at) if at and condition.get("status") == wanted else None
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    return next((each for each in items(status, "conditions") if each.get("type") == kind), {})
+
+
+def _containers(status: Mapping[str, Any], name: str | None) -> list[dict[str, Any]]:
+    found = items(status, "containerStatuses")
+    return [each for each in found if name is None or each.get("name") == name]
+
+
+def _last_end(status: Mapping[str, Any], name: str | None) -> ContainerEnd | None:
+    """Return the newest end; of two within one second the present instance's."""
+    found = _containers(status, name)
+    if len(found) != 1:
+        return None
+    ends = (_end_in(found[0], place, instance) for place, instance in PLACES)
+    return max((end for end in ends if end is not None), key=lambda end: end.ended_at, default=None)
+
+
+def _end_in(container: Mapping[str, Any], place: str, instance: Instance) -> ContainerEnd | None:
+    """Return an end; one that does not say since when the instance ran leaves it no time at all."""
+    ended = section(container, place, "terminated")
+    if not ended.get("finishedAt"):
+        return None
+    return ContainerEnd(
+        container=str(container.get("name", "")),
+        exit_code=int(ended.get("exitCode", 0)),
+        reason=str(ended.get("reason", "")),
+        started_at=moment(ended.get("startedAt") or ended["finishedAt"]),
+        ended_at=moment(ended["finishedAt"]),
+        instance=instance,
+    )
+
+
+def _runs_since(status: Mapping[str, Any], name: str | None) -> datetime | None:
+    """Return since when the engine's container runs; of several that may be it, the one that runs longest."""
+    began = (section(each, "state", "running").get("startedAt") for each in _containers(status, name))
+    return min((moment(at) for at in began if at), default=None)
+
+
+def _is_stopped(status: Mapping[str, Any], name: str | None) -> bool:
+    """Return whether every container that may be the engine's is told of, and none runs."""
+    found = _containers(status, name)
+    return bool(found) and not any("running" in (each.get("state") or {}) for each in found)
+
+
+def _ports(spec: Mapping[str, Any]) -> tuple[int, ...]:
+    declared = (
+        port
+        for each in (*items(spec, "containers"), *items(spec, "initContainers"))
+        for port in items(each, "ports")
+    )
+    return tuple(
+        sorted({int(port["containerPort"]) for port in declared if port.get("protocol", "TCP") == "TCP"})
+    )
+
+
+def _image(status: Mapping[str, Any], name: str | None) -> str:
+    found = _containers(status, name)
+    return str(found[0].get("imageID", "")) if len(found) == 1 else ""
+
+
+def _waiting_reason(status: Mapping[str, Any], name: str | None) -> str:
+    reasons = (section(each, "state", "waiting").get("reason") for each in _containers(status, name))
+    return next((str(reason) for reason in reasons if reason), "")
+
+
+SERVICE_NAME = "kubernetes.io/service-name"
+"""Label of an EndpointSlice that names its Service (discovery.k8s.io/v1)."""
+
+
+def in_rotation(slices: Iterable[JsonObject]) -> dict[str, tuple[str, ...]]:
+    """Return which Services list a pod as ready and not terminating, by its uid; no others are in rotation.
+
+    A slice of no Service counts by its own name: its readers are nobody's that we know.
+
+    An unknown readiness counts as ready, as the API asks of its readers (discovery.k8s.io/v1,
+    EndpointConditions).
+    """
+    found: dict[str, set[str]] = {}
+    for each in slices:
+        service, name = labels_of(each).get(SERVICE_NAME, ""), section(each, "metadata").get("name")
+        front = f"Service {service}" if service else f"EndpointSlice {name}"
+        for uid, serves in _endpoints(each):
+            if serves:
+                found.setdefault(uid, set()).add(front)
+    return {uid: tuple(sorted(fronts)) for uid, fronts in found.items()}
+
+
+def rotation_of(
+    deployment: Mapping[str, Any],
+    label: RotationLabel,
+    services: Sequence[JsonObject],
+    slices: Sequence[JsonObject],
+    pods: frozenset[str],
+) -> Rotation:
+    """Return how the pods of a Deployment are taken out of rotation.
+
+    A Service counts when its selector matches the pod template, or when its EndpointSlices list one
+    of the pods: slices of a Service without a selector are written by somebody else and do not
+    follow a label.
+
+    Args:
+        deployment: the Deployment.
+        label: the pod label and its draining value.
+        services: all Services of the namespace.
+        slices: all EndpointSlices of the namespace.
+        pods: uids of the Deployment's pods.
+    """
+    template = section(deployment, "spec", "template", "metadata", "labels")
+    selecting = {
+        str(section(each, "metadata").get("name")): section(each, "spec", "selector")
+        for each in services
+        if selects(each, template)
+    }
+    listing = {
+        labels_of(each).get(SERVICE_NAME, "")
+        for each in slices
+        if any(uid in pods for uid, _ in _endpoints(each))
+    }
+    names = tuple(sorted({*selecting, *listing} - {""}))
+    drained = {**template, label.key: label.draining}
+    rivals = tuple(
+        sorted(
+            str(section(each, "metadata").get("name"))
+            for each in services
+            if selects(each, drained) and not selects(each, template)
+        )
+    )
+    return Rotation(
+        label=label.key,
+        draining=label.draining,
+        services=names,
+        effective=bool(names)
+        and not rivals
+        and "" not in listing
+        and template.get(label.key) != label.draining
+        and all(label.key in selecting.get(name, {}) for name in names),
+        in_selector=label.key in selector_keys(section(deployment, "spec", "selector")),
+        rivals=rivals,
+    )
+
+
+def selects(service: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether a Service selects pods with these labels; an empty selector selects none."""
+    selector = section(service, "spec", "selector")
+    return bool(selector) and selector.items() <= labels.items()
+
+
+def reaches(services: Iterable[JsonObject], deployment: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether every Service that selects a Deployment's pods would select pods with these labels."""
+    own = section(deployment, "spec", "template", "metadata", "labels")
+    return all(selects(each, labels) for each in services if selects(each, own))
+
+
+def selector_keys(selector: Mapping[str, Any]) -> set[str]:
+    """Return the label keys that a label selector looks at."""
+    expressions = items(selector, "matchExpressions")
+    return {*section(selector, "matchLabels"), *(str(each.get("key")) for each in expressions)}
+
+
+def selector_text(selector: Mapping[str, Any]) -> str:
+    """Return a label selector as it is written in a query."""
+    parts = [f"{key}={value}" for key, value in section(selector, "matchLabels").items()]
+    for each in items(selector, "matchExpressions"):
+        key, values = each.get("key"), ",".join(each.get("values") or ())
+        match each.get("operator"):
+            case "In":
+                parts.append(f"{key} in ({values})")
+            case "NotIn":
+                parts.append(f"{key} notin ({values})")
+            case "Exists":
+                parts.append(f"{key}")
+            case operator:
+                parts.append(f"!{key}" if operator == "DoesNotExist" else f"{key} {operator} ({values})")
+    return ",".join(parts)
+
+
+def _endpoints(piece: JsonObject) -> list[tuple[str, bool]]:
+    """Return each endpoint of an EndpointSlice as the uid of its pod and whether it gets requests."""
+    found = []
+    for endpoint in items(piece, "endpoints"):
+        conditions = section(endpoint, "conditions")
+        serves = conditions.get("ready") is not False and conditions.get("terminating") is not True
+        found.append((str(section(endpoint, "targetRef").get("uid", "")), serves))
+    return found
+
 
 REVISION = "deployment.kubernetes.io/revision"
 """Annotation of a ReplicaSet: the number that `kubectl rollout history` shows."""

@@ -7,19 +7,21 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, assert_never
 
+from kvmedic.cluster.autoscalers import minimum_of, neighbours_of, set_minimum, unmark
 from kvmedic.cluster.config_maps import config_maps_of
-from kvmedic.cluster.ends import ends_of
-from kvmedic.cluster.marks import CORDONED_FOR
-from kvmedic.cluster.minimums import minimum_of, set_minimum, unmark
-from kvmedic.cluster.neighbours import neighbours_of
+from kvmedic.cluster.engine_logs import ends_of, pools_of, starts_of
+from kvmedic.cluster.patches import CORDONED_FOR
 from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
 from kvmedic.cluster.snapshot import Snapshot, snapshot
-from kvmedic.cluster.starts import pools_of, starts_of
 from kvmedic.cluster.workloads import assign, notes_on, unclaim
-from kvmedic.core.config_map import Sight
-from kvmedic.core.fleet import Cordoned, Fleet, Pod
-from kvmedic.core.logged_pool import LogForms, LoggedSize
-from kvmedic.core.moves import (
+from kvmedic.engines.engine_log import Start, StartForms
+from kvmedic.kube.client import Client
+from kvmedic.model.config_edits import Sight, previous
+from kvmedic.model.devices import EngineEnd
+from kvmedic.model.evidence import LogForms, LoggedSize
+from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, Pod
+from kvmedic.model.spec import Policy
+from kvmedic.rollout.moves import (
     Claim,
     Cordon,
     DeletePod,
@@ -38,13 +40,7 @@ from kvmedic.core.moves import (
     SetMinimum,
     Uncordon,
 )
-from kvmedic.core.neighbours import Neighbours
-from kvmedic.core.plan import ObjectRef
-from kvmedic.core.policy import Policy
-from kvmedic.core.revisions import previous
-from kvmedic.core.started import Start, StartForms
-from kvmedic.core.vitals import EngineEnd
-from kvmedic.kube.client import Client
+from kvmedic.rollout.preconditions import Neighbours
 
 
 class Seen(Protocol):

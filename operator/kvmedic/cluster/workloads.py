@@ -4,27 +4,59 @@ A patch tests the Deployment's uid, its generation (so the spec is the one that 
 claim annotation, and advances the claim in the same breath. Whoever looked earlier, or lost the claim
 meanwhile, gets a `Conflict` and has changed nothing. Repeating an assignment after it was committed
 is such a conflict too: the claim it tests is gone.
+
+What becomes of a pod template: a token of it changes, or several, or another revision's takes its place.
+
+A template may hold secrets. That of another revision is read from its ReplicaSet right before it is put,
+goes from one API call into the next, and is nowhere else.
+
+The note on a Deployment that a run holds frozen, read back, so that the fleet can be given back by it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, assert_never
+from dataclasses import dataclass
+from typing import Any, assert_never, cast
 
-from kvmedic.cluster.marks import RECORDED, RUN
-from kvmedic.cluster.patches import ANNOTATIONS, annotating, path_of, same_object, same_version, unmarking
-from kvmedic.cluster.snapshot import rollout_fields
-from kvmedic.cluster.templates import (
-    different_places,
-    note_of,
-    template_after,
-    template_of,
-    template_operations,
+from kvmedic.cluster.patches import (
+    ANNOTATIONS,
+    RECORDED,
+    RUN,
+    annotating,
+    path_of,
+    same_object,
+    same_version,
+    unmarking,
 )
-from kvmedic.core.edit import Json, PatchOperation
-from kvmedic.core.fleet import ROLLING, Fleet, RolloutFields, Rotation
-from kvmedic.core.moves import (
+from kvmedic.cluster.snapshot import rollout_fields
+from kvmedic.kube.client import Client
+from kvmedic.kube.errors import Call, Conflict, Refused
+from kvmedic.kube.objects import (
+    DEPLOYMENTS,
+    REPLICA_SETS,
+    JsonObject,
+    Ref,
+    annotations_of,
+    controller_uid,
+    section,
+)
+from kvmedic.model.config_edits import EditedTemplate, TemplateChange, TemplateSwap
+from kvmedic.model.edits import (
+    BundleEdit,
+    EditState,
+    EnvEdit,
+    Field,
+    Json,
+    PatchOperation,
+    ReferenceEdit,
+    TemplateEdit,
+    TokenEdit,
+)
+from kvmedic.model.fleet import ROLLING, Fleet, RolloutFields, Rotation, own_template, template_hash
+from kvmedic.model.spec import RotationLabel
+from kvmedic.rollout.moves import (
     Claim,
     DeploymentMove,
     Freeze,
@@ -39,10 +71,127 @@ from kvmedic.core.moves import (
     ScaleIn,
     ScaleOut,
 )
-from kvmedic.core.swap import TemplateChange
-from kvmedic.kube.client import Client
-from kvmedic.kube.errors import Call, Conflict, Refused
-from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref, annotations_of, section
+
+DEPTH_OF_PLACES = 4
+"""`spec.template.metadata.annotations.KEY` names who altered it; containers are told as a list."""
+
+
+async def template_of(client: Client, fleet: Fleet, move: DeploymentMove) -> JsonObject | None:
+    """Return the pod template that a move puts as a whole, as its ReplicaSet keeps it; None: it puts none.
+
+    Raises:
+        Conflict: the ReplicaSet is gone, is another Deployment's, or keeps another template.
+    """
+    if not isinstance(move, Freeze | Retarget | Revert) or not isinstance(move.edit, TemplateSwap):
+        return None
+    wanted = move.edit.after
+    ref = Ref(REPLICA_SETS, fleet.namespace, wanted.replica_set)
+    body = await client.get(ref)
+    if body is None or controller_uid(body) != fleet.uid:
+        raise Conflict(Call("get", ref.path), None, f"revision {wanted.number} is gone")
+    template = section(body, "spec", "template")
+    if template_hash(template) != wanted.template:
+        raise Conflict(
+            Call("get", ref.path), None, f"it does not keep pod template {wanted.template} any more"
+        )
+    return own_template(template)
+
+
+def template_operations(
+    change: TemplateChange | EditedTemplate, template: Mapping[str, object], kept: Mapping[str, Json] | None
+) -> tuple[PatchOperation, ...]:
+    """Return the JSON patch that changes a Deployment's pod template.
+
+    Only the template: the annotations that a ReplicaSet keeps of its Deployment, which `kubectl rollout
+    undo` puts back, stay where they are. One of them may be a claim of long ago.
+
+    Args:
+        change: what is to become of it.
+        template: the template as it is.
+        kept: the one that takes its place, where the change says so.
+
+    Raises:
+        ValueError: the template is not what the change expects.
+    """
+    match change:
+        case TokenEdit() | ReferenceEdit() | BundleEdit():
+            return change.patch(template)
+        case TemplateSwap():
+            if kept is None or template_hash(template) != change.before.template:
+                raise ValueError(f"the pod template is not that of revision {change.before.number}")
+            return (PatchOperation("replace", "/spec/template", kept),)
+        case EditedTemplate():
+            return (PatchOperation("replace", "/spec/template", cast("Json", change.template)),)
+        case _:
+            assert_never(change)
+
+
+def template_after(
+    change: TemplateChange | EditedTemplate, template: Mapping[str, object], kept: Mapping[str, Json] | None
+) -> Mapping[str, object]:
+    """Return the pod template that the patch of `template_operations` makes, if nobody alters it on its way.
+
+    Raises like that.
+    """
+    match change:
+        case TokenEdit() | ReferenceEdit() | BundleEdit():
+            return change.apply(template)
+        case TemplateSwap():
+            return kept or {}
+        case EditedTemplate():
+            return change.template
+        case _:
+            assert_never(change)
+
+
+def different_places(wanted: object, seen: object, place: str) -> tuple[str, ...]:
+    """Return the paths at which two templates differ, three levels deep at the most; never a value."""
+    if wanted == seen:
+        return ()
+    if not isinstance(wanted, Mapping) or not isinstance(seen, Mapping):
+        return (place,)
+    if place.count(".") >= DEPTH_OF_PLACES:
+        return (place,)
+    keys = sorted({*wanted, *seen})
+    return tuple(
+        found for key in keys for found in different_places(wanted.get(key), seen.get(key), f"{place}.{key}")
+    )
+
+
+def note_of(change: TemplateChange) -> dict[str, Json]:
+    """Return what a person needs to know to take a change back by hand."""
+    match change:
+        case TokenEdit():
+            return _note_of_part(change)
+        case BundleEdit():
+            return {"parts": tuple(_note_of_part(part) for part in change.parts)}
+        case ReferenceEdit():
+            projected: dict[str, Json] = {} if change.source is None else {"source": change.source}
+            return {
+                "volume": change.volume,
+                "volumeIndex": change.volume_index,
+                "before": change.before,
+                "after": change.after,
+                **projected,
+            }
+        case TemplateSwap():
+            return {"replicaSet": change.before.replica_set, "template": change.before.template}
+        case _:
+            assert_never(change)
+
+
+def _note_of_part(part: TokenEdit | EnvEdit) -> dict[str, Json]:
+    where: dict[str, Json] = {"container": part.container, "containerIndex": part.container_index}
+    values: dict[str, Json] = {"index": part.index, "before": part.before, "after": part.after}
+    match part:
+        case EnvEdit():
+            return {**where, "env": part.name, **values}
+        case TokenEdit():
+            within: dict[str, Json] = {} if part.at is None else {"at": part.at}
+            return {**where, "field": str(part.field), **values, **within}
+        case _:
+            assert_never(part)
+
 
 DOES_NOT_REHEARSE = "does not support dry run"
 """What the API server says of a webhook with side effects (apiserver/pkg/admission/plugin/webhook/errors)."""
@@ -130,12 +279,12 @@ def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
     note stays until the claim goes; a move that regains a target writes it anew.
     """
     if isinstance(move, Regain):
-        return {} if move.edit is None else {RECORDED: _note(move.recorded, move.edit, fleet.rotation)}
+        return {} if move.edit is None else {RECORDED: _write_note(move.recorded, move.edit, fleet.rotation)}
     if isinstance(move, ScaleOut):
         return {RECORDED: json.dumps({"replicas": move.before, "pod": move.pod})}
     if not isinstance(move, Freeze | Hold) or fleet.fields.is_frozen:
         return {}
-    return {RECORDED: _note(fleet.fields, move.edit, fleet.rotation)}
+    return {RECORDED: _write_note(fleet.fields, move.edit, fleet.rotation)}
 
 
 def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
@@ -241,7 +390,7 @@ def _ref(fleet: Fleet) -> Ref:
     return Ref(DEPLOYMENTS, fleet.namespace, fleet.name)
 
 
-def _note(fields: RolloutFields, edit: TemplateChange, rotation: Rotation) -> str:
+def _write_note(fields: RolloutFields, edit: TemplateChange, rotation: Rotation) -> str:
     label = {"rotationLabel": rotation.label, "draining": rotation.draining}
     return json.dumps({**_note_of_fields(fields), **note_of(edit), **label})
 
@@ -254,3 +403,87 @@ def _note_of_fields(fields: RolloutFields) -> dict[str, Json]:
         "minReadySeconds": fields.min_ready_seconds,
         "progressDeadlineSeconds": fields.progress_deadline_seconds,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a run wrote down on its target before it froze it."""
+
+    fields: RolloutFields
+    """As they were."""
+    edit: TemplateEdit | None
+    """What it changed of the pod template; None: it put a whole template."""
+    template: str
+    """Hash of the pod template from before; empty where the edit tells."""
+    rotation_label: RotationLabel | None = None
+    """By which its replicas are drained; None: the note does not say."""
+
+    def is_undone(self, template: Mapping[str, object]) -> bool:
+        """Return whether a pod template is as it was before."""
+        if self.edit is None:
+            return template_hash(template) == self.template
+        return self.edit.state(template) is EditState.BEFORE
+
+
+def note_in(text: str) -> Note | None:
+    """Return what a note says; None where it is none, or not of a rollout, or cannot be read."""
+    try:
+        return _parse_note(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _parse_note(said: Mapping[str, Any]) -> Note:
+    fields = RolloutFields(
+        paused=bool(said["paused"]),
+        max_surge=_number(said["maxSurge"]),
+        max_unavailable=_number(said["maxUnavailable"]),
+        min_ready_seconds=int(said["minReadySeconds"]),
+        progress_deadline_seconds=_optional(said["progressDeadlineSeconds"]),
+    )
+    if fields.is_frozen:
+        raise ValueError("a note of frozen fields says nothing of those from before")
+    if "replicaSet" in said:
+        return Note(fields, None, str(said["template"]), _rotation_label(said))
+    return Note(fields, _edit(said), "", _rotation_label(said))
+
+
+def _rotation_label(said: Mapping[str, Any]) -> RotationLabel | None:
+    key, draining = _text(said.get("rotationLabel")), _text(said.get("draining"))
+    return RotationLabel(key, draining) if key and draining else None
+
+
+def _edit(said: Mapping[str, Any]) -> TemplateEdit:
+    if "parts" in said:
+        return BundleEdit(tuple(_part(part) for part in said["parts"]))
+    if "volume" in said:
+        where = (str(said["volume"]), int(said["volumeIndex"]), _optional(said.get("source")))
+        return ReferenceEdit(*where, before=str(said["before"]), after=str(said["after"]))
+    part = _part(said)
+    return part if isinstance(part, TokenEdit) else BundleEdit((part,))
+
+
+def _part(said: Mapping[str, Any]) -> TokenEdit | EnvEdit:
+    container, index = str(said["container"]), int(said["containerIndex"])
+    place, before, after = int(said["index"]), _text(said["before"]), _text(said["after"])
+    if "env" in said:
+        return EnvEdit(container, index, str(said["env"]), place, before, after)
+    return TokenEdit(container, index, Field(said["field"]), place, before, after, _optional(said.get("at")))
+
+
+def _number(value: object) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(f"{value!r} is no number of replicas")
+    return value
+
+
+def _optional(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise TypeError(f"{value!r} is no whole number")
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{value!r} is no text")

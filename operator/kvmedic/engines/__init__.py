@@ -7,12 +7,11 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from kvmedic.core.signals import SignalTable
-from kvmedic.core.started import StartForms
+from kvmedic.engines.engine_log import StartForms
 from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_refusals import VLLM_REFUSALS
+from kvmedic.engines.vllm_logs import VLLM_REFUSALS, VLLM_START
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.engines.vllm_start import VLLM_START
+from kvmedic.model.evidence import SignalTable
 
 ENGINES = (VLLM,)
 """Every engine that is known."""

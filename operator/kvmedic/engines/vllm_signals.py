@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from kvmedic.core.evidence import Signal
-from kvmedic.core.signals import (
+from kvmedic.engines.vllm_logs import POOL_LINES
+from kvmedic.model.evidence import (
     COUNTS_AGREE,
     Across,
     ChangeSource,
@@ -21,11 +21,11 @@ from kvmedic.core.signals import (
     Over,
     Part,
     PoolSource,
+    Signal,
     SignalTable,
     StartSource,
     VersionPage,
 )
-from kvmedic.engines.vllm_start import POOL_LINES
 
 _UNANSWERED = frozenset({"abort", "error"})
 """Values of `finished_reason` without an answer; `stop`, `length` and `repetition` (0.32) have one."""

@@ -2,6 +2,10 @@
 
 It never retries: a caller that is told `Unavailable` looks at the world anew in its next tick. It
 never logs a body.
+
+Connections that are all gone once their pool is closed, whatever was under way on them.
+
+A bound on how many requests a second leave this process.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakSet
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
@@ -22,13 +27,83 @@ from kubernetes.aio.config import ConfigException
 from kubernetes.aio.stream.ws_client import get_websocket_url
 
 from kvmedic import __version__
-from kvmedic.core.edit import PatchOperation
 from kvmedic.kube.clock import ServerClock
-from kvmedic.kube.connections import Connections
 from kvmedic.kube.errors import Call, Unavailable, error_for
 from kvmedic.kube.kubeconfig import load_configuration, unreadable_certificate
 from kvmedic.kube.objects import JsonObject, Ref, Resource
-from kvmedic.kube.pace import Pace
+from kvmedic.model.edits import PatchOperation
+
+TURNS = 3
+"""Turns of the event loop that an aborted TLS connection needs to be gone: one to tell the connection,
+one to tell what is over TLS, one to close the socket (asyncio of Python 3.11 to 3.14)."""
+
+
+class Connections(aiohttp.TCPConnector):
+    """A pool that leaves no socket open behind it.
+
+    aiohttp 3.14 hands a TLS connection whose request was cancelled to asyncio for a graceful end, which
+    waits up to 30 s for the peer and which closing the pool does not wait for.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """Prepare; takes what `aiohttp.TCPConnector` takes."""
+        super().__init__(**options)
+        self._opened: WeakSet[asyncio.Transport] = WeakSet()
+
+    async def _create_connection(self, *arguments: Any) -> Any:
+        """Open a connection and remember it: what every connector of aiohttp has to provide."""
+        protocol = await super()._create_connection(*arguments)
+        if protocol.transport is not None:
+            self._opened.add(protocol.transport)
+        return protocol
+
+    async def close_all(self) -> None:
+        """Close the pool and cut what is still open; a request under way fails."""
+        await self.close()
+        for transport in list(self._opened):
+            transport.abort()
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+
+class Pace:
+    """At most `per_second` requests in the long run and `burst` at once.
+
+    Readers wait for their turn; writers are counted and never wait, because a write that waits in a
+    queue is carried out on an older look at the world than it was decided on. Each write follows
+    several reads, so the bound holds all the same.
+    """
+
+    def __init__(self, per_second: float, burst: int) -> None:
+        """Start with the whole burst available.
+
+        Raises:
+            ValueError: a bound is not positive.
+        """
+        if per_second <= 0 or burst < 1:
+            raise ValueError(
+                f"need more than 0 requests a second and a burst of 1, got {per_second}, {burst}"
+            )
+        self._interval = 1 / per_second
+        self._slack = (burst - 1) * self._interval
+        self._booked_until = 0.0
+
+    def spend(self, now: float) -> float:
+        """Book one request and return for how many seconds it should wait.
+
+        Args:
+            now: any clock in seconds that never goes back.
+        """
+        start = max(self._booked_until, now)
+        self._booked_until = start + self._interval
+        return max(0.0, start - now - self._slack)
+
+    async def turn(self) -> None:
+        """Wait until one more request may be sent."""
+        delay = self.spend(asyncio.get_running_loop().time())
+        if delay > 0:
+            await asyncio.sleep(delay)
+
 
 FIELD_MANAGER = "kvmedic"
 """Name under which the API server notes which fields we set."""

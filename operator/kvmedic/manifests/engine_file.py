@@ -3,27 +3,177 @@
 The file's entries count as if they stood before all options, so the command line beats them (vLLM
 0.32, `FlexibleArgumentParser.load_config_file`). Comments and layout are never touched: a change is
 one stretch of the text.
+
+The configuration file of a target's engine: what is in it, and how one value of it becomes another.
+
+Which ConfigMap a file comes from that a container reads.
+
+Where several volumes or sources could give the file, or something else than a ConfigMap does, there is
+a refusal that names it. Kubernetes: `volumeMounts` (also `subPath`), volumes of one ConfigMap and
+projected volumes, both with `items`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from kvmedic.core.edit import Field
-from kvmedic.core.engine import Engine, Flag, Kind
-from kvmedic.manifests.budget import MOST_BRACKETS, has_too_many_brackets
-from kvmedic.manifests.grammar import Given, Parsed, options_of, parse
+from kvmedic.manifests.flags import Setting
+from kvmedic.manifests.grammar import CommandLine, Given, Parsed, options_of, parse
 from kvmedic.manifests.invocation import invocation_of
-from kvmedic.manifests.mounts import unseen
-from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.refusal import MOST_BRACKETS, Refusal, RefusalReason, has_too_many_brackets
 from kvmedic.manifests.tokens import Place, Token
-from kvmedic.manifests.words import CommandLine
+from kvmedic.model.config_edits import (
+    SIZE_LIMIT,
+    ConfigMap,
+    FileEdit,
+    Sight,
+    Unseen,
+    copy_name,
+    names_in,
+    with_value,
+)
+from kvmedic.model.edits import Field, ReferenceEdit
+from kvmedic.model.engine import Engine, Flag, Kind
+from kvmedic.model.fleet import Owner, Pod
+from kvmedic.model.plan import ConfigStep, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file as a container's mounts lead to it."""
+
+    volume: str
+    inside: str
+    """The file's path within the volume."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountedFile:
+    """A file of a pod that one ConfigMap gives."""
+
+    config_map: str
+    key: str
+    volume: str
+    volume_index: int
+    source: int | None
+    """Place among the sources of a projected volume; None: the volume is the ConfigMap's alone."""
+
+    def __str__(self) -> str:
+        return f"ConfigMap/{self.config_map} {self.key}"
+
+
+def mounted_file(
+    template: Mapping[str, object], container: Mapping[str, object], path: str
+) -> MountedFile | Refusal:
+    """Return where a file comes from that a container of a pod template reads."""
+    file = _absolute(container, path)
+    mount = mount_of(container, file)
+    if isinstance(mount, Refusal):
+        return mount
+    spec = template.get("spec")
+    volumes = spec.get("volumes") if isinstance(spec, Mapping) else None
+    for index, volume in enumerate(volumes if isinstance(volumes, list) else ()):
+        if isinstance(volume, Mapping) and volume.get("name") == mount.volume:
+            return _from_volume(volume, index, mount, file)
+    return unseen(f"{file} is in the volume {mount.volume}, which is not in the pod")
+
+
+def mount_of(container: Mapping[str, object], path: PurePosixPath) -> Mount | Refusal:
+    """Return the volume that a file of a container is in; the deepest mount counts."""
+    mounts = container.get("volumeMounts")
+    best: Mapping[str, object] | None = None
+    for mount in mounts if isinstance(mounts, list) else ():
+        if isinstance(mount, Mapping) and _is_deeper(mount, best) and _holds(mount, path):
+            best = mount
+    if best is None:
+        return unseen(f"no volume is mounted at {path}: it is in the image, or written when the pod starts")
+    if best.get("subPathExpr"):
+        return unseen(f"{path} is mounted by subPathExpr, which depends on the pod")
+    inside = PurePosixPath(str(best.get("subPath") or "")) / path.relative_to(_at(best))
+    if str(inside) == ".":
+        return unseen(f"a whole volume is mounted at {path}")
+    return Mount(str(best.get("name")), str(inside))
+
+
+def unseen(what: str) -> Refusal:
+    """Return that a configuration file cannot be seen, and why."""
+    return Refusal(RefusalReason.IN_CONFIG_FILE, what)
+
+
+def _absolute(container: Mapping[str, object], path: str) -> PurePosixPath:
+    return PurePosixPath(str(container.get("workingDir") or "/")) / path
+
+
+def _at(mount: Mapping[str, object]) -> PurePosixPath:
+    return PurePosixPath(str(mount.get("mountPath", "")))
+
+
+def _holds(mount: Mapping[str, object], path: PurePosixPath) -> bool:
+    return _at(mount) == path or _at(mount) in path.parents
+
+
+def _is_deeper(mount: Mapping[str, object], best: Mapping[str, object] | None) -> bool:
+    return best is None or len(_at(mount).parts) > len(_at(best).parts)
+
+
+def _from_volume(
+    volume: Mapping[str, object], index: int, mount: Mount, path: PurePosixPath
+) -> MountedFile | Refusal:
+    alone = volume.get("configMap")
+    if isinstance(alone, Mapping):
+        key = _key(alone, mount.inside)
+        return _file(alone, key, mount, index, None) if key else _without(alone, mount.inside)
+    found = list(_projecting(volume, mount.inside))
+    if not found:
+        return unseen(f"{path} is in the volume {mount.volume}, which is no ConfigMap")
+    place, kind, source = found[0]
+    if len(found) > 1 or kind != "configMap":
+        listed = ", ".join(sorted({kind for _, kind, _ in found}))
+        return unseen(f"{path} may come from several sources of the volume {mount.volume} ({listed})")
+    return _file(source, _key(source, mount.inside), mount, index, place)
+
+
+def _file(
+    reference: Mapping[str, object], key: str, mount: Mount, index: int, source: int | None
+) -> MountedFile:
+    return MountedFile(str(reference.get("name")), key, mount.volume, index, source)
+
+
+def _without(reference: Mapping[str, object], inside: str) -> Refusal:
+    return unseen(f"ConfigMap/{reference.get('name')} gives no file {inside!r} to its volume")
+
+
+def _projecting(volume: Mapping[str, object], inside: str) -> Iterator[tuple[int, str, Mapping[str, object]]]:
+    """Yield the sources of a projected volume that may give a file: place, kind, reference."""
+    projected = volume.get("projected")
+    sources = projected.get("sources") if isinstance(projected, Mapping) else None
+    for place, source in enumerate(sources if isinstance(sources, list) else ()):
+        for kind, reference in source.items() if isinstance(source, Mapping) else ():
+            if isinstance(reference, Mapping) and (
+                reference.get("path") == inside or _key(reference, inside)
+            ):
+                yield place, str(kind), reference
+
+
+def _key(reference: Mapping[str, object], inside: str) -> str:
+    """Return the key that a reference makes a file of; empty where it makes none of that name.
+
+    Without `items` every key is a file; whether there is such a key is for the ConfigMap to say.
+    """
+    items = reference.get("items")
+    if not isinstance(items, list) or not items:
+        named = "name" in reference or "secretName" in reference
+        return inside if named and "/" not in inside and "path" not in reference else ""
+    chosen = (item for item in items if isinstance(item, Mapping) and item.get("path") == inside)
+    return next((str(item.get("key") or inside) for item in chosen), "")
+
 
 LONGEST = 32 * 1024
 """Characters of a file that is read, at most: with all 317 options of vLLM 0.32 it has 10,773, and so many
@@ -166,3 +316,116 @@ def _option(key: str, node: Node, where: str, switches: Mapping[str, str]) -> It
 
 def _scalar(node: Node | None) -> str:
     return str(node.value) if isinstance(node, ScalarNode) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """An engine's configuration file, in the ConfigMap that it is mounted from."""
+
+    mounted: MountedFile
+    read: EngineFile
+    source: ConfigMap
+
+
+def configuration_at(
+    path: str,
+    template: Mapping[str, object],
+    container: Mapping[str, object],
+    engine: Engine,
+    maps: Mapping[str, Sight],
+) -> Configuration | Refusal:
+    """Return the file that an engine reads at a path, or why it cannot be seen.
+
+    Args:
+        path: as the command line has it.
+        template: the pod template.
+        container: the engine's.
+        engine: with its version.
+        maps: the ConfigMaps that were read, by name.
+    """
+    mounted = mounted_file(template, container, path)
+    if isinstance(mounted, Refusal):
+        return mounted
+    source = maps.get(mounted.config_map, Unseen.GONE)
+    if isinstance(source, Unseen):
+        return unseen(f"{path} is in ConfigMap/{mounted.config_map}, which {source}")
+    text = source.contents.data.get(mounted.key)
+    if text is None:
+        return unseen(f"ConfigMap/{mounted.config_map} has no text {mounted.key!r}")
+    read = engine_file(text, str(mounted), container, engine)
+    return read if isinstance(read, Refusal) else Configuration(mounted, read, source)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEdit:
+    """One value changed in a copy of a ConfigMap, and the template's reference to the copy."""
+
+    file: FileEdit
+    reference: ReferenceEdit
+
+
+def edited(
+    found: Configuration, wanted: Setting, engine: Engine, container: Mapping[str, object], uid: str
+) -> ConfigEdit | Refusal:
+    """Return the edit that gives a value in a configuration file another value, and changes nothing else.
+
+    Args:
+        found: the file as it is.
+        wanted: a value that the file gives differently.
+        engine: with its version.
+        container: the engine's.
+        uid: of the target, whose copy it will be.
+    """
+    mounted, contents, dest = found.mounted, found.source.contents, wanted.flag.dest
+    span = found.read.span(dest)
+    if isinstance(span, Refusal):
+        return span
+    changed = with_value(contents, mounted.key, span, wanted.text)
+    again = engine_file(changed.data[mounted.key], str(mounted), container, engine)
+    meant = {**found.read.parsed.values(), dest: wanted.value}
+    if isinstance(again, Refusal) or again.parsed.values() != meant:
+        return Refusal(RefusalReason.UNSAFE, f"{dest} in {mounted} can't be changed alone: change it there")
+    if changed.size > SIZE_LIMIT:
+        return Refusal(RefusalReason.UNSAFE, f"a copy of {mounted} would have more than {SIZE_LIMIT} bytes")
+    copy = copy_name(mounted.config_map, changed, uid)
+    before = contents.data[mounted.key][span]
+    hashes = contents.digest, changed.digest
+    file = FileEdit(mounted.config_map, copy, mounted.key, span.start, before, wanted.text, *hashes)
+    place = mounted.volume, mounted.volume_index, mounted.source
+    return ConfigEdit(file, ReferenceEdit(*place, mounted.config_map, copy))
+
+
+def owner_of_file(plan: Plan, maps: Mapping[str, Sight]) -> Owner | None:
+    """Return who decides what is in a ConfigMap that a plan would copy, hiding it from the fleet."""
+    for step in plan.steps:
+        source = maps.get(step.file.config_map) if isinstance(step, ConfigStep) else None
+        if isinstance(source, ConfigMap) and source.owner is not None:
+            return source.owner
+    return None
+
+
+def file_remarks(
+    template: Mapping[str, object], maps: Mapping[str, Sight], pods: Iterable[Pod]
+) -> Iterator[str]:
+    """Yield what a person should know of the configuration file; nothing is done about it.
+
+    Args:
+        template: the pod template.
+        maps: the ConfigMaps that were read, by name.
+        pods: the replicas.
+    """
+    used = names_in(template)
+    for name, found in maps.items():
+        if not isinstance(found, ConfigMap) or name not in used:
+            continue
+        at = found.edited_at
+        older = sorted(pod.name for pod in pods if at is not None and pod.created_at < at)
+        if older and at is not None:
+            yield (
+                f"ConfigMap {name} was edited at {at:%Y-%m-%dT%H:%M:%SZ}: {', '.join(older)} started before "
+                "and may run what was in it then"
+            )
+        original = maps.get(found.copy_of)
+        if isinstance(original, ConfigMap) and original.contents.digest != found.copied_content:
+            what = f"ConfigMap {found.copy_of} was edited since {name} was copied from it"
+            yield f"{what}: the fleet reads the copy"

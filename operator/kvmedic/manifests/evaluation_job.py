@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvmedic.core.gating import NoEvaluation, Served
-from kvmedic.core.template import template_hash
 from kvmedic.manifests.trial_pod import TRIAL_LABEL, Owner
+from kvmedic.model.fleet import template_hash
+from kvmedic.model.trial import NoEvaluation, Served
 
 DIGEST = "kvmedic.io/evaluation-digest"
 """Annotation of a Job: the digest of the Job template that it was made of."""

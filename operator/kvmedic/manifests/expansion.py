@@ -3,19 +3,260 @@
 A shell replaces variables, splits what came from them unquoted, and takes quotes and backslashes
 away (POSIX.1-2017, XCU 2.6). What only runs can tell (a command's output, an unknown variable) is
 stood in for. Pathnames are not expanded: a pattern is taken to match no file, and stays as it is.
+
+A shell's variables at one point of its script, as far as the manifest tells them.
+
+A shell script's syntax tree, by tree-sitter-bash, over text that is traced.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from functools import cache
+from typing import TypeAlias
 
-from tree_sitter import Node
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser, Point, Tree
 
-from kvmedic.manifests.budget import WORD_STEPS
-from kvmedic.manifests.source import Source
-from kvmedic.manifests.traced import EMPTY, Traced, as_one, connected, stand_in
-from kvmedic.manifests.variables import Value, Variables
+from kvmedic.manifests.refusal import PARSER_STEPS, WORD_STEPS, Budget, TooLargeError
+from kvmedic.manifests.tokens import EMPTY, Environment, Traced, as_one, connected, stand_in
+
+_PIECE = 1024
+"""Bytes that the grammar reads at once."""
+_COPIED = 256
+"""Characters that are copied in the time of one step (measured)."""
+
+
+class Source:
+    """One script and its tree; offsets are characters, not bytes."""
+
+    def __init__(self, text: Traced, budget: Budget) -> None:
+        self.text = text
+        self.budget = budget
+        budget.spend_text(len(text.text))
+        kept = _without_dangling_continuation(text.text)
+        data = kept.encode()
+        self.root = _tree(data, budget).root_node
+        self._characters = _characters(kept) if len(data) != len(kept) else None
+
+    def span(self, node: Node) -> tuple[int, int]:
+        """Return a node's first character and the one behind its last."""
+        if self._characters is None:
+            return node.start_byte, node.end_byte
+        return self._characters[node.start_byte], self._characters[node.end_byte]
+
+    def piece(self, node: Node) -> Traced:
+        """Return a node's text, traced."""
+        start, stop = self.span(node)
+        self.budget.spend(1 + (stop - start) // _COPIED)
+        return self.text.piece(start, stop)
+
+    def text_of(self, node: Node) -> str:
+        """Return a node's text."""
+        start, stop = self.span(node)
+        self.budget.spend(1 + (stop - start) // _COPIED)
+        return self.text.text[start:stop]
+
+    def descendants(self, node: Node) -> Iterator[Node]:
+        """Yield a node and everything in it, in the order of the text."""
+        waiting = [node]
+        while waiting:
+            self.budget.spend(1)
+            current = waiting.pop()
+            yield current
+            waiting.extend(reversed(current.children))
+
+    def fault(self) -> int:
+        """Return the line of the first thing that is not understood, counted from 1; 0 where all is."""
+        if not self.root.has_error:
+            return 0
+        found = (n for n in self.descendants(self.root) if n.is_error or n.is_missing)
+        first = next(found, self.root)
+        return first.start_point[0] + 1
+
+
+class _Reading:
+    """What the grammar reads, in pieces that are counted: of some texts it reads the rest for each word."""
+
+    def __init__(self, data: bytes, budget: Budget) -> None:
+        self._data = data
+        self._budget = budget
+        self.spent: TooLargeError | None = None
+
+    def piece(self, start: int, _point: Point) -> bytes:
+        """Return the piece from some byte on; nothing where the budget is spent."""
+        return b"" if self.is_over(0, False) else self._data[start : start + _PIECE]
+
+    def is_over(self, _offset: int, _has_error: bool) -> bool:  # noqa: FBT001 - tree-sitter calls it so
+        """Take steps and return whether there are none left: the grammar can't be left by an exception."""
+        try:
+            self._budget.spend(PARSER_STEPS)
+        except TooLargeError as error:
+            self.spent = self.spent or error
+        return self.spent is not None
+
+
+def _tree(data: bytes, budget: Budget) -> Tree:
+    reading = _Reading(data, budget)
+    try:
+        tree = Parser(_language()).parse(reading.piece, encoding="utf8", progress_callback=reading.is_over)
+    except ValueError:
+        if reading.spent is None:
+            raise
+    if reading.spent is not None:
+        raise reading.spent
+    return tree
+
+
+@cache
+def _language() -> Language:
+    return Language(tree_sitter_bash.language())
+
+
+def _without_dangling_continuation(text: str) -> str:
+    """Return a script without a backslash that continues its last line: shells ignore it."""
+    stripped = text.rstrip("\n")
+    continued = (len(stripped) - len(stripped.rstrip("\\"))) % 2 == 1 and stripped != text
+    return stripped[:-1] + " " if continued else text
+
+
+def _characters(text: str) -> list[int]:
+    """Return the character of each byte, and one more for the end."""
+    found: list[int] = []
+    for index, character in enumerate(text):
+        found += [index] * len(character.encode())
+    return [*found, len(text)]
+
+
+Value: TypeAlias = Traced | tuple[Traced, ...]
+"""A text, or the elements of an array."""
+
+ANY = "*"
+"""Among names: any of them."""
+_READERS = frozenset({"read", "mapfile", "readarray", "getopts", "printf", "let", "unset"})
+"""Builtins that set the variables that they are given by name."""
+_SOURCING = frozenset({"source", ".", "eval"})
+"""Builtins that run text that is not looked into here."""
+_ACTIVATED = ("PATH", "PS1", "PYTHONHOME", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT")
+"""What Python's `activate` of a virtual environment sets (CPython 3.13, `Lib/venv/scripts`)."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_NAMES_IN_A_STEP = 64
+"""Names that are copied in the time of one step (measured)."""
+_ASSIGNING = re.compile(r"\$\{(\w+):?=")
+
+
+class Variables:
+    """What names stand for. A name that was set in a way that is not followed is unknown for good."""
+
+    def __init__(self, environment: Environment, budget: Budget) -> None:
+        self._environment = environment
+        self.budget = budget
+        """What is left for reading the script."""
+        self._own: dict[str, Value | None] = {}
+        self._unknown: frozenset[str] = frozenset()
+
+    def value(self, name: str) -> Value | None:
+        """Return what a name stands for, or None where that is not known, or it is not set."""
+        if name in self._unknown:
+            return None
+        if name in self._own:
+            return self._own[name]
+        if ANY in self._unknown or name not in self._environment.values:
+            return None
+        self.budget.spend_text(len(self._environment.values[name]))
+        return self._environment.traced(name)
+
+    def is_unset(self, name: str) -> bool:
+        """Return whether nothing in the manifest can set a name.
+
+        An image may: its own environment is not in the manifest.
+        """
+        if name in self._own or self._unknown & {name, ANY}:
+            return False
+        return name not in self._environment.values and not self._environment.knows_nothing_of(name)
+
+    def assign(self, name: str, value: Value | None) -> None:
+        """Set a name."""
+        self._spend_copy()
+        self._own = {**self._own, name: value}
+
+    def append(self, name: str, value: Value) -> None:
+        """Append to a name, as `+=` does."""
+        old = self.value(name)
+        if isinstance(old, Traced) and isinstance(value, Traced):
+            self.budget.spend_text(len(old.text) + len(value.text))
+            self.assign(name, old + value)
+        elif isinstance(old, tuple) and isinstance(value, tuple):
+            self.budget.spend(len(old) + len(value))
+            self.assign(name, (*old, *value))
+        else:
+            self.assign(name, value if self.is_unset(name) else None)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Make what names stand for unknown, until they are set again."""
+        for name in names:
+            if name == ANY:
+                self._own = {}
+                self._unknown |= {ANY}
+            else:
+                self.assign(name, None)
+
+    def never_know(self, names: Iterable[str]) -> None:
+        """Make what names stand for unknown, whatever sets them later."""
+        self._spend_copy()
+        self._unknown |= frozenset(names)
+
+    def branch(self) -> Variables:
+        """Return a copy that may go its own way."""
+        return copy(self)
+
+    def in_child(self) -> Variables:
+        """Return what another shell sees that this one starts; which names are exported is not followed."""
+        self._spend_copy()
+        child = Variables(self._environment, self.budget)
+        child._unknown = self._unknown | frozenset(self._own)
+        return child
+
+    def _spend_copy(self) -> None:
+        self.budget.spend(1 + (len(self._own) + len(self._unknown)) // _NAMES_IN_A_STEP)
+
+
+def assigned_in(node: Node, source: Source) -> set[str]:
+    """Return the names that some part of a script may set."""
+    return {name for found in source.descendants(node) for name in _set_by(found, source)}
+
+
+def _set_by(node: Node, source: Source) -> Iterable[str]:
+    match node.type:
+        case "variable_assignment":
+            return _NAME.findall(source.text_of(node).partition("=")[0])
+        case "command":
+            return _set_by_command([source.text_of(child) for child in node.named_children])
+        case "expansion":
+            return _ASSIGNING.findall(source.text_of(node))
+        case "for_statement" | "declaration_command" | "unset_command":
+            return _names_in(node, source)
+        case "postfix_expression" | "unary_expression" | "binary_expression" | "arithmetic_expansion":
+            return _names_in(node, source)
+        case _:
+            return ()
+
+
+def _names_in(node: Node, source: Source) -> list[str]:
+    found = _NAME.findall(source.text_of(node))
+    source.budget.spend(len(found))
+    return found
+
+
+def _set_by_command(words: list[str]) -> Iterable[str]:
+    if any(word in _SOURCING for word in words[:2]):
+        return _ACTIVATED if words[1:] and words[1].endswith("bin/activate") else (ANY,)
+    if words and words[0] in _READERS:
+        return [name for word in words[1:] for name in _NAME.findall(word)]
+    return ()
+
 
 _BLANKS = re.compile(r"[ \t\n]+|[^ \t\n]+")
 _BRACED = re.compile(r"\{([^{}\s]*)\}")

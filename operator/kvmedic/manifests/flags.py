@@ -8,24 +8,133 @@ The operator's and the command line's way in:
 
 A container is a plain mapping as the Kubernetes API returns it. Nothing is changed in place. A
 refusal is a value, never an exception.
+
+An option taken off a command line: one that was added as one word, or every use of it.
+
+A token's text changed where it is written: in a list, in a shell's script, in a variable's value.
+
+Whether an engine computes a prompt in one step, as far as its command line tells.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.engine import Engine, Flag, Kind, Option, OptionName, Presence, Scalar, Spelled
-from kvmedic.manifests.budget import Budget, Remembered
-from kvmedic.manifests.grammar import Given, Parsed, options_of, parse
-from kvmedic.manifests.invocation import invocation_of
-from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.rewrite import Change, appended, rewritten
-from kvmedic.manifests.tokens import Place, Token
-from kvmedic.manifests.values import Malformed, read_value
-from kvmedic.manifests.words import CommandLine
+from kvmedic.manifests.grammar import CommandLine, Given, Parsed, options_of, parse
+from kvmedic.manifests.invocation import invocation_of, version_of
+from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason, Remembered
+from kvmedic.manifests.tokens import Malformed, Place, Spot, Token, item_text, read_value
+from kvmedic.model.edits import Field, TokenEdit, containers_of
+from kvmedic.model.engine import (
+    Engine,
+    EngineProfile,
+    Flag,
+    Kind,
+    Knob,
+    Option,
+    OptionName,
+    Presence,
+    Scalar,
+    Spelled,
+)
+
+_PLAIN = re.compile(r"[A-Za-z0-9._=+/:,-]+")
+"""Characters that no shell takes for more than they are, with and without quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A token's text from some character on, and what it becomes."""
+
+    token: Token
+    start: int
+    text: str
+
+
+def rewritten(container: Mapping[str, object], change: Change) -> TokenEdit | Refusal:
+    """Return the edit of one item that changes a token's text, for the first container of a template."""
+    token, start = change.token, change.start
+    if token.place.at is None and not token.variables:
+        place, name = token.place, str(container.get("name"))
+        return TokenEdit(name, 0, place.field, place.index, token.raw, token.text[:start] + change.text)
+    spot = token.trace.piece(start, len(token.text)).origin
+    word = token.trace.site
+    if spot is None or not _PLAIN.fullmatch(change.text):
+        return _several(token)
+    if word is not None and word.holds(spot):
+        text = item_text(container, word.field, word.item)
+        if re.search(r"[\"']", text[word.start : word.stop]):
+            return _edit(container, spot, change.text)
+        after = text[word.start : spot.start] + change.text + text[spot.stop : word.stop]
+        return _edit(container, word, after)
+    return _in_variable(container, change, spot)
+
+
+def appended(container: Mapping[str, object], tail: Place, text: str) -> TokenEdit:
+    """Return the edit that adds a word to a command in a shell's script."""
+    name = str(container.get("name"))
+    return TokenEdit(name, 0, tail.field, tail.index, None, f" {shlex.quote(text)}", tail.at)
+
+
+def _edit(container: Mapping[str, object], spot: Spot, after: str) -> TokenEdit:
+    """Return the edit of one piece of an item; of all of it where nothing else is in the item."""
+    text = item_text(container, spot.field, spot.item)
+    at = None if (spot.start, spot.stop) == (0, len(text)) else spot.start
+    before = text[spot.start : spot.stop]
+    return TokenEdit(str(container.get("name")), 0, spot.field, spot.item, before, after, at)
+
+
+def _in_variable(container: Mapping[str, object], change: Change, spot: Spot) -> TokenEdit | Refusal:
+    """Return the edit of a variable's value, where nothing else refers to the variable."""
+    name = shared_variable(container, change, spot)
+    if name:
+        message = f"{change.token.place} comes from the variable {name}, which is used elsewhere too"
+        return Refusal(RefusalReason.FROM_VARIABLE, f"{message}: change it there")
+    return _edit(container, spot, change.text)
+
+
+def shared_variable(container: Mapping[str, object], change: Change, spot: Spot) -> str:
+    """Return the variable that a changed piece comes through and something else uses; empty where none is."""
+    path = _path(change)
+    text = _within_reach(container, spot)
+    for name in dict.fromkeys(path):
+        uses = re.findall(rf"\$[({{]?{re.escape(name)}(?!\w)", text)
+        if len(uses) != path.count(name):
+            return name
+    return ""
+
+
+def _within_reach(container: Mapping[str, object], spot: Spot) -> str:
+    """Return the text in which a variable may be referred to that is set at a place.
+
+    A script's lines before the place come too early, unless they are a function's.
+    """
+    whole = item_text(container, spot.field, spot.item)
+    parts = {key: value for key, value in container.items() if key != "name"}
+    text = json.dumps(parts, ensure_ascii=False, default=str)
+    if spot.field is Field.ENV or re.search(r"\(\s*\)|\bfunction\b", whole):
+        return text
+    before, after = (json.dumps(part, ensure_ascii=False)[1:-1] for part in (whole, whole[spot.stop :]))
+    return text.replace(before, after, 1)
+
+
+def _path(change: Change) -> tuple[str, ...]:
+    """Return the variables that a piece came through, one for each reference; `$1` and `$@` are none."""
+    marks = change.token.trace.marks[change.start :]
+    longest = max((mark.variables for mark in marks), key=len, default=())
+    return tuple(name for name in longest if not re.fullmatch(r"[@*]|\d+", name))
+
+
+def _several(token: Token) -> Refusal:
+    names = ", ".join(token.variables)
+    through = f" through {names}" if names else ""
+    message = f"{token.place} is put together from several pieces{through}: write it in one"
+    return Refusal(RefusalReason.FROM_VARIABLE, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +298,9 @@ def edit(
     if file is not None:
         parsed = replace(parsed, config=None)
     given = parsed.last(setting.flag.dest)
-    change = _changed(container, given, setting) if given else _appended(container, parsed, setting, engine)
+    change = (
+        _change_value(container, given, setting) if given else _appended(container, parsed, setting, engine)
+    )
     if isinstance(change, AlreadySet | Refusal):
         return change
     if not _is_safe(container, change, setting, engine):
@@ -224,7 +335,7 @@ def parsed_of(
     )
 
 
-def _changed(
+def _change_value(
     container: Mapping[str, object], given: Given, setting: Wanted
 ) -> TokenEdit | AlreadySet | Refusal:
     token = given.held_by
@@ -303,3 +414,171 @@ def _unsafe(flag: Spelled) -> Refusal:
     return Refusal(
         RefusalReason.UNSAFE, f"{flag.dest} can't be changed without changing how other flags are read"
     )
+
+
+def removed(container: Mapping[str, object], index: int, flag: Flag, engine: Engine) -> TokenEdit | Refusal:
+    """Return the one token that has to go so that a container's command line does not give a flag.
+
+    Only a flag that is one word is taken off, as that is how one is added; and only where the engine reads
+    all other flags as before.
+
+    Args:
+        container: the engine's.
+        index: its place in its pod template.
+        flag: that is given.
+        engine: what runs in it.
+    """
+    parsed = parsed_of(container, engine)
+    if isinstance(parsed, Refusal):
+        return parsed
+    given = parsed.last(flag.dest)
+    if given is None or not given.joined:
+        where = "is not on the command line" if given is None else "is not one word, `--name=value`"
+        return Refusal(RefusalReason.UNSAFE, f"{flag.dest} {where}: remove it by hand")
+    change = _without(container, given.held_by)
+    if change is None or not _is_safe_removal(container, change, flag, engine):
+        return Refusal(
+            RefusalReason.UNSAFE, f"{flag.dest} can't be removed without changing how other flags are read"
+        )
+    return replace(change, container_index=index)
+
+
+def _without(container: Mapping[str, object], token: Token) -> TokenEdit | None:
+    """Return the edit that removes a word; None where it is no word of its own."""
+    name, place = str(container.get("name")), token.place
+    if place.field is Field.ENV or token.variables:
+        return None
+    if place.at is None:
+        return TokenEdit(name, 0, place.field, place.index, token.raw, None)
+    word = token.trace.site
+    if word is None:
+        return None
+    text = item_text(container, word.field, word.item)
+    start, stop = word.start - 1, word.stop
+    if start > 0 and text[start] in "'\"" and text[stop : stop + 1] == text[start]:
+        start, stop = start - 1, stop + 1
+    if start < 0 or text[start] != " ":
+        return None
+    return TokenEdit(name, 0, word.field, word.item, text[start:stop], None, start)
+
+
+def taken_off(
+    container: Mapping[str, object], index: int, option: Spelled, engine: Engine
+) -> tuple[TokenEdit, ...] | Refusal:
+    """Return the edits after which a container's command line does not give an option at all.
+
+    Every word of every use goes, the last one first: a later edit counts on those before it. None are needed
+    where the option is not given. Only where the engine reads all other options as before.
+
+    Args:
+        container: the engine's.
+        index: its place in its pod template.
+        option: that is to go.
+        engine: what runs in it.
+    """
+    parsed = parsed_of(container, engine)
+    if isinstance(parsed, Refusal):
+        return parsed
+    uses = (use for use in parsed.given if use.option.dest == option.dest)
+    words = sorted((word for use in uses for word in _words_of(use)), key=_position, reverse=True)
+    edits: list[TokenEdit] = []
+    present = container
+    for word in words:
+        change = _off(present, word)
+        if change is None:
+            return _unsafe_removal(option, word)
+        present = _apply_removal(present, change)
+        edits.append(replace(change, container_index=index))
+    if edits and not _is_rid(container, present, option, engine):
+        return _unsafe_removal(option, words[0])
+    return tuple(edits)
+
+
+def _words_of(use: Given) -> tuple[Token, ...]:
+    values = () if use.joined else tuple(value.token for value in use.values)
+    return (use.word.token, *values)
+
+
+def _position(word: Token) -> tuple[bool, int, int]:
+    """Return where a word is written: in the environment before anything else, then in reading order."""
+    spot = _written_in_env(word)
+    if spot is not None:
+        return False, spot.item, spot.start
+    field, index, at = word.place.field, word.place.index, word.place.at or 0
+    return True, index if field is Field.COMMAND else index + _LONGEST, at
+
+
+_LONGEST = 1_000_000
+"""More items than any list of a container has, so that `args` come behind `command`."""
+
+
+def _off(container: Mapping[str, object], word: Token) -> TokenEdit | None:
+    """Return the edit that removes a word wherever it is written; None where it is no word of its own."""
+    name, place = str(container.get("name")), word.place
+    if place.at is None and place.field is not Field.ENV:
+        items = container.get(place.field)
+        alone = isinstance(items, list) and len(items) == 1
+        return None if alone else TokenEdit(name, 0, place.field, place.index, word.raw, None)
+    spot = _written_in_env(word)
+    if spot is None:
+        return _without(container, word)
+    if shared_variable(container, Change(word, 0, ""), spot):
+        return None
+    text = item_text(container, Field.ENV, spot.item)
+    start, stop = (spot.start - 1, spot.stop) if spot.start else (0, spot.stop + 1)
+    piece = text[start:stop]
+    if len(piece) == len(text) or piece.strip(" ") != text[spot.start : spot.stop] or " " not in piece:
+        return None
+    return TokenEdit(name, 0, Field.ENV, spot.item, piece, None, start)
+
+
+def _written_in_env(word: Token) -> Spot | None:
+    """Return where in a variable's value a word of a script is written; None where it is not there."""
+    origin = word.trace.origin if word.variables and word.place.at is not None else None
+    return origin if origin is not None and origin.field is Field.ENV else None
+
+
+def _unsafe_removal(option: Spelled, word: Token) -> Refusal:
+    message = f"{option.name} ({word.place}) can't be removed without changing how the rest is read"
+    return Refusal(RefusalReason.UNSAFE, f"{message}: remove it by hand")
+
+
+def _is_safe_removal(container: Mapping[str, object], change: TokenEdit, flag: Flag, engine: Engine) -> bool:
+    return _is_rid(container, _apply_removal(container, change), flag, engine)
+
+
+def _apply_removal(container: Mapping[str, object], change: TokenEdit) -> Mapping[str, object]:
+    """Return a container, the first of its template, with an edit in it."""
+    spec = change.apply({"spec": {"containers": [container]}})["spec"]
+    return spec["containers"][0] if isinstance(spec, dict) else {}
+
+
+def _is_rid(
+    before: Mapping[str, object], after: Mapping[str, object], option: Spelled, engine: Engine
+) -> bool:
+    """Return whether the engine reads a changed command line as before but for one option."""
+    old, new = parsed_of(before, engine), parsed_of(after, engine)
+    if isinstance(old, Refusal) or isinstance(new, Refusal):
+        return False
+    return new.values() == {dest: value for dest, value in old.values().items() if dest != option.dest}
+
+
+def may_chunk(template: Mapping[str, object], container: str, profile: EngineProfile) -> bool:
+    """Return whether an engine may compute a long prompt in several steps.
+
+    It does not only where its command line says so and its release is not known to overrule that. What a
+    configuration file says does not count.
+
+    Args:
+        template: the pod template, or one like it.
+        container: the engine's container.
+        profile: of the engine.
+    """
+    flag = profile.flag(Knob.CHUNKED_PREFILL)
+    found = [each for each in containers_of(template) if each.get("name") == container]
+    if flag is None or len(found) != 1:
+        return True
+    engine = Engine(profile, version_of(found[0], profile))
+    parsed = parsed_of(found[0], engine)
+    given = None if isinstance(parsed, Refusal) else parsed.last(flag.dest)
+    return given is None or given.value is not False or engine.keeps_on(flag) is True

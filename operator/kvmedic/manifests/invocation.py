@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvmedic.core.edit import COMMAND_LINE, Field
-from kvmedic.core.engine import EngineProfile, Launch
-from kvmedic.core.version import Version
-from kvmedic.manifests.budget import STEPS, Budget, Remembered, TooLargeError, digest_of
+from kvmedic.manifests.expansion import Variables
+from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.programs import (
     SHELLS,
     TRANSPARENT,
@@ -25,11 +23,19 @@ from kvmedic.manifests.programs import (
     shell_start,
     started,
 )
-from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.script import engine_in_script
+from kvmedic.manifests.refusal import (
+    STEPS,
+    Budget,
+    Refusal,
+    RefusalReason,
+    Remembered,
+    TooLargeError,
+    digest_of,
+)
+from kvmedic.manifests.shell import engine_in_script
 from kvmedic.manifests.tokens import Token, read_environment, tokens_of
-from kvmedic.manifests.variables import Variables
-from kvmedic.manifests.words import CommandLine
+from kvmedic.model.edits import COMMAND_LINE, Field
+from kvmedic.model.engine import EngineProfile, Launch, Version
 
 _TAG_VERSION = re.compile(
     r"v?(\d{1,9}(?:\.\d{1,9}){1,3}(?:(?:a|b|rc)\d{1,9})?(?:\.post\d{1,9})?(?:\.dev\d{1,9})?)(?![.\w])"

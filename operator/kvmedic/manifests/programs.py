@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from kvmedic.core.engine import Launch
+from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.tokens import Token
-from kvmedic.manifests.words import CommandLine
+from kvmedic.model.engine import Launch
 
 SHELLS = frozenset({"sh", "bash", "ash", "dash", "zsh", "ksh", "busybox"})
 TRANSPARENT = frozenset(

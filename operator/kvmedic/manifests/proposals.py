@@ -2,21 +2,42 @@
 
 Nothing is sent anywhere. A proposal holds the one token and no other part of the template, which may
 hold secrets.
+
+What to give to the owner of a pod template so that all settings of a method change: a patch, or words.
+
+Nothing is sent anywhere. Only what the method's own settings are is shown; the rest of the template may hold
+secrets.
+
+What to give to the owner of a pod template so that a whole revision is taken back: a patch or a command.
+
+Nothing is sent anywhere. Of the two templates only what the KV cache depends on is shown: the image, and
+tokens of the command line that belong to options of interest. Where the revision changed more of the
+command line than these, the change is told in words, as the rest may hold secrets.
+
+Who writes an object's pod template, as the object's metadata tells, and so must be given a change.
+
+`owner_in` reads the metadata of a workload. What the marks mean is from: Argo CD docs, "Resource
+Tracking"; Flux docs, `kustomize-controller` and `helm-controller`; Helm docs, "Labels and
+Annotations"; KServe `pkg/constants`; LeaderWorkerSet `api/leaderworkerset/v1`; production-stack's chart
+(`helm/templates/deployment-vllm-multi.yaml`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from types import MappingProxyType
 
-from kvmedic.core.config_map import FileEdit
-from kvmedic.core.edit import Field, TokenEdit
-from kvmedic.core.engine import Knob
-from kvmedic.core.owner import OwnerKind, TemplateOwner
 from kvmedic.manifests.flags import Setting
+from kvmedic.manifests.revisions import IMAGE
+from kvmedic.model.config_edits import Difference, FileEdit, Revision
+from kvmedic.model.edits import COMMAND_LINE, BundlePart, BundleStep, EnvEdit, Field, TokenEdit, container_at
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import OwnerKind, TemplateOwner
 
 _CHART_VALUES = MappingProxyType(
     {
@@ -256,3 +277,232 @@ def _in_container(edit: TokenEdit, wanted: Wanted) -> str:
 
 def _in_file(edit: FileEdit, wanted: Wanted) -> str:
     return f"{wanted.setting.flag.dest} in {edit.key} of ConfigMap/{edit.config_map}"
+
+
+Operation = dict[str, object]
+
+
+def bundle_proposal_for(owner: TemplateOwner, namespace: str, step: BundleStep) -> Proposal:
+    """Return what to give to an owner so that a method is turned off; `namespace`: of the target."""
+    words = f"{step.line()} (all of it in one change)"
+    how = in_source(owner)
+    if how is None:
+        return make_proposal(owner, "it renders the template: take the method's settings off there", words)
+    operations = _operations(step)
+    if operations is None:
+        return make_proposal(owner, how, words)
+    return make_proposal(owner, how, kustomized(step.target.kind, namespace, step.target.name, operations))
+
+
+def _operations(step: BundleStep) -> list[Operation] | None:
+    """Return the JSON patch of a bundle; None where it would have to hold the text around a token."""
+    found: list[Operation] = []
+    for part in step.edit.parts:
+        operations = _of_part(part)
+        if operations is None:
+            return None
+        found += [one for one in operations if one not in found or one["op"] != "test"]
+    return found
+
+
+def _of_part(part: BundlePart) -> list[Operation] | None:
+    if not isinstance(part, EnvEdit):
+        return token_operations(part, "/spec/template")
+    container = f"/spec/template/spec/containers/{part.container_index}"
+    path = f"{container}/env/{part.index}"
+    name: Operation = {"op": "test", "path": f"{container}/name", "value": part.container}
+    if part.before is None:
+        item = {"name": part.name, "value": part.after}
+        first: Operation = {"op": "add", "path": f"{container}/env", "value": [item]}
+        return [name, {"op": "add", "path": path, "value": item} if part.index else first]
+    test: Operation = {"op": "test", "path": f"{path}/name", "value": part.name}
+    if part.after is None:
+        return [name, test, {"op": "remove", "path": path}]
+    return [name, test, {"op": "replace", "path": f"{path}/value", "value": part.after}]
+
+
+_SOURCE_REVERTS: Mapping[OwnerKind, str] = {
+    OwnerKind.ARGO_CD: (
+        "revert the commit behind it in the source of the application, then `argocd app sync {name}`"
+    ),
+    OwnerKind.FLUX_KUSTOMIZATION: (
+        "revert the commit behind it, then `flux reconcile kustomization {name}{where} --with-source`"
+    ),
+    OwnerKind.FLUX_HELM: (
+        "revert the commit behind it in the HelmRelease {name}, or put this under its "
+        "spec.postRenderers[].kustomize"
+    ),
+    OwnerKind.APPLIER: "revert the commit behind it in what is applied",
+}
+"""Owners that apply what a repository holds."""
+_RELEASES = frozenset({OwnerKind.HELM, OwnerKind.PRODUCTION_STACK})
+
+
+@dataclass(frozen=True, slots=True)
+class Reverted:
+    """A revision that is to be taken back."""
+
+    kind: str
+    namespace: str
+    name: str
+    leaving: Revision
+    wanted: Revision
+    differences: tuple[Difference, ...]
+    """What the revision changed of interest."""
+    operations: tuple[Operation, ...] | None
+    """The JSON patch of the workload; None where it would have to show more than what is of interest."""
+
+    def words(self) -> str:
+        """Return the revert as one sentence."""
+        back = ", ".join(Difference(one.what, one.after, one.before).line() for one in self.differences)
+        return f"{self.kind}/{self.name}, revision {self.leaving.number} back to {self.wanted.number}: {back}"
+
+
+def revert_for(owner: TemplateOwner, reverted: Reverted) -> Proposal:
+    """Return what to give to an owner so that a revision is taken back."""
+    where = f" --namespace {shlex.quote(owner.namespace)}" if owner.namespace else ""
+    name = shlex.quote(owner.name)
+    if owner.kind in _RELEASES:
+        number = reverted.leaving.number
+        told = f"roll the release back to the one before, where its newest brought revision {number}"
+        return make_proposal(owner, told, f"helm rollback {name}{where}\n({reverted.words()})")
+    how = _SOURCE_REVERTS.get(owner.kind)
+    if how is None:
+        told = f"it renders the template: take back there what revision {reverted.leaving.number} changed"
+        return make_proposal(owner, told, reverted.words())
+    text = reverted.words()
+    if reverted.operations is not None:
+        text = kustomized(reverted.kind, reverted.namespace, reverted.name, list(reverted.operations))
+    return make_proposal(owner, how.format(name=name, where=where), text)
+
+
+def operations_between(
+    present: Mapping[str, object], wanted: Mapping[str, object], index: int, names: Sequence[str]
+) -> tuple[Operation, ...] | None:
+    """Return the JSON patch that gives one container its earlier image and command line.
+
+    None where that would show a token which belongs to none of the options of interest, or where the
+    container is not the same one.
+
+    Args:
+        present: the pod template as it is.
+        wanted: the earlier one.
+        index: the container's place.
+        names: the options of interest, as the engine spells them: `--max-num-seqs`.
+    """
+    now, then = container_at(present, index), container_at(wanted, index)
+    if now is None or then is None or now.get("name") != then.get("name"):
+        return None
+    base = f"/spec/template/spec/containers/{index}"
+    found: list[Operation] = [{"op": "test", "path": f"{base}/name", "value": now.get("name")}]
+    if now.get(IMAGE) != then.get(IMAGE):
+        found.append({"op": "test", "path": f"{base}/{IMAGE}", "value": now.get(IMAGE)})
+        found.append({"op": "replace", "path": f"{base}/{IMAGE}", "value": then.get(IMAGE)})
+    for field in COMMAND_LINE:
+        tokens = _tokens(now, field), _tokens(then, field)
+        if tokens[0] == tokens[1]:
+            continue
+        if not tokens[0] or not tokens[1] or not _are_of_interest(*tokens, names):
+            return None
+        found.extend(_list_operations(f"{base}/{field}", *tokens))
+    return tuple(found)
+
+
+def _tokens(container: Mapping[str, object], field: str) -> list[str]:
+    items = container.get(field)
+    return [str(item) for item in items] if isinstance(items, list) else []
+
+
+def _are_of_interest(now: Sequence[str], then: Sequence[str], names: Sequence[str]) -> bool:
+    """Return whether every token that differs names an option of interest, or is the value behind one."""
+    spelled = "|".join(re.escape(name).replace(r"\-", "[-_]") for name in names)
+    option = re.compile(rf"(?:{spelled})(?:=\S*)?")
+    for _, *places in _changes(now, then):
+        for tokens, (start, end) in ((now, places[:2]), (then, places[2:])):
+            for place in range(start, end):
+                before = tokens[place - 1] if place else ""
+                named = option.fullmatch(tokens[place])
+                valued = option.fullmatch(before) and "=" not in before and not tokens[place].startswith("-")
+                if not named and not valued:
+                    return False
+    return True
+
+
+def _changes(now: Sequence[str], then: Sequence[str]) -> Iterator[tuple[str, int, int, int, int]]:
+    matcher = SequenceMatcher(a=now, b=then, autojunk=False)
+    return (change for change in matcher.get_opcodes() if change[0] != "equal")
+
+
+def _list_operations(path: str, now: Sequence[str], then: Sequence[str]) -> Iterator[Operation]:
+    """Yield what makes one list of the other, from its end, so that places before it stay."""
+    for _, start, end, first, last in reversed(list(_changes(now, then))):
+        for place in reversed(range(start, end)):
+            yield {"op": "test", "path": f"{path}/{place}", "value": now[place]}
+            yield {"op": "remove", "path": f"{path}/{place}"}
+        for offset, token in enumerate(then[first:last]):
+            yield {"op": "add", "path": f"{path}/{start + offset}", "value": token}
+
+
+_CONTROLLERS = {
+    "InferenceService": OwnerKind.INFERENCE_SERVICE,
+    "LeaderWorkerSet": OwnerKind.LEADER_WORKER_SET,
+    "VLLMRuntime": OwnerKind.VLLM_RUNTIME,
+}
+_NOT_OWNERS = frozenset({"ReplicaSet", "Deployment"})
+"""Kinds that a Deployment makes itself."""
+
+
+def owner_in(metadata: Mapping[str, object]) -> TemplateOwner | None:
+    """Return who writes the pod template of the object that has this metadata, or None.
+
+    The nearest first: a controller that renders the object takes a change back within seconds,
+    whatever applies the controller's own resource; then what applies manifests again and again; then
+    Helm, which does so when a person runs it.
+    """
+    marks = {**_texts(metadata.get("labels")), **_texts(metadata.get("annotations"))}
+    return _controlling_owner(metadata, marks) or _applier(marks) or _helm_owner(marks)
+
+
+def _controlling_owner(metadata: Mapping[str, object], marks: Mapping[str, str]) -> TemplateOwner | None:
+    references = metadata.get("ownerReferences")
+    for reference in references if isinstance(references, list) else ():
+        if not isinstance(reference, Mapping) or reference.get("controller") is not True:
+            continue
+        kind, name = str(reference.get("kind")), str(reference.get("name"))
+        if kind not in _NOT_OWNERS:
+            return TemplateOwner(_CONTROLLERS.get(kind, OwnerKind.CONTROLLER), name, part=kind)
+    for label, owner in (
+        ("serving.kserve.io/inferenceservice", OwnerKind.INFERENCE_SERVICE),
+        ("leaderworkerset.sigs.k8s.io/name", OwnerKind.LEADER_WORKER_SET),
+    ):
+        if label in marks:
+            return TemplateOwner(owner, marks[label])
+    return None
+
+
+def _applier(marks: Mapping[str, str]) -> TemplateOwner | None:
+    for prefix, kind in (
+        ("kustomize.toolkit.fluxcd.io", OwnerKind.FLUX_KUSTOMIZATION),
+        ("helm.toolkit.fluxcd.io", OwnerKind.FLUX_HELM),
+    ):
+        if f"{prefix}/name" in marks and marks.get(f"{prefix}/reconcile") != "disabled":
+            return TemplateOwner(kind, marks[f"{prefix}/name"], marks.get(f"{prefix}/namespace", ""))
+    tracked = marks.get("argocd.argoproj.io/tracking-id", "").partition(":")[0]
+    name = tracked or marks.get("argocd.argoproj.io/instance", "")
+    return TemplateOwner(OwnerKind.ARGO_CD, name) if name else None
+
+
+def _helm_owner(marks: Mapping[str, str]) -> TemplateOwner | None:
+    release = marks.get("meta.helm.sh/release-name") or marks.get("helm-release-name")
+    namespace = marks.get("meta.helm.sh/release-namespace", "")
+    if release and "helm-release-name" in marks and "model" in marks:
+        return TemplateOwner(OwnerKind.PRODUCTION_STACK, release, namespace, marks["model"])
+    if release is None and marks.get("app.kubernetes.io/managed-by") == "Helm":
+        release = marks.get("app.kubernetes.io/instance", "?")
+    return TemplateOwner(OwnerKind.HELM, release, namespace) if release else None
+
+
+def _texts(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(name): str(text) for name, text in value.items() if text is not None}

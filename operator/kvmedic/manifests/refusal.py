@@ -1,9 +1,25 @@
-"""Why a flag is not read or not edited."""
+"""Why a flag is not read or not edited.
+
+What reading a command line may cost, in steps that are counted: never in seconds.
+
+Anybody who may write a Deployment writes text that the operator reads. One budget goes down through
+everything that reads a pod template; where it is spent, the template gets a `Refusal`, and the other
+fleets of the cluster never wait for it. What was read once is remembered, because one look asks for the
+same command line a dozen times.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import Lock
+from typing import Generic, TypeVar
 
 LONGEST_MESSAGE = 2_000
 """Characters of a message, at most: it goes into conditions, which take 32,768 (KEP-1623)."""
@@ -60,3 +76,193 @@ class Refusal:
         """Cut a message that quotes what is very long."""
         if len(self.message) > LONGEST_MESSAGE:
             object.__setattr__(self, "message", f"{self.message[:LONGEST_MESSAGE]}…")
+
+
+STEPS = 150_000
+"""Steps for one pod template, at most. 150,000 take 0.1 to 0.5 s of CPU (measured), for which everything
+else waits; a script of 100 lines takes about 5,000."""
+LONGEST_WORD = 64 * 1024
+"""Characters of one word of a command line, at most. Linux takes no more than 131,071 bytes for one
+(MAX_ARG_STRLEN, include/uapi/linux/binfmts.h)."""
+LONGEST_CONTAINER = 256 * 1024
+"""Characters of a container's words and what they are made of, at most."""
+DEEPEST = 100
+"""Statements within statements, and variables within variables, at most. Python's stack has 1,000 frames,
+and three are taken for a statement."""
+CHARACTERS = 4
+"""Characters that are traced in the time of one step (measured)."""
+WORD_STEPS = 16
+"""Steps that a word takes, for what reads it later: it is compared with each option."""
+PARSER_STEPS = 25
+"""Steps for each 100 operations of the shell's grammar, and for each KiB that it reads, once or again."""
+MOST_BRACKETS = 500
+"""Brackets of YAML or JSON within one another, at most; Kubernetes' objects have some twenty."""
+_BRACKET = re.compile(r"[\[\]{}]")
+_LEAST = 75
+"""Steps that a remembered answer counts as, at least: it bounds how many are remembered."""
+
+
+class TooLargeError(Exception):
+    """A command line is too large to be read; never leaves `invocation_of` and `environment_of`."""
+
+    def __init__(self, message: str, *, is_spent: bool = False) -> None:
+        super().__init__(message)
+        self.is_spent = is_spent
+        """Whether all steps are spent, be it on other containers of the template."""
+
+    def refusal(self) -> Refusal:
+        """Return the refusal that says so."""
+        return Refusal(RefusalReason.TOO_LARGE, str(self))
+
+
+class Budget:
+    """What is left for reading one pod template; each container has its own characters and depth."""
+
+    def __init__(self, steps: int = STEPS) -> None:
+        self.steps = steps
+        """Steps that are left."""
+        self._characters = LONGEST_CONTAINER
+        self._depth = 0
+        self._container = ""
+        self._where = "the command line"
+
+    def enter_container(self, container: Mapping[str, object]) -> None:
+        """Begin to read a container."""
+        self._characters, self._depth = LONGEST_CONTAINER, 0
+        self._container = f"container {container.get('name')}"[:100]
+        self._where = "the command line"
+
+    def enter_field(self, where: str) -> None:
+        """Begin to read one field of the container, which messages name from now on."""
+        self._where = where[:100]
+
+    def spend(self, steps: int) -> None:
+        """Take steps.
+
+        Raises:
+            TooLargeError: there are not so many left.
+        """
+        self.steps -= steps
+        if self.steps < 0:
+            self.steps = 0
+            raise TooLargeError(
+                f"{self._where} of {self._container} takes more than the {STEPS} steps that a pod template "
+                "may: list the engine's flags one by one in args, and name its container in "
+                "spec.targetRef.container",
+                is_spent=True,
+            )
+
+    def spend_text(self, length: int) -> None:
+        """Take the steps for a piece of traced text, of which a word may become.
+
+        Raises:
+            TooLargeError: it is too long for one word, or the container has had too much.
+        """
+        if length > LONGEST_WORD:
+            raise TooLargeError(
+                f"{self._where} of {self._container} comes to more than {LONGEST_WORD} characters with its "
+                "variables written out: shorten it, or the variables that it refers to"
+            )
+        self._characters -= length
+        if self._characters < 0:
+            raise TooLargeError(
+                f"command, args and env of {self._container} come to more than {LONGEST_CONTAINER} "
+                f"characters with their variables written out, at {self._where}: shorten them"
+            )
+        self.spend(1 + length // CHARACTERS)
+
+    @contextmanager
+    def one_deeper(self) -> Iterator[None]:
+        """Hold one level of what is within something else.
+
+        Raises:
+            TooLargeError: that is too deep.
+        """
+        self.check_depth(self._depth)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def check_depth(self, depth: int) -> None:
+        """Refuse what is within too many others.
+
+        Raises:
+            TooLargeError: it is.
+        """
+        if depth >= DEEPEST:
+            raise TooLargeError(
+                f"{self._where} of {self._container} has more than {DEEPEST} statements or variables within "
+                "one another: write it flat"
+            )
+
+
+def has_too_many_brackets(text: str) -> bool:
+    """Return whether brackets of YAML or JSON are within too many others for a reader.
+
+    The reader of YAML looks at each open bracket again for each word. Brackets in quotes count as well.
+    """
+    depth = 0
+    for match in _BRACKET.finditer(text):
+        depth = depth + 1 if match[0] in "[{" else max(0, depth - 1)
+        if depth > MOST_BRACKETS:
+            return True
+    return False
+
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept(Generic[Answer]):
+    subject: object
+    answer: Answer
+    steps: int
+
+
+class Remembered(Generic[Answer]):
+    """The latest answers of a pure function, bounded by the steps that they took."""
+
+    def __init__(self, steps: int = STEPS) -> None:
+        self._kept: OrderedDict[object, _Kept[Answer]] = OrderedDict()
+        self._room = steps
+        self._lock = Lock()
+
+    def find(self, key: object, subject: object) -> tuple[Answer, int] | None:
+        """Return an answer and the steps that it took, or None where it has to be worked out.
+
+        Args:
+            key: of the question.
+            subject: the object that the key names by its identity.
+        """
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or kept.subject is not subject:
+                return None
+            self._kept.move_to_end(key)
+            return kept.answer, kept.steps
+
+    def keep(self, key: object, subject: object, answer: Answer, steps: int) -> None:
+        """Remember an answer, and forget the oldest ones where there is no more room."""
+        with self._lock:
+            self._drop(key)
+            self._kept[key] = _Kept(subject, answer, steps)
+            self._room -= max(steps, _LEAST)
+            while self._room < 0:
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: object) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._room += max(kept.steps, _LEAST)
+
+
+_FIELDS = ("name", "image", "command", "args", "env", "envFrom")
+"""What of a container its command line is read from."""
+
+
+def digest_of(container: Mapping[str, object]) -> bytes:
+    """Return what two containers share exactly where they are read alike."""
+    text = json.dumps([container.get(name) for name in _FIELDS], default=repr)
+    return hashlib.sha256(text.encode()).digest()

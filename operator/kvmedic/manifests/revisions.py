@@ -12,16 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from kvmedic.core.config_map import Sight
-from kvmedic.core.edit import containers_of
-from kvmedic.core.engine import Engine, EngineProfile, Flag, Knob, Scalar
-from kvmedic.core.revisions import Difference
-from kvmedic.manifests.budget import Budget
-from kvmedic.manifests.configuration import configuration_at
+from kvmedic.manifests.engine_file import configuration_at
 from kvmedic.manifests.flags import parsed_of
 from kvmedic.manifests.grammar import Given, Parsed
 from kvmedic.manifests.invocation import version_of
-from kvmedic.manifests.refusal import Refusal
+from kvmedic.manifests.refusal import Budget, Refusal
+from kvmedic.model.config_edits import Difference, Sight
+from kvmedic.model.edits import containers_of
+from kvmedic.model.engine import Engine, EngineProfile, Flag, Knob, Scalar
 
 IMAGE = "image"
 RAISED = (Knob.MAX_NUM_SEQS, Knob.MAX_MODEL_LEN)

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading
-from kvmedic.core.fleet import Pod
-from kvmedic.core.recalled import Alone
-from kvmedic.core.signals import SignalTable
-from kvmedic.core.version import Version
-from kvmedic.core.vitals import Device
-from kvmedic.metrics.alone import is_made_by, on_grid
-from kvmedic.metrics.client import PrometheusClient
-from kvmedic.metrics.in_flight import Engine
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
+from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.readings import unavailable
-from kvmedic.metrics.scrape import PodAddress, Scraper
-from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.scrape import Engine, PodAddress, Scraper
+from kvmedic.metrics.series import PodKey, is_made_by, on_grid
 from kvmedic.metrics.source import PrometheusSource, utc_now
+from kvmedic.model.devices import Device
+from kvmedic.model.engine import Version
+from kvmedic.model.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading, SignalTable
+from kvmedic.model.fleet import Pod
+from kvmedic.model.readings import Alone
 
 
 class FleetMetrics:

@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from kvmedic.metrics.matchers import MATCHER
+from kvmedic.metrics.promql import MATCHER
 from kvmedic.sections import ReadableFile, Secret, Section, within
 
 

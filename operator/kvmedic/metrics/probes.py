@@ -16,33 +16,42 @@ from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
-from kvmedic.core.engine import EngineProfile
-from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Reading
-from kvmedic.core.fleet import Pod
-from kvmedic.core.gating import Served
-from kvmedic.core.prompt_probe import LEAST_LONGEST
-from kvmedic.core.signals import SignalTable
-from kvmedic.core.started import MODELS_OWN, Start, Started, StartForms
-from kvmedic.core.trialling import (
+from kvmedic.engines.engine_log import MODELS_OWN, Start, Started, StartForms
+from kvmedic.manifests.flags import may_chunk
+from kvmedic.manifests.trial_pod import api_key_of
+from kvmedic.metrics.generation import (
+    Asked,
+    Course,
+    Engine,
+    MemoryPace,
+    Rhythm,
+    Sent,
+    compute,
+    generate,
+    lengths_up_to,
+    limit_of,
+)
+from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
+from kvmedic.metrics.page import METRICS
+from kvmedic.metrics.scrape import PodAddress, Scraper, load_authorities, model_of, resolver_of, served_of
+from kvmedic.metrics.scrape import pool_of_page as pool_of
+from kvmedic.metrics.series import PodKey
+from kvmedic.model.devices import Device
+from kvmedic.model.engine import EngineProfile
+from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading, SignalTable
+from kvmedic.model.fleet import Pod
+from kvmedic.model.trial import (
     Begun,
     Interrupted,
     Progress,
     Prompted,
     Question,
+    Served,
     Shown,
     TrialStep,
     Underway,
 )
-from kvmedic.core.vitals import Device
-from kvmedic.manifests.api_key import api_key_of
-from kvmedic.manifests.prefills import may_chunk
-from kvmedic.metrics.generation import Asked, Course, Engine, Rhythm, generate
-from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
-from kvmedic.metrics.prompts import MemoryPace, Sent, compute, lengths_up_to, limit_of
-from kvmedic.metrics.scrape import PodAddress, Scraper, load_authorities, resolver_of
-from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.served import model_of, pool_of, served_of
-from kvmedic.metrics.version_page import METRICS
+from kvmedic.runbooks.compression.attention import LEAST_LONGEST
 from kvmedic.sections import Secret
 
 AT_ONCE = 8

@@ -1,33 +1,197 @@
-"""What a replica says of itself: its own `/metrics`, read directly."""
+"""What a replica says of itself: its own `/metrics`, read directly.
+
+What one page of an engine's metrics says of its work since it started.
+
+How many requests a replica has in its hands, by the pages of all its engines.
+
+A replica may have several engines, behind one port or each behind its own. It is idle only where each engine
+that anybody knows of says so now: what a page does not tell is never taken for zero.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import re
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import cache
 from ipaddress import ip_address
+from math import fsum, isfinite
 from typing import TypeAlias
 
 import httpx
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvmedic.core.evidence import Absence, Measured, Missing, Pool, Reading
-from kvmedic.core.signals import SignalTable
-from kvmedic.core.version import Version
-from kvmedic.metrics.exposition import replica_of
-from kvmedic.metrics.in_flight import Engine, engines_on, in_flight_on
 from kvmedic.metrics.options import ScrapeOptions
-from kvmedic.metrics.page import Page, names_of, parse_page
-from kvmedic.metrics.pools import pool as pool_of
-from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.version_page import LIMIT_BYTES, beside, version_on
+from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
+from kvmedic.metrics.readings import pool
+from kvmedic.metrics.readings import pool as pool_of
+from kvmedic.metrics.series import PodKey, Series
+from kvmedic.model.engine import Version
+from kvmedic.model.evidence import (
+    Absence,
+    CounterSource,
+    HistogramSource,
+    Measured,
+    Missing,
+    Pool,
+    Reading,
+    Signal,
+    SignalTable,
+    Stale,
+)
+from kvmedic.model.trial import Counted, Served
+
+
+def served_of(page: Page, table: SignalTable, url: str) -> Served | str:
+    """Return what an engine serves and has done so far, or why its page does not tell.
+
+    Args:
+        page: as it is now.
+        table: how the engine names its metrics.
+        url: of its API.
+    """
+    model = model_of(page, table)
+    if model is None:
+        return "the engine's metrics do not tell its model"
+    counted = counted_of(page, table)
+    if counted is None:
+        return "the engine's metrics do not tell its finished requests"
+    found = pool_of_page(page, table)
+    return Served(url, model, found.value.cache_dtype if isinstance(found, Measured) else "", counted)
+
+
+def pool_of_page(page: Page, table: SignalTable) -> Reading[Pool]:
+    """Return an engine's pool by its page."""
+    replica = replica_of(page, table)
+    return pool(replica, page.of(table.pool.name)) if replica else Missing(Absence.NO_SERIES)
+
+
+def model_of(page: Page, table: SignalTable) -> str | None:
+    """Return the name under which an engine serves; None where its page does not tell."""
+    return next(filter(None, (one.labels.get(table.model_label) for one in page.of(table.presence))), None)
+
+
+def counted_of(page: Page, table: SignalTable) -> Counted | None:
+    """Return an engine's finished requests and their tokens; None where a number is none."""
+    finished, lengths = table.signals[Signal.REQUESTS_FINISHED], (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)
+    if not isinstance(finished, CounterSource):
+        return None
+    part = finished.part
+    answered = [
+        one
+        for one in _first(page, finished.names)
+        if part is None or part.holds(one.labels.get(part.label, ""))
+    ]
+    requests = fsum(one.value for one in answered)
+    tokens = fsum(_summed(page, table, signal) for signal in lengths)
+    return Counted(round(requests), tokens) if isfinite(requests) and isfinite(tokens) else None
+
+
+def _summed(page: Page, table: SignalTable, signal: Signal) -> float:
+    source = table.signals[signal]
+    names = source.names if isinstance(source, HistogramSource) else ()
+    return fsum(one.value for one in _first(page, [f"{name}_sum" for name in names]))
+
+
+def _first(page: Page, names: Iterable[str]) -> tuple[Series, ...]:
+    """Return the series of the first name that the page has."""
+    return next(filter(None, (page.of(name) for name in names)), ())
+
+
+_PORT = re.compile(r":(\d{1,5})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine of a replica, as its series name it."""
+
+    label: str
+    """Tells the engines behind one frontend apart; empty where there is one."""
+    model: str
+    port: int | None = None
+    """Where its page is; None: not known, so that any page of the replica will do."""
+
+    def is_on(self, others: Iterable[Engine]) -> bool:
+        """Return whether one of some engines is this one; what is not known of this one may be anything."""
+        return any(
+            self.label in ("", one.label)
+            and self.model in ("", one.model)
+            and (one.port == self.port or None in (one.port, self.port))
+            for one in others
+        )
+
+
+def engines_of(series: Iterable[Series], table: SignalTable) -> frozenset[Engine]:
+    """Return the engines that a source's series tell of, with the ports that they were scraped at."""
+    return frozenset(_engine(one, table, _port(one.labels.get("instance", ""))) for one in series)
+
+
+def engines_on(pages: Mapping[int | None, Page], table: SignalTable) -> frozenset[Engine]:
+    """Return the engines that pages tell of, by the ports of the pages; none of a page of something else."""
+    names = (*table.in_flight, *table.in_flight_optional)
+    return frozenset(_engine(one, table, port) for port, page in pages.items() for one in page.of(*names))
+
+
+def in_flight_on(
+    pages: Mapping[int | None, Page], known: Iterable[Engine], table: SignalTable, oldest: timedelta
+) -> Reading[float]:
+    """Return running plus waiting requests of all engines of a replica.
+
+    Args:
+        pages: of the replica, by port; of one port that nobody names the key is None.
+        known: engines that the replica was seen with, whether they are on these pages or not.
+        table: how the engine names its metrics.
+        oldest: how far the time that a sample itself carries may be from that of its page.
+    """
+    engines = engines_on(pages, table)
+    if not engines:
+        return Missing(Absence.NO_SERIES)
+    if not all(one.is_on(engines) for one in known):
+        return Missing(Absence.NO_SERIES)
+    series: list[Series] = []
+    for engine in engines:
+        page = pages[engine.port]
+        for name in (*table.in_flight, *table.in_flight_optional):
+            found = [one for one in page.of(name) if _engine(one, table, engine.port) == engine]
+            if not found and name in table.in_flight:
+                return Missing(Absence.NO_SERIES)
+            series += found
+    if old := _stale(pages.values(), (*table.in_flight, *table.in_flight_optional), oldest):
+        return Stale(old)
+    total = sum(one.value for one in series)
+    if not math.isfinite(total) or any(one.value < 0 for one in series):
+        return Missing(Absence.NOT_A_NUMBER)
+    return Measured(total, max(page.at for page in pages.values()))
+
+
+def _stale(pages: Iterable[Page], names: Sequence[str], oldest: timedelta) -> datetime | None:
+    """Return the time of a sample that is not of now; None where there is none.
+
+    Engines write no times. Something between that keeps their page for a while may.
+    """
+    for page in pages:
+        for stamp in (page.stamps[name] for name in names if name in page.stamps):
+            if not math.isfinite(stamp) or abs(page.at.timestamp() - stamp) > oldest.total_seconds():
+                return datetime.fromtimestamp(stamp, UTC) if 0 <= stamp < page.at.timestamp() else page.at
+    return None
+
+
+def _engine(series: Series, table: SignalTable, port: int | None) -> Engine:
+    return Engine(series.labels.get(table.engine_label, ""), series.labels.get(table.model_label, ""), port)
+
+
+def _port(instance: str) -> int | None:
+    found = _PORT.search(instance)
+    return int(found[1]) if found else None
+
 
 _CONNECTIONS = 64
 """Scrapes at the same time, at most; replicas are drained one by one per resource."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Condition, ConditionType, Record, Truth
-from kvmedic.core.sentences import SENTENCES
+from kvmedic.model.reasons import Reason
+from kvmedic.model.sentences import SENTENCES
+from kvmedic.model.status import Condition, ConditionType, Record, Truth
 
 ORDER = tuple(ConditionType)
 """The order in which conditions are listed."""

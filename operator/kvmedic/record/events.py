@@ -1,19 +1,169 @@
-"""Kubernetes Events for transitions, on the resource and on its target."""
+"""Kubernetes Events for transitions, on the resource and on its target.
+
+What changed between two saved records that a person should hear of; pure.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
-from kvmedic.core.redaction import redact
-from kvmedic.core.resource import Resource
-from kvmedic.core.severity import Severity
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Conflict
 from kvmedic.kube.objects import EVENTS, JsonObject, Ref
-from kvmedic.record.transitions import Note
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Run, StepState
+from kvmedic.model.sentences import SENTENCES, redact
+from kvmedic.model.status import ConditionType, Record, Resource, SetAside, Severity, Station, Truth
+from kvmedic.record.runs import HEALED, NEEDS_A_PERSON
+
+STATE_REASONS = {
+    StepState.PENDING: Reason.PLANNED,
+    StepState.ROLLING_OUT: Reason.ROLLING_OUT,
+    StepState.VERIFYING: Reason.VERIFYING,
+    StepState.ROLLING_BACK: Reason.ROLLING_BACK,
+}
+"""The reason under which a step's state is told; a step that ended is told with its run's outcome."""
+
+
+GOOD_ENDS = HEALED | {Reason.TRIAL_ANSWERED, Reason.KEPT_BY_HAND}
+"""Outcomes that nobody need be warned of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One transition."""
+
+    reason: Reason
+    message: str
+    warning: bool
+    run: str
+    """The run's id; empty outside a run."""
+    on_target: bool
+    """The target was or will be touched, so it belongs on the Deployment's Events as well."""
+    severity: Severity | None = None
+    """Of the trouble that it is about; None: there is none."""
+
+
+def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
+    """Return what is new in the later of two records, in the order of reading."""
+    old = before or Record()
+    told = (
+        *_hand_over_notes(old, after),
+        *_notes(old, after),
+        *_urgency_notes(old, after),
+        *_aside_notes(old.aside, after.aside),
+    )
+    severity = after.urgency.severity if after.urgency else None
+    return tuple(replace(note, severity=severity) for note in told)
+
+
+def _notes(old: Record, after: Record) -> tuple[Note, ...]:
+    if after.run is not None:
+        held = tuple(note for note in _demands(old, after) if note.reason is Reason.DRAIN_TIMED_OUT)
+        return (
+            *_diagnosis_notes(old, after),
+            *_run_notes(old.run, after.run),
+            *_complaints(old, after),
+            *(replace(note, run=after.run.id) for note in held),
+        )
+    if old.run is not None and after.history:
+        end = after.history[0]
+        is_good = end.outcome in GOOD_ENDS
+        text = f"run {end.id} ended: {end.message} ({'; '.join(end.steps)})"
+        return (Note(end.outcome, text, not is_good, end.id, on_target=True),)
+    return _survey_notes(old, after)
+
+
+def _run_notes(old: Run | None, new: Run) -> tuple[Note, ...]:
+    state = new.current.state
+    if old is not None and old.current.state is state and old.index == new.index:
+        return ()
+    reason = STATE_REASONS.get(state)
+    if reason is None:
+        return ()
+    step = new.current.step.line()
+    why = new.ending.message if new.ending else new.message
+    text = f"run {new.id}: {SENTENCES[reason]} {step}. {why}"
+    return (Note(reason, text, state is StepState.ROLLING_BACK, new.id, on_target=True),)
+
+
+def _hand_over_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return that one runbook left the fleet to the other, or took it back."""
+    if new.hand_overs[:1] == old.hand_overs[:1] or not new.hand_overs:
+        return ()
+    given = new.hand_overs[0]
+    text = f"{given.line()}: {given.message}"
+    return (Note(Reason.HANDED_OVER, text, warning=False, run="", on_target=False),)
+
+
+def _urgency_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return that a page begins, or that it ends while there is still trouble."""
+    paged = old.urgency is not None and old.urgency.severity is Severity.PAGE
+    if new.urgency is None or paged is (new.urgency.severity is Severity.PAGE):
+        return ()
+    reason = Reason.OBJECTIVES_MET if paged else Reason.OBJECTIVE_BREACHED
+    text = f"{SENTENCES[reason]} {new.urgency.message}"
+    return (Note(reason, text, warning=not paged, run="", on_target=False),)
+
+
+def _aside_notes(old: SetAside | None, new: SetAside | None) -> tuple[Note, ...]:
+    """Return that an ill replica left rotation, or that it is back or gone."""
+    was_out = old is not None and old.station in (Station.OUT, Station.RETURNING)
+    if new is not None and new.station is Station.OUT and not was_out:
+        return (Note(Reason.SET_ASIDE, f"{new.reason}: {new.line()}", warning=True, run="", on_target=True),)
+    if old is None or not was_out or (new is not None and new.is_active):
+        return ()
+    why = new.ended if new is not None and new.uid == old.uid else "the pod is gone"
+    text = f"replica {old.pod} is not out of rotation any more: {why}"
+    return (Note(Reason.PUT_BACK, text, warning=False, run="", on_target=True),)
+
+
+def _diagnosis_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return the diagnosis if it is another than before: also the one that a run is opened on."""
+    shown, was = new.diagnosis, old.diagnosis
+    if shown is None or (was is not None and was.reason is shown.reason):
+        return ()
+    return (Note(shown.reason, shown.message, warning=False, run="", on_target=False),)
+
+
+def _complaints(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return why the resource is not Ready, if it is another reason than before."""
+    ready, was = new.condition(ConditionType.READY), old.condition(ConditionType.READY)
+    if ready is None or ready.status is Truth.TRUE or (was is not None and was.reason is ready.reason):
+        return ()
+    return (Note(ready.reason, ready.message, warning=True, run="", on_target=False),)
+
+
+def _demands(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return what a person must do, if it is another reason than before and no complaint told it."""
+    acting, was = new.condition(ConditionType.ACTION_REQUIRED), old.condition(ConditionType.ACTION_REQUIRED)
+    if acting is None or acting.status is not Truth.TRUE or acting.reason not in NEEDS_A_PERSON:
+        return ()
+    ready = new.condition(ConditionType.READY)
+    known = {each.reason for each in (was, ready) if each is not None}
+    if acting.reason in known:
+        return ()
+    return (Note(acting.reason, acting.message, warning=True, run="", on_target=False),)
+
+
+def _survey_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    found = [*_diagnosis_notes(old, new), *_complaints(old, new), *_demands(old, new)]
+    if new.plan is not None and (old.plan is None or old.plan.digest != new.plan.digest):
+        text = f"plan {new.plan.digest}: {'; '.join(new.plan.steps)}. {new.plan.message}"
+        found.append(Note(Reason.PLANNED, text, warning=False, run="", on_target=False))
+    if old.footprint is not None and new.footprint is None:
+        text = f"{old.footprint.line()} is forgotten: somebody else set the number, and it stays"
+        found.append(Note(Reason.REPLICAS_CHANGED, text, warning=False, run="", on_target=False))
+    still = {lent.run for lent in new.borrowed}
+    for lent in old.borrowed:
+        if lent.run not in still:
+            text = f"{lent.line()} is forgotten: somebody else set the flag, or made the target anew"
+            found.append(Note(Reason.LOAN_FORGOTTEN, text, warning=False, run="", on_target=False))
+    return tuple(found)
+
 
 LOG = logging.getLogger("kvmedic.events")
 SEVERITY = f"{GROUP}/severity"

@@ -1,35 +1,40 @@
-"""How a run changes the record: opened, reported, closed; pure."""
+"""How a run changes the record: opened, reported, closed; pure.
+
+What turns of the supply leave in the record: shares that were too much. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
-from kvmedic.core.bundle import BundleStep
-from kvmedic.core.compressed import Answer
-from kvmedic.core.compression_policy import Fix
-from kvmedic.core.diagnosis import Goal
-from kvmedic.core.engine import Knob
-from kvmedic.core.fixing import FailedFix, TurnedOff
-from kvmedic.core.loan import loans_after
-from kvmedic.core.plan import (
+from kvmedic.model.edits import BundleStep
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import Fleet, body_hash
+from kvmedic.model.plan import (
     AutoscalerStep,
     ConfigStep,
     FlagStep,
+    Goal,
     ReplaceStep,
     RevisionStep,
     ScaleStep,
+    Step,
     gives_back,
     is_beside_fleet,
     template_before,
 )
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import (
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome, Run, StepRecord, StepState, Verdict
+from kvmedic.model.spec import Fix
+from kvmedic.model.status import (
     HISTORY_LENGTH,
     ClosedRun,
     ConditionType,
+    FailedFix,
+    OutgrownShare,
     Record,
     SizedCap,
     TriedBundle,
@@ -38,12 +43,12 @@ from kvmedic.core.record import (
     TriedRollback,
     TriedScaling,
     Truth,
+    TurnedOff,
 )
-from kvmedic.core.run import Outcome, Run, StepRecord, StepState
-from kvmedic.core.scored import Scored
-from kvmedic.core.summary import summary_of
-from kvmedic.core.verdict import Verdict
+from kvmedic.model.trial import Answer, Scored
 from kvmedic.record.conditions import Claim, with_conditions
+from kvmedic.runbooks.preemption.loans import loans_after
+from kvmedic.verdict.summary import summary_of
 
 T = TypeVar("T")
 
@@ -366,3 +371,39 @@ def _scalings(tried: tuple[TriedScaling, ...], run: Run, now: datetime) -> tuple
         and record.verdict is Verdict.NOT_RECOVERED
     )
     return _remembered(failed, tried, lambda one: (one.revision, one.before))
+
+
+_DUST = 1e-9
+
+
+def with_outgrown(record: Record, share: float, template: Mapping[str, object], now: datetime) -> Record:
+    """Return the record with a share of the devices' memory that was too much for a pod template.
+
+    Of one template the lowest counts; equal to the old record where that is known already.
+    """
+    body = body_hash(template)
+    if any(one.body == body and one.share <= share + _DUST for one in record.outgrown):
+        return record
+    others = tuple(one for one in record.outgrown if one.body != body)
+    return replace(record, outgrown=(OutgrownShare(share, body, now), *others)[:HISTORY_LENGTH])
+
+
+def after_trouble(
+    record: Record, run: Run, fleet: Fleet, template: Mapping[str, object], now: datetime
+) -> Record:
+    """Return the record as a change begins to be taken back.
+
+    Where replicas restarted that had just been given more of their devices' memory, that share is not tried
+    again, whatever ended them.
+    """
+    step = run.current.step
+    share = raised_share(step)
+    ended = any(pod.ends for pod in fleet.pods if pod.revision == step.after_template)
+    return record if share is None or not ended else with_outgrown(record, share, template, now)
+
+
+def raised_share(step: Step) -> float | None:
+    """Return the share of the devices' memory that a step raises, or None where it raises none."""
+    if not isinstance(step, FlagStep | ConfigStep) or step.reason is not Reason.MEMORY_STEPPED_UP:
+        return None
+    return None if step.after is None else float(step.after)

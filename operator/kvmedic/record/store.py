@@ -1,33 +1,103 @@
-"""The resource itself: loaded with its version, its status written only onto that version."""
+"""The resource itself: loaded with its version, its status written only onto that version.
+
+What one resource's stored status says to all others: its open run, and how earlier ones ended.
+
+Read from the JSON itself, because it is read for every event of every resource: only the few fields
+that count are looked at, and a status that cannot be read counts on the safe side.
+
+Whether the cluster knows the resource at all: kopf looks for it once, when it starts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kvmedic.api.convert import policy_of
-from kvmedic.api.pending import not_implemented
-from kvmedic.api.problems import RunUnreadable, SpecInvalid
-from kvmedic.api.resource import GROUP, PLURAL, VERSION, spec_from_wire
+from kvmedic.api.resource import (
+    GROUP,
+    PLURAL,
+    VERSION,
+    RunUnreadable,
+    SpecInvalid,
+    not_implemented,
+    policy_of,
+    spec_from_wire,
+)
 from kvmedic.api.status import record_from_wire, record_to_wire
-from kvmedic.core.crowd import Peer
-from kvmedic.core.decide import Wish
-from kvmedic.core.edit import PatchOperation
-from kvmedic.core.policy import Policy
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import Record
-from kvmedic.core.resource import Key, Resource
-from kvmedic.core.run import Outcome
 from kvmedic.kube.client import Client
-from kvmedic.kube.errors import Refused
-from kvmedic.kube.objects import NAMESPACES, JsonObject, Ref, annotations_of, section, uid_of
+from kvmedic.kube.errors import ApiError, Refused
+from kvmedic.kube.objects import NAMESPACES, JsonObject, Ref, annotations_of, items, moment, section, uid_of
 from kvmedic.kube.objects import Resource as Kind
+from kvmedic.model.edits import PatchOperation
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome, StepState
+from kvmedic.model.spec import Policy
+from kvmedic.model.status import ConditionType, Key, Record, Resource, Wish
 from kvmedic.record.conditions import phase
-from kvmedic.record.peers import peer_of
 from kvmedic.record.surveys import complaint
-from kvmedic.runbooks.allowed_settings import AllowedSettings
+from kvmedic.rollout.gates import BAD_ENDS, BadEnd, Peer
+from kvmedic.runbooks.compression.bundle import AllowedSettings
+
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+"""When a run whose start cannot be read counts as opened: before all others, so it keeps its place."""
+
+
+def peer_of(body: JsonObject) -> Peer:
+    """Return a resource as its peers see it. A run that cannot be read counts as open and begun."""
+    metadata, run = section(body, "metadata"), section(body, "status").get("run")
+    opened_at = _moment(section(body, "status", "run").get("startedAt")) if run else None
+    held = (section(body, "status", "run").get("targetUid"),)
+    aside = section(body, "status", "aside").get("uid")
+    takes_place = bool(run) and not _waits_for_a_verdict(body)
+    return Peer(
+        namespace=str(metadata.get("namespace", "")),
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        target=str(section(body, "spec", "targetRef").get("name", "")),
+        opened_at=(opened_at or LONG_AGO) if takes_place else None,
+        begun=bool(run) and (opened_at is None or bool(section(body, "status", "run", "intent"))),
+        bad_ends=tuple(_bad_ends(body)),
+        created_at=str(metadata.get("creationTimestamp", "")),
+        holds=frozenset(uid for uid in (*held, aside) if isinstance(uid, str)),
+        is_unclear=bool(run) and not isinstance(held[0], str),
+    )
+
+
+def _waits_for_a_verdict(body: JsonObject) -> bool:
+    """Return whether a run changes nothing any more, and is held because its evidence allows no verdict."""
+    steps = items(section(body, "status", "run"), "steps")
+    reasons = [
+        each.get("reason")
+        for each in items(section(body, "status"), "conditions")
+        if each.get("type") == ConditionType.PROGRESSING
+    ]
+    is_judged = any(step.get("state") == StepState.VERIFYING for step in steps)
+    return is_judged and bool(reasons) and reasons != [Reason.VERIFYING]
+
+
+def _bad_ends(body: JsonObject) -> Iterator[BadEnd]:
+    metadata = section(body, "metadata")
+    for each in items(section(body, "status"), "history"):
+        at = _moment(each.get("endedAt"))
+        with suppress(ValueError):
+            reason = Reason(str(each.get("outcome")))
+            if at is not None and reason in BAD_ENDS:
+                yield BadEnd(str(metadata.get("namespace", "")), str(metadata.get("name", "")), reason, at)
+
+
+def _moment(text: object) -> datetime | None:
+    """Return a stored time, or None where it is none or names no zone."""
+    try:
+        found = moment(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
+
 
 RESOURCES = Kind(f"{GROUP}/{VERSION}", PLURAL)
 FINALIZER = f"{GROUP}/run"
@@ -238,3 +308,31 @@ def _body(resource: Resource, status: dict[str, Any]) -> JsonObject:
         },
         "status": status,
     }
+
+
+LOG = logging.getLogger("kvmedic")
+OFTENEST = timedelta(seconds=2)
+"""Between two looks, at most: somebody who installs by hand is watching."""
+ADVICE = (
+    f"CustomResourceDefinition {PLURAL}.{GROUP} is not installed: apply it (`kvmedic crd` prints it; chart: "
+    "crds.enabled); waiting for it"
+)
+
+
+async def defined(client: Client, pace: timedelta) -> None:
+    """Wait until the API server serves the resource; say so once while it does not.
+
+    Nothing answers the liveness probe meanwhile, so Kubernetes restarts a process that waits for long.
+    """
+    told = ""
+    while True:
+        try:
+            if await client.serves(RESOURCES):
+                return
+            problem = ADVICE
+        except ApiError as error:
+            problem = f"the API server does not say whether it knows {PLURAL}.{GROUP}: {error}; asking again"
+        if problem != told:
+            LOG.warning("reason=ResourceUnknown message=%r", problem)
+            told = problem
+        await asyncio.sleep(min(pace, OFTENEST).total_seconds())

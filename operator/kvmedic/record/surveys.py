@@ -5,19 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from kvmedic.core.approval import stands
-from kvmedic.core.compressed import Compressed
-from kvmedic.core.diagnosis import CONTENT, Diagnosis, Inconclusive, is_content
-from kvmedic.core.fixing import FailedFix
-from kvmedic.core.gates import Blocked
-from kvmedic.core.hand_overs import HandOver
-from kvmedic.core.plan import Plan
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import ConditionType, LastGood, Record, ShownDiagnosis, ShownPlan, Truth
-from kvmedic.core.run import Outcome
-from kvmedic.core.severity import unmeasured
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.plan import Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome
+from kvmedic.model.status import (
+    ConditionType,
+    FailedFix,
+    HandOver,
+    LastGood,
+    Record,
+    ShownDiagnosis,
+    ShownPlan,
+    Truth,
+)
 from kvmedic.record.conditions import Claim, retold, with_conditions
 from kvmedic.record.runs import action
+from kvmedic.rollout.gates import Blocked, stands
+from kvmedic.runbooks.branches import CONTENT, Compressed, Diagnosis, is_content
+from kvmedic.runbooks.severity import unmeasured
 
 REFRESH = timedelta(minutes=10)
 """How old the shown numbers of a lasting trouble may get before they are written anew. Ten minutes

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from kvmedic.core.diagnosis import Branch
-from kvmedic.runbooks import compression_without_savings, preemption_thrash
+from kvmedic.runbooks.branches import Branch
+from kvmedic.runbooks.compression.branches import COMPRESSION_BRANCHES
+from kvmedic.runbooks.preemption.branches import PREEMPTION_BRANCHES
 
 RUNBOOKS: Mapping[str, tuple[Branch, ...]] = MappingProxyType(
     {
-        "CompressionWithoutSavings": compression_without_savings.BRANCHES,
-        "PreemptionThrash": preemption_thrash.BRANCHES,
+        "CompressionWithoutSavings": COMPRESSION_BRANCHES,
+        "PreemptionThrash": PREEMPTION_BRANCHES,
     }
 )
 """Every runbook by the name that `spec.runbooks` uses."""

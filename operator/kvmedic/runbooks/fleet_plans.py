@@ -1,28 +1,48 @@
 """From advice that is no matter of one setting to a plan: another replica, revision or number of replicas.
 
 Which of them was tried on this very fleet and did not help is told here too.
+
+How many of a fleet's replicas must be pressured for which change, and a change for some of them alone.
+
+All replicas have one pod template, so what a change costs the calm ones decides how many must be pressured.
+
+What becomes of requests that are in flight when a replica is ended: known before its first step.
+
+Source: vLLM 0.32 (FACTS of the project, measured). At SIGTERM it aborts what is in flight within two seconds,
+whatever the grace period, unless it runs with `--shutdown-timeout` (0.18 and newer). The kubelet runs preStop
+first, and kills the container when the grace period is over, which began with preStop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import ceil
 from typing import TypeAlias
 
-from kvmedic.core.bundle import BundleEdit
-from kvmedic.core.diagnosis import Relief, Resize, RollBack
-from kvmedic.core.fixing import Evaluate, Try
-from kvmedic.core.fleet import Fleet
-from kvmedic.core.footprint import Footprint, returning_step
-from kvmedic.core.gating import GateStep
-from kvmedic.core.plan import ObjectRef, Plan, ReplaceStep, RevisionStep, ScaleStep, Step
-from kvmedic.core.policy import TargetRef
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import TriedBundle, TriedReplacement, TriedRollback, TriedScaling
-from kvmedic.core.template import template_hash
-from kvmedic.core.trialling import Question, TrialStep
-from kvmedic.runbooks.bundle import edited
-from kvmedic.runbooks.planning import Fault, Workload, with_template
-from kvmedic.runbooks.whole_prompts import whole_prompts
+from kvmedic.model.engine import Knob, Presence
+from kvmedic.model.evidence import PodReadings, Signal
+from kvmedic.model.fleet import Fleet, ObjectRef
+from kvmedic.model.plan import Plan, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.model.readings import number
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import OnDrainTimeout, RolloutPolicy, TargetRef
+from kvmedic.model.status import TriedBundle, TriedReplacement, TriedRollback, TriedScaling
+from kvmedic.model.trial import GateStep, TrialStep
+from kvmedic.runbooks.branches import (
+    Assignment,
+    Evaluate,
+    NoChange,
+    Relief,
+    Resize,
+    RollBack,
+    Setting,
+    SettingAdvice,
+    Try,
+)
+from kvmedic.runbooks.planning import Fault, Workload
+from kvmedic.runbooks.preemption.levers import first_that_applies
+from kvmedic.runbooks.preemption.pressure import Case
 
 
 def replaced_in_vain(tried: Sequence[TriedReplacement], fleet: Fleet) -> bool:
@@ -54,90 +74,6 @@ def resizing_of(target: TargetRef, fleet: Fleet, advice: Resize, generation: int
         container=target.container,
         before=fleet.replicas,
         after=advice.replicas,
-        template=fleet.revision,
-        reason=advice.reason,
-    )
-    return plan_for(fleet, step, advice, generation)
-
-
-def returning_of(fleet: Fleet, held: Footprint, advice: Resize, generation: int) -> Plan:
-    """Return the plan that gives back what was added for a while, so far as advice says."""
-    step = returning_step(held, advice.replicas, fleet.revision)
-    return plan_for(fleet, step, advice, generation)
-
-
-def trial_plan(
-    workload: Workload | Fault, fleet: Fleet, source: str, advice: Try, generation: int
-) -> Plan | Fault:
-    """Return the plan that asks a trial pod of a setting, or why it cannot be carried out.
-
-    Args:
-        workload: the target's engine.
-        fleet: as it is.
-        source: the metrics source that tells of its devices.
-        advice: what is asked.
-        generation: of the spec.
-    """
-    if isinstance(workload, Fault):
-        return workload
-    of_prompts = advice.question is Question.PROMPTS
-    change = _on_trial(workload, advice)
-    if isinstance(change, Fault):
-        return change
-    step = TrialStep(
-        target=workload.target,
-        container=str(workload.container.get("name")),
-        question=advice.question,
-        method=advice.method,
-        tokens=advice.tokens,
-        keep=advice.keep,
-        limit_seconds=int(advice.limit.total_seconds()),
-        template=fleet.revision,
-        reason=advice.reason,
-        change=change,
-        tried=template_hash(change.apply(workload.template)) if change else "",
-        source=source if of_prompts else "",
-        without=bool(advice.off),
-    )
-    return plan_for(fleet, step, advice, generation)
-
-
-def _on_trial(workload: Workload, advice: Try) -> BundleEdit | Fault | None:
-    """Return what differs on a trial pod; None: nothing."""
-    change = advice.change
-    if advice.off:
-        off = edited(workload, advice.off[::-1])
-        if isinstance(off, Fault):
-            text = f"{advice.method} cannot be turned off as a whole, on a trial pod either: {off.message}"
-            other = "; or give spec.compression.baseline.blocks" if advice.question is Question.START else ""
-            return Fault(off.reason, text + other)
-        if off is None:
-            return Fault(Reason.TRIAL_IMPOSSIBLE, f"{advice.method} is off already, by all of its settings")
-        change = off.change
-    if advice.question is not Question.PROMPTS:
-        return change
-    subject = with_template(workload, change.apply(workload.template)) if change else workload
-    whole = subject if isinstance(subject, Fault) else whole_prompts(subject, advice.tokens)
-    if isinstance(whole, Fault) or whole is None:
-        return whole or change
-    return BundleEdit((*(change.parts if change else ()), *whole.parts))
-
-
-def gate_plan(workload: Workload | Fault, fleet: Fleet, advice: Evaluate, generation: int) -> Plan | Fault:
-    """Return the plan that lets a team's Job evaluate a trial pod, or why it cannot be carried out."""
-    if isinstance(workload, Fault):
-        return workload
-    step = GateStep(
-        target=workload.target,
-        container=str(workload.container.get("name")),
-        subject=advice.subject,
-        change=advice.change,
-        tried=advice.tried,
-        cron_job=advice.cron_job,
-        evaluation=advice.evaluation,
-        budget=advice.budget,
-        cache_types=advice.cache_types,
-        limit_seconds=int(advice.limit.total_seconds()),
         template=fleet.revision,
         reason=advice.reason,
     )
@@ -184,3 +120,104 @@ def rollback_of(target: TargetRef, fleet: Fleet, advice: RollBack, generation: i
 def scaled_in_vain(tried: Sequence[TriedScaling], fleet: Fleet) -> bool:
     """Return whether more replicas than this very fleet has are on record as no help."""
     return any((one.revision, one.before) == (fleet.revision, fleet.replicas) for one in tried)
+
+
+FLEET_SHARE = 2 / 3
+"""Share of the replicas that must be pressured before any setting of the fleet is changed: with one or two
+replicas all of them, of three two. Replicas behind one Service see the same requests; under demand the
+last one is near the trigger too, and where a third or more are calm the cause is not what they share."""
+CAP_SHARE, CAP_LEAST = 1 / 4, 2
+"""Share and number of the replicas that must be pressured for a cap on sequences: a cap over what the calm
+ones run costs them nothing. One alone is another branch's; of fewer than a quarter the cause is their own."""
+
+
+def most_of(replicas: int) -> int:
+    """Return how many of some replicas are most of them."""
+    return ceil(FLEET_SHARE * replicas)
+
+
+def enough_for_a_cap(replicas: int) -> int:
+    """Return how many of some replicas must be pressured for a cap on sequences."""
+    return min(replicas, max(CAP_LEAST, ceil(CAP_SHARE * replicas)))
+
+
+def cap_over_calm(case: Case, setting: Setting, calm: Mapping[str, PodReadings]) -> SettingAdvice:
+    """Return a cap for the pressured replicas that the calm ones stay under, or why there is none.
+
+    Args:
+        case: of the pressured replicas.
+        setting: the present setting.
+        calm: readings of the others, by name.
+    """
+    caps = tuple(bound for bound in setting.levers if bound.knob is Knob.MAX_NUM_SEQS)
+    advice = first_that_applies(case, replace(setting, levers=caps))
+    if not isinstance(advice, Assignment):
+        return advice
+    for name, readings in sorted(calm.items()):
+        running = number(readings, Signal.RUNNING_MEAN)
+        each = None if running is None else running / readings.engines
+        if each is None or each > float(advice.value):
+            told = "nobody knows how many sequences it runs" if each is None else f"it runs {each:.0f}"
+            text = f"a cap of {advice.value} would hold up {name}, which is calm: {told} on average"
+            return NoChange(Reason.PARTIAL_PRESSURE, text)
+    return advice
+
+
+GRACE_SECONDS = 30
+"""`terminationGracePeriodSeconds` where the pod template does not say (Kubernetes API)."""
+
+
+def end_of_requests(workload: Workload) -> str:
+    """Return what becomes of requests that a replica still has when it is ended, in one clause."""
+    timeout = _timeout(workload)
+    if timeout is None:
+        return "this engine aborts requests in flight when a replica is ended (it has no --shutdown-timeout)"
+    if timeout <= 0:
+        return (
+            "the engine aborts requests in flight when a replica is ended (--shutdown-timeout is not given)"
+        )
+    grace, sleep = _grace_seconds(workload.template), _sleep_seconds(workload.container)
+    if sleep is None:
+        return (
+            f"the engine finishes requests for {timeout:g} s when a replica is ended, if preStop leaves them"
+        )
+    if sleep + timeout >= grace:
+        text = f"preStop {sleep} s + --shutdown-timeout {timeout:g} s do not fit into"
+        return f"requests in flight may be cut off when a replica is ended: {text} {grace} s of grace period"
+    return f"the engine finishes requests in flight for {timeout:g} s when a replica is ended"
+
+
+def drain_remark(workload: Workload, rollout: RolloutPolicy, step: Step) -> str:
+    """Return what a step does to requests whose drain times out; empty where it drains nobody for good."""
+    if isinstance(step, TrialStep | GateStep):
+        return ""
+    end = end_of_requests(workload)
+    if rollout.on_drain_timeout is OnDrainTimeout.HOLD:
+        return f"a replica whose drain times out is not ended (onDrainTimeout: Hold); {end}"
+    return f"a replica whose drain times out is ended all the same (onDrainTimeout: Proceed); {end}"
+
+
+def _timeout(workload: Workload) -> float | None:
+    """Return the seconds that the engine is given to finish; None where it knows no such option."""
+    known = workload.engine.profile.flag(Knob.SHUTDOWN_TIMEOUT)
+    if known is None or workload.engine.presence(known) is not Presence.PRESENT:
+        return None
+    given = workload.given(Knob.SHUTDOWN_TIMEOUT) or 0
+    return float(given) if isinstance(given, int | float) else 0.0
+
+
+def _grace_seconds(template: Mapping[str, object]) -> int:
+    spec = template.get("spec")
+    given = spec.get("terminationGracePeriodSeconds") if isinstance(spec, Mapping) else None
+    return given if isinstance(given, int) else GRACE_SECONDS
+
+
+def _sleep_seconds(container: Mapping[str, object]) -> int | None:
+    """Return how long preStop sleeps; 0 without one, None where it runs something that takes its own time."""
+    lifecycle = container.get("lifecycle")
+    hook = lifecycle.get("preStop") if isinstance(lifecycle, Mapping) else None
+    if not isinstance(hook, Mapping) or not hook:
+        return 0
+    sleep = hook.get("sleep")
+    seconds = sleep.get("seconds") if isinstance(sleep, Mapping) else None
+    return seconds if isinstance(seconds, int) else None

@@ -5,40 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvmedic.core.config_map import Sight
-from kvmedic.core.diagnosis import (
-    Adviser,
-    Assignment,
-    Beyond,
-    Evidence,
-    LeverBound,
-    MemoryShare,
-    NoChange,
-    Setting,
-)
-from kvmedic.core.edit import TokenEdit, container_at, containers_of
-from kvmedic.core.engine import Engine, EngineProfile, Knob, Scalar
-from kvmedic.core.plan import (
-    ConfigStep,
-    FlagStep,
-    ObjectRef,
-    Plan,
-)
-from kvmedic.core.reasons import Reason
-from kvmedic.core.record import OutgrownShare, TriedLever
-from kvmedic.core.spending import devices_of
-from kvmedic.core.supply import Supply
-from kvmedic.core.template import template_hash
-from kvmedic.manifests.budget import Budget
-from kvmedic.manifests.configuration import Configuration, configuration_at, edited
+from kvmedic.manifests.engine_file import Configuration, configuration_at, edited
 from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, parsed_of, read_flags, setting_of
 from kvmedic.manifests.flags import Setting as FlagSetting
 from kvmedic.manifests.invocation import version_of
-from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.runbooks.host_memory import host_terms
-from kvmedic.runbooks.memory import exhausted, raised_in_vain
-from kvmedic.runbooks.present_supply import Given, supply_of
-from kvmedic.runbooks.step_memory import FIXES_THE_POOL
+from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
+from kvmedic.model.config_edits import Sight
+from kvmedic.model.edits import TokenEdit, container_at, containers_of
+from kvmedic.model.engine import Engine, EngineProfile, Knob, Scalar
+from kvmedic.model.fleet import ObjectRef, template_hash
+from kvmedic.model.plan import ConfigStep, FlagStep, Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.runbooks.branches import Adviser, Assignment, Beyond, Evidence, NoChange, Setting
+
+FIXES_THE_POOL = (Knob.NUM_GPU_BLOCKS_OVERRIDE, Knob.KV_CACHE_MEMORY_BYTES)
+"""Knobs with which the cache's size does not depend on what a step takes."""
+
 
 UNKNOWN_ENGINE = frozenset({RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES})
 NOT_IN_ENGINE = frozenset({RefusalReason.NOT_IN_VERSION, RefusalReason.VERSION_UNKNOWN})
@@ -185,60 +167,6 @@ def _unrecognised(doubts: Sequence[Refusal]) -> Fault:
     return Fault(
         Reason.ENGINE_UNRECOGNISED,
         f"{said}: start the engine in command or args, or make a resource for the Deployment that runs one",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is on record and bears on what may be turned."""
-
-    levers: Sequence[TriedLever] = ()
-    """What was tried and did not help."""
-    outgrown: Sequence[OutgrownShare] = ()
-    """Shares of the devices' memory that were too much."""
-
-
-def setting(workload: Workload, levers: tuple[LeverBound, ...], known: Known, evidence: Evidence) -> Setting:
-    """Return what advice needs to know of the present setting."""
-    cap = workload.given(Knob.MAX_NUM_SEQS)
-    cap = cap if isinstance(cap, int) else None
-    default = workload.engine.profile.flag(Knob.MAX_NUM_SEQS)
-    steps = workload.engine.profile.flag(Knob.MAX_NUM_BATCHED_TOKENS)
-    return Setting(
-        max_num_seqs=cap,
-        levers=levers,
-        exhausted=exhausted(known.levers, template_hash(workload.template), evidence),
-        given=workload.knobs(),
-        most_sequences=cap if cap is not None or default is None else default.most,
-        chunks_prefill=workload.has_on(Knob.CHUNKED_PREFILL),
-        memory=memory_share(workload),
-        gpus=devices_of(workload.template),
-        supply=_supply(workload, known, evidence),
-        least_step_tokens=None if steps is None else steps.least,
-    )
-
-
-def _supply(workload: Workload, known: Known, evidence: Evidence) -> Supply:
-    given = Given(
-        caches_prefixes=workload.has_on(Knob.PREFIX_CACHING),
-        is_given=workload.given(Knob.PREFIX_CACHING) is not None,
-        host=host_terms(workload.template, workload.container, workload.engine),
-        raised_in_vain=raised_in_vain(known.levers, template_hash(workload.template), evidence),
-    )
-    return supply_of(given, workload.template, known.outgrown, evidence)
-
-
-def memory_share(workload: Workload) -> MemoryShare:
-    """Return the share of its devices' memory that the engine takes, as far as its command line tells."""
-    flag = workload.engine.profile.flag(Knob.GPU_MEMORY_UTILIZATION)
-    given = workload.given(Knob.GPU_MEMORY_UTILIZATION)
-    default = None if flag is None else workload.engine.default_of(flag)
-    fixing = (workload.engine.profile.flag(knob) for knob in workload.fixes_the_pool())
-    return MemoryShare(
-        ratio=float(given) if isinstance(given, int | float) else default,
-        is_given=given is not None,
-        fixed_by=next((flag.name for flag in fixing if flag is not None), ""),
-        unread=workload.flags.config or "",
     )
 
 

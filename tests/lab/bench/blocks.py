@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
-from kvmedic.core import blocks
+from kvmedic.model import compression as blocks
 from lab.engine.blocks import BlockPool
 from lab.engine.compression import PASS_TOKENS, Compaction, Compression, compress
 from lab.engine.eviction import Eviction, Survival, Survivors
@@ -33,7 +33,7 @@ class Case:
     name: str
     survival: Survival
     expected: blocks.Pattern | float
-    """Where survivors are; or the blocks that come free, where `core/blocks.py` has no such pattern."""
+    """Where survivors are; or the blocks that come free, where `model/compression.py` has no such pattern."""
     compaction: Compaction | None = None
     step: int = TOKENS
     """Tokens from one pass to the next; by default there is a single one at the end."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from kvmedic.core.compression import TokenEviction
+from kvmedic.model.compression import TokenEviction
 from lab.bench.workloads import Lengths, Workload
 from lab.engine.blocks import BlockPool
 from lab.engine.host_tier import HostTier

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import sqrt
 
-from kvmedic.core.distribution import Moments
-from kvmedic.core.sizing import SAFEST_FIT, cap_at, occupancy
-from kvmedic.core.verdict import LIGHTER
+from kvmedic.model.readings import Moments
+from kvmedic.verdict.comparison import LIGHTER
+from kvmedic.verdict.sizing import SAFEST_FIT, cap_at, occupancy
 from lab.bench.drive import UNCAPPED, Client, Drive
 from lab.bench.workloads import WORKLOADS, Lengths, Workload
 from lab.engine.requests import Request

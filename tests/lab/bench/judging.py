@@ -1,23 +1,13 @@
 """The operator's judgement of a run, from its scrapes alone."""
 
-from kvmedic.core.diagnosis import (
-    Advice,
-    Assignment,
-    Evidence,
-    Inconclusive,
-    LeverBound,
-    NoChange,
-    Setting,
-    Trigger,
-    diagnose,
-)
-from kvmedic.core.engine import Knob
-from kvmedic.core.evidence import Observation
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.exposition import observe_pages
-from kvmedic.metrics.glimpse import glimpse, moment
-from kvmedic.metrics.page import parse_page
+from kvmedic.metrics.page import observe_pages, parse_page
+from kvmedic.metrics.saved_pages import glimpse, moment
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive, Observation
+from kvmedic.model.spec import LeverBound, Trigger
 from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting, diagnose
 from lab.bench.drive import Outcome
 
 TRIGGER = Trigger(preemptions_per_request=0.1, kv_cache_usage_ratio=0.85)

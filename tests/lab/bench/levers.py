@@ -19,11 +19,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from kvmedic.core.diagnosis import Advice, Assignment, Inconclusive, LeverBound, Setting
-from kvmedic.core.engine import Knob
-from kvmedic.core.verdict import Objectives, baseline_of, judge
-from kvmedic.runbooks.case import case_of, seen_of
-from kvmedic.runbooks.step_tokens import shorten_steps
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.spec import LeverBound, Objectives
+from kvmedic.runbooks.branches import Advice, Assignment, Setting
+from kvmedic.runbooks.preemption.pressure import case_of, seen_of
+from kvmedic.runbooks.preemption.traffic_levers import shorten_steps
+from kvmedic.verdict.baseline import baseline_of
+from kvmedic.verdict.comparison import judge
 from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import TRIGGER, advice_on, observed, seen

@@ -15,9 +15,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import islice
 
-from kvmedic.core.baseline import Baseline
-from kvmedic.core.diagnosis import Inconclusive, Trigger
-from kvmedic.core.verdict import Objectives, Verdict, baseline_of, compare
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.run import Baseline, Verdict
+from kvmedic.model.spec import Objectives, Trigger
+from kvmedic.verdict.baseline import baseline_of
+from kvmedic.verdict.comparison import compare
 from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import chosen_cap, glimpsed_cap, observed

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from kvmedic.core.baseline import Baseline
-from kvmedic.core.diagnosis import Inconclusive
-from kvmedic.core.verdict import Objectives, Verdict, baseline_of, judge
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.run import Baseline, Verdict
+from kvmedic.model.spec import Objectives
+from kvmedic.verdict.baseline import baseline_of
+from kvmedic.verdict.comparison import judge
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import TRIGGER, chosen_cap, observed
 from lab.bench.workloads import CHAT_OUTPUT, CHAT_PROMPT, GPU, Lengths, Workload, varied

@@ -16,10 +16,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
-from kvmedic.core.baseline import Baseline
-from kvmedic.core.diagnosis import Inconclusive
-from kvmedic.core.verdict import Objectives, baseline_of, judge
 from kvmedic.metrics.page import parse_page
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.run import Baseline
+from kvmedic.model.spec import Objectives
+from kvmedic.verdict.baseline import baseline_of
+from kvmedic.verdict.comparison import judge
 from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import TRIGGER, chosen_cap, glimpsed_cap, observed

@@ -13,13 +13,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kvmedic.core.confirm import confirmed
-from kvmedic.core.diagnosis import Assignment, Inconclusive, Setting
-from kvmedic.core.engine import Knob
-from kvmedic.core.supply import Supply
-from kvmedic.core.verdict import Baseline, Objectives, Verdict, baseline_of, judge
-from kvmedic.runbooks.case import case_of, seen_of
-from kvmedic.runbooks.prefixes import reuse_prefixes, saved_at_most
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.run import Baseline, Verdict
+from kvmedic.model.spec import Objectives
+from kvmedic.runbooks.branches import Assignment, Setting
+from kvmedic.runbooks.preemption.pressure import case_of, seen_of
+from kvmedic.runbooks.preemption.traffic_levers import reuse_prefixes, saved_at_most
+from kvmedic.verdict.baseline import baseline_of
+from kvmedic.verdict.comparison import judge
+from kvmedic.verdict.sizing import Supply
+from kvmedic.verdict.vetoes import confirmed
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import TRIGGER, observed, seen
 from lab.bench.workloads import (

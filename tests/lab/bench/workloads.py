@@ -5,8 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvmedic.core.blocks import Compacted, Scattered
-from kvmedic.core.compression import TokenEviction
+from kvmedic.model.compression import Compacted, Scattered, TokenEviction
 from lab.engine.compression import Compaction, Compression
 from lab.engine.eviction import Eviction
 from lab.engine.settings import StepCost

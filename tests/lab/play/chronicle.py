@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvmedic.api.status import record_from_wire
-from kvmedic.core.compressed import Answer
-from kvmedic.core.gating import GateStep
-from kvmedic.core.trialling import TrialStep
+from kvmedic.model.trial import Answer, GateStep, TrialStep
 
 Object = dict[str, Any]
 TRIALS = frozenset({TrialStep.__name__, GateStep.__name__})

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kvmedic.core.engine import Knob
-from kvmedic.core.plan import Step
-from kvmedic.core.reasons import Reason
+from kvmedic.model.engine import Knob
+from kvmedic.model.plan import Step
+from kvmedic.model.reasons import Reason
 from lab.play.figures import Figures
 
 KINDS = tuple(kind.__name__ for kind in get_args(Step))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from kvmedic.api.pending import not_implemented
+from kvmedic.api.resource import not_implemented
 from kvmedic.api.spec import KVRemediationSpec
 from lab.loadgen import lengths
 from lab.play.expectation import Expectation

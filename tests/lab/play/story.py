@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvmedic.core.compressed import Answer
-from kvmedic.core.trial_picture import picture_of, trace_of
+from kvmedic.model.trial import Answer
+from kvmedic.runbooks.compression.reclamation import picture_of, trace_of
 from lab.loadgen.record import Record
 from lab.play.scene import Scene, scene, state_of
 from lab.play.schema import FLEET

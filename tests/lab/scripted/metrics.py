@@ -19,11 +19,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from kvmedic.core.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading
-from kvmedic.core.fleet import Pod
-from kvmedic.core.recalled import Alone
-from kvmedic.core.version import Version
-from kvmedic.core.vitals import Device, Vital
+from kvmedic.model.devices import Device, Vital
+from kvmedic.model.engine import Version
+from kvmedic.model.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading
+from kvmedic.model.fleet import Pod
+from kvmedic.model.readings import Alone
 from lab.scripted.readings import POOL, State, only, readings
 
 

@@ -15,22 +15,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvmedic.core.blocks import Compacted, Keep, Pattern, PerHead, Scattered, used
-from kvmedic.core.fleet import Pod
-from kvmedic.core.gating import Counted, Served
-from kvmedic.core.prompt_probe import Growth, Prompt
-from kvmedic.core.reclamation_probe import Reclaim, Sample
-from kvmedic.core.trialling import (
+from kvmedic.metrics.generation import lengths_up_to
+from kvmedic.model.compression import Compacted, Keep, Pattern, PerHead, Scattered, used
+from kvmedic.model.fleet import Pod
+from kvmedic.model.trial import (
     Begun,
+    Counted,
+    Growth,
     Interrupted,
     Progress,
+    Prompt,
     Prompted,
     Question,
+    Reclaim,
+    Sample,
+    Served,
     TrialStep,
     Underway,
     Watched,
 )
-from kvmedic.metrics.prompts import lengths_up_to
 from lab.engine.attention import SCORE_BYTES
 
 BLOCK_TOKENS = 16

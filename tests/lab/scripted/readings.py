@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from kvmedic.core.evidence import (
+from kvmedic.model.evidence import (
     Absence,
     Histogram,
     Measured,

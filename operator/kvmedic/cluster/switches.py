@@ -1,0 +1,109 @@
+"""The operator-wide stop: while one ConfigMap exists, no forward move is made anywhere.
+
+On:  `kubectl -n kvmedic-system create configmap kvmedic-stop`
+Off: `kubectl -n kvmedic-system delete configmap kvmedic-stop`
+
+Its existence is the whole message, so there is no key to misspell at three in the morning; whatever
+it contains is for people (who, why). Ways back stay open while it exists.
+
+An administrator's word that a storm of bad ends is over: the age of one ConfigMap.
+
+`kubectl -n kvmedic-system create configmap kvmedic-storm-over`
+
+Runs that ended badly before it was created do not count any more. It may stay: the next storm is
+another one, for which it is deleted and made anew.
+
+What people approved, as the API server has it now. It is read and never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from kvmedic.api.approval import APPROVAL_PLURAL, approval_from_wire
+from kvmedic.api.resource import GROUP, VERSION, SpecInvalid
+from kvmedic.kube.client import Client
+from kvmedic.kube.errors import ApiError, Refused
+from kvmedic.kube.objects import CONFIG_MAPS, JsonObject, Ref, Resource, moment, section, uid_of
+from kvmedic.rollout.gates import Approval, Stop, Unreadable
+
+
+async def read_stop(client: Client, namespace: str, name: str) -> Stop:
+    """Return whether the operator-wide stop is on. Never raises: not knowing is an answer.
+
+    Args:
+        client: the API.
+        namespace: the operator's own namespace.
+        name: the ConfigMap's name.
+    """
+    try:
+        found = await client.get(Ref(CONFIG_MAPS, namespace, name))
+    except ApiError:
+        return Stop.UNREADABLE
+    return Stop.OFF if found is None else Stop.ON
+
+
+async def storm_over_at(client: Client, namespace: str, name: str) -> datetime | None:
+    """Return when an administrator said that the last storm is over, or None.
+
+    Never raises: an answer that is not had means that nobody said so.
+
+    Args:
+        client: the API.
+        namespace: the operator's own namespace.
+        name: the ConfigMap's name.
+    """
+    try:
+        found = await client.get(Ref(CONFIG_MAPS, namespace, name))
+    except ApiError:
+        return None
+    stamp = section(found or {}, "metadata").get("creationTimestamp")
+    return moment(str(stamp)) if stamp else None
+
+
+APPROVALS = Resource(f"{GROUP}/{VERSION}", APPROVAL_PLURAL)
+ADVICE = (
+    f"approvals cannot be read: install the CustomResourceDefinition {APPROVAL_PLURAL}.{GROUP} "
+    "(`kvmedic crd` prints it) and let the operator list it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredApprovals:
+    """Approvals of one cluster."""
+
+    client: Client
+
+    async def of(self, namespace: str, name: str) -> Sequence[Approval] | Unreadable:
+        """Return the approvals for a resource; without the kind or the right to list it that is a value.
+
+        One that is being deleted is withdrawn, and one that cannot be read approves nothing.
+
+        Raises:
+            Unavailable: the API did not answer.
+        """
+        try:
+            bodies = await self.client.list(APPROVALS, namespace)
+        except Refused as error:
+            return Unreadable(f"{ADVICE} ({error})")
+        return tuple(_for(name, bodies))
+
+
+def _for(name: str, bodies: Sequence[JsonObject]) -> Iterator[Approval]:
+    for body in bodies:
+        metadata = section(body, "metadata")
+        try:
+            spec = approval_from_wire(body.get("spec"))
+        except SpecInvalid:
+            continue
+        if spec.remediation == name and not metadata.get("deletionTimestamp"):
+            yield Approval(
+                name=str(metadata["name"]),
+                uid=uid_of(body),
+                digest=spec.digest,
+                made_at=moment(metadata["creationTimestamp"]),
+                expires_at=datetime.fromisoformat(spec.expires_at) if spec.expires_at else None,
+                resource_uid=spec.remediation_uid or "",
+            )

@@ -1,0 +1,1 @@
+"""One tick: look, judge, plan, then one write or one effect."""

@@ -1,0 +1,571 @@
+"""The evidence for one target: two looks at the same replicas, how they fare, what was deployed of late.
+
+What of a target's pod template changed of late, and how the fleet fared before; read, never changed.
+
+A source of metrics is asked about the past only where a revision came of late that changed what the KV
+cache depends on.
+
+The engine of a target: what its pod template starts, in the version that its replicas say they run.
+
+How a fleet fared before its KV cache was compressed, where nobody says so: from history.
+
+A source of metrics is asked once for each revision that turned a method on, at a whole look. The status keeps
+what it told, so that every later look, a glance too, has it for nothing.
+
+What one look at a fleet found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from kvmedic.controller.ports import Drivers, Logs, Metrics, Senses, View
+from kvmedic.engines import ENGINES, SIGNALS, STARTS
+from kvmedic.engines.engine_log import Agreed, Mixed, Silent, Unclear, Witness, told_of, witnesses
+from kvmedic.manifests.invocation import version_of
+from kvmedic.manifests.proposals import Proposal
+from kvmedic.manifests.revisions import Revised, Unreadable, differences
+from kvmedic.model.compression import Figures
+from kvmedic.model.config_edits import (
+    Deploy,
+    Difference,
+    LatestDeploy,
+    Newcomer,
+    NoDeploy,
+    UnknownDeploy,
+    newcomer,
+    revision_of,
+    start_seconds,
+    to_start,
+)
+from kvmedic.model.devices import Device, Vitals, filled, may_fill
+from kvmedic.model.engine import Engine, EngineProfile
+from kvmedic.model.evidence import (
+    Absence,
+    Inconclusive,
+    LoggedSize,
+    Look,
+    Measured,
+    Missing,
+    Observation,
+    PodReadings,
+    Reading,
+    Unsupported,
+)
+from kvmedic.model.fleet import ObjectRef, Pod
+from kvmedic.model.plan import COMPARED, Goal, OnTrial, Plan, ReplaceStep, gives_back
+from kvmedic.model.readings import Alone, Recalled, complete
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Baseline, Outcome, whole_devices_of
+from kvmedic.model.spec import Policy, Runbook
+from kvmedic.model.status import ClosedRun, HandOver, Resource
+from kvmedic.runbooks.branches import GIVEN, Compressed, Diagnosed, Diagnosis, Evidence
+from kvmedic.runbooks.compression.cache_types import logs_that_tell
+from kvmedic.runbooks.compression.history import Enabled, Kept, Untold, run_of
+from kvmedic.runbooks.compression.methods import with_recalled
+from kvmedic.runbooks.compression.savings import ASKED, NEEDED, figures_over
+from kvmedic.runbooks.planning import Fault, Workload, configured, workload_of
+from kvmedic.runbooks.preemption.deploy import HISTORY
+from kvmedic.verdict.baseline import baseline_of
+from kvmedic.verdict.quorum import left_out
+from kvmedic.verdict.vetoes import least_free_mib, up_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a look was made, and what had been done to the target before."""
+
+    at: datetime
+    history: Sequence[ClosedRun]
+    """Closed runs of the resource."""
+
+
+async def latest_deploy(
+    policy: Policy, namespace: str, view: View, metrics: Metrics, moment: Moment
+) -> LatestDeploy:
+    """Return the revision that came of late, if what it changed matters to the KV cache.
+
+    Args:
+        policy: the spec.
+        namespace: of the target.
+        view: the target.
+        metrics: what knows the past.
+        moment: of the look that found the trouble.
+    """
+    came = newcomer(view.fleet, policy.rollback.within, moment.at)
+    if came is None or is_ours(came, moment.history):
+        return NoDeploy()
+    found = _differences(came, view, policy.target.container)
+    if isinstance(found, UnknownDeploy):
+        return found
+    if not found:
+        return NoDeploy()
+    previous, look = revision_of(came.previous), Look(policy.windows.trigger, signals=HISTORY)
+    return Deploy(
+        now=revision_of(came.now),
+        previous=previous,
+        came_at=came.came_at,
+        differences=found,
+        before=await metrics.past(policy.source, namespace, previous.replica_set, came.came_at, look),
+        to_start=to_start(view.fleet, previous.template),
+        pods=frozenset(pod.name for pod in view.fleet.serving(came.now.revision)),
+        start_seconds=start_seconds(view.fleet),
+    )
+
+
+def is_ours(came: Newcomer, history: Sequence[ClosedRun]) -> bool:
+    """Return whether a revision is what a run of ours made.
+
+    It came before the run's end, in place of the template that the run began on, and nobody else changed the
+    template meanwhile.
+    """
+    return any(
+        run.template == came.previous.revision
+        and came.came_at <= run.ended_at
+        and run.outcome is not Reason.FLAG_DRIFTED
+        for run in history
+        if run.template
+    )
+
+
+def _differences(came: Newcomer, view: View, container: str | None) -> tuple[Difference, ...] | UnknownDeploy:
+    """Return what the revision changed that matters, or why that cannot be told."""
+    what = f"revision {came.now.number} came at {came.came_at:%Y-%m-%dT%H:%M:%SZ}"
+    before = view.templates[came.previous.name]
+    compared = differences(Revised(before, view.template, view.config_maps), container, ENGINES)
+    if isinstance(compared, Unreadable):
+        text = f"{what}, and what it changed cannot be read: {compared.message}"
+        return UnknownDeploy(Reason.REVISION_UNREADABLE, text)
+    return compared
+
+
+def expected(view: View) -> tuple[Pod, ...]:
+    """Return the pods that should serve: every one that is not terminating, by name."""
+    return tuple(sorted((p for p in view.fleet.pods if not p.terminating), key=lambda p: p.name))
+
+
+async def gather(
+    policy: Policy, namespace: str, view: View, senses: Senses, history: Sequence[ClosedRun] = ()
+) -> Evidence:
+    """Return the evidence for one target: two looks at the same replicas, how they fare, what was deployed.
+
+    Args:
+        policy: the spec.
+        namespace: of the target.
+        view: the target.
+        senses: what to look with.
+        history: closed runs of the resource, whose changes are no deploys.
+    """
+    pods, metrics = expected(view), senses.metrics
+    windows = policy.windows
+    burn, sizing, devices, peaks = await asyncio.gather(
+        metrics.observe(policy.source, pods, namespace, windows.trigger, windows.hold),
+        metrics.observe(policy.source, pods, namespace, windows.sizing, timedelta(0)),
+        metrics.devices(policy.source, pods, namespace, windows.trigger),
+        metrics.peaks(policy.source, pods, namespace),
+    )
+    vitals = await vitals_of(burn, namespace, view, senses.logs, devices)
+    deploy = await latest_deploy(policy, namespace, view, metrics, Moment(burn.at, history))
+    evidence = Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy, peaks=peaks)
+    return judgeable(evidence, pods, senses.now)
+
+
+def judgeable(evidence: Evidence, pods: Sequence[Pod], now: datetime | None) -> Evidence:
+    """Return evidence without the replicas that the fleet is not to be judged on, where they may be left out.
+
+    Args:
+        evidence: of all replicas.
+        pods: the replicas.
+        now: the operator's own time; None: that of the look.
+    """
+    out = left_out(pods, evidence.burn, now or evidence.burn.at)
+    kept = [name for name in evidence.burn.pods if name not in out]
+    burn, sizing = evidence.burn.only(kept), evidence.sizing.only(kept)
+    return replace(evidence, burn=burn, sizing=sizing, left_out=out)
+
+
+async def vitals_of(
+    burn: Observation,
+    namespace: str,
+    view: View,
+    logs: Logs,
+    devices: Mapping[str, Reading[tuple[Device, ...]]],
+) -> dict[str, Vitals]:
+    """Return how each replica fares: its devices, and its engine's last end inside the look's window."""
+    pods = expected(view)
+    ended = await logs.ends(namespace, pods, burn.at - timedelta(seconds=burn.window_seconds))
+    return {
+        pod.name: Vitals(pod.node, devices.get(pod.name, Unsupported()), ended.get(pod.name)) for pod in pods
+    }
+
+
+def silent_on_pools(evidence: Evidence, view: View) -> tuple[Pod, ...]:
+    """Return the replicas whose metrics never tell their pool; their engine's log may."""
+    silent = {name for name, readings in evidence.burn.pods.items() if _lone_tokens(readings) is not None}
+    return tuple(pod for pod in expected(view) if pod.name in silent)
+
+
+async def with_logged_pools(
+    evidence: Evidence, namespace: str, silent: Sequence[Pod], workload: Workload, logs: Logs
+) -> Evidence:
+    """Return evidence with the pools of those replicas whose engine tells its pool in its log alone.
+
+    Args:
+        evidence: as the metrics tell.
+        namespace: of the target.
+        silent: replicas whose metrics never tell their pool.
+        workload: their engine.
+        logs: what the engines wrote.
+    """
+    signals = SIGNALS[workload.engine.profile.name].pool
+    if signals.logged is None:
+        return evidence
+    container = str(workload.container.get("name"))
+    told = await logs.logged_pools(namespace, silent, container, signals.logged)
+    null = signals.null_blocks
+    burn, sizing = (completed(seen, told, null) for seen in (evidence.burn, evidence.sizing))
+    return replace(evidence, burn=burn, sizing=sizing)
+
+
+def silent_on_methods(
+    method: Compressed | None, policy: Policy, evidence: Evidence, view: View
+) -> tuple[Pod, ...]:
+    """Return the replicas whose start-up log would tell of KV compression what nothing else does.
+
+    None where nobody asks for its runbook.
+
+    Args:
+        method: as settings and labels tell.
+        policy: the spec.
+        evidence: with the replicas' labels.
+        view: the target.
+    """
+    if Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks:
+        return ()
+    names = logs_that_tell(method, evidence.burn)
+    return tuple(pod for pod in expected(view) if pod.name in names)
+
+
+async def with_starts(
+    evidence: Evidence, namespace: str, asked: Sequence[Pod], workload: Workload, logs: Logs
+) -> Evidence:
+    """Return evidence with what the logs of some replicas tell of their start.
+
+    Args:
+        evidence: without.
+        namespace: of the target.
+        asked: replicas whose logs are needed.
+        workload: their engine.
+        logs: what the engines wrote.
+    """
+    container, forms = str(workload.container.get("name")), STARTS[workload.engine.profile.name]
+    return replace(evidence, started=await logs.starts(namespace, asked, container, forms))
+
+
+async def with_drivers(
+    vitals: Mapping[str, Vitals], namespace: str, pods: Sequence[Pod], workload: Workload, drivers: Drivers
+) -> dict[str, Vitals]:
+    """Return vitals in which the drivers under replicas tell what no series does of their GPUs.
+
+    Args:
+        vitals: as the series tell, by pod name.
+        namespace: of the target.
+        pods: the replicas that may be asked.
+        workload: their engine.
+        drivers: who asks.
+    """
+    blind = [pod for pod in pods if pod.node and may_fill(vitals.get(pod.name, Vitals()))]
+    if not blind:
+        return dict(vitals)
+    answers = await drivers.ask(namespace, blind, str(workload.container.get("name")))
+    expected = whole_devices_of(workload.container)
+    told = {name: filled(vitals[name], answer, expected) for name, answer in answers.items()}
+    return {**vitals, **told}
+
+
+def _lone_tokens(readings: PodReadings) -> int | None:
+    """Return the tokens of a block where no metric ever tells how many blocks there are; None elsewhere."""
+    return readings.block_tokens if isinstance(readings.pool, Unsupported) else None
+
+
+def completed(seen: Observation, told: Mapping[str, LoggedSize], null_blocks: int) -> Observation:
+    """Return a look with the pools that logs told, where no metric tells them.
+
+    Args:
+        seen: as the metrics tell.
+        told: what logs tell, by pod name.
+        null_blocks: blocks of each engine that never hold a token.
+    """
+    pods = dict(seen.pods)
+    for name, readings in seen.pods.items():
+        tokens, size = _lone_tokens(readings), told.get(name)
+        if tokens is None or size is None:
+            continue
+        pool = size.pool(tokens, readings.engines, null_blocks)
+        if pool is not None:
+            pods[name] = replace(readings, pool=Measured(pool, seen.at))
+    return replace(seen, pods=pods)
+
+
+async def ask_versions(namespace: str, view: View, metrics: Metrics) -> tuple[Witness, ...]:
+    """Return what replicas of the present template say; few are asked, and nothing is kept."""
+    pods = witnesses(view.fleet.pods, view.fleet.revision)
+    told = await asyncio.gather(*(metrics.version(namespace, pod) for pod in pods))
+    return tuple(Witness(pod.name, pod.image, version) for pod, version in zip(pods, told, strict=True))
+
+
+def engine_of(view: View, policy: Policy, told: Sequence[Witness] = ()) -> Workload | Fault:
+    """Return the engine in the target's pod template, or why it cannot be told."""
+    target = ObjectRef(policy.target.kind, policy.target.name)
+    known = [_known(profile, told) for profile in ENGINES]
+    found = workload_of(target, view.fleet.uid, view.template, policy.target.container, known)
+    return configured(found, view.config_maps)
+
+
+def settable(found: Workload | Fault, told: Sequence[Witness]) -> Workload | Fault:
+    """Return an engine of which a setting may be changed: not while its replicas run several versions.
+
+    What new replicas would run is not known then, and a change would be judged across versions.
+    """
+    mixed = told_of(told, found.engine.profile) if isinstance(found, Workload) else None
+    if not isinstance(mixed, Mixed):
+        return found
+    return Fault(
+        Reason.REPLICAS_DIFFER,
+        f"replicas of one pod template run different versions: {mixed.why}; name an image that does not move "
+        "(a version's tag, or a digest), so that all run the same",
+    )
+
+
+def version_remark(found: Workload | Fault, told: Sequence[Witness]) -> str:
+    """Return what a person should know of the version that counts; empty where all agree."""
+    if isinstance(found, Fault):
+        return ""
+    name, tag = found.engine.profile.name, version_of(found.container, found.engine.profile)
+    match told_of(told, found.engine.profile):
+        case Agreed(version) if tag is not None and tag != version:
+            return f"replicas run {name} {version}; their image's tag says {tag} and does not count"
+        case Silent(why) if tag is None:
+            return f"the version of {name} is not known: {why}, and the image's tag does not tell it"
+        case Agreed() | Silent():
+            return ""
+        case Unclear(why):
+            return f"the version of {name} is not known: {why}"
+        case Mixed(why):
+            return f"replicas run different versions of {name}: {why}"
+
+
+def _known(profile: EngineProfile, told: Sequence[Witness]) -> EngineProfile | Engine:
+    """Return an engine in the version that counts: the replicas' own word, else the image's tag."""
+    match told_of(told, profile):
+        case Agreed(version):
+            return Engine(profile, version)
+        case Unclear() | Mixed():
+            return Engine(profile)
+        case Silent():
+            return profile
+
+
+UNSOUGHT = frozenset({"replicas", "requests_in_flight"})
+"""Figures for which alone history is not asked."""
+HISTORY_REACH = timedelta(days=7)
+"""How far back is looked. Prometheus keeps 15 days where nobody says otherwise (storage.tsdb.retention.time),
+and a load of longer ago is hardly that of today."""
+AGAIN = timedelta(minutes=10)
+"""How long a source is left alone that did not answer: until then looks go on without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """Whose past is asked for, and when."""
+
+    resource: Resource
+    policy: Policy
+    view: View
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NotAsked:
+    """Nobody wants to know: no method, another runbook, or the spec says all."""
+
+
+Prospect: TypeAlias = NotAsked | Untold | Recalled | Enabled
+"""What history holds: nothing, what is on record, or a revision about which the source is to be asked."""
+
+
+def prospect(method: Compressed | None, inquiry: Inquiry) -> Prospect:
+    """Return what history can tell of a fleet without its method; nobody is asked for it."""
+    policy, view = inquiry.policy, inquiry.view
+    if method is None or Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks:
+        return NotAsked()
+    if all(
+        getattr(method.without, each.name) is not None
+        for each in fields(Figures)
+        if each.name not in UNSOUGHT
+    ):
+        return NotAsked()
+    run = run_of(Kept(view.fleet, view.templates, view.config_maps), policy, method)
+    recorded = inquiry.resource.record.baseline if inquiry.resource.record else None
+    if recorded is not None and recorded.holds(method.name, run.on, policy.source, inquiry.at):
+        return recorded
+    return run.enabled
+
+
+def as_recorded(method: Compressed | None, told: Prospect) -> Compressed | None:
+    """Return a method with what is known of the fleet without it, as long as nobody is asked."""
+    match told:
+        case Recalled(trouble="") if method is not None:
+            return with_recalled(method, told)
+        case Recalled(trouble=why) if method is not None:
+            return replace(method, recalled=told, no_history=f"{why}; or give {GIVEN}")
+        case Untold(why) if method is not None:
+            return replace(method, no_history=f"{why}; or give {GIVEN}")
+        case _:
+            return method
+
+
+async def with_history(method: Compressed | None, inquiry: Inquiry, metrics: Metrics) -> Compressed | None:
+    """Return a method with what is known of the fleet without it; a source is asked where it was not yet."""
+    told = prospect(method, inquiry)
+    if method is not None and isinstance(told, Enabled):
+        told = await _asked(told, method.name, inquiry, metrics)
+    return as_recorded(method, told)
+
+
+async def _asked(enabled: Enabled, method: str, inquiry: Inquiry, metrics: Metrics) -> Recalled:
+    """Return what the source tells of the revision before the one that turned a method on."""
+    policy, namespace = inquiry.policy, inquiry.resource.namespace
+    window, mine = policy.windows.trigger, enabled.previous.replica_set
+    others = tuple(sorted(each.name for each in inquiry.view.fleet.replica_sets if each.name != mine))
+    empty = _empty(enabled, method, inquiry)
+    last = await metrics.last_alone(
+        policy.source, namespace, Alone(mine, others, window, HISTORY_REACH), inquiry.at
+    )
+    if not isinstance(last, Measured):
+        return _unseen(empty, last)
+    look = Look(window, signals=ASKED)
+    seen = await metrics.past(policy.source, namespace, mine, last.value, look)
+    if not isinstance(seen, Measured):
+        return _unseen(empty, seen)
+    devices = await metrics.past_devices(policy.source, namespace, seen.value.pods, last.value, window)
+    vitals = {name: Vitals(devices=reading) for name, reading in devices.items()}
+    return _seen(replace(empty, seen_at=last.value, replicas=len(seen.value.pods)), seen.value, vitals)
+
+
+def _empty(enabled: Enabled, method: str, inquiry: Inquiry) -> Recalled:
+    """Return the record of a question, as long as nothing is known."""
+    return Recalled(
+        method=method,
+        revision=enabled.now.number,
+        template=enabled.now.template,
+        previous=enabled.previous.number,
+        source=inquiry.policy.source,
+        asked_at=inquiry.at,
+        figures=Figures(),
+    )
+
+
+def _unseen(empty: Recalled, why: Reading[datetime] | Reading[Observation]) -> Recalled:
+    """Return that no replica of that time is known, which does not change any more once a source said so."""
+    if why == Missing(Absence.SOURCE_UNAVAILABLE):
+        return _unanswered(empty)
+    text = f"the source knows no replica of revision {empty.previous} then: see how long it keeps samples"
+    return replace(empty, trouble=text)
+
+
+def _unanswered(empty: Recalled) -> Recalled:
+    again_at = empty.asked_at + AGAIN
+    text = f"the source did not answer completely about revision {empty.previous}"
+    return replace(empty, trouble=f"{text}; asked again at {again_at:%H:%MZ}", again_at=again_at)
+
+
+def _seen(empty: Recalled, seen: Observation, vitals: Mapping[str, Vitals]) -> Recalled:
+    """Return the figures of a look at the past, or what is missing in it."""
+    lacking = complete(seen, NEEDED)
+    if not isinstance(lacking, Inconclusive):
+        return replace(empty, figures=figures_over(seen, vitals))
+    if lacking.reason is Reason.SOURCE_UNAVAILABLE:
+        return _unanswered(empty)
+    return replace(empty, trouble=f"of revision {empty.previous} the source lacks: {lacking.message}")
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What one look at a fleet found."""
+
+    view: View
+    evidence: Evidence
+    diagnosis: Diagnosis
+    runbook: str
+    plan: Plan | None
+    obstacle: Outcome | None
+    """Why there is no plan although a branch applies, or why the plan cannot be carried out."""
+    proposal: Proposal | None = None
+    """What to give to the owner of the target, who makes the change instead of us."""
+    outlook: str = ""
+    """Whether the fleet would do with less, where something is there for a while and somebody asked."""
+    hand_over: HandOver | None = None
+    """One runbook leaves the fleet to the other at this look."""
+
+    def engine(self, policy: Policy) -> Workload | Fault:
+        """Return the engine of the target in the version that counts, or why it cannot be told."""
+        return engine_of(self.view, policy, self.evidence.versions)
+
+    @property
+    def burn(self) -> Observation:
+        """Return the look over the trigger's window."""
+        return self.evidence.burn
+
+    @property
+    def judged(self) -> tuple[Pod, ...]:
+        """Return the replicas that the fleet is judged on, by name."""
+        return tuple(pod for pod in expected(self.view) if pod.name not in self.evidence.left_out)
+
+    @property
+    def goal(self) -> Goal:
+        """Return by what a change would be judged."""
+        steps = self.plan.steps if self.plan else ()
+        if any(gives_back(step) for step in steps):
+            return Goal.CALM
+        if any(isinstance(step, OnTrial) for step in steps):
+            return Goal.ANSWER
+        return self.diagnosis.branch.goal if isinstance(self.diagnosis, Diagnosed) else Goal.RELIEF
+
+    def baseline(self) -> Baseline | Inconclusive | None:
+        """Return the fleet as it is now, to be compared with later; None where that is not needed.
+
+        Restarts are those of the replicas that are still to be there then. Replicas that just restarted have
+        no figures, and a change for them is not judged by figures.
+        """
+        return self.baseline_over(self.evidence.burn)
+
+    def baseline_over(self, seen: Observation) -> Baseline | Inconclusive | None:
+        """Return the same of another look at the same replicas."""
+        steps = self.plan.steps if self.plan else ()
+        going = {step.uid for step in steps if isinstance(step, ReplaceStep)}
+        staying = [pod for pod in expected(self.view) if pod.uid not in going]
+        found = baseline_of(seen, sum(pod.ends for pod in staying))
+        if isinstance(found, Inconclusive):
+            return found if self.goal in COMPARED else None
+        return replace(
+            found,
+            memory_free_mib=least_free_mib(self._devices()),
+            up_seconds=up_seconds(staying, seen.at),
+            ended_at_memory_limit=any(
+                pod.last_end is not None and pod.last_end.at_memory_limit for pod in staying
+            ),
+        )
+
+    def _devices(self) -> tuple[Reading[tuple[Device, ...]], ...]:
+        return tuple(vitals.devices for vitals in self.evidence.vitals.values())
+
+    def blocks(self) -> int | None:
+        """Return the smallest pool of the replicas (usable blocks), or None when one is not known."""
+        pools = [readings.pool for readings in self.evidence.burn.pods.values()]
+        known = [pool.value.blocks for pool in pools if isinstance(pool, Measured)]
+        return min(known) if known and len(known) == len(pools) else None

@@ -1,0 +1,392 @@
+"""One tick of an open run: where it stands, what comes next, written down before it is done.
+
+Whoever dies in the middle: an assignment to the target is first an intent in the status; the claim
+annotation, set in the same patch, says afterwards whether it was committed. Moves on pods are
+recomputed from what is observed, so repeating them changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import assert_never
+
+from kvmedic.controller.next_move import (
+    Tick,
+    intended,
+    leaving_move,
+    left_as,
+    observed_victim,
+    resting_move,
+    unjudged_answer,
+    walking_move,
+)
+from kvmedic.controller.orphans import free_pods
+from kvmedic.controller.ports import View, save
+from kvmedic.controller.temporary import copy_first, held_back, overtaken, swept, unavailable, with_files
+from kvmedic.controller.trial import (
+    NO_QUOTA,
+    begin_test,
+    cleared,
+    evaluation_of,
+    make_trial,
+    next_drained_move,
+    next_gate_move,
+    next_trial_move,
+    put_back,
+    remember_unanswered,
+)
+from kvmedic.controller.verify import graded, judged_window
+from kvmedic.kube.errors import Refused as WriteRefused
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.plan import AutoscalerStep, OnTrial
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome, Run, StepState
+from kvmedic.model.sentences import SENTENCES
+from kvmedic.model.status import ConditionType, Resource
+from kvmedic.model.trial import Answer, GateStep, TrialStep
+from kvmedic.record.runs import after_trouble, closed, reported, with_answer, with_score
+from kvmedic.rollout.decide import (
+    Close,
+    Decision,
+    Direction,
+    Keep,
+    Leave,
+    Recover,
+    Rest,
+    Situation,
+    TurnBack,
+    Walk,
+    Watch,
+    decide,
+    outcome_of,
+)
+from kvmedic.rollout.drift import Standing, is_foreign, regaining, standing
+from kvmedic.rollout.gates import Blocked, forward_gate
+from kvmedic.rollout.moves import Cordon, Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
+from kvmedic.rollout.trial import Answered, BeginTest, Evaluated, MakeJob, MakeTrial
+from kvmedic.runbooks.preemption.loans import footprint_after
+
+AT_ONCE = timedelta(0)
+
+
+async def pursue(tick: Tick) -> timedelta:
+    """Make the next move of the open run; return when to look again."""
+    view = await _looked(tick)
+    if view is not None:
+        tick = replace(tick, spending=tick.run.spent(view.fleet, tick.now))
+        tick = await with_files(tick, view.fleet)
+    stands = overtaken(tick, await _standing(tick, view))
+    blocked = await _blocked(tick)
+    judged = await judged_window(tick, view, stands)
+    decision = decide(tick.run, Situation(stands, tick.resource.wish, blocked, judged, unjudged_answer(tick)))
+    if view is None or isinstance(decision, Close):
+        outcome = decision.outcome if isinstance(decision, Close) else outcome_of(Reason.TARGET_DELETED)
+        return await _close(tick, view, outcome)
+    if first := copy_first(tick, decision):
+        return await _advance(tick, view, first, Direction.FORWARD)
+    return await _carry_out(tick, view, decision)
+
+
+async def _looked(tick: Tick) -> View | None:
+    """Return the target as it is now; with its autoscaler's minimum where the step goes through that."""
+    step, target = tick.run.current.step, tick.ports.target
+    view = await target.look(tick.resource.namespace, tick.policy)
+    if view is None or not isinstance(step, AutoscalerStep):
+        return view
+    return await target.with_minimum(view, step.holder)
+
+
+async def _standing(tick: Tick, view: View | None) -> Standing:
+    uid, fleet = tick.resource.uid, view.fleet if view else None
+    rivalled = fleet is not None and is_foreign(uid, fleet.fence) and await _is_held(tick, fleet)
+    return standing(tick.run, uid, fleet, rivalled=rivalled)
+
+
+async def _is_held(tick: Tick, fleet: Fleet) -> bool:
+    """Return whether the claim on the target is one of a run that is open."""
+    return await tick.ports.store.is_open(tick.resource.namespace, fleet.fence)
+
+
+async def _blocked(tick: Tick) -> Blocked | None:
+    if tick.problem is not None:
+        return Blocked(tick.problem.reason, tick.problem.message)
+    blocked = forward_gate(tick.policy, await tick.ports.stop.read()) or unavailable(tick)
+    if blocked is not None or tick.run.intent is not None:
+        return blocked
+    return await tick.ports.crowd.confirmed(tick.resource.uid, tick.now)
+
+
+async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
+    run, pace = tick.run, tick.ports.pace
+    match decision:
+        case Walk(direction):
+            return await _walk(tick, view, direction)
+        case Rest(reason, message):
+            return await _act(tick, view, resting_move(tick, view.fleet), Blocked(reason, message))
+        case Watch(reason, message):
+            await _save(await graded(tick, view.fleet), run, reason, message)
+            return pace.verifying
+        case Keep(judged):
+            await _save(tick, run.kept(judged), judged.reason, judged.message)
+        case TurnBack(outcome, verdict, after):
+            tick = _outgrown(tick, view)
+            await _save(tick, run.turned_back(outcome, verdict, after), outcome.reason, outcome.message)
+        case Recover():
+            return await _regain(tick, view)
+        case Leave(outcome) | Close(outcome):
+            ends = _leave if isinstance(decision, Leave) else _close
+            return await ends(tick, view, outcome)
+        case _:
+            assert_never(decision)
+    return AT_ONCE
+
+
+async def _regain(tick: Tick, view: View) -> timedelta:
+    """Take back what somebody took off the frozen target, and say who did."""
+    found = regaining(tick.run, tick.resource.uid, view.fleet, tick.now)
+    told = Blocked(found.told.reason, found.told.message)
+    again = await _act(replace(tick, run=found.run), view, found.move, told)
+    return tick.ports.pace.replica if isinstance(found.move, Wait) else again
+
+
+async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
+    """Make the step's next move, forward or back."""
+    step = tick.run.current.step
+    if direction is Direction.FORWARD and isinstance(step, TrialStep):
+        return await _try(tick, view, step)
+    if direction is Direction.FORWARD and isinstance(step, GateStep):
+        return await _evaluate(tick, view, step)
+    tick = observed_victim(tick, view.fleet)
+    move = await walking_move(tick, view.fleet, direction)
+    if direction is Direction.BACK:
+        move = held_back(tick, view.fleet, move)
+    return await _advance(tick, view, move, direction)
+
+
+async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Direction) -> timedelta:
+    """Carry a move out, or write down what it means for the run."""
+    run = tick.run
+    match move:
+        case Settled() if direction is Direction.FORWARD:
+            await _save(tick, run.settled(tick.now), Reason.VERIFYING, SENTENCES[Reason.VERIFYING])
+        case Settled():
+            ending = run.ending or outcome_of(Reason.NOT_RECOVERED)
+            await _save(tick, run.reverted(), ending.reason, ending.message)
+        case Failed(reason, message) if direction is Direction.FORWARD:
+            tick = _outgrown(tick, view)
+            await _save(tick, run.turned_back(Outcome(reason, message), None), reason, message)
+        case Refused(reason, message) if run.intent is None:
+            return await _close(tick, view, Outcome(reason, message))
+        case Failed(Reason.REVISION_GONE as reason, message):
+            # There is no way back any more: what the fleet has now is the best that there is.
+            return await _leave(tick, view, Outcome(reason, message))
+        case MakeCopy():
+            return await _copy(tick, view, move)
+        case _:
+            return await _act(tick, view, move, None)
+    return AT_ONCE
+
+
+async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
+    """Make the next move of a trial, or write down what it showed."""
+    pace, tick = tick.ports.pace, observed_victim(tick, view.fleet)
+    drains = step.replica != ""
+    move = await (next_drained_move(tick, view.fleet, step) if drains else next_trial_move(tick, step))
+    match move:
+        case MakeTrial() | BeginTest() if not tick.ports.leader.is_held():
+            return pace.controller
+        case MakeTrial():
+            return await _made(tick, view, step, await make_trial(tick, view, step))
+        case BeginTest(pod):
+            begin_test(tick, view, step, pod)
+            return AT_ONCE
+        case Answered(answer):
+            return await _answer(tick, answer)
+        case Cordon():
+            return await _act(tick, view, move, None)
+        case Wait():
+            return await _advance(tick, view, move, Direction.FORWARD)
+        case Failed():
+            return await _advance(remember_unanswered(tick, step, move), view, move, Direction.FORWARD)
+
+
+async def _evaluate(tick: Tick, view: View, step: GateStep) -> timedelta:
+    """Make the next move of an evaluation, or write down what it showed."""
+    move = await next_gate_move(tick, step)
+    match move:
+        case MakeTrial() | MakeJob() if not tick.ports.leader.is_held():
+            return tick.ports.pace.controller
+        case MakeTrial():
+            return await _made(tick, view, step, await make_trial(tick, view, step))
+        case MakeJob(subject):
+            why = await tick.ports.evaluations.make(evaluation_of(tick, step), subject)
+            return await _made(tick, view, step, why)
+        case Evaluated(scored):
+            tick = replace(tick, record=with_score(tick.record, scored))
+            return await _told(tick, scored.is_conclusive, scored.message)
+        case Wait():
+            return await _advance(tick, view, move, Direction.FORWARD)
+        case Failed():
+            return await _advance(remember_unanswered(tick, step, move), view, move, Direction.FORWARD)
+
+
+async def _made(tick: Tick, view: View, step: OnTrial, why: str) -> timedelta:
+    """Go on after a trial's pod or Job was made, or end the run where it cannot be; `why`: empty if made."""
+    if not why:
+        return AT_ONCE
+    reason = Reason.SPARE_UNSCHEDULABLE if NO_QUOTA in why else Reason.TRIAL_IMPOSSIBLE
+    failed = Failed(reason, f"the trial pod or its Job cannot be made: {why}")
+    return await _advance(remember_unanswered(tick, step, failed), view, failed, Direction.FORWARD)
+
+
+async def _answer(tick: Tick, answer: Answer) -> timedelta:
+    """Write down what a trial showed of the present setting; the run ends."""
+    tick = replace(tick, record=with_answer(tick.record, answer))
+    return await _told(tick, answer.is_conclusive or answer.refused, answer.message)
+
+
+async def _told(tick: Tick, showed: bool, message: str) -> timedelta:  # noqa: FBT001 - what the record says
+    """Write down what a trial or evaluation came to; the run ends."""
+    reason = Reason.TRIAL_ANSWERED if showed else Reason.TRIAL_UNANSWERED
+    await _save(tick, tick.run.answered(Outcome(reason, message)), reason, message)
+    return AT_ONCE
+
+
+async def _copy(tick: Tick, view: View, move: MakeCopy) -> timedelta:
+    """Make the copy that the run's record names; where it cannot be made the run ends, or turns back."""
+    if not tick.ports.leader.is_held():
+        return tick.ports.pace.controller
+    why = await tick.ports.copies.make(view.fleet, move.file)
+    if not why:
+        return AT_ONCE
+    outcome = Outcome(Reason.CONFIG_COPY_IMPOSSIBLE, f"ConfigMap {move.file.copy} cannot be made: {why}")
+    if tick.run.intent is None:
+        return await _close(tick, view, outcome)
+    await _save(tick, tick.run.turned_back(outcome, None), outcome.reason, outcome.message)
+    return AT_ONCE
+
+
+async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> timedelta:
+    """Write the intent down, then carry the effect out; or write what is waited for."""
+    pace = tick.ports.pace
+    match move:
+        case Wait(reason, message) | Failed(reason, message) | Refused(reason, message):
+            shown = blocked or Blocked(reason, message)
+            hurried = reason is Reason.AWAITING_CONTROLLER
+            told = tick if hurried else await graded(tick, view.fleet)
+            await _save(told, tick.run, shown.reason, shown.message)
+            if blocked is not None:
+                return pace.idle
+            return pace.controller if hurried else pace.replica
+        case Settled():
+            return AT_ONCE
+        case _:
+            run = intended(tick, view.fleet, move)
+            shown = _still_refused(tick) or blocked or Blocked(_reason(run), "")
+            resource = await _save(tick, run, shown.reason, shown.message)
+            if not tick.ports.leader.is_held():
+                return pace.controller
+            number = move.number if isinstance(move, SetMinimum) else run.sequence
+            try:
+                await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, number))
+            except WriteRefused as error:
+                return await _refused(replace(tick, resource=resource, run=run), error)
+            return pace.controller
+
+
+def _still_refused(tick: Tick) -> Blocked | None:
+    """Return what the last write met, until a later look tells something else: the next may meet it too."""
+    told = tick.record.condition(ConditionType.PROGRESSING)
+    return Blocked(told.reason, told.message) if told and told.reason is Reason.CHANGE_REFUSED else None
+
+
+async def _refused(tick: Tick, error: WriteRefused) -> timedelta:
+    """Say whose no it is: a person has to allow the write, and the run goes on then."""
+    text = f"{error}; the fleet stands as it is, and the run goes on by itself once this is allowed"
+    tick = replace(tick, record=tick.resource.record or tick.record)
+    await _save(tick, tick.run, Reason.CHANGE_REFUSED, text)
+    return tick.ports.pace.idle
+
+
+def _outgrown(tick: Tick, view: View) -> Tick:
+    """Return the tick with a larger share of the devices' memory marked as too much, where it was."""
+    return replace(tick, record=after_trouble(tick.record, tick.run, view.fleet, view.template, tick.now))
+
+
+def _reason(run: Run) -> Reason:
+    if isinstance(run.current.step, TrialStep):
+        return Reason.DRAINING
+    return Reason.ROLLING_BACK if run.current.state is StepState.ROLLING_BACK else Reason.ROLLING_OUT
+
+
+async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
+    """Put back what is ours and leave the template alone; close once nothing of ours is left."""
+    if tick.run.current.state is not StepState.LEFT:
+        outcome = left_as(tick.run, view, outcome)
+        await _save(tick, tick.run.left(outcome), outcome.reason, outcome.message)
+        return AT_ONCE
+    tick = observed_victim(tick, view.fleet)
+    move = await leaving_move(tick, view)
+    if isinstance(move, Settled):
+        return await _close(tick, view, outcome)
+    told = None if isinstance(move, Wait) else Blocked(outcome.reason, outcome.message)
+    return await _act(tick, view, move, told)
+
+
+async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
+    """Take the claim off the target, then close the run; the finalizer goes on the next tick.
+
+    A trial pod is gone before that, and a replica that was tested in its place is back in rotation.
+
+    Dying between the two is harmless: the run's end is already in its record, and a claim that is
+    gone is not looked for again. Whoever does not lead leaves both to the one who does.
+    """
+    if not tick.ports.leader.is_held() or not await put_back(tick, view) or not await cleared(tick):
+        return tick.ports.pace.controller
+    run = replace(tick.run, spending=tick.spending or tick.run.spending)
+    if run.ending is None and run.intent is not None:
+        run = replace(run, ending=outcome)
+    if outcome.reason is not Reason.FENCE_LOST:
+        await free_pods(tick.ports, tick.resource.namespace, run.target_uid, tick.record.aside)
+        await _unclaim(tick, view.fleet if view is not None else None)
+    tick.ports.watch.forget(tick.resource.uid)
+    fleet = view.fleet if view is not None else None
+    record = await swept(tick.record, run, fleet, tick.ports)
+    done = closed(record, run, outcome, tick.resource.generation, tick.now)
+    done = replace(done, footprint=footprint_after(run, tick.record.footprint, fleet, outcome, tick.now))
+    await save(tick.resource, done, tick.ports)
+    return AT_ONCE
+
+
+async def _unclaim(tick: Tick, fleet: Fleet | None) -> None:
+    """Remove the claim, unless it is one of another run that is open.
+
+    `kubectl rollout undo` may have brought one of long ago back. Another Deployment that took the target's
+    place frozen, with its notes, is given back by these.
+    """
+    if fleet is None or (fleet.uid != tick.run.target_uid and fleet.fields.is_frozen):
+        return
+    if not is_foreign(tick.resource.uid, fleet.fence) or not await _is_held(tick, fleet):
+        await tick.ports.target.unclaim(fleet)
+
+
+def _costs_otherwise(tick: Tick, reason: Reason) -> bool:
+    """Return whether another number of spares is there than was written down last.
+
+    Time that merely goes by is not worth a write; nor is anything while a controller acts.
+    """
+    if tick.spending is None or reason is Reason.AWAITING_CONTROLLER:
+        return False
+    return tick.spending.above != (tick.run.spending.above if tick.run.spending else 0)
+
+
+async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
+    """Write the run down, if anything about it changed that is worth a write."""
+    record = replace(tick.record, run=run, urgency=tick.urgency or tick.record.urgency)
+    told = Outcome(reason, message)
+    after = reported(record, told, tick.resource.generation, tick.now, tick.problem)
+    if after == tick.record and not _costs_otherwise(tick, reason):
+        return tick.resource
+    after = replace(after, run=replace(run, spending=tick.spending or run.spending))
+    return await save(tick.resource, after, tick.ports)

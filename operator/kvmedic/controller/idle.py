@@ -1,0 +1,132 @@
+"""One tick for a resource without an open run: look, judge, plan; open a run where every gate is open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from kvmedic.controller.obstacles import (
+    absent,
+    accompanied,
+    claimed,
+    consent,
+    crowded,
+    gate,
+    unfit,
+    unrecognised,
+)
+from kvmedic.controller.orphans import adopted
+from kvmedic.controller.plans import proved_good
+from kvmedic.controller.ports import Ports, Senses, save
+from kvmedic.controller.quarantine import Cared, Ward, cared_for, told
+from kvmedic.controller.survey import hand_over_untriable, survey
+from kvmedic.controller.temporary import holding, noted, swept, unfinalized, with_holder, with_known_limit
+from kvmedic.controller.trial import triable
+from kvmedic.controller.verify import pressed_baseline
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome, Run, terms_of
+from kvmedic.model.spec import Policy
+from kvmedic.model.status import Record, Resource
+from kvmedic.record.runs import opened
+from kvmedic.record.surveys import (
+    planned,
+    surveyed,
+    with_baseline,
+    with_failed_fixes,
+    with_hand_over,
+    with_last_good,
+)
+from kvmedic.rollout.gates import Blocked
+from kvmedic.runbooks.severity import urgency_of
+from kvmedic.verdict.summary import Measure, run_of
+
+AT_ONCE = timedelta(0)
+
+
+async def watch(
+    resource: Resource, policy: Policy, record: Record, ports: Ports, now: datetime
+) -> timedelta | Outcome:
+    """Look, judge and plan; open a run when there is a plan and every gate is open.
+
+    Returns when to look again, or why the target is not one that this resource can look after.
+    """
+    view = await ports.target.look(resource.namespace, policy)
+    if view is None:
+        return absent(resource, policy)
+    if problem := unfit(resource, policy, view, ports):
+        lost = problem.reason is Reason.CLAIMED_BY_ANOTHER
+        again = await adopted(resource, record, view, ports, now) if lost else None
+        return problem if again is None else again
+    view = await with_holder(view, record.footprint, ports.target)
+    await ports.crowd.heed(now)
+    record = await swept(record, None, view.fleet, ports)
+    found = await survey(resource, policy, view, _senses(ports, now))
+    found = hand_over_untriable(await triable(found, resource, ports), resource, policy, now)
+    found = await accompanied(found, resource, policy, ports.target)
+    ward = Ward(resource, policy, record, found, ports, now)
+    cared = await cared_for(ward)
+    if isinstance(cared, timedelta):
+        return cared
+    seen = await _seen(ward, cared)
+    why = await _begun(ward, seen)
+    if found.plan is not None and why is None:
+        return AT_ONCE
+    why = why or holding(seen, policy)
+    await save(resource, planned(seen, found.plan, told(cared, why), resource.generation, now), ports)
+    if seen.aside != record.aside:
+        return AT_ONCE
+    await unfinalized(resource, ports, seen)
+    return ports.pace.idle
+
+
+def _senses(ports: Ports, now: datetime) -> Senses:
+    return Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations)
+
+
+async def _seen(ward: Ward, cared: Cared) -> Record:
+    """Return the record with what a look found: the diagnosis, its urgency, what is held or was too much."""
+    found, policy, generation = ward.found, ward.policy, ward.resource.generation
+    seen = surveyed(ward.record, found.diagnosis, found.runbook, generation, ward.now)
+    urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, ward.record.urgency)
+    seen = noted(replace(seen, urgency=urgent, aside=cared.aside), found, policy, ward.now)
+    seen = with_failed_fixes(with_baseline(seen, found.evidence.compression), found.evidence.failed_fixes)
+    seen = with_known_limit(with_hand_over(seen, found.hand_over), found, policy, ward.now)
+    good = await proved_good(found, ward.resource, policy, ward.ports.metrics, ward.now)
+    return with_last_good(seen, good) if good else seen
+
+
+async def _begun(ward: Ward, seen: Record) -> Outcome | Blocked | None:
+    """Open a run for the plan, where there is one and every gate is open; return what speaks against it."""
+    resource, policy, found, ports, now = ward.resource, ward.policy, ward.found, ward.ports, ward.now
+    held = found.obstacle or unrecognised(policy, found.view) or await claimed(resource, found, ports)
+    why = held or await gate(policy, ward.record, found, ports, now)
+    why = why or await crowded(resource, found, ports, now)
+    if found.plan is None or why is not None:
+        return why
+    baseline = await pressed_baseline(found, policy, resource.namespace, ports.metrics)
+    if isinstance(baseline, Inconclusive):
+        return Outcome(baseline.reason, baseline.message)
+    granted = await consent(resource, policy, found.plan, ports, now)
+    if isinstance(granted, Outcome):
+        return granted
+    measure = Measure(found.goal, baseline, found.blocks())
+    run = run_of(found.plan, found.view.fleet, found.view.template, measure, now)
+    run = replace(run, reason=found.diagnosis.reason, terms=terms_of(policy), approval=granted)
+    return await _opened(resource, seen, run, ports, now)
+
+
+async def _opened(
+    resource: Resource, record: Record, run: Run, ports: Ports, now: datetime
+) -> Blocked | None:
+    """Put the finalizer on first, then open the run on the next tick's fresh evidence.
+
+    One resource at a time has the turn to do so; returns what speaks against it after all.
+    """
+    if not resource.finalized:
+        await ports.store.finalize(resource, present=True)
+        return None
+    async with ports.crowd.place(resource.uid, now) as blocked:
+        if blocked is None:
+            await save(resource, opened(record, run, resource.generation, now), ports)
+        return blocked

@@ -1,0 +1,317 @@
+"""What keeps a resource from opening a run, beside what its survey found; nothing is changed here.
+
+What a person gives to the owner of a target, where the owner and not kvmedic makes the change.
+
+The message of a condition holds the exact patch or command where it fits; one that does not fit is
+left out whole, because half a patch is none, and `kvmedic plan` prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from kvmedic.controller.evidence import Survey, engine_of
+from kvmedic.controller.plans import obstacle_to
+from kvmedic.controller.ports import Ports, Target, View
+from kvmedic.engines import ENGINES
+from kvmedic.manifests.engine_file import file_remarks, owner_of_file
+from kvmedic.manifests.flags import Setting, setting_of
+from kvmedic.manifests.proposals import (
+    Proposal,
+    Reverted,
+    Wanted,
+    bundle_proposal_for,
+    operations_between,
+    proposal_for,
+    revert_for,
+)
+from kvmedic.manifests.revisions import Revised, Unreadable, differences, options_of_interest
+from kvmedic.model.config_edits import FileEdit
+from kvmedic.model.devices import Cause
+from kvmedic.model.edits import BundleStep, TokenEdit
+from kvmedic.model.fleet import Fleet, OwnerKind, TemplateOwner
+from kvmedic.model.plan import ConfigStep, FlagStep, Goal, OnTrial, Plan, RevisionStep, ScaleStep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Approved, Outcome
+from kvmedic.model.spec import Mode, Policy
+from kvmedic.model.status import Key, Record, Resource
+from kvmedic.model.trial import TrialStep
+from kvmedic.rollout.drift import is_foreign
+from kvmedic.rollout.gates import Blocked, Health, Request, approved, forward_gate, opening_gate
+from kvmedic.rollout.preconditions import (
+    Neighbours,
+    draining_hindrance,
+    frozen_message,
+    hindrance,
+    remarks,
+    rerouted,
+)
+from kvmedic.runbooks.node_health import ended
+from kvmedic.runbooks.planning import Fault, Workload
+
+MESSAGE_BYTES = 1000
+"""Bytes of a message, at most: an Event's note takes 1,024 (events.k8s.io/v1)."""
+
+
+def handed_over(
+    owner: TemplateOwner, namespace: str, workload: Workload, plan: Plan, view: View
+) -> Proposal | None:
+    """Return what to give to an owner so that a plan's change is made; None where it is no template's.
+
+    Args:
+        owner: who writes the pod template.
+        namespace: of the target.
+        workload: the engine in the target's pod template.
+        plan: what would be done if nobody owned the template.
+        view: the target.
+    """
+    match plan.steps[0]:
+        case FlagStep() | ConfigStep() as step:
+            return _flag_of(owner, namespace, workload, step)
+        case BundleStep() as step:
+            return bundle_proposal_for(owner, namespace, step)
+        case RevisionStep() as step:
+            return _revision_of(owner, namespace, workload, step, view)
+        case _:
+            return None
+
+
+def _flag_of(
+    owner: TemplateOwner, namespace: str, workload: Workload, step: FlagStep | ConfigStep
+) -> Proposal | None:
+    flag = workload.engine.profile.flag(step.knob)
+    wanted = None if flag is None or step.after is None else setting_of(flag, step.after, workload.engine)
+    if not isinstance(wanted, Setting):
+        return None
+    target = step.target
+    edit: TokenEdit | FileEdit = step.edit if isinstance(step, FlagStep) else step.file
+    return proposal_for(owner, Wanted(target.kind, namespace, target.name, wanted, edit))
+
+
+def _revision_of(
+    owner: TemplateOwner,
+    namespace: str,
+    workload: Workload,
+    step: RevisionStep,
+    view: View,
+) -> Proposal | None:
+    earlier, container = view.templates.get(step.after.replica_set), str(workload.container.get("name"))
+    if earlier is None:
+        return None
+    changed = differences(Revised(earlier, workload.template, view.config_maps), container, ENGINES)
+    if isinstance(changed, Unreadable):
+        return None
+    names = options_of_interest(workload.engine.profile)
+    patch = operations_between(workload.template, earlier, workload.container_index, names)
+    target = step.target
+    reverted = Reverted(target.kind, namespace, target.name, step.before, step.after, changed, patch)
+    return revert_for(owner, reverted)
+
+
+def advice(why: str, proposal: Proposal | None, command: str) -> str:
+    """Return a sentence with the exact change behind it, in as many bytes as an Event may have.
+
+    Args:
+        why: the sentence.
+        proposal: the change; None: there is none to tell.
+        command: prints the change where it does not fit.
+    """
+    if proposal is None:
+        return why
+    whole = f"{why}: {proposal.how}\n{proposal.text}"
+    return whole if len(whole.encode()) <= MESSAGE_BYTES else f"{why}; {command} prints the exact change"
+
+
+def absent(resource: Resource, policy: Policy) -> Outcome:
+    """Return that there is nothing to look after."""
+    name, namespace = policy.target.name, resource.namespace
+    return Outcome(
+        Reason.TARGET_NOT_FOUND,
+        f"Deployment {name} does not exist in namespace {namespace}: create it, or delete this resource",
+    )
+
+
+def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Outcome | None:
+    """Return why the target is not one that this resource can look after."""
+    elder = ports.roster.elder(Key(resource.namespace, resource.name, resource.uid))
+    if elder is not None:
+        return Outcome(
+            Reason.TARGET_SHARED,
+            f"KVRemediation {elder.name} looks after Deployment {policy.target.name} already: delete one of "
+            "the two",
+        )
+    if view.fleet.kept_by:
+        return _departing(view.fleet)
+    frozen = view.fleet.fields.is_frozen
+    return Outcome(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet)) if frozen else None
+
+
+def _departing(fleet: Fleet) -> Outcome:
+    """Return that the Deployment is being deleted, and who keeps it from going."""
+    removal = """'[{"op":"remove","path":"/metadata/finalizers"}]'"""
+    kubectl = f"kubectl -n {fleet.namespace} patch deployment {fleet.name} --type=json -p {removal}"
+    return Outcome(
+        Reason.TARGET_NOT_FOUND,
+        f"Deployment {fleet.name} is being deleted and kept by {', '.join(fleet.kept_by)}: let it go once "
+        f"whoever set that is done ({kubectl}), and create it anew or delete this resource",
+    )
+
+
+def unrecognised(policy: Policy, view: View) -> Outcome | None:
+    """Return that no engine can be told in the target; to be known before the fleet is in trouble."""
+    engine = engine_of(view, policy)
+    if isinstance(engine, Fault) and engine.reason in (Reason.ENGINE_UNRECOGNISED, Reason.TARGET_NOT_FOUND):
+        return Outcome(engine.reason, engine.message)
+    return None
+
+
+async def accompanied(found: Survey, resource: Resource, policy: Policy, target: Target) -> Survey:
+    """Return a survey that knows the target's other masters: who owns it, who scales it.
+
+    They are asked only where there is a plan that changes something of it. An obstacle that was found before
+    stays.
+    """
+    step = found.plan.steps[0] if found.plan else None
+    drains = isinstance(step, TrialStep) and step.replica != ""
+    if found.plan is None or (isinstance(step, OnTrial) and not drains):
+        return found
+    neighbours = await target.neighbours(found.view)
+    if drains:
+        return replace(found, obstacle=found.obstacle or draining_hindrance(neighbours, found.view.fleet))
+    found, plan = await _rerouted(found, found.plan, neighbours, target)
+    owned = proposed(found, resource, policy)
+    files = file_remarks(found.view.template, found.view.config_maps, found.view.fleet.live)
+    plan = replace(plan, message="; ".join((plan.message, *remarks(neighbours), *files)))
+    obstacle = owned.obstacle or hindrance(neighbours, found.view.fleet)
+    return replace(owned, plan=plan, obstacle=obstacle)
+
+
+async def _rerouted(found: Survey, plan: Plan, neighbours: Neighbours, target: Target) -> tuple[Survey, Plan]:
+    """Return a survey and its plan, which goes through the autoscaler where one decides the number."""
+    step = plan.steps[0]
+    if not isinstance(step, ScaleStep) or not neighbours.autoscalers:
+        return found, plan
+    through = rerouted(step, neighbours, found.view.fleet)
+    if isinstance(through, Outcome):
+        return replace(found, obstacle=through), plan
+    view = await target.with_minimum(found.view, through.holder)
+    plan = replace(plan, steps=(through,))
+    obstacle = obstacle_to(through, view.fleet, Goal.RELIEF)
+    return replace(found, view=view, plan=plan, obstacle=obstacle), plan
+
+
+def proposed(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return a survey with the exact change for the owner of the target, where somebody owns it."""
+    refused, fleet, plan = found.obstacle, found.view.fleet, found.plan
+    workload = found.engine(policy)
+    if plan is None or not isinstance(workload, Workload):
+        return found
+    if refused is None:
+        return _of_file_owner(found, resource, workload, plan) or _contested(found, resource, workload, plan)
+    if fleet.owner is None or fleet.owner.template is None or refused.reason is not fleet.owner.reason:
+        return found
+    proposal = handed_over(fleet.owner.template, fleet.namespace, workload, plan, found.view)
+    message = advice(refused.message, proposal, _shown(resource))
+    return replace(found, obstacle=Outcome(refused.reason, message), proposal=proposal)
+
+
+def _of_file_owner(found: Survey, resource: Resource, workload: Workload, plan: Plan) -> Survey | None:
+    """Return a survey with the exact change for who decides what is in the ConfigMap; None: nobody does."""
+    owner = owner_of_file(plan, found.view.config_maps)
+    if owner is None or owner.template is None:
+        return None
+    proposal = handed_over(owner.template, found.view.fleet.namespace, workload, plan, found.view)
+    why = (
+        f"{owner.name} decides what is in the ConfigMap, and a copy would hide its next change from the "
+        "fleet: make the change there"
+    )
+    obstacle = Outcome(owner.reason, advice(why, proposal, _shown(resource)))
+    return replace(found, obstacle=obstacle, proposal=proposal)
+
+
+def _contested(found: Survey, resource: Resource, workload: Workload, plan: Plan) -> Survey:
+    """Return a survey that knows whether somebody put the setting back that a run had changed.
+
+    That counts until the template is another one, or a person names the run.
+    """
+    fleet, history = found.view.fleet, resource.record.history if resource.record else ()
+    reverted = (
+        run for run in history if run.outcome is Reason.CHANGE_REVERTED and run.template == fleet.revision
+    )
+    last = next(reverted, None)
+    if last is None or resource.retried == last.id:
+        return found
+    who = f"field manager {fleet.editor}" if fleet.editor else "somebody else"
+    applier = TemplateOwner(OwnerKind.APPLIER, who)
+    proposal = handed_over(applier, fleet.namespace, workload, plan, found.view)
+    why = (
+        f"{who} put the old setting back in run {last.id}; nothing more is tried on this template. "
+        f"Try again: kubectl -n {resource.namespace} annotate --overwrite kvr {resource.name} "
+        f"kvmedic.io/try-again={last.id}. Or make the change there"
+    )
+    obstacle = Outcome(Reason.TEMPLATE_CONTESTED, advice(why, proposal, _shown(resource)))
+    return replace(found, obstacle=obstacle, proposal=proposal)
+
+
+def _shown(resource: Resource) -> str:
+    return f"kvmedic plan {resource.name} -n {resource.namespace}"
+
+
+async def claimed(resource: Resource, found: Survey, ports: Ports) -> Outcome | None:
+    """Return whose claim is on the target, when it is one of another resource's open run.
+
+    Any other is one of long ago: `kubectl rollout undo` brings it back with an older ReplicaSet.
+    """
+    fence = found.view.fleet.fence
+    if found.plan is None or not is_foreign(resource.uid, fence):
+        return None
+    if not await ports.store.is_open(resource.namespace, fence):
+        return None
+    text = f"the open run of another resource claims the target ({fence}); wait for its end, or delete one"
+    return Outcome(Reason.CLAIMED_BY_ANOTHER, text)
+
+
+async def gate(policy: Policy, record: Record, found: Survey, ports: Ports, now: datetime) -> Blocked | None:
+    """Return what speaks against opening a run for the plan that was made."""
+    if found.plan is None:
+        return None
+    blocked = forward_gate(policy, await ports.stop.read())
+    return blocked or opening_gate(policy.limits, record.history, health_of(found), now)
+
+
+def health_of(found: Survey) -> Health:
+    """Return how a fleet fares in view of the plan that was made for it.
+
+    A replica that is not there at all, or about whose end nothing is known, is one of the others.
+    """
+    fleet, ends = found.view.fleet, ended(found.evidence, frozenset({Cause.DEVICE_MEMORY}))
+    mended = found.plan is not None and found.plan.steps[0].reason is Reason.MEMORY_STEPPED_DOWN
+    mendable = sum(mended and pod.keeps_ending and pod.name in ends for pod in fleet.live)
+    wanted = max(fleet.replicas, len(fleet.live))
+    return Health(fleet.ready, mendable, wanted - fleet.ready - mendable)
+
+
+async def consent(
+    resource: Resource, policy: Policy, plan: Plan, ports: Ports, now: datetime
+) -> Approved | Outcome | None:
+    """Return the approval that the mode asks for; None where it asks for none; or why there is none."""
+    if policy.mode is not Mode.APPROVE:
+        return None
+    record = resource.record or Record()
+    shown = record.plan
+    request = Request(
+        namespace=resource.namespace,
+        name=resource.name,
+        uid=resource.uid,
+        digest=plan.digest,
+        shown_at=shown.at if shown and shown.digest == plan.digest else None,
+        used=frozenset(run.approval.uid for run in record.history if run.approval),
+        max_age=policy.limits.approval_max_age,
+    )
+    return approved(request, await ports.approvals.of(resource.namespace, resource.name), now)
+
+
+async def crowded(resource: Resource, found: Survey, ports: Ports, now: datetime) -> Blocked | None:
+    """Return what speaks against one more open run beside those of all other resources."""
+    return None if found.plan is None else await ports.crowd.hint(resource.uid, now)

@@ -1,0 +1,432 @@
+"""What a look at a fleet is judged to be, and the plan that it leads to or what stands in the way; pure.
+
+The last revision that proved healthy: what proves it, and what is not as it was then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import takewhile
+
+from kvmedic.controller.evidence import Survey, engine_of, expected, settable, version_remark
+from kvmedic.controller.ports import Metrics, View
+from kvmedic.model.evidence import Inconclusive, Look, Measured, Observation, Signal
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.plan import Goal, Plan, Step
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome
+from kvmedic.model.spec import Mode, Policy, Runbook
+from kvmedic.model.status import Borrowed, Footprint, LastGood, Record, Resource
+from kvmedic.rollout.gates import stands
+from kvmedic.rollout.preconditions import Purpose, step_refusal
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import (
+    Beyond,
+    Branch,
+    Diagnosed,
+    Diagnosis,
+    Evaluate,
+    Evidence,
+    Finding,
+    NoChange,
+    Relief,
+    Resize,
+    RollBack,
+    Setting,
+    Try,
+    TurnOff,
+    TurnOn,
+    diagnose,
+    first_match,
+    is_content,
+)
+from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded
+from kvmedic.runbooks.compression.fixes import Past, confirmed_first, on_a_replica
+from kvmedic.runbooks.compression.trial_plans import gate_plan, trial_plan
+from kvmedic.runbooks.fleet_plans import (
+    drain_remark,
+    replaced_in_vain,
+    replacement_of,
+    resizing_of,
+    rollback_of,
+    rolled_back_in_vain,
+    scaled_in_vain,
+    turned_off_in_vain,
+)
+from kvmedic.runbooks.node_health import told_by_driver
+from kvmedic.runbooks.planning import Fault, Workload, proposal
+from kvmedic.runbooks.preemption.capacity import spent_by
+from kvmedic.runbooks.preemption.give_back import Calm, due, returning
+from kvmedic.runbooks.preemption.present import Known, setting
+from kvmedic.verdict.baseline import TRAFFIC, moves, traffic_of
+from kvmedic.verdict.quorum import quorum_line
+
+
+def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood | None:
+    """Return the fleet's revision as a good one, when it is settled and proved healthy under traffic."""
+    fleet = found.view.fleet
+    healthy = isinstance(found.diagnosis, Diagnosed) and found.diagnosis.reason is Reason.HEALTHY
+    one_revision = all(pod.revision == fleet.revision for pod in fleet.pods)
+    if (
+        found.evidence.left_out
+        or not healthy
+        or not one_revision
+        or not fleet.observed
+        or fleet.ready != fleet.replicas
+    ):
+        return None
+    finished = [pod.number(Signal.REQUESTS_FINISHED) for pod in found.evidence.burn.pods.values()]
+    if not finished or not all(isinstance(count, Measured) and count.value >= 1 for count in finished):
+        return None
+    workload = engine_of(found.view, policy)
+    flags = {} if isinstance(workload, Fault) else workload.given_flags()
+    return LastGood(fleet.revision, flags, fleet.replicas, found.blocks(), now)
+
+
+async def proved_good(
+    found: Survey, resource: Resource, policy: Policy, metrics: Metrics, now: datetime
+) -> LastGood | None:
+    """Return the fleet's revision as a good one, with its traffic where it is not on record yet.
+
+    That is one more look for each new revision, when it proves healthy.
+    """
+    good = healthy_revision(found, policy, now)
+    known = resource.record.last_good if resource.record else None
+    if good is None or (known is not None and known.revision == good.revision):
+        return good
+    asked = Look(policy.windows.trigger, signals=TRAFFIC)
+    seen = await metrics.look(policy.source, expected(found.view), resource.namespace, asked)
+    return replace(good, traffic=traffic_of(seen))
+
+
+def unproved(resource: Resource, view: View) -> frozenset[Signal]:
+    """Return what proves a revision good, where that is not on record yet."""
+    good = resource.record.last_good if resource.record else None
+    known = good is not None and good.revision == view.fleet.revision
+    return frozenset() if known else frozenset({Signal.REQUESTS_FINISHED})
+
+
+def in_context(diagnosis: Diagnosis, resource: Resource, view: View, evidence: Evidence) -> Diagnosis:
+    """Return the diagnosis of a trouble with what moved since it was healthy, and who told of its GPUs."""
+    moved, told = _with_moves(diagnosis, resource, view, evidence.burn), told_by_driver(evidence)
+    if told is None or isinstance(moved, Inconclusive) or moved.branch.then is None:
+        return moved
+    return Diagnosed(moved.branch, (*moved.findings, told))
+
+
+def _with_moves(diagnosis: Diagnosis, resource: Resource, view: View, burn: Observation) -> Diagnosis:
+    """Return the diagnosis of a trouble with what is not as it was when the fleet was last healthy."""
+    good = resource.record.last_good if resource.record else None
+    if good is None or isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
+        return diagnosis
+    told = list(moves(good.traffic, traffic_of(burn)) if good.traffic else ())
+    if good.revision != view.fleet.revision:
+        told.append(f"pod template {good.revision} -> {view.fleet.revision}")
+    if good.traffic is None and not told:
+        return diagnosis
+    moved = ", ".join(told) or "nothing that is recorded"
+    text = f"moved since it was healthy ({good.recorded_at:%Y-%m-%dT%H:%M:%SZ}): {moved}"
+    return Diagnosed(diagnosis.branch, (Finding("fleet", None, None, None, text), *diagnosis.findings))
+
+
+_PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.HANDED_OVER_TWICE})
+"""What passes by itself, or is itself about a hand-over."""
+
+
+def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
+    """Return the first runbook that has something to say, and what it says.
+
+    Where all are content it is the last; what an earlier one noticed is told with it, as is what made it hand
+    over. One that cannot tell hands over too: trouble that another one finds does not wait for its answer.
+
+    Raises:
+        ValueError: the spec names no runbook.
+    """
+    found = _first_word(policy, lambda runbook: _said_by(runbook, evidence))
+    if found is None:
+        raise ValueError("a spec names at least one runbook")
+    return found[0], _named(found[1], evidence)
+
+
+def calm(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis] | None:
+    """Return the same where each runbook's first branches decide; None where a later one has to be asked."""
+    found = _first_word(policy, lambda runbook: first_match(first_branches(runbook), evidence))
+    return None if found is None else (found[0], _named(found[1], evidence))
+
+
+def _named(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """Return a diagnosis that names the replicas it does not rest on."""
+    if not evidence.left_out:
+        return diagnosis
+    line = quorum_line(len(evidence.burn.pods), evidence.left_out)
+    if isinstance(diagnosis, Inconclusive):
+        return Inconclusive(diagnosis.reason, f"{diagnosis.message}; {line}")
+    return replace(diagnosis, findings=(*diagnosis.findings, Finding("fleet", None, None, None, line)))
+
+
+def _said_by(runbook: Runbook, evidence: Evidence) -> Diagnosis:
+    if runbook is Runbook.COMPRESSION_WITHOUT_SAVINGS and evidence.unanswered is not None:
+        return evidence.unanswered
+    return diagnose(RUNBOOKS[runbook], evidence)
+
+
+def _first_word(policy: Policy, ask: Callable[[Runbook], Diagnosis | None]) -> tuple[str, Diagnosis] | None:
+    """Return the first runbook that has something to say, else the last; None where one does not answer.
+
+    A runbook that cannot tell has the word only where no later one finds trouble.
+    """
+    noticed: tuple[Finding, ...] = ()
+    found: tuple[str, Diagnosis] | None = None
+    unknown: tuple[str, Diagnosis] | None = None
+    for runbook in in_order(policy.runbooks):
+        said = ask(runbook)
+        if said is None:
+            return None
+        if isinstance(said, Inconclusive):
+            unknown = unknown or (str(runbook), said)
+            noticed = (*noticed, _left_open(runbook, said))
+            continue
+        noticed = (*noticed, *said.findings)
+        found = str(runbook), replace(said, findings=noticed)
+        if said.branch.then is not None:
+            return found
+    return found if found and unknown and not is_content(found[1]) else unknown or found
+
+
+def _left_open(runbook: Runbook, said: Inconclusive) -> Finding:
+    return Finding("fleet", None, None, None, f"{runbook} cannot go on, {said.reason}: {said.message}")
+
+
+def first_branches(runbook: Runbook) -> tuple[Branch, ...]:
+    """Return a runbook's branches that ask for no change and stand before all that do."""
+    return tuple(takewhile(lambda branch: branch.then is None, RUNBOOKS[runbook]))
+
+
+def in_order(asked: Sequence[Runbook]) -> tuple[Runbook, ...]:
+    """Return runbooks as they are asked: that on compression first, before the other one changes anything."""
+    return tuple(sorted(asked, key=lambda runbook: runbook is not Runbook.COMPRESSION_WITHOUT_SAVINGS))
+
+
+def remarked(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey of a trouble with what moved since it was healthy, and doubts of its version."""
+    diagnosis = in_context(found.diagnosis, resource, found.view, found.evidence)
+    if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
+        return found
+    doubt = version_remark(found.engine(policy), found.evidence.versions)
+    told = (Finding("fleet", None, None, None, doubt),) if doubt else ()
+    return replace(found, diagnosis=Diagnosed(diagnosis.branch, (*told, *diagnosis.findings)))
+
+
+def with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey with the plan that its diagnosis leads to, or with what stands in the way.
+
+    What stands in the way of the runbook on compression keeps the next one from nothing.
+    """
+    return hand_over_stuck(_with_plan(found, resource, policy), resource, policy)
+
+
+def hand_over_stuck(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey with the next runbook's plan, where that on compression cannot go on.
+
+    As it is where the next one has no plan either, or where what stands in the way passes by itself.
+    """
+    why = found.obstacle
+    if why is None or found.runbook != Runbook.COMPRESSION_WITHOUT_SAVINGS:
+        return found
+    if why.reason in _PASSING or (found.plan is not None and why.reason is not Reason.TRIAL_IMPOSSIBLE):
+        return found
+    evidence = with_unanswered(found.evidence, found.diagnosis, why)
+    runbook, diagnosis = judged(policy, evidence)
+    if runbook == Runbook.COMPRESSION_WITHOUT_SAVINGS:
+        return found
+    other = remarked(Survey(found.view, evidence, diagnosis, runbook, None, None), resource, policy)
+    other = _with_plan(other, resource, policy)
+    return found if other.plan is None else other
+
+
+def with_unanswered(evidence: Evidence, diagnosis: Diagnosis, why: Outcome) -> Evidence:
+    """Return evidence that says why the runbook on compression cannot go on, with what it had found."""
+    facts = diagnosis.findings if isinstance(diagnosis, Diagnosed) else ()
+    told = dict.fromkeys((*(fact.text for fact in facts), why.message))
+    return replace(evidence, unanswered=Inconclusive(why.reason, "; ".join(told)))
+
+
+def _with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    diagnosis, fleet = found.diagnosis, found.view.fleet
+    if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
+        return found
+    workload = settable(found.engine(policy), found.evidence.versions)
+    known = _setting(workload, found, policy, resource.record or Record())
+    plan = _plan(found, workload, known, resource, policy)
+    if isinstance(plan, NoChange) and plan.passes_on and found.evidence.spent is None:
+        return _with_plan(_passed_on(found, plan, known, resource, policy), resource, policy)
+    if not isinstance(plan, Plan):
+        return _hindered(found, plan.reason, plan.message)
+    obstacle = obstacle_to(plan.steps[0], fleet, found.goal)
+    return replace(found, plan=_with_remark(plan, workload, policy), obstacle=obstacle)
+
+
+def _with_remark(plan: Plan, workload: Workload | Fault, policy: Policy) -> Plan:
+    """Return a plan that says what becomes of requests whose drain times out."""
+    remark = "" if isinstance(workload, Fault) else drain_remark(workload, policy.rollout, plan.steps[0])
+    return replace(plan, message=f"{plan.message}; {remark}") if remark else plan
+
+
+def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey judged anew, once it is known that no lever is left."""
+    spent = spent_by(why, known, found.view.fleet.replicas)
+    evidence = replace(found.evidence, spent=spent)
+    runbook, diagnosis = judged(policy, evidence)
+    return remarked(replace(found, evidence=evidence, diagnosis=diagnosis, runbook=runbook), resource, policy)
+
+
+def due_in(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Footprint | Borrowed | None:
+    """Return what to ask of a calm fleet whether it would do without; None: nothing yet."""
+    record, diagnosis = resource.record, found.diagnosis
+    calm = isinstance(diagnosis, Diagnosed) and diagnosis.reason is Reason.HEALTHY
+    if record is None or not calm or (record.footprint is None and not record.borrowed):
+        return None
+    workload = found.engine(policy)
+    return None if isinstance(workload, Fault) else due(record, found.view.fleet, policy, workload, now)
+
+
+def with_return(found: Survey, resource: Resource, policy: Policy, held: Footprint | Borrowed) -> Survey:
+    """Return the survey with the plan that gives back what is due, where the fleet should do without."""
+    workload = found.engine(policy)
+    if isinstance(workload, Fault):
+        return found
+    known = _setting(workload, found, policy, resource.record or Record())
+    asked = Calm(found.evidence, found.view.fleet, workload, known)
+    back = returning(held, asked, resource.generation)
+    told = replace(found, outlook=back.outlook)
+    match back.plan:
+        case Plan(steps=(step, *_)) as plan:
+            return replace(told, plan=plan, obstacle=obstacle_to(step, found.view.fleet, Goal.CALM))
+        case Fault(reason, message):
+            return replace(told, obstacle=Outcome(reason, message))
+        case _:
+            return told
+
+
+def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: Record) -> Setting:
+    """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
+    fleet, known = found.view.fleet, Setting(None, policy.levers)
+    if isinstance(workload, Workload):
+        known = setting(workload, policy.levers, Known(record.levers, record.outgrown), found.evidence)
+    return replace(
+        known,
+        replacing_failed=replaced_in_vain(record.replacements, fleet),
+        rollback_allowed=policy.rollback.is_allowed,
+        rollback_failed=rolled_back_in_vain(record.rollbacks, fleet),
+        kept_on=turned_off_in_vain(record.bundles, fleet),
+        scale_out=policy.scale_out,
+        scaling_failed=scaled_in_vain(record.scalings, fleet),
+        before_scaling=record.footprint.fewest if record.footprint else None,
+        is_our_cap=record.sized is not None and record.sized.is_open_on(fleet.revision),
+    )
+
+
+def _plan(
+    found: Survey, workload: Workload | Fault, known: Setting, resource: Resource, policy: Policy
+) -> Plan | Fault | NoChange:
+    """Return the plan that the diagnosis leads to, or why there is none.
+
+    A replica can be replaced whatever runs in it, and a revision rolled back; a setting needs an engine that
+    is known.
+    """
+    advice = _advice(found, workload, known, resource.generation)
+    if isinstance(advice, TurnOff) and policy.mode is Mode.AUTO:
+        advice = confirmed_first(found.evidence, advice)
+    if isinstance(advice, RollBack):
+        return rollback_of(policy.target, found.view.fleet, advice, resource.generation)
+    if isinstance(advice, Relief):
+        return replacement_of(policy.target, found.view.fleet, advice, resource.generation)
+    if isinstance(advice, Resize):
+        return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
+    if isinstance(advice, Try | Evaluate):
+        return _tried(workload, found, advice, resource, policy)
+    if isinstance(advice, TurnOff | TurnOn):
+        return _turned(workload, found, advice, known, resource.generation)
+    return advice
+
+
+def _advice(
+    found: Survey, workload: Workload | Fault, known: Setting, generation: int
+) -> Plan | Fault | Beyond | NoChange:
+    """Return what the diagnosed branch asks for; of a setting the plan itself."""
+    if isinstance(found.diagnosis, Inconclusive) or found.diagnosis.branch.then is None:
+        return NoChange(found.diagnosis.reason, "")
+    advise = found.diagnosis.branch.then
+    if isinstance(workload, Workload):
+        return proposal(workload, advise, found.evidence, known, generation)
+    told = advise(found.evidence, known)
+    return told if isinstance(told, Relief | RollBack) else NoChange(workload.reason, workload.message)
+
+
+def _tried(
+    workload: Workload | Fault, found: Survey, advice: Try | Evaluate, resource: Resource, policy: Policy
+) -> Plan | Fault:
+    """Return the plan that asks a trial pod or a replica in its place, or lets a Job evaluate one."""
+    fleet, record = found.view.fleet, resource.record or Record()
+    if isinstance(advice, Evaluate):
+        return gate_plan(workload, fleet, advice, resource.generation)
+    plan = trial_plan(workload, fleet, policy.source, advice, resource.generation)
+    if isinstance(plan, Fault):
+        return plan
+    past = Past(record.history, found.diagnosis.reason, found.evidence.burn.at)
+    return on_a_replica(plan, fleet, policy, past)
+
+
+def _turned(
+    workload: Workload | Fault, found: Survey, advice: TurnOff | TurnOn, known: Setting, generation: int
+) -> Plan | Fault | NoChange:
+    """Return the plan that turns a method off or on, unless that was tried on this pod template in vain."""
+    if isinstance(workload, Fault):
+        return workload
+    if isinstance(advice, TurnOn):
+        return turning_plan(workload, advice, generation)
+    if advice.method in known.kept_on:
+        text = f"{advice.method} was turned off on this pod template, and had to be turned on again"
+        return NoChange(Reason.LEVER_EXHAUSTED, text)
+    if doubt := unrecorded(workload, advice.settings, found.view.templates.values()):
+        return Fault(Reason.FLAG_NOT_EDITABLE, f"{advice.method} is not turned off: {doubt}")
+    return bundle_plan(workload, advice, generation)
+
+
+def with_shown_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
+    """Return the survey with the plan that a person may be about to approve, while it stands.
+
+    Evidence that says nothing for a moment does not take it away; it is not carried out then either.
+    """
+    shown = resource.record.plan if resource.record else None
+    plan = shown.bound if shown else None
+    if policy.mode is not Mode.APPROVE or plan is None:
+        return found
+    if found.plan is not None:
+        return replace(found, plan=plan) if stands(plan, found.plan) else found
+    if not isinstance(found.diagnosis, Inconclusive) or not _is_bound(plan, found.view, resource):
+        return found
+    return replace(found, plan=plan, obstacle=Outcome(found.diagnosis.reason, found.diagnosis.message))
+
+
+def _is_bound(plan: Plan, view: View, resource: Resource) -> bool:
+    """Return whether a plan was made for the target, its template and the spec as they are now."""
+    made_for = (plan.target_uid, plan.template, plan.spec_generation)
+    return made_for == (view.fleet.uid, view.fleet.revision, resource.generation)
+
+
+def obstacle_to(step: Step, fleet: Fleet, goal: Goal) -> Outcome | None:
+    """Return why a plan's first step cannot begin on the fleet as it is, or None.
+
+    Only a change that is to keep replicas up does not need the fleet whole. Giving something back is a change
+    like any other, which an owner who came meanwhile would revert.
+    """
+    purpose = Purpose.MENDING if goal is Goal.STEADINESS else Purpose.RELIEF
+    refused = step_refusal(fleet, step, purpose)
+    return Outcome(refused.reason, refused.message) if refused else None
+
+
+def _hindered(found: Survey, reason: Reason, message: str) -> Survey:
+    return Survey(found.view, found.evidence, found.diagnosis, found.runbook, None, Outcome(reason, message))

@@ -1,0 +1,273 @@
+"""A look at a fleet without an open run: evidence, diagnosis, plan. Nothing is changed here.
+
+Whose turn it is between the two runbooks: what is handed over at a look, and where that ends; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from kvmedic.controller.evidence import (
+    Inquiry,
+    Survey,
+    as_recorded,
+    ask_versions,
+    engine_of,
+    expected,
+    gather,
+    judgeable,
+    prospect,
+    silent_on_methods,
+    silent_on_pools,
+    vitals_of,
+    with_drivers,
+    with_history,
+    with_logged_pools,
+    with_starts,
+)
+from kvmedic.controller.plans import (
+    calm,
+    due_in,
+    first_branches,
+    hand_over_stuck,
+    judged,
+    remarked,
+    unproved,
+    with_plan,
+    with_return,
+    with_shown_plan,
+)
+from kvmedic.controller.ports import Senses, View
+from kvmedic.engines.engine_log import phrases
+from kvmedic.model.evidence import Look, Observation, Signal
+from kvmedic.model.plan import Goal, OnTrial, Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome
+from kvmedic.model.spec import CompressionPolicy, Mode, Policy, Runbook
+from kvmedic.model.status import ClosedRun, HandOver, Record, Resource
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence, diagnose, is_content
+from kvmedic.runbooks.compression.hand_over import Grounds, Heard, hand_over_of, taken_back
+from kvmedic.runbooks.compression.history import Enabled
+from kvmedic.runbooks.compression.methods import compressed_of, eviction_by, eviction_of, standing_answers
+from kvmedic.runbooks.compression.next_fix import Case, Next, next_fix, pursued
+from kvmedic.runbooks.planning import Workload
+from kvmedic.runbooks.severity import signals_of
+from kvmedic.verdict.baseline import pressured
+
+UNTRIED = frozenset({Reason.TRIAL_ANSWERED, Reason.TRIAL_UNANSWERED, Reason.SPARE_UNSCHEDULABLE})
+"""Ends of runs that changed nothing of the fleet: where there is no room for a change it is taken back."""
+
+
+def with_turn(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
+    """Return the survey with the hand-over that it amounts to; without its plan where it is the second one.
+
+    A trial is never in the way: it changes nothing, and what it shows is new evidence.
+    """
+    if Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks:
+        return found
+    record = resource.record or Record()
+    grounds = _grounds(found, resource, record, now)
+    given = hand_over_of(_heard(found), grounds, next(iter(record.hand_overs), None), now)
+    if given is None:
+        return found
+    back = taken_back(given, record.hand_overs, lambda each: _is_used(each, record.history))
+    if back is None or found.plan is None or isinstance(found.plan.steps[0], OnTrial):
+        return replace(found, hand_over=given)
+    return replace(found, plan=None, obstacle=_twice(given, back, found.plan, grounds), hand_over=given)
+
+
+def _twice(given: HandOver, back: HandOver, plan: Plan, grounds: Grounds) -> Outcome:
+    """Return why a plan is not carried out: what both runbooks want, and what is the same."""
+    steps = "; ".join(step.line() for step in plan.steps)
+    text = (
+        f"{given.to_runbook} wants {steps} and had the word before; {back.to_runbook} had it since "
+        f"{back.at:%Y-%m-%dT%H:%MZ} ({back.reason}), and what both know is the same: {grounds.line()} "
+        f"(evidence {given.evidence}). An edit of the spec or of the pod template, or another answer of a "
+        "trial, starts anew"
+    )
+    return Outcome(Reason.HANDED_OVER_TWICE, text)
+
+
+def _heard(found: Survey) -> Heard:
+    return Heard(
+        first=found.evidence.unanswered
+        or diagnose(RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS], found.evidence),
+        runbook=found.runbook,
+        diagnosis=found.diagnosis,
+        is_pressed=bool(pressured(found.burn, found.evidence.trigger)),
+        is_planned=found.plan is not None,
+    )
+
+
+def _grounds(found: Survey, resource: Resource, record: Record, now: datetime) -> Grounds:
+    evidence, template = found.evidence, found.view.fleet.revision
+    return Grounds(
+        generation=resource.generation,
+        template=template,
+        method=evidence.compression.name if evidence.compression else "",
+        answers=standing_answers(record.answers, resource.generation, now),
+        scores=record.scores,
+        turned_off=record.turned_off,
+        failed=evidence.failed_fixes,
+        kept=tuple(each.method for each in record.bundles if each.revision == template),
+    )
+
+
+def _is_used(given: HandOver, history: tuple[ClosedRun, ...]) -> bool:
+    """Return whether the runbook that got the word has changed something of the fleet since."""
+    branches = RUNBOOKS.get(given.to_runbook, ())
+    changing = {each.reason for each in branches if each.then is not None and each.goal is not Goal.ANSWER}
+    return any(
+        run.started_at >= given.at
+        and run.reason in changing
+        and not run.on_trial_pod
+        and run.outcome not in UNTRIED
+        for run in history
+    )
+
+
+async def survey(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
+    """Return what a look at the target finds; the plan is made, never carried out.
+
+    A glance at the triggers comes first: most of what a source computes for a whole look is
+    histograms, and a calm fleet needs none of them.
+    """
+    glanced = await _glance(resource, policy, view, senses)
+    if glanced is not None and due_in(glanced, resource, policy, senses.now or glanced.burn.at) is None:
+        return with_shown_plan(glanced, resource, policy)
+    return await examine(resource, policy, view, senses)
+
+
+async def examine(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
+    """Return what a whole look at the target finds, however calm it is."""
+    history = resource.record.history if resource.record else ()
+    evidence = await gather(policy, resource.namespace, view, senses, history)
+    evidence = await _with_what_engines_tell(evidence, resource, policy, view, senses)
+    runbook, diagnosis = judged(policy, evidence)
+    found = Survey(view, evidence, diagnosis, runbook, None, None)
+    now = senses.now or found.burn.at
+    held = due_in(found, resource, policy, now)
+    if _asks_for_a_change(diagnosis) or held is not None:
+        told = await ask_versions(resource.namespace, view, senses.metrics)
+        found = replace(found, evidence=replace(evidence, versions=told))
+    if held is not None:
+        planned = with_return(found, resource, policy, held)
+    else:
+        planned = with_plan(remarked(found, resource, policy), resource, policy)
+        planned = with_turn(planned, resource, policy, now)
+    return with_shown_plan(planned, resource, policy)
+
+
+def hand_over_untriable(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
+    """Return the survey with the next runbook's plan, where a trial turned out to be impossible."""
+    other = hand_over_stuck(found, resource, policy)
+    if other is found:
+        return found
+    return with_shown_plan(with_turn(other, resource, policy, now), resource, policy)
+
+
+async def _with_what_engines_tell(
+    evidence: Evidence, resource: Resource, policy: Policy, view: View, senses: Senses
+) -> Evidence:
+    """Return evidence in which settings, logs and drivers tell what no series does, as far as they may."""
+    workload = engine_of(view, policy)
+    if not isinstance(workload, Workload):
+        return evidence
+    if silent := silent_on_pools(evidence, view):
+        evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
+    method = _compression(workload, resource, policy, evidence.burn)
+    if asked := silent_on_methods(method, policy, evidence, view):
+        evidence = await with_starts(evidence, resource.namespace, asked, workload, senses.logs)
+        method = _compression(workload, resource, policy, evidence.burn, phrases(evidence.started))
+    evicts = eviction_of(workload, phrases(evidence.started)) or (eviction_by(method) if method else None)
+    inquiry = Inquiry(resource, policy, view, evidence.burn.at)
+    method = await with_history(method, inquiry, senses.metrics)
+    evidence = replace(evidence, evicts=evicts, compression=method)
+    after = await _after_the_method(workload, evidence, resource, policy, senses)
+    evidence = replace(evidence, fix=after.move, failed_fixes=after.failed)
+    if calm(policy, evidence) is not None:
+        return evidence
+    told = await with_drivers(evidence.vitals, resource.namespace, expected(view), workload, senses.drivers)
+    return replace(evidence, vitals=told)
+
+
+def _with_evidence_of_ours(policy: Policy) -> CompressionPolicy:
+    """Return what is asked of a method; in mode Auto without a score that nothing but the spec tells.
+
+    What a person declared may be looked at by the person who approves. Alone it changes no fleet.
+    """
+    compression = policy.compression
+    if policy.mode is not Mode.AUTO or compression.gate is None:
+        return compression
+    return replace(compression, gate=replace(compression.gate, reference=None))
+
+
+async def _after_the_method(
+    workload: Workload, evidence: Evidence, resource: Resource, policy: Policy, senses: Senses
+) -> Next:
+    """Return what comes after a method that saved nothing; the team's evaluation is looked at only then."""
+    record, method = resource.record or Record(), evidence.compression
+    is_asked = Runbook.COMPRESSION_WITHOUT_SAVINGS in policy.runbooks
+    if not is_asked or not pursued(policy.compression, record.turned_off, method):
+        return Next(None, ())
+    gate = policy.compression.gate
+    found = await senses.evaluations.digest(resource.namespace, gate.cron_job) if gate else None
+    return next_fix(
+        Case(
+            workload=workload,
+            policy=_with_evidence_of_ours(policy),
+            turned_off=record.turned_off,
+            method=method,
+            answers=standing_answers(record.answers, resource.generation, evidence.burn.at),
+            scores=record.scores,
+            tried=record.bundles,
+            evaluation=found,
+            generation=resource.generation,
+            now=evidence.burn.at,
+        )
+    )
+
+
+def _asks_for_a_change(diagnosis: Diagnosis) -> bool:
+    return isinstance(diagnosis, Diagnosed) and diagnosis.branch.then is not None
+
+
+async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey | None:
+    """Return the survey where the first branches of each runbook decide, or None where more is needed.
+
+    A runbook's first branches tell a calm fleet from any other, or say what they cannot see; either way no
+    later branch is asked, so that a whole look would find the same.
+    """
+    firsts = (branch for runbook in policy.runbooks for branch in first_branches(runbook))
+    signals = frozenset[Signal]().union(*(branch.signals for branch in firsts), unproved(resource, view))
+    asked = Look(policy.windows.trigger, policy.windows.hold, signals | signals_of(policy.objectives))
+    seen = await senses.metrics.look(policy.source, expected(view), resource.namespace, asked)
+    workload = engine_of(view, policy)
+    method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None
+    turned_off = resource.record.turned_off if resource.record else None
+    if pursued(policy.compression, turned_off, method):
+        return None
+    vitals = await vitals_of(seen, resource.namespace, view, senses.logs, {})
+    history = prospect(method, Inquiry(resource, policy, view, seen.at))
+    method = as_recorded(method, history)
+    evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
+    evidence = judgeable(evidence, expected(view), senses.now)
+    found = calm(policy, evidence)
+    if found is None:
+        return None
+    runbook, diagnosis = found
+    # What history has not told yet may speak against the method: a whole look asks, once.
+    if isinstance(history, Enabled) and is_content(diagnosis):
+        return None
+    return Survey(view, evidence, diagnosis, runbook, None, None)
+
+
+def _compression(
+    workload: Workload, resource: Resource, policy: Policy, seen: Observation, log: Sequence[str] = ()
+) -> Compressed | None:
+    answers = resource.record.answers if resource.record else ()
+    counting = standing_answers(answers, resource.generation, seen.at)
+    return compressed_of(workload, policy.compression, counting, seen, log)

@@ -1,0 +1,255 @@
+"""What a trial pod does in one tick of a run: looked at, made, and gone again before the run is closed.
+
+The run's record is there before the pod is made and until it is gone, so whoever reads it after a crash goes
+on with both. The pod's name follows from the run: made twice it is one.
+
+What a replica that is drained for a test does in one tick of a run: looked at, and put back at its end.
+
+The run's record names the replica before it is taken out of rotation and until it is back, so whoever reads
+it after a crash goes on with both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvmedic.api.resource import GROUP, KIND, VERSION
+from kvmedic.controller.evidence import Survey, engine_of
+from kvmedic.controller.next_move import Tick, as_watched, drain_of, start_limits, watched
+from kvmedic.controller.ports import Ports, View
+from kvmedic.engines import ENGINES, REFUSALS
+from kvmedic.kube.errors import Conflict
+from kvmedic.manifests.evaluation_job import Evaluation, job_name
+from kvmedic.manifests.trial_pod import (
+    NoTrial,
+    Owner,
+    Trial,
+    remote_cache_in_file,
+    trial_pod,
+    without_remote_cache,
+)
+from kvmedic.model.fleet import Fleet, Pod
+from kvmedic.model.plan import OnTrial
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome
+from kvmedic.model.status import Resource
+from kvmedic.model.trial import Answer, GateStep, Scored, TrialStep
+from kvmedic.record.runs import with_answer, with_score
+from kvmedic.rollout.draining import Drain
+from kvmedic.rollout.moves import Failed, Uncordon
+from kvmedic.rollout.trial import (
+    NO_WORDS,
+    DrainedMove,
+    DrainedSight,
+    GateMove,
+    GateSight,
+    LastWords,
+    TrialMove,
+    TrialSight,
+    drained_move,
+    ended_by_itself,
+    gate_move,
+    replica_of,
+    trial_move,
+)
+from kvmedic.runbooks.compression.fixes import may_ask_replica
+from kvmedic.runbooks.planning import Workload
+
+_REFUSALS = tuple(pattern for patterns in REFUSALS.values() for pattern in patterns)
+"""Of every engine: each one's are its own words."""
+NO_QUOTA = "exceeded quota"
+"""What the API server says of a pod that a ResourceQuota has no room for (Kubernetes 1.36, resourcequota
+controller.go)."""
+_UNANSWERED = frozenset({Reason.TRIAL_UNANSWERED, Reason.TRIAL_IMPOSSIBLE, Reason.SPARE_UNSCHEDULABLE})
+"""Ends of a trial that would come again; others are about the fleet, and pass."""
+NAME_LENGTH = 200
+"""Characters of the resource's name in that of a pod: with the run's id it stays under the 253 of a name."""
+
+
+async def next_trial_move(tick: Tick, step: TrialStep) -> TrialMove:
+    """Return the next move of the trial of an open run."""
+    try:
+        pod = await tick.ports.trials.look(trial_of(tick, step), step.container)
+    except Conflict:
+        return Failed(Reason.TRIAL_UNANSWERED, "a pod of the trial's name is somebody else's")
+    progress = tick.ports.probes.progress(pod) if pod else None
+    sight = TrialSight(_watched(tick, pod), progress, await _last_words(tick, pod))
+    return trial_move(sight, step, as_watched(tick), start_limits(tick), tick.now)
+
+
+async def next_gate_move(tick: Tick, step: GateStep) -> GateMove:
+    """Return the next move of the evaluation of an open run."""
+    ports, namespace = tick.ports, tick.resource.namespace
+    try:
+        pod = await ports.trials.look(trial_of(tick, step), step.container)
+        job = await ports.evaluations.look(evaluation_of(tick, step))
+    except Conflict:
+        return Failed(Reason.TRIAL_UNANSWERED, "a pod or Job of the trial's name is somebody else's")
+    served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
+    sight = GateSight(_watched(tick, pod), served, job, await _last_words(tick, pod))
+    return gate_move(sight, step, as_watched(tick), start_limits(tick), tick.now)
+
+
+def _watched(tick: Tick, pod: Pod | None) -> Pod | None:
+    return watched(tick, pod) if pod else None
+
+
+async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:
+    """Return what a trial pod that ended by itself told of its end; its log goes with the pod."""
+    if pod is None or not ended_by_itself(pod):
+        return NO_WORDS
+    return await tick.ports.trials.last_words(tick.resource.namespace, pod, _REFUSALS)
+
+
+async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
+    """Return a survey that knows whether its trial could be made, where its plan is one.
+
+    An obstacle that was found before stays.
+    """
+    step = found.plan.steps[0] if found.plan else None
+    if not isinstance(step, OnTrial) or found.obstacle is not None:
+        return found
+    why = ports.trials.forbidden()
+    if isinstance(step, GateStep):
+        why = why or ports.evaluations.forbidden()
+    drains = isinstance(step, TrialStep) and step.replica
+    if not why and not drains:
+        manifest = await _manifest(found.view, step, _trial(resource, "", step), ports)
+        why = manifest.why if isinstance(manifest, NoTrial) else ""
+        workload = engine_of(found.view, resource.policy) if resource.policy else None
+        if isinstance(workload, Workload):
+            why = why or remote_cache_in_file(workload.file, workload.engine.profile)
+    return replace(found, obstacle=Outcome(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
+
+
+async def make_trial(tick: Tick, view: View, step: OnTrial) -> str:
+    """Make the trial pod; return why there can be none, or nothing."""
+    trial = trial_of(tick, step)
+    manifest = await _manifest(view, step, trial, tick.ports)
+    if isinstance(manifest, NoTrial):
+        return manifest.why
+    return await tick.ports.trials.make(trial, manifest)
+
+
+async def _manifest(view: View, step: OnTrial, trial: Trial, ports: Ports) -> dict[str, Any] | NoTrial:
+    """Return the manifest of a trial pod, or why there can be none."""
+    template = without_remote_cache(_on_trial(view, step), step.container, ENGINES)
+    if isinstance(template, NoTrial):
+        return template
+    claims = await ports.trials.held_claims(trial.namespace, template)
+    return trial_pod(template, trial, claims)
+
+
+def begin_test(tick: Tick, view: View, step: TrialStep, pod: Pod) -> None:
+    """Begin the test on a trial pod that is Ready; nothing where this process has begun it."""
+    tick.ports.probes.begin(tick.resource.namespace, pod, _on_trial(view, step), step)
+
+
+def remember_unanswered(tick: Tick, step: OnTrial, failed: Failed) -> Tick:
+    """Return the tick with a trial on record that showed nothing: it is not asked again for a day.
+
+    Nothing is written down where a replica may be asked next: that nobody took a pod says nothing of it.
+    """
+    if failed.reason not in _UNANSWERED:
+        return tick
+    if failed.reason is Reason.SPARE_UNSCHEDULABLE and may_ask_replica(step, tick.policy):
+        return tick
+    message, generation = failed.message, tick.run.spec_generation
+    if isinstance(step, GateStep):
+        scored = Scored(step.tried, step.evaluation, message, tick.now, generation)
+        return replace(tick, record=with_score(tick.record, scored))
+    beside = step.template if step.without else ""
+    answer = Answer(step.question, step.told_of, message, tick.now, generation, beside=beside)
+    return replace(tick, record=with_answer(tick.record, answer))
+
+
+async def cleared(tick: Tick) -> bool:
+    """Remove the trial pods and evaluations of a run that ends; return whether none is left.
+
+    Of a run whose step is none there are none.
+    """
+    step = tick.run.current.step
+    if not isinstance(step, OnTrial):
+        return True
+    jobs = await tick.ports.evaluations.sweep(tick.resource.namespace, tick.resource.uid)
+    try:
+        pod = await tick.ports.trials.look(trial_of(tick, step), step.container)
+    except Conflict:
+        pod = None
+    if pod is not None:
+        tick.ports.probes.forget(pod)
+    pods = await tick.ports.trials.sweep(tick.resource.namespace, tick.resource.uid)
+    return not (jobs or pods)
+
+
+def trial_of(tick: Tick, step: OnTrial) -> Trial:
+    """Return the trial of an open run."""
+    return _trial(tick.resource, tick.run.id, step)
+
+
+def evaluation_of(tick: Tick, step: GateStep) -> Evaluation:
+    """Return the evaluation of an open run."""
+    resource = tick.resource
+    return Evaluation(
+        name=job_name(resource.name, f"gate-{tick.run.id}"),
+        namespace=resource.namespace,
+        owner=_owner(resource),
+        cron_job=step.cron_job,
+        digest=step.evaluation,
+        deadline_seconds=step.limit_seconds,
+    )
+
+
+def _trial(resource: Resource, run: str, step: OnTrial) -> Trial:
+    return Trial(
+        name=f"{resource.name[:NAME_LENGTH].rstrip('.-')}-trial-{run}",
+        namespace=resource.namespace,
+        owner=_owner(resource),
+        deadline_seconds=step.limit_seconds,
+    )
+
+
+def _owner(resource: Resource) -> Owner:
+    return Owner(f"{GROUP}/{VERSION}", KIND, resource.name, resource.uid)
+
+
+def _on_trial(view: View, step: OnTrial) -> Mapping[str, object]:
+    """Return the pod template of the trial pod: the target's, with the change under test.
+
+    Raises:
+        ValueError: the target's is not the one that the change was made for.
+    """
+    return view.template if step.change is None else step.change.apply(view.template)
+
+
+async def next_drained_move(tick: Tick, fleet: Fleet, step: TrialStep) -> DrainedMove:
+    """Return the next move of the test on a replica of an open run."""
+    pod = replica_of(fleet, step)
+    progress = tick.ports.probes.progress(pod) if pod else None
+    sight = DrainedSight(
+        fleet=fleet,
+        drain=await drain_of(tick, fleet) if progress is None else Drain.UNKNOWN,
+        progress=progress,
+        least=tick.policy.limits.min_healthy_replicas,
+    )
+    return drained_move(sight, step, as_watched(tick), tick.now)
+
+
+async def put_back(tick: Tick, view: View | None) -> bool:
+    """Put the replica that a run's test drained back into rotation; return whether it is.
+
+    A test that goes on is ended first. Of a run that drained none there is nothing to do.
+    """
+    step = tick.run.current.step
+    if view is None or not isinstance(step, TrialStep) or not step.replica:
+        return True
+    for pod in view.fleet.pods:
+        if pod.uid == step.replica_uid:
+            tick.ports.probes.forget(pod)
+    replica = replica_of(view.fleet, step)
+    if replica is None or not replica.cordoned:
+        return True
+    await tick.ports.target.apply(view.fleet, Uncordon(replica), "")
+    return False

@@ -1,1 +1,0 @@
-"""Frozen data and pure functions: what is seen, what it means, what to do next. Standard library only."""

@@ -1,0 +1,197 @@
+"""What an engine's start-up log tells of how its KV cache is kept.
+
+A log may hold prompts and secrets. Only what the patterns of an engine's vocabulary match is kept of it, from
+lines before the first request.
+
+The version of its engine that a fleet runs, by the word of its replicas.
+
+It beats the image's tag: a tag may move, may be anybody's, and says nothing beside a digest. Replicas that
+contradict each other make the version unknown, and so does one that nobody can place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TypeAlias
+
+from kvmedic.model.engine import EngineProfile, Version
+from kvmedic.model.evidence import Absence, LogForms, LoggedSize, Measured, Missing, Reading, logged_size
+from kvmedic.model.fleet import Pod
+
+MODELS_OWN = "auto"
+"""The type of the cache where the command line names none: the model's own, or that of its checkpoint."""
+LINE_LENGTH = 2000
+"""Characters of a line that are looked at: what is looked for is shorter, and so are its lines."""
+DIFFERENT = 8
+"""Different phrases of one kind that are kept; an engine has one or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartForms:
+    """How the log of one engine tells of its start."""
+
+    pool: LogForms
+    begins: re.Pattern[str]
+    """A line before all the others that are read; where it is missing the beginning was rotated away."""
+    cache_type: re.Pattern[str]
+    """A line that names the type in which keys and values are stored, its first group."""
+    backends: tuple[re.Pattern[str], ...]
+    """Lines that name what computes attention, the first group, by generation."""
+    methods: tuple[re.Pattern[str], ...]
+    """Phrases by which methods of compression say that they are on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What one engine said of itself when it started."""
+
+    methods: tuple[str, ...] = ()
+    """Phrases of methods of compression, as they were matched."""
+    cache_type: str = ""
+    """The type in which keys and values are stored; empty: no line names it."""
+    backends: tuple[str, ...] = ()
+    """What computes attention. It decides nothing by itself: one fused kernel may take the place of another,
+    and a method may replace attention after its name is logged."""
+    size: LoggedSize | None = None
+    is_whole: bool = False
+    """The log goes from the beginning to the pool, so that what it does not say was not said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A log that tells nothing, because it could not be read."""
+
+    why: str
+    """For a person; never a part of a log."""
+
+
+Start: TypeAlias = Started | Unread
+
+
+def started_of(lines: Iterable[str], forms: StartForms) -> Started:
+    """Return what a log tells of the start of its engine; of a log without a start, nothing."""
+    taken = takewhile(lambda line: not forms.pool.serving.search(line), lines)
+    start = [line[:LINE_LENGTH] for line in taken]
+    size = logged_size(start, forms.pool)
+    return Started(
+        methods=_kept(start, forms.methods, 0),
+        cache_type=next(iter(_kept(start, (forms.cache_type,), 1)), ""),
+        backends=_kept(start, forms.backends, 1),
+        size=size,
+        is_whole=size is not None and any(forms.begins.search(line) for line in start),
+    )
+
+
+def phrases(starts: Mapping[str, Start]) -> tuple[str, ...]:
+    """Return the phrases of methods that any of some replicas logged, by pod name, without doubles."""
+    told = (starts[name] for name in sorted(starts))
+    return tuple(dict.fromkeys(each for one in told if isinstance(one, Started) for each in one.methods))
+
+
+def _kept(start: Iterable[str], patterns: tuple[re.Pattern[str], ...], group: int) -> tuple[str, ...]:
+    found = (pattern.search(line) for line in start for pattern in patterns)
+    return tuple(dict.fromkeys(match.group(group) for match in found if match))[:DIFFERENT]
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What one replica answered when it was asked for its engine's version."""
+
+    pod: str
+    image: str
+    """What it runs, as the kubelet names it; empty where that is not known."""
+    version: Reading[Version]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Of every image that runs a replica answered, and all say the same."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Nobody answered with a version: the image's tag is as good as it gets."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Somebody answered, and the version is not known all the same: the tag cannot be right about all."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Replicas of one template run different versions."""
+
+    why: str
+
+
+Told: TypeAlias = Agreed | Silent | Unclear | Mixed
+
+_UNTOLD = {
+    Absence.SOURCE_UNAVAILABLE: "did not answer",
+    Absence.NOTHING_FOUND: "has no such page",
+    Absence.UNREADABLE: "answered with something that is no version",
+}
+_NOT_TOLD = "does not tell it"
+
+
+def witnesses(pods: Iterable[Pod], revision: str) -> tuple[Pod, ...]:
+    """Return the replicas that are asked: of each image the oldest and the newest that is Ready.
+
+    So their number does not grow with the fleet. One image holds one version, unless a script installs the
+    engine whenever a container starts, which shows between the oldest and the newest.
+    """
+    asked = (pod for pod in pods if pod.revision == revision and pod.ready and not pod.terminating)
+    by_image: dict[str, list[Pod]] = {}
+    for pod in sorted(asked, key=lambda pod: (pod.created_at, pod.name)):
+        by_image.setdefault(pod.image, []).append(pod)
+    ends = (pod for many in by_image.values() for pod in (many[0], many[-1]))
+    return tuple({pod.uid: pod for pod in ends}.values())
+
+
+def told_of(told: Sequence[Witness], profile: EngineProfile) -> Told:
+    """Return the version that a fleet runs, as far as its replicas tell it."""
+    said: dict[Version, list[str]] = {}
+    for one in told:
+        if isinstance(one.version, Measured):
+            said.setdefault(one.version.value, []).append(one.pod)
+    if not said:
+        return Silent(_silence(told))
+    if len(said) > 1:
+        return Mixed(
+            "; ".join(f"{version} on {', '.join(pods)}" for version, pods in sorted(said.items(), key=_first))
+        )
+    version, pods = next(iter(said.items()))
+    if not profile.covers(version):
+        return Unclear(f"{pods[0]} says {version}, which is none of its releases")
+    unheard = _unheard(told)
+    return Unclear(_silence(unheard)) if unheard else Agreed(version)
+
+
+def _first(said: tuple[Version, list[str]]) -> Version:
+    return said[0]
+
+
+def _unheard(told: Sequence[Witness]) -> list[Witness]:
+    """Return the witnesses of images of which no replica answered."""
+    heard = {one.image for one in told if isinstance(one.version, Measured)}
+    return [one for one in told if one.image not in heard]
+
+
+def _silence(told: Sequence[Witness]) -> str:
+    if not told:
+        return "no replica is Ready to be asked"
+    return "; ".join(f"{one.pod} {_why(one.version)}" for one in told)
+
+
+def _why(reading: Reading[Version]) -> str:
+    return _UNTOLD.get(reading.reason, _NOT_TOLD) if isinstance(reading, Missing) else _NOT_TOLD

@@ -1,0 +1,436 @@
+"""Queries to one metrics source, bounded in time, number and size.
+
+The HTTP session to one metrics source: who we are, what is accepted as an answer.
+
+`prometheus-api-client` returns `data.result` alone. What it drops (status, warnings, size) is looked
+at here, in a hook that sees every response first.
+
+A limit on one HTTP exchange as a whole, for `requests`, whose time-outs begin anew with every byte.
+
+An end that sends a byte now and then would hold the thread that reads for as long as it likes. So each read
+of a socket gets what is left of the exchange's time: for the line of status, headers and body alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import io
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from math import inf
+from typing import Any
+
+import requests
+from prometheus_api_client import PrometheusConnect
+from requests.adapters import HTTPAdapter
+from requests.auth import AuthBase
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError, ReadTimeoutError
+
+from kvmedic.metrics.options import SourceOptions
+from kvmedic.metrics.promql import duration_text
+from kvmedic.metrics.series import Answer, Reply, Series, Unanswered, by_pod, series_of
+from kvmedic.model.sentences import redact
+
+
+class _Exchange(threading.local):
+    """The exchange of this thread: when it must have ended, by the monotonic clock."""
+
+    ends = inf
+
+
+_EXCHANGE = _Exchange()
+
+
+@contextmanager
+def ended_within(seconds: float) -> Iterator[None]:
+    """Let what this thread exchanges meanwhile end in time, all of it together."""
+    _EXCHANGE.ends = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _EXCHANGE.ends = inf
+
+
+class _TimedReader(io.RawIOBase):
+    """Reads a socket until the thread's exchange must have ended."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__()
+        self._sock = sock
+        # A file of the socket keeps it open for as long as an answer is read.
+        self._raw = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        """Return that it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read once.
+
+        Raises:
+            TimeoutError: the time of the exchange is over.
+        """
+        left = _EXCHANGE.ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the exchange takes too long")
+        self._sock.settimeout(None if left == inf else left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    """An answer that is read in time."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp.close()
+        self.fp = io.BufferedReader(_TimedReader(sock))
+
+
+class _Connection(HTTPConnection):
+    response_class = _TimedResponse
+
+
+class _SecureConnection(HTTPSConnection):
+    response_class = _TimedResponse
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+class TimedAdapter(HTTPAdapter):
+    """Connections whose exchanges end in time, directly and through a proxy."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare connections."""
+        super().init_poolmanager(*args, **kwargs)
+        _time(self.poolmanager)
+
+    def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the connections through a proxy."""
+        return _time(super().proxy_manager_for(*args, **kwargs))
+
+
+def _time(manager: PoolManager) -> PoolManager:
+    manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+    return manager
+
+
+_INFO = "PromQL info"
+"""Prometheus 2.48 to 2.54 put remarks on style among the warnings, with this prefix."""
+
+_IDENTITY = "identity"
+_PARTIAL = b'"isPartial":true'
+"""How a cluster of VictoriaMetrics says it (its documentation, "cluster availability"); within a text the
+quotes would have backslashes."""
+
+_QUOTED = 200
+"""Characters of a source's own message that are repeated."""
+
+
+class QueryError(Exception):
+    """A query has no complete answer. The text is for a person, and free of secrets."""
+
+
+class SourceDownError(QueryError):
+    """The source cannot be reached, is too slow or refuses us: no other query will fare better."""
+
+
+class PartialDataError(QueryError):
+    """The source says that its answer lacks data."""
+
+
+class _Identity(AuthBase):
+    """Puts credentials on each request; files are read anew, so that rotated ones count."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        for name, secret in self._options.headers.items():
+            request.headers[name] = secret.read()
+        token, basic = self._options.bearer_token(), self._options.basic_auth
+        if token:
+            request.headers["Authorization"] = f"Bearer {token}"
+        if basic is not None:
+            pair = f"{basic.username}:{basic.password.read()}".encode()
+            request.headers["Authorization"] = f"Basic {base64.b64encode(pair).decode('ascii')}"
+        return request
+
+
+class _BoundedBody:
+    """A response's body that ends with an error when it is too large or comes too slowly."""
+
+    def __init__(self, raw: Any, limit_bytes: int) -> None:
+        self._raw, self._limit = raw, limit_bytes
+
+    def stream(self, amount: int, decode_content: bool) -> Iterator[bytes]:  # noqa: FBT001 - urllib3's signature
+        """Yield the body in pieces."""
+        seen = 0
+        try:
+            for piece in self._raw.stream(amount, decode_content=decode_content):
+                seen += len(piece)
+                if seen > self._limit:
+                    self._raw.close()
+                    raise QueryError(
+                        f"answered with more than {self._limit >> 20} MiB; raise responseLimitMib, or keep "
+                        "fewer series: drop labels and metrics that nobody uses when scraping"
+                    )
+                yield piece
+        except ReadTimeoutError:
+            raise SourceDownError("answers too slowly; raise timeout") from None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+
+def session_of(options: SourceOptions) -> requests.Session:
+    """Return a session with the source's credentials, certificates and checks.
+
+    Nothing of the environment counts (proxies, .netrc), and redirects are refused: both could hand
+    credentials to somebody else.
+    """
+    # At DEBUG it writes whole URLs, whose parameters may be secret.
+    logging.getLogger("urllib3").setLevel(logging.INFO)
+    session = requests.Session()
+    session.trust_env = False
+    # What is encoded may grow beyond every bound before its size is seen: gzip within gzip.
+    session.headers["Accept-Encoding"] = _IDENTITY
+    session.max_redirects = 0
+    session.auth = _Identity(options)
+    session.verify = str(options.ca_file) if options.ca_file else True
+    if options.cert_file:
+        cert, key = str(options.cert_file), options.key_file
+        session.cert = (cert, str(key)) if key else cert
+    if options.proxy:
+        session.proxies = {"all": options.proxy.get_secret_value()}
+    session.hooks["response"] = [_checked(options)]
+    return session
+
+
+def adapter(options: SourceOptions) -> TimedAdapter:
+    """Return the connections: as many as there are queries at once, no retries of their own."""
+    return TimedAdapter(pool_maxsize=options.concurrency, max_retries=0)
+
+
+def _checked(options: SourceOptions) -> Any:
+    """Return the hook that reads a response within bounds and refuses what is no complete answer."""
+    limit = options.response_limit_mib << 20
+
+    def check(response: requests.Response, **_: object) -> requests.Response:
+        if response.is_redirect:
+            response.close()
+            raise SourceDownError("answered with a redirect; write the URL that it leads to")
+        if response.headers.get("Content-Encoding", _IDENTITY).strip().lower() not in {"", _IDENTITY}:
+            response.close()
+            raise SourceDownError(
+                "answered with an encoding, which was not accepted; let no proxy compress its answers"
+            )
+        response.raw = _BoundedBody(response.raw, limit)
+        body = response.content
+        if response.status_code != requests.codes.ok:
+            raise _refusal(response.status_code, body)
+        # Cheap test first: a large answer is parsed once only, by the client.
+        if b'"warnings"' in body:
+            _refuse_warnings(body)
+        if _PARTIAL in body:
+            raise PartialDataError("answered with partial data: isPartial")
+        return response
+
+    return check
+
+
+def _refusal(status: int, body: bytes) -> QueryError:
+    """Return why the source refused: 400 and 422 concern the one query, everything else all of them."""
+    try:
+        told = redact(str(json.loads(body)["error"]))[:_QUOTED]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        told = ""
+    text = f"answered {status}" + (f": {told}" if told else "")
+    if status in {requests.codes.bad_request, requests.codes.unprocessable}:
+        return QueryError(text)
+    if status in {requests.codes.unauthorized, requests.codes.forbidden}:
+        return SourceDownError(f"{text}; check bearerTokenFile, basicAuth and headers")
+    return SourceDownError(text)
+
+
+def _refuse_warnings(body: bytes) -> None:
+    """Refuse an answer with warnings: Thanos and others tell so that data is missing.
+
+    Raises:
+        PartialDataError: a warning that is more than a remark on style.
+    """
+    try:
+        told = json.loads(body).get("warnings") or []
+    except (ValueError, AttributeError, RecursionError):
+        return
+    warnings = told if isinstance(told, list) else [told]
+    serious = [str(one)[:_QUOTED] for one in warnings if not str(one).startswith(_INFO)]
+    if serious:
+        raise PartialDataError(f"answered with partial data: {serious[0]}")
+
+
+_CONNECT_SECONDS = 5.0
+"""To reach the source at all; three SYNs of Linux fit in (0, 1 and 3 s)."""
+
+_GRACE_SECONDS = 1.0
+"""How much longer than the request's own time-out its thread is waited for."""
+
+_FOREIGN = "did not answer as Prometheus does; check url"
+
+
+class PrometheusClient:
+    """Asks one source. `prometheus-api-client` is synchronous, so each query runs in one of a few threads
+    of this source alone: a source that hangs takes no thread from any other, and is waited for no longer
+    than its time-out.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._timeout = options.timeout.total_seconds()
+        self._session = session_of(options)
+        self._prometheus = PrometheusConnect(
+            url=options.url,
+            session=self._session,
+            timeout=(min(_CONNECT_SECONDS, self._timeout), self._timeout),
+            method="POST",
+        )
+        # The client mounts an adapter with retries; the last one mounted under a prefix counts.
+        self._session.mount(options.url, adapter(options))
+        self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix="metrics")
+        self._turns = asyncio.Semaphore(options.concurrency)
+        self._down: tuple[datetime, Unanswered] | None = None
+
+    async def query(self, expression: str, at: datetime) -> Reply:
+        """Return what the source answers to one query, evaluated at a moment.
+
+        Once the source was found down for a moment, further queries for that moment are not sent.
+        """
+        async with self._turns:
+            if self._down is not None and self._down[0] == at:
+                return self._down[1]
+            try:
+                return await self._asked(expression, at)
+            except SourceDownError as failure:
+                self._down = (at, Unanswered(self._redacted(str(failure))))
+                return self._down[1]
+            except QueryError as failure:
+                return Unanswered(self._redacted(str(failure)), partial=isinstance(failure, PartialDataError))
+
+    def close(self) -> None:
+        """Forget queries that wait; those under way end by their own time-outs."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._session.close()
+
+    async def _asked(self, expression: str, at: datetime) -> Answer:
+        future = self._threads.submit(self._ask, expression, at)
+        try:
+            async with asyncio.timeout(self._timeout + _GRACE_SECONDS):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            future.cancel()
+            raise SourceDownError(f"did not answer within {self._timeout:g} s") from None
+
+    def _ask(self, expression: str, at: datetime) -> Answer:
+        """Ask in this thread, a second time where an idle connection had been closed at the other end."""
+        with ended_within(self._timeout):
+            try:
+                return self._once(expression, at)
+            except _DroppedError:
+                return self._once(expression, at)
+
+    def _once(self, expression: str, at: datetime) -> Answer:
+        """Ask once.
+
+        Raises:
+            QueryError: without the cause chained to it, which may name secrets.
+        """
+        try:
+            result = self._prometheus.custom_query(expression, params=self._params(at))
+            return by_pod(_vector(result), self._options.labels.namespace, self._options.labels.pod)
+        except requests.exceptions.InvalidJSONError:
+            raise SourceDownError(_FOREIGN) from None
+        except requests.exceptions.Timeout:
+            raise SourceDownError(f"did not answer within {self._timeout:g} s") from None
+        except requests.exceptions.SSLError:
+            raise SourceDownError(
+                "its certificate or ours was refused; check caFile, certFile and keyFile"
+            ) from None
+        except requests.exceptions.ConnectionError as error:
+            raise (_DroppedError if _was_dropped(error) else SourceDownError)(
+                "cannot be reached; check url"
+            ) from None
+        except (requests.exceptions.RequestException, HTTPError) as error:
+            raise SourceDownError(f"cannot be asked ({type(error).__name__})") from None
+        except (OSError, UnicodeError):
+            raise SourceDownError("a file with credentials or certificates cannot be read any more") from None
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
+            raise SourceDownError(_FOREIGN) from None
+
+    def _params(self, at: datetime) -> Mapping[str, str]:
+        extra = {name: value.get_secret_value() for name, value in self._options.params.items()}
+        return {**extra, "time": f"{at.timestamp():.3f}", "timeout": duration_text(self._options.timeout)}
+
+    def _redacted(self, text: str) -> str:
+        for secret in self._options.secrets():
+            text = text.replace(secret, "***")
+        return text
+
+
+class _DroppedError(SourceDownError):
+    """The other end closed the connection before it answered."""
+
+
+def _was_dropped(error: requests.exceptions.ConnectionError) -> bool:
+    """Return whether a connection existed and was closed, rather than never made."""
+    return any(type(cause).__name__ == "ProtocolError" for cause in error.args)
+
+
+def _vector(result: object) -> Iterable[Series]:
+    """Yield an instant vector's elements; those without a plain value (native histograms) are left out.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a value is no number.
+    """
+    if not isinstance(result, list):
+        raise TypeError("no vector")
+    for one in result:
+        match one:
+            case {"metric": dict(labels), "value": [int() | float(), str(value)]}:
+                yield series_of(_texts(labels), float(value))
+            case {"metric": dict(), "histogram": list()}:
+                pass
+            case _:
+                raise TypeError("no element of a vector")
+
+
+def _texts(labels: dict[Any, Any]) -> dict[str, str]:
+    """Return labels, all of which must be texts.
+
+    Raises:
+        TypeError: one is none.
+    """
+    if not all(isinstance(value, str) for value in labels.values()):
+        raise TypeError("a label is no text")
+    return labels

@@ -1,0 +1,473 @@
+"""The Kubernetes side of a serving fleet as it was observed at one moment: plain facts, no judgement.
+
+The identity of a pod template.
+
+What a step and a record name a Kubernetes object by.
+
+Who writes a workload's pod template, and so must be given a change of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from kvmedic.model.reasons import Reason
+
+POD_TEMPLATE_HASH = "pod-template-hash"
+"""Label that the deployment controller adds to a ReplicaSet's template (apps/v1)."""
+
+
+def template_hash(template: Mapping[str, object]) -> str:
+    """Return the hash of a pod template: 16 hexadecimal digits over its canonical JSON.
+
+    The template is taken as the API server returns it, so defaults are filled in and the same
+    template always hashes the same. The controller's own label is left out, so a ReplicaSet's
+    template hashes like the Deployment's that made it. One that was read from a manifest's text may hold
+    scalars that are no strings in YAML and keep their spelling; they hash by it.
+    """
+    body = json.loads(json.dumps(template, default=str))
+    labels = (body.get("metadata") or {}).get("labels")
+    if labels is not None:
+        labels.pop(POD_TEMPLATE_HASH, None)
+    return _digest(body)
+
+
+def own_template(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ReplicaSet's pod template as the Deployment has it: without the controller's own label."""
+    metadata = template.get("metadata")
+    if not isinstance(metadata, Mapping) or not isinstance(labels := metadata.get("labels"), Mapping):
+        return dict(template)
+    own = {key: text for key, text in labels.items() if key != POD_TEMPLATE_HASH}
+    return {**template, "metadata": {**metadata, "labels": own}}
+
+
+def body_hash(template: Mapping[str, object]) -> str:
+    """Return the hash of what a pod template is beside its metadata, command lines and variables.
+
+    Image, devices, volumes and nodes decide how much memory there is, and none of them is changed by turning
+    a flag or restarting a rollout: what is known of one template still counts for the next.
+    """
+    body = json.loads(json.dumps(template, default=str)).get("spec") or {}
+    for container in body.get("containers") or ():
+        for name in ("command", "args", "env"):
+            container.pop(name, None)
+    return _digest(body)
+
+
+def _digest(body: object) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """One Kubernetes object in the resource's own namespace."""
+
+    kind: str
+    name: str
+
+
+class OwnerKind(StrEnum):
+    """What kind of owner decides a pod template."""
+
+    INFERENCE_SERVICE = "KServe InferenceService"
+    LEADER_WORKER_SET = "LeaderWorkerSet"
+    VLLM_RUNTIME = "production-stack VLLMRuntime"
+    CONTROLLER = "controller"
+    ARGO_CD = "Argo CD Application"
+    FLUX_KUSTOMIZATION = "Flux Kustomization"
+    FLUX_HELM = "Flux HelmRelease"
+    APPLIER = "applier"
+    """Something else that applies a manifest again and again; only its name is known."""
+    PRODUCTION_STACK = "production-stack Helm release"
+    HELM = "Helm release"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOwner:
+    """The one who writes a workload's pod template."""
+
+    kind: OwnerKind
+    name: str
+    namespace: str = ""
+    """Where the owner is, where its marks tell; empty: where the workload is."""
+    part: str = ""
+    """What of the owner the workload is: a model of a release, the kind of a controller's object."""
+
+    def __str__(self) -> str:
+        if self.kind is OwnerKind.APPLIER:
+            return self.name
+        kind = self.part if self.kind is OwnerKind.CONTROLLER else self.kind
+        return f"{kind} {self.namespace}/{self.name}" if self.namespace else f"{kind} {self.name}"
+
+
+FROZEN_MIN_READY_SECONDS = 2147483646
+"""No pod is ever Available: the largest 32-bit integer but one, because `progressDeadlineSeconds`
+must be larger (Kubernetes apps/v1 validation)."""
+
+FROZEN_PROGRESS_DEADLINE_SECONDS = 2147483647
+"""No progress deadline: the deployment controller reads this value as "none" (apps/v1, 1.36)."""
+
+CRASH_LOOP = "CrashLoopBackOff"
+"""The kubelet waits, up to five minutes, before it starts a container again that keeps ending."""
+
+ROLLING = "RollingUpdate"
+"""The type of strategy that replaces replicas a few at a time."""
+
+SURGE = 1
+"""One spare: it needs one free device, and capacity in rotation never falls below what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFields:
+    """The fields of a Deployment that a frozen rollout borrows. None: the field is absent."""
+
+    paused: bool
+    max_surge: int | str
+    max_unavailable: int | str
+    min_ready_seconds: int
+    progress_deadline_seconds: int | None
+
+    @property
+    def is_frozen(self) -> bool:
+        """Return whether these are the fields of a rollout in which no pod becomes Available."""
+        return (
+            self.min_ready_seconds == FROZEN_MIN_READY_SECONDS
+            and self.progress_deadline_seconds == FROZEN_PROGRESS_DEADLINE_SECONDS
+        )
+
+
+def frozen(*, max_unavailable: int, paused: bool) -> RolloutFields:
+    """Return the fields of a frozen rollout with a surge of one."""
+    return RolloutFields(
+        paused=paused,
+        max_surge=SURGE,
+        max_unavailable=max_unavailable,
+        min_ready_seconds=FROZEN_MIN_READY_SECONDS,
+        progress_deadline_seconds=FROZEN_PROGRESS_DEADLINE_SECONDS,
+    )
+
+
+STILL = frozen(max_unavailable=0, paused=True)
+"""The rollout's fields while nothing may be added or removed."""
+
+ADDING = frozen(max_unavailable=0, paused=False)
+"""The rollout's fields while what is missing may be added, and nothing removed."""
+
+
+class Instance(StrEnum):
+    """Which of the instances of a container that the kubelet knows: it knows two."""
+
+    PRESENT = "Present"
+    """The newest one. It runs, or it ended and nobody has started another yet."""
+    PREVIOUS = "Previous"
+    """The one before."""
+
+
+OOM_KILLED = "OOMKilled"
+"""The kubelet's word for a container that the kernel ended at its memory limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerEnd:
+    """The end of one instance of a container."""
+
+    container: str
+    exit_code: int
+    reason: str
+    """In the kubelet's words: `Error`, `OOMKilled`, `Completed`."""
+    started_at: datetime
+    ended_at: datetime
+    """Both in whole seconds, as Kubernetes writes times; what is under a second is cut off."""
+    instance: Instance
+    """Whose end it is, and whose log is the one of it."""
+
+    @property
+    def at_memory_limit(self) -> bool:
+        """Return whether the kernel ended it at the container's memory limit."""
+        return self.reason == OOM_KILLED
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod of the target, terminating ones included."""
+
+    name: str
+    uid: str
+    resource_version: str
+    revision: str
+    """Hash of the pod template of the ReplicaSet that owns it."""
+    address: str
+    """Its IP address; empty before it has one."""
+    created_at: datetime
+    ready_at: datetime | None
+    """Since when it is Ready; None while it is not."""
+    terminating: bool
+    unschedulable: bool
+    in_rotation: bool
+    """Some Service's EndpointSlice lists it as ready and not terminating."""
+    cordoned: bool
+    """It carries the rotation label's draining value and a deletion cost below its peers'."""
+    restarts: int
+    """Restarts of the engine's container."""
+    waiting_reason: str
+    """Why the engine's container does not run, in the kubelet's words; empty when it runs."""
+    node: str = ""
+    last_end: ContainerEnd | None = None
+    """The newest end of the engine's container; None where it never ended, or is not known."""
+    unready_at: datetime | None = None
+    """Since when it is not Ready; None while it is, and before anybody said."""
+    image: str = ""
+    """What the engine's container runs, as the kubelet found it: with its digest, also where the template
+    names a tag. Empty before it runs, or where the container is not known."""
+    runs_since: datetime | None = None
+    """Since when the engine's container runs; None: it does not, or nobody said."""
+    is_stopped: bool = False
+    """The kubelet says that the engine's container does not run."""
+    ports: tuple[int, ...] = ()
+    """TCP ports that its containers declare, sorted."""
+    half_cordoned: bool = False
+    """It is out of rotation by our label, and somebody took our deletion cost away: not the first to go, so
+    it is not drained, but it may not stay out either."""
+    unready_for: timedelta | None = None
+    """How long this process has seen it not Ready without a break; None: it is, or nobody counts."""
+    listed_by: tuple[str, ...] = ()
+    """The Services whose EndpointSlices list it as ready, and such slices of no Service, sorted."""
+    stuck_in: tuple[str, ...] = ()
+    """Those that did not let go of it until its last drain timed out."""
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the pod is Ready."""
+        return self.ready_at is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the engine's container ended and was not started again yet."""
+        if self.last_end is None:
+            return False
+        return self.last_end.instance is Instance.PRESENT or self.waiting_reason != ""
+
+    @property
+    def ends(self) -> int:
+        """Return how often the engine's container has ended so far, started again since or not."""
+        return self.restarts + self.has_ended
+
+    @property
+    def is_down(self) -> bool:
+        """Return whether the engine was not Ready at any time since its container last ended."""
+        if self.ready or self.last_end is None:
+            return False
+        never = self.unready_at is not None and self.unready_at <= self.last_end.ended_at
+        return self.has_ended or never
+
+    @property
+    def is_unreached(self) -> bool:
+        """Return whether no Service can have led a request to the engine since its container was started.
+
+        It does not run, or it was not Ready at any time since. What it counts can only come from somebody who
+        goes past the Services.
+        """
+        if self.ready:
+            return False
+        began = self.runs_since
+        never = began is not None and self.unready_at is not None and self.unready_at <= began
+        return self.is_down or self.is_stopped or not self.address or never
+
+    @property
+    def keeps_ending(self) -> bool:
+        """Return whether it is down for no other reason than that its container ended."""
+        return self.is_down and self.waiting_reason in ("", CRASH_LOOP)
+
+
+@dataclass(frozen=True, slots=True)
+class Cordoned:
+    """A pod that carries our note of a cordon, whoever owns it now."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    deployment: str
+    """Uid of the Deployment that it was cordoned for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSet:
+    """One ReplicaSet of the target."""
+
+    name: str
+    revision: str
+    """Hash of its pod template, without the label that the controller adds."""
+    number: int
+    """The rollout revision that kubectl shows."""
+    desired: int
+    available: int
+    min_ready_seconds: int
+    observed: bool
+    """Its controller has seen its newest spec."""
+    created_at: datetime | None = None
+    """When it was made: the first time that its revision was rolled out. None: not known."""
+    reachable: bool = True
+    """Every Service that selects the Deployment's own pods selects its pods too."""
+    earlier_numbers: tuple[int, ...] = ()
+    """Numbers that it had before its revision was rolled out again."""
+    failure: str = ""
+    """Why its controller cannot make a pod of it, in the API server's words; empty where it can."""
+
+    @property
+    def first_number(self) -> int:
+        """Return the number under which its revision was rolled out for the first time."""
+        return min((self.number, *self.earlier_numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How pods of the target are taken into and out of rotation."""
+
+    label: str
+    draining: str
+    """The label's value that takes a pod out of rotation."""
+    services: tuple[str, ...]
+    """Services that select the target's pods, sorted."""
+    effective: bool
+    """Every one of these Services selects by the label, so a pod with the draining value leaves all; and no
+    other takes it in."""
+    in_selector: bool
+    """The label is part of the Deployment's own selector, so changing it would orphan the pod."""
+    rivals: tuple[str, ...] = ()
+    """Other Services that select a pod with the draining value: it would get their requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Somebody else who decides what the Deployment looks like."""
+
+    reason: Reason
+    name: str
+    """Who, in words that a person can search for."""
+    template: TemplateOwner | None = None
+    """Who has to be given a change of the pod template."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldEdit:
+    """Who set a field of the Deployment last, by the API server's notes."""
+
+    manager: str
+    at: str
+    """RFC 3339, in whole seconds."""
+    is_ours: bool
+
+    def __str__(self) -> str:
+        """Return who and when."""
+        return f"{self.manager} at {self.at}"
+
+
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """The fewest replicas that an autoscaler of the target keeps."""
+
+    kind: str
+    name: str
+    uid: str
+    resource_version: str
+    number: int
+    """As given, else what the kind's default is."""
+    is_given: bool
+    """It stands in the object; without it the default counts."""
+    most: int
+    """Replicas, at most, by the same object."""
+    mark: str = ""
+    """Value of the claim annotation on the object; empty when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A Deployment with its ReplicaSets and pods, read within one tick.
+
+    Hashes of pod templates are over canonical JSON of the template as the API server returns it.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    generation: int
+    observed: bool
+    """The deployment controller has seen the newest spec."""
+    replicas: int
+    strategy: str
+    fields: RolloutFields
+    revision: str
+    """Hash of the pod template."""
+    status_replicas: int
+    updated_replicas: int
+    fence: str
+    """Value of the claim annotation; empty when there is none."""
+    replica_sets: tuple[ReplicaSet, ...]
+    pods: tuple[Pod, ...]
+    rotation: Rotation
+    owner: Owner | None
+    recorded: Mapping[str, str]
+    """Other annotations of ours on the Deployment, by name."""
+    scaler: Owner | None = None
+    """Somebody else who decides the number of replicas; None where nobody is known to."""
+    editor: str = ""
+    """Field manager that wrote the pod template last, ourselves left out; empty where none is noted."""
+    minimum: Minimum | None = None
+    """Of the autoscaler that was asked for; None where nobody asked, or it is not there."""
+    edits: Mapping[str, FieldEdit] = field(default_factory=dict)
+    """Who set the fields last that a rollout borrows, by their names, and `template`; empty name: any field,
+    ourselves left out. A field that was removed has nobody."""
+    kept_by: tuple[str, ...] = ()
+    """The finalizers that keep a Deployment which is being deleted; empty: it is not being deleted."""
+
+    def serving(self, revision: str) -> tuple[Pod, ...]:
+        """Return the pods of a revision that are not terminating, by name."""
+        return tuple(
+            sorted(
+                (p for p in self.pods if p.revision == revision and not p.terminating),
+                key=lambda p: p.name,
+            )
+        )
+
+    def desired(self, revision: str) -> int:
+        """Return how many pods the ReplicaSets of a revision are told to have."""
+        return sum(rs.desired for rs in self.replica_sets if rs.revision == revision)
+
+    def is_saturated(self, revision: str) -> bool:
+        """Return whether the ReplicaSets of a revision are told to have every replica."""
+        return self.desired(revision) >= self.replicas
+
+    @property
+    def told(self) -> int:
+        """Return how many pods all ReplicaSets together are told to have."""
+        return sum(rs.desired for rs in self.replica_sets)
+
+    @property
+    def live(self) -> tuple[Pod, ...]:
+        """Return the pods that are not terminating, by name."""
+        return tuple(sorted((pod for pod in self.pods if not pod.terminating), key=lambda p: p.name))
+
+    @property
+    def is_losing(self) -> bool:
+        """Return whether a pod goes that may still serve. One that is not Ready may linger for as long as its
+        node does not answer, and is no replica any more."""
+        return any(pod.terminating and pod.ready for pod in self.pods)
+
+    @property
+    def in_rotation(self) -> int:
+        """Return how many replicas take requests."""
+        return sum(pod.in_rotation for pod in self.pods)
+
+    @property
+    def ready(self) -> int:
+        """Return how many pods are Ready and not terminating."""
+        return sum(pod.ready and not pod.terminating for pod in self.pods)

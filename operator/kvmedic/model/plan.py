@@ -1,0 +1,379 @@
+"""What exactly would be set, on which object, and how it is taken back.
+
+A plan is a tuple of steps. A step is one member of a tagged union; each names its target object, an
+absolute assignment and its inverse. A plan holds no live data and no whole lists of arguments:
+those may contain secrets, and the plan is written to the resource's status.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Literal, TypeAlias, assert_never
+
+from kvmedic.model.config_edits import FileEdit, Revision, TemplateSwap
+from kvmedic.model.edits import BundleStep, ReferenceEdit, TokenEdit
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.reasons import Reason
+from kvmedic.model.trial import GateStep, SameTemplate, TrialStep
+
+
+class Goal(StrEnum):
+    """By what a change is judged."""
+
+    RELIEF = "Relief"
+    """Fewer preemptions and smoother answers than before, at like load."""
+    STEADINESS = "Steadiness"
+    """No replica that runs it restarts while requests are served."""
+    CALM = "Calm"
+    """No replica is beyond the trigger, whatever the load is: fewer replicas do as well."""
+    ANSWER = "Answer"
+    """Nothing is changed: a trial answers a question."""
+    PARITY = "Parity"
+    """The fleet is not worse off than before, at like load."""
+
+
+COMPARED = frozenset({Goal.RELIEF, Goal.PARITY})
+"""Goals that need the figures of before the change."""
+
+
+__all__ = [
+    "AutoscalerStep",
+    "BundleStep",
+    "ConfigStep",
+    "FlagStep",
+    "GateStep",
+    "Goer",
+    "ObjectRef",
+    "OnTrial",
+    "Plan",
+    "ReplaceStep",
+    "RevisionStep",
+    "ScaleStep",
+    "Step",
+    "gives_back",
+    "is_revocable",
+    "template_before",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FlagStep:
+    """One engine flag of the target takes another value.
+
+    `before` and `after` are the values as a person reads them; `before` is None when the flag was
+    not given. `before_template` and `after_template` are hashes of the whole pod template without
+    and with the edit, so that anybody else's change is recognised.
+    """
+
+    target: ObjectRef
+    knob: Knob
+    edit: TokenEdit
+    before: str | None
+    after: str | None
+    before_template: str
+    after_template: str
+    reason: Reason
+    kind: Literal["FlagStep"] = "FlagStep"
+
+    def inverse(self) -> FlagStep:
+        """Return the step that puts the recorded value back."""
+        return replace(
+            self,
+            edit=self.edit.inverse(),
+            before=self.after,
+            after=self.before,
+            before_template=self.after_template,
+            after_template=self.before_template,
+            reason=Reason.ROLLING_BACK,
+        )
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        before, after = self.before or "(engine default)", self.after or "(engine default)"
+        return f"{self.target.kind}/{self.target.name}: {self.knob} {before} -> {after}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigStep:
+    """One engine flag in a configuration file takes another value, in a copy of the file's ConfigMap.
+
+    The copy is made first; then the pod template refers to it, by the same rollout as of a flag. The
+    inverse lets the template refer to the ConfigMap again, which was never touched. The copy goes when
+    nothing refers to it any more.
+    """
+
+    target: ObjectRef
+    container: str
+    """The engine's container."""
+    knob: Knob
+    edit: ReferenceEdit
+    file: FileEdit
+    """What differs in the copy; the inverse keeps it."""
+    before: str | None
+    after: str | None
+    before_template: str
+    after_template: str
+    reason: Reason
+    kind: Literal["ConfigStep"] = "ConfigStep"
+
+    def inverse(self) -> ConfigStep:
+        """Return the step that lets the template refer to the ConfigMap of before."""
+        return replace(
+            self,
+            edit=self.edit.inverse(),
+            before=self.after,
+            after=self.before,
+            before_template=self.after_template,
+            after_template=self.before_template,
+            reason=Reason.ROLLING_BACK,
+        )
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        where = f"ConfigMap/{self.file.config_map}, {self.file.key}"
+        return f"{self.target.kind}/{self.target.name}: {self.knob} {self.before} -> {self.after} ({where})"
+
+
+class Goer(StrEnum):
+    """Which replica goes when the spare has come and the recorded number is put back."""
+
+    NAMED = "Named"
+    """The one that the step names."""
+    SPARE = "Spare"
+    """The one that came last, so that the named one stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceStep(SameTemplate):
+    """One replica of the target makes room for a new one of the same pod template.
+
+    Absolute: afterwards there are `replicas` replicas again, and one of those that were there for a
+    while is gone: `goes` says which. The template is not touched. Once the named replica is gone
+    nothing brings it back, so the inverse counts only until then.
+    """
+
+    target: ObjectRef
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+    pod: str
+    uid: str
+    """Of the pod: another of the same name is another replica."""
+    replicas: int
+    """As they were, and as they are to be afterwards."""
+    template: str
+    """Hash of the pod template, before and after."""
+    reason: Reason
+    goes: Goer = Goer.NAMED
+    kind: Literal["ReplaceStep"] = "ReplaceStep"
+
+    def inverse(self) -> ReplaceStep:
+        """Return the step after which the other one of the two replicas is there."""
+        goes = Goer.SPARE if self.goes is Goer.NAMED else Goer.NAMED
+        return replace(self, goes=goes, reason=Reason.ROLLING_BACK)
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        end = "-> a new one" if self.goes is Goer.NAMED else "stays"
+        return f"{self.target.kind}/{self.target.name}: replica {self.pod} {end}"
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionStep:
+    """The target runs the whole pod template of another of its revisions.
+
+    Absolute: `after` is the ReplicaSet that keeps the template, with the template's hash. The template
+    itself is in no record, as it may contain secrets.
+    """
+
+    target: ObjectRef
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+    before: Revision
+    after: Revision
+    reason: Reason
+    kind: Literal["RevisionStep"] = "RevisionStep"
+
+    @property
+    def before_template(self) -> str:
+        """Return the hash of the pod template that the step begins with."""
+        return self.before.template
+
+    @property
+    def after_template(self) -> str:
+        """Return the hash of the pod template that the step ends with."""
+        return self.after.template
+
+    @property
+    def swap(self) -> TemplateSwap:
+        """Return the change of the pod template."""
+        return TemplateSwap(self.before, self.after)
+
+    def inverse(self) -> RevisionStep:
+        """Return the step that puts the recorded revision back."""
+        return replace(self, before=self.after, after=self.before, reason=Reason.ROLLING_BACK)
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        return (
+            f"{self.target.kind}/{self.target.name}: pod template of revision {self.before.number} -> "
+            f"of revision {self.after.number}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleStep(SameTemplate):
+    """The target has another number of replicas for a while. The pod template is not touched.
+
+    Absolute, both ways: `after` above `before` adds replicas, below it gives them back, each one
+    drained. Where somebody else decides the number, this step is not the one
+    (`kvmedic.rollout.preconditions`).
+    """
+
+    target: ObjectRef
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+    before: int
+    after: int
+    template: str
+    """Hash of the pod template, before and after."""
+    reason: Reason
+    kind: Literal["ScaleStep"] = "ScaleStep"
+
+    @property
+    def gives_back(self) -> bool:
+        """Return whether the step takes away what an earlier one added."""
+        return self.after < self.before
+
+    def inverse(self) -> ScaleStep:
+        """Return the step that puts the recorded number back."""
+        return replace(self, before=self.after, after=self.before, reason=Reason.ROLLING_BACK)
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        return f"{self.target.kind}/{self.target.name}: replicas {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerStep(SameTemplate):
+    """An autoscaler that decides the target's number of replicas keeps more of them for a while.
+
+    Absolute, both ways, and only its minimum: the autoscaler itself makes the replicas and takes them
+    away. The Deployment's number is never touched.
+    """
+
+    target: ObjectRef
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+    holder: ObjectRef
+    """The HorizontalPodAutoscaler or ScaledObject."""
+    holder_uid: str
+    """Another of the same name is somebody else's decision."""
+    before: int
+    after: int
+    is_given: bool
+    """The minimum stood in the object before; otherwise it is removed where it is put back."""
+    template: str
+    """Hash of the pod template, before and after."""
+    reason: Reason
+    gives_back: bool = False
+    """What an earlier step raised is put back."""
+    kind: Literal["AutoscalerStep"] = "AutoscalerStep"
+
+    def inverse(self) -> AutoscalerStep:
+        """Return the step that puts the recorded minimum back."""
+        return replace(
+            self,
+            before=self.after,
+            after=self.before,
+            gives_back=not self.gives_back,
+            reason=Reason.ROLLING_BACK,
+        )
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        return f"{self.holder.kind}/{self.holder.name}: minimum {self.before} -> {self.after} replicas"
+
+
+Change: TypeAlias = (
+    FlagStep | ReplaceStep | ConfigStep | RevisionStep | ScaleStep | AutoscalerStep | BundleStep
+)
+"""Every kind of step that changes something of a fleet."""
+
+OnTrial: TypeAlias = TrialStep | GateStep
+"""Every kind of step that makes a trial pod and changes nothing of a fleet."""
+
+Step: TypeAlias = Change | OnTrial
+"""Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
+
+
+def template_before(step: Step) -> str:
+    """Return the hash of the pod template that a step was planned on."""
+    match step:
+        case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
+            return step.before_template
+        case ReplaceStep() | ScaleStep() | AutoscalerStep() | TrialStep() | GateStep():
+            return step.template
+        case _:
+            assert_never(step)
+
+
+def is_beside_fleet(step: Step) -> bool:
+    """Return whether a step asks a pod of its own, so that nothing of the fleet is touched."""
+    return isinstance(step, GateStep) or (isinstance(step, TrialStep) and not step.replica)
+
+
+def gives_back(step: Step) -> bool:
+    """Return whether a step takes away what an earlier one added or lent for a while."""
+    match step:
+        case ScaleStep() | AutoscalerStep():
+            return step.gives_back
+        case FlagStep() | ConfigStep():
+            return step.reason is Reason.HOST_MEMORY_GIVEN_BACK
+        case BundleStep() | ReplaceStep() | RevisionStep() | TrialStep() | GateStep():
+            return False
+        case _:
+            assert_never(step)
+
+
+def is_revocable(step: Step) -> bool:
+    """Return whether a step that settled can still be taken back."""
+    match step:
+        case AutoscalerStep() | BundleStep() | ConfigStep() | FlagStep() | RevisionStep() | ScaleStep():
+            return True
+        case ReplaceStep() | TrialStep() | GateStep():
+            return False
+        case _:
+            assert_never(step)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps that would be taken, bound to what they were computed from."""
+
+    steps: tuple[Step, ...]
+    target_uid: str
+    template: str
+    """Hash of the target's pod template when the plan was made."""
+    spec_generation: int
+    reason: Reason
+    message: str = ""
+    """One sentence with the numbers behind the plan."""
+
+    @property
+    def digest(self) -> str:
+        """Return the plan's identity: 16 hexadecimal digits over its canonical JSON.
+
+        The message is not part of it: wording may change, the assignment may not.
+        """
+        body = {
+            "steps": [asdict(step) for step in self.steps],
+            "targetUid": self.target_uid,
+            "template": self.template,
+            "specGeneration": self.spec_generation,
+        }
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,414 @@
+"""Readings that are all there, or the exact reason why not.
+
+A judgement asks for the signals it needs once, here; after that it works on plain numbers. What is
+missing is named: which replica, which signal, and what would provide it.
+
+What a histogram says about the values it counted: quantiles, tails and moments.
+
+Inside a bucket values count as spread evenly. The lowest bucket begins at 0. Nothing here knows what
+is being measured.
+
+A fleet before its KV cache was compressed, as a source of metrics recalls it.
+
+The past is asked for once for each revision that turned a method on; the status keeps the answer, so that it
+outlives the source's samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import inf
+from typing import TypeAlias
+
+from kvmedic.model.compression import Figures
+from kvmedic.model.config_edits import Revision
+from kvmedic.model.evidence import (
+    HISTOGRAMS,
+    Absence,
+    Histogram,
+    Inconclusive,
+    Measured,
+    Missing,
+    Observation,
+    PodReadings,
+    Pool,
+    Reading,
+    Signal,
+    Stale,
+)
+from kvmedic.model.reasons import Reason
+
+NAMED_GAPS = 3
+"""Gaps that a message names; the rest is counted, so that a fleet of hundreds fits in one line."""
+
+_ABSENT = {
+    Absence.NO_SERIES: (
+        Reason.METRICS_MISSING,
+        "the source has no series for it; check that the replica is scraped, and that its engine exports "
+        "statistics",
+    ),
+    Absence.NOTHING_FOUND: (
+        Reason.METRICS_MISSING,
+        "the replica is scraped, without this: its engine's version does not export it, the scrape drops "
+        "it, or the replica is younger than the look",
+    ),
+    Absence.NOT_A_NUMBER: (
+        Reason.METRICS_MISSING,
+        "the source answered NaN; see what the replica itself exports",
+    ),
+    Absence.SOURCE_UNAVAILABLE: (
+        Reason.SOURCE_UNAVAILABLE,
+        "the source did not answer completely; check the metrics source",
+    ),
+    Absence.AMBIGUOUS: (
+        Reason.METRICS_AMBIGUOUS,
+        "the source has series that contradict each other; check that the replica is scraped once",
+    ),
+    Absence.OTHER_ADDRESS: (
+        Reason.METRICS_MISSING,
+        "its series come from a target that is not at the pod's IP address, so they are not used; have the "
+        "scrape leave the label instance at ADDRESS:PORT of the pod, and see who else exports the pod's name",
+    ),
+    Absence.UNREADABLE: (
+        Reason.METRICS_MISSING,
+        "the source answered with something else; see what the replica itself exports",
+    ),
+}
+
+
+AnyReading: TypeAlias = Reading[float] | Reading[Histogram] | Reading[Pool]
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """One replica with a value for every signal that was asked for."""
+
+    numbers: Mapping[Signal, float]
+    histograms: Mapping[Signal, Histogram]
+
+    @property
+    def preemptions_per_request(self) -> float:
+        """Return preemptions per finished request; where none finished, per one."""
+        return self.numbers[Signal.PREEMPTIONS] / max(1.0, self.numbers[Signal.REQUESTS_FINISHED])
+
+
+def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[str, Complete] | Inconclusive:
+    """Return every replica's values by pod name, or what is missing on which replica."""
+    if not observation.pods:
+        return Inconclusive(
+            Reason.NO_REPLICAS,
+            "no replica is expected to serve: scale the target out, or leave it; there is nothing to look at",
+        )
+    gaps = [gap for name in sorted(observation.pods) for gap in _gaps(observation, name, signals)]
+    if gaps:
+        return _inconclusive(gaps)
+    return {name: _complete(observation.pods[name], signals) for name in sorted(observation.pods)}
+
+
+def pools(observation: Observation) -> Mapping[str, Pool] | Inconclusive:
+    """Return every replica's KV-cache pool by pod name, or which replica's is not known."""
+    found = {name: readings.pool for name, readings in sorted(observation.pods.items())}
+    whys = {name: _why(reading, observation) for name, reading in found.items()}
+    gaps = [(why[0], f"{name}: KV-cache pool: {why[1]}") for name, why in whys.items() if why is not None]
+    if gaps:
+        return _inconclusive(gaps)
+    return {name: reading.value for name, reading in found.items() if isinstance(reading, Measured)}
+
+
+def total(found: Mapping[str, Complete], signal: Signal) -> float:
+    """Return a number, added up over replicas."""
+    return sum(one.numbers[signal] for one in found.values())
+
+
+def total_if_told(observation: Observation, signal: Signal) -> float | None:
+    """Return a number that a judgement can do without, added up; None where a replica does not tell."""
+    told = [number(readings, signal) for readings in observation.pods.values()]
+    known = [each for each in told if each is not None]
+    return sum(known) if len(known) == len(told) else None
+
+
+def total_of_told(observation: Observation, signal: Signal) -> float:
+    """Return a number that a judgement can do without, added up over the replicas that tell it."""
+    return sum(number(readings, signal) or 0.0 for readings in observation.pods.values())
+
+
+def number(readings: PodReadings, signal: Signal) -> float | None:
+    """Return a number that a judgement can do without, or None where it is not measured."""
+    reading = readings.number(signal)
+    return reading.value if isinstance(reading, Measured) else None
+
+
+def histogram(readings: PodReadings, signal: Signal) -> Histogram | None:
+    """Return a histogram that a judgement can do without, or None where it is not measured."""
+    reading = readings.histogram(signal)
+    return reading.value if isinstance(reading, Measured) else None
+
+
+def _gaps(observation: Observation, name: str, signals: frozenset[Signal]) -> list[tuple[Reason, str]]:
+    readings = observation.pods[name]
+    found = []
+    for signal in sorted(signals):
+        reading = readings.histogram(signal) if signal in HISTOGRAMS else readings.number(signal)
+        why = _why(reading, observation)
+        if why is not None:
+            found.append((why[0], f"{name}: {signal}: {why[1]}"))
+    return found
+
+
+def _why(reading: AnyReading, observation: Observation) -> tuple[Reason, str] | None:
+    """Return why a reading has no value, or None where it has one."""
+    if isinstance(reading, Measured):
+        return None
+    if isinstance(reading, Missing):
+        return _ABSENT[reading.reason]
+    if isinstance(reading, Stale):
+        age = (observation.at - reading.at).total_seconds()
+        return Reason.METRICS_STALE, f"the newest sample is {age:.0f} s old; check the scrape"
+    return Reason.SIGNAL_UNSUPPORTED, "this engine does not export it; a newer version may"
+
+
+def _inconclusive(gaps: list[tuple[Reason, str]]) -> Inconclusive:
+    named = "; ".join(text for _, text in gaps[:NAMED_GAPS])
+    rest = f"; and {len(gaps) - NAMED_GAPS} more" if len(gaps) > NAMED_GAPS else ""
+    return Inconclusive(gaps[0][0], named + rest)
+
+
+def _complete(readings: PodReadings, signals: frozenset[Signal]) -> Complete:
+    wanted = {signal: readings.number(signal) for signal in signals - HISTOGRAMS}
+    counted = {signal: readings.histogram(signal) for signal in signals & HISTOGRAMS}
+    return Complete(
+        {signal: one.value for signal, one in wanted.items() if isinstance(one, Measured)},
+        {signal: one.value for signal, one in counted.items() if isinstance(one, Measured)},
+    )
+
+
+WIDEST_STEP = 2.5
+"""Ratio of a bucket's bounds, at most, in the series 1, 2, 5, 10 … in which lengths are counted.
+
+Source: `build_1_2_5_buckets` (vLLM v1/metrics/loggers.py, 0.32) lists every bound up to the model's
+greatest length. A length above the top bound is therefore below the bound that would come next, at
+most 2.5 times the top one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """E[X], E[X^2] and E[X^3] of one quantity."""
+
+    first: float
+    second: float
+    third: float
+
+
+def merged(histograms: Sequence[Histogram]) -> Histogram:
+    """Return what the histograms counted together.
+
+    Raises:
+        ValueError: there is none, or they have different bounds.
+    """
+    if len({one.bounds for one in histograms}) != 1:
+        raise ValueError("histograms are added up bucket by bucket, so they need the same bounds")
+    columns = zip(*(one.counts for one in histograms), strict=True)
+    return Histogram(
+        histograms[0].bounds,
+        tuple(sum(column) for column in columns),
+        sum(one.total for one in histograms),
+    )
+
+
+def quantile(histogram: Histogram, share: float) -> float:
+    """Return the value below which a share (0-1) of the observations lie; infinite above the top bound.
+
+    Raises:
+        ValueError: the histogram is empty.
+    """
+    if histogram.count <= 0:
+        raise ValueError("an empty histogram has no quantiles")
+    wanted = share * histogram.count
+    *filled, last = [bucket for bucket in _buckets(histogram, inf) if bucket[2]]
+    for lower, upper, count in filled:
+        if count >= wanted:
+            return lower + (upper - lower) * wanted / count
+        wanted -= count
+    lower, upper, count = last
+    return lower + (upper - lower) * min(1.0, wanted / count) if upper < inf else inf
+
+
+def above(histogram: Histogram, limit: float) -> float:
+    """Return how many observations lie above a limit; all of the top bucket count as above it."""
+    total = 0.0
+    for lower, upper, count in _buckets(histogram, inf):
+        if lower >= limit or upper == inf:
+            total += count
+        elif upper > limit:
+            total += count * (upper - limit) / (upper - lower)
+    return total
+
+
+def longest(histogram: Histogram) -> float:
+    """Return the bound that no observation exceeded; infinite where one lies above the top bound.
+
+    Raises:
+        ValueError: the histogram is empty.
+    """
+    if histogram.count <= 0:
+        raise ValueError("an empty histogram has no longest observation")
+    used = [upper for upper, count in zip(histogram.bounds, histogram.counts, strict=False) if count > 0]
+    return inf if histogram.counts[-1] > 0 else used[-1]
+
+
+def lower_bound(histogram: Histogram, share: float) -> float:
+    """Return the lower bound of the bucket in which a share (0-1) of the observations is reached.
+
+    All but that share lie above it, or nearly: no value is taken for larger than it is.
+
+    Raises:
+        ValueError: the histogram is empty.
+    """
+    if histogram.count <= 0:
+        raise ValueError("an empty histogram has no quantiles")
+    wanted, found = share * histogram.count, 0.0
+    for lower, _, count in _buckets(histogram, inf):
+        found += count
+        if count > 0 and found > wanted:
+            return lower
+    return histogram.bounds[-1] if histogram.bounds else 0.0
+
+
+def mean_below(histogram: Histogram, bound: float) -> float:
+    """Return the mean of the observations in the buckets up to a bound; 0 when there is none.
+
+    The exact total less the midpoints of the buckets above; the top bucket counts as reaching
+    `WIDEST_STEP` times its lower bound.
+    """
+    count, total = histogram.count, histogram.total
+    for lower, upper, found in _buckets(histogram, WIDEST_STEP):
+        if lower >= bound:
+            count -= found
+            total -= found * (lower + upper) / 2
+    return max(0.0, total / count) if count > 0 else 0.0
+
+
+def moments(histogram: Histogram) -> Moments:
+    """Return the moments, rescaled so that the first is the exact mean.
+
+    The top bucket counts as reaching `WIDEST_STEP` times its lower bound.
+
+    Raises:
+        ValueError: the histogram counted nothing, or nothing but zeros.
+    """
+    if histogram.count <= 0 or histogram.total <= 0:
+        raise ValueError("an empty histogram has no moments")
+    raw = [0.0, 0.0, 0.0]
+    for lower, upper, count in _buckets(histogram, WIDEST_STEP):
+        share = count / histogram.count
+        for power in (1, 2, 3):
+            raw[power - 1] += share * _power_mean(lower, upper, power)
+    scale = histogram.mean / raw[0]
+    return Moments(raw[0] * scale, raw[1] * scale**2, raw[2] * scale**3)
+
+
+def representatives(histogram: Histogram, number: int) -> tuple[float, ...]:
+    """Return values that stand for as many observations each, in rising order, with the exact mean.
+
+    The top bucket counts as reaching `WIDEST_STEP` times its lower bound.
+
+    Raises:
+        ValueError: the histogram counted nothing, or nothing but zeros.
+    """
+    if histogram.count <= 0 or histogram.total <= 0:
+        raise ValueError("an empty histogram has no representatives")
+    found: list[float] = []
+    below = 0.0
+    for lower, upper, count in _buckets(histogram, WIDEST_STEP):
+        while (
+            len(found) < number and (rank := (len(found) + 0.5) / number * histogram.count) <= below + count
+        ):
+            found.append(lower + (upper - lower) * (rank - below) / count)
+        below += count
+    scale = histogram.mean * number / sum(found)
+    return tuple(each * scale for each in found)
+
+
+def is_concentrated(histogram: Histogram, share: float, buckets: int) -> bool:
+    """Return whether some adjacent buckets hold at least a share (0-1) of the observations."""
+    counts = histogram.counts
+    fullest = max(sum(counts[at : at + buckets]) for at in range(len(counts)))
+    return fullest >= share * histogram.count
+
+
+def _buckets(histogram: Histogram, top: float) -> Iterator[tuple[float, float, float]]:
+    """Yield lower bound, upper bound and count; the top bucket reaches `top` times its lower bound."""
+    lower = 0.0
+    for upper, count in zip(histogram.bounds, histogram.counts, strict=False):
+        yield lower, upper, count
+        lower = upper
+    yield lower, (lower or 1.0) * top, histogram.counts[-1]
+
+
+def _power_mean(lower: float, upper: float, power: int) -> float:
+    """Return E[X^power] of values spread evenly between two bounds."""
+    return (upper ** (power + 1) - lower ** (power + 1)) / ((power + 1) * (upper - lower))
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What is sought of the past: when a ReplicaSet was last alone in its fleet."""
+
+    replica_set: str
+    others: tuple[str, ...]
+    """Names of the fleet's other ReplicaSets: none of them had a replica."""
+    window: timedelta
+    """It was so for this long."""
+    within: timedelta
+    """How far back is looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A fleet before a revision turned a method on, or that the source knows nothing of it."""
+
+    method: str
+    revision: int
+    """Number under which the method was turned on."""
+    template: str
+    """Hash of the pod template that turned it on."""
+    previous: int
+    """Number of the revision before."""
+    source: str
+    """Name of the metrics source."""
+    asked_at: datetime
+    figures: Figures
+    """Of the revision before; all None: nothing is known."""
+    seen_at: datetime | None = None
+    """When the revision before was last alone, and the end of the look at it. None: not known."""
+    replicas: int = 0
+    """Of that look."""
+    trouble: str = ""
+    """Why nothing is known; empty where something is."""
+    again_at: datetime | None = None
+    """When the source is asked anew. None: never, the past does not come back."""
+
+    def line(self) -> str:
+        """Return whose figures these are, for a person."""
+        if self.seen_at is None:
+            return ""
+        until = f"{self.seen_at:%Y-%m-%dT%H:%M:%SZ}"
+        return f"revision {self.previous}, {self.replicas} replicas, before {until}"
+
+    def holds(self, method: str, run: Sequence[Revision], source: str, at: datetime) -> bool:
+        """Return whether this still answers for a method, so that nobody has to be asked.
+
+        Args:
+            method: that is on.
+            run: the revisions up to the present one in which it is, one after the other.
+            source: that would be asked. Another one may know what this one did not.
+            at: the time.
+        """
+        mine = any((each.number, each.template) == (self.revision, self.template) for each in run)
+        if self.method != method or not mine:
+            return False
+        if not self.trouble:
+            return True
+        return self.source == source and (self.again_at is None or at < self.again_at)

@@ -1,0 +1,376 @@
+"""What a resource's owner wants, as plain values: the spec, free of wire formats and defaults.
+
+`kvmedic.api.resource` fills it; everything that decides reads it. All durations are `timedelta`, all
+ratios 0-1.
+
+Maintenance windows: the times of the week in which runs may be opened.
+
+What a spec says of the compression of a fleet's KV cache: the method, the fleet without it, the fixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, time, timedelta
+from enum import StrEnum
+from zoneinfo import ZoneInfo
+
+from kvmedic.model.compression import BundleSetting, Figures, MethodClass
+from kvmedic.model.devices import NodeHealth
+from kvmedic.model.engine import Knob
+
+RESTORE_AFTER = timedelta(hours=1)
+"""How long it must have been calm where the spec does not say: load that comes and goes within an hour
+would cost a start of the model each time, which takes minutes of GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """When a replica counts as pressured (spec.trigger)."""
+
+    preemptions_per_request: float
+    kv_cache_usage_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeverBound:
+    """One entry of spec.levers: the knob may be turned, within these bounds (None: unbounded)."""
+
+    knob: Knob
+    minimum: float | None = None
+    maximum: float | None = None
+    """Of host memory: GiB of a whole replica."""
+    step: float | None = None
+    restore_after: timedelta = RESTORE_AFTER
+    """Of host memory: how long it must have been calm before it is given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleBound:
+    """How far replicas may be added (spec.levers, scaleOut)."""
+
+    most: int | None = None
+    """Replicas, at most; None: one `step` above what there was before."""
+    step: int = 1
+    """Replicas that are added at once, at most."""
+    restore_after: timedelta = RESTORE_AFTER
+    """How long it must have been calm before they are given back."""
+
+    def limit(self, before: int) -> int:
+        """Return the replicas that there may be, at most, of a fleet that had some before."""
+        return before + self.step if self.most is None else self.most
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Service levels that the spec names; None where it names none."""
+
+    inter_token_p95_seconds: float | None = None
+    e2e_p95_seconds: float | None = None
+    time_to_first_token_p95_seconds: float | None = None
+
+
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+"""Days of the week, as `datetime.weekday` counts them."""
+_AHEAD = range(-1, len(DAYS) + 1)
+"""Days from today on which a window that matters can begin: yesterday's may still be open."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceWindow:
+    """A stretch of wall-clock time that comes again every week."""
+
+    days: frozenset[str]
+    """On which it begins, of `DAYS`."""
+    start: time
+    end: time
+    """First time after it; on the next day where it is not after `start`."""
+    zone: ZoneInfo
+
+    def around(self, now: datetime) -> Iterator[tuple[datetime, datetime]]:
+        """Yield begin and end (UTC) of its turns from yesterday to a week ahead.
+
+        A time that a change to daylight-saving time skips counts as the time before the change says; of a
+        time that comes twice the first one counts.
+        """
+        today = now.astimezone(self.zone).date()
+        for ahead in _AHEAD:
+            day = today + timedelta(days=ahead)
+            if DAYS[day.weekday()] in self.days:
+                last = day if self.end > self.start else day + timedelta(days=1)
+                begins = datetime.combine(day, self.start, self.zone)
+                ends = datetime.combine(last, self.end, self.zone)
+                yield begins.astimezone(UTC), ends.astimezone(UTC)
+
+
+def is_open(windows: Sequence[MaintenanceWindow], now: datetime) -> bool:
+    """Return whether a time lies in one of the windows; without windows every time does."""
+    return not windows or any(begins <= now < ends for w in windows for begins, ends in w.around(now))
+
+
+def next_opening(windows: Sequence[MaintenanceWindow], now: datetime) -> datetime:
+    """Return when the first window opens after a time that lies in none (UTC)."""
+    return min(begins for w in windows for begins, _ in w.around(now) if begins > now)
+
+
+class Fix(StrEnum):
+    """What may be done where compression saves nothing; the values are those of the spec."""
+
+    REVERT_BUNDLE = "RevertBundle"
+    """Turn the method off again, with every setting that turned it on."""
+    COMPACTING_METHOD = "CompactingMethod"
+    """Turn another method on, one whose blocks come back (`spec.compression.replacement`)."""
+    FP8_KV_CACHE = "Fp8KVCache"
+    """Store keys and values in 8 bits."""
+    DEMAND_CAPS = "DemandCaps"
+    """Leave the fleet to the runbook that bounds demand."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePolicy:
+    """The long generation on a trial pod."""
+
+    tokens: int = 16_384
+    timeout: timedelta = timedelta(minutes=30)
+    drains_replica: bool = False
+    """Where no node takes a trial pod, a replica may be drained and serve as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A method that is to take the place of one that saves nothing."""
+
+    method: str
+    keep_tokens: int | None = None
+    """Tokens of a sequence that it keeps."""
+    keep_share: float | None = None
+    """The same as a share of all. Both None: that of the named method."""
+    settings: tuple[BundleSetting, ...] = ()
+    """The bundle that turns it on, in order; empty: that of the named method."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Accuracy of the fleet without a method, as the spec gives it."""
+
+    accuracy: float
+    configuration: str
+    """Hash of the pod template that it was measured with."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatePolicy:
+    """The evaluation that a changed cache policy must pass before it reaches the fleet."""
+
+    cron_job: str
+    """Name of the suspended CronJob whose Job evaluates, in the resource's namespace."""
+    max_loss: float
+    """Loss of accuracy that is accepted, 0 to 1."""
+    timeout: timedelta = timedelta(hours=2)
+    """Of the evaluation and its trial pod together."""
+    reference: Reference | None = None
+    """None: it is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionPolicy:
+    """One spec's `compression` as the core reads it; its default is what a spec without says."""
+
+    method: str = ""
+    """Name of the method; empty: recognised from settings and logs."""
+    method_class: MethodClass | None = None
+    """None: that of the named method."""
+    keep_tokens: int | None = None
+    """Tokens of a sequence that the method keeps."""
+    keep_share: float | None = None
+    """The same as a share of all. Both None: that of the named method."""
+    settings: tuple[BundleSetting, ...] = ()
+    """The bundle that turns the method on, in order; empty: that of the named method."""
+    baseline: Figures = field(default_factory=Figures)
+    """The fleet without the method."""
+    blocks: int | None = None
+    """Usable KV-cache blocks of a replica without the method; None: not known."""
+    attention_backend: str = ""
+    """What computed attention without the method, as the engine named it; empty: not known. It is told, and
+    decides nothing."""
+    probe: ProbePolicy = ProbePolicy()
+    fixes: tuple[Fix, ...] = (Fix.REVERT_BUNDLE,)
+    """In the order of trying."""
+    replacement: Replacement | None = None
+    """What `Fix.COMPACTING_METHOD` turns on."""
+    gate: GatePolicy | None = None
+    """None: a changed cache policy is only proposed."""
+    close_by: datetime | None = None
+    """From then on no better method is waited for."""
+
+
+NOT_DECLARED = CompressionPolicy()
+"""Of a spec that says nothing of compression."""
+
+
+class Mode(StrEnum):
+    """How far kvmedic may go."""
+
+    OBSERVE = "Observe"
+    """Diagnose and show the plan; change nothing."""
+    APPROVE = "Approve"
+    """Carry a plan out once a person approved it."""
+    AUTO = "Auto"
+    """Carry plans out."""
+
+
+class Runbook(StrEnum):
+    """A trouble that kvmedic knows how to look at."""
+
+    PREEMPTION_THRASH = "PreemptionThrash"
+    """More sequences run at once than the KV cache holds."""
+    COMPRESSION_WITHOUT_SAVINGS = "CompressionWithoutSavings"
+    """KV compression is on, and no memory is saved."""
+
+
+class Spare(StrEnum):
+    """Whether a rollout needs one replica more than the fleet has."""
+
+    REQUIRED = "Required"
+    """The spare comes first, so capacity in rotation never falls."""
+    BEST_EFFORT = "BestEffort"
+    """Where the spare cannot be scheduled, the fleet may be one replica short for a while."""
+
+
+class OnDrainTimeout(StrEnum):
+    """What becomes of a replica that still has requests, or does not tell, when its drain times out."""
+
+    HOLD = "Hold"
+    """It goes back into rotation; when no other replica can go either, the run holds."""
+    PROCEED = "Proceed"
+    """It is let go; the engine's own graceful shutdown has to do the rest."""
+
+
+class OnInconclusive(StrEnum):
+    """What is done where the evidence allows no verdict."""
+
+    HOLD = "Hold"
+    """Keep looking; take the change back if there is no verdict in time."""
+    KEEP = "Keep"
+    """Keep looking; let the change stay if there is no verdict in time."""
+    ROLL_BACK = "RollBack"
+    """Take the change back at once."""
+
+
+def answer_to_no_verdict(asked: OnInconclusive, held: timedelta, at_most: timedelta) -> OnInconclusive:
+    """Return what is done now about a window without a verdict.
+
+    Args:
+        asked: what the spec asks for.
+        held: how long a verdict has been due.
+        at_most: how long it is waited for.
+    """
+    if asked is OnInconclusive.ROLL_BACK:
+        return asked
+    if held <= at_most:
+        return OnInconclusive.HOLD
+    return OnInconclusive.KEEP if asked is OnInconclusive.KEEP else OnInconclusive.ROLL_BACK
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRef:
+    """The workload a resource looks after, in the resource's own namespace."""
+
+    kind: str
+    name: str
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How far back the looks go."""
+
+    trigger: timedelta
+    """Over which the trigger's rates are taken."""
+    hold: timedelta
+    """How long the trigger must have held without a gap; zero: one look is enough."""
+    sizing: timedelta
+    """Over which lengths and load are measured for sizing; never below `trigger`."""
+    verify: timedelta
+    """The sustained window after a change; never below `trigger`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotationLabel:
+    """The pod label that takes a replica out of rotation.
+
+    A replica that serves carries the value of the Deployment's own pod template, which the Services
+    select; only the other value is configured.
+    """
+
+    key: str
+    draining: str
+    """The value that no Service selects."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPolicy:
+    """How a change may move through the fleet."""
+
+    spare: Spare
+    drain_timeout: timedelta
+    """How long a replica out of rotation may finish its requests."""
+    rotation_label: RotationLabel
+    start_timeout: timedelta | None = None
+    """How long a new replica may take to become Ready, at least; None: the spec does not say."""
+    on_drain_timeout: OnDrainTimeout = OnDrainTimeout.HOLD
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPolicy:
+    """Whether a fleet may be taken back to its previous revision (lever revisionRollback)."""
+
+    is_allowed: bool = False
+    within: timedelta = timedelta(hours=1)
+    """How long a revision counts as the latest deploy. It is looked at also where nothing is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What must be so before a run may be opened."""
+
+    cooldown: timedelta
+    """Least time between the end of a run and the start of the next."""
+    max_runs_per_day: int
+    """Runs started within any 24 hours."""
+    min_healthy_replicas: int
+    """Ready replicas below which nothing is begun."""
+    windows: tuple[MaintenanceWindow, ...] = ()
+    """When runs may be opened; none: always."""
+    approval_max_age: timedelta = timedelta(hours=1)
+    """How long an approval counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One resource's spec as the core reads it."""
+
+    target: TargetRef
+    mode: Mode
+    suspended: bool
+    """No forward move; ways back stay open."""
+    runbooks: tuple[Runbook, ...]
+    source: str
+    """Name of a metrics source in the operator's configuration."""
+    objectives: Objectives
+    trigger: Trigger
+    windows: Windows
+    node_health: NodeHealth
+    levers: tuple[LeverBound, ...]
+    """In the order of trying; a knob that is not here may not be turned."""
+    rollout: RolloutPolicy
+    on_inconclusive: OnInconclusive
+    limits: Limits
+    rollback: RollbackPolicy = RollbackPolicy()
+    scale_out: ScaleBound | None = None
+    """How far replicas may be added; None where they may not."""
+    hold_at_most: timedelta = timedelta(hours=2)
+    """How long a window without a verdict is held before `on_inconclusive` decides."""
+    compression: CompressionPolicy = NOT_DECLARED

@@ -1,0 +1,568 @@
+"""What is written down about one resource: everything that its status holds.
+
+The status is the only memory. `kvmedic.api` turns a `Record` into the wire form and back;
+`kvmedic.record.store` writes it with the loaded resourceVersion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum, StrEnum
+
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.plan import Plan
+from kvmedic.model.readings import Recalled
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Approved, Outcome, Run, Summary, Terms, Verdict
+from kvmedic.model.spec import Fix, Policy, TargetRef
+from kvmedic.model.trial import Answer, Scored
+
+
+class Station(StrEnum):
+    """How far it is."""
+
+    LEAVING = "Leaving"
+    """Recorded; its label may or may not be changed yet."""
+    OUT = "Out"
+    """Its label was seen changed."""
+    RETURNING = "Returning"
+    """It is to go back; its label may or may not be its own again."""
+    RETURNED = "Returned"
+    """It is in rotation again, and is not taken out a second time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """One replica that was taken out of rotation because its node is ill."""
+
+    pod: str
+    uid: str
+    """Of the pod: another of the same name is another replica."""
+    node: str
+    reason: Reason
+    """What was found: `GpuFault` or `ThermalEmergency`."""
+    message: str
+    """The signs of it."""
+    since: datetime
+    target: TargetRef
+    terms: Terms
+    """What of the spec it was done by, so that it can be taken back whatever becomes of the spec."""
+    station: Station = Station.LEAVING
+    ended: str = ""
+    """Why it goes back."""
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether its label may still be ours."""
+        return self.station is not Station.RETURNED
+
+    def line(self) -> str:
+        """Return it as one clause for a person."""
+        where = f"{self.pod} on node {self.node}" if self.node else self.pod
+        return f"replica {where} is out of rotation ({self.message}) until its GPUs are known to be well"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Temporary:
+    """Something that was added or lent for a while."""
+
+    calm_since: datetime | None = None
+    """Since when no replica is beyond the trigger; None while one is, or nobody can tell."""
+    outlook: str = ""
+    """Whether the fleet would do without it by the newest look, for people."""
+    looked_at: datetime | None = None
+
+    def is_due(self, restore_after: timedelta, now: datetime) -> bool:
+        """Return whether it has been calm for long enough to ask whether the fleet would do without it."""
+        return self.calm_since is not None and now - self.calm_since >= restore_after
+
+
+class Wish(Enum):
+    """What the resource's owner asks of an open run."""
+
+    NONE = "none"
+    ROLL_BACK = "roll back"
+    KEEP = "let the change stay without a verdict"
+    DELETE = "delete, and roll back first"
+    ABANDON = "delete, and leave the change in place"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedFix:
+    """A fix that was no help, whatever else of the pod template changes; another spec is tried anew."""
+
+    fix: Fix
+    why: str
+    generation: int
+    """Of the spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedOff:
+    """The method that was turned off last because it saved nothing."""
+
+    method: str
+    wall: Reason
+    """What was found."""
+    at: datetime
+    failed: tuple[FailedFix, ...] = ()
+    """What was tried in its place since."""
+
+    def spoken_of(self, fix: Fix, generation: int) -> FailedFix | None:
+        """Return that a fix failed under a spec of some generation; None where it did not."""
+        return next((each for each in self.failed if (each.fix, each.generation) == (fix, generation)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a replica carried, on average, when replicas had to be added."""
+
+    running: float
+    """Sequences that ran at once."""
+    tokens_per_second: float
+    """Generated."""
+    prompt_tokens: float
+    output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint(Temporary):
+    """What was added, and what it is given back by."""
+
+    run: str
+    """The run that added it."""
+    target: ObjectRef
+    holder: ObjectRef
+    """The object that has the number: the target itself, or the autoscaler whose minimum it is."""
+    holder_uid: str
+    target_uid: str
+    container: str | None
+    before: int
+    """The number that is put back."""
+    after: int
+    """The number as it was set last."""
+    fewest: int
+    """Replicas that there were before."""
+    template: str
+    """Hash of the pod template that the load was carried with."""
+    at: datetime
+    is_given: bool = True
+    """An autoscaler's minimum stood in the object before; otherwise it is removed where it is put back."""
+    load: Load | None = None
+    """None: it was not measured; another measure has to do then."""
+    terms: Terms | None = None
+
+    def line(self) -> str:
+        """Return what is held in one clause."""
+        what = "replicas" if self.holder == self.target else f"minimum of {self.holder.kind}"
+        return f"{what} {self.before} -> {self.after} since {self.at:%Y-%m-%dT%H:%M:%SZ} (run {self.run})"
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """One runbook left a fleet to the other."""
+
+    from_runbook: str
+    to_runbook: str
+    reason: Reason
+    """Of the branch of `CompressionWithoutSavings`, which is asked first and so decides both ways; or why it
+    cannot go on."""
+    evidence: str
+    """Digest of what it rests on: 16 hexadecimal digits. The way back has that of the hand-over that it takes
+    back, unless the evidence is another by now."""
+    message: str
+    at: datetime
+
+    def is_like(self, other: HandOver) -> bool:
+        """Return whether both are the same way on the same evidence."""
+        return self._way == other._way and self.evidence == other.evidence
+
+    def takes_back(self, other: HandOver) -> bool:
+        """Return whether both are opposite ways on the same evidence."""
+        return self._way == other._way[::-1] and self.evidence == other.evidence
+
+    def line(self) -> str:
+        """Return which way it is, as one line for a person."""
+        return f"{self.from_runbook} -> {self.to_runbook} on evidence {self.evidence}"
+
+    @property
+    def _way(self) -> tuple[str, str]:
+        return self.from_runbook, self.to_runbook
+
+
+@dataclass(frozen=True, slots=True)
+class TriedReturn:
+    """A loan was given back on some evidence, and had to be lent again."""
+
+    template: str
+    """Hash of the pod template with the loan; another template is other evidence."""
+    at: datetime
+    load: Load | None = None
+    """What a replica carried then. None: it was not measured; only another template is other evidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed(Temporary):
+    """A flag that has a value for a while: what it was before, and on which evidence it was set."""
+
+    knob: Knob
+    before: str | None
+    """The value that is put back. None: the flag was not given, and is removed."""
+    after: str
+    """The value as it was set last."""
+    revision: str
+    """Hash of the pod template with it."""
+    at: datetime
+    """When it was judged and kept."""
+    run: str
+    """The run that set it."""
+    target: ObjectRef
+    target_uid: str
+    container: str | None
+    load: Load | None = None
+    """What a replica carried without it, when that was too much. None: it was not measured, or not without
+    it; another measure has to do then."""
+    terms: Terms | None = None
+    in_vain: TriedReturn | None = None
+    """The newest way back that did not hold; None: none was tried."""
+
+    def line(self) -> str:
+        """Return what is lent in one clause."""
+        before = self.before or "(engine default)"
+        return f"{self.knob} {before} -> {self.after} since {self.at:%Y-%m-%dT%H:%M:%SZ} (run {self.run})"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What clients send to a whole fleet, over one window."""
+
+    requests_per_second: float | None = None
+    """Arrivals: (finished + change of running and waiting) / window."""
+    prompt_tokens: float | None = None
+    """Of the finished requests, on average."""
+    output_tokens: float | None = None
+    limit_tokens: float | None = None
+    """`max_tokens` that they asked for, on average."""
+
+
+class Severity(StrEnum):
+    """How soon a person is wanted."""
+
+    PAGE = "page"
+    """Now: an objective is breached."""
+    TICKET = "ticket"
+    """Within the working day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Urgency:
+    """How urgent the trouble of a fleet is, and by what."""
+
+    severity: Severity
+    message: str
+    since: datetime
+    """Since when it is that severe."""
+    breached: tuple[str, ...] = ()
+    """The objectives that are breached, as the spec calls them."""
+
+
+HISTORY_LENGTH = 10
+"""Closed runs that are kept; the cooldown and the day's budget are counted from them, so
+`spec.limits.maxRunsPerDay` cannot be larger."""
+
+
+class ConditionType(StrEnum):
+    """The conditions of a resource, after the Kubernetes API conventions and kstatus."""
+
+    READY = "Ready"
+    """The spec is valid and the target was found; stays True during an incident."""
+    METRICS_AVAILABLE = "MetricsAvailable"
+    DIAGNOSED = "Diagnosed"
+    """True: the reason names the branch. False: healthy. Unknown: why nothing can be said."""
+    PROGRESSING = "Progressing"
+    """True while a run is open; the reason is what it does."""
+    REMEDIATED = "Remediated"
+    """How the last run ended."""
+    ACTION_REQUIRED = "ActionRequired"
+    """True: what a person must do."""
+    STALLED = "Stalled"
+    """True: nothing goes on by itself (kstatus: failed)."""
+
+
+class Truth(StrEnum):
+    """A condition's status."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition."""
+
+    type: ConditionType
+    status: Truth
+    reason: Reason
+    message: str
+    changed_at: datetime
+    """When `status` last changed."""
+    observed_generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LastGood:
+    """A revision that proved healthy, recorded once per revision."""
+
+    revision: str
+    """Hash of the pod template."""
+    flags: Mapping[str, str]
+    """The engine's known knobs as given on its command line, by knob; nothing else of the list."""
+    replicas: int
+    blocks: int | None
+    """Usable KV-cache blocks of a replica."""
+    recorded_at: datetime
+    traffic: Traffic | None = None
+    """What clients sent then. None: written by a version that did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownDiagnosis:
+    """The diagnosis as people see it."""
+
+    reason: Reason
+    message: str
+    runbook: str
+    at: datetime
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPlan:
+    """The plan as people see it while it is not being carried out."""
+
+    digest: str
+    reason: Reason
+    message: str
+    steps: tuple[str, ...]
+    at: datetime
+    """Since when it is shown."""
+    exact: Plan | None = None
+    """The plan itself, as an approval binds to it. None: written by a version that did not keep it."""
+
+    @property
+    def bound(self) -> Plan | None:
+        """Return the plan itself; None where there is none, or it is not the one that the digest names."""
+        return self.exact if self.exact is not None and self.exact.digest == self.digest else None
+
+
+@dataclass(frozen=True, slots=True)
+class TriedLever:
+    """A lever that was turned on some evidence and did not help."""
+
+    knob: Knob
+    revision: str
+    """Hash of the pod template without the change; another template is other evidence."""
+    blocks: int | None
+    verdict: Verdict
+    at: datetime
+    prompt_tokens: float | None = None
+    """Mean prompt of the finished requests before the change. None: written by a version that did not say."""
+    output_tokens: float | None = None
+    """The same of outputs."""
+    reason: Reason | None = None
+    """What the change was for; it tells up from down. None: written by a version that did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgrownShare:
+    """A share of the devices' memory at which a replica ran out of it; it is never gone back to."""
+
+    share: float
+    """Ratio 0-1."""
+    body: str
+    """Hash of the pod template without command lines and variables: what decides how much memory there is."""
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SizedCap:
+    """The cap on running sequences that a run computed and kept last."""
+
+    revision: str
+    """Hash of the pod template with it; another template is another setting."""
+    cap: str
+    at: datetime
+    is_corrected: bool = False
+    """It is the second one in a row: what is left after it is not for a third."""
+
+    def is_open_on(self, revision: str) -> bool:
+        """Return whether the cap is in force on a revision and may be corrected."""
+        return self.revision == revision and not self.is_corrected
+
+
+@dataclass(frozen=True, slots=True)
+class TriedReplacement:
+    """A replica that was replaced on some evidence, which did not help."""
+
+    pod: str
+    revision: str
+    """Hash of the pod template; another template is other evidence."""
+    replicas: int
+    """Of the fleet; another number is other evidence, as the same load falls on it otherwise."""
+    verdict: Verdict
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRollback:
+    """A revision that a fleet was taken back from, which did not help."""
+
+    revision: str
+    """Hash of its pod template; another template is other evidence."""
+    toward: str
+    """Hash of the pod template that the fleet was taken back to."""
+    outcome: Reason
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TriedBundle:
+    """A method of compression that was turned off or on, which had to be taken back."""
+
+    method: str
+    revision: str
+    """Hash of the pod template from before; another template is other evidence."""
+    outcome: Reason
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TriedScaling:
+    """Replicas that were added on some evidence, which did not help."""
+
+    before: int
+    after: int
+    revision: str
+    """Hash of the pod template; another template is other evidence."""
+    verdict: Verdict
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigCopy:
+    """A copy of a ConfigMap that a run made, and that something may still refer to."""
+
+    name: str
+    template: str
+    """Hash of the pod template that refers to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRun:
+    """A run that ended."""
+
+    id: str
+    reason: Reason
+    """The branch that was found."""
+    outcome: Reason
+    message: str
+    steps: tuple[str, ...]
+    started_at: datetime
+    ended_at: datetime
+    approval: Approved | None = None
+    """The approval that it was opened on; None: the mode asked for none."""
+    template: str = ""
+    """Hash of the pod template from before it; empty: written by a version that did not say."""
+    on_trial_pod: bool = False
+    """It asked a pod of its own: nothing of the fleet was touched."""
+
+    @property
+    def costs_nothing(self) -> bool:
+        """Return whether nothing need cool down after it, and no budget pays for it."""
+        return self.on_trial_pod or self.outcome is Reason.TRIAL_ANSWERED
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything that one resource's status holds."""
+
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    diagnosis: ShownDiagnosis | None = None
+    plan: ShownPlan | None = None
+    last_good: LastGood | None = None
+    run: Run | None = None
+    levers: tuple[TriedLever, ...] = ()
+    replacements: tuple[TriedReplacement, ...] = ()
+    rollbacks: tuple[TriedRollback, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    """What trials showed, newest first."""
+    bundles: tuple[TriedBundle, ...] = ()
+    copies: tuple[ConfigCopy, ...] = ()
+    outgrown: tuple[OutgrownShare, ...] = ()
+    borrowed: tuple[Borrowed, ...] = ()
+    """Flags that have a value for a while."""
+    history: tuple[ClosedRun, ...] = field(default=())
+    """Newest first, at most `HISTORY_LENGTH`."""
+    scalings: tuple[TriedScaling, ...] = ()
+    footprint: Footprint | None = None
+    """Replicas that were added for a while; None while there are none."""
+    urgency: Urgency | None = None
+    """None: no trouble."""
+    sized: SizedCap | None = None
+    """None: no cap was kept."""
+    aside: SetAside | None = None
+    """The replica that was taken out of rotation because its node is ill; None: none was."""
+    summary: Summary | None = None
+    """Of the last run that touched anything."""
+    scores: tuple[Scored, ...] = ()
+    """What evaluations showed, newest first."""
+    turned_off: TurnedOff | None = None
+    """The method that was turned off because it saved nothing. None: none, or something took its place."""
+    baseline: Recalled | None = None
+    """The fleet before its KV cache was compressed. None: nobody asked history."""
+    hand_overs: tuple[HandOver, ...] = ()
+    """Between the runbooks, newest first, each once per evidence."""
+
+    def condition(self, of: ConditionType) -> Condition | None:
+        """Return the condition of a type, if it was ever written."""
+        return next((c for c in self.conditions if c.type is of), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One resource by name and identity: made again under its name, it is another."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A resource at one resourceVersion."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    generation: int
+    wish: Wish
+    finalized: bool
+    """Our finalizer is on it."""
+    policy: Policy | None
+    """None where the spec cannot be followed; `problem` says why."""
+    problem: Outcome | None
+    """Why the spec or the record cannot be used."""
+    record: Record | None
+    """None where the stored run cannot be read: nothing is done then, not even from the start."""
+    salvage: Record | None = None
+    """What the record says beside a run that somebody damaged; None where nobody did."""
+    retried: str = ""
+    """A run that was reverted by somebody else, after which a person wants it tried again."""
+    is_stand_in: bool = False
+    """It stands in memory for a resource that is gone, until what that one froze is given back."""

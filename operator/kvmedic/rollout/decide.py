@@ -1,0 +1,246 @@
+"""What to do next with an open run: one move of a closed set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import TypeAlias, assert_never
+
+from kvmedic.model.plan import AutoscalerStep, ScaleStep, gives_back, is_revocable
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Baseline, Judged, Outcome, Run, StepState, Verdict
+from kvmedic.model.sentences import SENTENCES
+from kvmedic.model.spec import OnInconclusive
+from kvmedic.model.status import Wish
+from kvmedic.rollout.drift import Standing
+from kvmedic.rollout.gates import Blocked
+
+
+class Direction(Enum):
+    """Which way a step's change moves through the fleet."""
+
+    FORWARD = "forward"
+    BACK = "back"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything beside the run's own record that bears on its next move."""
+
+    standing: Standing
+    wish: Wish
+    blocked: Blocked | None
+    """Why forward moves are not allowed now; None when they are."""
+    judged: Judged | None
+    """The verdict of the sustained window; None while it is open."""
+    unjudged: OnInconclusive
+    """How a window without a verdict is answered now: Hold is to go on looking."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Make the rollout's next move."""
+
+    direction: Direction
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Stand still with every replica in rotation."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Change nothing; the sustained window is open, or its evidence is not enough."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The change stays: it helped, or nothing of it can be taken back."""
+
+    judged: Judged
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBack:
+    """Begin to take the change back."""
+
+    outcome: Outcome
+    verdict: Verdict | None = None
+    after: Baseline | None = None
+    """The figures that speak against it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Take the claim and the frozen fields back that somebody took off; the walk goes on after that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Put our own fields and labels back, leave the template alone, and end."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Nothing of ours is left on the target but the claim: end the run."""
+
+    outcome: Outcome
+
+
+Decision: TypeAlias = Walk | Rest | Watch | Keep | TurnBack | Recover | Leave | Close
+
+
+def decide(run: Run, seen: Situation) -> Decision:
+    """Return the next move of an open run.
+
+    Ways back are never blocked: what was begun is taken back even while forward moves are stopped.
+    """
+    if ended := _ended(run, seen):
+        return ended
+    if run.current.state is StepState.ROLLING_BACK:
+        return Walk(Direction.BACK)
+    moved = seen.standing is Standing.SOURCE_CHANGED
+    if seen.wish is Wish.DELETE and gives_back(run.current.step) and not moved:
+        return _given_back(run)
+    if turned := _wished_back(run, seen):
+        return turned
+    if run.current.state is StepState.VERIFYING:
+        return _judgement(run, seen)
+    if seen.blocked is None:
+        return Walk(Direction.FORWARD)
+    if run.intent is None:
+        return Close(Outcome(seen.blocked.reason, seen.blocked.message))
+    return Rest(seen.blocked.reason, seen.blocked.message)
+
+
+def _ended(run: Run, seen: Situation) -> Decision | None:
+    """Return the end of a run that has nothing more to do on its target, or may not touch it."""
+    state, ending = run.current.state, run.ending
+    if seen.standing is Standing.GONE:
+        return Close(ending or outcome_of(Reason.TARGET_DELETED))
+    if ending is not None and state in (StepState.KEPT, StepState.REVERTED):
+        return Close(ending)
+    if ending is not None and state is StepState.LEFT:
+        return Leave(ending)
+    if seen.standing is Standing.FENCE_LOST:
+        return Close(outcome_of(Reason.FENCE_LOST))
+    if reason := _left_as(run, seen.standing):
+        return Leave(outcome_of(reason))
+    return Leave(outcome_of(Reason.ABANDONED)) if seen.wish is Wish.ABANDON else _held(seen.standing)
+
+
+def _held(standing: Standing) -> Decision | None:
+    """Return how a target is held that somebody shifted in the middle of the walk.
+
+    Letting it go would replace undrained what does not run the template in force.
+    """
+    if standing is Standing.TURNED:
+        return TurnBack(outcome_of(Reason.CHANGE_REVERTED))
+    return Recover() if standing is Standing.SHIFTED else None
+
+
+def _left_as(run: Run, standing: Standing) -> Reason | None:
+    """Return why a target that somebody else changed is left to them, or None."""
+    match standing:
+        case Standing.DRIFTED:
+            return Reason.FLAG_DRIFTED
+        case Standing.REVERTED:
+            return Reason.CHANGE_REVERTED
+        case Standing.RESCALED:
+            return Reason.REPLICAS_CHANGED
+        case Standing.SCALED_TO_ZERO if not _brings_back_a_setting(run):
+            return Reason.SCALED_TO_ZERO
+        case _:
+            return None
+
+
+_OVERTAKEN = MappingProxyType(
+    {
+        Standing.SCALED_TO_ZERO: Reason.SCALED_TO_ZERO,
+        Standing.SOURCE_CHANGED: Reason.CONFIG_MAP_CHANGED,
+    }
+)
+"""Why a change is taken back by how the target stands to the record."""
+
+
+def _brings_back_a_setting(run: Run) -> bool:
+    """Return whether a fleet that is scaled out from zero again would come with an unjudged setting."""
+    return is_revocable(run.current.step) and not isinstance(run.current.step, ScaleStep | AutoscalerStep)
+
+
+def outcome_of(reason: Reason) -> Outcome:
+    """Return an outcome whose message is the reason's own sentence."""
+    return Outcome(reason, SENTENCES[reason])
+
+
+def _given_back(run: Run) -> Decision:
+    """Return the next move of a resource that is deleted and whose replicas or loan are being given back.
+
+    That is the way back already: nothing blocks it, and nobody waits for a verdict.
+    """
+    if run.current.state is StepState.VERIFYING:
+        return Close(outcome_of(Reason.RESOURCE_DELETED))
+    return Walk(Direction.FORWARD)
+
+
+def _wished_back(run: Run, seen: Situation) -> Decision | None:
+    reason = {
+        Wish.DELETE: Reason.RESOURCE_DELETED,
+        Wish.ROLL_BACK: Reason.ROLLED_BACK_BY_HAND,
+    }.get(seen.wish)
+    if reason is None:
+        reason = _OVERTAKEN.get(seen.standing)
+    if reason is None:
+        return None
+    if run.intent is None:
+        return Close(outcome_of(reason))
+    if run.current.state is StepState.VERIFYING and not is_revocable(run.current.step):
+        return Close(Outcome(reason, "it was done already; nothing is left to take back"))
+    return TurnBack(outcome_of(reason))
+
+
+def _judgement(run: Run, seen: Situation) -> Decision:
+    judged = seen.judged
+    if seen.wish is Wish.KEEP and (judged is None or judged.verdict is Verdict.INCONCLUSIVE):
+        return Keep(_unjudged(Reason.KEPT_BY_HAND, judged))
+    if judged is None:
+        return Watch(Reason.VERIFYING, SENTENCES[Reason.VERIFYING])
+    outcome = Outcome(judged.reason, judged.message)
+    final = judged.verdict is not Verdict.INCONCLUSIVE or seen.unjudged is not OnInconclusive.HOLD
+    if final and not is_revocable(run.current.step):
+        return Keep(judged)
+    match judged.verdict:
+        case Verdict.RECOVERED | Verdict.IMPROVED:
+            return Keep(judged)
+        case Verdict.NOT_RECOVERED:
+            return TurnBack(outcome, judged.verdict, judged.after)
+        case Verdict.INCONCLUSIVE:
+            return _without_verdict(judged, seen.unjudged)
+
+
+def _without_verdict(judged: Judged, answer: OnInconclusive) -> Decision:
+    match answer:
+        case OnInconclusive.HOLD:
+            return Watch(judged.reason, judged.message)
+        case OnInconclusive.KEEP:
+            return Keep(_unjudged(Reason.KEPT_UNJUDGED, judged))
+        case OnInconclusive.ROLL_BACK:
+            return TurnBack(Outcome(judged.reason, judged.message), judged.verdict, judged.after)
+        case _:
+            assert_never(answer)
+
+
+def _unjudged(reason: Reason, judged: Judged | None) -> Judged:
+    """Return the end of a change that stays without a verdict, and why."""
+    why = f" ({judged.message})" if judged else ""
+    return Judged(Verdict.INCONCLUSIVE, reason, f"{SENTENCES[reason]}{why}", judged.after if judged else None)

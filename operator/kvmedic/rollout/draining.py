@@ -1,0 +1,343 @@
+"""Taking one replica out of rotation until nothing runs on it: what is known, and what comes next.
+
+Will a new replica come up? What its pod says, and how long it may take.
+
+Replicas beyond the number that stays: is it followed, which is the newest, what is left behind.
+
+What is the same for one spare (`kvmedic.rollout.replacement`) and for several replicas that were added for
+a while (`kvmedic.rollout.scaling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import assert_never
+
+from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading, Stale, Unsupported
+from kvmedic.model.fleet import Fleet, Pod
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Victim
+from kvmedic.rollout.moves import Cordon, Failed, Settled, Uncordon, Wait
+
+
+class Drain(StrEnum):
+    """What is known of the requests on the victim."""
+
+    BUSY = "Busy"
+    IDLE = "Idle"
+    """Two readings of zero, at least five seconds after it left rotation."""
+    UNKNOWN = "Unknown"
+    """Not every engine of it said how many: that waits as requests do."""
+    DOWN = "Down"
+    """No Service can have led a request to it since its container was started, and nobody counts one."""
+    TIMED_OUT = "TimedOut"
+    """`drainTimeout` passed, and it goes all the same: the spec says so, or it is down. The engine's own
+    graceful shutdown has to do the rest."""
+    HELD = "Held"
+    """`drainTimeout` passed, and it is not let go."""
+
+
+def draining_move(
+    fleet: Fleet, victim: Pod, recorded: Victim | None, drain: Drain, needed: int
+) -> Cordon | Uncordon | Wait | None:
+    """Return the next move until the victim is out of rotation and idle; None when it may go.
+
+    One whose drain timed out with requests in flight goes back into rotation, and so does one that no
+    Service let go of until then, whatever the spec says: it never stopped to get requests.
+
+    One that carries the label although the record knows of none, or of another, is taken out once more:
+    what is known of requests, and since when, is the recorded one's.
+
+    Args:
+        fleet: the fleet.
+        victim: the pod that is to go.
+        recorded: the pod that is being drained, by the record.
+        drain: what is known of the requests on that one.
+        needed: replicas that must be in rotation beside it before it is taken out.
+    """
+    if not victim.cordoned:
+        others = fleet.in_rotation - victim.in_rotation
+        if victim.in_rotation and others < needed:
+            text = f"{others} of {needed} replicas beside {victim.name} are in rotation"
+            return Wait(Reason.AWAITING_REPLICA, text)
+        return Cordon(victim)
+    known = recorded is not None and recorded.uid == victim.uid
+    if known and (drain is Drain.HELD or (drain is Drain.TIMED_OUT and victim.in_rotation)):
+        return Uncordon(victim, timed_out=True)
+    if victim.in_rotation:
+        where = ", ".join(victim.listed_by) or "the Service"
+        return Wait(Reason.DRAINING, f"{victim.name} is still in the EndpointSlices of {where}")
+    if not known:
+        return Cordon(victim)
+    if drain in (Drain.BUSY, Drain.UNKNOWN):
+        return Wait(Reason.DRAINING, f"{victim.name} is out of rotation and finishes its requests")
+    return None
+
+
+def to_be_taken(pods: Iterable[Pod], held: Collection[str]) -> tuple[Pod, ...]:
+    """Return the pods that may be taken: not those that are held because their drain timed out, by uid."""
+    return tuple(pod for pod in pods if pod.uid not in held)
+
+
+def chosen(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
+    """Return the pod to take next: the recorded one, else one that takes no requests, else by name.
+
+    Of several that are not Ready it is the one that has not been for longest: the newest may just start, and
+    once it is Ready the controller takes another.
+    """
+    for pod in pods:
+        if victim is not None and pod.uid == victim.uid:
+            return pod
+    return min(pods, key=lambda p: (p.ready, not p.cordoned, p.in_rotation, _down_since(p), p.name))
+
+
+def _down_since(pod: Pod) -> float:
+    """Return since when a pod is not Ready (seconds of the epoch); of those that are, none comes first."""
+    return 0.0 if pod.ready else (pod.unready_at or pod.created_at).timestamp()
+
+
+def held_move(fleet: Fleet, pods: Iterable[Pod]) -> Uncordon | Wait:
+    """Return the next move where every replica that could go is held: all of them serve."""
+    held = tuple(pods)
+    busy = ", ".join(pod.name for pod in held if not pod.stuck_in)
+    told = [f"{busy} still had requests, or did not tell, when the drain timed out"] if busy else []
+    told += _stuck(fleet, [pod for pod in held if pod.stuck_in])
+    text = f"{'; '.join(told)}; nothing is let go"
+    return stray_move(fleet, fleet.pods) or Wait(Reason.DRAIN_TIMED_OUT, text)
+
+
+def _stuck(fleet: Fleet, pods: list[Pod]) -> list[str]:
+    """Return which Services did not let go of which replicas, and what to type; nothing where all did."""
+    if not pods:
+        return []
+    names, label = ", ".join(pod.name for pod in pods), fleet.rotation.label
+    fronts = ", ".join(sorted({front for pod in pods for front in pod.stuck_in}))
+    return [
+        f"{names} stayed in the EndpointSlices of {fronts} until the drain timed out: have each of them "
+        f"select {label}, or remove the slice that nobody keeps (kubectl -n {fleet.namespace} get services,"
+        "endpointslices -o wide), then raise spec.rollout.drainTimeout by a second, and the run goes on"
+    ]
+
+
+def stray_move(fleet: Fleet, pods: Iterable[Pod], victim: Pod | None = None) -> Uncordon | Wait | None:
+    """Return the move that puts a cordoned pod which is not the victim back into rotation.
+
+    Only once it is sure that it stays: a ReplicaSet with a pod more than it is told ends one, the
+    cordoned one first, with what it serves then.
+    """
+    uid = victim.uid if victim else None
+    left = (pod for pod in pods if not pod.terminating and pod.uid != uid)
+    stray = next((pod for pod in left if pod.cordoned or pod.half_cordoned), None)
+    if stray is None:
+        return None
+    if len(fleet.serving(stray.revision)) > fleet.desired(stray.revision):
+        return Wait(Reason.AWAITING_CONTROLLER, f"a ReplicaSet has yet to end a pod, maybe {stray.name}")
+    return Uncordon(stray)
+
+
+def holding_move(fleet: Fleet) -> Uncordon | Wait:
+    """Return the next move toward a fleet that stands still: nothing of it was taken out of rotation."""
+    return stray_move(fleet, fleet.pods) or Wait(
+        Reason.HOLDING, "the fleet stands still with every replica in rotation"
+    )
+
+
+FATAL_WAITING = frozenset({"CrashLoopBackOff", "InvalidImageName"})
+"""Reasons of a waiting container that speak against a change at once (kubelet 1.36). The others pass, as a
+registry answers again, a device is given back or a Secret is made, and count when the start took too long."""
+
+FATAL_RESTARTS = 2
+"""A new pod that restarted twice has failed: one restart may be a device not yet released."""
+
+PEER_GRACE = timedelta(seconds=20)
+"""How long a peer may be NotReady while a replica is out of rotation: two periods of a usual readiness
+probe (10 s, the API's default). After that a rollout deletes the drained pod by name instead of by
+order, and a replacement puts the replica back into rotation."""
+
+STARTS = 2
+"""Starts for which replicas are waited for, beside one drain, before they are called off: their own,
+and that of a peer which somebody deleted or which died meanwhile."""
+
+DEFAULT_START_LIMIT = timedelta(seconds=600)
+"""How long a replica may take to become Ready where the Deployment does not say
+(`progressDeadlineSeconds`, the API's default)."""
+
+SLOWEST_STARTS = 2
+"""A new replica may take twice as long as the slowest that is seen: another node reads its weights cold."""
+
+BELIEVED_START = timedelta(hours=1)
+"""A replica that became Ready later than that after it was made was not starting all that time: its probe
+failed meanwhile, and the kubelet keeps the last change only. 700 GB at 0.4 GB/s take half of it."""
+
+MAKING_LIMIT = timedelta(seconds=10)
+"""How long the controllers may take to make a replica before it counts as not made (a quota). Measured:
+they need 0.2-0.4 s. Taken back earlier, the number could meet one that is made and Ready unseen."""
+
+CANARY_BLOCKS_RATIO = 0.9
+"""Share of the recorded KV-cache blocks that a new replica must have: fewer sequences never need more
+device memory, so a smaller pool means that something else went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartLimits:
+    """How long a new replica may take."""
+
+    start: timedelta
+    """To become Ready."""
+    spare: timedelta
+    """To find a node."""
+
+
+def start_failure(pod: Pod, leaving: bool, limits: StartLimits, now: datetime) -> Failed | None:  # noqa: FBT001
+    """Return why a new replica will not come up; None while it may.
+
+    Args:
+        pod: the new replica.
+        leaving: another one's device may yet become free.
+        limits: how long it may take.
+        now: the time of asking.
+    """
+    if has_crashed(pod):
+        why = pod.waiting_reason or f"{pod.restarts} restarts"
+        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} does not start: {why}")
+    waited = now - unready_since(pod, now)
+    if pod.unschedulable and not leaving and waited > limits.spare:
+        limit = int(limits.spare.total_seconds())
+        return Failed(
+            Reason.SPARE_UNSCHEDULABLE,
+            f"no node took {pod.name} within {limit} s: free one device or raise the quota",
+        )
+    if not pod.ready and waited > limits.start:
+        limit = int(limits.start.total_seconds())
+        why = f": {pod.waiting_reason}" if pod.waiting_reason else ""
+        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} was not Ready within {limit} s{why}")
+    return None
+
+
+def canary_pool_move(
+    pod: Pod, pool: Reading[Pool], least_blocks: int, limits: StartLimits, now: datetime
+) -> Failed | Wait | None:
+    """Return what the KV-cache pool of a Ready canary says against touching the first old replica, or None.
+
+    Where there is nothing to compare, as engines without a figure of their pool have it (vLLM 0.8), a replica
+    that answers is enough.
+
+    Args:
+        pod: the canary.
+        pool: its pool, by its own page.
+        least_blocks: how many blocks the replicas of before have; 0: not to be compared.
+        limits: how long a new replica may take.
+        now: the time of asking.
+    """
+    match pool:
+        case Measured(value=found) if found.blocks < CANARY_BLOCKS_RATIO * least_blocks:
+            text = f"{pod.name} has {found.blocks} KV-cache blocks, the others {least_blocks}"
+            return Failed(Reason.CANARY_FAILED, text)
+        case Measured() | Unsupported():
+            return None
+        case Missing(Absence.NOTHING_FOUND) if least_blocks == 0:
+            return None
+        case Missing() if now - pod.created_at > limits.start:
+            return Failed(Reason.CANARY_FAILED, f"{pod.name} is Ready and does not answer on /metrics")
+        case Missing() | Stale():
+            return Wait(Reason.AWAITING_CANARY, f"{pod.name} is Ready; its metrics are not there yet")
+        case _:
+            assert_never(pool)
+
+
+def has_crashed(pod: Pod) -> bool:
+    """Return whether the engine of a new replica does not stay up, or cannot be started at all."""
+    return pod.waiting_reason in FATAL_WAITING or pod.restarts >= FATAL_RESTARTS
+
+
+def start_limit(deadline_seconds: int | None, timeout: timedelta | None, pods: Iterable[Pod]) -> timedelta:
+    """Return how long a new replica may take to become Ready: the longest that anything speaks for.
+
+    Args:
+        deadline_seconds: the Deployment's own `progressDeadlineSeconds`; None or 0: it does not say.
+        timeout: of the spec; None: it does not say.
+        pods: the fleet's, whose own starts are a measure.
+    """
+    deadline = timedelta(seconds=deadline_seconds) if deadline_seconds else DEFAULT_START_LIMIT
+    took = (pod.ready_at - pod.created_at for pod in pods if pod.ready_at and not pod.restarts)
+    slowest = max((each for each in took if each <= BELIEVED_START), default=timedelta(0))
+    return max(deadline, timeout or deadline, SLOWEST_STARTS * slowest)
+
+
+def making_wait(assigned_at: datetime | None, now: datetime) -> Wait | None:
+    """Return the wait for a replica that is told but not there yet: it could become Ready unseen."""
+    if assigned_at is None or now - assigned_at > MAKING_LIMIT:
+        return None
+    return Wait(Reason.AWAITING_CONTROLLER, "a replica that is to go has not been made yet")
+
+
+def unready_since(pod: Pod, now: datetime) -> datetime:
+    """Return since when a pod that is not Ready has not been: by who watches it, else by what the API says.
+
+    The clock of the machine that wrote it there is not the one by which `now` was read.
+    """
+    if pod.unready_for is not None:
+        return now - pod.unready_for
+    return pod.unready_at or pod.created_at
+
+
+AWAIT_REMOVAL = Wait(Reason.AWAITING_CONTROLLER, "the replica that is to go has not been removed yet")
+
+
+def is_followed(fleet: Fleet, wanted: int) -> bool:
+    """Return whether the controllers have removed all that a number of replicas asks them to."""
+    return fleet.observed and fleet.told <= wanted and len(fleet.live) <= wanted
+
+
+def is_whole(fleet: Fleet) -> bool:
+    """Return whether every replica runs the present template and is Ready, and nothing else is there."""
+    current = fleet.serving(fleet.revision)
+    whole = len(fleet.live) == len(current) == fleet.replicas == fleet.told
+    return fleet.observed and whole and all(pod.ready for pod in current)
+
+
+def newest_first(pod: Pod) -> tuple[float, str]:
+    """Return what sorts replicas by age, the newest first; by name where two are as old."""
+    return -pod.created_at.timestamp(), pod.name
+
+
+def to_go(live: tuple[Pod, ...], held: Collection[str]) -> tuple[Pod, ...]:
+    """Return the replicas of which one may be drained; none while the controller would take a held one.
+
+    It takes a replica that is not Ready before any drained one.
+
+    Args:
+        live: replicas of which one is to go.
+        held: uids of those whose drain timed out.
+    """
+    first = any(pod.uid in held and not pod.ready for pod in live)
+    return () if first else to_be_taken(live, held)
+
+
+def parting_move(fleet: Fleet, surplus: Wait | None) -> Uncordon | Wait | Settled:
+    """Return the next move toward a fleet without marks of ours, once its number is not changed any more.
+
+    Where the controller has yet to remove replicas it takes its victim by the marks, so they stay until
+    it did; not so in the middle of somebody's rollout, which has more replicas than asked for by design.
+
+    Args:
+        fleet: the fleet.
+        surplus: the wait for the moment at which replicas of ours may go; None: none of ours are there.
+    """
+    mixed = any(pod.revision != fleet.revision for pod in fleet.live)
+    if len(fleet.live) > fleet.replicas and not mixed and surplus is None:
+        return AWAIT_REMOVAL
+    return stray_move(fleet, fleet.pods) or surplus or Settled()
+
+
+def surplus_of(fleet: Fleet, before: int) -> Wait:
+    """Return the wait for the end of somebody's rollout, after which what is beyond a number goes."""
+    how = "one goes" if fleet.replicas == before + 1 else "they go one by one"
+    return Wait(
+        Reason.TARGET_NOT_SETTLED,
+        f"{fleet.replicas} replicas are asked for, {before} were; {how}, drained, when the rollout is "
+        f"complete; to end it now, undrained: kubectl scale deployment/{fleet.name} --replicas={before}",
+    )

@@ -1,0 +1,427 @@
+"""How the target of an open run stands to the run's record: as the record explains it, or who moved what.
+
+What a rollout borrowed is given back only where that starts no ordinary rollout. So it matters which part was
+moved: the claim, one of the borrowed fields, the pod template back to what it was, or the pod template to
+something of somebody's own.
+
+The freeze of a rollout in the middle of its walk, after somebody took a part of it off.
+
+While replicas with two settings are there, the frozen fields are all that keeps the controller from
+replacing the rest undrained. So they are put back, each for itself, and what somebody set in the meantime is
+kept for the end: it is what they want of their Deployment. Whoever sets them again and again is not fought
+for ever: the rollout is then held paused, and a person is told who it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import assert_never
+
+from kvmedic.model.compression import parse_count
+from kvmedic.model.config_edits import TemplateChange
+from kvmedic.model.edits import BundleStep
+from kvmedic.model.fleet import ROLLING, STILL, Fleet, RolloutFields
+from kvmedic.model.plan import (
+    AutoscalerStep,
+    ConfigStep,
+    FlagStep,
+    ReplaceStep,
+    RevisionStep,
+    ScaleStep,
+    Step,
+)
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import WALKING, Outcome, Run, StepState
+from kvmedic.model.trial import GateStep, TrialStep
+from kvmedic.rollout.moves import Pause, Regain, Release, Wait
+from kvmedic.rollout.template import released
+
+
+class Standing(StrEnum):
+    """How the target stands to the run's record."""
+
+    AS_RECORDED = "AsRecorded"
+    """Nothing but what the record explains."""
+    GONE = "Gone"
+    """The Deployment was deleted, or is kept by somebody's finalizer alone, which its controller does nothing
+    for any more; or another of the same name took its place."""
+    DRIFTED = "Drifted"
+    """Somebody else changed the pod template to something of their own."""
+    REVERTED = "Reverted"
+    """Somebody else put the pod template from before the run back, and nothing is frozen."""
+    TURNED = "Turned"
+    """The same in the middle of the walk: replicas with both settings are there."""
+    SHIFTED = "Shifted"
+    """The pod template is as recorded; the claim or the rollout's fields are not."""
+    FENCE_LOST = "FenceLost"
+    """The claim annotation is another run's that is open."""
+    SCALED_TO_ZERO = "ScaledToZero"
+    """Nobody serves; the next scale-out would bring back an unjudged setting."""
+    SOURCE_CHANGED = "SourceChanged"
+    """Somebody else changed the ConfigMap that the change was copied from: the copy hides that."""
+    RESCALED = "Rescaled"
+    """Somebody else changed the number of replicas while a step counts on it."""
+
+
+def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool = False) -> Standing:
+    """Return how the target stands to the run's record.
+
+    The claim annotation says which assignment was committed last; the template and the rollout's
+    fields must then be what that assignment made them. Annotations may go at any time (a tool prunes
+    them, `kubectl rollout undo` puts those of an older ReplicaSet back: kubectl 1.36, rollback.go), and a
+    status may be older than its target (edited, or restored). Then what either assignment explains is
+    still ours. Only a claim whose run is open (`rivalled`) says that another moves the target.
+    """
+    if fleet is None or fleet.uid != run.target_uid or fleet.kept_by:
+        return Standing.GONE
+    if rivalled:
+        return Standing.FENCE_LOST
+    committed = committed_sequence(run, resource_uid, fleet.fence)
+    if committed is None or not _explains(run, fleet, committed):
+        return _moved(run, resource_uid, fleet)
+    if fleet.replicas == 0:
+        return Standing.SCALED_TO_ZERO
+    if _is_rescaled(run, fleet, committed) or not is_kept(run, resource_uid, fleet):
+        return Standing.RESCALED
+    return Standing.AS_RECORDED
+
+
+def is_kept(run: Run, resource_uid: str, fleet: Fleet) -> bool:
+    """Return whether the autoscaler that a step goes through has the minimum that the record explains.
+
+    The mark on it, set in the same patch, has the number that was set last. Without a mark of this run
+    nothing was set yet: the number must be the one that the step begins with. True for other steps.
+    """
+    step, found = run.current.step, fleet.minimum
+    if not isinstance(step, AutoscalerStep):
+        return True
+    if found is None or found.uid != step.holder_uid:
+        return False
+    marked = _sequence_in(found.mark, run.claims(resource_uid))
+    return found.number == (step.before if marked is None else marked)
+
+
+def is_foreign(resource_uid: str, fence: str) -> bool:
+    """Return whether a claim names another resource."""
+    return bool(fence) and fence.partition("/")[0] != resource_uid
+
+
+def committed_sequence(run: Run, resource_uid: str, fence: str) -> int | None:
+    """Return the sequence of the last committed assignment of this run, or None if the claim does not say.
+
+    Record and claim are never more than one apart. No claim of this run counts as 0 only while
+    nothing of the run can have been committed yet.
+    """
+    number = _sequence_in(fence, run.claims(resource_uid))
+    if number is None:
+        return 0 if run.sequence <= 1 else None
+    return number if run.sequence - 1 <= number <= run.sequence else None
+
+
+def claimed_sequence(run: Run, resource_uid: str, fence: str) -> int:
+    """Return the sequence that the next assignment must be above: of the record or the claim."""
+    return max(run.sequence, _sequence_in(fence, run.claims(resource_uid)) or 0)
+
+
+def expected_fields(run: Run, fleet: Fleet, committed: int) -> RolloutFields | None:
+    """Return the frozen fields that the target should have; None where it should not be frozen.
+
+    A record of a version that did not say what it assigned has one of two: whatever number of replicas may
+    be missing was ours.
+    """
+    intent = run.intent
+    if intent is None:
+        return None
+    is_done = committed >= intent.sequence
+    if not (intent.is_frozen if is_done else intent.was_frozen):
+        return None
+    told = intent.fields_after if is_done else intent.fields_before
+    permit = fleet.fields.max_unavailable if isinstance(fleet.fields.max_unavailable, int) else 0
+    held = told or replace(STILL, max_unavailable=permit)
+    return held if held.is_frozen else STILL
+
+
+def is_thawed(run: Run, resource_uid: str, fleet: Fleet) -> bool:
+    """Return whether replicas of two templates are there, or may come, and the rollout is not held.
+
+    Where every replica runs the template in force and nothing of ours is left, nothing is to be held. What is
+    left is held once more, so that all of it is given back at once.
+    """
+    wanted = _held(run, resource_uid, fleet)
+    is_ours = fleet.fields.is_frozen or (fleet.fields.paused and not run.recorded.paused)
+    return wanted is not None and not _is_held(fleet, wanted) and (is_ours or is_mixed(fleet))
+
+
+def set_by_others(run: Run, resource_uid: str, fleet: Fleet) -> tuple[str, ...]:
+    """Return which of the rollout's fields have another value than was assigned, by their names."""
+    wanted = _held(run, resource_uid, fleet)
+    if wanted is None:
+        return ()
+    seen = fleet.fields
+    found = {
+        "maxSurge": seen.max_surge != wanted.max_surge,
+        "maxUnavailable": seen.max_unavailable != wanted.max_unavailable,
+        "minReadySeconds": seen.min_ready_seconds != wanted.min_ready_seconds,
+        "progressDeadlineSeconds": seen.progress_deadline_seconds != wanted.progress_deadline_seconds,
+        "strategy": fleet.strategy != ROLLING,
+    }
+    return tuple(name for name, differs in found.items() if differs)
+
+
+def _held(run: Run, resource_uid: str, fleet: Fleet) -> RolloutFields | None:
+    committed = committed_sequence(run, resource_uid, fleet.fence)
+    if committed is None and run.intent and not run.intent.is_frozen and not fleet.fields.is_frozen:
+        return None  # the last assignment gave the fields back, and so they are
+    tried = _either(run) if committed is None else (committed,)
+    found = [wanted for each in tried if (wanted := expected_fields(run, fleet, each))]
+    return next((each for each in found if _is_held(fleet, each)), found[0] if found else None)
+
+
+def _is_held(fleet: Fleet, wanted: RolloutFields) -> bool:
+    """Return whether the rollout is held as assigned. A pause, or its end, is the walk's own business."""
+    seen = replace(fleet.fields, paused=wanted.paused)
+    return fleet.strategy == ROLLING and seen == wanted
+
+
+def is_mixed(fleet: Fleet) -> bool:
+    """Return whether a replica runs, or is told to run, another template than the one in force."""
+    others = any(rs.desired for rs in fleet.replica_sets if rs.revision != fleet.revision)
+    return others or any(pod.revision != fleet.revision for pod in fleet.live)
+
+
+def _moved(run: Run, resource_uid: str, fleet: Fleet) -> Standing:
+    """Return what somebody else moved, where claim and record do not explain the target."""
+    if _is_reverted(run, fleet):
+        is_ours = fleet.fields.is_frozen or _held(run, resource_uid, fleet) is not None
+        is_left = fleet.fields.paused and not fleet.fields.is_frozen and not run.recorded.paused
+        return Standing.TURNED if is_ours and (is_left or is_mixed(fleet)) else Standing.REVERTED
+    if run.intent is None and fleet.fence.startswith(run.claims(resource_uid)):
+        # The record lost its intents: the target still has one of the two templates, or is somebody's.
+        return Standing.SHIFTED if fleet.revision in _templates(run) else Standing.DRIFTED
+    if fleet.revision in _expected(run, resource_uid, fleet):
+        return Standing.SHIFTED if _is_counted(run, fleet) else Standing.RESCALED
+    return Standing.DRIFTED
+
+
+def _is_counted(run: Run, fleet: Fleet) -> bool:
+    """Return whether the number of replicas is one that the record explains, whatever was committed."""
+    return not all(_is_rescaled(run, fleet, each) for each in _either(run))
+
+
+def _templates(run: Run) -> frozenset[str]:
+    return frozenset({run.current.step.before_template, run.current.step.after_template})
+
+
+def _expected(run: Run, resource_uid: str, fleet: Fleet) -> frozenset[str]:
+    """Return the pod templates that the record explains: of a record that is behind its target, both."""
+    intent, number = run.intent, _sequence_in(fleet.fence, run.claims(resource_uid))
+    if intent is None:
+        return _templates(run) if fleet.fields.is_frozen else frozenset({run.current.step.before_template})
+    if number is not None and number > run.sequence:
+        return _templates(run)
+    back = {run.current.step.before_template} if run.current.state is StepState.ROLLING_BACK else set()
+    begun = intent.was_frozen is False and fleet.fields.is_frozen
+    if number == run.sequence:
+        return frozenset({intent.template_after, *back})
+    if number == run.sequence - 1:
+        return frozenset(back if begun else {intent.template_before, *back})
+    return frozenset({intent.template_after, *back, *(() if begun else (intent.template_before,))})
+
+
+def _either(run: Run) -> tuple[int, ...]:
+    return run.sequence, max(0, run.sequence - 1)
+
+
+def _sequence_in(fence: str, claims: str) -> int | None:
+    """Return the sequence in a claim that begins as given; None for any other text."""
+    number = fence.removeprefix(claims)
+    return parse_count(number) if number != fence else None
+
+
+def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
+    """Return whether the number of replicas is not the one that the record explains.
+
+    A replacement counts on it while it is under way, and a scaling as long as the run is open: its
+    number is what is judged. A rollout counts its replicas anew.
+    """
+    step, intent, state = run.current.step, run.intent, run.current.state
+    match step:
+        case BundleStep() | FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep():
+            return False
+        case TrialStep() | GateStep():
+            return False
+        case ReplaceStep():
+            counts, recorded = state in WALKING, step.replicas
+        case ScaleStep():
+            counts, recorded = state in WALKING or state is StepState.VERIFYING, step.before
+        case _:
+            assert_never(step)
+    if not counts:
+        return False
+    if intent is None:
+        return fleet.replicas != recorded
+    told = intent.replicas_after if committed == intent.sequence else intent.replicas_before
+    return fleet.replicas != (recorded if told is None else told)
+
+
+def _is_reverted(run: Run, fleet: Fleet) -> bool:
+    """Return whether a target that drifted has the very template from before the change again."""
+    intent, current = run.intent, run.current
+    forward = current.state in (StepState.ROLLING_OUT, StepState.VERIFYING)
+    if intent is None or not forward or _keeps_template(current.step):
+        return False
+    had = current.step.after_template in (intent.template_before, intent.template_after)
+    return had and fleet.revision == current.step.before_template
+
+
+def _keeps_template(step: Step) -> bool:
+    return step.before_template == step.after_template
+
+
+def _explains(run: Run, fleet: Fleet, committed: int) -> bool:
+    """Return whether an assignment makes the template and the rollout's fields what they are.
+
+    One that was not committed, or was undone since, leaves the template and the fields of before.
+    """
+    intent = run.intent
+    if intent is None:
+        return fleet.revision == run.current.step.before_template and not fleet.fields.is_frozen
+    is_done = committed >= intent.sequence
+    if fleet.revision != (intent.template_after if is_done else intent.template_before):
+        return False
+    wanted = expected_fields(run, fleet, committed)
+    if wanted is not None:
+        return _is_held(fleet, wanted)
+    return is_done or intent.was_frozen is None or not fleet.fields.is_frozen
+
+
+MOST_REGAINS = 2
+"""A person's edit comes once, and may come once more where it met ours; what comes a third time is a tool."""
+TRUCE = timedelta(minutes=10)
+"""How long a contested rollout is held before its fields are put back once more. A GitOps tool applies every
+three to ten minutes (Argo CD 3 min, Flux 10 min by default): by then it shows whether it was told to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regaining:
+    """What comes next for a target that somebody shifted."""
+
+    run: Run
+    """With what is to be put back at the end as it is wanted now."""
+    move: Regain | Release | Pause | Wait
+    told: Outcome
+    """What was seen, and by whom."""
+
+
+def regaining(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> Regaining:
+    """Return how the claim and the frozen fields come back; or the pause that holds what is contested.
+
+    Where every replica runs the template in force, nothing is to be held: what is left of ours is given back.
+    """
+    others = set_by_others(run, resource_uid, fleet)
+    doing = Reason.ROLLING_BACK if run.current.state is StepState.ROLLING_BACK else Reason.ROLLING_OUT
+    edit = change_of(run.current.step)
+    if not others or not is_thawed(run, resource_uid, fleet):
+        text = f"the claim on deployment/{fleet.name} was taken off{_by(fleet)}; it is put back"
+        return Regaining(run, Regain(edit, run.recorded, None), Outcome(doing, text))
+    seen = ", ".join(_told(fleet, name) for name in others)
+    if not is_mixed(fleet):
+        left = replace(released(fleet.fields, run.recorded), paused=run.recorded.paused)
+        return Regaining(run, Release(left), Outcome(doing, f"{seen}, and every replica runs one template"))
+    if _is_contested(run, now):
+        return _hold_paused(run, fleet, seen)
+    wanted = _wanted(run.recorded, fleet, others)
+    kept = replace(run, recorded=wanted, regains=run.regains + 1, regained_at=now)
+    text = f"in the middle of the rollout {seen}; the rollout is frozen again"
+    return Regaining(kept, Regain(edit, wanted, STILL), Outcome(doing, text))
+
+
+def change_of(step: Step) -> TemplateChange | None:
+    """Return what a step changes of the pod template; None: nothing."""
+    match step:
+        case BundleStep() | FlagStep() | ConfigStep():
+            return step.edit
+        case RevisionStep():
+            return step.swap
+        case ReplaceStep() | ScaleStep() | AutoscalerStep() | TrialStep() | GateStep():
+            return None
+        case _:
+            assert_never(step)
+
+
+def _is_contested(run: Run, now: datetime) -> bool:
+    if run.regains < MOST_REGAINS or run.regained_at is None:
+        return False
+    return now - run.regained_at <= TRUCE
+
+
+def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
+    minutes = int(TRUCE.total_seconds() // 60)
+    text = (
+        f"again and again {seen}: the rollout of deployment/{fleet.name} is held paused, replicas of both "
+        "settings serve, and nothing of it is given back, as that would cut requests. Have that "
+        "manager leave strategy, minReadySeconds, progressDeadlineSeconds and paused alone (who it is: "
+        f"kubectl -n {fleet.namespace} get deployment {fleet.name} --show-managed-fields -o yaml); the run "
+        f"goes on by itself within {minutes} minutes"
+    )
+    told = Outcome(Reason.ROLLOUT_CONTESTED, text)
+    if not fleet.fields.paused:
+        return Regaining(run, Pause(replace(fleet.fields, paused=True)), told)
+    return Regaining(run, Wait(told.reason, told.message), told)
+
+
+def _wanted(recorded: RolloutFields, fleet: Fleet, others: Iterable[str]) -> RolloutFields:
+    """Return the fields to be put back at the end, with those that somebody set in the meantime.
+
+    One that a policy altered on our own patch's way in is nobody's wish. Numbers that the API server would
+    refuse together are not kept.
+    """
+    seen, kept = fleet.fields, recorded
+    theirs = {name for name in others if not _is_ours(fleet, name)}
+    if fleet.strategy != ROLLING:
+        theirs -= {"maxSurge", "maxUnavailable"}
+    if "maxSurge" in theirs:
+        kept = replace(kept, max_surge=seen.max_surge)
+    if "maxUnavailable" in theirs:
+        kept = replace(kept, max_unavailable=seen.max_unavailable)
+    if "minReadySeconds" in theirs:
+        kept = replace(kept, min_ready_seconds=seen.min_ready_seconds)
+    if "progressDeadlineSeconds" in theirs:
+        kept = replace(kept, progress_deadline_seconds=seen.progress_deadline_seconds)
+    if {kept.max_surge, kept.max_unavailable} <= {0, "0%"}:
+        return recorded
+    deadline = kept.progress_deadline_seconds
+    return kept if deadline is None or deadline > kept.min_ready_seconds else recorded
+
+
+def _is_ours(fleet: Fleet, name: str) -> bool:
+    edit = fleet.edits.get(name)
+    return edit is not None and edit.is_ours
+
+
+def _told(fleet: Fleet, name: str) -> str:
+    """Return who set a field, and to what."""
+    edit, value = fleet.edits.get(name), _value(fleet, name)
+    if edit is not None and edit.is_ours:
+        return f"an admission policy altered {name} of our own patch to {value}"
+    return f"{name} was set to {value}{f' by {edit}' if edit else _by(fleet)}"
+
+
+def _value(fleet: Fleet, name: str) -> str:
+    seen = fleet.fields
+    values: dict[str, int | str | None] = {
+        "maxSurge": seen.max_surge,
+        "maxUnavailable": seen.max_unavailable,
+        "minReadySeconds": seen.min_ready_seconds,
+        "progressDeadlineSeconds": seen.progress_deadline_seconds,
+        "strategy": fleet.strategy,
+    }
+    return str(values[name])
+
+
+def _by(fleet: Fleet) -> str:
+    last = fleet.edits.get("")
+    return f" (the last other writer was {last})" if last else ""

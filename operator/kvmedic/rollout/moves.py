@@ -1,0 +1,195 @@
+"""The moves of a rollout or a replacement: each an absolute assignment to one object, or why none is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kvmedic.model.config_edits import EditedTemplate, FileEdit, TemplateChange
+from kvmedic.model.fleet import Minimum, Pod, RolloutFields
+from kvmedic.model.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Change the template and freeze the rollout, in one patch: the controller adds one new pod."""
+
+    edit: TemplateChange
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Freeze somebody's rollout where it stands: the template stays, and nothing is added or removed."""
+
+    edit: TemplateChange
+    """What the template is to become later."""
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Stop the controller and take back every permit."""
+
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Retarget:
+    """Put the other template back while the rollout stays paused."""
+
+    edit: TemplateChange
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Let exactly one pod go: the victim."""
+
+    victim: str
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Every replica runs the wanted template: put the recorded fields back."""
+
+    fields: RolloutFields
+    replicas: int
+    """Expected of `/status/replicas` and `/status/updatedReplicas`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revert:
+    """Put the template and the recorded fields back in one patch.
+
+    Only while the wanted revision has all its replicas (or none are wanted), so that nothing but
+    the extra pod can go; or where somebody edited the template, whose rollout goes its own way then.
+    """
+
+    edit: TemplateChange | EditedTemplate
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Put back those of the recorded fields that still hold our values; the template is somebody else's."""
+
+    fields: RolloutFields
+
+
+@dataclass(frozen=True, slots=True)
+class Regain:
+    """The claim, its note and the frozen fields again, where somebody took them off; the template stays."""
+
+    edit: TemplateChange | None
+    """What the run changes, for the note; None: it changes no template."""
+    recorded: RolloutFields
+    """The fields to be put back at the end, for the note."""
+    fields: RolloutFields | None
+    """None: the rollout's fields stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleOut:
+    """One replica more: the spare. The template and the rollout's fields stay as they are."""
+
+    before: int
+    replicas: int
+    pod: str
+    """The replica that is to go once the spare serves; for the note that a person can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleIn:
+    """The recorded number of replicas again: the controller removes the cordoned one first."""
+
+    before: int
+    replicas: int
+    pod: str
+    """The replica that is to go."""
+    ready: int | None
+    """Expected of `/status/readyReplicas`, so that no other replica goes first; None: any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Nothing but the claim: whatever follows is on another object than the Deployment."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetMinimum:
+    """Another minimum of an autoscaler; the Deployment is not touched."""
+
+    holder: Minimum
+    """As it was looked at."""
+    number: int
+    is_given: bool
+    """False: the field is removed, since the autoscaler did not have it before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """Take one pod out of rotation: label and deletion cost in one patch."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Uncordon:
+    """Put one pod back into rotation."""
+
+    pod: Pod
+    timed_out: bool = False
+    """Its drain timed out: it is not taken again before another one went."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete the drained victim by name, because the controller would take a NotReady peer first."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class MakeCopy:
+    """Make the copy of a ConfigMap that a changed template refers to; the ConfigMap stays as it is."""
+
+    file: FileEdit
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to assign; somebody else has to act first."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Every replica runs the wanted template, and nothing of ours is left but the claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The way forward is closed: a new replica does not come up."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The rollout cannot begin safely."""
+
+    reason: Reason
+    message: str
+
+
+RolloutMove: TypeAlias = Freeze | Hold | Pause | Retarget | Pulse | Restore | Revert | Release
+ScaleMove: TypeAlias = ScaleOut | ScaleIn
+DeploymentMove: TypeAlias = RolloutMove | ScaleMove | Claim | Regain
+PodMove: TypeAlias = Cordon | Uncordon | DeletePod
+Effect: TypeAlias = DeploymentMove | PodMove | SetMinimum
+Move: TypeAlias = Effect | Wait | Settled | Failed | Refused

@@ -1,0 +1,540 @@
+"""When a change may begin: each row was seen to break it on a real controller when ignored.
+
+Who else has a say in a target's replicas and pods: autoscalers and disruption budgets. Never fought.
+
+An autoscaler of replicas in the middle of a rollout takes or adds its share, undrained as always, plus
+at most one replica (Kubernetes 1.36, tests/reconcile/test_people.py and test_neighbours.py). The spare
+hardly moves it: a HorizontalPodAutoscaler that averages over pods multiplies that average by the Ready
+pods, so that the spare cancels out; one with a Value target may add a replica while the spare is there
+(kube-controller-manager 1.36, podautoscaler/replica_calculator.go). So a run goes on beside one. A
+VerticalPodAutoscaler that evicts takes pods that nobody drained and makes others of another size than
+were judged: beside it none begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from typing import TypeAlias, assert_never
+
+from kvmedic.model.config_edits import Revision
+from kvmedic.model.edits import BundleStep
+from kvmedic.model.fleet import SURGE, Fleet, ObjectRef, Owner, ReplicaSet, Rotation
+from kvmedic.model.plan import (
+    AutoscalerStep,
+    ConfigStep,
+    FlagStep,
+    ReplaceStep,
+    RevisionStep,
+    ScaleStep,
+    Step,
+)
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome
+from kvmedic.model.trial import GateStep, TrialStep
+from kvmedic.rollout.moves import Failed, Refused
+from kvmedic.verdict.quorum import NAMED, is_quorate
+
+HARMLESS_MODES = frozenset({"Off", "Initial"})
+"""Update modes in which a VerticalPodAutoscaler leaves pods alone that run (autoscaling.k8s.io/v1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaler:
+    """Sets the target's number of replicas."""
+
+    kind: str
+    name: str
+    minimum: int
+    maximum: int
+    wanted: int | None = None
+    """Replicas that it wants now; None: it did not say, or cannot tell."""
+    paused: bool = False
+    """Somebody told it to leave the number alone."""
+    may_add: bool = True
+    """Otherwise somebody told it to add no replica. It would all the same where its minimum is raised: on the
+    way there no policy is asked (kube-controller-manager 1.36, podautoscaler/horizontal.go)."""
+    uid: str = field(default="", compare=False)
+    is_given: bool = field(default=True, compare=False)
+    """The minimum stands in the object; otherwise its kind's default counts."""
+    owner: str = field(default="", compare=False)
+    """Who would put a changed minimum back; empty where nobody is known to."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalAutoscaler:
+    """Changes the resources of the target's pods."""
+
+    name: str
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Everybody who has a say, each kind by name."""
+
+    autoscalers: tuple[Autoscaler, ...] = ()
+    vertical: tuple[VerticalAutoscaler, ...] = ()
+    disruption_budgets: tuple[str, ...] = ()
+    """Names of the PodDisruptionBudgets that select the target's pods."""
+    of_draining: tuple[str, ...] = ()
+    """Policies, by kind and name, that treat a replica differently while it drains."""
+
+
+def hindrance(neighbours: Neighbours, fleet: Fleet) -> Outcome | None:
+    """Return why no run may begin beside these neighbours, or None."""
+    if doubt := draining_hindrance(neighbours, fleet):
+        return doubt
+    for vertical in neighbours.vertical:
+        if vertical.mode not in HARMLESS_MODES:
+            return Outcome(
+                Reason.MANAGED_BY_VPA,
+                f"VerticalPodAutoscaler {vertical.name} evicts pods and changes their resources (updateMode "
+                f"{vertical.mode}), also in the middle of a run: set spec.updatePolicy.updateMode to "
+                '"Off" or "Initial"',
+            )
+    for scaler in neighbours.autoscalers:
+        if scaler.wanted is not None and scaler.wanted != fleet.replicas:
+            return Outcome(
+                Reason.AUTOSCALER_ACTIVE,
+                f"{scaler.kind} {scaler.name} wants {scaler.wanted} replicas and there are {fleet.replicas}; "
+                "a run begins when they agree",
+            )
+    return None
+
+
+def draining_hindrance(neighbours: Neighbours, fleet: Fleet) -> Outcome | None:
+    """Return why no replica may be drained beside these neighbours, or None."""
+    if not neighbours.of_draining:
+        return None
+    return Outcome(Reason.DRAINING_VALUE_SELECTED, draining_message(fleet.rotation, neighbours.of_draining))
+
+
+def draining_message(rotation: Rotation, others: Sequence[str]) -> str:
+    """Return who else goes by the value that a replica gets while it drains, and the two ways out."""
+    return (
+        f"{', '.join(others)} selects pods by {rotation.label}={rotation.draining}, the value of a replica "
+        "that still answers requests: name a value that nobody selects in "
+        "spec.rollout.rotationLabel.draining, or take the label out of that selector"
+    )
+
+
+def remarks(neighbours: Neighbours) -> Iterator[str]:
+    """Yield what a person should know who looks at a run beside these neighbours."""
+    for scaler in neighbours.autoscalers:
+        if scaler.paused or scaler.minimum == scaler.maximum:
+            continue
+        zero = "; at 0 a run ends" if scaler.minimum == 0 else ""
+        yield (
+            f"{scaler.kind} {scaler.name} goes on setting the replicas ({scaler.minimum} to "
+            f"{scaler.maximum}{zero})"
+        )
+    if neighbours.disruption_budgets:
+        names = ", ".join(neighbours.disruption_budgets)
+        yield f"PodDisruptionBudget {names} does not limit a rollout; kvmedic keeps the count itself"
+
+
+def rerouted(step: ScaleStep, neighbours: Neighbours, fleet: Fleet) -> AutoscalerStep | Outcome:
+    """Return the step that adds replicas through the autoscaler that decides their number, or why none can.
+
+    Its own maximum is a bound too.
+    """
+    if len(neighbours.autoscalers) > 1 or step.gives_back:
+        names = ", ".join(f"{each.kind} {each.name}" for each in neighbours.autoscalers)
+        return Outcome(Reason.REPLICAS_AUTOSCALED, f"{names} decide the number of replicas; set it there")
+    scaler = neighbours.autoscalers[0]
+    wanted = min(step.after, scaler.maximum)
+    if obstacle := _unmovable(scaler, wanted, fleet):
+        return obstacle
+    return AutoscalerStep(
+        target=step.target,
+        container=step.container,
+        holder=ObjectRef(scaler.kind, scaler.name),
+        holder_uid=scaler.uid,
+        before=scaler.minimum,
+        after=wanted,
+        is_given=scaler.is_given,
+        template=step.template,
+        reason=step.reason,
+    )
+
+
+def _unmovable(scaler: Autoscaler, wanted: int, fleet: Fleet) -> Outcome | None:
+    """Return why an autoscaler's minimum cannot be raised to a number, or None."""
+    who = f"{scaler.kind} {scaler.name}"
+    if scaler.paused:
+        return Outcome(Reason.REPLICAS_AUTOSCALED, f"{who} is paused: resume it, or scale by hand")
+    if not scaler.may_add:
+        text = f"{who} is told to add no replicas: allow it there, or scale by hand"
+        return Outcome(Reason.REPLICAS_AUTOSCALED, text)
+    if scaler.owner:
+        text = f"{scaler.owner} applies {who} and would put its minimum back: set it to {wanted} there"
+        return Outcome(Reason.REPLICAS_AUTOSCALED, text)
+    if wanted <= fleet.replicas:
+        text = f"{who} keeps {scaler.maximum} replicas at most, and {fleet.replicas} are there: raise that"
+        return Outcome(Reason.LEVER_AT_BOUND, text)
+    return None
+
+
+Row: TypeAlias = tuple[bool, Reason, str]
+"""Whether it applies, and what is said then."""
+
+
+class Purpose(Enum):
+    """What a change is for; it says what a fleet must be like before it begins."""
+
+    RELIEF = "relief"
+    """Nearly every replica is Ready, and all that are take requests; those that are not go first. Nobody else
+    owns the template."""
+    BESIDE = "beside"
+    """The same, but one that finds no node keeps nothing: replicas are added, or one is only asked."""
+    MENDING = "mending"
+    """For replicas that cannot stay up, which are the first to be replaced. Nobody else owns the template."""
+    RETURN = "return"
+    """To what was there before: neither may keep a broken setting in place, nor an owner that came meanwhile
+    keep ours."""
+
+
+def purpose_of(step: ScaleStep | AutoscalerStep) -> Purpose:
+    """Return what another number of replicas is for."""
+    return Purpose.RETURN if step.gives_back else Purpose.BESIDE
+
+
+def refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
+    """Return why a frozen rollout cannot begin on this fleet, or None.
+
+    Each row was seen to break the rollout on a real controller when ignored.
+    """
+    strategy = (
+        f"strategy is {fleet.strategy}: it stops every replica at once; set strategy.type: RollingUpdate"
+    )
+    return _first(
+        _frozen(fleet),
+        (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
+        *_rows(fleet, _unsettled(fleet, purpose), purpose),
+    )
+
+
+def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
+    """Return why a rollout that is under way cannot be turned into one back to an earlier revision, or None.
+
+    Replicas of both revisions run then, and one more than the Deployment asks for: a paused controller
+    scales both in proportion while there are more or fewer (Kubernetes 1.36, deployment sync.go, scale),
+    which takes replicas undrained.
+
+    Args:
+        fleet: the fleet.
+        earlier: hash of the earlier revision's pod template.
+    """
+    strategy = f"strategy is {fleet.strategy}: set strategy.type: RollingUpdate"
+    return _first(
+        _frozen(fleet),
+        (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
+        *_rows(fleet, _unbalanced(fleet, earlier), Purpose.RELIEF),
+    )
+
+
+def _unbalanced(fleet: Fleet, earlier: str) -> str:
+    """Return what of a fleet with two revisions is moving right now; empty when nothing is."""
+    live, told = fleet.live, fleet.told
+    wanted, known = fleet.replicas + SURGE, (fleet.revision, earlier)
+    for applies, text in (
+        (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
+        (fleet.is_losing, "a pod is terminating"),
+        (
+            any(pod.revision not in known for pod in live),
+            "pods of a third revision exist",
+        ),
+        (len(live) != wanted or told != wanted, f"{len(live)} replicas exist in the middle of a rollout"),
+        (any(not pod.ready for pod in live), f"{fleet.ready} of {len(live)} replicas are Ready"),
+        (any(pod.cordoned for pod in live), "a replica carries the draining label"),
+        (any(not pod.in_rotation for pod in live), "a replica is in no Service's EndpointSlices"),
+        (_is_over(fleet), "the rollout is complete but for replicas of before, which go now"),
+    ):
+        if applies:
+            return text
+    return ""
+
+
+def _is_over(fleet: Fleet) -> bool:
+    """Return whether the present revision has every replica Available: a controller keeps no other then."""
+    return any(rs.revision == fleet.revision and rs.available >= fleet.replicas for rs in fleet.replica_sets)
+
+
+def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
+    """Return why a replica of this fleet cannot be replaced, or None; it need not be Ready itself.
+
+    The strategy does not matter, since nothing is rolled out. Somebody who decides the number of
+    replicas does: the spare would be taken away again, and not by the order that was prepared.
+    """
+    down = next((pod.uid for pod in fleet.live if pod.uid == step.uid and not pod.ready), "")
+    who = fleet.scaler.name if fleet.scaler else "nobody"
+    scaled = (
+        f"{who} decides the number of replicas and would undo the spare: replace the replica by hand, or "
+        "have the autoscaler leave the number alone for a while"
+    )
+    return _first(
+        _frozen(fleet),
+        (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
+        *_rows(fleet, _unsettled(fleet, Purpose.RELIEF, down), Purpose.RELIEF),
+    )
+
+
+def autoscaling_refusal(fleet: Fleet, step: AutoscalerStep) -> Refused | None:
+    """Return why an autoscaler's minimum cannot be changed by a step, or None.
+
+    Who owns the Deployment's template does not matter: nothing of it is changed. Nor does the rotation
+    label, as no replica is drained.
+    """
+    found = fleet.minimum
+    gone = f"{step.holder.kind} {step.holder.name} is gone, or is another one"
+    moved = "" if found is None else f"it keeps {found.number} replicas and {step.before} were planned with"
+    unsettled = _unsettled(fleet, purpose_of(step))
+    return _first(
+        _frozen(fleet),
+        (found is None or found.uid != step.holder_uid, Reason.REPLICAS_CHANGED, gone),
+        (found is not None and found.number != step.before, Reason.REPLICAS_CHANGED, moved),
+        (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
+        (unsettled != "" and not step.gives_back, Reason.TARGET_NOT_SETTLED, unsettled),
+    )
+
+
+def scaling_refusal(fleet: Fleet, step: ScaleStep) -> Refused | None:
+    """Return why this fleet's number of replicas cannot be changed by a step, or None.
+
+    What is given back was ours: a replica that is not Ready does not keep it from going, it goes first.
+    """
+    who = fleet.scaler.name if fleet.scaler else "nobody"
+    scaled = f"{who} decides the number of replicas: set {step.after} there"
+    purpose = purpose_of(step)
+    return _first(
+        _frozen(fleet),
+        (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
+        *_rows(fleet, _unsettled(fleet, purpose), purpose),
+    )
+
+
+def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
+    """Return why a fleet cannot be brought to another of its revisions, or None."""
+    kept = next((rs for rs in fleet.replica_sets if _is_kept_by(rs, wanted)), None)
+    if kept is None:
+        return Refused(
+            Reason.REVISION_GONE,
+            f"ReplicaSet {wanted.replica_set} does not keep pod template {wanted.template} any more "
+            "(revisionHistoryLimit, or somebody deleted or edited it): apply its manifest by hand",
+        )
+    if not kept.reachable:
+        services = ", ".join(fleet.rotation.services)
+        return Refused(
+            Reason.REVISION_UNREACHABLE,
+            f"the pods of ReplicaSet {kept.name} carry other labels than today's, and {services} would not "
+            "lead requests to them: take the change back by hand, with the labels of today",
+        )
+    return None
+
+
+def opening_refusal(fleet: Fleet, wanted: Revision, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
+    """Return why a way back to an earlier revision cannot begin, or None."""
+    if doubt := recall_refusal(fleet, wanted):
+        return doubt
+    return halfway_refusal(fleet, wanted.template) if is_halfway(fleet, wanted) else refusal(fleet, purpose)
+
+
+def is_halfway(fleet: Fleet, wanted: Revision) -> bool:
+    """Return whether somebody's rollout away from a revision is under way: replicas of it still run."""
+    left = fleet.revision != wanted.template and not fleet.fields.is_frozen
+    return left and fleet.desired(wanted.template) > 0
+
+
+def trial_refusal(fleet: Fleet) -> Refused | None:
+    """Return why no trial can begin on a fleet's present setting, or None.
+
+    Nothing of the fleet is changed, so neither its strategy nor its owners matter.
+    """
+    unsettled = _unsettled(fleet, Purpose.MENDING)
+    return _first(
+        _frozen(fleet),
+        (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
+        (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
+    )
+
+
+def drained_refusal(fleet: Fleet, step: TrialStep) -> Refused | None:
+    """Return why a replica cannot be drained to be tested, or None.
+
+    The template stays, so neither the strategy nor owners matter; but nearly every other replica must serve.
+    """
+    rotation, unsettled = fleet.rotation, _unsettled(fleet, Purpose.BESIDE, step.replica_uid)
+    is_ready = any(pod.uid == step.replica_uid and pod.ready for pod in fleet.live)
+    in_selector = f"label {rotation.label} is in the Deployment's selector: changing it orphans the pod"
+    return _first(
+        _frozen(fleet),
+        (rotation.in_selector, Reason.TRIAL_IMPOSSIBLE, in_selector),
+        (
+            bool(rotation.rivals),
+            Reason.TRIAL_IMPOSSIBLE,
+            draining_message(rotation, [f"Service {name}" for name in rotation.rivals]),
+        ),
+        (not rotation.effective, Reason.TRIAL_IMPOSSIBLE, _rotation_message(fleet)),
+        (fleet.replicas < 2, Reason.TRIAL_IMPOSSIBLE, "the only replica is never drained for a trial"),
+        (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
+        (not is_ready, Reason.TARGET_NOT_SETTLED, f"{step.replica} is gone, or not Ready"),
+    )
+
+
+def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
+    """Return why a step cannot begin on this fleet, or None."""
+    match step:
+        case BundleStep() | FlagStep() | ConfigStep():
+            return refusal(fleet, purpose)
+        case RevisionStep():
+            return opening_refusal(fleet, step.after, purpose)
+        case ReplaceStep():
+            return replacement_refusal(fleet, step)
+        case ScaleStep():
+            return scaling_refusal(fleet, step)
+        case AutoscalerStep():
+            return autoscaling_refusal(fleet, step)
+        case TrialStep() | GateStep():
+            if isinstance(step, TrialStep) and step.replica:
+                return drained_refusal(fleet, step)
+            return trial_refusal(fleet)
+        case _:
+            assert_never(step)
+
+
+def begun(refused: Refused | None, assigned_at: datetime | None) -> Refused | Failed | None:
+    """Return a refusal so that its run ends: as one that had begun, where an intent was written down."""
+    if refused is None or assigned_at is None:
+        return refused
+    return Failed(refused.reason, refused.message)
+
+
+def _is_kept_by(replica_set: ReplicaSet, wanted: Revision) -> bool:
+    return (replica_set.name, replica_set.revision) == (wanted.replica_set, wanted.template)
+
+
+def _first(*rows: Row) -> Refused | None:
+    return next((Refused(reason, message) for applies, reason, message in rows if applies), None)
+
+
+def _frozen(fleet: Fleet) -> Row:
+    return fleet.fields.is_frozen, Reason.CLAIMED_BY_ANOTHER, frozen_message(fleet)
+
+
+def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
+    """Return what keeps any change from a fleet, in the order of telling.
+
+    Args:
+        fleet: the fleet.
+        unsettled: what of it is moving; empty when nothing is.
+        purpose: what the change is for.
+    """
+    return (
+        (
+            purpose is not Purpose.RETURN and fleet.owner is not None,
+            fleet.owner.reason if fleet.owner else Reason.OWNED_BY_CONTROLLER,
+            _owner_message(fleet.owner),
+        ),
+        (
+            fleet.rotation.in_selector,
+            Reason.ROTATION_LABEL_IN_SELECTOR,
+            f"label {fleet.rotation.label} is in the Deployment's selector: changing it on a pod orphans "
+            "the pod; name another label in spec.rollout.rotationLabel.key",
+        ),
+        (
+            bool(fleet.rotation.rivals),
+            Reason.DRAINING_VALUE_SELECTED,
+            draining_message(fleet.rotation, [f"Service {name}" for name in fleet.rotation.rivals]),
+        ),
+        (
+            not fleet.rotation.effective,
+            Reason.ROTATION_LABEL_WITHOUT_EFFECT,
+            _rotation_message(fleet),
+        ),
+        (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
+        (
+            fleet.fields.paused,
+            Reason.TARGET_PAUSED,
+            f"somebody paused it: kubectl rollout resume deployment/{fleet.name}; what was changed in its "
+            "template meanwhile is then rolled out undrained",
+        ),
+        (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
+    )
+
+
+def _unsettled(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
+    """Return what of the fleet is in the middle of another change; empty when nothing is.
+
+    Args:
+        fleet: the fleet.
+        purpose: what the change is for.
+        apart: uid of a replica without which the others must be enough; empty: all of them count.
+    """
+    whole = purpose in (Purpose.RELIEF, Purpose.BESIDE)
+    live = [pod for pod in fleet.pods if not pod.terminating]
+    current = fleet.serving(fleet.revision)
+    active = [rs for rs in fleet.replica_sets if rs.desired > 0]
+    lacking = _lacking(fleet, purpose, apart)
+    for applies, text in (
+        (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
+        (fleet.is_losing, "a pod is terminating"),
+        (len(active) != 1 or len(live) != len(current), "pods of more than one revision exist"),
+        (len(current) != fleet.replicas, f"{len(current)} of {fleet.replicas} replicas exist"),
+        (whole and lacking != "", lacking),
+        (
+            purpose is Purpose.RELIEF and sum(rs.available for rs in active) != fleet.ready,
+            "not every Ready replica is Available",
+        ),
+        (any(pod.cordoned for pod in current), "a replica carries the draining label"),
+        (
+            whole and any(pod.ready and not pod.in_rotation for pod in current),
+            f"{fleet.in_rotation} of {fleet.replicas} replicas are in a Service's EndpointSlices",
+        ),
+    ):
+        if applies:
+            return text
+    return ""
+
+
+def _lacking(fleet: Fleet, purpose: Purpose, apart: str) -> str:
+    """Return which replicas a change waits for because they are not Ready; empty where it may begin."""
+    current = [pod for pod in fleet.serving(fleet.revision) if pod.uid != apart]
+    down = [pod.name for pod in current if not pod.ready]
+    placeless = [pod.name for pod in current if pod.unschedulable]
+    text = f"{fleet.ready} of {fleet.replicas} replicas are Ready"
+    if placeless and purpose is Purpose.RELIEF:
+        return f"{text}: {placeless[0]} cannot be scheduled, so there is no room for a spare either"
+    if not down or is_quorate(current):
+        return ""
+    return f"{text}: see why {', '.join(down[:NAMED])} {'is' if len(down) == 1 else 'are'} not"
+
+
+def frozen_message(fleet: Fleet) -> str:
+    """Return what to do about a rollout that is held frozen without a run of ours."""
+    return (
+        f"a run holds the rollout frozen (claim {fleet.fence or 'gone'}); if no resource has that run open, "
+        "put back what annotation kvmedic.io/recorded says: docs/howto/roll-back-by-hand.md, section 2"
+    )
+
+
+def _owner_message(owner: Owner | None) -> str:
+    who = owner.name if owner else "nobody"
+    return f"{who} decides what this Deployment looks like and would revert a change: make the change there"
+
+
+def _rotation_message(fleet: Fleet) -> str:
+    label, services = fleet.rotation.label, ", ".join(fleet.rotation.services)
+    if not services:
+        return (
+            f"no Service leads requests to the pods, so label {label} takes none out of rotation: "
+            "add it to the pod template, which replaces every replica undrained; once every pod has it, make "
+            "a Service that selects by it; and name the label in spec.rollout.rotationLabel"
+        )
+    return (
+        f"{services} selects the pods without label {label}: first add the label to the pod template, which "
+        "replaces every replica undrained; only once every pod has it, of all Deployments behind it, add it "
+        "to the selector of every Service in front. Both at once leave no replica to serve"
+    )

@@ -1,0 +1,288 @@
+"""Replacing one replica as a pure state machine: an observed fleet in, the next assignment out.
+
+The spare comes first (one replica more, by the Deployment's own number), serves, and only then is the
+replica that is to go taken out of rotation and drained. When nothing runs on it any more the recorded
+number is put back, and the ReplicaSet's controller removes exactly that one: its deletion cost is the
+lowest there is, and all others are Ready. Where another one is down, as it was before, the controller would
+take that: the drained one is deleted by name then, and one that is not Ready goes with the recorded number.
+The pod template and the rollout's fields are not touched.
+
+Nothing is remembered from tick to tick but which of our two assignments was committed and which pod
+is being drained. Between any two moves the fleet stands still with as many replicas in rotation as
+before, or one more.
+
+Source: Kubernetes 1.36, pkg/controller/controller_utils.go, ActivePodsWithRanks. Of two pods the one
+without a node goes first, then the pending one, then the one that is not Ready, then the one of lower
+deletion cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import assert_never
+
+from kvmedic.model.fleet import Fleet, Pod
+from kvmedic.model.plan import Goer, ReplaceStep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Run, Victim
+from kvmedic.rollout.draining import (
+    AWAIT_REMOVAL,
+    PEER_GRACE,
+    STARTS,
+    Drain,
+    StartLimits,
+    draining_move,
+    held_move,
+    holding_move,
+    is_followed,
+    is_whole,
+    making_wait,
+    newest_first,
+    parting_move,
+    start_failure,
+    stray_move,
+    surplus_of,
+    to_go,
+    unready_since,
+)
+from kvmedic.rollout.drift import committed_sequence
+from kvmedic.rollout.moves import DeletePod, Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Uncordon, Wait
+from kvmedic.rollout.preconditions import begun, replacement_refusal
+from kvmedic.verdict.quorum import is_quorate
+
+
+class Scaled(Enum):
+    """How far our own assignments to the number of replicas got."""
+
+    NOT_YET = "not yet"
+    OUT = "out"
+    """One replica more than recorded is asked for, by us."""
+    BACK = "back"
+    """The recorded number is asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Which replica is to go, and what is known beside the fleet itself."""
+
+    step: ReplaceStep
+    """Its `goes` says which way: the named replica, or on the way back the spare."""
+    scaled: Scaled
+    victim: Victim | None
+    drain: Drain
+    limits: StartLimits
+    drain_limit: timedelta
+    assigned_at: datetime | None = None
+    """When the last assignment was intended; None before the first."""
+    held: frozenset[str] = frozenset()
+    """Uids of replicas whose drain timed out and that are not taken again yet."""
+    down_before: int = 0
+    """Replicas that took no requests before the run; nobody waits for as many."""
+
+    @property
+    def least(self) -> int:
+        """Return how many replicas must take requests beside one that goes: as many as before the run."""
+        return max(0, self.wanted - self.down_before)
+
+    @property
+    def wanted(self) -> int:
+        """Return the number of replicas before and after."""
+        return self.step.replicas
+
+    @property
+    def surged(self) -> int:
+        """Return the number of replicas while the spare is there."""
+        return self.step.replicas + 1
+
+
+def scaled_by(run: Run, step: ReplaceStep, resource_uid: str, fleet: Fleet) -> Scaled:
+    """Return which of a run's assignments to the number of replicas was committed last.
+
+    The claim says so. Where a person's `kubectl rollout undo` took the claim away together with the
+    template, the number itself does: one more than recorded is then our spare.
+    """
+    intent = run.intent
+    if intent is None or intent.replicas_after is None:
+        return Scaled.NOT_YET
+    outward = intent.replicas_after > step.replicas
+    committed = committed_sequence(run, resource_uid, fleet.fence)
+    lost = committed is None or (committed == 0 and fleet.revision != step.template)
+    if lost:
+        surged = fleet.replicas == step.replicas + 1
+        return Scaled.OUT if surged else Scaled.NOT_YET if outward else Scaled.BACK
+    if committed == intent.sequence:
+        return Scaled.OUT if outward else Scaled.BACK
+    return Scaled.NOT_YET if outward else Scaled.OUT
+
+
+def spare_of(fleet: Fleet, step: ReplaceStep) -> Pod | None:
+    """Return the replica that came last beside the named one; None while there is not one more."""
+    others = [pod for pod in fleet.live if pod.uid != step.uid]
+    return min(others, key=newest_first) if len(others) >= step.replicas else None
+
+
+def replacing_move(fleet: Fleet, order: Replacement, now: datetime) -> Move:
+    """Return the single next move of a replacement, forward or back.
+
+    The pod template and the number of replicas must be as the record explains them: anything else is
+    somebody's edit, and the caller leaves instead (`leaving_move`).
+    """
+    match order.scaled:
+        case Scaled.NOT_YET:
+            return _begin(fleet, order)
+        case Scaled.OUT:
+            named = _named(fleet, order)
+            if order.step.goes is Goer.SPARE or named is None:
+                return _take_back(fleet, order, now)
+            return _exchange(fleet, order, named, now)
+        case Scaled.BACK:
+            return _finish(fleet, order, now)
+        case _:
+            assert_never(order.scaled)
+
+
+def rest_replacement(fleet: Fleet, order: Replacement) -> Move:
+    """Return the next move toward a fleet that stands still with every replica in rotation.
+
+    The spare stays: it serves too. Once the recorded number is asked for again, the controller takes
+    its victim by the marks on it, so they stay until it did.
+    """
+    if order.scaled is Scaled.BACK and not is_followed(fleet, order.wanted):
+        return AWAIT_REMOVAL
+    return holding_move(fleet)
+
+
+def leave_replacement(fleet: Fleet, order: Replacement, now: datetime) -> Move:
+    """Return the next move toward a fleet without anything of ours.
+
+    Somebody else's number of replicas stays. Ours goes back as carefully as it came: by one drained
+    replica; in the middle of somebody's rollout that waits until the rollout is complete.
+    """
+    surplus = order.scaled is Scaled.OUT and fleet.replicas == order.surged
+    edited = fleet.revision != order.step.template
+    if surplus and (not edited or is_whole(fleet)):
+        return _take_back(fleet, order, now)
+    return parting_move(fleet, surplus_of(fleet, order.wanted) if surplus else None)
+
+
+def _begin(fleet: Fleet, order: Replacement) -> Move:
+    """Return the spare's order, or why there is none; on the way back there is nothing to do."""
+    if order.step.goes is Goer.SPARE:
+        return stray_move(fleet, fleet.pods) or Settled()
+    refused = replacement_refusal(fleet, order.step)
+    if refused is None and _named(fleet, order) is None:
+        refused = Refused(Reason.TARGET_NOT_SETTLED, f"{order.step.pod} is gone: there is nothing to replace")
+    return begun(refused, order.assigned_at) or ScaleOut(order.wanted, order.surged, order.step.pod)
+
+
+def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Move:
+    """Return the next move while the named replica is there and a spare was asked for."""
+    if named.uid in order.held:
+        return held_move(fleet, (named,))
+    if failed := _failure(fleet, order, now):
+        return failed
+    if back := stray_move(fleet, fleet.pods, named):
+        return back
+    if short := _short(fleet, order, now):
+        since, missing = short
+        return Uncordon(named) if named.cordoned and now - since > PEER_GRACE else missing
+    if waiting := draining_move(fleet, named, order.victim, order.drain, order.least):
+        return waiting
+    if any(not pod.ready for pod in fleet.live if pod.uid != named.uid):
+        return DeletePod(named)
+    return ScaleIn(order.surged, order.wanted, named.name, order.wanted + named.ready)
+
+
+def _failure(fleet: Fleet, order: Replacement, now: datetime) -> Failed | None:
+    """Return why the spare will not come up, or that all of it takes too long."""
+    spare = spare_of(fleet, order.step)
+    if spare is not None and (failed := start_failure(spare, False, order.limits, now)):
+        return failed
+    waited = now - order.assigned_at if order.assigned_at else timedelta(0)
+    if spare is None and len(fleet.live) <= order.wanted and waited > order.limits.spare:
+        return Failed(
+            Reason.SPARE_UNSCHEDULABLE,
+            f"no spare was made within {int(waited.total_seconds())} s: look for a quota in the Events of "
+            "the ReplicaSet",
+        )
+    return _overdue(order, now)
+
+
+def _overdue(order: Replacement, now: datetime) -> Failed | None:
+    limit = STARTS * order.limits.start + order.drain_limit
+    if order.assigned_at is None or now - order.assigned_at <= limit:
+        return None
+    text = f"not done {int(limit.total_seconds())} s after the number of replicas was changed"
+    return Failed(Reason.REPLACEMENT_CALLED_OFF, text)
+
+
+def _short(fleet: Fleet, order: Replacement, now: datetime) -> tuple[datetime, Wait] | None:
+    """Return since when too few replicas serve beside the named one, and what is waited for.
+
+    None: enough do. These are the spare and, with it, as many as before; and enough to judge a fleet by.
+    """
+    others = [pod for pod in fleet.live if pod.uid != order.step.uid]
+    unfit = [pod for pod in others if not pod.ready or not pod.in_rotation]
+    spare, serve = spare_of(fleet, order.step), len(others) - len(unfit)
+    if spare is not None and spare not in unfit and serve >= order.least and is_quorate(others):
+        return None
+    first = spare is None or (spare in unfit and serve + 1 >= order.least)
+    reason = Reason.AWAITING_CANARY if first else Reason.AWAITING_REPLICA
+    since = min((unready_since(pod, now) for pod in unfit if not pod.ready), default=now)
+    return since, Wait(reason, f"{serve} of {order.wanted} replicas beside {order.step.pod} serve")
+
+
+def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
+    """Return the next move that puts the recorded number back while the spare, or nobody, goes.
+
+    The one that goes is out of rotation before. Should a peer turn NotReady just then, the controller
+    takes that one, which takes no requests either.
+    """
+    if len(fleet.live) <= order.wanted:
+        return (
+            stray_move(fleet, fleet.pods)
+            or making_wait(order.assigned_at, now)
+            or ScaleIn(order.surged, order.wanted, "", None)
+        )
+    takeable = to_go(tuple(pod for pod in fleet.live if pod.uid != order.step.uid), order.held)
+    if not takeable and order.held:
+        return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
+    goer = _goer(takeable or fleet.live, order)
+    if back := stray_move(fleet, fleet.pods, goer):
+        return back
+    if waiting := draining_move(fleet, goer, order.victim, order.drain, order.least):
+        return waiting
+    return ScaleIn(order.surged, order.wanted, goer.name, None)
+
+
+def _goer(live: tuple[Pod, ...], order: Replacement) -> Pod:
+    """Return which replica goes on the way back: one that is not Ready, else the newest; never the named."""
+    others = [pod for pod in live if pod.uid != order.step.uid] or list(live)
+    recorded = [pod for pod in others if order.victim is not None and pod.uid == order.victim.uid]
+    return min(recorded or others, key=lambda pod: (pod.ready, *newest_first(pod)))
+
+
+def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
+    """Return whether the replacement is complete, or what it waits for."""
+    if not is_followed(fleet, order.wanted):
+        return AWAIT_REMOVAL
+    if back := stray_move(fleet, fleet.pods):
+        return back
+    if order.step.goes is Goer.SPARE:
+        return Settled()
+    if _named(fleet, order) is not None:
+        return Failed(
+            Reason.REPLACEMENT_CALLED_OFF,
+            f"another replica was not Ready and went in place of {order.step.pod}",
+        )
+    serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
+    if serving >= order.least:
+        return Settled()
+    text = f"{serving} of {order.wanted} replicas serve"
+    return _overdue(order, now) or Wait(Reason.AWAITING_REPLICA, text)
+
+
+def _named(fleet: Fleet, order: Replacement) -> Pod | None:
+    return next((pod for pod in fleet.live if pod.uid == order.step.uid), None)

@@ -1,0 +1,306 @@
+"""More replicas for a while, and fewer again, as a pure state machine: an observed fleet in, the next
+assignment out.
+
+Out is one assignment: the Deployment's number goes from what was recorded to what was planned, and the
+step is settled when all of them take requests. Back is one replica at a time: the one that is to go is
+taken out of rotation and drained, and only then the number is lowered by one, so that the ReplicaSet's
+controller removes exactly that one: a replica that is not Ready goes first, and among Ready ones the
+lowest deletion cost (`kvmedic.rollout.replacement` has the source). The pod template and the rollout's
+fields are not touched.
+
+Nothing is remembered from tick to tick but which pod is being drained: the number of replicas itself
+says how far the step got. A number that no assignment of ours explains is somebody else's and stays.
+
+More replicas for a while through an autoscaler's own minimum: an observed fleet in, the next move out.
+
+Where a HorizontalPodAutoscaler or a ScaledObject decides the number, it is not fought: its minimum is
+raised, it makes the replicas, and later its recorded minimum is put back. Whom it then takes away, and
+when, is its own decision, as it would be without us. A minimum that is neither the recorded one nor the
+one that was set is somebody else's and stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from kvmedic.model.fleet import Fleet, Minimum, Pod
+from kvmedic.model.plan import AutoscalerStep, ScaleStep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Run, Victim
+from kvmedic.rollout.draining import (
+    AWAIT_REMOVAL,
+    STARTS,
+    Drain,
+    StartLimits,
+    draining_move,
+    held_move,
+    holding_move,
+    is_followed,
+    is_whole,
+    making_wait,
+    newest_first,
+    parting_move,
+    start_failure,
+    stray_move,
+    surplus_of,
+    to_go,
+)
+from kvmedic.rollout.drift import committed_sequence
+from kvmedic.rollout.moves import Claim, Failed, Move, ScaleIn, ScaleOut, SetMinimum, Settled, Wait
+from kvmedic.rollout.preconditions import begun, purpose_of, scaling_refusal, step_refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Which number of replicas is wanted, and what is known beside the fleet itself."""
+
+    step: ScaleStep
+    """Its `after` is the number that is wanted; on the way back it is the step's inverse."""
+    victim: Victim | None
+    drain: Drain
+    limits: StartLimits
+    begins: bool = False
+    """The way forward, and no assignment was committed yet."""
+    is_ours: bool = True
+    """The number that the fleet has is one of our own assignments, or the recorded one."""
+    assigned_at: datetime | None = None
+    """When the last assignment was intended; None before the first."""
+    held: frozenset[str] = frozenset()
+    """Uids of replicas whose drain timed out and that are not taken again yet."""
+    down_before: int = 0
+    """Replicas that took no requests before the run."""
+
+
+def is_explained(run: Run, step: ScaleStep, resource_uid: str, fleet: Fleet) -> bool:
+    """Return whether a run's own record explains the fleet's number of replicas.
+
+    The claim says which assignment was committed last. Where a person's `kubectl rollout undo` took
+    the claim away, both numbers of the last intent may be ours. Until a number was assigned it is the one
+    that the run's step begins with.
+    """
+    intent = run.intent
+    if intent is None or intent.replicas_before is None or intent.replicas_after is None:
+        return fleet.replicas == step.before
+    committed = committed_sequence(run, resource_uid, fleet.fence)
+    told = {intent.replicas_before, intent.replicas_after}
+    if committed is not None:
+        told = {intent.replicas_after if committed == intent.sequence else intent.replicas_before}
+    return fleet.replicas in told
+
+
+def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
+    """Return the single next move toward the wanted number of replicas.
+
+    The pod template and the number must be as the record explains them: anything else is somebody's
+    edit, and the caller leaves instead (`leaving_move`).
+    """
+    wanted = order.step.after
+    if order.begins:
+        refused = scaling_refusal(fleet, order.step)
+        return begun(refused, order.assigned_at) or _first(fleet, order.step)
+    if fleet.replicas < wanted:
+        # First the number: one that is back in rotation could still go by the one of before.
+        return ScaleOut(fleet.replicas, wanted, "")
+    if fleet.replicas > wanted:
+        return _one_fewer(fleet, order, now)
+    return _await_replicas(fleet, order, now)
+
+
+def rest_scaling(fleet: Fleet) -> Move:
+    """Return the next move toward a fleet that stands still with every replica in rotation."""
+    return holding_move(fleet) if is_followed(fleet, fleet.replicas) else AWAIT_REMOVAL
+
+
+def leave_scaling(fleet: Fleet, order: Scaling, now: datetime) -> Move:
+    """Return the next move toward a fleet without anything of ours.
+
+    Somebody else's number of replicas stays. What a step had added goes as carefully as it came; in the
+    middle of somebody's rollout that waits until the rollout is complete. What a step had begun to
+    give back stays as it is, and is given back another time.
+    """
+    step = order.step
+    surplus = order.is_ours and not step.gives_back and fleet.replicas > step.before
+    edited = fleet.revision != step.template
+    if surplus and (not edited or is_whole(fleet)):
+        return _one_fewer(fleet, replace(order, step=step.inverse()), now)
+    return parting_move(fleet, surplus_of(fleet, step.before) if surplus else None)
+
+
+def _first(fleet: Fleet, step: ScaleStep) -> Move:
+    """Return the first assignment. Before a replica is drained it only claims the target.
+
+    Whoever finds a replica out of rotation then finds a run that began, and nobody else's can.
+    """
+    if step.gives_back:
+        return Claim()
+    return ScaleOut(fleet.replicas, step.after, "")
+
+
+def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
+    """Return the next move that lowers the number by one, without a replica that takes requests."""
+    asked, wanted = fleet.replicas, order.step.after
+    if not is_followed(fleet, fleet.replicas):
+        return AWAIT_REMOVAL
+    if len(fleet.live) < asked:
+        fewer = max(wanted, len(fleet.live))
+        waiting = stray_move(fleet, fleet.pods) or making_wait(order.assigned_at, now)
+        return waiting or ScaleIn(asked, fewer, "", fleet.ready)
+    takeable = to_go(fleet.live, order.held)
+    if not takeable:
+        return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
+    goer = _goer(takeable, order.victim)
+    if back := stray_move(fleet, fleet.pods, goer):
+        return back
+    draining = draining_move(fleet, goer, order.victim, order.drain, wanted)
+    return draining or ScaleIn(asked, asked - 1, goer.name, fleet.ready)
+
+
+def _goer(live: tuple[Pod, ...], victim: Victim | None) -> Pod:
+    """Return which replica goes: one that is not Ready, else the one being drained, else the newest.
+
+    The controller would take a replica that is not Ready before a drained one.
+    """
+    drained = victim.uid if victim else ""
+    return min(live, key=lambda pod: (pod.ready, pod.uid != drained, *newest_first(pod)))
+
+
+def _await_replicas(fleet: Fleet, order: Scaling, now: datetime) -> Move:
+    """Return whether the wanted number takes requests, or what is waited for."""
+    step = order.step
+    if not is_followed(fleet, fleet.replicas):
+        return AWAIT_REMOVAL
+    if back := stray_move(fleet, fleet.pods):
+        return back
+    numbers = step.before, step.after
+    awaited = awaited_of(fleet, numbers, order.down_before)
+    if step.gives_back or not awaited:
+        return Settled()
+    waited = now - order.assigned_at if order.assigned_at else timedelta(0)
+    failed = start_of_added(fleet, numbers, order.limits, waited, now)
+    return failed or Wait(Reason.AWAITING_REPLICA, awaited)
+
+
+def awaited_of(fleet: Fleet, numbers: tuple[int, int], down_before: int) -> str:
+    """Return which of the replicas that are to serve do not yet; empty once enough do.
+
+    Enough are all, or every one that was added and as many more as served before: nobody waits for one that
+    was down then.
+
+    Args:
+        fleet: the fleet.
+        numbers: replicas before, and as they are to be.
+        down_before: replicas that took no requests before.
+    """
+    before, wanted = numbers
+    serving = [pod for pod in fleet.live if pod.ready and pod.in_rotation]
+    added = sorted(fleet.live, key=newest_first)[: max(0, wanted - before)]
+    is_there = len(fleet.live) >= wanted and all(pod in serving for pod in added)
+    if fleet.observed and len(serving) >= wanted - (down_before if is_there else 0):
+        return ""
+    return f"{len(serving)} of {wanted} replicas serve"
+
+
+def start_of_added(
+    fleet: Fleet, numbers: tuple[int, int], limits: StartLimits, waited: timedelta, now: datetime
+) -> Failed | None:
+    """Return why replicas that were added will not come up, or that it takes too long; None while they may.
+
+    Args:
+        fleet: the fleet.
+        numbers: replicas before, and as they are to be.
+        limits: how long each may take.
+        waited: since the number was raised.
+        now: the time of asking.
+    """
+    before, wanted = numbers
+    newest = sorted(fleet.live, key=newest_first)
+    for pod in newest[: max(0, len(fleet.live) - before)]:
+        if failed := start_failure(pod, False, limits, now):
+            return failed
+    seconds = int(waited.total_seconds())
+    if len(fleet.live) < wanted and waited > limits.spare:
+        text = f"{len(fleet.live)} of {wanted} replicas were made within {seconds} s"
+        return Failed(Reason.SPARE_UNSCHEDULABLE, f"{text}: look for a quota in the Events of the ReplicaSet")
+    if waited > STARTS * limits.start:
+        text = f"not every replica served {seconds} s after their number was raised"
+        return Failed(Reason.CANARY_FAILED, text)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """Which minimum is wanted, and what is known beside the fleet itself."""
+
+    step: AutoscalerStep
+    """Its `after` is the minimum that is wanted; on the way back it is the step's inverse."""
+    replicas: int
+    """Of the target before the run."""
+    limits: StartLimits
+    """An autoscaler may take as long to follow as a replica to start. The controller looks every 15 s
+    (kube-controller-manager, --horizontal-pod-autoscaler-sync-period), KEDA passes a change on at once."""
+    begins: bool = False
+    """The way forward, and the target is not claimed yet."""
+    is_ours: bool = True
+    """The minimum is the one that was set, or the recorded one."""
+    assigned_at: datetime | None = None
+    """When the claim on the target was intended; None before."""
+    down_before: int = 0
+    """Replicas that took no requests before the run."""
+
+
+def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
+    """Return the single next move toward the wanted minimum.
+
+    It must be as the record explains it: anything else is somebody's edit, and the caller leaves
+    instead (`leaving_move`).
+    """
+    step, holder = order.step, fleet.minimum
+    if order.begins:
+        refused = step_refusal(fleet, step, purpose_of(step))
+        return begun(refused, order.assigned_at) or Claim()
+    if holder is None:
+        return Settled()
+    if not _is_set(holder, step):
+        return _assign(holder, step)
+    if step.gives_back:
+        return stray_move(fleet, fleet.pods) or Settled()
+    return _await_minimum(fleet, order, now)
+
+
+def leave_autoscaling(fleet: Fleet, order: Autoscaling) -> Move:
+    """Return the next move toward an autoscaler without anything of ours.
+
+    A minimum that somebody else set stays, and what had begun to be given back stays as it is.
+    """
+    step, holder = order.step, fleet.minimum
+    raised = holder is not None and order.is_ours and not step.gives_back and _is_set(holder, step)
+    if holder is not None and raised:
+        return _assign(holder, step.inverse())
+    return stray_move(fleet, fleet.pods) or Settled()
+
+
+def _is_set(holder: Minimum, step: AutoscalerStep) -> bool:
+    given = step.is_given or not step.gives_back
+    return holder.number == step.after and holder.is_given == given
+
+
+def _assign(holder: Minimum, step: AutoscalerStep) -> SetMinimum:
+    return SetMinimum(holder, step.after, step.is_given or not step.gives_back)
+
+
+def _await_minimum(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
+    """Return whether as many replicas as the new minimum take requests, or what is waited for."""
+    step = order.step
+    numbers = order.replicas, step.after
+    awaited = awaited_of(fleet, numbers, order.down_before)
+    if not awaited:
+        return Settled()
+    waited = now - order.assigned_at if order.assigned_at else timedelta(0)
+    if fleet.replicas < step.after:
+        text = f"{step.holder.kind} {step.holder.name} keeps {step.after}, and {fleet.replicas} are asked for"
+        if waited > order.limits.start:
+            return Failed(Reason.AUTOSCALER_IDLE, f"{text} after {int(waited.total_seconds())} s")
+        return Wait(Reason.AWAITING_CONTROLLER, text)
+    failed = start_of_added(fleet, numbers, order.limits, waited, now)
+    return failed or Wait(Reason.AWAITING_REPLICA, awaited)

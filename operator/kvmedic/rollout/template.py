@@ -1,0 +1,508 @@
+"""The frozen rollout as a pure state machine: an observed fleet in, the next assignment out.
+
+A Deployment has one pod template, so one setting reaches its replicas one by one like this: the template is
+changed together with a `minReadySeconds` so large that no new pod is ever Available, which makes the
+controller wait for ever with one pod more than before. Between steps the Deployment is paused with
+`maxUnavailable: 0`; a step is one pulse that lets exactly one drained pod go. Whoever dies whenever, the
+fleet stands still with every replica serving.
+
+Nothing here is remembered from tick to tick except the pod being drained: every move follows from what is
+observed, so the same observation always gives the same move.
+
+Source: Kubernetes 1.36 deployment controller, rolling.go. One more pod may go while `pods - (replicas -
+maxUnavailable) - unavailable pods of the target ReplicaSet > 0`, counted by the ReplicaSets' specs.
+
+Back to another revision's pod template: the frozen rollout, with a template that is kept elsewhere.
+
+The moves are those of `kvmedic.rollout.template`. What is added: the template that is to be put is kept by a
+ReplicaSet, which others may delete (`revisionHistoryLimit`, a person), and its pods may carry labels of
+their own. Where it is gone nothing can be put, and nothing is begun. And somebody's rollout away from it may
+still be under way: its Ready replicas are then kept, and only the missing ones are started.
+
+What a rollout borrowed, given back without touching the template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kvmedic.model.config_edits import EditedTemplate, Revision, TemplateChange
+from kvmedic.model.fleet import (
+    ADDING,
+    FROZEN_MIN_READY_SECONDS,
+    FROZEN_PROGRESS_DEADLINE_SECONDS,
+    STILL,
+    SURGE,
+    Fleet,
+    Pod,
+    RolloutFields,
+    frozen,
+)
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Victim
+from kvmedic.rollout.draining import (
+    PEER_GRACE,
+    Drain,
+    StartLimits,
+    chosen,
+    draining_move,
+    has_crashed,
+    held_move,
+    holding_move,
+    making_wait,
+    start_failure,
+    stray_move,
+    to_be_taken,
+    unready_since,
+)
+from kvmedic.rollout.moves import (
+    DeletePod,
+    Failed,
+    Freeze,
+    Hold,
+    Move,
+    Pause,
+    Pulse,
+    Release,
+    Restore,
+    Retarget,
+    Revert,
+    Settled,
+    Wait,
+)
+from kvmedic.rollout.preconditions import Purpose, begun, halfway_refusal, is_halfway, recall_refusal, refusal
+
+PULSE_LIMIT = timedelta(seconds=10)
+"""A pulse that the controller has not spent by then is taken back: a permit left standing is spent
+by the next edit. Measured: the controller needs 0.2-0.4 s."""
+
+CRASHES_AGAINST = 2
+"""Replicas that do not stay up and speak against a change whose first replica proved good: one may be its
+node's fault, two are on two nodes or hit the same thing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which way the fleet is to go, and what is known beside the fleet itself."""
+
+    away: str
+    """Hash of the pod template that is being left."""
+    toward: str
+    """Hash of the pod template that every replica shall run."""
+    edit: TemplateChange
+    """What turns the one into the other."""
+    recorded: RolloutFields
+    """The Deployment's own fields, to be put back at the end."""
+    victim: Victim | None
+    drain: Drain
+    start_limit: timedelta
+    """How long a new replica may take to become Ready."""
+    spare_limit: timedelta
+    """How long a new replica may stay unschedulable."""
+    pulsed_at: datetime | None = None
+    """When the last pulse was intended."""
+    repairs: bool = False
+    """The way back: also for a fleet whose replicas are not all Ready, or that was scaled to zero."""
+    mends: bool = False
+    """The change is for replicas that cannot stay up, so not every one must be Ready before it."""
+    served_before: int = 1
+    """Replicas that took requests before the run."""
+    down_before: int = 0
+    """Replicas that took none before a run that began all the same."""
+    held: frozenset[str] = frozenset()
+    """Uids of replicas whose drain timed out and that are not taken again yet."""
+
+    @property
+    def purpose(self) -> Purpose:
+        """Return what the walk is for."""
+        if self.repairs:
+            return Purpose.RETURN
+        return Purpose.MENDING if self.mends else Purpose.RELIEF
+
+    @property
+    def lifts(self) -> bool:
+        """Return whether nobody served before the change, so that every replica that is up is one more."""
+        return self.mends and self.served_before == 0
+
+
+def next_template_move(fleet: Fleet, order: Order, now: datetime) -> Move:
+    """Return the single next move that brings the fleet toward the wanted template.
+
+    The template must be one of the order's two: anything else is somebody's edit, and the caller
+    ends the run instead.
+    """
+    if fleet.revision == order.toward:
+        return _walk(fleet, order, now) if fleet.fields.is_frozen else _after_restore(fleet, order, now)
+    if fleet.fields.is_frozen:
+        return _turn_around(fleet, order, now)
+    if fleet.replicas == 0 and order.repairs:
+        return Revert(order.edit, fleet.fields)
+    return refusal(fleet, order.purpose) or Freeze(order.edit, ADDING)
+
+
+def rest_template(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Move:
+    """Return the next move toward a fleet that stands still with every replica in rotation."""
+    if fleet.fields.is_frozen and not fleet.fields.paused:
+        return _await_controller(fleet, now, pulsed_at)
+    return holding_move(fleet)
+
+
+def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
+    """Return the next move of a frozen rollout whose template is the wanted one."""
+    if not fleet.fields.paused:
+        return _await_controller(fleet, now, order.pulsed_at)
+    new, old = fleet.serving(order.toward), fleet.serving(order.away)
+    if fleet.replicas == 0:
+        return Restore(order.recorded, 0)
+    if failure := _failure(fleet, order, now):
+        return failure if _speaks_against(fleet, order) else _missing_replica(failure)
+    if fleet.desired(order.toward) == 0:
+        return Pulse("", ADDING)
+    waiting = _not_ready(fleet, new, order, now)
+    if waiting and not _leaves_failed_behind(fleet, order):
+        return waiting
+    if back := stray_move(fleet, new):
+        return back
+    if not old and fleet.desired(order.away) == 0:
+        return _finish(fleet, order)
+    return _next_victim(fleet, order, old, now)
+
+
+def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Move:
+    """Return the pause, once the controller has spent the permit or has had its time."""
+    wanted = fleet.desired(fleet.revision)
+    others = fleet.told - wanted
+    permitted = fleet.fields.max_unavailable if isinstance(fleet.fields.max_unavailable, int) else 0
+    spent = others <= fleet.replicas - permitted and wanted >= min(
+        fleet.replicas, fleet.replicas + SURGE - others
+    )
+    if (fleet.observed and spent) or pulsed_at is None or now - pulsed_at > PULSE_LIMIT:
+        return Pause(STILL)
+    return Wait(Reason.AWAITING_CONTROLLER, "the deployment controller has not acted on the last step yet")
+
+
+def _failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
+    """Return why a new replica will not come up, if one will not.
+
+    On the way back nothing is given up: old replicas may have restarted often, and there is no other way.
+    Where nobody served before, the change is given up only when no new replica comes up.
+    """
+    new = fleet.serving(order.toward)
+    if order.repairs or (order.lifts and len(_lost(fleet, order, now)) < len(new)):
+        return None
+    doubtful = new if _is_first(fleet, order) else tuple(pod for pod in new if not pod.ready)
+    found = next(iter(_failures(fleet, doubtful, order, now)), None)
+    return found if found or fleet.is_losing else _unmade(fleet, order, now)
+
+
+def _speaks_against(fleet: Fleet, order: Order) -> bool:
+    """Return whether replicas that do not come up speak against the change, and not against their luck.
+
+    The first one does, before any old replica went. After it proved good, one that finds no node, image or
+    device says nothing about the change, and neither does a single engine that does not stay up: the replicas
+    that were changed serve, and taking them all back would cost each of them a restart more.
+    """
+    crashed = [pod for pod in fleet.serving(order.toward) if has_crashed(pod) and not pod.ready]
+    return _is_first(fleet, order) or len(crashed) >= CRASHES_AGAINST
+
+
+def _is_first(fleet: Fleet, order: Order) -> bool:
+    """Return whether the new replica is the canary: every old one is there still, or none of them served."""
+    return order.lifts or fleet.is_saturated(order.away)
+
+
+def _missing_replica(failure: Failed) -> Wait:
+    """Return the wait for a replica that does not come up, for a person to see to."""
+    return Wait(
+        Reason.REPLICA_NOT_STARTING,
+        f"{failure.message}; the replicas that were changed before it serve, so the change stays: "
+        "see to this one, or ask for the run to be rolled back",
+    )
+
+
+def _failures(fleet: Fleet, pods: tuple[Pod, ...], order: Order, now: datetime) -> list[Failed]:
+    """Return why replicas will not come up; nothing of those that may."""
+    leaving = any(pod.terminating for pod in fleet.pods)
+    limits = StartLimits(order.start_limit, order.spare_limit)
+    found = (start_failure(pod, leaving, limits, now) for pod in pods)
+    return [failure for failure in found if failure is not None]
+
+
+def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
+    """Return that a new replica is refused, as by a quota; None while it may yet be made.
+
+    Its controller tries again and again, so a quota that has room within the limit stops nothing.
+    """
+    wanted = [rs for rs in fleet.replica_sets if rs.revision == order.toward and rs.failure]
+    made, told = len(fleet.serving(order.toward)), fleet.desired(order.toward)
+    waited = now - order.pulsed_at if order.pulsed_at else timedelta(0)
+    if not wanted or made >= told or waited <= order.spare_limit:
+        return None
+    return Failed(
+        Reason.SPARE_UNSCHEDULABLE,
+        f"no new replica was made within {int(order.spare_limit.total_seconds())} s: {wanted[0].failure}",
+    )
+
+
+def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Failed]:
+    """Return why replicas of the wanted template that are not Ready will not be."""
+    down = tuple(pod for pod in fleet.serving(order.toward) if not pod.ready)
+    return _failures(fleet, down, order, now)
+
+
+def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
+    """Return how many replicas of the wanted template nobody waits for.
+
+    Where nobody served before, one that does not come up keeps no other one from being replaced, on either
+    way: nothing is lost by going on, and a walk that waited for it would never end. Nor does the way back
+    wait for more than served before.
+    """
+    if not order.lifts:
+        spared = order.down_before if order.repairs and not order.mends else 0
+        return min(spared, len(_lost(fleet, order, now)))
+    unmade = fleet.desired(order.toward) - len(fleet.serving(order.toward))
+    refused = _unmade(fleet, order, now) is not None
+    return len(_lost(fleet, order, now)) + (unmade if refused else 0)
+
+
+def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
+    """Return whether a change is taken back to replicas that are all there, and not all Ready.
+
+    What is left of the change does not serve either, or nobody is owed more than that. The controller, let
+    go, would keep it for as long as a wanted replica is not Ready; a pulse removes it.
+    """
+    wanted = fleet.serving(order.toward)
+    down = sum(not pod.ready for pod in wanted) if len(wanted) >= fleet.replicas else 0
+    failed = not any(pod.ready for pod in fleet.serving(order.away))
+    enough = failed or order.lifts if order.mends else down <= order.down_before
+    return order.repairs and down > 0 and enough
+
+
+def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order, now: datetime) -> Wait | None:
+    """Return what is waited for while new replicas are fewer than told, or not all Ready."""
+    ready = sum(pod.ready for pod in new)
+    told = fleet.desired(order.toward)
+    if ready + _given_up(fleet, order, now) >= told:
+        return None
+    reason = Reason.AWAITING_CANARY if fleet.is_saturated(order.away) else Reason.AWAITING_REPLICA
+    return Wait(reason, f"{ready} of {told} new replicas are Ready")
+
+
+def _finish(fleet: Fleet, order: Order) -> Move:
+    """Return the restore, once the controller's own count says that only new replicas exist."""
+    if fleet.updated_replicas == fleet.status_replicas == fleet.replicas:
+        return Restore(order.recorded, fleet.replicas)
+    if not fleet.is_saturated(order.toward):
+        return Pulse("", ADDING)
+    return Wait(Reason.AWAITING_CONTROLLER, "the Deployment's status does not show the last replacement yet")
+
+
+def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
+    """Return whether the rollout is complete, or what it waits for.
+
+    A change that was to mend is taken back to replicas that cannot stay up: nobody waits for them. The
+    controller does, and keeps a changed replica that was made too late to be seen: it is held once more then.
+    """
+    if back := stray_move(fleet, fleet.serving(order.toward)):
+        return back
+    others = [pod for pod in fleet.pods if pod.revision != order.toward and not pod.terminating]
+    if others and fleet.observed and _leaves_failed_behind(fleet, order):
+        return Hold(order.edit, STILL)
+    ready = sum(pod.ready for pod in fleet.serving(order.toward))
+    wanted = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
+    if fleet.observed and not others and ready >= wanted:
+        return Settled()
+    return Wait(
+        Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the wanted setting"
+    )
+
+
+def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
+    """Return the next move for one old replica: cordon, drain, let go.
+
+    Only once the last one went: a second permit for the same replica would take a peer.
+    """
+    if not old:
+        return Wait(Reason.AWAITING_CONTROLLER, "an old replica is being replaced by its ReplicaSet")
+    if len(old) > fleet.desired(order.away):
+        return Wait(Reason.AWAITING_CONTROLLER, "a ReplicaSet has yet to end the replica that was let go")
+    if not _target_unavailable(fleet, order):
+        return Wait(
+            Reason.AWAITING_CONTROLLER, "the wanted ReplicaSet has not taken over the frozen fields yet"
+        )
+    takeable = to_be_taken(old, order.held)
+    if not takeable:
+        return held_move(fleet, old)
+    victim = chosen(takeable, order.victim)
+    if back := stray_move(fleet, old, victim):
+        return back
+    needed = fleet.replicas - _given_up(fleet, order, now)
+    if waiting := draining_move(fleet, victim, order.victim, order.drain, needed):
+        return waiting
+    return _let_go(fleet, victim, old, now)
+
+
+def _let_go(fleet: Fleet, victim: Pod, old: tuple[Pod, ...], now: datetime) -> Move:
+    """Return the pulse, or the deletion by name where the controller would take a NotReady peer.
+
+    Of two that are not Ready it takes the one with the lower deletion cost, so that the victim goes; only one
+    that no node has yet, and that never served, would go before it.
+    """
+    peers = [pod for pod in old if pod.uid != victim.uid and not pod.ready]
+    names = ", ".join(pod.name for pod in peers)
+    if peers and now - max(unready_since(pod, now) for pod in peers) <= PEER_GRACE:
+        return Wait(Reason.AWAITING_REPLICA, f"{names} must be Ready before {victim.name} may go")
+    if peers and victim.ready:
+        return DeletePod(victim)
+    others = fleet.told - fleet.desired(fleet.revision)
+    permit = max(0, fleet.replicas + SURGE - others)
+    return Pulse(victim.name, frozen(max_unavailable=permit, paused=False))
+
+
+def _target_unavailable(fleet: Fleet, order: Order) -> bool:
+    """Return whether every pod of the wanted ReplicaSet counts as unavailable.
+
+    On the way back the wanted ReplicaSet is an old one whose pods are Available until its
+    controller has seen the frozen `minReadySeconds`: a pulse before that could take several pods.
+    """
+    return all(
+        rs.observed and rs.available == 0 and rs.min_ready_seconds == fleet.fields.min_ready_seconds
+        for rs in fleet.replica_sets
+        if rs.revision == order.toward and rs.desired > 0
+    )
+
+
+def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
+    """Return the next move of a frozen rollout whose template is the one to be left."""
+    if not fleet.fields.paused:
+        return _await_controller(fleet, now, order.pulsed_at)
+    leaving, wanted = fleet.serving(order.away), fleet.serving(order.toward)
+    if back := stray_move(fleet, wanted):
+        return back
+    if fleet.replicas == 0:
+        return Revert(order.edit, order.recorded)
+    if not leaving:
+        return _await_making(fleet, order, now) or Revert(order.edit, order.recorded)
+    if _lacks_spare(fleet, order):
+        return Retarget(order.edit, STILL)
+    return _take_leaving(fleet, order, leaving, now)
+
+
+def _take_leaving(fleet: Fleet, order: Order, leaving: tuple[Pod, ...], now: datetime) -> Move:
+    """Return the next move until one replica of the template that is left is drained; then it is put back."""
+    takeable = to_be_taken(leaving, order.held)
+    if not takeable:
+        return held_move(fleet, leaving)
+    victim = chosen(takeable, order.victim)
+    if back := stray_move(fleet, leaving, victim):
+        return back
+    needed = fleet.replicas - _given_up(fleet, order, now)
+    if waiting := draining_move(fleet, victim, order.victim, order.drain, needed):
+        return waiting
+    if len(leaving) == 1 and fleet.is_saturated(order.toward) and not _leaves_failed_behind(fleet, order):
+        return Revert(order.edit, order.recorded)
+    return Retarget(order.edit, STILL)
+
+
+def _lacks_spare(fleet: Fleet, order: Order) -> bool:
+    """Return whether every replica runs the template that is to be left, and nothing else is there.
+
+    Nobody may be drained then, since nobody carries on in its place; and nobody can go either when
+    the template is put back, since the controller first has one pod of it to add.
+    """
+    return fleet.desired(order.toward) == 0 and fleet.told <= fleet.replicas
+
+
+def _await_making(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
+    return making_wait(order.pulsed_at, now) if fleet.desired(order.away) > 0 else None
+
+
+def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) -> Move:
+    """Return the single next move that brings the fleet to the wanted revision, forward or back.
+
+    Forward nothing was begun yet where the answer is `Refused`; `Failed` says that it cannot go on.
+    """
+    doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
+    if ended := begun(doubt, order.pulsed_at):
+        return ended
+    if is_halfway(fleet, wanted) and not order.repairs:
+        return halfway_refusal(fleet, wanted.template) or _halted(fleet, order)
+    if _is_held(fleet, order) and not fleet.is_saturated(order.toward):
+        return Retarget(order.edit, STILL)
+    if _lacks_spare_of_both(fleet, wanted):
+        return Pulse("", ADDING)
+    return next_template_move(fleet, order, now)
+
+
+def _halted(fleet: Fleet, order: Order) -> Freeze | Hold:
+    """Return the move that stops somebody's rollout.
+
+    With the template turned at once, the controller takes what is not of it, undrained, where the wanted
+    revision has all its replicas (Kubernetes 1.36, deployment sync.go, scale: saturated; seen on it). The one
+    replica beside these is drained first then.
+    """
+    return (Hold if fleet.is_saturated(order.toward) else Freeze)(order.edit, STILL)
+
+
+def _is_held(fleet: Fleet, order: Order) -> bool:
+    """Return whether somebody's rollout was stopped where it stood, with its own template."""
+    stopped = fleet.fields.is_frozen and fleet.fields.paused and fleet.observed
+    return stopped and fleet.revision == order.away and not order.repairs
+
+
+def _lacks_spare_of_both(fleet: Fleet, wanted: Revision) -> bool:
+    """Return whether replicas of both revisions are there, and no spare beside them.
+
+    That of a rollout which was under way may have gone in the very moment. One more of the wanted revision
+    is made before any of the other is drained; nothing goes meanwhile, as all of the wanted revision count
+    as unavailable.
+    """
+    there = fleet.desired(wanted.template)
+    held = fleet.revision == wanted.template and fleet.fields.is_frozen and fleet.fields.paused
+    return held and fleet.observed and 0 < there < fleet.replicas and fleet.told <= fleet.replicas
+
+
+def releasing_move(
+    fleet: Fleet, recorded: RolloutFields, without_ours: Mapping[str, object] | None = None
+) -> Move:
+    """Return the next move toward a fleet without anything of ours but its template.
+
+    Cordoned pods go back into rotation before the rollout is let go, so that whatever the
+    controller does then, it does to a whole fleet.
+
+    Args:
+        fleet: the target.
+        recorded: the rollout's fields from before.
+        without_ours: the template as somebody edited it, without what the run had changed; None: nothing of
+            that is in it. It is put in the same patch that lets the rollout go: what nobody judged reaches
+            no replica by that.
+    """
+    if back := stray_move(fleet, fleet.pods):
+        return back
+    ours = released(fleet.fields, recorded)
+    if without_ours is not None:
+        return Revert(EditedTemplate(without_ours), ours)
+    return Settled() if ours == fleet.fields else Release(ours)
+
+
+def released(seen: RolloutFields, recorded: RolloutFields) -> RolloutFields:
+    """Return the fields with each one that still holds a frozen rollout's value put back.
+
+    A field that somebody else set meanwhile is theirs and stays.
+    """
+    held = seen.min_ready_seconds == FROZEN_MIN_READY_SECONDS
+    dated = seen.progress_deadline_seconds == FROZEN_PROGRESS_DEADLINE_SECONDS
+    if not held and not dated:
+        return seen
+    ours = isinstance(seen.max_unavailable, int) and seen.max_surge == SURGE
+    return RolloutFields(
+        paused=recorded.paused,
+        max_surge=recorded.max_surge if ours else seen.max_surge,
+        max_unavailable=recorded.max_unavailable if ours else seen.max_unavailable,
+        min_ready_seconds=recorded.min_ready_seconds if held else seen.min_ready_seconds,
+        progress_deadline_seconds=(
+            recorded.progress_deadline_seconds if dated else seen.progress_deadline_seconds
+        ),
+    )

@@ -1,0 +1,527 @@
+"""The next move of a test on a trial pod, from what is seen of it; pure.
+
+Whoever dies in the middle: the pod is found by its name and the test begins anew, within the same limit.
+
+The next move of an evaluation on a trial pod, from what is seen of it; pure.
+
+Whoever dies in the middle: pod and Job are found by their names, and the Job keeps what the pod had done
+before.
+
+The next move of a test on a replica that is drained for it; pure.
+
+The one way in which replicas in rotation fall below what they were: by one, where the spec allows it, and
+never below what it demands. Whoever dies in the middle: the run names the replica, and a run is not closed
+before that is back.
+
+What the log of an engine that ended by itself on a trial pod tells of why.
+
+A log may hold prompts and secrets. Only what the patterns of an engine's vocabulary match is kept of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from kvmedic.model.compression import KV_HEADS
+from kvmedic.model.fleet import Fleet, Pod
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Run
+from kvmedic.model.trial import (
+    Answer,
+    Begun,
+    Counted,
+    GateStep,
+    Growth,
+    Interrupted,
+    JobEnd,
+    JobSight,
+    Progress,
+    Prompted,
+    Question,
+    Reclaim,
+    Sample,
+    Scored,
+    Served,
+    Shown,
+    TrialStep,
+    Underway,
+    Watched,
+)
+from kvmedic.rollout.draining import Drain, StartLimits, draining_move, start_failure
+from kvmedic.rollout.moves import Cordon, Failed, Uncordon, Wait
+from kvmedic.rollout.preconditions import drained_refusal
+from kvmedic.runbooks.compression.accuracy import Evaluation, NotPassed, score_of
+from kvmedic.runbooks.compression.attention import GrowthJudged, judge_prompts
+from kvmedic.runbooks.compression.reclamation import Generation, Judged, Reclamation, Unjudged, judge
+
+LINE_LENGTH = 4000
+"""Characters of a line that are looked at: a selector of attention backends tells its whole configuration
+and every backend's reasons in one (vLLM 0.14: about 900)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What is known of an end beside what the kubelet says."""
+
+    refusal: str = ""
+    """The phrase with which the engine refuses a type of its KV cache; empty: it does not, or the log was
+    not read."""
+    trouble: str = ""
+    """Why the log could not be read; empty where it was."""
+
+
+NO_WORDS = LastWords()
+
+
+def refusal_in(lines: Iterable[str], refusals: Sequence[re.Pattern[str]]) -> str:
+    """Return the first phrase with which an engine refuses a type of its KV cache; empty where none does.
+
+    Args:
+        lines: of its log, without those of ordinary logging.
+        refusals: the phrases; the last group of a pattern is what is kept.
+    """
+    found = (pattern.search(line[:LINE_LENGTH]) for line in lines for pattern in refusals)
+    return next((match.group(match.re.groups) for match in found if match), "")
+
+
+def ended_by_itself(pod: Pod) -> bool:
+    """Return whether a trial pod's engine ended and nobody deleted the pod."""
+    return pod.has_ended and not pod.terminating
+
+
+def told_of_end(pod: Pod, words: LastWords) -> str:
+    """Return why a trial pod's engine ended, as far as it is known."""
+    if words.refusal:
+        return f"the engine refuses it on this hardware: {words.refusal}"
+    end = pod.last_end
+    said = f" (exit code {end.exit_code}, {end.reason or 'no reason given'})" if end else ""
+    unread = f"; its log cannot be read: {words.trouble}" if words.trouble else ""
+    return f"the trial pod ended by itself{said}{unread}"
+
+
+MIB = 1 << 20
+KEPT_READINGS = 24
+"""Readings of a generation that stay on record: as many as show its course in a terminal's width."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSight:
+    """A trial as it is seen."""
+
+    pod: Pod | None
+    """None: there is none, not yet or not any more."""
+    progress: Progress | None
+    """None: nobody has begun the test."""
+    words: LastWords = NO_WORDS
+    """Of a pod that ended by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeTrial:
+    """Make the trial pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTest:
+    """Begin the test on the pod, which is Ready."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The test came to its end."""
+
+    answer: Answer
+
+
+TrialMove: TypeAlias = MakeTrial | BeginTest | Answered | Wait | Failed
+
+
+def trial_move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits, now: datetime) -> TrialMove:
+    """Return the next move of a test.
+
+    The other half of a comparison that fails is on record as one that showed nothing: what the first half
+    showed does not wait for it without end.
+
+    Args:
+        sight: the pod and the test as they are.
+        step: what is asked.
+        run: of the step.
+        limits: how long a replica may take to start, and to be scheduled.
+        now: the time.
+    """
+    move = _move(sight, step, run, limits, now)
+    if not (isinstance(move, Failed) and step.without):
+        return move
+    silent = Answer(step.question, step.told_of, move.message, now, run.spec_generation, beside=_beside(step))
+    return Answered(silent)
+
+
+def _move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits, now: datetime) -> TrialMove:
+    if now - run.started_at > timedelta(seconds=step.limit_seconds):
+        return Failed(Reason.TRIAL_UNANSWERED, f"no answer within {step.limit_seconds} s; {_where(sight)}")
+    pod = sight.pod
+    if isinstance(sight.progress, Shown):
+        # It counts whatever became of the pod since: a long prompt may well be the end of an engine.
+        return Answered(answer_of(sight.progress, step, run.spec_generation, now))
+    if pod is not None and step.change is not None and ended_by_itself(pod):
+        # The change under test may be what ended it, and would again: that is on record.
+        return Answered(_of_end(pod, sight.words, step, run.spec_generation, now))
+    waits = trial_start(pod, limits, now)
+    if pod is None or waits is not None:
+        return waits or MakeTrial()
+    return tested(sight.progress, pod, step)
+
+
+def trial_start(pod: Pod | None, limits: StartLimits, now: datetime) -> MakeTrial | Wait | Failed | None:
+    """Return the next move toward a trial pod that is Ready; None where it is."""
+    if pod is None:
+        return MakeTrial()
+    if pod.has_ended or pod.terminating:
+        return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name} ended by itself, or somebody deleted it")
+    return None if pod.ready else _starting(pod, limits, now)
+
+
+def tested(progress: Underway | Interrupted | None, pod: Pod, step: TrialStep) -> BeginTest | Wait | Failed:
+    """Return the next move of a test whose pod is ready for it and which has not come to its end."""
+    match progress:
+        case None:
+            return BeginTest(pod)
+        case Underway() if step.question is Question.START:
+            return Wait(step.reason, f"{pod.name} started; its log and its metrics are read")
+        case Underway(tokens, of):
+            does = "computes prompts" if step.question is Question.PROMPTS else "generates"
+            return Wait(step.reason, f"{pod.name} {does}: {10 * tokens // of * 10} % of {of} tokens")
+        case Interrupted(why):
+            return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name}: {why}")
+
+
+def answer_of(seen: Shown, step: TrialStep, generation: int, now: datetime) -> Answer:
+    """Return what a test that came to its end shows; `generation`: of the spec."""
+    match seen:
+        case Prompted():
+            return _of_prompts(seen, step, generation, now)
+        case Begun():
+            return _of_start(seen, step, generation, now)
+        case Watched():
+            return _of_blocks(seen, step, generation, now)
+
+
+def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime) -> Answer:
+    found = judge(
+        Generation(
+            watched.samples,
+            watched.generated,
+            watched.block_tokens,
+            step.keep,
+            KV_HEADS,
+            watched.window,
+        )
+    )
+    return Answer(
+        step.question,
+        step.told_of,
+        message=f"on {step.place} {watched.generated} tokens {_shown(found)}",
+        at=now,
+        generation=generation,
+        reclaim=None if isinstance(found, Unjudged) else found.reclaim,
+        seen=thinned(watched.samples),
+        block_tokens=watched.block_tokens,
+        keep=step.keep,
+    )
+
+
+def _of_end(pod: Pod, words: LastWords, step: TrialStep, generation: int, now: datetime) -> Answer:
+    """Return what the end of a trial pod by itself shows of the change on it."""
+    refused = bool(words.refusal)
+    message, beside = told_of_end(pod, words), _beside(step)
+    return Answer(step.question, step.told_of, message, now, generation, refused=refused, beside=beside)
+
+
+def _of_prompts(seen: Prompted, step: TrialStep, generation: int, now: datetime) -> Answer:
+    found = judge_prompts(seen.before, seen.prompts, in_chunks=seen.in_chunks)
+    lengths = ", ".join(str(each.tokens) for each in seen.prompts)
+    shown = f"prompts of {lengths} tokens {_grown(found, seen)}{_attention(seen.backends)}"
+    return Answer(
+        step.question,
+        step.told_of,
+        message=f"{_on_pod(step)} {shown}",
+        at=now,
+        generation=generation,
+        growth=None if isinstance(found, Unjudged) else found.growth,
+        prompts=seen.prompts[-KEPT_READINGS:],
+        memory_before=seen.before,
+        beside=_beside(step),
+        backends=seen.backends,
+    )
+
+
+def _of_start(seen: Begun, step: TrialStep, generation: int, now: datetime) -> Answer:
+    sized = f" of {seen.block_tokens} tokens" if seen.block_tokens else ""
+    typed = f"{sized}, stored as {seen.cache_type}" if seen.cache_type else sized
+    return Answer(
+        step.question,
+        step.told_of,
+        message=f"{_on_pod(step)} there are {seen.blocks} blocks{typed}{_attention(seen.backends)}",
+        at=now,
+        generation=generation,
+        beside=_beside(step),
+        block_tokens=seen.block_tokens,
+        blocks=seen.blocks,
+        cache_type=seen.cache_type,
+        backends=seen.backends,
+    )
+
+
+def _beside(step: TrialStep) -> str:
+    return step.template if step.without else ""
+
+
+def _on_pod(step: TrialStep) -> str:
+    return f"on a trial pod without {step.method}" if step.without else "on a trial pod"
+
+
+def _attention(backends: Sequence[str]) -> str:
+    return f"; attention by {', '.join(backends)}" if backends else ""
+
+
+def _grown(found: GrowthJudged, seen: Prompted) -> str:
+    if isinstance(found, Unjudged):
+        return f"showed nothing: {found.why}"
+    more = (max(each.used for each in seen.prompts) - seen.before) / MIB
+    if found.growth is Growth.NONE:
+        return f"left device memory as it was ({more:.0f} MiB more)"
+    return (
+        f"took {more:.0f} MiB more of device memory, which grows with the power {found.exponent:.2f} of the "
+        f"prompt (1: in proportion, 2: scores are held); confidence {found.confidence:.2f}"
+    )
+
+
+def thinned(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """Return some of the readings, evenly over their course, the last one among them."""
+    every = -(-len(samples) // KEPT_READINGS)
+    return tuple(reversed(samples[::-1][::every])) if samples else ()
+
+
+def _shown(found: Judged) -> str:
+    if isinstance(found, Unjudged):
+        return f"showed nothing: {found.why}"
+    expected = found.predicted[Reclaim.RECLAIMS]
+    return (
+        f"left {found.freed:.0%} of their blocks free; used blocks grow by {found.slope:.2f} of what tokens "
+        f"take (where blocks come back: {expected:.2f}); the request uses {found.ratio}{_if_budget(found)}; "
+        f"confidence {found.confidence:.2f}"
+    )
+
+
+def _if_budget(found: Reclamation) -> str:
+    """Return what else a ratio over the limit may come from."""
+    if found.reclaim is not Reclaim.IN_PART:
+        return ""
+    return " for the tokens that its settings keep (if it keeps more, say so in spec.compression.keepTokens)"
+
+
+def _starting(pod: Pod, limits: StartLimits, now: datetime) -> Wait | Failed:
+    failed = start_failure(pod, False, limits, now)
+    if failed is not None:
+        no_room = failed.reason is Reason.SPARE_UNSCHEDULABLE
+        return failed if no_room else Failed(Reason.TRIAL_UNANSWERED, failed.message)
+    return Wait(
+        Reason.AWAITING_REPLICA, f"{pod.name} {'waits for a node' if pod.unschedulable else 'starts'}"
+    )
+
+
+def _where(sight: TrialSight) -> str:
+    if sight.pod is None:
+        return "there is no trial pod"
+    if isinstance(sight.progress, Underway):
+        return f"{sight.progress.tokens} of {sight.progress.of} tokens came"
+    return f"{sight.pod.name} is {'' if sight.pod.ready else 'not '}Ready"
+
+
+@dataclass(frozen=True, slots=True)
+class GateSight:
+    """An evaluation as it is seen."""
+
+    pod: Pod | None
+    """None: there is none, not yet or not any more."""
+    served: Served | str | None
+    """What its engine says, or why that cannot be read; None: it is not Ready."""
+    job: JobSight | None
+    """None: there is none yet."""
+    words: LastWords = NO_WORDS
+    """Of a trial pod that ended by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeJob:
+    """Make the Job, for a trial pod that is Ready."""
+
+    subject: Served
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The evaluation came to its end."""
+
+    scored: Scored
+
+
+GateMove: TypeAlias = MakeTrial | MakeJob | Evaluated | Wait | Failed
+
+
+def gate_move(sight: GateSight, step: GateStep, run: Run, limits: StartLimits, now: datetime) -> GateMove:
+    """Return the next move of an evaluation.
+
+    Args:
+        sight: pod and Job as they are.
+        step: what is asked.
+        run: of the step.
+        limits: how long a replica may take to start, and to be scheduled.
+        now: the time.
+    """
+    if now - run.started_at > timedelta(seconds=step.limit_seconds):
+        late = JobSight(JobEnd.LATE, "", Counted(0, 0.0))
+        return Evaluated(_scored(late, None, step, run, now))
+    toward = _of_pod(sight, step, run, limits, now)
+    if toward is not None:
+        return toward
+    if sight.served is None or isinstance(sight.served, str):
+        return Wait(
+            Reason.AWAITING_EVALUATION, f"the trial pod does not tell yet: {sight.served or 'starts'}"
+        )
+    if doubt := _other_cache(step, sight.served):
+        return Failed(Reason.TRIAL_UNANSWERED, doubt)
+    if sight.job is None:
+        return MakeJob(sight.served)
+    if sight.job.end is None:
+        done = _roughly(sight.served.counted.requests - sight.job.before.requests)
+        text = f"CronJob/{step.cron_job} evaluates the trial pod: {done} requests or more are answered"
+        return Wait(Reason.AWAITING_EVALUATION, text)
+    return Evaluated(_scored(sight.job, sight.served.counted, step, run, now))
+
+
+def _of_pod(
+    sight: GateSight, step: GateStep, run: Run, limits: StartLimits, now: datetime
+) -> GateMove | None:
+    """Return the next move toward a trial pod that is Ready, or what its end shows; None where it is Ready.
+
+    An end by itself is on record: whatever ended the engine would do so again.
+    """
+    pod = sight.pod
+    if pod is None or not ended_by_itself(pod):
+        return trial_start(pod, limits, now)
+    refused = step.change is not None and bool(sight.words.refusal)
+    words = sight.words if refused else replace(sight.words, refusal="")
+    message = f"{step.subject}: {told_of_end(pod, words)}"
+    scored = Scored(step.tried, step.evaluation, message, now, run.spec_generation, refused=refused)
+    return Evaluated(scored)
+
+
+def _roughly(requests: int) -> int:
+    """Return a number by its first digit, so that what is told of it changes seldom."""
+    unit = int(10 ** (len(str(max(0, requests))) - 1))
+    return max(0, requests) // unit * unit
+
+
+def _other_cache(step: GateStep, served: Served) -> str:
+    """Return that the trial pod does not store as the step wants it; empty where it does."""
+    if not step.cache_types or served.cache_type.startswith(step.cache_types):
+        return ""
+    stores = (
+        f"stores keys and values as {served.cache_type}" if served.cache_type else "does not tell its type"
+    )
+    return (
+        f"the trial pod {stores}, and {step.subject} was asked for: see whether model and device support it"
+    )
+
+
+def _scored(job: JobSight, after: Counted | None, step: GateStep, run: Run, now: datetime) -> Scored:
+    """Return the outcome of an evaluation that ended."""
+    requests = None if after is None else after.requests - job.before.requests
+    tokens = (after.tokens - job.before.tokens) / requests if after and requests else None
+    found = score_of(Evaluation(job.end or JobEnd.LATE, job.message, requests, tokens), step.budget)
+    name = f"CronJob/{step.cron_job} on a trial pod with {step.subject}"
+    score = None if isinstance(found, NotPassed) else found
+    told = found.why if isinstance(found, NotPassed) else f"{found.accuracy:.3f} over {found.samples} samples"
+    return Scored(step.tried, step.evaluation, f"{name}: {told}", now, run.spec_generation, score)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedSight:
+    """A fleet with a replica that is tested, as it is seen."""
+
+    fleet: Fleet
+    drain: Drain
+    """What is known of requests on the replica; of no meaning once the test has begun, which sends one."""
+    progress: Progress | None
+    """None: nobody has begun the test."""
+    least: int
+    """Replicas that must serve beside it, by the spec."""
+
+
+DrainedMove: TypeAlias = Cordon | BeginTest | Answered | Wait | Failed
+
+
+def drained_move(sight: DrainedSight, step: TrialStep, run: Run, now: datetime) -> DrainedMove:
+    """Return the next move of a test on a replica.
+
+    Args:
+        sight: the fleet and the test as they are.
+        step: what is asked, and of which replica.
+        run: of the step.
+        now: the time.
+    """
+    if now - run.started_at > timedelta(seconds=step.limit_seconds):
+        return Failed(Reason.TRIAL_UNANSWERED, f"no answer within {step.limit_seconds} s")
+    if isinstance(sight.progress, Shown):
+        return Answered(answer_of(sight.progress, step, run.spec_generation, now))
+    pod = replica_of(sight.fleet, step)
+    if pod is None or not pod.ready:
+        return Failed(Reason.TRIAL_UNANSWERED, f"{step.replica} is {'not Ready' if pod else 'gone'}")
+    if why := _not_spared(sight, pod, _least(sight, run)):
+        return Failed(Reason.TRIAL_UNANSWERED, why)
+    if sight.progress is None:
+        return _drained(sight, step, pod, run)
+    return _going_on(sight.progress, step, pod)
+
+
+def replica_of(fleet: Fleet, step: TrialStep) -> Pod | None:
+    """Return the replica that a step names; None where it is gone or goes."""
+    return next((pod for pod in fleet.live if pod.uid == step.replica_uid), None)
+
+
+def _least(sight: DrainedSight, run: Run) -> int:
+    """Return how many replicas must serve beside the one that is tested: all but one of those before."""
+    return max(1, sight.least, run.in_rotation - 1)
+
+
+def _not_spared(sight: DrainedSight, pod: Pod, least: int) -> str:
+    """Return why its peers cannot spare a replica; empty where they can."""
+    serving = sum(peer.ready and peer.in_rotation for peer in sight.fleet.live if peer.uid != pod.uid)
+    return f"{serving} replicas serve beside {pod.name}, {least} must" if serving < least else ""
+
+
+def _drained(sight: DrainedSight, step: TrialStep, pod: Pod, run: Run) -> DrainedMove:
+    """Return the next move until nothing runs on the replica; then the test begins."""
+    refused = drained_refusal(sight.fleet, step) if run.victim is None else None
+    if refused is not None:
+        return Failed(refused.reason, refused.message)
+    waiting = draining_move(sight.fleet, pod, run.victim, sight.drain, _least(sight, run))
+    if waiting is not None and not isinstance(waiting, Uncordon):
+        return waiting
+    if sight.drain is not Drain.IDLE:
+        text = f"{pod.name} still has requests, or does not tell, when spec.rollout.drainTimeout is over"
+        return Failed(Reason.TRIAL_UNANSWERED, text)
+    return tested(None, pod, step)
+
+
+def _going_on(progress: Underway | Interrupted, step: TrialStep, pod: Pod) -> DrainedMove:
+    if not pod.cordoned:
+        return Failed(Reason.TRIAL_UNANSWERED, f"somebody put {pod.name} back into rotation")
+    return tested(progress, pod, step)

@@ -1,0 +1,464 @@
+"""Which branch of a runbook applies, and why: a pure ordered table, first match wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeAlias
+
+from kvmedic.engines.engine_log import Start, Witness
+from kvmedic.model.compression import BundleSetting, Figures, Keep, MethodClass, TokenEviction
+from kvmedic.model.config_edits import LatestDeploy, NoDeploy, Revision
+from kvmedic.model.devices import NodeHealth, Vital, Vitals
+from kvmedic.model.edits import BundleEdit
+from kvmedic.model.engine import Knob, Scalar
+from kvmedic.model.evidence import Inconclusive, Observation, Reading, Signal
+from kvmedic.model.plan import Goal
+from kvmedic.model.readings import Recalled
+from kvmedic.model.reasons import Reason
+from kvmedic.model.sentences import SENTENCES
+from kvmedic.model.spec import NOT_DECLARED, CompressionPolicy, Fix, LeverBound, ScaleBound, Trigger
+from kvmedic.model.status import FailedFix
+from kvmedic.model.trial import Answer, Growth, Question, Reclaim
+from kvmedic.verdict.quorum import LeftOut
+from kvmedic.verdict.sizing import Supply
+
+GIVEN = "spec.compression.baseline"
+"""Where a user gives the fleet without the method."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """A method that compresses the fleet's KV cache, as far as anything tells of it."""
+
+    name: str
+    method_class: MethodClass | None
+    """None: what it does to blocks is not known."""
+    told_by: str
+    """What says that it is on: the spec, a variable, a flag."""
+    is_confirmed: bool = False
+    """The engine itself says that it is on; a setting says only what somebody wants."""
+    denied: str = ""
+    """The phrase of its log by which the engine says that it does not run, though settings ask for it."""
+    keep: Keep | None = None
+    """What it keeps of a sequence; None: not known, or it keeps all."""
+    keep_is_read: bool = True
+    """The engine's settings, or the method itself, say what it keeps; not the spec alone."""
+    cache_types: tuple[str, ...] = ()
+    """Beginnings of the types in which it stores keys and values; empty: it does not change them."""
+    asks_for_type: str = ""
+    """The type that the pod template asks for; empty: none of those."""
+    type_is_in_file: bool = False
+    """It does so in a file, which may be another one than the engines read when they started."""
+    without: Figures = field(default_factory=Figures)
+    """The fleet without the method."""
+    blocks_without: int | None = None
+    """Usable blocks of a replica without it."""
+    block_tokens_without: int | None = None
+    """Tokens of one of these; None: as many as now."""
+    pool_is_fixed: bool = False
+    """The command line sizes the pool, whatever memory there is: a method makes it no larger."""
+    settings: tuple[BundleSetting, ...] = ()
+    """The bundle that turns it on; empty: not known."""
+    fix: Fix | None = None
+    """As which fix it was turned on; None: it was there before."""
+    policy: CompressionPolicy = NOT_DECLARED
+    answer: Answer | None = None
+    """Of the newest trial of blocks on this very template; None: there was none."""
+    grown: Answer | None = None
+    """Of the newest trial of prompts on this very template; None: there was none."""
+    grown_without: Answer | None = None
+    """Of the newest one on this very template with the method off; None: there was none."""
+    start_without: Answer | None = None
+    """Of the newest start with the method off; None: there was none."""
+    longest_request: int | None = None
+    """Tokens of a request, at most, as the command line gives it; None: it does not."""
+    recalled: Recalled | None = None
+    """What history told of the fleet without the method; None: nobody asked."""
+    no_history: str = ""
+    """Why history does not tell of it; empty where it does, or nobody asked."""
+
+    @property
+    def shown(self) -> Reclaim | None:
+        """Return what a trial showed of its blocks; None: nothing that counts.
+
+        `InPart` is a ratio to what the method keeps: where the spec alone says that, a number that is too
+        small would have a method turned off that works.
+        """
+        found = self.answer.reclaim if self.answer else None
+        return None if found is Reclaim.IN_PART and not self.keep_is_read else found
+
+    @property
+    def is_unfused(self) -> bool:
+        """Return whether device memory grows with the square of the prompt, and no trial denied that it is
+        by the method.
+        """
+        return _is_square(self.grown) and not _is_square(self.grown_without)
+
+    @property
+    def without_from(self) -> str:
+        """Return where `without` is from, for a person; empty: nothing is known of it."""
+        given = GIVEN if self.policy.baseline != Figures() else ""
+        recalled = self.recalled.line() if self.recalled and not self.recalled.trouble else ""
+        return f"{given}, the rest of {recalled}" if given and recalled else given or recalled
+
+
+def _is_square(answer: Answer | None) -> bool:
+    return answer is not None and answer.growth is Growth.SQUARE
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOff:
+    """A method that compresses the KV cache should be turned off, with all that turned it on."""
+
+    method: str
+    settings: tuple[BundleSetting, ...]
+    """In the order in which they turn it on."""
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind it."""
+    undoes: Fix | None = None
+    """The fix that turned it on; None: it was there before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A trial pod should answer a question about a setting."""
+
+    question: Question
+    method: str
+    tokens: int
+    """To be generated; of prompts: of the longest."""
+    keep: Keep
+    """What the method keeps of a sequence; of no meaning for prompts."""
+    limit: timedelta
+    """After that the trial pod ends."""
+    reason: Reason
+    message: str
+    """One sentence with what asks for it."""
+    change: BundleEdit | None = None
+    """What differs on the trial pod; None: the present setting is tried."""
+    tried: str = ""
+    """Hash of the pod template on the trial pod, where it differs."""
+    off: tuple[BundleSetting, ...] = ()
+    """Settings of a method that is off on the trial pod, in the order in which they turn it on. Empty: the
+    method is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """A team's evaluation should score a setting on a trial pod."""
+
+    subject: str
+    change: BundleEdit | None
+    """What differs on the trial pod; None: the present setting is evaluated."""
+    tried: str
+    """Hash of the pod template on the trial pod."""
+    cron_job: str
+    evaluation: str
+    """Digest of its Job template."""
+    budget: int | None
+    """Tokens of a request beyond which the setting makes a difference; None: with the first."""
+    cache_types: tuple[str, ...]
+    """Beginnings of the types of which the trial pod's cache must have one; empty: any."""
+    limit: timedelta
+    reason: Reason
+    message: str
+    """One sentence with what asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOn:
+    """A bundle should take other values: one that proved itself on a trial pod comes, or a method goes."""
+
+    fix: Fix
+    method: str
+    change: BundleEdit
+    before: str
+    after: str
+    """Both for a person."""
+    reason: Reason
+    message: str
+    """One sentence with what proved it."""
+    undoes: Fix | None = None
+    """The fix that had turned on what is turned off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Every lever that is allowed was asked, and none is left that would help."""
+
+    message: str
+    """What each of them says."""
+    may_scale: bool
+    """Replicas may be added (spec.levers), and there are fewer than that allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that a diagnosis rests on.
+
+    Both looks cover the same replicas: every pod of the target that should serve, but for those left out.
+    """
+
+    burn: Observation
+    """Over `spec.trigger.window`, held for `spec.trigger.for`."""
+    sizing: Observation
+    """Over `spec.sizing.window`."""
+    trigger: Trigger
+    vitals: Mapping[str, Vitals] = field(default_factory=dict)
+    """By pod name; a pod is absent where nobody looked."""
+    node_health: NodeHealth = NodeHealth.IF_AVAILABLE
+    """What unknown node health means (spec.nodeHealth)."""
+    deploy: LatestDeploy = field(default_factory=NoDeploy)
+    """What of the pod template changed of late. No deploy also where nobody looked."""
+    spent: Spent | None = None
+    """What came of asking every lever; None: nobody asked yet, or one is left."""
+    versions: tuple[Witness, ...] = ()
+    """What replicas say of their engine's version; empty also where nobody asked."""
+    evicts: TokenEviction | None = None
+    """What takes tokens from sequences while they run; None where nothing is known of."""
+    compression: Compressed | None = None
+    """The method that compresses the KV cache; None where nothing tells of one, or nobody looked."""
+    fix: Try | Evaluate | TurnOn | NoChange | None = None
+    """What comes after a method that saved nothing; None: nothing, or nobody looked."""
+    failed_fixes: tuple[FailedFix, ...] = ()
+    """What was tried before that in vain."""
+    unanswered: Inconclusive | None = None
+    """Why the runbook on compression cannot go on at this look. None: it can, or nobody tried yet."""
+    started: Mapping[str, Start] = field(default_factory=dict)
+    """What engines logged when they started, by pod name; a pod is absent where nobody had to ask."""
+    peaks: Mapping[str, Reading[float]] = field(default_factory=dict)
+    """The most tokens per second that replicas were asked for over ten minutes of the last day, by pod name;
+    a pod is absent where nobody looked."""
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+    """Replicas that should serve and are in neither look, as nothing can be judged by them."""
+
+    @property
+    def replicas(self) -> int:
+        """Return how many replicas should serve."""
+        return len(self.burn.pods) + len(self.left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact that supports a branch: what was observed, against which limit."""
+
+    subject: str
+    """A pod's name, or "fleet"."""
+    signal: Signal | Vital | None
+    """None: the fact is no single reading."""
+    observed: float | None
+    limit: float | None
+    text: str
+    """The fact in one clause, with its numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A knob should take an absolute value."""
+
+    knob: Knob
+    value: int | float | str
+    """A text is a value as it stood on a command line."""
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoChange:
+    """The branch applies and the best move is none; the reason says why."""
+
+    reason: Reason
+    message: str
+    passes_on: bool = False
+    """The trouble is real and no lever is left for it: the branches for that are asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """One replica should make room for a new one with the same setting."""
+
+    pod: str
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """The fleet should run the revision again that it ran before."""
+
+    before: Revision
+    after: Revision
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind it, and how long it will take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """The fleet should have another number of replicas."""
+
+    replicas: int
+    reason: Reason
+    message: str
+    """One sentence with the numbers behind it."""
+
+
+SettingAdvice: TypeAlias = Assignment | NoChange
+"""What a lever says."""
+
+Beyond: TypeAlias = Relief | RollBack | Resize | TurnOff | Try | Evaluate | TurnOn
+"""Advice that is no matter of one setting."""
+
+Advice: TypeAlias = SettingAdvice | Beyond
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """The share of its devices' memory that an engine takes, as its command line has it."""
+
+    ratio: float | None
+    """As given, else the engine's default for its version; None where neither is known."""
+    is_given: bool
+    """It stands on the command line."""
+    fixed_by: str = ""
+    """The flag that sizes the KV cache whatever the share is; empty where none does."""
+    unread: str = ""
+    """The configuration file that may give the share too; empty without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is known of the engine's present setting when advice is sought."""
+
+    max_num_seqs: int | None
+    """The cap as given on the command line; None when the engine's default applies."""
+    levers: tuple[LeverBound, ...]
+    """Allowed levers in the order of trying."""
+    exhausted: frozenset[Knob] = frozenset()
+    """Levers that were tried on this evidence and did not help."""
+    memory: MemoryShare | None = None
+    """What the engine takes of its devices' memory; None: nobody looked at its command line."""
+    given: Mapping[Knob, Scalar] | None = None
+    """Every knob that the command line gives; None where nobody knows all that it gives."""
+    most_sequences: int | None = None
+    """The cap as given, else the largest that an engine takes by itself; None: not known."""
+    chunks_prefill: bool | None = None
+    """Whether a long prompt is spread over several steps; None: not known."""
+    refused: Mapping[Knob, NoChange] = field(default_factory=dict)
+    """Levers that this engine's command line does not let be set, with the reason."""
+    replacing_failed: bool = False
+    """A replica was replaced on this evidence, and it did not help."""
+    rollback_allowed: bool = False
+    """The fleet may be taken back to its previous revision."""
+    rollback_failed: bool = False
+    """It was, from this very revision, and it did not help."""
+    supply: Supply = field(default_factory=Supply)
+    """What is known of the memory that the KV cache has, and could have."""
+    least_step_tokens: int | None = None
+    """The fewest tokens of a step that an engine takes by itself; None: not known."""
+    scale_out: ScaleBound | None = None
+    """How far replicas may be added; None where they may not."""
+    scaling_failed: bool = False
+    """Replicas were added on this evidence, and it did not help."""
+    kept_on: frozenset[str] = frozenset()
+    """Methods of compression that were turned off on this pod template, which did harm."""
+    before_scaling: int | None = None
+    """Replicas before the first were added for a while; None where none were."""
+    gpus: int | None = None
+    """GPUs of a replica; None: not known."""
+    is_our_cap: bool = False
+    """The present cap is one that was computed, kept and not corrected yet."""
+
+    def bound(self, knob: Knob) -> LeverBound | None:
+        """Return the bounds of a lever, or None where it is not allowed."""
+        return next((one for one in self.levers if one.knob is knob), None)
+
+    def whole(self, knob: Knob) -> int | None:
+        """Return the whole number that the command line gives a knob, or None where it gives none."""
+        value = self.given.get(knob) if self.given else None
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+Judge: TypeAlias = Callable[[Evidence], "tuple[Finding, ...] | Inconclusive | None"]
+Adviser: TypeAlias = Callable[[Evidence, Setting], Advice]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One row of a runbook's decision table.
+
+    `when` returns the findings that fire the branch, None when it does not apply, or
+    `Inconclusive` when its evidence is missing; the table stops at the first that is not None.
+    """
+
+    reason: Reason
+    section: str
+    """Where in the runbook this branch comes from."""
+    signals: frozenset[Signal]
+    when: Judge
+    then: Adviser | None
+    """None: nothing is to be changed."""
+    vitals: frozenset[Vital] = frozenset()
+    """What it looks at beside the engine's signals."""
+    goal: Goal = Goal.RELIEF
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """One branch applies."""
+
+    branch: Branch
+    findings: tuple[Finding, ...]
+
+    @property
+    def reason(self) -> Reason:
+        """Return the branch's reason."""
+        return self.branch.reason
+
+    def line(self) -> str:
+        """Return the diagnosis as one line for a person."""
+        facts = "; ".join(f"{f.subject}: {f.text}" for f in self.findings)
+        return f"{self.reason}: {SENTENCES[self.reason]} {facts}".rstrip()
+
+
+Diagnosis: TypeAlias = Diagnosed | Inconclusive
+
+CONTENT = frozenset(
+    {Reason.HEALTHY, Reason.NO_COMPRESSION, Reason.COMPRESSION_UNDOUBTED, Reason.COMPRESSION_SAVES}
+)
+"""What is found where there is no trouble."""
+
+
+def is_content(diagnosis: Diagnosis) -> bool:
+    """Return whether a look found no trouble."""
+    return isinstance(diagnosis, Diagnosed) and diagnosis.reason in CONTENT
+
+
+def diagnose(branches: tuple[Branch, ...], evidence: Evidence) -> Diagnosis:
+    """Return the first branch that applies, or why none can be named.
+
+    Raises:
+        ValueError: the table has no closing branch that always applies.
+    """
+    found = first_match(branches, evidence)
+    if found is None:
+        raise ValueError("a runbook's table ends with a branch that always applies")
+    return found
+
+
+def first_match(branches: tuple[Branch, ...], evidence: Evidence) -> Diagnosis | None:
+    """Return the first of some branches that applies, or why none can be named; None where none applies."""
+    for branch in branches:
+        match branch.when(evidence):
+            case None:
+                continue
+            case Inconclusive() as unknown:
+                return unknown
+            case findings:
+                return Diagnosed(branch, findings)
+    return None

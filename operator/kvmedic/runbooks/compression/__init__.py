@@ -1,0 +1,1 @@
+"""The runbook of KV compression that is on and saves no memory."""

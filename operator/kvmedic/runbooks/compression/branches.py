@@ -1,0 +1,393 @@
+"""Runbook "KV compression enabled, no memory savings": does it save, and what to do where it does not.
+
+What counts is how many blocks become free, not how many tokens are evicted. Three layers are never mixed up:
+a device's memory, which an engine takes when it starts and never gives back; how much of the pool is in use;
+and blocks that are free. A device's memory that stays as it is says nothing against a method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvmedic.model.compression import MethodClass
+from kvmedic.model.evidence import Inconclusive, Signal
+from kvmedic.model.plan import Goal
+from kvmedic.model.readings import Complete, complete, pools
+from kvmedic.model.reasons import Reason
+from kvmedic.model.trial import Reclaim
+from kvmedic.runbooks.branches import Advice, Branch, Compressed, Evidence, Finding, NoChange, Relief, Setting
+from kvmedic.runbooks.compression.attention import (
+    attention_uncompared,
+    attention_unproven,
+    eager_fallback,
+    is_start_due,
+    unexplained,
+)
+from kvmedic.runbooks.compression.cache_types import (
+    proven_without,
+    stored,
+    too_few_tokens,
+    untold,
+    without_type,
+)
+from kvmedic.runbooks.compression.fixes import fix_next, probe_first, probe_prompts, turn_off
+from kvmedic.runbooks.compression.savings import (
+    ASKED,
+    EVICTING,
+    NEEDED,
+    Brought,
+    Worth,
+    brought_by,
+    fact,
+    silent,
+    where_nodes_are_known,
+)
+from kvmedic.runbooks.node_health import gpu_fault, is_of_interest, thermal_emergency
+
+DASHBOARD = (
+    "device memory is taken when an engine starts and stays as it is: watch the pool instead; its free "
+    "blocks are num_gpu_blocks * (1 - kv_cache_usage_perc)"
+)
+"""What a person who looks at a device's memory is to look at."""
+
+
+def no_compression(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Nothing tells of a method that compresses the KV cache, and none is to come in its place."""
+    is_next = evidence.fix is not None and not _is_of_another_kind(evidence)
+    return () if evidence.compression is None and not is_next else None
+
+
+def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Usage or preemptions fell against the fleet without the method, and throughput held, at like load.
+
+    That a device's memory stays as it is speaks for nothing and against nothing.
+    """
+    method, found = evidence.compression, _told(evidence)
+    if method is None or _is_of_another_kind(evidence):
+        return None
+    if isinstance(found, Inconclusive):
+        return found
+    if _pressured(found, evidence) or without_type(method, evidence):
+        return None
+    worth = brought_by(method, evidence)
+    if worth.worth is not Worth.SAVES:
+        return None
+    return (fact(f"{method.name}: {worth.message}"), fact(DASHBOARD))
+
+
+def undoubted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Nobody preempts beyond the trigger, and no figure speaks against the method.
+
+    Where a trial showed that blocks come back, it is no reproach that usage is as it was: requests may be too
+    short for it.
+
+    A replica whose GPU is ill, or that ran out of memory, is a matter of the other runbook.
+    """
+    method, found = evidence.compression, _told(evidence)
+    if method is None:
+        return None
+    worth = brought_by(method, evidence).worth
+    if _is_of_another_kind(evidence):
+        return None if worth is Worth.COSTS_MEMORY or method.is_unfused else ()
+    if isinstance(found, Inconclusive):
+        return found
+    if _pressured(found, evidence) or without_type(method, evidence):
+        return None
+    if worth is Worth.NOTHING and _frees(method):
+        return (fact(f"{method.name} frees blocks, and requests of now hardly need it: {_answered(method)}"),)
+    return None if worth in _SPEAKS_AGAINST else ()
+
+
+def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """The pod template asks for a type of fewer bits, and a running engine stores in another; or for any
+    method, and the log of the running engine says that it does not run.
+    """
+    method = evidence.compression
+    if method is not None and method.denied:
+        text = (
+            f"settings ask for {method.name} ({method.told_by}), and the start-up log says: {method.denied}"
+        )
+        return where_nodes_are_known(evidence, fact(text))
+    if method is None or method.method_class is not MethodClass.QUANTIZATION:
+        return None
+    found = pools(evidence.burn)
+    if isinstance(found, Inconclusive):
+        return found
+    if not without_type(method, evidence):
+        return too_few_tokens(method, evidence, found) or None
+    if not method.asks_for_type and evidence.fix is not None:
+        return None
+    stale = proven_without(method, evidence)
+    if not stale:
+        return Inconclusive(Reason.START_LOG_UNREADABLE, untold(method, evidence))
+    asked = f"the template asks for {method.asks_for_type}" if method.asks_for_type else "the spec says so"
+    return where_nodes_are_known(
+        evidence,
+        *(
+            Finding(name, None, None, None, f"{stored(found[name], evidence.started.get(name))}; {asked}")
+            for name in stale
+        ),
+    )
+
+
+def replace_stale(evidence: Evidence, setting: Setting) -> Advice:
+    """Return that a replica which started before its configuration was edited is replaced, or what to do."""
+    method = evidence.compression
+    if method is not None and method.denied:
+        return NoChange(
+            Reason.COMPRESSION_NOT_APPLIED,
+            f"{method.name} does not run in these replicas, whatever their settings ask for: see why the "
+            "plugin says so, or take its settings off",
+        )
+    stale = proven_without(method, evidence) if method else ()
+    if method is None or not stale:
+        return NoChange(
+            Reason.COMPRESSION_NOT_APPLIED,
+            "the type is in effect and the pool is hardly larger: see whether a number of blocks, a smaller "
+            "share of the memory, layers that are left out or scales for each head take what it saves",
+        )
+    if method.asks_for_type and method.type_is_in_file and not setting.replacing_failed:
+        return Relief(
+            stale[0],
+            Reason.COMPRESSION_NOT_APPLIED,
+            f"{stale[0]} started before its configuration file asked for {method.asks_for_type}; a new "
+            "replica reads it as it is now",
+        )
+    if method.asks_for_type:
+        return NoChange(
+            Reason.COMPRESSION_NOT_APPLIED,
+            f"{method.asks_for_type}, which the pod template gives, is ignored by {', '.join(stale)} and "
+            "would be by a new replica: see whether a wrapper changes it on the way, and what the start-up "
+            "log says",
+        )
+    return NoChange(
+        Reason.COMPRESSION_NOT_APPLIED,
+        f"spec.compression says {method.name}, and neither the command line nor its file asks for it: add "
+        "the setting, or correct spec.compression",
+    )
+
+
+def fix_waits(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """A method saved nothing, the next fix cannot go on, and replicas preempt beyond the trigger."""
+    if not isinstance(evidence.fix, NoChange):
+        return None
+    found = _told(evidence)
+    if isinstance(found, Inconclusive):
+        return found
+    return (fact(evidence.fix.message),) if _pressured(found, evidence) else None
+
+
+def fix_due(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """A method saved nothing, and the spec allows something in its place."""
+    if evidence.fix is None:
+        return None
+    return where_nodes_are_known(evidence, fact(evidence.fix.message))
+
+
+def page_selection(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """The method reads a part of the pages in each step and keeps all of them: no block becomes free."""
+    method = evidence.compression
+    if method is None or method.method_class is not MethodClass.PAGE_SELECTION:
+        return None
+    return (fact(f"{method.name}: {MethodClass.PAGE_SELECTION.frees}"),)
+
+
+def blocks_not_freed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """A long generation on a trial pod showed that few blocks come back, or none."""
+    method = evidence.compression
+    answer = method.answer if method else None
+    if method is None or answer is None or method.shown in (None, Reclaim.RECLAIMS):
+        return None
+    shown = f"{method.name}, {answer.reclaim}: {answer.message}"
+    if answer.reclaim is Reclaim.NONE:
+        shown += _IS_ON if method.is_confirmed else _MAY_BE_OFF
+    return where_nodes_are_known(evidence, fact(shown))
+
+
+def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Blocks come back, or there are more from the start on, and replicas preempt beyond the trigger.
+
+    Of fewer bits that is said once the tokens of the pool were compared with those without.
+    """
+    method, found = evidence.compression, _told(evidence)
+    if method is None or isinstance(found, Inconclusive):
+        return found if isinstance(found, Inconclusive) else None
+    is_compared = method.method_class is MethodClass.QUANTIZATION and not is_start_due(method)
+    works = is_compared or _frees(method)
+    if not _pressured(found, evidence) or not (works or brought_by(method, evidence).worth is Worth.SAVES):
+        return None
+    told = _answered(method) or brought_by(method, evidence).message
+    return (fact(f"{method.name} does what it can: {told}"),)
+
+
+def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Something asks whether there are more blocks by a method, and no trial has answered yet.
+
+    The table's last branch: where a trial would not answer what is asked, it says what is missing.
+    """
+    method = evidence.compression
+    if method is None:
+        return ()
+    worth = brought_by(method, evidence)
+    if doubt := _unasked(method, worth):
+        return doubt
+    found = pools(evidence.burn)
+    if isinstance(found, Inconclusive):
+        reason = Reason.POOL_NOT_PAGED if found.reason is Reason.SIGNAL_UNSUPPORTED else found.reason
+        return Inconclusive(reason, found.message)
+    asks = worth.message if worth.worth in _SPEAKS_AGAINST else "replicas preempt beyond the trigger"
+    return (fact(f"{method.name} ({method.told_by}): {asks}"),)
+
+
+def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
+    """Return why a trial would not answer what is asked of a method, or None where it would."""
+    answer = method.answer
+    if method.method_class is None:
+        text = f"what {method.name} does to blocks is not known: say it in spec.compression.class"
+        return Inconclusive(Reason.METHOD_UNKNOWN, text)
+    if answer is not None and answer.reclaim is None:
+        return silent(answer)
+    if answer is not None and method.shown is None:
+        return Inconclusive(
+            Reason.TRIAL_UNANSWERED, f"{method.name}, {answer.reclaim}: {answer.message}; {_CHECK}"
+        )
+    if (method.method_class in EVICTING and answer is None) or is_start_due(method):
+        return None
+    return unexplained(method, worth)
+
+
+_CHECK = (
+    "that rests on spec.compression.keepTokens or keepRatio, and on nothing that the engine says: set there "
+    "what the method really keeps, and a trial asks anew"
+)
+_IS_ON = "; the engine itself says that it is on, so each head keeps tokens of its own"
+_MAY_BE_OFF = (
+    "; each head keeps tokens of its own, or nothing is evicted at all: no start-up log says that it is on"
+)
+"""No block comes back either way; what an engine says of itself tells them apart."""
+_SPEAKS_AGAINST = frozenset({Worth.COSTS_MEMORY, Worth.COSTS_TIME, Worth.NOTHING})
+
+
+def _told(evidence: Evidence) -> Mapping[str, Complete] | Inconclusive:
+    return complete(evidence.burn, NEEDED)
+
+
+def _pressured(found: Mapping[str, Complete], evidence: Evidence) -> bool:
+    limit = evidence.trigger.preemptions_per_request
+    return any(one.numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD] > limit for one in found.values())
+
+
+def _is_of_another_kind(evidence: Evidence) -> bool:
+    ill = gpu_fault(evidence) or isinstance(thermal_emergency(evidence), tuple)
+    return bool(ill) or is_of_interest(evidence)
+
+
+def _frees(method: Compressed) -> bool:
+    """Return whether a trial showed that blocks come back."""
+    return method.answer is not None and method.answer.reclaim is Reclaim.RECLAIMS
+
+
+def _answered(method: Compressed) -> str:
+    return method.answer.message if method.answer else ""
+
+
+COMPRESSION_BRANCHES = (
+    Branch(
+        Reason.NO_COMPRESSION,
+        section="Runbook 2, symptoms",
+        signals=ASKED,
+        when=no_compression,
+        then=None,
+    ),
+    Branch(
+        Reason.COMPRESSION_SAVES,
+        section="Runbook 2: it works, the dashboard misleads",
+        signals=ASKED,
+        when=saves,
+        then=None,
+    ),
+    Branch(
+        Reason.COMPRESSION_UNDOUBTED,
+        section="Runbook 2, symptoms",
+        signals=ASKED,
+        when=undoubted,
+        then=None,
+    ),
+    Branch(
+        Reason.COMPRESSION_NOT_APPLIED,
+        section="Runbook 2: configured, not applied",
+        signals=ASKED,
+        when=not_applied,
+        then=replace_stale,
+    ),
+    Branch(
+        Reason.ATTENTION_UNCOMPARED,
+        section="Runbook 2, wall 1: prompt probe with the method off",
+        signals=ASKED,
+        when=attention_uncompared,
+        then=probe_prompts,
+        goal=Goal.ANSWER,
+    ),
+    Branch(
+        Reason.EAGER_FALLBACK,
+        section="Runbook 2, wall 1: attention falls back to an eager kernel",
+        signals=ASKED,
+        when=eager_fallback,
+        then=turn_off,
+        goal=Goal.PARITY,
+    ),
+    Branch(
+        Reason.FIX_WAITS,
+        section="Runbook 2: the fix after the method",
+        signals=ASKED,
+        when=fix_waits,
+        then=None,
+    ),
+    Branch(
+        Reason.FIX_DUE,
+        section="Runbook 2: the fix after the method",
+        signals=ASKED,
+        when=fix_due,
+        then=fix_next,
+        goal=Goal.PARITY,
+    ),
+    Branch(
+        Reason.BLOCKS_NOT_FREED,
+        section="Runbook 2, wall 2: scattered survivors",
+        signals=ASKED,
+        when=blocks_not_freed,
+        then=turn_off,
+        goal=Goal.PARITY,
+    ),
+    Branch(
+        Reason.PRESSED_THOUGH_COMPRESSED,
+        section="Runbook 2: it works, still pressured",
+        signals=ASKED,
+        when=pressed_though_compressed,
+        then=None,
+    ),
+    Branch(
+        Reason.ATTENTION_UNPROVEN,
+        section="Runbook 2, wall 1: prompt probe",
+        signals=ASKED,
+        when=attention_unproven,
+        then=probe_prompts,
+        goal=Goal.ANSWER,
+    ),
+    Branch(
+        Reason.PAGE_SELECTION,
+        section="Runbook 2: page selection",
+        signals=ASKED,
+        when=page_selection,
+        then=None,
+    ),
+    Branch(
+        Reason.COMPRESSION_UNPROVEN,
+        section="Runbook 2, wall 2: reclamation probe",
+        signals=ASKED,
+        when=unproven,
+        then=probe_first,
+        goal=Goal.ANSWER,
+    ),
+)
+"""First match wins. Those that ask for no change hand over to the next runbook of the spec."""

@@ -1,0 +1,438 @@
+"""From the advice to turn a method of compression off to a plan: all of its settings, or none.
+
+Each setting is looked for where the engine would read it. One that cannot be edited for sure keeps the whole
+bundle from being touched: half a bundle is a setting that nobody ever ran.
+
+Which flags and variables a spec may name as the settings of a method of compression.
+
+Whoever may write a spec need not be somebody who may write a workload: a spec gives an engine nothing but
+what known methods are configured by, and what an administrator lists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvmedic.engines.engine_log import MODELS_OWN
+from kvmedic.engines.kv_methods import METHODS
+from kvmedic.manifests.engine_file import Configuration
+from kvmedic.manifests.flags import AlreadySet, edit, option_setting_of, parsed_of, taken_off
+from kvmedic.manifests.grammar import Given, Parsed, options_of
+from kvmedic.manifests.refusal import Refusal
+from kvmedic.model.compression import OFF_WORDS, PLUGINS, BundleSetting, method_names
+from kvmedic.model.edits import (
+    COMMAND_LINE,
+    BundleEdit,
+    BundlePart,
+    BundleStep,
+    EnvEdit,
+    Field,
+    container_at,
+    literal_of,
+)
+from kvmedic.model.engine import Engine, Kind, Option, OptionName
+from kvmedic.model.fleet import template_hash
+from kvmedic.model.plan import Plan
+from kvmedic.model.reasons import Reason
+from kvmedic.model.sentences import names_secret
+from kvmedic.model.spec import CompressionPolicy, Fix
+from kvmedic.runbooks.branches import TurnOff, TurnOn
+from kvmedic.runbooks.planning import Fault, Workload, fault_of, with_template
+
+NEVER = re.compile(
+    rf"LD_\w+|DYLD_\w+|PYTHON\w+|PATH|HOME|BASH_ENV|ENV|IFS|{PLUGINS}|\w*_(?:PROXY|proxy)|HF_ENDPOINT|\w+_ENDPOINT"
+)
+"""Variables by which another program, another model or another peer comes into the engine's container; an
+administrator's pattern does not reach them."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedSettings:
+    """What an administrator allows beside what known methods name."""
+
+    flags: tuple[str, ...] = ()
+    """With their dashes."""
+    variables: tuple[str, ...] = ()
+    """Names; one that ends with `_*` is the beginning of names."""
+
+    def refusals(self, policy: CompressionPolicy) -> tuple[str, ...]:
+        """Return what a spec names that it may not, one sentence each with the field and the fix."""
+        replacement = policy.replacement.settings if policy.replacement else ()
+        return (
+            *self._refusals("spec.compression.settings", policy.settings),
+            *self._refusals("spec.compression.replacement.settings", replacement),
+        )
+
+    def _refusals(self, path: str, settings: Sequence[BundleSetting]) -> Iterator[str]:
+        for at, setting in enumerate(settings):
+            field, name = ("env", setting.env) if setting.env else ("flag", setting.flag)
+            if self._allows(setting):
+                continue
+            where = "compression.variables" if setting.env else "compression.flags"
+            yield (
+                f"{path}[{at}].{field}: {name} is no setting of a known method: remove it, or have an "
+                f"administrator add it to {where} of the operator's configuration"
+            )
+
+    def _allows(self, setting: BundleSetting) -> bool:
+        if setting.env:
+            return _is_known_variable(setting.env) or self._is_listed(setting.env)
+        flag = spelled(setting.flag)
+        return flag in _FLAGS or flag in {spelled(each) for each in self.flags}
+
+    def _is_listed(self, name: str) -> bool:
+        if name in self.variables:
+            return not names_secret(name)
+        starts = tuple(each.removesuffix("*") for each in self.variables if each.endswith("_*"))
+        return name.startswith(starts) and not (NEVER.fullmatch(name) or names_secret(name))
+
+
+def spelled(flag: str) -> str:
+    """Return a flag as the engine spells it."""
+    return "--" + flag.removeprefix("--").replace("_", "-")
+
+
+def is_own_value(name: str, value: str) -> bool:
+    """Return whether a value without the method is one that the method's own description has.
+
+    Args:
+        name: of a variable, or a flag with its dashes.
+        value: without the method.
+    """
+    if name == "--kv-cache-dtype" and value == MODELS_OWN:
+        return True
+    own = [each for method in METHODS for each in method.settings if name in (each.env, each.flag)]
+    switches = {method.switch for method in METHODS if method.switch}
+    return any(each.off == value for each in own) or (name in switches and value.lower() in OFF_WORDS)
+
+
+def _is_known_variable(name: str) -> bool:
+    patterns = [pattern for method in METHODS for pattern in method_names(method)]
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+_FLAGS = frozenset(
+    {
+        *(spelled(each.flag) for method in METHODS for each in method.settings if each.flag),
+        "--enable-prefix-caching",
+        "--kv-cache-dtype-skip-layers",
+    }
+)
+"""Flags by which known methods are configured."""
+
+
+_PLAIN = r"(?i:-?\d{0,9}(\.\d{1,9})?|true|false|yes|no|on|off|/[\w./-]*)"
+"""Values that are no secret."""
+_SWITCHES = frozenset({Kind.SWITCH, Kind.PRESENCE})
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """What becomes of one setting."""
+
+    parts: tuple[BundlePart, ...] = ()
+    """Empty: it is off already."""
+    before: str = ""
+    """The setting as it is given now, for people; empty where it is not."""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """What becomes of several settings together."""
+
+    change: BundleEdit
+    before: tuple[str, ...]
+    """The settings as they are given now, for people; one that is not given has no place."""
+    after: tuple[str, ...]
+
+
+def bundle_plan(workload: Workload, advice: TurnOff, generation: int) -> Plan | Fault:
+    """Return the plan that turns a method off, or why that cannot be done; `generation`: of the spec."""
+    found = edited(workload, advice.settings[::-1])
+    if isinstance(found, Fault):
+        return Fault(found.reason, f"{advice.method} cannot be turned off as a whole: {found.message}")
+    if found is None:
+        return Fault(
+            Reason.FLAG_NOT_EDITABLE,
+            f"{advice.method} is off already, as far as its settings tell: see what overrides them, "
+            "such as the image's entry point",
+        )
+    before, after = (", ".join(reversed(each)) for each in (found.before, found.after))
+    off = f"off ({after})" if after else "off"
+    wanted = TurnOn(
+        Fix.REVERT_BUNDLE,
+        advice.method,
+        found.change,
+        before or "on",
+        off,
+        advice.reason,
+        advice.message,
+        advice.undoes,
+    )
+    return turning_plan(workload, wanted, generation)
+
+
+def turning_plan(workload: Workload, advice: TurnOn, generation: int) -> Plan:
+    """Return the plan that makes all edits of a bundle at once; `generation`: of the spec."""
+    step = BundleStep(
+        target=workload.target,
+        container=str(workload.container.get("name")),
+        method=advice.method,
+        edit=advice.change,
+        before=advice.before,
+        after=advice.after,
+        before_template=template_hash(workload.template),
+        after_template=template_hash(advice.change.apply(workload.template)),
+        reason=advice.reason,
+        fix=advice.fix,
+        undoes=advice.undoes,
+    )
+    before = step.before_template
+    return Plan((step,), workload.target_uid, before, generation, advice.reason, advice.message)
+
+
+def edited(workload: Workload, settings: Sequence[BundleSetting]) -> Edited | Fault | None:
+    """Return the edits that give each of some settings its value without a method, in this order.
+
+    None where all have it. Values of a method's own are given by the same settings the other way round.
+    """
+    template, found = workload.template, list[Turned]()
+    for setting in settings:
+        container = container_at(template, workload.container_index) or {}
+        turned = _turned(workload, container, setting)
+        if isinstance(turned, Fault):
+            return turned
+        for part in turned.parts:
+            template = part.apply(template)
+        found.append(turned)
+    parts = tuple(part for turned in found for part in turned.parts)
+    if not parts:
+        return None
+    before, after = (
+        tuple(filter(None, (getattr(each, side) for each in found))) for side in ("before", "after")
+    )
+    return Edited(BundleEdit(parts), before, after)
+
+
+def unrecorded(workload: Workload, settings: Sequence[BundleSetting], earlier: Iterable[object]) -> str:
+    """Return which setting would get a value that nobody ever ran, with what to do; empty: none would.
+
+    Turning a method off removes its settings, gives them their own word for off, or puts back what an earlier
+    revision of the workload had.
+
+    Args:
+        workload: the engine with the method.
+        settings: of the method.
+        earlier: pod templates that the workload had.
+    """
+    for setting in settings:
+        name = setting.env or spelled(setting.flag)
+        if setting.off is None or is_own_value(name, setting.off) or is_off(workload, (setting,)):
+            continue
+        known = (with_template(workload, each) for each in earlier if isinstance(each, Mapping))
+        if not any(isinstance(each, Workload) and is_off(each, (setting,)) for each in known):
+            return (
+                f"{name}={setting.off}, as `before` says, is in no earlier revision of the Deployment: leave "
+                "`before` out to have it removed, or change it by hand"
+            )
+    return ""
+
+
+def reversed_of(settings: Iterable[BundleSetting]) -> list[BundleSetting]:
+    """Return settings whose value without the method is that with it, and the other way round."""
+    return [replace(each, on=each.off, off=each.on) for each in settings]
+
+
+def is_on(workload: Workload, settings: Sequence[BundleSetting]) -> bool:
+    """Return whether each of some settings is known to be on already; False where there is none."""
+    return bool(settings) and edited(workload, reversed_of(settings)) is None
+
+
+def is_off(workload: Workload, settings: Sequence[BundleSetting]) -> bool:
+    """Return whether each of some settings is known to be off already; False where there is none.
+
+    Asked at each look, so variables come first: they are told without reading the command line again.
+    """
+    ordered = sorted(settings, key=lambda each: not each.env)
+    found = (_turned(workload, workload.container, each) for each in ordered)
+    return bool(settings) and all(isinstance(each, Turned) and not each.parts for each in found)
+
+
+def _turned(workload: Workload, container: Mapping[str, object], setting: BundleSetting) -> Turned | Fault:
+    if setting.env:
+        return _variable(container, workload.container_index, setting)
+    name = spelled(setting.flag)
+    option = next((one for one in options_of(workload.engine) if name in one.names), None)
+    line = parsed_of(container, workload.engine)
+    if option is None:
+        version = workload.engine.effective_version
+        text = f"{workload.engine.profile.name} {version} is not known to have {name}: take it off by hand"
+        return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, text)
+    if isinstance(line, Refusal):
+        return fault_of(line)
+    return _option(_Place(workload, container, line, option, name), setting)
+
+
+def _variable(container: Mapping[str, object], index: int, setting: BundleSetting) -> Turned | Fault:
+    name, variables = setting.env, container.get(Field.ENV)
+    items = variables if isinstance(variables, list) else []
+    places = [at for at, item in enumerate(items) if isinstance(item, Mapping) and item.get("name") == name]
+    present = literal_of(items[places[0]]) if places else None
+    if doubt := _doubt(container, setting, [items[at] for at in places]):
+        return Fault(Reason.FLAG_NOT_EDITABLE, doubt)
+    if _is_off(present, setting.off):
+        return Turned()
+    if present is not None and not _may_be_shown(present, setting):
+        text = (
+            f"{name} has another value than the settings of the method say: give the present one in the "
+            "spec, or change it by hand"
+        )
+        return Fault(Reason.FLAG_NOT_EDITABLE, text)
+    place = places[0] if places else len(items)
+    change = EnvEdit(str(container.get("name")), index, name, place, present, setting.off)
+    before, after = (None if value is None else f"{name}={value}" for value in (present, setting.off))
+    return Turned((change,), before or "", after or "")
+
+
+def _doubt(container: Mapping[str, object], setting: BundleSetting, given: list[object]) -> str:
+    """Return why a variable is not as plain as an edit of it needs, with what to do; empty where it is."""
+    name = setting.env
+    if len(given) > 1:
+        return f"{name} is given {len(given)} times: leave one of them"
+    if given and literal_of(given[0]) is None:
+        return f"the value of {name} comes from another object (valueFrom): change it there"
+    if container.get("envFrom") and setting.off is None:
+        return (
+            f"{name} may also come from an object in envFrom: take it out there, and the object off the list"
+        )
+    if where := _mentioned(container, name):
+        return f"{name} is also read or set in {where}: take it off there"
+    return ""
+
+
+def _mentioned(container: Mapping[str, object], name: str) -> str:
+    """Return the first place, beside its own entry, where a variable's name stands; empty without one."""
+    word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+    for field in (*COMMAND_LINE, Field.ENV):
+        items = container.get(field)
+        for index, item in enumerate(items if isinstance(items, list) else ()):
+            text = item.get("value") if isinstance(item, Mapping) else item
+            if isinstance(text, str) and word.search(text):
+                return f"{field}[{index}]"
+    return ""
+
+
+def _may_be_shown(value: str, setting: BundleSetting) -> bool:
+    """Return whether a variable's value may stand in a status, from which it is put back.
+
+    It may where the spec or the method's description has it already, and where it is a number, a switch or a
+    path. Anything else may be a secret.
+    """
+    return value in {setting.on, setting.off} or re.fullmatch(_PLAIN, value.strip()) is not None
+
+
+def _is_off(present: str | None, off: str | None) -> bool:
+    """Return whether a value says what the one without the method says: `false` is as good as `0`."""
+    if present is None or off is None:
+        return present == off
+    return present == off or {present.strip().lower(), off.strip().lower()} <= OFF_WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One option of the engine, and the command line that may give it."""
+
+    workload: Workload
+    container: Mapping[str, object]
+    line: Parsed
+    option: Option
+    name: str
+    """As the setting spells it."""
+
+    @property
+    def engine(self) -> Engine:
+        return self.workload.engine
+
+    @property
+    def known_as(self) -> OptionName:
+        """Return the option by its plain name: `--x` also where the setting is `--no-x`."""
+        plain = self.name
+        if self.option.kind in _SWITCHES:
+            plain = next(one for one in self.option.names if not one.startswith("--no-"))
+        return OptionName(plain, self.option.dest)
+
+    def is_meant(self, use: Given) -> bool:
+        """Return whether a use of the option is the setting: `--x` is not where the setting is `--no-x`."""
+        return self.option.kind not in _SWITCHES or use.value is not self.name.startswith("--no-")
+
+    def filed(self) -> Given | None:
+        """Return what the configuration file, where it was read, gives the option."""
+        file = self.workload.file
+        return file.read.given(self.option.dest) if isinstance(file, Configuration) else None
+
+    def is_filed_off(self, off: str | None) -> bool:
+        """Return whether the configuration file gives the option as it is without the method."""
+        given = self.filed()
+        if given is None or off is None or not self.is_meant(given):
+            return False
+        return self.option.kind in _SWITCHES or _text_of(given) == off
+
+    def text(self, use: Given) -> str:
+        """Return a use as a person writes it."""
+        values = _text_of(use)
+        return f"{self.name}={values}" if values else self.name
+
+
+def _option(place: _Place, setting: BundleSetting) -> Turned | Fault:
+    use = place.line.last(place.option.dest)
+    before = place.text(use) if use is not None and place.is_meant(use) else ""
+    if doubt := _in_file(place, setting, use):
+        return Fault(Reason.FLAG_NOT_EDITABLE, doubt)
+    if setting.off is not None and (use is not None or not place.is_filed_off(setting.off)):
+        return _given(place, setting.off, before)
+    if not before:
+        return Turned()
+    edits = taken_off(place.container, place.workload.container_index, place.known_as, place.engine)
+    return fault_of(edits) if isinstance(edits, Refusal) else Turned(edits, before)
+
+
+def _in_file(place: _Place, setting: BundleSetting, use: Given | None) -> str:
+    """Return why the configuration file stands in the way, with what to do; empty where it does not.
+
+    Whatever the command line gives beats the file, so a file matters only to what the command line does not
+    give afterwards.
+    """
+    if place.line.config is None or (setting.off is not None and use is not None):
+        return ""
+    file = place.workload.file
+    if not isinstance(file, Configuration):
+        return f"{place.name} may be in the file {place.line.config}, which is not edited: see that it is not"
+    given = place.filed()
+    if given is None or not place.is_meant(given) or place.is_filed_off(setting.off):
+        return ""
+    return f"{place.name} stands in {file.read.where}, which is not edited for a method: take it out there"
+
+
+def _text_of(use: Given) -> str:
+    return " ".join(value.text for value in use.values)
+
+
+def _given(place: _Place, off: str, before: str) -> Turned | Fault:
+    """Return what gives the option the value without the method."""
+    text = off
+    if place.option.kind in _SWITCHES:
+        text = "false" if place.name.startswith("--no-") else "true"
+    wanted = option_setting_of(place.known_as, text, place.engine)
+    if isinstance(wanted, Refusal):
+        return fault_of(wanted)
+    file = place.workload.file
+    read = file.read.parsed if isinstance(file, Configuration) else None
+    change = edit(place.container, place.workload.container_index, wanted, place.engine, read)
+    if isinstance(change, Refusal):
+        return fault_of(change)
+    if isinstance(change, AlreadySet):
+        return Turned()
+    return Turned((change,), before, f"{place.name}={off}" if off else place.name)

@@ -1,0 +1,295 @@
+"""Which method of KV compression a workload has on, and what is known of it.
+
+What is known of the compression of one fleet's KV cache: method, fleet without it, answer of a trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from datetime import datetime
+
+from kvmedic.engines.kv_methods import CACHE_TYPE_PREFIXES as CACHE_TYPES
+from kvmedic.engines.kv_methods import METHODS, method_named
+from kvmedic.manifests.engine_file import Configuration
+from kvmedic.manifests.flags import parsed_of
+from kvmedic.manifests.refusal import Refusal
+from kvmedic.model.compression import (
+    PATTERNS,
+    BundleSetting,
+    Figures,
+    Keep,
+    Method,
+    MethodClass,
+    Recognised,
+    TokenEviction,
+    Told,
+    recognised,
+    switched_off,
+    token_eviction,
+)
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Measured, Observation
+from kvmedic.model.fleet import template_hash
+from kvmedic.model.readings import Recalled
+from kvmedic.model.spec import CompressionPolicy, Fix
+from kvmedic.model.trial import AGAIN, Answer, Question, Reclaim
+from kvmedic.runbooks.branches import Compressed
+from kvmedic.runbooks.compression.bundle import is_off, is_on
+from kvmedic.runbooks.planning import Workload
+
+
+def standing_answers(answers: Sequence[Answer], generation: int, now: datetime) -> tuple[Answer, ...]:
+    """Return the answers that count under a spec of some generation: what showed nothing only for a time."""
+    return tuple(
+        each
+        for each in answers
+        if each.is_conclusive or (each.generation == generation and now - each.at < AGAIN)
+    )
+
+
+def answer_for(answers: Sequence[Answer], template: str, question: Question | None = None) -> Answer | None:
+    """Return what the newest trial of a question on a pod template showed; None where there was none.
+
+    Without a question the newest of all counts.
+    """
+    found = [each for each in answers if each.template == template and question in (None, each.question)]
+    return max(found, key=lambda each: each.at, default=None)
+
+
+def answer_beside(answers: Sequence[Answer], template: str, question: Question) -> Answer | None:
+    """Return what the newest trial of a question on a pod template showed with the method off."""
+    return answer_for([replace(each, template=each.beside) for each in answers], template, question)
+
+
+def with_recalled(method: Compressed, recalled: Recalled) -> Compressed:
+    """Return a method with what history tells of the fleet without it; what the spec gives counts first."""
+    given = {
+        each.name: getattr(method.without, each.name)
+        for each in fields(Figures)
+        if getattr(method.without, each.name) is not None
+    }
+    without = replace(recalled.figures, **given)
+    if "tokens_per_second" in given and method.without.replicas is None:
+        # Rates that the spec gives are of as many replicas as it says, not of those in history.
+        without = replace(without, replicas=None, requests_in_flight=None)
+    return replace(method, without=without, recalled=recalled)
+
+
+BLOCK_SIZES = frozenset({1, 8, 16, 32, 64, 128, 256})
+"""What vLLM takes for `--block-size` (config/cache.py), and its backends choose by themselves."""
+DECLARED = "spec.compression"
+
+
+def eviction_of(workload: Workload, log: Sequence[str] = ()) -> TokenEviction | None:
+    """Return the method that evicts tokens while sequences run; None where none is known of.
+
+    Only variables with a value of their own are read: one that comes from elsewhere tells nothing. Phrases of
+    start-up logs tell too.
+    """
+    return token_eviction(recognised(METHODS, Told(environment_of(workload), "", log)))
+
+
+def eviction_by(method: Compressed) -> TokenEviction | None:
+    """Return how a method evicts tokens while sequences run; None where it does not, or nobody knows how."""
+    pattern = PATTERNS.get(method.method_class) if method.method_class else None
+    if pattern is None:
+        return None
+    return TokenEviction(method.name, pattern, method.keep.budget if method.keep else None)
+
+
+def compressed_of(
+    workload: Workload | None,
+    policy: CompressionPolicy,
+    answers: Sequence[Answer],
+    seen: Observation,
+    log: Sequence[str] = (),
+) -> Compressed | None:
+    """Return the method that compresses the KV cache, with what is known of it; None where none is on.
+
+    The spec's word counts before what settings and engines tell, as long as the settings that it lists do not
+    say that the method is off and the engines do not say that it is on. So does the replacement that it
+    names, once that is on.
+
+    Args:
+        workload: the engine, its flags and variables; None: nobody knows them.
+        policy: what the spec says.
+        answers: of trials.
+        seen: the replicas, with the types in which they store keys and values.
+        log: phrases of methods in start-up logs.
+    """
+    environment, asked = (environment_of(workload), asked_type(workload)) if workload else ({}, "")
+    found = recognised(METHODS, Told(environment, _label(seen), log, asked))
+    is_declared = bool(policy.method or policy.method_class or policy.settings)
+    declared = _declared(policy, found) if is_declared else None
+    came = _in_its_place(workload, policy, declared) if workload else None
+    for method in filter(None, (came or declared, _recognised(found))):
+        blocks = None if _has_odd_blocks(seen) else policy.blocks
+        known = replace(method, without=policy.baseline, blocks_without=blocks, policy=policy)
+        on = known if workload is None else _configured(known, workload, answers)
+        if on is not None:
+            return on
+    return None
+
+
+def replacement_of(policy: CompressionPolicy) -> Compressed | None:
+    """Return the method that is to come in the place of one that saves nothing; None where none is named."""
+    wanted = policy.replacement
+    if wanted is None:
+        return None
+    known = method_named(wanted.method)
+    keep = Keep(wanted.keep_tokens, wanted.keep_share)
+    settings = wanted.settings
+    if known is not None and all(each.env in known.demands for each in settings):
+        # What only the installation can say is enough: the rest of the bundle is known.
+        settings = (*settings, *known.settings)
+    if keep == Keep() and known is not None:
+        keep = Keep(known.default_budget)
+    return Compressed(
+        name=known.name if known else wanted.method,
+        method_class=known.method_class if known else MethodClass.COMPACTING_EVICTION,
+        told_by=f"{DECLARED}.replacement",
+        keep=None if keep == Keep() else keep,
+        settings=settings,
+        fix=Fix.COMPACTING_METHOD,
+    )
+
+
+def _in_its_place(
+    workload: Workload, policy: CompressionPolicy, declared: Compressed | None
+) -> Compressed | None:
+    """Return the replacement where all of its settings are on, and not all of the declared method's."""
+    came = replacement_of(policy) if Fix.COMPACTING_METHOD in policy.fixes else None
+    if came is None or not is_on(workload, came.settings):
+        return None
+    return None if declared is not None and is_on(workload, declared.settings) else came
+
+
+def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer]) -> Compressed | None:
+    """Return a method with what a workload's settings say of it; None where they say that it is off."""
+    is_off_by_all = is_off(workload, method.settings) and not method.is_confirmed
+    if is_off_by_all or (_is_switched_off(workload, method.name) and not method.is_confirmed):
+        return None
+    asked, template = asked_type(workload), template_hash(workload.template)
+    start, is_fixed = answer_beside(answers, template, Question.START), bool(workload.fixes_the_pool())
+    asks = asked if method.cache_types and asked.startswith(method.cache_types) else ""
+    comes_by_itself = bool(method.cache_types) and not asks and not method.policy.settings
+    return replace(
+        method,
+        asks_for_type=asks,
+        type_is_in_file=_is_in_file(workload),
+        blocks_without=None if is_fixed else method.blocks_without or (start.blocks if start else None),
+        block_tokens_without=start.block_tokens if start and not method.blocks_without else None,
+        pool_is_fixed=is_fixed,
+        settings=() if comes_by_itself else method.settings,
+        answer=_of_what_it_keeps(answer_for(answers, template, Question.RECLAMATION), method),
+        grown=answer_for(answers, template, Question.PROMPTS),
+        grown_without=answer_beside(answers, template, Question.PROMPTS),
+        start_without=start,
+        longest_request=workload.longest_request(),
+    )
+
+
+def _of_what_it_keeps(answer: Answer | None, method: Compressed) -> Answer | None:
+    """Return an answer, but none by the ratio to a number of kept tokens that is another one now."""
+    by_ratio = answer is not None and answer.reclaim is Reclaim.IN_PART
+    return None if by_ratio and answer is not None and answer.keep != method.keep else answer
+
+
+def environment_of(workload: Workload) -> dict[str, str]:
+    """Return the variables of the engine's container that have a value of their own."""
+    return variables_of(workload.container)
+
+
+def variables_of(container: Mapping[str, object]) -> dict[str, str]:
+    """Return the variables of a container that have a value of their own."""
+    variables = container.get("env")
+    return {
+        str(each["name"]): each["value"]
+        for each in (variables if isinstance(variables, list) else ())
+        if isinstance(each, dict) and "name" in each and isinstance(each.get("value"), str)
+    }
+
+
+def asked_type(workload: Workload) -> str:
+    """Return the type in which the pod template asks to store keys and values; empty where it does not."""
+    given = workload.given(Knob.KV_CACHE_DTYPE)
+    return given if isinstance(given, str) else ""
+
+
+def _has_odd_blocks(seen: Observation) -> bool:
+    """Return whether a replica's blocks hold a number of tokens that nobody asks for, as hybrid models' do.
+
+    Their size follows from the type of the cache: with fewer bits a block holds more, and there are as many.
+    So a number of blocks without the method says nothing.
+    """
+    pools = [pod.pool.value for pod in seen.pods.values() if isinstance(pod.pool, Measured)]
+    return any(pool.block_tokens not in BLOCK_SIZES for pool in pools)
+
+
+def _label(seen: Observation) -> str:
+    """Return the type that a replica says it has, where it is one of a method's; else nothing."""
+    told = {pod.pool.value.cache_dtype for pod in seen.pods.values() if isinstance(pod.pool, Measured)}
+    return next((each for each in sorted(told) if each.startswith(CACHE_TYPES)), "")
+
+
+def _declared(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compressed:
+    known = method_named(policy.method)
+    seen = next((each for each in found if known is not None and each.method is known), None)
+    name = known.name if known else policy.method or "the declared method"
+    kept, read = Keep(policy.keep_tokens, policy.keep_share), Keep(seen.budget if seen else None)
+    if kept == Keep():
+        kept = read if seen else Keep(known.default_budget if known else None)
+    return Compressed(
+        name=name,
+        method_class=policy.method_class or (known.method_class if known else None),
+        told_by=f"{DECLARED}; {seen.by}" if seen and ", although " in seen.by else DECLARED,
+        is_confirmed=seen is not None and seen.is_confirmed,
+        denied=seen.denied if seen else "",
+        keep=None if kept == Keep() else kept,
+        keep_is_read=kept == read,
+        cache_types=known.cache_dtypes if known else (),
+        settings=policy.settings or (known.settings if known else ()),
+    )
+
+
+def _recognised(found: Sequence[Recognised]) -> Compressed | None:
+    """Return the method that is looked at of those that are on: one that is to free blocks before others."""
+    ordered = sorted(found, key=lambda each: each.method.method_class is MethodClass.QUANTIZATION)
+    if not ordered:
+        return None
+    first = ordered[0]
+    return Compressed(
+        name=first.method.name,
+        method_class=first.method.method_class,
+        told_by=first.by,
+        is_confirmed=first.is_confirmed,
+        denied=first.denied,
+        keep=None if first.budget is None else Keep(first.budget),
+        cache_types=first.method.cache_dtypes,
+        settings=turning_off(first.method),
+    )
+
+
+def turning_off(method: Method) -> tuple[BundleSetting, ...]:
+    """Return the settings with which a method goes that nobody declared: its switch, where it has one.
+
+    What its other settings were before nobody knows, and without it they do nothing.
+    """
+    switch = tuple(each for each in method.settings if method.switch and each.env == method.switch)
+    return switch or method.settings
+
+
+def _is_switched_off(workload: Workload, name: str) -> bool:
+    """Return whether the switch of a known method says that it is off, whatever its other settings are."""
+    known = method_named(name)
+    return known is not None and bool(switched_off(known, environment_of(workload)))
+
+
+def _is_in_file(workload: Workload) -> bool:
+    """Return whether the type of the cache stands in a file: one that may be edited while engines run."""
+    flag = workload.engine.profile.flag(Knob.KV_CACHE_DTYPE)
+    line, file = parsed_of(workload.container, workload.engine), workload.file
+    if flag is None or isinstance(line, Refusal) or not isinstance(file, Configuration):
+        return False
+    return file.read.decides(flag, line) is not None

@@ -1,0 +1,376 @@
+"""The next fix after a method of compression that saved nothing: proved on a trial pod, then turned on.
+
+Each look finds the same place again from what is on record, whatever died in between: answers of trials and
+scores of evaluations stand under the hash of the pod template that they are of.
+
+What comes after a method of compression that saved nothing: the next fix that the spec allows.
+
+One fix at a time, and only once it has proved itself on a trial pod: blocks come back, and the team's own
+evaluation says that accuracy is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TypeAlias
+
+from kvmedic.engines.kv_methods import EIGHT_BITS, method_named
+from kvmedic.model.compression import BundleSetting, Keep, Method, MethodClass
+from kvmedic.model.edits import BundleEdit
+from kvmedic.model.fleet import template_hash
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import CompressionPolicy, Fix, GatePolicy
+from kvmedic.model.status import FailedFix, TriedBundle, TurnedOff
+from kvmedic.model.trial import (
+    AGAIN,
+    Answer,
+    NoEvaluation,
+    Question,
+    Reclaim,
+    Score,
+    Scored,
+    refusal_of,
+    scored_of,
+)
+from kvmedic.runbooks.branches import Compressed, Evaluate, NoChange, Try, TurnOn
+from kvmedic.runbooks.compression.accuracy import (
+    Gated,
+    NotPassed,
+    NotYetKnown,
+    can_show,
+    compare_scores,
+    samples_needed,
+)
+from kvmedic.runbooks.compression.bundle import edited, reversed_of
+from kvmedic.runbooks.compression.fixes import reclamation_of
+from kvmedic.runbooks.compression.methods import answer_for, replacement_of
+from kvmedic.runbooks.planning import Fault, Workload
+
+BEHIND_THE_GATE = frozenset({Fix.COMPACTING_METHOD, Fix.FP8_KV_CACHE})
+"""Fixes that change what the cache keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that the next fix depends on."""
+
+    workload: Workload
+    policy: CompressionPolicy
+    turned_off: TurnedOff | None
+    method: Compressed | None
+    """The method that is on; None: none is known of."""
+    answers: Sequence[Answer]
+    """Of trials, as far as they count."""
+    scores: Sequence[Scored]
+    tried: Sequence[TriedBundle]
+    evaluation: str | NoEvaluation | None
+    """Digest of the team's evaluation, or why there is none; None: nobody looked."""
+    generation: int
+    """Of the spec."""
+    now: datetime
+
+    @property
+    def template(self) -> str:
+        """Return the hash of the present pod template."""
+        return template_hash(self.workload.template)
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What comes after a method that saved nothing."""
+
+    move: Try | Evaluate | TurnOn | NoChange | None
+    """None: no fix is asked for."""
+    failed: tuple[FailedFix, ...]
+    """What was tried in vain."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A fix that is no help here."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A fix, and what it would change."""
+
+    fix: Fix
+    method: str
+    settings: tuple[BundleSetting, ...]
+    keep: Keep | None
+    """None: it keeps every token."""
+    cache_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A candidate with the edits that turn it on."""
+
+    candidate: _Candidate
+    edit: BundleEdit
+    before: str
+    after: str
+    tried: str
+    """Hash of the pod template with it."""
+
+
+_Stage: TypeAlias = Try | Evaluate | TurnOn | NoChange | _Failed
+
+
+def pursued(policy: CompressionPolicy, turned_off: TurnedOff | None, method: Compressed | None) -> list[Fix]:
+    """Return the fixes behind the gate that may be due, in order; empty where nothing asks for one."""
+    allowed = [fix for fix in policy.fixes if fix in BEHIND_THE_GATE]
+    if turned_off is not None and (method is None or method.method_class is MethodClass.QUANTIZATION):
+        return allowed
+    return [fix for fix in allowed if fix is Fix.FP8_KV_CACHE and _wants_fewer_bits(policy, method)]
+
+
+def _wants_fewer_bits(policy: CompressionPolicy, method: Compressed | None) -> bool:
+    """Return whether fewer bits are declared and nowhere asked for, or pages are only selected."""
+    if method is not None and method.method_class is MethodClass.PAGE_SELECTION:
+        return True
+    known = method_named(policy.method)
+    declared = policy.method_class or (known.method_class if known else None)
+    asks = method is not None and bool(method.asks_for_type or method.is_confirmed)
+    return declared is MethodClass.QUANTIZATION and not asks
+
+
+def next_fix(case: Case) -> Next:
+    """Return what is next, or why nothing is."""
+    failed: list[FailedFix] = []
+    for fix in pursued(case.policy, case.turned_off, case.method):
+        found = _known_to_fail(fix, case) or _stage(fix, case)
+        if fix is Fix.COMPACTING_METHOD and _is_closed(case) and not isinstance(found, TurnOn | _Failed):
+            found = _Failed("it was not ready at spec.compression.closeBy")
+        if not isinstance(found, _Failed):
+            return Next(found, tuple(failed))
+        failed.append(FailedFix(fix, found.why, case.generation))
+    if not failed or Fix.DEMAND_CAPS in case.policy.fixes:
+        return Next(None, tuple(failed))
+    told = "; ".join(f"{each.fix}: {each.why}" for each in failed)
+    return Next(NoChange(Reason.FIXES_EXHAUSTED, told), tuple(failed))
+
+
+def _known_to_fail(fix: Fix, case: Case) -> _Failed | None:
+    """Return that a fix failed before, maybe on another pod template: the next cap makes it no better."""
+    known = case.turned_off.spoken_of(fix, case.generation) if case.turned_off else None
+    return _Failed(known.why) if known else None
+
+
+def _is_closed(case: Case) -> bool:
+    return case.policy.close_by is not None and case.now >= case.policy.close_by
+
+
+def _stage(fix: Fix, case: Case) -> _Stage:
+    """Return how far a fix is."""
+    candidate = _candidate(fix, case)
+    if not isinstance(candidate, _Candidate):
+        return candidate
+    change = _change(candidate, case)
+    if not isinstance(change, _Change):
+        return change
+    return _refused(change, case) or _unproven(change, case) or _gated(change, case)
+
+
+def _refused(change: _Change, case: Case) -> _Failed | None:
+    """Return that the engine said on a trial pod that a change is not supported here; None: it did not."""
+    scored = refusal_of(case.scores, change.tried, case.generation, case.now)
+    if scored is not None:
+        return _Failed(scored.message)
+    answer = answer_for(case.answers, change.tried)
+    refused = answer is not None and answer.refused
+    return _Failed(f"{change.candidate.method}: {answer.message}") if answer and refused else None
+
+
+def _candidate(fix: Fix, case: Case) -> _Candidate | NoChange | _Failed:
+    if fix is Fix.FP8_KV_CACHE:
+        return _Candidate(fix, EIGHT_BITS.name, EIGHT_BITS.settings, None, EIGHT_BITS.cache_dtypes)
+    wanted = replacement_of(case.policy)
+    if wanted is None:
+        text = "which method is to be turned on is not known: name it in spec.compression.replacement"
+        return NoChange(Reason.METHOD_UNKNOWN, text)
+    return _compacting(fix, wanted, case)
+
+
+def _compacting(fix: Fix, wanted: Compressed, case: Case) -> _Candidate | NoChange | _Failed:
+    if wanted.method_class is not None and wanted.method_class is not MethodClass.COMPACTING_EVICTION:
+        return _Failed(f"{wanted.name} gives no blocks back: {wanted.method_class.frees}")
+    known = method_named(wanted.name)
+    is_walled = case.turned_off is not None and case.turned_off.wall is Reason.EAGER_FALLBACK
+    if known is not None and known.needs_scores and is_walled:
+        return _Failed(f"{known.name} needs attention scores, with which attention falls back once more")
+    if not wanted.settings or wanted.keep is None:
+        lacks = "settings" if not wanted.settings else "keepTokens or keepRatio"
+        return NoChange(
+            Reason.METHOD_UNKNOWN, f"{wanted.name} needs spec.compression.replacement.{lacks}: give them"
+        )
+    if known is not None and (lacking := _lacking(known, wanted.settings, case.workload)):
+        return NoChange(
+            Reason.METHOD_UNKNOWN,
+            f"{known.name} does not run without {', '.join(lacking)}, which the pod template lacks and only "
+            f"you can say: add {{env: {lacking[0]}, after: VALUE}} to spec.compression.replacement.settings",
+        )
+    return _Candidate(fix, wanted.name, wanted.settings, wanted.keep)
+
+
+def _lacking(method: Method, settings: Sequence[BundleSetting], workload: Workload) -> list[str]:
+    """Return the variables that a method demands and nobody gives."""
+    env = workload.container.get("env")
+    given = {
+        str(each.get("name"))
+        for each in (env if isinstance(env, list) else ())
+        if isinstance(each, dict) and (each.get("value") or each.get("valueFrom"))
+    }
+    given |= {each.env for each in settings if each.on}
+    older = dict(method.older_names)
+    return [name for name in method.demands if name not in given and older.get(name) not in given]
+
+
+def _change(candidate: _Candidate, case: Case) -> _Change | NoChange | _Failed:
+    """Return the edits that turn a candidate on: the settings of its bundle, the other way round."""
+    method, workload = candidate.method, case.workload
+    found = edited(workload, reversed_of(candidate.settings))
+    if isinstance(found, Fault):
+        return NoChange(found.reason, f"{method} cannot be turned on as a whole: {found.message}")
+    if found is None:
+        return _Failed(f"{method} is on already, as far as its settings tell")
+    if any((one.method, one.revision) == (method, case.template) for one in case.tried):
+        return _Failed(f"{method} was turned on on this pod template, and had to be turned off again")
+    before, after = (", ".join(each) for each in (found.before, found.after))
+    tried = template_hash(found.change.apply(workload.template))
+    return _Change(candidate, found.change, before or "off", f"on ({after})" if after else "on", tried)
+
+
+def _unproven(change: _Change, case: Case) -> Try | NoChange | _Failed | None:
+    """Return what is left to show of the blocks that a method gives back; None: nothing."""
+    keep, method = change.candidate.keep, change.candidate.method
+    if keep is None:
+        return None
+    answer = answer_for(case.answers, change.tried, Question.RECLAMATION)
+    if answer is None:
+        longest, why = case.workload.longest_request(), "whether its blocks come back is to be shown first"
+        asked = reclamation_of(method, keep, case.policy.probe, longest, why)
+        return (
+            asked if isinstance(asked, NoChange) else replace(asked, change=change.edit, tried=change.tried)
+        )
+    if answer.reclaim is None:
+        return NoChange(Reason.TRIAL_UNANSWERED, f"{method}: {answer.message}; {_again(answer.at)}")
+    return None if answer.reclaim is Reclaim.RECLAIMS else _Failed(answer.message)
+
+
+def _gated(change: _Change, case: Case) -> _Stage:
+    """Return what is left to show of accuracy, or that the fix may be turned on."""
+    gate, evaluation = case.policy.gate, case.evaluation
+    if gate is None:
+        return NoChange(
+            Reason.GATE_MISSING,
+            f"{change.candidate.method} changes what the cache keeps: give the evaluation that it must pass "
+            "in spec.compression.accuracyGate",
+        )
+    if evaluation is None or isinstance(evaluation, NoEvaluation):
+        why = evaluation.why if evaluation else "nobody looked at it"
+        return NoChange(Reason.GATE_MISSING, f"CronJob/{gate.cron_job}: {why}")
+    mine = _scored(case, change.tried, evaluation)
+    reference = _reference(case, gate, evaluation, mine)
+    if reference is None:
+        return _evaluate(None, gate, evaluation, case)
+    if isinstance(reference, NoChange):
+        return reference
+    if mine is None and reference.samples > 1 and not can_show(reference, gate.max_loss):
+        return _too_few(gate, reference)
+    if mine is None:
+        needs = _needs(gate, reference) if reference.samples > 1 else ""
+        asked = _evaluate(change, gate, evaluation, case)
+        return replace(asked, message=f"{asked.message}{needs}")
+    if mine.score is None:
+        return _unscored(mine)
+    return _judged(change, compare_scores(reference, mine.score, gate.max_loss), mine)
+
+
+def _needs(gate: GatePolicy, reference: Score) -> str:
+    """Return how many samples show that accuracy is kept, from the score of the present setting."""
+    needed, now = samples_needed(reference, gate.max_loss), reference.samples
+    return (
+        f"; at {reference.accuracy:.3f} without it, a maxLoss of {gate.max_loss:g} needs about {needed} "
+        f"samples ({now} now), fewer where each sample's result is told"
+    )
+
+
+def _too_few(gate: GatePolicy, reference: Score) -> NoChange:
+    return NoChange(
+        Reason.ACCURACY_NOT_YET_KNOWN,
+        f"{reference.samples} samples can never show a maxLoss of {gate.max_loss:g}{_needs(gate, reference)}"
+        f": give CronJob/{gate.cron_job} more samples; an edited one is scored anew",
+    )
+
+
+def _judged(change: _Change, found: Gated, mine: Scored) -> TurnOn | NoChange | _Failed:
+    if isinstance(found, NotYetKnown):
+        text = f"{change.candidate.method}: {found.why}; or let the evaluation tell each sample's result"
+        return NoChange(Reason.ACCURACY_NOT_YET_KNOWN, text)
+    if isinstance(found, NotPassed):
+        return _Failed(f"{change.candidate.method} did not pass the accuracy gate: {found.why}")
+    return TurnOn(
+        change.candidate.fix,
+        change.candidate.method,
+        change.edit,
+        change.before,
+        change.after,
+        Reason.FIX_TURNED_ON,
+        f"{change.candidate.method} comes: {found.message} ({mine.at:%Y-%m-%dT%H:%MZ})",
+    )
+
+
+def _reference(case: Case, gate: GatePolicy, evaluation: str, mine: Scored | None) -> Score | NoChange | None:
+    """Return the score without the fix, as given or measured; None: it is to be measured."""
+    given = gate.reference
+    if given is not None and given.configuration == case.template:
+        samples = mine.score.samples if mine is not None and mine.score is not None else 1
+        return Score(given.accuracy, samples)
+    measured = _scored(case, case.template, evaluation)
+    if measured is None:
+        return None
+    return measured.score if measured.score is not None else _unscored(measured)
+
+
+def _scored(case: Case, configuration: str, evaluation: str) -> Scored | None:
+    return scored_of(case.scores, configuration, evaluation, case.generation, case.now)
+
+
+def _unscored(outcome: Scored) -> NoChange:
+    return NoChange(Reason.TRIAL_UNANSWERED, f"{outcome.message}; {_again(outcome.at)}")
+
+
+def _again(at: datetime) -> str:
+    return f"tried again after {at + AGAIN:%Y-%m-%dT%H:%MZ}, or at once where the spec is edited"
+
+
+def _stale(case: Case) -> str:
+    """Return that the spec's own score is of another configuration; empty where it is not."""
+    given = case.policy.gate.reference if case.policy.gate else None
+    if given is None or given.configuration == case.template:
+        return ""
+    return f"; spec.compression.baseline.accuracy is of {given.configuration}, and this is {case.template}"
+
+
+def _evaluate(change: _Change | None, gate: GatePolicy, evaluation: str, case: Case) -> Evaluate:
+    """Return that the team's evaluation is to score a change, or the present setting."""
+    candidate = change.candidate if change else None
+    subject = candidate.method if candidate else "the present setting"
+    keep = candidate.keep if candidate else None
+    return Evaluate(
+        subject=subject,
+        change=change.edit if change else None,
+        tried=change.tried if change else case.template,
+        cron_job=gate.cron_job,
+        evaluation=evaluation,
+        budget=keep.budget if keep else None,
+        cache_types=candidate.cache_types if candidate else (),
+        limit=gate.timeout,
+        reason=Reason.ACCURACY_EVALUATED,
+        message=f"CronJob/{gate.cron_job} is to score {subject} on a trial pod{_stale(case)}",
+    )

@@ -1,0 +1,1 @@
+"""The runbook of KV-cache preemption thrash and out-of-memory."""

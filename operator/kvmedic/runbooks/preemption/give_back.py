@@ -1,0 +1,362 @@
+"""What is there for a while, given back: whose turn it is, whether the fleet does without, and the plan.
+
+Would the fleet carry the load as it is now with less? Asked of a calm one that has something for a while.
+
+Replicas that were added: fewer carry more each, so each runs more sequences at once. How many, at most:
+
+* Where pod template and lengths are as they were when replicas had to be added, that is measured: each ran
+  R sequences then and generated T tokens per second. Tokens per second rise with the sequences that run
+  at once, ever more slowly, so for a share x of T no more than x R sequences run. Fewer must carry
+  clearly less than what was too much for them then.
+* Where the configuration or the lengths moved, nothing of then counts. With r times the load a replica
+  runs more than r times the sequences, because each step takes longer; at most `MOST_PREFILL` of a step
+  depends on how many they are, so at most r (1 - f) / (1 - f r) times.
+
+Memory of the host that was lent: as many replicas have the same room on their devices. How many run, at most:
+
+* Where nothing moved since, it is the same measure: each ran R sequences *without* it.
+* Otherwise a step computes again what is fetched now. Of a request that is at most its prompt, so a step has
+  at most 1 + P/O times the tokens, and as many times longer latencies follow as above, with r = 1 + P/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import inf, sqrt
+
+from kvmedic.manifests.flags import removed
+from kvmedic.manifests.refusal import Refusal
+from kvmedic.model.evidence import Inconclusive, Signal
+from kvmedic.model.fleet import Fleet, template_hash
+from kvmedic.model.plan import FlagStep, Plan
+from kvmedic.model.readings import Complete, complete, total
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import RESTORE_AFTER, Policy
+from kvmedic.model.status import Borrowed, Footprint, Load, Record, TriedReturn
+from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting
+from kvmedic.runbooks.fleet_plans import plan_for
+from kvmedic.runbooks.planning import Fault, Workload, fault_of, plan_of, shown
+from kvmedic.runbooks.preemption.host_memory import KNOBS
+from kvmedic.runbooks.preemption.loans import Tenure, is_held, returning_step, tenure_of
+from kvmedic.runbooks.preemption.pressure import sized
+from kvmedic.verdict.comparison import LENGTHS_ALIKE, LIGHTER, QUEUED
+from kvmedic.verdict.quorum import quorum_line
+from kvmedic.verdict.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
+
+
+def returning_of(fleet: Fleet, held: Footprint, advice: Resize, generation: int) -> Plan:
+    """Return the plan that gives back what was added for a while, so far as advice says."""
+    step = returning_step(held, advice.replicas, fleet.revision)
+    return plan_for(fleet, step, advice, generation)
+
+
+NEEDED = frozenset({Signal.RUNNING_MEAN, Signal.RUNNING_MAX, Signal.WAITING_MEAN, Signal.GENERATED_TOKENS})
+"""Signals that the question needs of every replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What the whole fleet carries now."""
+
+    replicas: int
+    running: float
+    """Sequences that run at once, on average."""
+    waiting: float
+    at_once: float
+    """Sequences that ran or waited at once, at most."""
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A calm fleet all of whose replicas tell what is needed."""
+
+    evidence: Evidence
+    found: Mapping[str, Complete]
+    carried: Carried
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a replica holds, and the lengths that this was computed from."""
+
+    sequences: float
+    prompt_tokens: float
+    output_tokens: float
+
+    def is_like(self, load: Load) -> bool:
+        """Return whether requests have the lengths that they had under a load."""
+        pairs = ((self.prompt_tokens, load.prompt_tokens), (self.output_tokens, load.output_tokens))
+        return all(min(pair) >= LENGTHS_ALIKE * max(pair) for pair in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """The fleet is predicted to carry its load without what it was lent."""
+
+    message: str
+    """One sentence with the numbers behind it."""
+
+
+def fewer_replicas(evidence: Evidence, held: Footprint, setting: Setting, template: str) -> Resize | NoChange:
+    """Return the fewest replicas that are predicted to carry the load, or why fewer are not.
+
+    Args:
+        evidence: both looks at the calm fleet.
+        held: what was added.
+        setting: the present setting.
+        template: hash of the pod template that runs now.
+    """
+    seen = _seen(evidence)
+    if isinstance(seen, NoChange):
+        return seen
+    now = seen.carried
+    if now.at_once <= held.fewest:
+        text = f"{now.at_once:.0f} sequences ran or waited at once, no more than {held.fewest} replicas"
+        return Resize(held.fewest, Reason.REPLICAS_GIVEN_BACK, text)
+    room = _room(seen, setting, Reason.FOOTPRINT_HELD)
+    return room if isinstance(room, NoChange) else _fewest(now, held, room, template)
+
+
+def without_host_memory(
+    evidence: Evidence, held: Borrowed, setting: Setting, template: str
+) -> Fits | NoChange:
+    """Return whether the load is predicted to fit the devices alone, or why it is not.
+
+    Args:
+        evidence: both looks at the calm fleet.
+        held: what was lent.
+        setting: the present setting.
+        template: hash of the pod template that runs now.
+    """
+    seen = _seen(evidence)
+    if isinstance(seen, NoChange):
+        return seen
+    now = seen.carried
+    tried = _in_vain(now, held, template)
+    if now.at_once <= now.replicas and tried is None:
+        return Fits(f"{now.at_once:.0f} sequences ran or waited at once on {now.replicas} replicas")
+    room = _room(seen, setting, Reason.LOAN_HELD)
+    if isinstance(room, NoChange):
+        return room
+    if tried is not None and (tried.load is None or room.is_like(tried.load)):
+        why = (
+            f"giving it back did not hold at {tried.at:%Y-%m-%dT%H:%M:%SZ}, and load and template are as then"
+        )
+        return NoChange(Reason.LOAN_HELD, why)
+    running = _alone(now, held, room, template)
+    if running is None:
+        why = "the load is too near to what the fleet could not carry without it, or nobody can tell"
+        return NoChange(Reason.LOAN_HELD, why)
+    told = f"without it {_outlook(now.replicas, running, room)}"
+    return Fits(told) if _peak(running) <= room.sequences else NoChange(Reason.LOAN_HELD, told)
+
+
+def _in_vain(now: Carried, held: Borrowed, template: str) -> TriedReturn | None:
+    """Return the way back that did not hold on this template, where the load is not clearly lighter since."""
+    tried = held.in_vain
+    if tried is None or tried.template != template:
+        return None
+    lighter = tried.load is not None and _share(now, tried.load) <= LIGHTER
+    return None if lighter else tried
+
+
+def _alone(now: Carried, held: Borrowed, room: Room, template: str) -> float | None:
+    """Return how many sequences each replica would run without it, at most; None where nobody can tell."""
+    load = held.load if held.revision == template else None
+    each = now.running / now.replicas
+    if load is not None and room.is_like(load) and load.tokens_per_second > 0:
+        share = _share(now, load)
+        return max(each, load.running * share) if share <= LIGHTER else None
+    return _stretched(each, 1 + room.prompt_tokens / max(1.0, room.output_tokens))
+
+
+def _share(now: Carried, load: Load) -> float:
+    """Return what a replica generates now over what one generated then; infinite where that was nothing."""
+    then = load.tokens_per_second
+    return now.tokens_per_second / now.replicas / then if then > 0 else inf
+
+
+def _seen(evidence: Evidence) -> _Seen | NoChange:
+    """Return what the fleet carries now, or why nobody can tell."""
+    if evidence.left_out:
+        line = quorum_line(len(evidence.burn.pods), evidence.left_out)
+        return NoChange(Reason.FOOTPRINT_HELD, f"{line}: nobody knows what these carry")
+    found = complete(evidence.sizing, NEEDED)
+    if isinstance(found, Inconclusive):
+        return NoChange(found.reason, found.message)
+    return _Seen(evidence, found, _carried(found, evidence.sizing.window_seconds))
+
+
+def _carried(found: Mapping[str, Complete], window_seconds: float) -> Carried:
+    return Carried(
+        replicas=len(found),
+        running=total(found, Signal.RUNNING_MEAN),
+        waiting=total(found, Signal.WAITING_MEAN),
+        at_once=total(found, Signal.RUNNING_MAX) + total(found, Signal.WAITING_MEAN),
+        tokens_per_second=total(found, Signal.GENERATED_TOKENS) / window_seconds,
+    )
+
+
+def _room(seen: _Seen, setting: Setting, held: Reason) -> Room | NoChange:
+    """Return what a replica holds; why nothing is given back where requests wait, or nobody can tell."""
+    now = seen.carried
+    if now.waiting >= QUEUED * now.replicas:
+        return NoChange(held, f"{now.waiting:.0f} requests wait on {now.replicas} replicas")
+    case = sized(seen.evidence, seen.found)
+    if isinstance(case, Inconclusive):
+        return NoChange(case.reason, case.message)
+    seats = cap_at(case.blocks, case.sequence, SAFEST_FIT)
+    if setting.max_num_seqs is not None:
+        seats = min(seats, setting.max_num_seqs)
+    engines = min(readings.engines for readings in seen.evidence.sizing.pods.values())
+    return Room(float(seats * engines), case.prompt_tokens, case.output_tokens)
+
+
+def _fewest(now: Carried, held: Footprint, room: Room, template: str) -> Resize | NoChange:
+    said = ""
+    for replicas in range(held.fewest, now.replicas):
+        running = _running(now, held.load if held.template == template else None, room, replicas)
+        said = said or _told(replicas, running, room)
+        if running is not None and _peak(running) <= room.sequences:
+            return Resize(replicas, Reason.REPLICAS_GIVEN_BACK, _told(replicas, running, room))
+    return NoChange(Reason.FOOTPRINT_HELD, said)
+
+
+def _told(replicas: int, running: float | None, room: Room) -> str:
+    if running is None:
+        return f"the load is too near to what {replicas} replicas could not carry, or nobody can tell"
+    return _outlook(replicas, running, room)
+
+
+def _outlook(replicas: int, running: float, room: Room) -> str:
+    return (
+        f"{replicas} replicas would run {running:.1f} sequences each, up to {_peak(running):.0f} at once, "
+        f"and have room for {room.sequences:.0f}"
+    )
+
+
+def _peak(running: float) -> float:
+    """Return how many run at once 9 times in 10, where their mean is known and they come at random."""
+    return running + SAFEST_FIT * sqrt(running)
+
+
+def _running(now: Carried, load: Load | None, room: Room, replicas: int) -> float | None:
+    """Return how many sequences each of so many replicas would run, at most; None where nobody can tell."""
+    if load is not None and room.is_like(load) and load.tokens_per_second > 0:
+        share = now.tokens_per_second / replicas / load.tokens_per_second
+        return load.running * share if share <= LIGHTER else None
+    return _stretched(now.running / replicas, now.replicas / replicas)
+
+
+def _stretched(running: float, more: float) -> float | None:
+    """Return how many sequences run where steps have so many times the work; None where nobody can tell."""
+    if MOST_PREFILL * more >= 1:
+        return None
+    return running * (1 - MOST_PREFILL) / (1 - MOST_PREFILL * more)
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """A calm fleet that is asked whether it would do with less."""
+
+    evidence: Evidence
+    """Both looks at it."""
+    fleet: Fleet
+    workload: Workload
+    """The engine in its pod template."""
+    setting: Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Returning:
+    """What becomes of something that is there for a while."""
+
+    outlook: str
+    """Whether the fleet does without it, for people."""
+    plan: Plan | Fault | None = None
+    """What gives it back, or why that cannot be carried out; None: it stays."""
+
+
+def due(
+    record: Record, fleet: Fleet, policy: Policy, workload: Workload | Fault, now: datetime
+) -> Footprint | Borrowed | None:
+    """Return what may be given back now, if the fleet does without it; None: nothing.
+
+    Replicas go first: they cost the most, and another pod template would hide what they are measured by.
+    """
+    replicas = record.footprint
+    if replicas is not None and is_held(replicas, fleet):
+        after = policy.scale_out.restore_after if policy.scale_out else RESTORE_AFTER
+        return replicas if replicas.is_due(after, now) else None
+    for lent in record.borrowed:
+        ours = tenure(lent, fleet.uid, workload) is Tenure.OURS
+        if ours and lent.is_due(restore_after(policy), now):
+            return lent
+    return None
+
+
+def restore_after(policy: Policy) -> timedelta:
+    """Return how long it must have been calm before host memory is given back, whichever flag has it."""
+    return next((one.restore_after for one in policy.levers if one.knob in KNOBS), RESTORE_AFTER)
+
+
+def tenure(lent: Borrowed, target_uid: str, workload: Workload | Fault) -> Tenure:
+    """Return whose a flag is that was lent."""
+    if target_uid != lent.target_uid:
+        return Tenure.THEIRS
+    if isinstance(workload, Fault):
+        return Tenure.UNKNOWN
+    given = workload.given(lent.knob)
+    if given is None and workload.flags.config is not None:
+        return Tenure.UNKNOWN
+    return tenure_of(lent, target_uid, given)
+
+
+def returning(held: Footprint | Borrowed, asked: Calm, generation: int) -> Returning:
+    """Return what becomes of something that is due; `generation`: of the spec."""
+    evidence, fleet, setting = asked.evidence, asked.fleet, asked.setting
+    match held:
+        case Footprint():
+            advice = fewer_replicas(evidence, held, setting, fleet.revision)
+            if isinstance(advice, NoChange):
+                return Returning(advice.message)
+            return Returning(advice.message, returning_of(fleet, held, advice, generation))
+        case Borrowed():
+            found = without_host_memory(evidence, held, setting, fleet.revision)
+            if isinstance(found, NoChange):
+                return Returning(found.message)
+            plan = loan_return(asked.workload, held, found.message, generation)
+            return Returning(found.message, plan)
+
+
+def loan_return(workload: Workload, lent: Borrowed, message: str, generation: int) -> Plan | Fault:
+    """Return the plan that puts a flag's recorded value back, or why it cannot be carried out."""
+    reason = Reason.HOST_MEMORY_GIVEN_BACK
+    if lent.before is not None:
+        return plan_of(workload, Assignment(lent.knob, lent.before, reason, message), generation)
+    step = _removal(workload, lent)
+    if isinstance(step, Fault):
+        return step
+    return Plan((step,), workload.target_uid, step.before_template, generation, reason, message)
+
+
+def _removal(workload: Workload, lent: Borrowed) -> FlagStep | Fault:
+    flag = workload.engine.profile.flag(lent.knob)
+    if flag is None:
+        return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {lent.knob}")
+    change = removed(workload.container, workload.container_index, flag, workload.engine)
+    if isinstance(change, Refusal):
+        return fault_of(change)
+    return FlagStep(
+        target=workload.target,
+        knob=lent.knob,
+        edit=change,
+        before=shown(workload.given(lent.knob)),
+        after=None,
+        before_template=template_hash(workload.template),
+        after_template=template_hash(change.apply(workload.template)),
+        reason=Reason.HOST_MEMORY_GIVEN_BACK,
+    )

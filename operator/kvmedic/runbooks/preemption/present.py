@@ -1,0 +1,220 @@
+"""Which levers were tried on what is seen now, and did not help.
+
+A lever is left alone while the evidence is the one that it failed on: the pod template (and with it the
+engine's version and every setting), the lengths of requests and the pool.
+
+What is known of the memory that a fleet's KV cache could have, from its template and what was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvmedic.model.devices import MEMORY_SERIES, Vital, Vitals
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive, Measured, Signal
+from kvmedic.model.fleet import body_hash, template_hash
+from kvmedic.model.readings import complete, merged, pools
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import devices_of
+from kvmedic.model.spec import LeverBound
+from kvmedic.model.status import OutgrownShare, TriedLever
+from kvmedic.runbooks.branches import Evidence, MemoryShare, Setting
+from kvmedic.runbooks.planning import Workload
+from kvmedic.runbooks.preemption.host_memory import host_terms
+from kvmedic.runbooks.preemption.pressure import POOLS_ALIKE
+from kvmedic.verdict.sizing import HostTerms, Supply
+
+LENGTHS_ALIKE = 2 / 3
+"""Mean prompt (or output) length, the smaller over the larger, at least, for the lengths to be those of then.
+Of sequences that are half as long again a third fewer fit, more than a right cap takes away; means of 100
+requests of the widest shape that was simulated (relative deviation 1.3) differ by that once in 40 times."""
+_LENGTHS = (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)
+
+
+def exhausted(tried: Sequence[TriedLever], revision: str, evidence: Evidence) -> frozenset[Knob]:
+    """Return the levers that are not to be tried again on this evidence.
+
+    A share of the devices' memory that was raised in vain may still be lowered: that is another trouble's
+    lever (`raised_in_vain`).
+    """
+    failed = failures(tried, revision, evidence)
+    return frozenset(lever.knob for lever in failed if lever.reason is not Reason.MEMORY_STEPPED_UP)
+
+
+def raised_in_vain(tried: Sequence[TriedLever], revision: str, evidence: Evidence) -> bool:
+    """Return whether a larger share of the devices' memory was tried on this evidence and did not help."""
+    failed = failures(tried, revision, evidence)
+    return any(lever.reason is Reason.MEMORY_STEPPED_UP for lever in failed)
+
+
+def failures(tried: Sequence[TriedLever], revision: str, evidence: Evidence) -> tuple[TriedLever, ...]:
+    """Return what was tried on this evidence and did not help.
+
+    What cannot be read counts as unchanged: silence is no new evidence.
+
+    Args:
+        tried: what did not help.
+        revision: hash of the pod template as it is now.
+        evidence: both looks.
+    """
+    means, blocks = _means(evidence), _blocks(evidence)
+    return tuple(
+        lever
+        for lever in tried
+        if lever.revision == revision
+        and _alike((lever.prompt_tokens, lever.output_tokens), means, LENGTHS_ALIKE)
+        and _alike((lever.blocks,), (blocks,), 1 - POOLS_ALIKE)
+    )
+
+
+def _alike(then: Iterable[float | None], now: Iterable[float | None], least: float) -> bool:
+    """Return whether no two figures that are both known differ by more than a ratio."""
+    pairs = [(a, b) for a, b in zip(then, now, strict=True) if a is not None and b is not None]
+    return all(min(pair) >= least * max(pair) for pair in pairs)
+
+
+def _means(evidence: Evidence) -> tuple[float | None, ...]:
+    """Return the mean prompt and output over the sizing window; None where they cannot be told."""
+    found = complete(evidence.sizing, frozenset(_LENGTHS))
+    if isinstance(found, Inconclusive):
+        return (None, None)
+    counted = [[one.histograms[signal] for one in found.values()] for signal in _LENGTHS]
+    if any(len({one.bounds for one in each}) != 1 for each in counted):
+        return (None, None)
+    whole = [merged(each) for each in counted]
+    return tuple(one.mean if one.count > 0 else None for one in whole)
+
+
+def _blocks(evidence: Evidence) -> float | None:
+    """Return the smallest pool, as a run records it; None where one is not known."""
+    held = pools(evidence.sizing)
+    return None if isinstance(held, Inconclusive) or not held else min(one.blocks for one in held.values())
+
+
+NAMED_REPLICAS = 3
+"""Replicas that a message names; the rest is counted."""
+SHOWN = MEMORY_SERIES[-1]
+"""The series that a message names: those of exporters before 4.9.0 are the ones that most fleets have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a command line says, and what is on record of it."""
+
+    caches_prefixes: bool | None
+    """The switch as given, else the engine's default for its version; None where neither tells."""
+    is_given: bool
+    """The switch stands on the command line."""
+    host: HostTerms
+    raised_in_vain: bool
+
+
+def supply_of(
+    given: Given, template: Mapping[str, object], outgrown: Sequence[OutgrownShare], evidence: Evidence
+) -> Supply:
+    """Return the present supply; what cannot be told is unknown, never assumed."""
+    used, unknown = memory_in_use(evidence)
+    told = _told_prefixes(evidence)
+    return Supply(
+        caches_prefixes=given.caches_prefixes if given.is_given or told is None else told,
+        leaves_prefixes=not given.is_given and told is False and given.caches_prefixes is not False,
+        memory_in_use=used,
+        memory_unknown=unknown,
+        outgrown=lowest(outgrown, template),
+        raised_in_vain=given.raised_in_vain,
+        host=given.host,
+    )
+
+
+def lowest(outgrown: Sequence[OutgrownShare], template: Mapping[str, object]) -> float | None:
+    """Return the lowest share at which a pod template ran out of memory, whatever its command line says."""
+    if not outgrown:
+        return None
+    body = body_hash(template)
+    return min((one.share for one in outgrown if one.body == body), default=None)
+
+
+def memory_in_use(evidence: Evidence) -> tuple[float | None, str]:
+    """Return the largest share of any device's memory that was in use, or of whom that is not known.
+
+    Every device of every replica counts: the same flag holds for all of them.
+    """
+    shares = {name: _shares(evidence.vitals.get(name, Vitals())) for name in sorted(evidence.burn.pods)}
+    blind = [name for name, found in shares.items() if not found or None in found]
+    known = [share for found in shares.values() for share in found if share is not None]
+    if not blind and known:
+        return max(known), ""
+    named = ", ".join(blind[:NAMED_REPLICAS]) or "any replica"
+    rest = f" and {len(blind) - NAMED_REPLICAS} more" if len(blind) > NAMED_REPLICAS else ""
+    return None, (
+        f"the metrics source has no fresh {SHOWN.used} and {SHOWN.free} for {named}{rest}: have the DCGM "
+        "exporter scraped, with the label of the pod that uses the GPU"
+    )
+
+
+def _shares(vitals: Vitals) -> tuple[float | None, ...]:
+    devices = vitals.devices.value if isinstance(vitals.devices, Measured) else ()
+    return tuple(device.ratio(Vital.MEMORY_IN_USE) for device in devices)
+
+
+def _told_prefixes(evidence: Evidence) -> bool | None:
+    """Return what the running engines say of themselves; None where they differ or one does not say."""
+    pools = [readings.pool for readings in evidence.burn.pods.values()]
+    told = {pool.value.caches_prefixes if isinstance(pool, Measured) else None for pool in pools}
+    return told.pop() if len(told) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is on record and bears on what may be turned."""
+
+    levers: Sequence[TriedLever] = ()
+    """What was tried and did not help."""
+    outgrown: Sequence[OutgrownShare] = ()
+    """Shares of the devices' memory that were too much."""
+
+
+def setting(workload: Workload, levers: tuple[LeverBound, ...], known: Known, evidence: Evidence) -> Setting:
+    """Return what advice needs to know of the present setting."""
+    cap = workload.given(Knob.MAX_NUM_SEQS)
+    cap = cap if isinstance(cap, int) else None
+    default = workload.engine.profile.flag(Knob.MAX_NUM_SEQS)
+    steps = workload.engine.profile.flag(Knob.MAX_NUM_BATCHED_TOKENS)
+    return Setting(
+        max_num_seqs=cap,
+        levers=levers,
+        exhausted=exhausted(known.levers, template_hash(workload.template), evidence),
+        given=workload.knobs(),
+        most_sequences=cap if cap is not None or default is None else default.most,
+        chunks_prefill=workload.has_on(Knob.CHUNKED_PREFILL),
+        memory=memory_share(workload),
+        gpus=devices_of(workload.template),
+        supply=_supply(workload, known, evidence),
+        least_step_tokens=None if steps is None else steps.least,
+    )
+
+
+def _supply(workload: Workload, known: Known, evidence: Evidence) -> Supply:
+    given = Given(
+        caches_prefixes=workload.has_on(Knob.PREFIX_CACHING),
+        is_given=workload.given(Knob.PREFIX_CACHING) is not None,
+        host=host_terms(workload.template, workload.container, workload.engine),
+        raised_in_vain=raised_in_vain(known.levers, template_hash(workload.template), evidence),
+    )
+    return supply_of(given, workload.template, known.outgrown, evidence)
+
+
+def memory_share(workload: Workload) -> MemoryShare:
+    """Return the share of its devices' memory that the engine takes, as far as its command line tells."""
+    flag = workload.engine.profile.flag(Knob.GPU_MEMORY_UTILIZATION)
+    given = workload.given(Knob.GPU_MEMORY_UTILIZATION)
+    default = None if flag is None else workload.engine.default_of(flag)
+    fixing = (workload.engine.profile.flag(knob) for knob in workload.fixes_the_pool())
+    return MemoryShare(
+        ratio=float(given) if isinstance(given, int | float) else default,
+        is_given=given is not None,
+        fixed_by=next((flag.name for flag in fixing if flag is not None), ""),
+        unread=workload.flags.config or "",
+    )

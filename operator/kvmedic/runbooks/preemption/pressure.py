@@ -1,0 +1,576 @@
+"""What the sizing of a thrashing fleet rests on, from two looks at it.
+
+What happens now (preemptions, stalls, running sequences) is read from the pressured replicas over the
+trigger's window; what requests look like from all replicas over the sizing window. Whether these
+looks do is judged in `kvmedic.runbooks.preemption.pressure`.
+
+Why the evidence of a thrashing fleet does not do for sizing it: the first doubt that applies.
+
+Do a replica's peers carry its requests too? Only then may it be spared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf, sqrt
+from statistics import fmean
+from types import MappingProxyType
+
+from kvmedic.model.compression import Keep, TokenEviction
+from kvmedic.model.evidence import HISTOGRAMS, Histogram, Inconclusive, Observation, Pool, Reading, Signal
+from kvmedic.model.readings import (
+    Complete,
+    above,
+    complete,
+    histogram,
+    longest,
+    lower_bound,
+    mean_below,
+    merged,
+    moments,
+    number,
+    pools,
+    quantile,
+    total,
+    total_if_told,
+    total_of_told,
+)
+from kvmedic.model.reasons import Reason
+from kvmedic.runbooks.branches import Evidence
+from kvmedic.verdict.blocks_reclaimed import (
+    RESIDENCE_QUANTILE,
+    SHARED_PREFIXES,
+    Passes,
+    blocks_per_running,
+    hit_share,
+    occupancy_between,
+)
+from kvmedic.verdict.comparison import QUEUED
+from kvmedic.verdict.floors import Offered, Queue, peak_of
+from kvmedic.verdict.sizing import (
+    STALL_SECONDS,
+    Occupancy,
+    Strain,
+    occupancy,
+    spread_weight,
+    with_evicted_tokens,
+    with_shared_prefixes,
+)
+
+CALM_SHARE = 0.5
+"""Share of the trigger up to which a peer of a pressured replica counts as calm. At the best setting 0.05
+to 0.4 preemptions per request remain (measured on vLLM 0.32.0, CPU build): between a peer just under
+the trigger and a replica just over it lies nothing that a new replica would change."""
+
+
+MOST_EVICTED = 0.75
+"""Blocks in use per running sequence, over those that the lengths predict, above which a method that evicts
+tokens counts as switched off, whatever settings say: the plugin may not be in the image, or not be loaded.
+Simulated without one: 0.78 to 1.01."""
+SHORTEST = 0.05
+"""Share of the prompts that may be shorter than a common beginning: health checks and other strays."""
+SMALLEST_GROUP = 10
+"""Requests that a group needs so that its mean length says something about their spread: the deviation
+of a mean of 10 is a third of a single one's."""
+
+_NOTHING: Mapping[str, Reading[float]] = MappingProxyType({})
+
+NOW = frozenset(
+    {
+        Signal.PREEMPTIONS,
+        Signal.GENERATED_TOKENS,
+        Signal.RUNNING_MEAN,
+        Signal.KV_CACHE_USAGE_MEAN,
+        Signal.INTER_TOKEN_SECONDS,
+        Signal.WAITING_MEAN,
+        Signal.REQUESTS_IN_FLIGHT_CHANGE,
+    }
+)
+"""Needed of the pressured replicas over the trigger's window."""
+REQUESTS = frozenset({Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH, Signal.E2E_SECONDS})
+"""Needed of every replica over the sizing window."""
+HELPFUL = frozenset(
+    {
+        Signal.KV_CACHE_USAGE_DEVIATION,
+        Signal.RUNNING_MAX,
+        Signal.PREFILL_SECONDS,
+        Signal.PREFIX_CACHE_QUERIES,
+        Signal.PREFIX_CACHE_HITS,
+        Signal.STARTED_SECONDS,
+        Signal.OUTPUT_LIMIT,
+        Signal.REQUESTS_ABORTED,
+    }
+)
+"""Used where an engine exports them. Without them recomputation counts as free (fewer cuts), prefixes as
+not shared (the pool's gauge then contradicts the lengths: no cut), replicas as old enough, any number of
+sequences as possible, and nobody knows how long answers were allowed to become (no limit is lowered)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How long the requests of the sizing window were at most, by the upper bounds of their buckets (tokens).
+
+    Infinite where one lies above the top bound.
+    """
+
+    prompt_tokens: float
+    output_tokens: float
+    limit_tokens: float | None
+    """What they asked for at most (`max_tokens`); None where a replica does not tell."""
+    counted_tokens: float
+    """The top bound: the engine takes requests of at least this length, as it counts up to its own limit."""
+
+    @property
+    def request_tokens(self) -> float | None:
+        """Return what a request of the window may have needed at most; None where nobody knows."""
+        if self.limit_tokens is None:
+            return None
+        return self.prompt_tokens + max(self.output_tokens, self.limit_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the sizing of one fleet rests on, per engine."""
+
+    sequence: Occupancy
+    strain: Strain
+    blocks: float
+    """The smallest pool of the fleet."""
+    block_tokens: int
+    prompt_tokens: float
+    """Of a request's own: those of a shared prefix are in the pool once."""
+    output_tokens: float
+    spread: float
+    """How far the outputs are from ending in waves (0-1), see `sizing.spread_weight`. 1 where tokens are
+    evicted: then all sequences come to about the same size, whatever their lengths."""
+    running_max: float
+    """Most sequences that any engine ran at once; infinite where nobody knows."""
+    requests: float
+    """Finished requests that the lengths come from."""
+    reach: Reach
+    """The longest of them."""
+    offered: Offered
+    """What it is asked for, against what it gives."""
+    shortest_tokens: float = 0.0
+    """Prompts of a request: nineteen in twenty have more. The lower bound of the bucket in which the shortest
+    twentieth ends, so that no prompt is taken for longer than it is."""
+    measured: tuple[float, float] | None = None
+    """Blocks in use per running sequence on the pressured replicas, and their deviation over the root of the
+    running sequences, by the gauges; None where an engine does not tell."""
+    evicted_by: str = ""
+    """Method that takes tokens from sequences while they run; empty where none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The two looks with every needed value in place."""
+
+    burn: Observation
+    """Over the trigger's window, the pressured replicas only."""
+    sizing: Observation
+    now: Mapping[str, Complete]
+    requests: Mapping[str, Complete]
+    pools: Mapping[str, Pool]
+
+    def counted(self, signal: Signal) -> Histogram:
+        """Return a histogram of the whole fleet over the sizing window."""
+        return merged([one.histograms[signal] for one in self.requests.values()])
+
+    def gaps(self) -> Histogram:
+        """Return the gaps between tokens on the pressured replicas."""
+        return merged([one.histograms[Signal.INTER_TOKEN_SECONDS] for one in self.now.values()])
+
+    def total(self, signal: Signal) -> float:
+        """Return a number, added up over the pressured replicas."""
+        return total(self.now, signal)
+
+
+def seen_of(evidence: Evidence, pressured: Iterable[str]) -> Seen | Inconclusive:
+    """Return the evidence with every needed value in place, or what is missing.
+
+    Args:
+        evidence: both looks.
+        pressured: the pods that preempt beyond the trigger.
+    """
+    burn = evidence.burn.only(pressured)
+    now = complete(burn, NOW)
+    if isinstance(now, Inconclusive):
+        return now
+    requests = complete(evidence.sizing, REQUESTS)
+    if isinstance(requests, Inconclusive):
+        return requests
+    held = pools(evidence.sizing)
+    if isinstance(held, Inconclusive):
+        return held
+    return Seen(burn, evidence.sizing, now, requests, held)
+
+
+def case_of(
+    seen: Seen, evicts: TokenEviction | None = None, peaks: Mapping[str, Reading[float]] = _NOTHING
+) -> Case:
+    """Return what the sizing rests on; the looks must be beyond doubt (`doubts.doubt_of`).
+
+    Args:
+        seen: both looks.
+        peaks: the most tokens per second that each replica was asked for of late, as far as that is known.
+        evicts: what takes tokens from sequences while they run, as settings have it. It counts only where
+            gauges show that sequences are smaller than their lengths.
+    """
+    prompt, output = seen.counted(Signal.PROMPT_LENGTH), seen.counted(Signal.OUTPUT_LENGTH)
+    engines = next(iter(seen.sizing.pods.values())).engines
+    block_tokens = next(iter(seen.pools.values())).block_tokens
+    hits = hit_share(seen.sizing)
+    sequence = occupancy(moments(prompt), moments(output), block_tokens)
+    shared = hits if hits > SHARED_PREFIXES else 0.0
+    if shared:
+        sequence = with_shared_prefixes(sequence, measured_blocks(seen), hits * prompt.mean / block_tokens)
+    if evicts is not None and measured_blocks(seen) > MOST_EVICTED * sequence.mean_blocks:
+        evicts = None
+    if evicts is not None:
+        budgeted = _budgeted(prompt, output, block_tokens, evicts)
+        sequence = with_evicted_tokens(sequence, measured_blocks(seen), budgeted)
+    return Case(
+        sequence=sequence,
+        strain=_strain(seen, prompt.mean * (1 - hits), output.mean),
+        blocks=min(pool.blocks for pool in seen.pools.values()) / engines,
+        block_tokens=block_tokens,
+        prompt_tokens=prompt.mean * (1 - shared),
+        output_tokens=output.mean,
+        spread=spread_weight(_groups(seen)) if evicts is None else 1.0,
+        running_max=_running_max(seen) / engines,
+        requests=output.count,
+        reach=_reach(seen, prompt, output),
+        shortest_tokens=lower_bound(prompt, SHORTEST),
+        measured=_measured(seen),
+        offered=offered_of(seen, output.mean, peaks),
+        evicted_by=evicts.name if evicts else "",
+    )
+
+
+def _budgeted(
+    prompt: Histogram, output: Histogram, block_tokens: int, evicts: TokenEviction
+) -> Occupancy | None:
+    """Return what a sequence takes by the tokens that a method keeps; None where nobody knows how many."""
+    if evicts.budget is None:
+        return None
+    passes = Passes(Keep(budget=evicts.budget), evicts.pattern, evicts.every)
+    return occupancy_between(prompt, output, block_tokens, passes)
+
+
+def residence_seconds(seen: Seen) -> float:
+    """Return how long requests stay (p99); infinite above the top bucket."""
+    return quantile(seen.counted(Signal.E2E_SECONDS), RESIDENCE_QUANTILE)
+
+
+def measured_blocks(seen: Seen) -> float:
+    """Return blocks in use per running sequence on the pressured replicas, by the gauges."""
+    return blocks_per_running(seen.now, seen.pools)
+
+
+def _measured(seen: Seen) -> tuple[float, float] | None:
+    """Return mean and deviation of a running sequence's blocks by the gauges; None where one is missing.
+
+    The deviation of N independent sequences together is the root of N times that of one.
+    """
+    found = []
+    for name, one in seen.now.items():
+        deviation = number(seen.burn.pods[name], Signal.KV_CACHE_USAGE_DEVIATION)
+        engines = seen.burn.pods[name].engines
+        if deviation is None:
+            return None
+        running = max(1.0, one.numbers[Signal.RUNNING_MEAN] / engines)
+        found.append(deviation * seen.pools[name].blocks / engines / sqrt(running))
+    return measured_blocks(seen), fmean(found)
+
+
+def _reach(seen: Seen, prompt: Histogram, output: Histogram) -> Reach:
+    """Return the longest requests; the prompts' top bound stands for the engine's own limit."""
+    found = [histogram(readings, Signal.OUTPUT_LIMIT) for readings in seen.sizing.pods.values()]
+    told = [longest(one) for one in found if one is not None and one.count > 0]
+    return Reach(
+        prompt_tokens=longest(prompt),
+        output_tokens=longest(output),
+        limit_tokens=max(told) if len(told) == len(found) else None,
+        counted_tokens=prompt.bounds[-1],
+    )
+
+
+def _running_max(seen: Seen) -> float:
+    """Return the most sequences that any replica ran at once; infinite where one replica does not tell."""
+    pods = (*seen.burn.pods.values(), *seen.sizing.pods.values())
+    found = [number(readings, Signal.RUNNING_MAX) for readings in pods]
+    return max(inf if most is None else most for most in found)
+
+
+def _strain(seen: Seen, prefill_tokens: float, output_tokens: float) -> Strain:
+    """Return the thrash as measured; per request means per as many tokens as a request generates."""
+    gaps = seen.gaps()
+    step = mean_below(gaps, STALL_SECONDS / 2)
+    engines = sum(readings.engines for readings in seen.burn.pods.values())
+    preempted = seen.total(Signal.PREEMPTIONS) / seen.total(Signal.GENERATED_TOKENS)
+    return Strain(
+        running_mean=max(1.0, seen.total(Signal.RUNNING_MEAN) / engines),
+        preemptions_per_request=preempted * output_tokens,
+        stalls_per_request=above(gaps, STALL_SECONDS) / gaps.count * output_tokens,
+        step_seconds=step,
+        prefill_extra_seconds=max(0.0, _prefill_seconds(seen.burn) - step),
+        prefill_tokens=prefill_tokens,
+        output_tokens=output_tokens,
+    )
+
+
+def offered_of(seen: Seen, output_tokens: float, peaks: Mapping[str, Reading[float]]) -> Offered:
+    """Return what an engine is asked for: what is given, and what joined the queue or left it instead."""
+    given, window = seen.total(Signal.GENERATED_TOKENS), seen.burn.window_seconds
+    engines = sum(readings.engines for readings in seen.burn.pods.values())
+    joined = seen.total(Signal.REQUESTS_IN_FLIGHT_CHANGE) + total_of_told(seen.burn, Signal.REQUESTS_ABORTED)
+    peak, queue, whole = peak_of(peaks), queue_of(seen.burn), queue_of(seen.sizing)
+    return Offered(
+        now=max(0.0, 1 + joined * output_tokens / given) if given > 0 else 1.0,
+        served_per_second=given / window / engines if 0 < window < inf else None,
+        peak_per_second=None if peak is None else peak * len(seen.burn.pods) / engines,
+        is_full=queue.is_full or queue.grows,
+        is_steady=queue.is_steady and whole.is_steady,
+    )
+
+
+def queue_of(looked: Observation) -> Queue:
+    """Return the requests in some replicas' hands; one that wanders where a replica does not tell."""
+    running, waiting, change = (
+        total_if_told(looked, signal)
+        for signal in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN, Signal.REQUESTS_IN_FLIGHT_CHANGE)
+    )
+    glimpsed = any(readings.gauge_samples is not None for readings in looked.pods.values())
+    return Queue(running or 0.0, waiting or 0.0, inf if change is None else change, glimpsed)
+
+
+def _prefill_seconds(burn: Observation) -> float:
+    """Return the mean seconds to prefill a request; 0 where the engine does not tell."""
+    found = [histogram(readings, Signal.PREFILL_SECONDS) for readings in burn.pods.values()]
+    counted = [one for one in found if one is not None]
+    count = sum(one.count for one in counted)
+    return sum(one.total for one in counted) / count if count > 0 else 0.0
+
+
+def _groups(seen: Seen) -> list[Histogram]:
+    """Return output lengths of disjoint groups: by replica, before and within the trigger's window."""
+    groups: list[Histogram] = []
+    for name, one in seen.requests.items():
+        recent = histogram(seen.burn.pods[name], Signal.OUTPUT_LENGTH) if name in seen.burn.pods else None
+        groups += _split(one.histograms[Signal.OUTPUT_LENGTH], recent)
+    large = [group for group in groups if group.count >= SMALLEST_GROUP]
+    return large or [seen.counted(Signal.OUTPUT_LENGTH)]
+
+
+def _split(whole: Histogram, recent: Histogram | None) -> tuple[Histogram, ...]:
+    """Return the requests before and within the last part of a window; all in one where that is hopeless."""
+    if recent is None or recent.bounds != whole.bounds or recent.count < SMALLEST_GROUP:
+        return (whole,)
+    counts = tuple(max(0.0, all_ - new) for all_, new in zip(whole.counts, recent.counts, strict=True))
+    total = whole.total - recent.total
+    if sum(counts) < SMALLEST_GROUP or total <= 0:
+        return (whole,)
+    return Histogram(whole.bounds, counts, total), recent
+
+
+FEWEST_REQUESTS = 100
+"""Requests that must have finished over the window, in the whole fleet, before their lengths count.
+
+Source: caps computed from random draws of the request shapes in `docs/explanation/right-sizing.md`. With
+100 requests the cap lies within 20 % of the true one in 9 of 10 draws of most shapes, with 50 within
+23 %, with 30 within 28 %; a cap that is 20 % off costs up to 10 % of goodput in the same simulations."""
+POOLS_ALIKE = 0.05
+"""Relative difference up to which pools count as the same: a cap is proportional to the pool, and 5 % of
+a cap is within the noise of `FEWEST_REQUESTS`. Profiling at start-up leaves some blocks more or less."""
+LEAST_MISFIT = 0.6
+"""Blocks in use per running sequence, over those that the lengths predict, at least. Below, something
+else decides what a sequence keeps (evicted tokens, sliding windows). Simulated: 0.78 to 1.01."""
+MOST_MISFIT = 1.3
+"""The same, at most. Above, requests that never finish in the window fill the pool, or the pool is not
+what it seems."""
+LUCK = 2.0
+"""Standard deviations by which gauges of few moments may lie beside their mean: 19 times in 20."""
+
+
+def doubt_of(seen: Seen) -> Inconclusive | None:
+    """Return why lengths and pools cannot be told from what was seen, or None."""
+    doubts = (_several_models, _replicas_differ, _too_few, _too_short, _too_young)
+    return next((found for doubt in doubts if (found := doubt(seen)) is not None), None)
+
+
+def misfit_of(seen: Seen, case: Case) -> Inconclusive | None:
+    """Return that the lengths do not explain what fills the pool, or None where they do."""
+    measured, predicted = measured_blocks(seen), case.sequence.mean_blocks
+    noise = 1 + LUCK * _gauge_noise(seen, case)
+    if LEAST_MISFIT / noise <= measured / predicted <= MOST_MISFIT * noise:
+        return None
+    return Inconclusive(
+        Reason.LENGTHS_MISFIT,
+        f"a running sequence takes {measured:.1f} blocks, its lengths predict {predicted:.1f}; "
+        "a cap cannot be computed from lengths",
+    )
+
+
+def sized(evidence: Evidence, pressured: Iterable[str]) -> Case | Inconclusive:
+    """Return what the sizing of a fleet rests on, or why its evidence does not do for it.
+
+    Args:
+        evidence: both looks.
+        pressured: the pods of which what happens now is read.
+    """
+    seen = seen_of(evidence, pressured)
+    if isinstance(seen, Inconclusive):
+        return seen
+    doubt = doubt_of(seen)
+    if doubt is not None:
+        return doubt
+    case = case_of(seen, evidence.evicts, evidence.peaks)
+    return misfit_of(seen, case) or case
+
+
+def _gauge_noise(seen: Seen, case: Case) -> float:
+    """Return the relative deviation of blocks per running sequence as gauges of few moments tell it.
+
+    Each moment shows as many sequences as run, each somewhere between its first and its last token.
+    """
+    seats = 0.0
+    for name, readings in seen.burn.pods.items():
+        if readings.gauge_samples is None:
+            return 0.0
+        seats += readings.gauge_samples * seen.now[name].numbers[Signal.RUNNING_MEAN]
+    return case.sequence.deviation_blocks / case.sequence.mean_blocks / sqrt(max(1.0, seats))
+
+
+def _several_models(seen: Seen) -> Inconclusive | None:
+    models = sorted({model for readings in seen.sizing.pods.values() for model in readings.model_names})
+    if len(models) <= 1:
+        return None
+    return Inconclusive(
+        Reason.SEVERAL_MODELS,
+        f"the replicas serve {', '.join(models)}: their lengths are mixed; point one resource at each",
+    )
+
+
+def _replicas_differ(seen: Seen) -> Inconclusive | None:
+    kinds = {(pool.block_tokens, pool.cache_dtype) for pool in seen.pools.values()}
+    engines = {readings.engines for readings in seen.sizing.pods.values()}
+    sizes = [pool.blocks for pool in seen.pools.values()]
+    alike = min(sizes) >= (1 - POOLS_ALIKE) * max(sizes)
+    if alike and len(kinds) == 1 and len(engines) == 1 and _bounds_agree(seen):
+        return None
+    shown = ", ".join(f"{n}: {p.blocks} x {p.block_tokens} tokens" for n, p in seen.pools.items())
+    return Inconclusive(
+        Reason.REPLICAS_DIFFER,
+        f"the replicas' pools, engines or greatest lengths differ ({shown}): no cap is right for all",
+    )
+
+
+def _bounds_agree(seen: Seen) -> bool:
+    """Return whether the replicas count in the same buckets; their bounds depend on the greatest length."""
+    counted = [(signal, one) for signal in REQUESTS & HISTOGRAMS for one in seen.requests.values()]
+    counted += [(signal, one) for signal in NOW & HISTOGRAMS for one in seen.now.values()]
+    bounds = {(signal, one.histograms[signal].bounds) for signal, one in counted}
+    return len(bounds) == len({signal for signal, _ in counted})
+
+
+def _too_few(seen: Seen) -> Inconclusive | None:
+    finished = min(_finished(seen.counted(s)) for s in (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH))
+    if finished < FEWEST_REQUESTS:
+        return Inconclusive(
+            Reason.TOO_FEW_REQUESTS,
+            f"{finished:.0f} requests finished in {_shown(seen.sizing.window_seconds)} and "
+            f"{FEWEST_REQUESTS} are needed; wait, or raise spec.sizing.window",
+        )
+    if min(seen.total(Signal.GENERATED_TOKENS), seen.gaps().count) <= 0:
+        return Inconclusive(
+            Reason.TOO_FEW_REQUESTS,
+            f"no token was generated in {_shown(seen.burn.window_seconds)} on the pressured replicas",
+        )
+    return None
+
+
+def _shown(seconds: float) -> str:
+    """Return how long a look covers; infinite stands for unknown."""
+    return f"{seconds:.0f} s" if seconds < inf else "a time that nobody knows"
+
+
+def _finished(lengths: Histogram) -> float:
+    """Return how many requests a histogram of lengths counted; none when they had no length."""
+    return lengths.count if lengths.total > 0 else 0.0
+
+
+def _too_short(seen: Seen) -> Inconclusive | None:
+    if seen.counted(Signal.E2E_SECONDS).count <= 0:
+        return Inconclusive(Reason.TOO_FEW_REQUESTS, "no finished request tells how long requests stay")
+    residence, window = residence_seconds(seen), seen.sizing.window_seconds
+    if residence <= window:
+        return None
+    if residence == inf:
+        top = max(seen.counted(Signal.E2E_SECONDS).bounds, default=0.0)
+        return Inconclusive(
+            Reason.WINDOW_TOO_SHORT,
+            f"requests stay longer (p99) than the {top:.0f} s up to which this engine counts, so nobody "
+            "knows whether the window holds them; shorten requests, or run a version that counts further",
+        )
+    return Inconclusive(
+        Reason.WINDOW_TOO_SHORT,
+        f"requests stay {residence:.0f} s (p99) and the window looks back {window:.0f} s; "
+        "raise spec.sizing.window",
+    )
+
+
+def _too_young(seen: Seen) -> Inconclusive | None:
+    residence = residence_seconds(seen)
+    for name, readings in sorted(seen.sizing.pods.items()):
+        started = number(readings, Signal.STARTED_SECONDS)
+        age = inf if started is None else seen.sizing.at.timestamp() - started
+        if age < residence:
+            return Inconclusive(
+                Reason.WINDOW_TOO_SHORT,
+                f"{name} started {age:.0f} s ago and requests stay {residence:.0f} s (p99): "
+                "its long requests have not finished yet; wait",
+            )
+    return None
+
+
+NEEDED = frozenset({Signal.PREEMPTIONS_PER_REQUEST_HELD, Signal.KV_CACHE_USAGE_MEAN, Signal.WAITING_MEAN})
+"""Signals that are needed of every replica."""
+
+
+def overload(evidence: Evidence, pod: str) -> str:
+    """Return why the peers of a replica could not carry its requests too; empty where they can.
+
+    They must be calm, with nothing waiting, and their cache must have room for what the replica holds,
+    spread evenly over them. A peer that nothing is known of carries nothing.
+    """
+    if pod in evidence.left_out:
+        return f"nobody knows what it holds ({evidence.left_out[pod].why})"
+    found = complete(evidence.burn, NEEDED)
+    if isinstance(found, Inconclusive):
+        return found.message
+    peers = {name: one.numbers for name, one in found.items() if name != pod}
+    if not peers:
+        return "no peer is known to carry anything" if evidence.left_out else "it is the only replica"
+    limit = CALM_SHARE * evidence.trigger.preemptions_per_request
+    for name, numbers in peers.items():
+        if numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD] > limit:
+            return f"{name} has {numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD]:.2f} preemptions per request"
+        if numbers[Signal.WAITING_MEAN] >= QUEUED:
+            return f"{numbers[Signal.WAITING_MEAN]:.0f} requests wait on {name}"
+    held = max(numbers[Signal.KV_CACHE_USAGE_MEAN] for numbers in peers.values())
+    usage = held + found[pod].numbers[Signal.KV_CACHE_USAGE_MEAN] / len(peers)
+    room = evidence.trigger.kv_cache_usage_ratio
+    return f"their KV cache would be {usage:.2f} full (limit {room:g})" if usage > room else ""
+
+
+def beyond_trigger(evidence: Evidence, pod: str) -> tuple[str, ...]:
+    """Return the peers of a replica that are known to preempt beyond the trigger."""
+    limit = evidence.trigger.preemptions_per_request
+    apart = ((name, out.readings) for name, out in evidence.left_out.items())
+    rates = {
+        name: number(readings, Signal.PREEMPTIONS_PER_REQUEST_HELD)
+        for name, readings in (*evidence.burn.pods.items(), *apart)
+        if name != pod
+    }
+    return tuple(name for name, rate in sorted(rates.items()) if rate is not None and rate > limit)

@@ -1,0 +1,1 @@
+"""Did a change help? Pure functions on figures from before and after."""
