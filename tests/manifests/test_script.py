@@ -75,6 +75,18 @@ EDITED = [
     ),
     pytest.param(a_container("vllm serve m"), None, " --max-num-seqs=16", id="appended"),
     pytest.param(
+        a_container("vllm serve m --max-num-seqs 64 \\\n \\\n  "), "64", "16", id="continued by nothing"
+    ),
+    pytest.param(
+        a_container("vllm serve m \\\n  $(MORE)", MORE=""),
+        None,
+        " --max-num-seqs=16",
+        id="continued by a blank",
+    ),
+    pytest.param(
+        a_container("vllm serve m --max-num-seqs 64; echo \\\\\n  "), "64", "16", id="a backslash at the end"
+    ),
+    pytest.param(
         a_container("exec vllm serve m --port 1", shell=("bash", "-lc")),
         None,
         " --max-num-seqs=16",

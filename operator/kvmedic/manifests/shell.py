@@ -100,7 +100,7 @@ class Walk:
     def run_text(self, text: Traced, place: Place, variables: Variables, within: tuple[str, ...]) -> None:
         """Walk through a script's text."""
         self.budget.enter_field(str(place))
-        source = Source(text, self.budget)
+        source = Source(text.piece(0, _end_of(text.text)), self.budget)
         fault = source.fault()
         if fault:
             if self.profile.launch.executable in text.text:
@@ -137,6 +137,21 @@ class Walk:
     def shadows(self, tokens: Sequence[Token]) -> tuple[str, ...]:
         """Return the functions among the names of programs that a command begins with."""
         return tuple(f"the function {t.text}" for t in tokens if t.text in self._functions)
+
+
+def _end_of(script: str) -> int:
+    """Return where a script ends; a last line that is continued by nothing is no part of it.
+
+    A shell takes such a line as its end, and the parser as an error.
+    """
+    end = len(script)
+    while True:
+        last = end
+        while last and script[last - 1] in " \t":
+            last -= 1
+        if not script.endswith("\\\n", 0, last) or script.endswith("\\\\\n", 0, last):
+            return end
+        end = last - 2
 
 
 class _Script:
