@@ -14,7 +14,7 @@ from kvmedic.model.fleet import STILL, ReplicaSet, template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
 from kvmedic.model.spec import RotationLabel
-from kvmedic.rollout.drift import Standing, standing
+from kvmedic.rollout.drift import Standing, target_standing
 from kvmedic.rollout.moves import Freeze
 from run_builder import BUNDLE, CONFIG, EDIT, NOW, OWN_FIELDS, RECALL, UID, a_fleet, a_pod
 
@@ -103,7 +103,7 @@ def test_a_fleet_with_both_settings_is_walked_back_to_the_one_from_before(body: 
     assert run.recorded == OWN_FIELDS
     assert run.ending is not None
     assert run.ending.reason is Reason.FLEET_GIVEN_BACK
-    assert standing(run, UID, fleet) is Standing.AS_RECORDED
+    assert target_standing(run, UID, fleet) is Standing.AS_RECORDED
 
 
 @pytest.mark.parametrize(

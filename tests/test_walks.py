@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.next_move import _held, _watched_fleet, drain_of
+from kvmedic.controller.next_move import _pods_held_back, _watched_fleet, drain_of
 from kvmedic.model.evidence import Measured
 from kvmedic.model.run import TimedOut, Victim
 from kvmedic.model.spec import OnDrainTimeout
@@ -66,7 +66,7 @@ def test_then_it_is_held_and_the_message_names_the_service_and_what_to_type(answ
 
     told = held_move(fleet, fleet.pods)
 
-    assert _held(tick) == {"a"}
+    assert _pods_held_back(tick) == {"a"}
     assert isinstance(told, Wait)
     assert "a stayed in the EndpointSlices of EndpointSlice mine, Service llm" in told.message
     assert "raise spec.rollout.drainTimeout" in told.message
@@ -75,8 +75,8 @@ def test_then_it_is_held_and_the_message_names_the_service_and_what_to_type(answ
 def test_proceed_takes_again_whom_hold_had_put_back() -> None:
     busy = (TimedOut("a", "a", LIMIT),)
 
-    assert _held(a_tick(LIMIT, OnDrainTimeout.HOLD, left=True, timed_out=busy)) == {"a"}
-    assert _held(a_tick(LIMIT, OnDrainTimeout.PROCEED, left=True, timed_out=busy)) == frozenset()
+    assert _pods_held_back(a_tick(LIMIT, OnDrainTimeout.HOLD, left=True, timed_out=busy)) == {"a"}
+    assert _pods_held_back(a_tick(LIMIT, OnDrainTimeout.PROCEED, left=True, timed_out=busy)) == frozenset()
 
 
 def test_an_idle_replica_that_left_is_idle_also_after_the_time_out() -> None:

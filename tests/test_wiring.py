@@ -19,7 +19,7 @@ from kvmedic.manifests.trial_pod import Owner, Trial
 from kvmedic.metrics.options import ProbeOptions
 from kvmedic.model.trial import Counted, Interrupted, NoEvaluation, Served, Underway
 from kvmedic.settings import Settings
-from kvmedic.wiring import connected, evaluations_of, trials_of
+from kvmedic.wiring import evaluations_of, open_connections, trials_of
 from probing import a_step
 from run_builder import a_pod
 
@@ -93,7 +93,7 @@ async def test_with_the_process_its_tests_end(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("KUBECONFIG", str(file))
     pod = replace(a_pod("trial"), uid="uid-trial", address="192.0.2.1")
 
-    async with connected(Settings()) as world:
+    async with open_connections(Settings()) as world:
         world.probes.begin("serving", pod, {}, a_step(100))
         assert world.probes.progress(pod) == Underway(0, 100)
 

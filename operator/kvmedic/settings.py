@@ -239,7 +239,7 @@ def load() -> Settings:
     try:
         return Settings(**content)
     except ValidationError as error:
-        raise SettingsError(_told(error, origin)) from None
+        raise SettingsError(_validation_text(error, origin)) from None
     except UnreadableVariable as error:
         raise SettingsError(f"environment variables: {error}; write JSON, or set one field of it") from None
 
@@ -271,7 +271,7 @@ def _fields() -> str:
     return ", ".join(sorted(Settings.model_fields))
 
 
-def _told(error: ValidationError, origin: str) -> str:
+def _validation_text(error: ValidationError, origin: str) -> str:
     """Return what is wrong, one field after the other, without any value that was given."""
     faults = []
     for fault in error.errors(include_url=False, include_input=False, include_context=False):

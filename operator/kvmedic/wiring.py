@@ -42,7 +42,7 @@ from kvmedic.metrics.options import ProbeOptions
 from kvmedic.metrics.probes import Beside, GenerationProbes, Vocabulary
 from kvmedic.record.events import Events
 from kvmedic.record.reporter import Reporter, Telemetry
-from kvmedic.record.store import Store, defined
+from kvmedic.record.store import Store, wait_until_defined
 from kvmedic.rollout.gates import Breaker, Budgets, Stop
 from kvmedic.rounds import Rounds
 from kvmedic.runbooks.compression.bundle import AllowedSettings
@@ -75,7 +75,9 @@ class Connected:
 
 
 @asynccontextmanager
-async def connected(settings: Settings, cluster: ClusterChoice = AS_KUBECTL) -> AsyncIterator[Connected]:
+async def open_connections(
+    settings: Settings, cluster: ClusterChoice = AS_KUBECTL
+) -> AsyncIterator[Connected]:
     """Open the API and the metrics sources, and close them again."""
     limits = _limits(settings.kubernetes)
     client = await connect(find_kubeconfig(cluster), limits, cluster.context)
@@ -177,7 +179,7 @@ def crowd_of(settings: Settings, world: Connected, roster: Roster) -> Crowd:
 async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substitutes = Substitutes()) -> None:
     """Run the operator until it is told to end."""
     process, options = settings.process, settings.pace
-    async with connected(settings) as world:
+    async with open_connections(settings) as world:
         reporter = Reporter(Events(world.client, process.identity), telemetry)
         leadership = _leadership(settings, world.client)
         telemetry.leading.set_function(lambda: float(leadership.is_held()))
@@ -202,7 +204,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
             stand_ins=stand_ins,
             clock=clock,
         )
-        await defined(world.client, options.idle)
+        await wait_until_defined(world.client, options.idle)
         frame = Frame(process.watch, process.liveness or None)
         census = Store(world.client).peers
         rounds = Rounds(

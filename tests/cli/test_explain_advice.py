@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kvmedic.cli.explain import Place, explained
+from kvmedic.cli.explain import Place, explain_resource
 from kvmedic.model.reasons import Reason
 from kvmedic.model.sentences import LOOK
 from kvmedic.model.status import Condition, ConditionType, Record, Resource, Truth, Wish
@@ -20,7 +20,7 @@ def advice(condition: ConditionType, status: Truth, reason: Reason) -> list[str]
     """Return the lines with something to type for a resource of which one condition is known."""
     record = Record(conditions=(Condition(condition, status, reason, "", AT, 1),))
     resource = Resource("serving", "chat", "1", "7", 1, Wish.NONE, False, None, None, record)
-    return [line for line in explained(resource, PLACE) if line.startswith("To ")]
+    return [line for line in explain_resource(resource, PLACE) if line.startswith("To ")]
 
 
 ROWS = [

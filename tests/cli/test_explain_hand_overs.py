@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from api.records import handed_over_record
 from cli.test_trials import PLACE, a_resource
-from kvmedic.cli.explain import as_json, explained, fixes_of
+from kvmedic.cli.explain import as_json, explain_resource, fixes_of
 from kvmedic.model.status import Record
 
 RECORD = replace(handed_over_record(), run=None)
@@ -25,7 +25,7 @@ def facts(record: Record) -> object:
 def test_the_newest_hand_over_is_told_after_the_diagnosis() -> None:
     newer, older = RECORD.hand_overs[0], replace(RECORD.hand_overs[0], evidence="0" * 16)
 
-    said = list(explained(a_resource(replace(RECORD, hand_overs=(newer, older))), PLACE))
+    said = list(explain_resource(a_resource(replace(RECORD, hand_overs=(newer, older))), PLACE))
 
     assert said[1].startswith("It sees FleetWideDemand")
     assert [line for line in said if "left the fleet" in line] == [LINE]
@@ -45,4 +45,4 @@ def test_a_program_gets_the_same_facts() -> None:
 
 def test_where_nothing_was_handed_over_nothing_is_told() -> None:
     assert facts(Record()) is None
-    assert not [line for line in explained(a_resource(Record()), PLACE) if "left the fleet" in line]
+    assert not [line for line in explain_resource(a_resource(Record()), PLACE) if "left the fleet" in line]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from api.records import holding_record
-from kvmedic.cli.explain import Place, explained
+from kvmedic.cli.explain import Place, explain_resource
 from kvmedic.model.engine import Knob
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Cost, Summary, Terms, Verdict
@@ -45,7 +45,7 @@ def lines(record: Record) -> list[str]:
         problem=None,
         record=record,
     )
-    return list(explained(resource, PLACE))
+    return list(explain_resource(resource, PLACE))
 
 
 def test_a_replacement_that_did_not_help_is_told_with_what_it_rests_on() -> None:

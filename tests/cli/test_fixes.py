@@ -9,7 +9,7 @@ from datetime import timedelta
 from builders import NOW
 from cli.test_trials import PLACE, a_resource
 from kvmedic.api.status import record_from_wire, record_to_wire
-from kvmedic.cli.explain import as_json, explained, fixes_of
+from kvmedic.cli.explain import as_json, explain_resource, fixes_of
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Fix
 from kvmedic.model.status import FailedFix, Record, TurnedOff
@@ -36,7 +36,7 @@ RECORD = Record(turned_off=OFF, scores=(SCORED, REFUSED))
 
 def told(record: Record, template: str = OLD) -> list[str]:
     shown = fixes_of(record, template, generation=1)
-    said = list(explained(a_resource(record), PLACE, shown.as_text()))
+    said = list(explain_resource(a_resource(record), PLACE, shown.as_text()))
     return said[2 : said.index("No run is open.")]
 
 

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from builders import NOW
 from kvmedic.api.status import record_from_wire, record_to_wire
-from kvmedic.cli.explain import Place, as_json, explained, fixes_of, trial_of
-from kvmedic.model.compression import Keep, Scattered, used
+from kvmedic.cli.explain import Place, as_json, explain_resource, fixes_of, trial_of
+from kvmedic.model.compression import Keep, Scattered, used_blocks
 from kvmedic.model.devices import MIB
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, Resource, ShownDiagnosis, Wish
@@ -26,7 +26,7 @@ ANSWER = Answer(
     NOW,
     1,
     Reclaim.SCATTERED,
-    tuple(Sample(count, used(count, 16, KEEP, Scattered())) for count in (4096, 8192, 16_384)),
+    tuple(Sample(count, used_blocks(count, 16, KEEP, Scattered())) for count in (4096, 8192, 16_384)),
     16,
     KEEP,
 )
@@ -40,7 +40,7 @@ def lines(*answers: Answer, template: str = OLD) -> list[str]:
     """What is explained of a resource that remembers these answers."""
     record = Record(diagnosis=ShownDiagnosis(Reason.BLOCKS_NOT_FREED, "few", "Any", NOW), answers=answers)
     trial = trial_of(record, template)
-    return list(explained(a_resource(record), PLACE, trial.as_text() if trial else ()))
+    return list(explain_resource(a_resource(record), PLACE, trial.as_text() if trial else ()))
 
 
 def a_resource(record: Record) -> Resource:

@@ -15,7 +15,7 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Outcome
-from kvmedic.rollout.gates import CLOCK_SKEW, Approval, Request, Unreadable, approved, stands
+from kvmedic.rollout.gates import CLOCK_SKEW, Approval, Request, Unreadable, find_approval, stands
 from run_builder import NEW, NOW, OLD, STEP, UID
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -28,7 +28,7 @@ TYPE = f"kvmedic approve chat -n serving --digest {DIGEST}"
 def answer(
     *approvals: Approval, request: Request = REQUEST, now: datetime = NOW
 ) -> Approved | tuple[Reason, str]:
-    told = approved(request, approvals, now)
+    told = find_approval(request, approvals, now)
     return (told.reason, told.message) if isinstance(told, Outcome) else told
 
 
@@ -109,7 +109,7 @@ def test_approvals_of_long_ago_for_other_plans_are_not_worth_a_word() -> None:
 
 
 def test_what_cannot_be_read_approves_nothing() -> None:
-    told = approved(REQUEST, Unreadable("install it"), NOW)
+    told = find_approval(REQUEST, Unreadable("install it"), NOW)
 
     assert told == Outcome(Reason.APPROVALS_UNREADABLE, "install it")
 

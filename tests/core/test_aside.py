@@ -14,7 +14,7 @@ from kvmedic.model.run import Terms
 from kvmedic.model.spec import RotationLabel, TargetRef
 from kvmedic.model.status import SetAside, Station
 from kvmedic.rollout.moves import Cordon, Uncordon
-from kvmedic.rollout.quarantine import BY_SOMEBODY, Gone, Next, disorder, followed
+from kvmedic.rollout.quarantine import BY_SOMEBODY, Gone, Next, disorder, follow_pod
 from run_builder import NEW, NOW, a_fleet, a_pod
 
 AWAY = SetAside(
@@ -60,7 +60,7 @@ STEPS: dict[str, tuple[SetAside, Fleet, str, Next]] = {
 
 @pytest.mark.parametrize(("aside", "seen", "back", "coming"), STEPS.values(), ids=STEPS)
 def test_what_comes_next(aside: SetAside, seen: Fleet, back: str, coming: Next) -> None:
-    assert followed(aside, seen, back) == coming
+    assert follow_pod(aside, seen, back) == coming
 
 
 @pytest.mark.parametrize("station", Station)
@@ -70,15 +70,15 @@ def test_what_comes_next(aside: SetAside, seen: Fleet, back: str, coming: Next) 
     ids=["no such pod", "terminating", "another of its name"],
 )
 def test_a_pod_that_is_gone_needs_nothing(station: Station, seen: Fleet) -> None:
-    assert isinstance(followed(at(station), seen, WELL), Gone)
+    assert isinstance(follow_pod(at(station), seen, WELL), Gone)
 
 
 def test_every_death_in_between_leads_to_the_same_end() -> None:
     """Whatever was committed before the record of it, the next look goes on from what is there."""
     for seen in (IN, OUT):
-        coming = followed(at(Station.RETURNING, WELL), seen, WELL)
+        coming = follow_pod(at(Station.RETURNING, WELL), seen, WELL)
         back = fleet() if isinstance(coming, Uncordon) else seen
-        assert followed(at(Station.RETURNING, WELL), back, "") == at(Station.RETURNED, WELL)
+        assert follow_pod(at(Station.RETURNING, WELL), back, "") == at(Station.RETURNED, WELL)
 
 
 def test_only_one_that_is_back_needs_no_care() -> None:

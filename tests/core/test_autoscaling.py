@@ -14,9 +14,9 @@ from kvmedic.model.plan import AutoscalerStep, ScaleStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Outcome, Run, StepState
 from kvmedic.rollout.draining import StartLimits, holding_move
-from kvmedic.rollout.drift import Standing, is_kept, standing
+from kvmedic.rollout.drift import Standing, is_kept, target_standing
 from kvmedic.rollout.moves import Claim, Failed, Move, Refused, SetMinimum, Settled, Uncordon, Wait
-from kvmedic.rollout.preconditions import Autoscaler, Neighbours, rerouted
+from kvmedic.rollout.preconditions import Autoscaler, Neighbours, via_autoscaler
 from kvmedic.rollout.scaling import Autoscaling, autoscaling_move
 from kvmedic.rollout.scaling import leave_autoscaling as leaving_move
 from kvmedic.runbooks.preemption.loans import footprint_after, is_held, returning_step
@@ -238,7 +238,9 @@ def test_a_minimum_that_no_assignment_explains_is_somebody_elses(found, expected
     fleet = with_minimum(found, a_fleet(fence=f"{UID}/{RUN}/1"))
 
     assert is_kept(a_run_through(), UID, fleet) is expected
-    assert standing(a_run_through(), UID, fleet) is (Standing.AS_RECORDED if expected else Standing.RESCALED)
+    assert target_standing(a_run_through(), UID, fleet) is (
+        Standing.AS_RECORDED if expected else Standing.RESCALED
+    )
 
 
 @given(replicas=st.integers(1, 9))
@@ -246,7 +248,7 @@ def test_a_minimum_that_no_assignment_explains_is_somebody_elses(found, expected
 def test_how_many_replicas_it_makes_is_its_own_matter(replicas):
     fleet = with_minimum(marked(4), a_fleet(fence=f"{UID}/{RUN}/1", replicas=replicas))
 
-    assert standing(a_run_through(StepState.VERIFYING), UID, fleet) is Standing.AS_RECORDED
+    assert target_standing(a_run_through(StepState.VERIFYING), UID, fleet) is Standing.AS_RECORDED
 
 
 @given(
@@ -315,7 +317,7 @@ PATHS = [
 
 @pytest.mark.parametrize(("scalers", "expected"), [row[1:] for row in PATHS], ids=[row[0] for row in PATHS])
 def test_a_scaling_goes_through_the_autoscaler_or_not_at_all(scalers, expected):
-    found = rerouted(SCALE, Neighbours(tuple(scalers)), a_fleet())
+    found = via_autoscaler(SCALE, Neighbours(tuple(scalers)), a_fleet())
 
     if isinstance(found, Outcome):
         assert found.reason is expected
@@ -327,7 +329,7 @@ def test_a_scaling_goes_through_the_autoscaler_or_not_at_all(scalers, expected):
 def test_what_the_deployment_itself_holds_is_not_given_back_through_an_autoscaler_that_came():
     back = ScaleStep(SCALE.target, None, 4, 3, OLD, Reason.REPLICAS_GIVEN_BACK)
 
-    found = rerouted(back, Neighbours((SCALER,)), a_fleet())
+    found = via_autoscaler(back, Neighbours((SCALER,)), a_fleet())
 
     assert isinstance(found, Outcome)
     assert found.reason is Reason.REPLICAS_AUTOSCALED

@@ -20,7 +20,7 @@ from kvmedic.model.compression import (
     Pattern,
     PerHead,
     Scattered,
-    freed,
+    freed_blocks,
 )
 
 DRAWS = 300
@@ -28,7 +28,9 @@ POST = Eviction(16000, 16, 14000)
 
 
 def test_seven_eighths_evicted_free_an_eighth_none_or_seven_eighths() -> None:
-    scattered, per_head, compacted = (freed(POST, each) for each in (Scattered(), PerHead(8), Compacted()))
+    scattered, per_head, compacted = (
+        freed_blocks(POST, each) for each in (Scattered(), PerHead(8), Compacted())
+    )
 
     assert scattered.mean == pytest.approx(117.9, abs=0.1)
     assert scattered.deviation == pytest.approx(8.5, abs=0.05)
@@ -82,7 +84,7 @@ def test_the_formulae_are_what_is_drawn(
     luck = random.Random(7)
     seen = [draw(eviction, luck) for _ in range(DRAWS)]
 
-    found = freed(eviction, pattern, layers)
+    found = freed_blocks(eviction, pattern, layers)
 
     assert abs(found.mean - fmean(seen)) <= 3 * max(stdev(seen), 0.01) / sqrt(DRAWS)
     if found.deviation is not None and found.deviation > 0.5:
@@ -95,18 +97,18 @@ def test_no_pattern_frees_more_than_moving_the_survivors_together(
     tokens: int, block: int, share: float
 ) -> None:
     eviction = Eviction(tokens, block, int(share * tokens))
-    most = freed(eviction, Compacted()).mean
+    most = freed_blocks(eviction, Compacted()).mean
 
-    each = [freed(eviction, pattern).mean for pattern in (PerHead(8), PerHead(2), Scattered())]
+    each = [freed_blocks(eviction, pattern).mean for pattern in (PerHead(8), PerHead(2), Scattered())]
 
     assert [0.0, *each, most + 1e-9] == sorted([0.0, *each, most + 1e-9])
-    assert 0 <= freed(eviction, InRuns(3)).mean <= most
+    assert 0 <= freed_blocks(eviction, InRuns(3)).mean <= most
 
 
 def test_runs_of_one_are_scattered_and_long_runs_free_nearly_what_is_evicted() -> None:
-    single, long = (freed(POST, InRuns(length)).mean for length in (1, 1000))
+    single, long = (freed_blocks(POST, InRuns(length)).mean for length in (1, 1000))
 
-    assert single == pytest.approx(freed(POST, Scattered()).mean, rel=2e-3)
+    assert single == pytest.approx(freed_blocks(POST, Scattered()).mean, rel=2e-3)
     assert long == pytest.approx(875, rel=3e-3)
 
 
@@ -116,7 +118,7 @@ def test_with_nothing_evicted_nothing_is_free_and_with_everything_all(
 ) -> None:
     eviction = Eviction(100, 16, 0 if kept else 100)
 
-    assert freed(eviction, pattern).mean == pytest.approx(0.0 if kept else 7.0)
+    assert freed_blocks(eviction, pattern).mean == pytest.approx(0.0 if kept else 7.0)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +128,9 @@ def test_with_nothing_evicted_nothing_is_free_and_with_everything_all(
         (lambda: Eviction(10, 0, 0), "block-size is 0"),
         (lambda: Eviction(10, 16, 11), "evict is 11: 0 to 10"),
         (lambda: Eviction(10, 16, -1), "evict is -1"),
-        (lambda: freed(POST, PerHead(0)), "heads is 0"),
-        (lambda: freed(POST, InRuns(0)), "runs is 0"),
-        (lambda: freed(POST, Compacted(), 0), "layers is 0"),
+        (lambda: freed_blocks(POST, PerHead(0)), "heads is 0"),
+        (lambda: freed_blocks(POST, InRuns(0)), "runs is 0"),
+        (lambda: freed_blocks(POST, Compacted(), 0), "layers is 0"),
     ],
 )
 def test_what_names_no_eviction_is_refused_by_name(wrong: Callable[[], object], named: str) -> None:

@@ -24,7 +24,7 @@ from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.comparison import is_smoother, judge
-from kvmedic.verdict.vetoes import LEAST_HITS, confirmed
+from kvmedic.verdict.vetoes import LEAST_HITS, confirm_setting
 
 PREFIXES, HOST, SWAP = Knob.PREFIX_CACHING, Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE
 SMOOTH = replace(THRASHING, stalls=0)
@@ -47,7 +47,7 @@ def looked(*replicas: Replica | PodReadings) -> Observation:
 
 def verdict(knob: Knob, seen: Observation, before: Baseline = BEFORE) -> Judged:
     judged = judge(before, seen, NO_OBJECTIVES, TRIGGER, 0)
-    return confirmed(knob, judged, before, seen, NO_OBJECTIVES)
+    return confirm_setting(knob, judged, before, seen, NO_OBJECTIVES)
 
 
 def sharing(share: float, replica: Replica = CALM) -> Observation:

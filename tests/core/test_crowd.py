@@ -10,7 +10,17 @@ import pytest
 
 from kvmedic.model.reasons import Reason
 from kvmedic.record.runs import HEALED
-from kvmedic.rollout.gates import BAD_ENDS, BadEnd, Breaker, Budgets, Peer, any_trip, crowding, stormy, trip
+from kvmedic.rollout.gates import (
+    BAD_ENDS,
+    BadEnd,
+    Breaker,
+    Budgets,
+    Peer,
+    any_trip,
+    find_full_budget,
+    stormy,
+    trip,
+)
 from run_builder import NOW
 
 MINUTE = timedelta(minutes=1)
@@ -98,7 +108,7 @@ ROWS = [
     ("budgets", "peers", "words"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
 def test_whether_one_run_more_has_a_place(budgets: Budgets, peers: tuple[Peer, ...], words: str) -> None:
-    blocked = crowding(budgets, peers, "me")
+    blocked = find_full_budget(budgets, peers, "me")
 
     assert (blocked is not None) is bool(words)
     if blocked is not None:
@@ -110,7 +120,7 @@ def test_whether_one_run_more_has_a_place(budgets: Budgets, peers: tuple[Peer, .
 def test_of_many_that_have_a_run_the_first_are_named() -> None:
     peers = (ASKS, *(peer(str(i), opened=9 - i) for i in range(5)))
 
-    blocked = crowding(replace(WIDE, runs=5), peers, "me")
+    blocked = find_full_budget(replace(WIDE, runs=5), peers, "me")
 
     assert blocked is not None
     assert blocked.message.startswith(
@@ -128,7 +138,7 @@ def test_of_runs_that_were_opened_exactly_as_many_keep_a_place_as_there_are(
 ) -> None:
     budgets = replace(WIDE, runs=places)
 
-    kept = {p.uid for p in peers if crowding(budgets, peers, p.uid) is None}
+    kept = {p.uid for p in peers if find_full_budget(budgets, peers, p.uid) is None}
 
     assert kept == set(("3", "2", "4", "1")[:places]), "begun first, then by age, then by uid"
 
@@ -136,11 +146,11 @@ def test_of_runs_that_were_opened_exactly_as_many_keep_a_place_as_there_are(
 def test_a_run_that_has_begun_is_never_asked_to_leave() -> None:
     peers = tuple(peer(str(i), opened=i, begun=True) for i in range(5))
 
-    assert [crowding(replace(WIDE, runs=1), peers, p.uid) for p in peers] == [None] * 5
+    assert [find_full_budget(replace(WIDE, runs=1), peers, p.uid) for p in peers] == [None] * 5
 
 
 def test_a_resource_that_the_list_does_not_know_gets_no_place_that_is_taken() -> None:
-    assert crowding(replace(WIDE, runs=1), (peer("1", opened=1),), "new") is not None
+    assert find_full_budget(replace(WIDE, runs=1), (peer("1", opened=1),), "new") is not None
 
 
 BREAKER = Breaker(runs=3, window=60 * MINUTE, lasts=30 * MINUTE)

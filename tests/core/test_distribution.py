@@ -11,7 +11,7 @@ from kvmedic.model.readings import (
     is_concentrated,
     lower_bound,
     mean_below,
-    merged,
+    merge_histograms,
     moments,
     quantile,
     representatives,
@@ -22,13 +22,13 @@ WITH_TOP = Histogram((10.0, 20.0), (1.0, 0.0, 1.0), 60.0)
 
 
 def test_histograms_add_up_bucket_by_bucket() -> None:
-    assert merged([FOUR, FOUR]) == Histogram((10.0, 20.0, 50.0), (2.0, 2.0, 4.0, 0.0), 180.0)
+    assert merge_histograms([FOUR, FOUR]) == Histogram((10.0, 20.0, 50.0), (2.0, 2.0, 4.0, 0.0), 180.0)
 
 
 @pytest.mark.parametrize("histograms", [[], [FOUR, WITH_TOP]], ids=["none", "other bounds"])
 def test_histograms_of_different_bounds_are_not_added(histograms: list[Histogram]) -> None:
     with pytest.raises(ValueError, match="same bounds"):
-        merged(histograms)
+        merge_histograms(histograms)
 
 
 @pytest.mark.parametrize(

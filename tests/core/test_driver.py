@@ -19,7 +19,7 @@ from kvmedic.model.devices import (
     Vital,
     Vitals,
     devices_told,
-    filled,
+    fill_vitals,
     may_fill,
     query,
 )
@@ -249,7 +249,7 @@ def test_it_is_asked_only_for_what_no_series_tells(devices: object, asked: bool)
 
 def after(devices: object, text: str, expected: int = 1) -> Vitals:
     answer = devices_told(0, text, NOW)
-    return filled(Vitals(NODE, devices), answer, expected)  # type: ignore[arg-type]
+    return fill_vitals(Vitals(NODE, devices), answer, expected)  # type: ignore[arg-type]
 
 
 def test_a_replica_without_series_has_what_its_driver_tells() -> None:
@@ -261,7 +261,7 @@ def test_a_replica_without_series_has_what_its_driver_tells() -> None:
 def test_series_win_and_the_driver_fills_the_rest_of_the_same_gpu() -> None:
     hot = replace(XID_ALONE, readings={Vital.LAST_XID: Measured(79.0, NOW)})
 
-    (device,) = filled(
+    (device,) = fill_vitals(
         Vitals(NODE, Measured((hot,), NOW)), Measured(told(line(index="0", clocks="0x40")), NOW), 1
     ).devices.value  # type: ignore[union-attr]
 
@@ -289,7 +289,7 @@ def test_another_gpus_numbers_fill_nothing_and_add_nothing() -> None:
 
 
 def test_a_gpu_that_is_lost_without_a_name_counts_beside_those_of_the_series() -> None:
-    found = filled(Vitals(NODE, Measured((XID_ALONE,), NOW)), Measured(told("", exit_code=15), NOW), 1)
+    found = fill_vitals(Vitals(NODE, Measured((XID_ALONE,), NOW)), Measured(told("", exit_code=15), NOW), 1)
 
     assert isinstance(found.devices, Measured)
     assert verdict(found.devices.value) == FAULTS
@@ -315,7 +315,7 @@ def test_several_parts_of_one_gpu_are_one_line() -> None:
 
 @pytest.mark.parametrize("silence", list(Silence))
 def test_a_driver_that_tells_nothing_leaves_all_as_it_was_and_says_what_to_do(silence: Silence) -> None:
-    found = filled(Vitals(NODE, NO_SERIES), silence, 1)
+    found = fill_vitals(Vitals(NODE, NO_SERIES), silence, 1)
 
     assert (found.devices, found.silence) == (NO_SERIES, silence)
     assert ":" in SILENCES[silence]

@@ -14,7 +14,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, Run, StepState, Terms, Verdict
 from kvmedic.model.spec import RotationLabel
 from kvmedic.model.status import Borrowed, Load, Record, TriedReturn
-from kvmedic.record.runs import closed
+from kvmedic.record.runs import close_run
 from kvmedic.runbooks.preemption.loans import Tenure, is_value, loans_after, tenure_of
 from run_builder import BASELINE, CONFIG, NEW, NOW, OLD, SCALE, STEP, a_run, an_intent
 
@@ -82,7 +82,7 @@ def test_what_helped_is_lent_with_what_was_before_and_the_load_that_was_too_much
 def test_closing_the_run_and_noting_the_loan_are_one_record():
     run = kept(LENT)
 
-    done = closed(Record(run=run), run, KEPT, 1, NOW)
+    done = close_run(Record(run=run), run, KEPT, 1, NOW)
 
     assert done.run is None
     assert [lent.run for lent in done.borrowed] == [run.id]
@@ -151,7 +151,7 @@ def test_a_way_back_that_was_taken_back_leaves_the_loan_and_what_spoke_against_i
 def test_a_way_back_that_did_not_hold_is_no_lever_that_did_not_help():
     run = verified(BACK).turned_back(Outcome(Reason.NOT_RECOVERED, ""), Verdict.NOT_RECOVERED).reverted()
 
-    done = closed(Record(run=run, borrowed=(HELD,)), run, Outcome(Reason.NOT_RECOVERED, ""), 1, NOW)
+    done = close_run(Record(run=run, borrowed=(HELD,)), run, Outcome(Reason.NOT_RECOVERED, ""), 1, NOW)
 
     assert done.levers == ()
     assert [lent.in_vain is not None for lent in done.borrowed] == [True]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvmedic.controller.next_move import Tick, intended
+from kvmedic.controller.next_move import Tick, record_intent
 from kvmedic.model.fleet import FieldEdit
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, StepState, Victim
@@ -22,7 +22,7 @@ from kvmedic.model.spec import OnInconclusive
 from kvmedic.model.status import Wish
 from kvmedic.rollout.decide import Close, Direction, Leave, Recover, Situation, TurnBack, Walk, Watch, decide
 from kvmedic.rollout.draining import Drain
-from kvmedic.rollout.drift import MOST_REGAINS, TRUCE, regaining, standing
+from kvmedic.rollout.drift import MOST_REGAINS, TRUCE, regain_freeze, target_standing
 from kvmedic.rollout.moves import (
     Cordon,
     DeletePod,
@@ -80,7 +80,7 @@ class Operator:
     def tick(self) -> None:
         model, run = self.model, self.run
         fleet = model.fleet()
-        seen = Situation(standing(run, UID, fleet), Wish.NONE, None, None, OnInconclusive.HOLD)
+        seen = Situation(target_standing(run, UID, fleet), Wish.NONE, None, None, OnInconclusive.HOLD)
         match decide(run, seen):
             case Walk(direction):
                 step = run.current.step if direction is Direction.FORWARD else run.current.step.inverse()
@@ -88,7 +88,7 @@ class Operator:
             case TurnBack(outcome):
                 self.run = run.turned_back(outcome, None)
             case Recover():
-                found = regaining(run, UID, fleet, model.now)
+                found = regain_freeze(run, UID, fleet, model.now)
                 self.run = found.run
                 self.told.append(found.told)
                 self.act(found.move)
@@ -117,7 +117,7 @@ class Operator:
         if isinstance(move, Settled | Failed | Refused | Wait):
             return
         tick = Tick(SimpleNamespace(uid=UID), None, None, self.run, None, self.model.now)
-        self.run = intended(tick, self.model.fleet(), move)
+        self.run = record_intent(tick, self.model.fleet(), move)
         if isinstance(move, Cordon):
             self.run = replace(self.run, victim=Victim(move.pod.name, move.pod.uid, self.model.now))
         if not isinstance(move, Cordon | Uncordon | DeletePod):
@@ -147,7 +147,7 @@ class Operator:
         return self.ended is not None or (self.run.current.state is StepState.VERIFYING and self.is_at_rest())
 
     def is_at_rest(self) -> bool:
-        return standing(self.run, UID, self.model.fleet()).value == "AsRecorded"
+        return target_standing(self.run, UID, self.model.fleet()).value == "AsRecorded"
 
 
 def of(op: Operator, revision: str) -> int:
@@ -335,7 +335,7 @@ def test_who_sets_a_field_again_and_again_is_named_and_the_rollout_is_held_pause
     assert op.model.fields.paused
     assert op.model.fields.min_ready_seconds == 0
     fleet = replace(op.model.fleet(), edits={"minReadySeconds": FieldEdit("argocd", "03:00", is_ours=False)})
-    found = regaining(op.run, UID, fleet, op.model.now)
+    found = regain_freeze(op.run, UID, fleet, op.model.now)
     assert "minReadySeconds was set to 0 by argocd at 03:00" in found.told.message
     assert "kubectl -n serving get deployment llm --show-managed-fields" in found.told.message
     assert isinstance(found.move, Wait)
@@ -349,7 +349,7 @@ def test_what_a_policy_altered_of_our_own_patch_is_nobodys_wish() -> None:
     set_fields(min_ready_seconds=600)(op)
     altered = FieldEdit("kvmedic", NOW.isoformat(), is_ours=True)
 
-    found = regaining(
+    found = regain_freeze(
         op.run, UID, replace(op.model.fleet(), edits={"minReadySeconds": altered}), op.model.now
     )
 
@@ -368,7 +368,7 @@ def test_numbers_that_the_server_would_refuse_at_the_end_are_not_kept(changes: d
     op.run = replace(op.run, recorded=replace(OWN_FIELDS, max_unavailable=0))
     set_fields(**changes)(op)
 
-    found = regaining(op.run, UID, op.model.fleet(), op.model.now)
+    found = regain_freeze(op.run, UID, op.model.fleet(), op.model.now)
 
     assert found.run.recorded == replace(OWN_FIELDS, max_unavailable=0)
     assert not isinstance(found.move, Pause)

@@ -8,7 +8,7 @@ import pytest
 
 from builders import CALM, NO_SERIES, THRASHING, TRIGGER, an_observation, with_number, without
 from kvmedic.model.evidence import Signal
-from kvmedic.verdict.baseline import has_begun, preemptions, pressured
+from kvmedic.verdict.baseline import has_begun, preemptions, pressured_replicas
 
 
 def test_only_replicas_beyond_the_trigger_tell_when_it_began() -> None:
@@ -16,7 +16,7 @@ def test_only_replicas_beyond_the_trigger_tell_when_it_began() -> None:
     silent = without(THRASHING.readings(), Signal.PREEMPTIONS_PER_REQUEST_HELD, NO_SERIES)
     seen = an_observation(THRASHING, CALM, at, silent)
 
-    assert pressured(seen, TRIGGER) == ("llm-0",)
+    assert pressured_replicas(seen, TRIGGER) == ("llm-0",)
     assert preemptions(seen, ("llm-0",)) == THRASHING.preemptions
 
 

@@ -10,7 +10,7 @@ from kvmedic.model.fleet import frozen
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, StepState, Verdict
-from kvmedic.rollout.drift import Standing, standing
+from kvmedic.rollout.drift import Standing, target_standing
 from run_builder import NEW, NOW, OLD, RECALL, REPLACE, UID, a_fleet, a_pod, a_run, a_scaling, an_intent
 
 
@@ -284,14 +284,14 @@ ROWS = [
     ("run", "fleet", "expected"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
 def test_how_the_target_stands_to_the_record(run, fleet, expected):
-    assert standing(run, UID, fleet) is expected
+    assert target_standing(run, UID, fleet) is expected
 
 
 @pytest.mark.parametrize("revision", [OLD, NEW, "theirs"])
 def test_a_claim_of_another_open_run_ends_this_one(revision):
     fleet = a_fleet(fence="other/run/3", revision=revision)
 
-    assert standing(RUN, UID, fleet, rivalled=True) is Standing.FENCE_LOST
+    assert target_standing(RUN, UID, fleet, rivalled=True) is Standing.FENCE_LOST
 
 
 def test_a_kept_step_ends_the_run_with_its_verdict():

@@ -14,7 +14,7 @@ from kvmedic.model.plan import ScaleStep, gives_back
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, StepState, Victim
 from kvmedic.rollout.draining import MAKING_LIMIT, STARTS, Drain, StartLimits
-from kvmedic.rollout.drift import Standing, standing
+from kvmedic.rollout.drift import Standing, target_standing
 from kvmedic.rollout.moves import (
     Claim,
     Cordon,
@@ -482,7 +482,7 @@ def test_a_number_that_no_assignment_explains_is_somebody_elses(fleet, expected,
     step = a_step(3, 4, OLD)
     run = a_run(state, OUT, step=step)
 
-    assert standing(run, UID, fleet) is expected
+    assert target_standing(run, UID, fleet) is expected
     assert is_explained(run, step, UID, fleet) is (expected is Standing.AS_RECORDED)
 
 
@@ -499,7 +499,7 @@ def test_while_the_first_is_drained_the_number_is_the_one_of_before(fleet, expec
     step = a_step(4, 3, OLD)
     run = a_run(StepState.ROLLING_OUT, Intent(1, "Claim", OLD, OLD, False, NOW), step=step)
 
-    assert standing(run, UID, fleet) is expected
+    assert target_standing(run, UID, fleet) is expected
     assert is_explained(run, step, UID, fleet) is (expected is Standing.AS_RECORDED)
 
 
@@ -507,8 +507,8 @@ def test_before_the_first_assignment_the_number_is_the_recorded_one():
     step = a_step(3, 4, OLD)
     run = a_run(step=step)
 
-    assert standing(run, UID, a_fleet()) is Standing.AS_RECORDED
-    assert standing(run, UID, a_fleet(replicas=4)) is Standing.RESCALED
+    assert target_standing(run, UID, a_fleet()) is Standing.AS_RECORDED
+    assert target_standing(run, UID, a_fleet(replicas=4)) is Standing.RESCALED
     assert is_explained(run, step, UID, a_fleet())
 
 

@@ -32,7 +32,7 @@ from kvmedic.model.spec import Objectives
 from kvmedic.model.status import Severity, Urgency
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import diagnose
-from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured, urgency, urgency_of
+from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured_urgency, urgency, urgency_of
 
 NONE = Objectives()
 WHOLE = Objectives(e2e_p95_seconds=30)
@@ -159,8 +159,8 @@ def test_a_ticket_keeps_its_date_when_its_message_changes() -> None:
     filed = of(WHOLE, CALM, shown=replace(FILED, message=NO_OBJECTIVES))
 
     assert (filed.since, filed.message) == (FILED.since, FILED.message)
-    assert unmeasured(FILED.message, NOW, FILED) is FILED
-    assert unmeasured("why", NOW, PAGED) == Urgency(Severity.TICKET, "why", NOW)
+    assert unmeasured_urgency(FILED.message, NOW, FILED) is FILED
+    assert unmeasured_urgency("why", NOW, PAGED) == Urgency(Severity.TICKET, "why", NOW)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from kvmedic.verdict.sizing import (
     Strain,
     best_cap,
     cap_at,
-    corrected,
+    correct_occupancy,
     effect_of,
     fit_of,
     occupancy,
@@ -315,7 +315,7 @@ def test_what_is_seen_to_run_counts_where_it_is_more_than_the_lengths_told(
     blocks: float, deviation: float, expected: tuple[float, float, float]
 ) -> None:
     """What is more than the prompts is growth: of 7 blocks 2.8 are the prompt's."""
-    found = corrected(Occupancy(7.0, 5.0, 0.6), blocks, deviation)
+    found = correct_occupancy(Occupancy(7.0, 5.0, 0.6), blocks, deviation)
 
     assert (found.mean_blocks, found.deviation_blocks, found.growth_share) == pytest.approx(expected)
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import Step
-from kvmedic.model.run import Footing, Spending, devices_of, spent
+from kvmedic.model.run import Footing, Spending, devices_of, update_spending
 from run_builder import NEW, NOW, REPLACE, STEP, a_fleet, a_pod
 
 BEGAN = NOW - timedelta(minutes=10)
@@ -26,7 +26,9 @@ def through(*looks: tuple[float, Fleet], step: Step = STEP) -> Spending:
     """Return the spending after looks so many seconds after the start, each stored."""
     spending: Spending | None = None
     for seconds, seen in looks:
-        spending = spent(spending, Footing(step, 3, BEGAN), seen, BEGAN + timedelta(seconds=seconds))
+        spending = update_spending(
+            spending, Footing(step, 3, BEGAN), seen, BEGAN + timedelta(seconds=seconds)
+        )
     assert spending is not None
     return spending
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from builders import NOW
-from kvmedic.model.compression import Compacted, Keep, Pattern, Scattered, used
+from kvmedic.model.compression import Compacted, Keep, Pattern, Scattered, used_blocks
 from kvmedic.model.fleet import ContainerEnd, Instance, ObjectRef, Pod
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
@@ -34,7 +34,7 @@ from kvmedic.rollout.trial import (
     MakeTrial,
     TrialMove,
     TrialSight,
-    thinned,
+    thin_readings,
     trial_move,
 )
 from run_builder import BUNDLE, a_pod, a_run
@@ -74,7 +74,10 @@ def moved(
 def watched(pattern: Pattern | None, tokens: int = 16_384) -> Watched:
     counts = range(256, tokens + 1, 128)
     return Watched(
-        tuple(Sample(c, used(c, 16, KEEP, pattern) if pattern else c / 16) for c in counts), tokens, 16, 4000
+        tuple(Sample(c, used_blocks(c, 16, KEEP, pattern) if pattern else c / 16) for c in counts),
+        tokens,
+        16,
+        4000,
     )
 
 
@@ -324,7 +327,7 @@ def test_what_shows_nothing_is_an_answer_without_a_class():
 def test_some_readings_stay_on_record_over_the_whole_course(count, kept):
     samples = tuple(Sample(at, float(at)) for at in range(count))
 
-    found = thinned(samples)
+    found = thin_readings(samples)
 
     assert len(found) == kept
     assert found == tuple(sorted(found, key=lambda sample: sample.tokens))

@@ -8,7 +8,7 @@ from math import nan
 import pytest
 
 from builders import NOW
-from kvmedic.model.compression import Compacted, Keep, Pattern, PerHead, Scattered, used
+from kvmedic.model.compression import Compacted, Keep, Pattern, PerHead, Scattered, used_blocks
 from kvmedic.model.trial import Answer, Question, Sample
 from kvmedic.runbooks.compression.reclamation import Size, Trace, numbers, picture_of, trace_of
 
@@ -19,7 +19,7 @@ TENTH = Keep(share=0.1)
 def a_trace(pattern: Pattern | None, tokens: int = 16_384, readings: int = 6, keep: Keep = TENTH) -> Trace:
     """The course of a request under a method, or where nothing is evicted, in even steps."""
     counts = [tokens * (number + 1) // readings for number in range(readings)]
-    seen = tuple(Sample(c, used(c, 16, keep, pattern) if pattern else c / 16) for c in counts)
+    seen = tuple(Sample(c, used_blocks(c, 16, keep, pattern) if pattern else c / 16) for c in counts)
     return Trace(seen, 16, keep)
 
 

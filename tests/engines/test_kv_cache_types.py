@@ -8,7 +8,7 @@ import pytest
 
 import kvmedic.engines
 from kvmedic.engines.kv_methods import CACHE_TYPES, METHODS, OWN_TYPES, expected_ratio, method_named
-from kvmedic.model.compression import MethodClass, Told, recognised
+from kvmedic.model.compression import MethodClass, Told, recognise_methods
 
 TABLE = Path(kvmedic.engines.__file__).parent / "vllm_options.tsv"
 
@@ -22,8 +22,10 @@ def choices() -> list[str]:
 @pytest.mark.parametrize("name", [each for each in choices() if each not in OWN_TYPES])
 def test_each_type_of_fewer_bits_is_known_as_compression(name: str) -> None:
     (known,) = [each for each in CACHE_TYPES if each.name == name]
-    labelled, asked = (recognised(METHODS, told) for told in (Told({}, name), Told({}, "", (), name)))
-    logged = recognised(METHODS, Told({}, "", [f"Using {name} data type to store kv cache. It reduces"]))
+    labelled, asked = (recognise_methods(METHODS, told) for told in (Told({}, name), Told({}, "", (), name)))
+    logged = recognise_methods(
+        METHODS, Told({}, "", [f"Using {name} data type to store kv cache. It reduces"])
+    )
 
     assert 1 < known.ratio <= 16 / known.bits * 1.02
     for found in (labelled, asked, logged):
@@ -33,7 +35,7 @@ def test_each_type_of_fewer_bits_is_known_as_compression(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(OWN_TYPES))
 def test_the_models_own_types_are_none(name: str) -> None:
-    assert recognised(METHODS, Told({}, name, (), name)) == ()
+    assert recognise_methods(METHODS, Told({}, name, (), name)) == ()
     assert expected_ratio(name) == 1
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvmedic.api.compression import CompressionSpec
 from kvmedic.engines.kv_methods import EIGHT_BITS, METHODS, TRIATTENTION
-from kvmedic.model.compression import MethodClass, Recognised, Told, recognised
+from kvmedic.model.compression import MethodClass, Recognised, Told, recognise_methods
 from lab.engine.arguments import parse_serve
 from lab.engine.config import resolve
 from lab.engine.logs import EIGHT_BIT
@@ -18,7 +18,7 @@ from lab.engine.logs import EIGHT_BIT
 def found(
     environment: dict[str, str] | None = None, dtype: str = "auto", *log: str
 ) -> tuple[Recognised, ...]:
-    return recognised(METHODS, Told(environment or {}, dtype, log))
+    return recognise_methods(METHODS, Told(environment or {}, dtype, log))
 
 
 def test_every_method_has_a_name_of_its_own_a_source_and_a_class_that_is_explained() -> None:

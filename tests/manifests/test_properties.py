@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.config_file import spliced
+from kvmedic.manifests.config_file import splice_edit
 from kvmedic.manifests.flags import AlreadySet, edit, parsed_of, setting_of
 from kvmedic.manifests.grammar import Parsed
 from kvmedic.manifests.refusal import Refusal
@@ -211,7 +211,7 @@ def test_a_splice_leaves_every_other_byte_and_every_other_token(
     outcome = edit(container.data, container.index, setting, ENGINE)
     assert isinstance(outcome, TokenEdit)
 
-    result = spliced(text, container, outcome)
+    result = splice_edit(text, container, outcome)
 
     assert isinstance(result, str), result
     stop = outcome.index + (outcome.before is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.flags import Setting, edit, removed, setting_of
+from kvmedic.manifests.flags import Setting, edit, remove_flag, setting_of
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.edits import TokenEdit
 from kvmedic.model.engine import Engine, Knob, Version
@@ -46,7 +46,7 @@ def test_what_was_added_is_taken_off_to_the_byte(before):
     assert isinstance(added, TokenEdit)
     lent = added.apply(template(before))
 
-    back = removed(lent["spec"]["containers"][1], 1, FLAG, ENGINE)
+    back = remove_flag(lent["spec"]["containers"][1], 1, FLAG, ENGINE)
 
     assert isinstance(back, TokenEdit), back
     assert back.apply(lent) == template(before)
@@ -56,7 +56,7 @@ def test_what_was_added_is_taken_off_to_the_byte(before):
 def test_what_others_changed_since_stays():
     lent = container("--model=m", "--kv-offloading-size=32", "--max-num-seqs=16")
 
-    back = removed(lent, 0, FLAG, ENGINE)
+    back = remove_flag(lent, 0, FLAG, ENGINE)
 
     assert isinstance(back, TokenEdit)
     [left] = back.apply({"spec": {"containers": [lent]}})["spec"]["containers"]
@@ -82,7 +82,7 @@ def test_what_others_changed_since_stays():
     ids=["not there", "two words", "given twice", "from a variable", "behind a tab", "no engine"],
 )
 def test_what_cannot_be_taken_off_for_sure_is_refused(of, words):
-    found = removed(of, 0, FLAG, ENGINE)
+    found = remove_flag(of, 0, FLAG, ENGINE)
 
     assert isinstance(found, Refusal)
     assert words in found.message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.config_file import spliced
+from kvmedic.manifests.config_file import splice_edit
 from kvmedic.manifests.flags import edit, read_flags, setting_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.yaml_text import ManifestContainer, Selector, containers_of, engine_in
@@ -34,7 +34,7 @@ def after(text: str, dest: str, value: object) -> str | Refusal:
     setting = setting_of(VLLM.by_dest()[dest], str(value), ENGINE)
     assert not isinstance(setting, Refusal)
     outcome = edit(found.data, found.index, setting, ENGINE)
-    return spliced(text, found, outcome) if isinstance(outcome, TokenEdit) else outcome  # type: ignore[return-value]
+    return splice_edit(text, found, outcome) if isinstance(outcome, TokenEdit) else outcome  # type: ignore[return-value]
 
 
 CHANGED = [
@@ -527,6 +527,6 @@ def test_a_removal_or_another_list_is_not_spliced() -> None:
         TokenEdit("vllm", 0, Field.ARGS, 1, "x", None),
         TokenEdit("vllm", 0, Field.COMMAND, 0, "x", "y"),
     ):
-        refusal = spliced(text, found, unfit)
+        refusal = splice_edit(text, found, unfit)
         assert isinstance(refusal, Refusal)
         assert refusal.reason is RefusalReason.UNSAFE

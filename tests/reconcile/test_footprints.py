@@ -10,10 +10,10 @@ import pytest
 
 from api.records import holding_record
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import accompanied
+from kvmedic.controller.obstacles import check_ownership
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import survey
-from kvmedic.controller.temporary import holding, noted, with_holder
+from kvmedic.controller.temporary import note_temporary, why_still_held, with_holder
 from kvmedic.model.evidence import EVERY_SIGNAL
 from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
 from kvmedic.model.plan import AutoscalerStep, Goal, ScaleStep
@@ -107,7 +107,7 @@ async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(fleet: Flee
     before = resource_with(HELD).record
     assert before is not None
 
-    after = noted(before, found, POLICY, NOW)
+    after = note_temporary(before, found, POLICY, NOW)
 
     assert (found.plan, after.footprint) == (None, None)
     [told] = [note for note in notes(before, after) if note.reason is Reason.REPLICAS_CHANGED]
@@ -120,13 +120,13 @@ async def test_calm_is_noted_once_and_ended_by_a_look_that_says_nothing() -> Non
     calm, _ = await looked(State.RECOVERED)
     blind, _ = await looked(State.MISSING)
 
-    first = noted(record, calm, POLICY, NOW)
-    later = noted(first, replace(calm, outlook=""), POLICY, NOW + timedelta(minutes=1))
+    first = note_temporary(record, calm, POLICY, NOW)
+    later = note_temporary(first, replace(calm, outlook=""), POLICY, NOW + timedelta(minutes=1))
 
     assert first.footprint is not None
     assert first.footprint.calm_since == NOW
     assert later == first, "nothing new is worth no write"
-    ended = noted(first, blind, POLICY, NOW).footprint
+    ended = note_temporary(first, blind, POLICY, NOW).footprint
     assert ended is not None
     assert ended.calm_since is None
 
@@ -136,7 +136,7 @@ async def test_an_outlook_is_told_anew_when_it_is_old() -> None:
     fresh = Record(footprint=HELD)
     old = Record(footprint=replace(HELD, looked_at=NOW - REFRESH))
 
-    told = [noted(each, calm, POLICY, NOW).footprint for each in (fresh, old)]
+    told = [note_temporary(each, calm, POLICY, NOW).footprint for each in (fresh, old)]
 
     assert [each.outlook for each in told if each] == [HELD.outlook, "60 requests wait on 4 replicas"]
 
@@ -146,9 +146,9 @@ def test_why_they_are_still_there_is_said_where_there_are_some() -> None:
     assert resource.record is not None
     assert resource.policy is not None
 
-    said = holding(resource.record, resource.policy)
+    said = why_still_held(resource.record, resource.policy)
 
-    assert holding(Record(), resource.policy) is None
+    assert why_still_held(Record(), resource.policy) is None
     assert said is not None
     assert said.reason is Reason.FOOTPRINT_HELD
     assert "after 60 minutes of calm" in said.message
@@ -158,7 +158,7 @@ async def test_nothing_is_noted_where_nothing_is_held() -> None:
     calm, _ = await looked(State.RECOVERED, None)
     record = Record()
 
-    assert noted(record, calm, POLICY, NOW) == record
+    assert note_temporary(record, calm, POLICY, NOW) == record
 
 
 async def test_a_plan_to_give_back_stands_while_a_person_approves_it() -> None:
@@ -189,7 +189,7 @@ async def short(town: Keeper) -> Survey:
     scaler = Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")
     view: Any = Viewed(fleet=a_settled_fleet(scaler=scaler), template=TEMPLATE)
     found = await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
-    return await accompanied(found, resource, resource.policy, town)  # type: ignore[arg-type]
+    return await check_ownership(found, resource, resource.policy, town)  # type: ignore[arg-type]
 
 
 async def test_where_an_autoscaler_decides_the_plan_goes_through_it() -> None:

@@ -12,7 +12,7 @@ from api.records import holding_record
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import survey
-from kvmedic.controller.temporary import holding, noted
+from kvmedic.controller.temporary import note_temporary, why_still_held
 from kvmedic.model.fleet import Fleet, Owner, template_hash
 from kvmedic.model.plan import FlagStep, Goal
 from kvmedic.model.reasons import Reason
@@ -67,7 +67,7 @@ def after(found: Survey, lent: Borrowed = LENT) -> Record:
     resource = resource_with(lent)
     assert resource.policy is not None
     assert resource.record is not None
-    return noted(resource.record, found, resource.policy, NOW)
+    return note_temporary(resource.record, found, resource.policy, NOW)
 
 
 async def test_a_calm_fleet_is_asked_whether_it_does_without_once_it_is_due() -> None:
@@ -157,7 +157,7 @@ def test_why_it_is_still_there_is_said() -> None:
     assert resource.policy is not None
     assert resource.record is not None
 
-    said = holding(resource.record, resource.policy)
+    said = why_still_held(resource.record, resource.policy)
 
     assert said is not None
     assert said.reason is Reason.LOAN_HELD

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import Configuration
 
-from kvmedic.cli.explain import Place, explained
+from kvmedic.cli.explain import Place, explain_resource
 from kvmedic.cli.report import vitals_as_json, vitals_as_text
 from kvmedic.cluster.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.controller.evidence import Survey
@@ -24,7 +24,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Terms
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import Record, SetAside, Station
-from kvmedic.record.surveys import surveyed as recorded
+from kvmedic.record.surveys import record_diagnosis as recorded
 from kvmedic.rollout.gates import Stop
 from lab.scripted.commands import NO_PROGRAM, Commands, Play, hangs, prints, sends, serving
 from lab.scripted.readings import State
@@ -205,7 +205,7 @@ async def test_explain_and_the_report_show_where_the_health_came_from() -> None:
     found, silent = await looked(Commands(WELL)), await looked(Commands(WELL, plays={"b": hangs}))
     resource = replace(spec(), record=recorded(Record(), found.diagnosis, found.runbook, 1, NOW))
 
-    said = "\n".join(explained(resource, Place("kvmedic-system", "kvmedic-stop")))
+    said = "\n".join(explain_resource(resource, Place("kvmedic-system", "kvmedic-stop")))
 
     assert "nvidia-smi in the container told the rest" in said
     told = vitals_as_json(found.evidence.vitals)["a"]["devices"]["GPU 0"]

@@ -13,7 +13,7 @@ from kvmedic.cli import plan as live
 from kvmedic.cli.app import Form
 from kvmedic.cli.plan import _of_survey
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import accompanied
+from kvmedic.controller.obstacles import check_ownership
 from kvmedic.controller.ports import NotAllowed, Senses
 from kvmedic.controller.survey import examine
 from kvmedic.kube.errors import Call, Refused
@@ -21,7 +21,7 @@ from kvmedic.model.fleet import Fleet, Owner, OwnerKind, TemplateOwner, template
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome
 from kvmedic.model.status import ClosedRun, ConditionType, Record, Resource
-from kvmedic.record.surveys import REFRESH, planned
+from kvmedic.record.surveys import REFRESH, record_plan
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
 from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource
@@ -62,7 +62,7 @@ async def looked(
     view = Viewed(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
     metrics = Asked(state)
     found = await examine(resource, resource.policy, view, Senses(metrics, metrics))
-    return await accompanied(found, resource, resource.policy, town or Town(Neighbours()))
+    return await check_ownership(found, resource, resource.policy, town or Town(Neighbours()))
 
 
 async def test_alone_nothing_stands_in_the_way() -> None:
@@ -186,7 +186,7 @@ async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
     monkeypatch.setattr(live, "target_of", lambda world: Closed())
 
     world = SimpleNamespace(client=None, metrics=Asked(State.THRASH), drivers=NotAllowed())
-    found = await live.surveyed(world, a_resource())
+    found = await live.survey_target(world, a_resource())
 
     assert found.plan is not None
     assert found.proposal is not None
@@ -198,10 +198,12 @@ async def test_a_patch_in_a_condition_follows_the_plan_that_is_shown() -> None:
     assert found.plan is not None
     other = replace(found.plan, spec_generation=99)
     later = NOW + REFRESH
-    first = planned(Record(), found.plan, Outcome(Reason.MANAGED_BY_GITOPS, "set 16"), 1, NOW)
+    first = record_plan(Record(), found.plan, Outcome(Reason.MANAGED_BY_GITOPS, "set 16"), 1, NOW)
 
-    same = planned(first, found.plan, Outcome(Reason.MANAGED_BY_GITOPS, "set 16, in other words"), 1, later)
-    fresh = planned(first, other, Outcome(Reason.MANAGED_BY_GITOPS, "set 14"), 1, later)
+    same = record_plan(
+        first, found.plan, Outcome(Reason.MANAGED_BY_GITOPS, "set 16, in other words"), 1, later
+    )
+    fresh = record_plan(first, other, Outcome(Reason.MANAGED_BY_GITOPS, "set 14"), 1, later)
 
     assert same == first, "nothing is written for the sake of words"
     told = fresh.condition(ConditionType.ACTION_REQUIRED)

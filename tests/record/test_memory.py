@@ -23,7 +23,7 @@ from kvmedic.model.status import (
     TriedScaling,
     TurnedOff,
 )
-from kvmedic.record.runs import closed
+from kvmedic.record.runs import close_run
 from kvmedic.runbooks.fleet_plans import (
     replaced_in_vain,
     rolled_back_in_vain,
@@ -59,7 +59,7 @@ def after_verdict(step: Step, verdict: Verdict, before: Record | None = None) ->
         run = run.kept(judged)
     else:
         run = run.turned_back(outcome, verdict).reverted()
-    return closed(replace(before or Record(), run=run), run, outcome, 1, NOW)
+    return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
 def test_a_replacement_that_did_not_help_is_remembered_by_template_and_number() -> None:
@@ -108,7 +108,7 @@ def after_way_back(reason: Reason, before: Record | None = None, step: Step = RE
     outcome = Outcome(reason, "numbers")
     verdict = Verdict.NOT_RECOVERED if reason is Reason.NOT_RECOVERED else None
     run = a_run(StepState.VERIFYING, an_intent(), step=step).turned_back(outcome, verdict).reverted()
-    return closed(replace(before or Record(), run=run), run, outcome, 1, NOW)
+    return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
 @pytest.mark.parametrize("reason", [Reason.NOT_RECOVERED, Reason.CANARY_FAILED])
@@ -216,7 +216,7 @@ def after_keeping(step: Step, before: Record | None = None) -> Record:
     judged = Judged(Verdict.RECOVERED, Reason.RECOVERED, "numbers")
     run = a_run(StepState.VERIFYING, an_intent(), step=step).kept(judged)
     outcome = Outcome(judged.reason, judged.message)
-    return closed(replace(before or Record(), run=run), run, outcome, 1, NOW)
+    return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
 def test_a_method_that_is_off_for_good_is_remembered_until_something_takes_its_place() -> None:

@@ -12,7 +12,7 @@ from kvmedic.api.status import record_to_wire
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, StepState
 from kvmedic.model.status import ClosedRun, Record
-from kvmedic.record.runs import reported
+from kvmedic.record.runs import report_decision
 from kvmedic.record.store import LONG_AGO, peer_of
 from kvmedic.rollout.gates import BadEnd
 from run_builder import NOW, a_run, an_intent
@@ -63,7 +63,7 @@ def test_a_run_that_waits_for_a_verdict_takes_no_place(
     state: StepState, reason: Reason, *, takes_a_place: bool
 ) -> None:
     run = a_run(state, an_intent())
-    record = reported(Record(run=run), Outcome(reason, ""), 1, NOW)
+    record = report_decision(Record(run=run), Outcome(reason, ""), 1, NOW)
 
     found = peer_of(body(record))
 

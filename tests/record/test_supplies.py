@@ -13,7 +13,7 @@ from kvmedic.model.plan import ConfigStep, FlagStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, Run, StepState, Verdict
 from kvmedic.model.status import HISTORY_LENGTH, OutgrownShare, Record
-from kvmedic.record.runs import after_trouble, closed, raised_share, with_outgrown
+from kvmedic.record.runs import after_trouble, close_run, raised_share, with_outgrown
 from run_builder import CONFIG, NEW, NOW, OLD, REPLACE, STEP, a_fleet, a_pod, a_run, an_intent
 
 RAISED = replace(
@@ -44,7 +44,7 @@ def verified(step: FlagStep | ConfigStep) -> Run:
 
 def after(run: Run, ending: Reason, before: Record | None = None) -> Record:
     record = replace(before or Record(), run=run)
-    return closed(record, run, Outcome(ending, ""), 1, NOW)
+    return close_run(record, run, Outcome(ending, ""), 1, NOW)
 
 
 def test_a_share_that_was_too_much_is_written_down_once() -> None:

@@ -12,7 +12,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome
 from kvmedic.model.status import ConditionType, HandOver, Record
 from kvmedic.record.conditions import phase
-from kvmedic.record.surveys import HAND_OVERS_LENGTH, REFRESH, planned, surveyed, with_hand_over
+from kvmedic.record.surveys import HAND_OVERS_LENGTH, REFRESH, record_diagnosis, record_plan, with_hand_over
 from kvmedic.runbooks.branches import Diagnosed, Finding
 from kvmedic.runbooks.preemption.branches import PREEMPTION_BRANCHES as BRANCHES
 from run_builder import NOW, OLD, STEP
@@ -27,7 +27,7 @@ def to(cap: int) -> Plan:
 
 
 def first(plan: Plan = PLAN) -> Record:
-    return planned(Record(), plan, ASK, 3, NOW)
+    return record_plan(Record(), plan, ASK, 3, NOW)
 
 
 def test_the_plan_is_kept_whole_so_that_an_approval_can_bind_to_it() -> None:
@@ -46,7 +46,7 @@ def test_a_plan_that_is_not_the_one_of_its_digest_binds_nothing() -> None:
 
 
 def test_the_same_plan_is_shown_since_it_was_first_shown() -> None:
-    again = planned(first(), PLAN, ASK, 3, NOW + timedelta(days=1))
+    again = record_plan(first(), PLAN, ASK, 3, NOW + timedelta(days=1))
 
     assert again == first()
 
@@ -61,7 +61,7 @@ def test_the_same_plan_is_shown_since_it_was_first_shown() -> None:
     ids=["noise is not worth a write", "noise of long ago is", "another plan is at once"],
 )
 def test_another_plan_takes_its_place(cap: int, after: timedelta, is_new: bool) -> None:
-    then = planned(first(), to(cap), ASK, 3, NOW + after).plan
+    then = record_plan(first(), to(cap), ASK, 3, NOW + after).plan
 
     assert then is not None
     assert then.digest == (to(cap) if is_new else PLAN).digest
@@ -72,7 +72,7 @@ def test_a_record_of_a_version_that_kept_no_plan_gets_one() -> None:
     old = first()
     assert old.plan is not None
 
-    then = planned(replace(old, plan=replace(old.plan, exact=None)), PLAN, ASK, 3, NOW + SECOND).plan
+    then = record_plan(replace(old, plan=replace(old.plan, exact=None)), PLAN, ASK, 3, NOW + SECOND).plan
 
     assert then is not None
     assert (then.bound, then.at) == (PLAN, NOW + SECOND)
@@ -81,7 +81,7 @@ def test_a_record_of_a_version_that_kept_no_plan_gets_one() -> None:
 def test_what_a_person_has_to_type_is_written_anew_when_it_changes() -> None:
     told = Outcome(Reason.AWAITING_APPROVAL, "plan ffff waits for approval")
 
-    record = planned(first(), to(20), told, 3, NOW + SECOND)
+    record = record_plan(first(), to(20), told, 3, NOW + SECOND)
 
     for kind in (ConditionType.PROGRESSING, ConditionType.ACTION_REQUIRED):
         condition = record.condition(kind)
@@ -91,9 +91,9 @@ def test_what_a_person_has_to_type_is_written_anew_when_it_changes() -> None:
 
 
 def test_numbers_that_changed_are_not() -> None:
-    blocked = planned(Record(), PLAN, Outcome(Reason.IN_COOLDOWN, "until 03:10"), 3, NOW)
+    blocked = record_plan(Record(), PLAN, Outcome(Reason.IN_COOLDOWN, "until 03:10"), 3, NOW)
 
-    assert planned(blocked, PLAN, Outcome(Reason.IN_COOLDOWN, "until 03:11"), 3, NOW + SECOND) == blocked
+    assert record_plan(blocked, PLAN, Outcome(Reason.IN_COOLDOWN, "until 03:11"), 3, NOW + SECOND) == blocked
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,14 @@ def test_numbers_that_changed_are_not() -> None:
     ],
 )
 def test_one_word_says_that_a_person_is_waited_for(reason: Reason, expected: str) -> None:
-    assert phase(planned(Record(), PLAN, Outcome(reason, "why"), 3, NOW)) == expected
+    assert phase(record_plan(Record(), PLAN, Outcome(reason, "why"), 3, NOW)) == expected
 
 
 def seen(*findings: str, after: timedelta = timedelta(0), record: Record | None = None) -> Record:
     told = tuple(Finding("fleet", None, None, None, text) for text in findings)
-    return surveyed(record or Record(), Diagnosed(BRANCHES[0], told), "PreemptionThrash", 3, NOW + after)
+    return record_diagnosis(
+        record or Record(), Diagnosed(BRANCHES[0], told), "PreemptionThrash", 3, NOW + after
+    )
 
 
 def test_what_is_noticed_of_a_calm_fleet_is_written_down_once() -> None:

@@ -10,7 +10,7 @@ from kvmedic.model.compression import BundleSetting as Setting
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Replacement
 from kvmedic.record.store import resource_of
-from kvmedic.runbooks.compression.bundle import AllowedSettings, unrecorded
+from kvmedic.runbooks.compression.bundle import AllowedSettings, unrecorded_setting
 from reconcile.world import remediation
 from runbooks.test_bundle import a_template, a_workload
 
@@ -116,6 +116,6 @@ THEN = a_template(["m", "--kv-cache-dtype=bfloat16"], [{"name": BUDGET, "value":
 def test_turning_off_removes_or_puts_back_what_there_was(
     setting: Setting, earlier: list[dict[str, Any]], *, is_refused: bool
 ) -> None:
-    doubt = unrecorded(a_workload(NOW), (setting,), earlier)
+    doubt = unrecorded_setting(a_workload(NOW), (setting,), earlier)
 
     assert ("is in no earlier revision" in doubt) is is_refused

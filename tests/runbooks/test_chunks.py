@@ -14,7 +14,7 @@ from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
 from kvmedic.runbooks.planning import Workload, plan_of, workload_of
-from kvmedic.runbooks.preemption.present import Known, setting
+from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.runbooks.preemption.traffic_levers import spread_prefills
 from runbooks.cases import CASE
 
@@ -80,7 +80,7 @@ def test_the_plan_is_one_token_of_the_command_line_that_switches_it_off(
     args: tuple[str, ...], version: str, token: str
 ) -> None:
     off = workload(*args, version=version)
-    advice = spread_prefills(LONG, setting(off, (), Known(), an_evidence(THRASHING)))
+    advice = spread_prefills(LONG, present_setting(off, (), Known(), an_evidence(THRASHING)))
     assert isinstance(advice, Assignment), advice
 
     plan = plan_of(off, advice, 1)
@@ -92,6 +92,8 @@ def test_the_plan_is_one_token_of_the_command_line_that_switches_it_off(
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.7.3"])
 def test_without_the_flag_nothing_is_known_to_be_off(version: str) -> None:
-    found = spread_prefills(LONG, setting(workload(version=version), (), Known(), an_evidence(THRASHING)))
+    found = spread_prefills(
+        LONG, present_setting(workload(version=version), (), Known(), an_evidence(THRASHING))
+    )
 
     assert isinstance(found, NoChange)

@@ -11,7 +11,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, ProbePolicy
 from kvmedic.model.trial import Growth, Question, Reclaim
 from kvmedic.runbooks.branches import NoChange, Setting, Try, TurnOff
-from kvmedic.runbooks.compression.attention import told_without, unexplained
+from kvmedic.runbooks.compression.attention import report_unexplained, told_without
 from kvmedic.runbooks.compression.branches import blocks_not_freed, replace_stale
 from kvmedic.runbooks.compression.fixes import (
     LONGEST_PROMPT,
@@ -131,14 +131,14 @@ def test_of_fewer_bits_a_start_without_them_is_tried():
     ],
 )
 def test_what_a_comparison_leaves_open_is_for_a_person(method, says):
-    found = unexplained(method, Brought(Worth.COSTS_TIME, "tokens per second 5 -> 4"))
+    found = report_unexplained(method, Brought(Worth.COSTS_TIME, "tokens per second 5 -> 4"))
 
     assert found.reason is Reason.BASELINE_MISSING
     assert says in found.message
 
 
 def test_a_start_that_told_nothing_is_tried_again_after_a_day():
-    found = unexplained(began(None), Brought(Worth.NOTHING, ""))
+    found = report_unexplained(began(None), Brought(Worth.NOTHING, ""))
 
     assert found.reason is Reason.TRIAL_UNANSWERED
     assert "tried again after" in found.message

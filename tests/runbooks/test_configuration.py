@@ -19,7 +19,7 @@ from kvmedic.model.plan import ConfigStep, FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.gates import stands
 from kvmedic.runbooks.branches import Assignment
-from kvmedic.runbooks.planning import Fault, Workload, configured, plan_of, workload_of
+from kvmedic.runbooks.planning import Fault, Workload, plan_of, with_configuration, workload_of
 from run_builder import NOW, a_pod
 
 SECRET = "s3cret"
@@ -43,7 +43,7 @@ def a_template(*args: str, path: str = "/etc/vllm/engine.yaml") -> dict[str, Any
 
 def a_workload(template: dict[str, Any], maps: dict[str, Sight] | None = None) -> Workload:
     found = workload_of(TARGET, "uid", template, None, (VLLM,))
-    workload = configured(found, {"limits": ConfigMap(CONTENTS)} if maps is None else maps)
+    workload = with_configuration(found, {"limits": ConfigMap(CONTENTS)} if maps is None else maps)
     assert isinstance(workload, Workload), workload
     return workload
 

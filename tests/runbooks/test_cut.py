@@ -6,7 +6,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Advice, Assignment, NoChange, Setting
-from kvmedic.runbooks.preemption.cap import LEAST_GAIN, LEAST_GROWTH, cap_of, cut
+from kvmedic.runbooks.preemption.cap import LEAST_GAIN, LEAST_GROWTH, cap_of, cut_cap
 from kvmedic.runbooks.preemption.pressure import Case
 from kvmedic.verdict.sizing import Occupancy
 from runbooks.cases import CASE
@@ -19,7 +19,7 @@ def setting(*levers: LeverBound, now: int | None = None) -> Setting:
 
 
 def reason_of(case: Case, given: Setting | None = None) -> Reason:
-    return cut(case, given or setting()).reason
+    return cut_cap(case, given or setting()).reason
 
 
 def assigned(found: Advice) -> int | float:
@@ -29,7 +29,7 @@ def assigned(found: Advice) -> int | float:
 
 
 def test_the_cap_is_the_safest_of_those_with_about_the_highest_expected_goodput() -> None:
-    found = cut(CASE, setting())
+    found = cut_cap(CASE, setting())
 
     assert (assigned(found), found.reason) == (CAP, Reason.CAP_RIGHT_SIZED)
     assert "149 blocks for sequences of 7.2 +- 5.0 hold 20" in found.message
@@ -44,7 +44,7 @@ def test_the_cap_is_the_safest_of_those_with_about_the_highest_expected_goodput(
 def test_where_prompts_dominate_preemptions_are_cheap(growth: float, *, cheap: bool) -> None:
     case = replace(CASE, sequence=replace(CASE.sequence, growth_share=growth))
 
-    found = cut(case, setting())
+    found = cut_cap(case, setting())
 
     assert (found.reason is Reason.PREEMPTIONS_CHEAP) is cheap
     assert not cheap or "watermark" in found.message
@@ -81,7 +81,7 @@ def test_a_cap_that_changes_nothing_is_not_set(
 def test_a_gain_within_the_noise_is_no_reason_for_a_cut() -> None:
     smooth = replace(CASE.strain, stalls_per_request=0.01, prefill_extra_seconds=0.0)
 
-    found = cut(replace(CASE, strain=smooth), setting())
+    found = cut_cap(replace(CASE, strain=smooth), setting())
 
     assert found.reason is Reason.GAIN_WITHIN_NOISE
     assert f"under x{1 + LEAST_GAIN:.2f}" in found.message
@@ -99,7 +99,7 @@ def test_stalls_must_be_worth_the_throughput(stalls: float, reason: Reason) -> N
 
 
 def test_without_the_lever_the_cap_is_only_told() -> None:
-    found = cut(CASE, setting(LeverBound(Knob.WATERMARK)))
+    found = cut_cap(CASE, setting(LeverBound(Knob.WATERMARK)))
 
     assert isinstance(found, NoChange)
     assert found.reason is Reason.LEVER_NOT_ALLOWED
@@ -122,7 +122,7 @@ def test_without_the_lever_the_cap_is_only_told() -> None:
 def test_a_lower_bound_is_applied_if_it_is_still_a_cut(
     minimum: float, cap: int | None, reason: Reason
 ) -> None:
-    found = cut(CASE, setting(LeverBound(Knob.MAX_NUM_SEQS, minimum=minimum)))
+    found = cut_cap(CASE, setting(LeverBound(Knob.MAX_NUM_SEQS, minimum=minimum)))
 
     assert found.reason is reason
     assert (found.value if isinstance(found, Assignment) else None) == cap
@@ -140,7 +140,7 @@ def test_a_lower_bound_is_applied_if_it_is_still_a_cut(
     ids=["below the cap", "at it", "above it"],
 )
 def test_an_upper_bound_is_kept(maximum: float, cap: int, reason: Reason) -> None:
-    found = cut(CASE, setting(LeverBound(Knob.MAX_NUM_SEQS, maximum=maximum)))
+    found = cut_cap(CASE, setting(LeverBound(Knob.MAX_NUM_SEQS, maximum=maximum)))
 
     assert (assigned(found), found.reason) == (cap, reason)
 
@@ -161,7 +161,7 @@ def test_outputs_that_end_in_waves_lower_the_cap(spread: float, cap: int) -> Non
     )
 
     assert cap_of(equal) == cap
-    assert ("end in waves" in cut(equal, setting()).message) is (spread < 1)
+    assert ("end in waves" in cut_cap(equal, setting()).message) is (spread < 1)
 
 
 def test_waves_never_raise_the_cap() -> None:
@@ -183,7 +183,7 @@ def test_a_small_pool_is_said_to_be_small(growth: float, blocks: float, *, warne
         strain=replace(CASE.strain, running_mean=12, stalls_per_request=1.0),
     )
 
-    found = cut(case, setting())
+    found = cut_cap(case, setting())
 
     assert isinstance(found, Assignment)
     assert ("more KV cache or replicas would help more" in found.message) is warned
@@ -197,15 +197,15 @@ def test_a_cap_of_ours_that_does_not_fit_is_corrected_by_what_is_seen_to_run() -
     """Without it the same lengths lead to the cap that is set already."""
     kept = replace(setting(now=CAP), is_our_cap=True)
 
-    found = cut(WIDER, kept)
+    found = cut_cap(WIDER, kept)
 
-    assert cut(WIDER, setting(now=CAP)).reason is Reason.CAP_WITHOUT_EFFECT
+    assert cut_cap(WIDER, setting(now=CAP)).reason is Reason.CAP_WITHOUT_EFFECT
     assert assigned(found) < CAP
     assert f"{LARGER:.1f} +- {1.6 * CASE.sequence.deviation_blocks:.1f}" in found.message
 
 
 def test_a_cap_that_is_not_ours_is_sized_from_the_lengths_alone() -> None:
-    assert assigned(cut(WIDER, setting(now=64))) == CAP
+    assert assigned(cut_cap(WIDER, setting(now=64))) == CAP
 
 
 @pytest.mark.parametrize(
@@ -214,4 +214,4 @@ def test_a_cap_that_is_not_ours_is_sized_from_the_lengths_alone() -> None:
 def test_without_a_wider_spread_nothing_is_corrected(measured: tuple[float, float] | None) -> None:
     kept = replace(setting(now=CAP), is_our_cap=True)
 
-    assert cut(replace(CASE, measured=measured), kept).reason is Reason.CAP_WITHOUT_EFFECT
+    assert cut_cap(replace(CASE, measured=measured), kept).reason is Reason.CAP_WITHOUT_EFFECT

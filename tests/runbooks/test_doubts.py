@@ -27,7 +27,7 @@ from kvmedic.runbooks.preemption.pressure import (
     doubt_of,
     misfit_of,
     seen_of,
-    sized,
+    size_fleet,
 )
 
 
@@ -249,7 +249,7 @@ def test_where_tokens_are_evicted_a_sequence_may_take_far_less_than_its_length(
     readings, predicted = filled(ratio)
     evicts = TokenEviction("TriAttention", Compacted(), budget)
 
-    found = sized(replace(an_evidence(readings), evicts=evicts), ["llm-0"])
+    found = size_fleet(replace(an_evidence(readings), evicts=evicts), ["llm-0"])
 
     assert isinstance(found, Inconclusive) is doubtful
     if isinstance(found, Case):
@@ -263,9 +263,9 @@ def test_a_method_that_takes_nothing_from_sequences_counts_as_off(ratio: float) 
     readings, _ = filled(ratio)
     evidence = an_evidence(readings)
 
-    told = sized(replace(evidence, evicts=TokenEviction("TriAttention", Compacted(), 64)), ["llm-0"])
+    told = size_fleet(replace(evidence, evicts=TokenEviction("TriAttention", Compacted(), 64)), ["llm-0"])
 
-    assert told == sized(evidence, ["llm-0"])
+    assert told == size_fleet(evidence, ["llm-0"])
     assert isinstance(told, Case)
 
 

@@ -16,7 +16,7 @@ from kvmedic.model.spec import CompressionPolicy, Fix, GatePolicy, Reference, Re
 from kvmedic.model.status import TriedBundle, TurnedOff
 from kvmedic.model.trial import AGAIN, Answer, NoEvaluation, Question, Reclaim, Score, Scored
 from kvmedic.runbooks.branches import Compressed, Evaluate, NoChange, Try, TurnOn
-from kvmedic.runbooks.compression.next_fix import Case, next_fix, pursued
+from kvmedic.runbooks.compression.next_fix import Case, fixes_behind_gate, next_fix
 from runbooks.test_bundle import a_template, a_workload
 
 TEMPLATE = a_template(["vllm", "serve", "some/model"])
@@ -345,4 +345,4 @@ def test_a_known_method_brings_its_own_settings_in_their_order() -> None:
 def test_a_fix_is_asked_for_by_what_was_turned_off_or_by_what_can_save_nothing(
     case: Case, expected: list[Fix]
 ) -> None:
-    assert pursued(case.policy, case.turned_off, case.method) == expected
+    assert fixes_behind_gate(case.policy, case.turned_off, case.method) == expected

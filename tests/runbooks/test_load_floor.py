@@ -25,7 +25,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting
 from kvmedic.runbooks.preemption.branches import pressured_case, right_size
-from kvmedic.runbooks.preemption.cap import cap_of, carries, cut
+from kvmedic.runbooks.preemption.cap import cap_of, carries, cut_cap
 from kvmedic.runbooks.preemption.pressure import Case
 from kvmedic.verdict.floors import Offered
 from kvmedic.verdict.sizing import BOLDEST_FIT, cap_at, most_throughput
@@ -48,7 +48,7 @@ def test_more_sequences_serve_more_tokens_until_they_do_not_fit() -> None:
 
 
 def test_a_cap_that_serves_what_is_offered_says_so() -> None:
-    found = cut(replace(CASE, strain=DEAR, offered=Offered(1.0, 600, 500, is_full=True)), ALLOWED)
+    found = cut_cap(replace(CASE, strain=DEAR, offered=Offered(1.0, 600, 500, is_full=True)), ALLOWED)
 
     assert isinstance(found, Assignment)
     assert "predicted at most " in found.message
@@ -56,7 +56,7 @@ def test_a_cap_that_serves_what_is_offered_says_so() -> None:
 
 
 def test_without_a_clock_it_says_how_many_times_as_much() -> None:
-    found = cut(replace(CASE, strain=DEAR, offered=Offered(1.02, is_full=True)), ALLOWED)
+    found = cut_cap(replace(CASE, strain=DEAR, offered=Offered(1.02, is_full=True)), ALLOWED)
 
     assert isinstance(found, Assignment)
     assert "of the tokens that are served now, offered x1.02" in found.message
@@ -85,7 +85,7 @@ def test_a_cap_that_would_serve_less_is_raised_to_the_lowest_that_serves_it() ->
 def test_where_no_cap_serves_it_none_is_planned(offered: Offered, bound: float | None) -> None:
     given = Setting(None, (LeverBound(Knob.MAX_NUM_SEQS, maximum=bound),))
 
-    found = cut(replace(CASE, offered=offered), given)
+    found = cut_cap(replace(CASE, offered=offered), given)
 
     assert isinstance(found, NoChange)
     assert found.reason is (Reason.CAP_BELOW_LOAD if bound is None else found.reason)
@@ -96,14 +96,14 @@ def test_a_low_bound_of_the_lever_does_not_undercut_the_load() -> None:
     fits = replace(CASE, strain=replace(DEAR, stalls_per_request=3.0), offered=Offered(1.0, is_full=True))
     given = Setting(None, (LeverBound(Knob.MAX_NUM_SEQS, maximum=cap_of(fits) - 6),))
 
-    assert isinstance(cut(fits, ALLOWED), Assignment)
-    assert cut(fits, given).reason is Reason.CAP_BELOW_LOAD
+    assert isinstance(cut_cap(fits, ALLOWED), Assignment)
+    assert cut_cap(fits, given).reason is Reason.CAP_BELOW_LOAD
 
 
 def test_without_the_lever_a_cap_that_would_starve_is_not_told_either() -> None:
     case = replace(CASE, offered=Offered(1.0, 600))
 
-    assert cut(case, Setting(None, ())).reason is Reason.CAP_BELOW_LOAD
+    assert cut_cap(case, Setting(None, ())).reason is Reason.CAP_BELOW_LOAD
 
 
 # From evidence.

@@ -12,7 +12,7 @@ from kvmedic.model.evidence import Histogram, Pool, Signal
 from kvmedic.model.run import Verdict
 from kvmedic.model.status import TriedLever
 from kvmedic.runbooks.branches import Evidence
-from kvmedic.runbooks.preemption.present import LENGTHS_ALIKE, exhausted
+from kvmedic.runbooks.preemption.present import LENGTHS_ALIKE, exhausted_levers
 
 REVISION = "aaaaaaaaaaaaaaaa"
 TRIED = TriedLever(Knob.WATERMARK, REVISION, 149, Verdict.NOT_RECOVERED, NOW, 60.0, 190.0)
@@ -20,7 +20,7 @@ SAME = an_evidence(THRASHING, THRASHING)
 
 
 def is_left_alone(tried: TriedLever, evidence: Evidence = SAME, revision: str = REVISION) -> bool:
-    return exhausted((tried,), revision, evidence) == {tried.knob}
+    return exhausted_levers((tried,), revision, evidence) == {tried.knob}
 
 
 def seen(**changes: object) -> Evidence:
@@ -55,7 +55,7 @@ def test_another_template_is_other_evidence() -> None:
 def test_each_lever_is_remembered_by_itself() -> None:
     other = replace(TRIED, knob=Knob.MAX_NUM_SEQS, revision="bbbbbbbbbbbbbbbb")
 
-    assert exhausted((TRIED, other), REVISION, SAME) == {Knob.WATERMARK}
+    assert exhausted_levers((TRIED, other), REVISION, SAME) == {Knob.WATERMARK}
 
 
 def test_a_record_of_before_that_says_less_counts_by_its_revision() -> None:

@@ -17,7 +17,7 @@ from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Assignment, Diagnosed, MemoryShare, NoChange, Setting, diagnose
 from kvmedic.runbooks.planning import Fault, Workload, plan_of, workload_of
 from kvmedic.runbooks.preemption.memory_levers import step_down
-from kvmedic.runbooks.preemption.present import Known, memory_share, setting
+from kvmedic.runbooks.preemption.present import Known, memory_share, present_setting
 from vitals_builder import an_end, restarted
 
 LEVER = LeverBound(Knob.GPU_MEMORY_UTILIZATION, 0.8, 0.95, 0.02)
@@ -185,7 +185,7 @@ def test_a_gpu_that_ran_out_of_memory_is_answered_with_one_token(
     assert isinstance(found, Diagnosed)
     assert found.branch.then is not None
 
-    advice = found.branch.then(evidence, setting(engine, (LEVER,), Known(), evidence))
+    advice = found.branch.then(evidence, present_setting(engine, (LEVER,), Known(), evidence))
 
     assert found.branch.goal is Goal.STEADINESS
     assert isinstance(advice, Assignment)

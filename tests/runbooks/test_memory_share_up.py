@@ -22,7 +22,7 @@ from kvmedic.runbooks.branches import Assignment, Evidence, MemoryShare, NoChang
 from kvmedic.runbooks.planning import Workload, workload_of
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.memory_levers import TAKEN, step_up
-from kvmedic.runbooks.preemption.present import Known, setting
+from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.verdict.sizing import Supply
 from runbooks.cases import CASE
 from vitals_builder import a_device, with_vitals
@@ -231,7 +231,7 @@ def loaded(*used: float | Missing) -> Evidence:
 
 
 def test_the_fullest_device_of_all_replicas_counts() -> None:
-    known = setting(workload(), (LEVER,), Known(), loaded(0.7, 0.93, 0.8))
+    known = present_setting(workload(), (LEVER,), Known(), loaded(0.7, 0.93, 0.8))
 
     assert known.supply.memory_in_use == 0.93
 
@@ -247,7 +247,7 @@ def test_the_fullest_device_of_all_replicas_counts() -> None:
     ids=["one device is not told", "no device is known", "nobody looked", "one replica is not told"],
 )
 def test_what_one_replica_does_not_tell_is_unknown_of_all(evidence: Evidence) -> None:
-    known = setting(workload(), (LEVER,), Known(), evidence)
+    known = present_setting(workload(), (LEVER,), Known(), evidence)
 
     assert known.supply.memory_in_use is None
     assert "DCGM_FI_DEV_FB_FREE" in known.supply.memory_unknown
@@ -270,13 +270,13 @@ OUTGROWN = OutgrownShare(0.92, body_hash(workload().template), NOW)
 def test_a_share_that_was_too_much_is_remembered_for_the_template_whatever_its_flags(
     now: Workload, share: float | None
 ) -> None:
-    known = setting(now, (LEVER,), Known(outgrown=(OUTGROWN,)), loaded(0.5))
+    known = present_setting(now, (LEVER,), Known(outgrown=(OUTGROWN,)), loaded(0.5))
 
     assert known.supply.outgrown == share
 
 
 def test_the_step_down_after_an_out_of_memory_is_never_undone() -> None:
-    known = setting(
+    known = present_setting(
         workload("--gpu-memory-utilization=0.9"), (LEVER,), Known(outgrown=(OUTGROWN,)), loaded(0.5)
     )
 
@@ -301,7 +301,7 @@ def tried(reason: Reason | None, now: Workload) -> TriedLever:
 )
 def test_up_and_down_are_remembered_apart(reason: Reason | None, *, up: bool, down: bool) -> None:
     now = workload("--gpu-memory-utilization=0.9")
-    known = setting(now, (LEVER,), Known((tried(reason, now),)), loaded(0.8))
+    known = present_setting(now, (LEVER,), Known((tried(reason, now),)), loaded(0.8))
 
     assert isinstance(first_that_applies(CASE, known), Assignment) is up
     assert (SHARE not in known.exhausted) is down
@@ -309,7 +309,8 @@ def test_up_and_down_are_remembered_apart(reason: Reason | None, *, up: bool, do
 
 def test_without_a_max_the_lever_is_none_of_this_branch() -> None:
     known = replace(
-        setting(workload(), (LeverBound(SHARE, 0.8, None, 0.02),), Known(), loaded(0.5)), max_num_seqs=64
+        present_setting(workload(), (LeverBound(SHARE, 0.8, None, 0.02),), Known(), loaded(0.5)),
+        max_num_seqs=64,
     )
 
     found = first_that_applies(CASE, known)

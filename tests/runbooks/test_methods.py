@@ -21,7 +21,7 @@ from kvmedic.runbooks.branches import Assignment, NoChange, Setting
 from kvmedic.runbooks.compression.branches import not_applied, replace_stale
 from kvmedic.runbooks.compression.methods import DECLARED, compressed_of, eviction_of
 from kvmedic.runbooks.planning import Workload, workload_of
-from kvmedic.runbooks.preemption.cap import cut
+from kvmedic.runbooks.preemption.cap import cut_cap
 from kvmedic.runbooks.preemption.traffic_levers import keep_free
 from runbooks.cases import CASE
 
@@ -253,7 +253,7 @@ EVICTED = replace(CASE, evicted_by="TriAttention")
 
 
 def test_a_cap_says_whose_tokens_are_evicted() -> None:
-    found = cut(EVICTED, Setting(64, (LeverBound(Knob.MAX_NUM_SEQS),)))
+    found = cut_cap(EVICTED, Setting(64, (LeverBound(Knob.MAX_NUM_SEQS),)))
 
     assert "of which TriAttention evicts tokens" in found.message
 

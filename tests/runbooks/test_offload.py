@@ -22,7 +22,7 @@ from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvi
 from kvmedic.runbooks.planning import Workload, plan_of, workload_of
 from kvmedic.runbooks.preemption.host_memory import use_host
 from kvmedic.runbooks.preemption.levers import first_that_applies
-from kvmedic.runbooks.preemption.present import Known, setting
+from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.verdict.sizing import GIB, KEPT_BY_ENGINE, HostTerms, Supply
 from runbooks.cases import CASE
 
@@ -62,7 +62,7 @@ def workload(
 
 
 def known(of: Workload, lever: LeverBound = LEVER, tried: tuple[TriedLever, ...] = ()) -> Setting:
-    return setting(of, (lever,), Known(tried), an_evidence(THRASHING))
+    return present_setting(of, (lever,), Known(tried), an_evidence(THRASHING))
 
 
 def advised(of: Workload, lever: LeverBound = LEVER) -> SettingAdvice:

@@ -28,7 +28,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Borrowed, Footprint, Load, TriedReturn
 from kvmedic.runbooks.branches import NoChange, Resize, Setting
 from kvmedic.runbooks.preemption.give_back import Fits, fewer_replicas, without_host_memory
-from kvmedic.runbooks.preemption.pressure import Case, sized
+from kvmedic.runbooks.preemption.pressure import Case, size_fleet
 from kvmedic.verdict.comparison import LIGHTER
 from kvmedic.verdict.sizing import SAFEST_FIT, cap_at
 from run_builder import NOW
@@ -63,7 +63,7 @@ def light(share: float, **changes: object) -> Replica:
 
 def room() -> int:
     evidence = an_evidence(*[light(0.3)] * 3)
-    case = sized(evidence, evidence.burn.pods)
+    case = size_fleet(evidence, evidence.burn.pods)
     assert isinstance(case, Case)
     return cap_at(case.blocks, case.sequence, SAFEST_FIT)
 

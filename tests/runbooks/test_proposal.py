@@ -15,7 +15,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting
 from kvmedic.runbooks.planning import Workload, proposal, workload_of
-from kvmedic.runbooks.preemption.present import Known, setting
+from kvmedic.runbooks.preemption.present import Known, present_setting
 
 EVIDENCE = an_evidence(THRASHING)
 MARK, STEP, CAP = Knob.WATERMARK, Knob.MAX_NUM_BATCHED_TOKENS, Knob.MAX_NUM_SEQS
@@ -40,7 +40,7 @@ def advise(_: Evidence, known: Setting) -> Advice:
 
 
 def known(workload: Workload, *knobs: Knob) -> Setting:
-    return setting(workload, tuple(LeverBound(knob) for knob in knobs), Known(), EVIDENCE)
+    return present_setting(workload, tuple(LeverBound(knob) for knob in knobs), Known(), EVIDENCE)
 
 
 def proposed(workload: Workload, *knobs: Knob) -> Plan | NoChange:

@@ -273,7 +273,10 @@ def problems_of(error: ValidationError, root: str) -> tuple[str, ...]:
     Values are left out: a message that everyone may read must not repeat what may be a secret.
     """
     details = error.errors(include_input=False, include_url=False)
-    return tuple(f"{root}{_path(d['loc'], d.get('ctx', {}))}: {_said(d['type'], d['msg'])}" for d in details)
+    return tuple(
+        f"{root}{_path(d['loc'], d.get('ctx', {}))}: {_describe_problem(d['type'], d['msg'])}"
+        for d in details
+    )
 
 
 def _path(location: tuple[int | str, ...], context: Mapping[str, object]) -> str:
@@ -281,7 +284,7 @@ def _path(location: tuple[int | str, ...], context: Mapping[str, object]) -> str
     return f"{path}{context.get('path', '')}"
 
 
-def _said(kind: str, message: str) -> str:
+def _describe_problem(kind: str, message: str) -> str:
     match kind:
         case "missing":
             return "required, add it"

@@ -111,7 +111,7 @@ def structural(schema: Schema, definitions: Schema) -> Schema:
     Raises:
         ValueError: the schema has a shape that has no structural form.
     """
-    plain = _merged(schema, definitions)
+    plain = _resolve_schema(schema, definitions)
     kept = {key: plain[key] for key in KEPT if key in plain and plain[key] is not False}
     out = kept | _extensions(plain)
     if "description" in out:
@@ -132,21 +132,21 @@ def _inner(schema: Schema, definitions: Schema) -> Schema:
     return inner
 
 
-def _merged(schema: Schema, definitions: Schema) -> Schema:
+def _resolve_schema(schema: Schema, definitions: Schema) -> Schema:
     """Return a schema with its reference and its alternatives resolved; its own keywords win."""
     own = {
         key: value for key, value in schema.items() if key not in ("$ref", "anyOf", "oneOf", "discriminator")
     }
     if "$ref" in schema:
-        return _merged(definitions[schema["$ref"].rpartition("/")[2]], definitions) | own
+        return _resolve_schema(definitions[schema["$ref"].rpartition("/")[2]], definitions) | own
     given = schema.get("anyOf") or schema.get("oneOf") or []
     alternatives = [a for a in given if a.get("type") != "null"]
     if not alternatives:
         return own
-    return _joined([_merged(a, definitions) for a in alternatives]) | own
+    return _join_schemas([_resolve_schema(a, definitions) for a in alternatives]) | own
 
 
-def _joined(alternatives: list[Schema]) -> Schema:
+def _join_schemas(alternatives: list[Schema]) -> Schema:
     """Return one schema for values of several: a structural schema gives each field one type.
 
     Raises:
@@ -191,14 +191,14 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
-def _loosened(schema: Schema) -> Schema:
+def _loosen_schema(schema: Schema) -> Schema:
     """Return a status schema with its types alone; keys of lists stay required."""
     out = {key: value for key, value in schema.items() if key not in LOOSE}
     for key in ("items", "additionalProperties"):
         if key in out:
-            out[key] = _loosened(out[key])
+            out[key] = _loosen_schema(out[key])
     if "properties" in out:
-        out["properties"] = {name: _loosened(part) for name, part in out["properties"].items()}
+        out["properties"] = {name: _loosen_schema(part) for name, part in out["properties"].items()}
     if keys := out.get("x-kubernetes-list-map-keys"):
         out["items"] = out["items"] | {"required": list(keys)}
     return out
@@ -223,7 +223,7 @@ def _open(schema: Schema) -> Schema:
 def status_schema() -> Schema:
     """Return the structural schema of `status`: types only; the records keep what it does not name."""
     written = KVRemediationStatus.model_json_schema(by_alias=True)
-    schema = _loosened(structural(written, written["$defs"]))
+    schema = _loosen_schema(structural(written, written["$defs"]))
     records = {name: _open(schema["properties"][name]) for name in sorted(OPEN)}
     return {**schema, "properties": {**schema["properties"], **records}}
 
@@ -342,13 +342,13 @@ def sections(schema: Schema, part: str) -> Iterator[str]:
 
 def _not_yet() -> str:
     lines = [f"* `spec{rule.path}`: {rule.message}" for rule in PENDING]
-    return _titled("Not implemented yet", NOT_YET + "\n" + "\n".join(lines))
+    return _strip_titles("Not implemented yet", NOT_YET + "\n" + "\n".join(lines))
 
 
 def columns(short: str, shown: Sequence[Column]) -> str:
     """Return the section about what `kubectl get` shows of a kind."""
     rows = [(f"{name}{' (wide)' if wide else ''}", f"`{path}`", text) for name, _, path, wide, text in shown]
-    return _titled(f"Columns of `kubectl get {short}`", _table(("Column", "From", "Meaning"), rows))
+    return _strip_titles(f"Columns of `kubectl get {short}`", _table(("Column", "From", "Meaning"), rows))
 
 
 def _objects(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -372,7 +372,7 @@ def _section(path: str, schema: Schema) -> str:
         text.append(_table(("Field", "Type", "Default", "Meaning"), rows))
     pending = [rule.wire() for rule in PENDING]
     rules = [f"* {_rule(rule)}" for rule in schema.get(VALIDATIONS, ()) if rule not in pending]
-    return _titled(path, "\n\n".join(part for part in (*text, "\n".join(rules)) if part))
+    return _strip_titles(path, "\n\n".join(part for part in (*text, "\n".join(rules)) if part))
 
 
 def _row(name: str, schema: Schema, is_required: bool) -> tuple[str, ...]:  # noqa: FBT001 -- a fact about the field
@@ -410,5 +410,5 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _titled(title: str, text: str) -> str:
+def _strip_titles(title: str, text: str) -> str:
     return f"## {title}\n\n{text}\n"

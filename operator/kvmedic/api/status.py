@@ -203,7 +203,7 @@ def record_to_wire(record: Record, phase: str) -> dict[str, Any]:
     written = holder.model_dump(mode="json", by_alias=True, exclude_none=True, warnings="error")
     _refuse_unreadable(record.run, written.get("run"))
     return {
-        field: value if field == "run" else _shown(field, value)
+        field: value if field == "run" else _show_field(field, value)
         for field, value in written.items()
         if value not in ("", [], {})
     }
@@ -217,14 +217,14 @@ def record_from_wire(status: Mapping[str, object]) -> Record:
             that is not known here.
     """
     try:
-        return _with_a_step(_read(status))
+        return _with_a_step(_read_field(status))
     except ValidationError as error:
         details = error.errors(include_input=False, include_url=False)
         broken = [detail["loc"] for detail in details]
         if any(not location or location[0] in RECORDS for location in broken):
             damaged = all(each["loc"][:1] == ("run",) and each["type"] not in UNKNOWN for each in details)
             raise RunUnreadable(problems_of(error, "status"), is_damaged=damaged) from error
-    return _with_a_step(_read(_without(status, broken)))
+    return _with_a_step(_read_field(_without(status, broken)))
 
 
 def _with_a_step(record: Record) -> Record:
@@ -250,13 +250,13 @@ def newest_change(record: Record) -> str:
     return "; ".join(line.partition(": ")[2] or line for line in lines)
 
 
-def _forgiving(schema: Any) -> Any:
+def _make_lenient(schema: Any) -> Any:
     """Return a pydantic core schema in which what may be None may be absent, and times name their zone."""
     if isinstance(schema, list | tuple):
-        return type(schema)(_forgiving(part) for part in schema)
+        return type(schema)(_make_lenient(part) for part in schema)
     if not isinstance(schema, dict):
         return schema
-    read = {key: _forgiving(part) for key, part in schema.items()}
+    read = {key: _make_lenient(part) for key, part in schema.items()}
     if read.get("type") == "datetime":
         read["tz_constraint"] = "aware"
     inner = read.get("schema")
@@ -271,7 +271,7 @@ def _reader() -> SchemaValidator:
     Of the fields, not of the model: for a class that has a validator pydantic takes that one, whatever
     schema it is given.
     """
-    schema = _forgiving(KVRemediationStatus.__pydantic_core_schema__)
+    schema = _make_lenient(KVRemediationStatus.__pydantic_core_schema__)
     of_fields = {**schema, "schema": schema["schema"]["schema"]}
     return SchemaValidator(of_fields, core_schema.CoreConfig(allow_inf_nan=False))
 
@@ -279,7 +279,7 @@ def _reader() -> SchemaValidator:
 _READER = _reader()
 
 
-def _read(status: Mapping[str, object]) -> Record:
+def _read_field(status: Mapping[str, object]) -> Record:
     read, _, _ = _READER.validate_python(dict(status))
     return Record(**{field.name: read[field.name] for field in fields(Record)})
 
@@ -288,29 +288,29 @@ def _refuse_unreadable(run: Run | None, wire: object) -> None:
     if run is None:
         return
     try:
-        _read({"run": wire})
+        _read_field({"run": wire})
     except ValidationError as error:
         raise ValueError(f"run {run.id} would not be readable: {error}") from error
 
 
-def _shown(field: str, value: Any) -> Any:
+def _show_field(field: str, value: Any) -> Any:
     """Return a field as people read it; what a plan sets, and later sets back, is exact."""
     if field != "plan" or "exact" not in value:
-        return _clipped(value)
+        return _clip_texts(value)
     told = {key: each for key, each in value.items() if key != "exact"}
-    return {**_clipped(told), "exact": value["exact"]}
+    return {**_clip_texts(told), "exact": value["exact"]}
 
 
-def _clipped(part: Any) -> Any:
+def _clip_texts(part: Any) -> Any:
     """Return a part of the status with its texts cut to what people read, and without secrets."""
     match part:
         case str():
             text = redact(part)
             return text if len(text) <= MESSAGE_LENGTH else f"{text[: MESSAGE_LENGTH - 1]}…"
         case list():
-            return [_clipped(item) for item in part]
+            return [_clip_texts(item) for item in part]
         case dict():
-            cut = {key: _clipped(item) for key, item in part.items()}
+            cut = {key: _clip_texts(item) for key, item in part.items()}
             return cut | {"findings": cut["findings"][:FINDINGS_LENGTH]} if "findings" in cut else cut
         case _:
             return part

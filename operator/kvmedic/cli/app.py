@@ -95,7 +95,7 @@ class Form(StrEnum):
     JSON = "json"
 
 
-def ended(message: object, code: int) -> NoReturn:
+def end_command(message: object, code: int) -> NoReturn:
     """End the command with a message on standard error."""
     print(message, file=sys.stderr)
     raise typer.Exit(code)

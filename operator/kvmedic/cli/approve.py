@@ -15,13 +15,13 @@ import typer
 
 from kvmedic.api.approval import APPROVAL_PLURAL, approval_manifest
 from kvmedic.api.schema import yaml_text
-from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, ended
+from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, end_command
 from kvmedic.cli.plan import (
     Context,
     Kubeconfig,
     Name,
     Namespace,
-    finished,
+    finish_look,
     load_resource,
     name_in,
     settings_with,
@@ -32,7 +32,7 @@ from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.kube.objects import JsonObject, Ref, section
 from kvmedic.model.spec import Mode
 from kvmedic.model.status import ConditionType, Record, Resource, ShownPlan
-from kvmedic.wiring import Connected, connected
+from kvmedic.wiring import Connected, open_connections
 
 
 class NothingWaits(Exception):  # noqa: N818 - the name says what is wrong
@@ -61,23 +61,23 @@ def command(
     which = name_in(cluster, namespace, name)
 
     async def look() -> Resource:
-        async with connected(settings, cluster) as world:
+        async with open_connections(settings, cluster) as world:
             return await load_resource(world, which)
 
     async def approve(manifest: JsonObject) -> JsonObject:
-        async with connected(settings, cluster) as world:
-            return await _created(world, which, manifest)
+        async with open_connections(settings, cluster) as world:
+            return await _create_approval(world, which, manifest)
 
-    resource = finished(look())
+    resource = finish_look(look())
     plan = _asked_for(resource, digest)
-    print("\n".join(_told(resource, plan)), file=sys.stderr if only_print else sys.stdout)
+    print("\n".join(_describe_plan(resource, plan)), file=sys.stderr if only_print else sys.stdout)
     if not digest:
         _ask(name)
     manifest = approval_manifest(name, resource.uid, which.namespace, plan.digest)
     if only_print:
         sys.stdout.write(yaml_text(manifest))
         return
-    made = finished(approve(manifest))
+    made = finish_look(approve(manifest))
     print(f"approved   KVApproval {section(made, 'metadata')['name']}; it counts for one run")
 
 
@@ -86,7 +86,7 @@ def _asked_for(resource: Resource, digest: str) -> ShownPlan:
     try:
         return waiting_plan(resource, digest)
     except NothingWaits as error:
-        ended(error, REFUSED)
+        end_command(error, REFUSED)
 
 
 def waiting_plan(resource: Resource, digest: str) -> ShownPlan:
@@ -121,7 +121,7 @@ def waiting_plan(resource: Resource, digest: str) -> ShownPlan:
     return record.plan
 
 
-def _told(resource: Resource, plan: ShownPlan) -> Iterator[str]:
+def _describe_plan(resource: Resource, plan: ShownPlan) -> Iterator[str]:
     """Yield the plan as a person reads it before saying yes."""
     yield f"resource   {resource.namespace}/{resource.name}"
     yield f"digest     {plan.digest}, shown since {plan.at:%Y-%m-%dT%H:%M:%SZ}"
@@ -136,12 +136,14 @@ def _told(resource: Resource, plan: ShownPlan) -> Iterator[str]:
 def _ask(name: str) -> None:
     """Ask whether the plan is approved; anything but yes ends the command."""
     if not sys.stdin.isatty():
-        ended(f"nothing was approved: give --digest with the digest of the plan of {name} to approve", USAGE)
+        end_command(
+            f"nothing was approved: give --digest with the digest of the plan of {name} to approve", USAGE
+        )
     if not typer.confirm("Approve this plan?", err=True):
-        ended("nothing was approved", REFUSED)
+        end_command("nothing was approved", REFUSED)
 
 
-async def _created(world: Connected, which: Name, manifest: JsonObject) -> JsonObject:
+async def _create_approval(world: Connected, which: Name, manifest: JsonObject) -> JsonObject:
     """Return the approval as the API server made it; that it may not be made ends the command."""
     try:
         return await world.client.create(Ref(APPROVALS, which.namespace, which.name), manifest)
@@ -149,4 +151,4 @@ async def _created(world: Connected, which: Name, manifest: JsonObject) -> JsonO
         hint = (
             f"bind the ClusterRole kvmedic-approver to whoever approves; {APPROVAL_PLURAL} must be installed"
         )
-        ended(f"nothing was approved: {error}; {hint}", NOT_FOUND)
+        end_command(f"nothing was approved: {error}; {hint}", NOT_FOUND)

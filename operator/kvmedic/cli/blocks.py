@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvmedic.cli.app import USAGE, Form, ended
+from kvmedic.cli.app import USAGE, Form, end_command
 from kvmedic.model.compression import (
     KV_HEADS,
     Compacted,
@@ -19,7 +19,7 @@ from kvmedic.model.compression import (
     Pattern,
     PerHead,
     Scattered,
-    freed,
+    freed_blocks,
 )
 
 LEAST_SPREAD = 0.05
@@ -53,9 +53,9 @@ def command(
     try:
         eviction = Eviction(tokens, block_size, evict)
         where = _pattern(pattern, heads)
-        found, of_one = freed(eviction, where, layers), freed(eviction, where)
+        found, of_one = freed_blocks(eviction, where, layers), freed_blocks(eviction, where)
     except NoEvictionError as error:
-        ended(f"kvmedic blocks: {error}", USAGE)
+        end_command(f"kvmedic blocks: {error}", USAGE)
     if output is Form.JSON:
         print(json.dumps({**_as_json(eviction, pattern, found), "layers": layers}))
         return

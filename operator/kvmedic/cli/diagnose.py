@@ -22,7 +22,7 @@ from ruamel.yaml.error import YAMLError
 from kvmedic.api.quantities import parse_duration
 from kvmedic.api.resource import KIND, SpecInvalid, not_implemented, policy_of, resource_from_manifest
 from kvmedic.api.spec import KVRemediationSpec, TargetRef
-from kvmedic.cli.app import REFUSED, USAGE, Form, ended
+from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
 from kvmedic.cli.flags import EngineVersion, version_named
 from kvmedic.cli.offline import Consultation, consult, with_method
 from kvmedic.cli.plan import (
@@ -30,11 +30,11 @@ from kvmedic.cli.plan import (
     Kubeconfig,
     Name,
     Namespace,
-    finished,
+    finish_look,
     load_resource,
     name_in,
     settings_with,
-    surveyed,
+    survey_target,
 )
 from kvmedic.cli.report import Report, report_of_consultation, report_of_survey
 from kvmedic.cli.saved import ScrapeError, doubt_of, evidence_of, gaps_in, pages_of, starts_of, with_starts
@@ -57,9 +57,9 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Runbook
 from kvmedic.runbooks.branches import Evidence
-from kvmedic.runbooks.planning import Fault, Workload, configured, workload_of
+from kvmedic.runbooks.planning import Fault, Workload, with_configuration, workload_of
 from kvmedic.settings import Settings
-from kvmedic.wiring import connected
+from kvmedic.wiring import open_connections
 
 _ANY = "any"
 """Name of the workload where no spec names one."""
@@ -102,7 +102,7 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
         return None
     target = policy.target
     owner = None if target.name == _ANY else target.name
-    text = _read(file)
+    text = _read_input(file)
     found = engine_in(text, VLLM, Selector(target.container, owner))
     if isinstance(found, Refusal):
         if found.reason is RefusalReason.NOT_A_MANIFEST:
@@ -112,7 +112,7 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
     engines = ENGINES if version is None else tuple(Engine(profile, version) for profile in ENGINES)
     workload = workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, engines)
     maps = {name: ConfigMap(contents) for name, contents in contents_in(text).items()}
-    return configured(workload, maps)
+    return with_configuration(workload, maps)
 
 
 def _how_to_name(refusal: Refusal) -> str:
@@ -128,7 +128,7 @@ def _reason(refusal: Refusal) -> Reason:
 
 def _spec(file: str) -> KVRemediationSpec:
     try:
-        documents = list(YAML(typ="safe", pure=True).load_all(_read(file)))
+        documents = list(YAML(typ="safe", pure=True).load_all(_read_input(file)))
     except YAMLError:
         raise GivenError(f"{file}: not valid YAML; check it with a linter") from None
     found = [one for one in documents if isinstance(one, dict) and one.get("kind") == KIND]
@@ -140,7 +140,7 @@ def _spec(file: str) -> KVRemediationSpec:
         raise GivenError(f"{file}: {'; '.join(error.problems)}") from None
 
 
-def _read(file: str) -> str:
+def _read_input(file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
     except OSError as error:
@@ -205,7 +205,7 @@ class Seen:
     """Why the source did not answer; empty where it did."""
 
 
-async def observed(past: Past, settings: Settings, policy: Policy) -> Seen:
+async def observe_replicas(past: Past, settings: Settings, policy: Policy) -> Seen:
     """Return both looks at the replicas that served at a moment.
 
     Raises:
@@ -335,13 +335,15 @@ def command(
     files = Files(spec, manifest, version_named(engine_version), tuple(log or ()))
     ways = [bool(name), bool(scrape), bool(at)]
     if ways.count(True) != 1:
-        ended(_WAYS, USAGE)
+        end_command(_WAYS, USAGE)
     if name and (spec or manifest or engine_version):
-        ended("NAME has its own spec and target: leave --spec, --manifest and --engine-version out", USAGE)
+        end_command(
+            "NAME has its own spec and target: leave --spec, --manifest and --engine-version out", USAGE
+        )
     if log and not scrape:
-        ended("--log is of replicas whose pages are given: give --scrape too", USAGE)
+        end_command("--log is of replicas whose pages are given: give --scrape too", USAGE)
     if engine_version and not manifest:
-        ended("--engine-version is of the engine in a manifest: give --manifest too", USAGE)
+        end_command("--engine-version is of the engine in a manifest: give --manifest too", USAGE)
     try:
         report = (
             _live(cluster, name_in(cluster, namespace, name), prometheus)
@@ -351,7 +353,7 @@ def command(
             else _past(Past(moment_of(at), namespace or _namespace(cluster), pod_regex), prometheus, files)
         )
     except (ScrapeError, GivenError, PastError) as error:
-        ended(error, USAGE)
+        end_command(error, USAGE)
     print(report.printed(output))
     raise typer.Exit(REFUSED if report.is_inconclusive else 0)
 
@@ -363,17 +365,17 @@ def _namespace(cluster: ClusterChoice) -> str:
     except NoCluster as error:
         if cluster == AS_KUBECTL:
             return DEFAULT_NAMESPACE
-        ended(error, USAGE)
+        end_command(error, USAGE)
 
 
 def _live(cluster: ClusterChoice, which: Name, prometheus: str) -> Report:
     settings = settings_with(prometheus)
 
     async def look() -> Report:
-        async with connected(settings, cluster) as world:
-            return report_of_survey(await surveyed(world, await load_resource(world, which)))
+        async with open_connections(settings, cluster) as world:
+            return report_of_survey(await survey_target(world, await load_resource(world, which)))
 
-    return finished(look())
+    return finish_look(look())
 
 
 def _offline(scrapes: Sequence[str], interval: timedelta | None, files: Files) -> Report:
@@ -387,25 +389,25 @@ def _offline(scrapes: Sequence[str], interval: timedelta | None, files: Files) -
     found = (
         consult(evidence, policy, workload)
         if doubt is None
-        else _doubted(with_method(evidence, policy, workload), policy, doubt)
+        else _list_doubts(with_method(evidence, policy, workload), policy, doubt)
     )
     shown = (*notes, *_remarks(policy, found)) if doubt is None else ()
     target = {"scrapes": ", ".join(pages)}
     return report_of_consultation(found, target, (*shown, *gaps_in(starts)), doubt)
 
 
-def _doubted(evidence: Evidence, policy: Policy, doubt: Inconclusive) -> Consultation:
+def _list_doubts(evidence: Evidence, policy: Policy, doubt: Inconclusive) -> Consultation:
     return Consultation(evidence, str(policy.runbooks[0]), doubt, None, None, None)
 
 
 def _past(past: Past, prometheus: str, files: Files) -> Report:
     policy = policy_in(files.spec)
     workload = workload_in(files.manifest, policy, files.version)
-    seen = asyncio.run(observed(past, settings_with(prometheus), policy))
+    seen = asyncio.run(observe_replicas(past, settings_with(prometheus), policy))
     target = {"namespace": past.namespace, "pods": past.pods, "at": f"{past.at:%Y-%m-%dT%H:%M:%SZ}"}
     if seen.trouble:
         doubt = Inconclusive(Reason.SOURCE_UNAVAILABLE, seen.trouble)
-        found = _doubted(with_method(seen.evidence, policy, workload), policy, doubt)
+        found = _list_doubts(with_method(seen.evidence, policy, workload), policy, doubt)
         return report_of_consultation(found, target, (), doubt)
     found = consult(seen.evidence, policy, workload)
     return report_of_consultation(found, target, (*seen.notes, *_remarks(policy, found)))

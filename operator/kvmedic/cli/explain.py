@@ -25,7 +25,7 @@ from kvmedic.cli.plan import (
     Context,
     Kubeconfig,
     Namespace,
-    finished,
+    finish_look,
     load_resource,
     name_in,
     settings_with,
@@ -51,7 +51,7 @@ from kvmedic.model.status import (
 from kvmedic.model.trial import Answer, Prompt, Sample, Scored
 from kvmedic.runbooks.compression.methods import answer_for
 from kvmedic.runbooks.compression.reclamation import Trace, picture_of, trace_of
-from kvmedic.wiring import connected
+from kvmedic.wiring import open_connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,14 @@ class ShownTrial:
     def as_json(self) -> dict[str, Any]:
         """Return the answer for a program, with every reading on record."""
         answer, trace = self.answer, trace_of(self.answer)
-        return _told(answer) | {
+        return _describe_half(answer) | {
             "isOfPresentTemplate": self.is_of_present_template,
             "reclaim": str(answer.reclaim) if answer.reclaim else None,
             "blockTokens": answer.block_tokens,
-            "readings": [_reading(trace, each) for each in trace.seen] if trace else [],
-            "without": _told(self.without) | {"cacheType": self.without.cache_type} if self.without else None,
+            "readings": [_describe_reading(trace, each) for each in trace.seen] if trace else [],
+            "without": _describe_half(self.without) | {"cacheType": self.without.cache_type}
+            if self.without
+            else None,
         }
 
 
@@ -122,7 +124,7 @@ def table_of(answer: Answer) -> Iterator[str]:
         yield f"{each.tokens:>13} {each.used / MIB:>18.0f} {(each.used - before) / MIB:>16.0f}"
 
 
-def _told(answer: Answer) -> dict[str, Any]:
+def _describe_half(answer: Answer) -> dict[str, Any]:
     """Return what either half of a comparison tells."""
     return {
         "question": str(answer.question),
@@ -137,7 +139,7 @@ def _told(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _reading(trace: Trace, sample: Sample) -> dict[str, Any]:
+def _describe_reading(trace: Trace, sample: Sample) -> dict[str, Any]:
     predicted = trace.predicted(max(1, sample.tokens))
     return {
         "tokens": sample.tokens,
@@ -290,21 +292,21 @@ def command(
     which = name_in(cluster, namespace, name)
 
     async def look() -> tuple[Resource, str]:
-        async with connected(settings, cluster) as world:
+        async with open_connections(settings, cluster) as world:
             resource = await load_resource(world, which)
             record = resource.record
             asked = record is not None and bool(record.answers or record.scores)
             return resource, await template_of(world, resource) if asked else ""
 
     place = Place(settings.process.namespace, settings.process.stop)
-    resource, template = finished(look())
+    resource, template = finish_look(look())
     trial = trial_of(resource.record, template)
     fixes = fixes_of(resource.record, template, resource.generation)
     if output is Form.JSON:
         print(json.dumps(as_json(resource, place, trial, fixes), indent=2))
     else:
         tried = (*(trial.as_text() if trial else ()), *fixes.as_text())
-        print("\n".join(explained(resource, place, tried)))
+        print("\n".join(explain_resource(resource, place, tried)))
 
 
 def as_json(resource: Resource, place: Place, trial: ShownTrial | None, fixes: ShownFixes) -> dict[str, Any]:
@@ -313,7 +315,7 @@ def as_json(resource: Resource, place: Place, trial: ShownTrial | None, fixes: S
     return {
         "namespace": resource.namespace,
         "name": resource.name,
-        "sentences": list(explained(resource, place, told)),
+        "sentences": list(explain_resource(resource, place, told)),
         "trial": trial.as_json() if trial else None,
         "turnedOff": fixes.turned_off_as_json(),
         "scores": fixes.scores_as_json(),
@@ -321,7 +323,7 @@ def as_json(resource: Resource, place: Place, trial: ShownTrial | None, fixes: S
     }
 
 
-def explained(resource: Resource, place: Place, tried: Iterable[str] = ()) -> Iterator[str]:
+def explain_resource(resource: Resource, place: Place, tried: Iterable[str] = ()) -> Iterator[str]:
     """Yield what there is to say about a resource, one paragraph a line.
 
     Args:
@@ -334,7 +336,7 @@ def explained(resource: Resource, place: Place, tried: Iterable[str] = ()) -> It
     if resource.problem is not None:
         yield f"It does nothing: {resource.problem.reason}: {resource.problem.message}."
     if record is not None:
-        yield from _seen(record)
+        yield from _describe_evidence(record)
         yield from hand_over_as_text(record)
         yield from tried
         yield from _run(record.run) if record.run else _idle(record)
@@ -357,7 +359,7 @@ def _task(resource: Resource) -> str:
     )
 
 
-def _seen(record: Record) -> Iterator[str]:
+def _describe_evidence(record: Record) -> Iterator[str]:
     shown = record.diagnosis
     if shown is None:
         yield "Nobody has looked at the fleet yet."
@@ -400,14 +402,14 @@ def _why(record: Record) -> Condition | None:
     return found
 
 
-def _held(held: Footprint) -> Iterator[str]:
+def _describe_added_replicas(held: Footprint) -> Iterator[str]:
     """Yield what was added for a while, and what it waits for."""
     yield f"For a while it holds {held.line()}; {_calm(held)}."
     if held.outlook and held.looked_at:
         yield f"  Would fewer do ({held.looked_at:%Y-%m-%dT%H:%M:%SZ})? {held.outlook}."
 
 
-def _lent(lent: Borrowed) -> Iterator[str]:
+def _describe_loans(lent: Borrowed) -> Iterator[str]:
     """Yield what was lent for a while, and what it waits for."""
     yield f"For a while it lends {lent.line()}; {_calm(lent)}."
     if lent.in_vain is not None:
@@ -424,8 +426,8 @@ def _calm(held: Temporary) -> str:
 
 
 def _memory(record: Record) -> Iterator[str]:
-    yield from _tried(record)
-    yield from _kept(record)
+    yield from _describe_failed_attempts(record)
+    yield from _describe_temporary(record)
     if record.history:
         last = record.history[0]
         steps = "; ".join(last.steps)
@@ -435,7 +437,7 @@ def _memory(record: Record) -> Iterator[str]:
         yield f"What run {record.summary.run} came to: {record.summary.sentence}"
 
 
-def _tried(record: Record) -> Iterator[str]:
+def _describe_failed_attempts(record: Record) -> Iterator[str]:
     """Yield what is not tried again."""
     for tried in record.levers:
         yield (
@@ -469,12 +471,12 @@ def _tried(record: Record) -> Iterator[str]:
         )
 
 
-def _kept(record: Record) -> Iterator[str]:
+def _describe_temporary(record: Record) -> Iterator[str]:
     """Yield what is there for a time and goes again."""
     if record.footprint is not None:
-        yield from _held(record.footprint)
+        yield from _describe_added_replicas(record.footprint)
     for lent in record.borrowed:
-        yield from _lent(lent)
+        yield from _describe_loans(lent)
     for copy in record.copies:
         yield f"ConfigMap {copy.name} is a copy of ours; it is removed once nothing refers to it any more."
 

@@ -14,9 +14,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from kvmedic.cli.app import REFUSED, Form, ended
+from kvmedic.cli.app import REFUSED, Form, end_command
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.config_file import ConfigFile, config_file, repointed, spliced
+from kvmedic.manifests.config_file import ConfigFile, config_file, repoint_manifest, splice_edit
 from kvmedic.manifests.flags import AlreadySet, FlagsView, Setting, edit, parsed_of, read_flags, setting_of
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
@@ -53,7 +53,7 @@ def show(
     """
 
     version = version_named(engine_version)
-    text = _read(file)
+    text = _read_manifest(file)
     engines = engines_in(text, VLLM, Selector(container, name))
     if isinstance(engines, Refusal):
         _refuse(engines)
@@ -62,7 +62,7 @@ def show(
     views: list[tuple[ManifestContainer, FlagsView]] = []
     for found in engines:
         engine = _engine(found, VLLM, version)
-        view = _seen(text, found, engine)
+        view = _show_engine(text, found, engine)
         if isinstance(view, Refusal):
             _refuse(view, found)
         views.append((found, view))
@@ -85,7 +85,7 @@ def set_flag(
     flag_name, value = _assignment(setting)
     version = version_named(engine_version)
     flag = _flag(flag_name, VLLM)
-    text = _read(file)
+    text = _read_manifest(file)
     found = engine_in(text, VLLM, Selector(container, name))
     if isinstance(found, Refusal):
         _refuse(found)
@@ -104,7 +104,7 @@ def set_flag(
         _note(f"{flag.dest} has that value already ({outcome.place} of container {found})")
         _write(text)
         return
-    result = spliced(text, found, outcome)
+    result = splice_edit(text, found, outcome)
     if isinstance(result, Refusal):
         _refuse(result)
     before = "nothing" if outcome.before is None else repr(outcome.before)
@@ -113,7 +113,7 @@ def set_flag(
     _write(result)
 
 
-def _seen(text: str, found: ManifestContainer, engine: Engine) -> FlagsView | Refusal:
+def _show_engine(text: str, found: ManifestContainer, engine: Engine) -> FlagsView | Refusal:
     """Return what a container's engine is given, with its configuration file where that can be seen."""
     view = read_flags(found.data, engine)
     if isinstance(view, Refusal) or view.config is None:
@@ -157,7 +157,7 @@ def _set_in_file(text: str, found: ManifestContainer, file: ConfigFile, wanted: 
         _note(f"{wanted.flag.dest} has that value already ({given.held_by.place})")
         _write(text)
         return
-    result = repointed(text, file, wanted.flag.dest, wanted.text)
+    result = repoint_manifest(text, file, wanted.flag.dest, wanted.text)
     if isinstance(result, Refusal):
         _refuse(result, found)
     _note(f"{wanted.flag.dest} in a copy of {file}: the template of container {found} refers to the copy")
@@ -220,7 +220,7 @@ def _spellings(flag: Flag, profile: EngineProfile) -> set[str]:
     return {name for names in named for name in names if not name.startswith("--no-")}
 
 
-def _read(file: str) -> str:
+def _read_manifest(file: str) -> str:
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return data.decode("utf-8")
@@ -231,7 +231,7 @@ def _read(file: str) -> str:
 
 
 def _unreadable(message: str) -> NoReturn:
-    ended(f"unreadable file: {message}", UNREADABLE)
+    end_command(f"unreadable file: {message}", UNREADABLE)
 
 
 def _write(text: str) -> None:
@@ -247,4 +247,4 @@ def _refuse(refusal: Refusal, found: ManifestContainer | None = None) -> NoRetur
     where = f"container {found}: " if found is not None else ""
     if refusal.reason is RefusalReason.SEVERAL_ENGINES:
         refusal = Refusal(refusal.reason, f"{refusal.message}; name one with --container or --name")
-    ended(f"refused ({refusal.reason}): {where}{refusal.message}", REFUSED)
+    end_command(f"refused ({refusal.reason}): {where}{refusal.message}", REFUSED)

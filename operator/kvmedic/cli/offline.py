@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvmedic.controller.plans import judged, with_unanswered
+from kvmedic.controller.plans import judge_runbooks, with_unanswered
 from kvmedic.engines.engine_log import phrases
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.plan import Plan
@@ -18,7 +18,7 @@ from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_of
 from kvmedic.runbooks.planning import Fault, Workload, proposal
 from kvmedic.runbooks.preemption.capacity import spent_by
-from kvmedic.runbooks.preemption.present import Known, setting
+from kvmedic.runbooks.preemption.present import Known, present_setting
 
 _FIRST_GENERATION = 1
 """A manifest has no generation; nobody approves an offline plan by its digest."""
@@ -47,21 +47,21 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
         policy: the spec.
         workload: the engine's command line; None where nobody gave it, a fault where it cannot be read.
     """
-    found = _consulted(evidence, policy, workload)
+    found = _consult_runbook(evidence, policy, workload)
     why = found.obstacle
     if why is None or found.runbook != Runbook.COMPRESSION_WITHOUT_SAVINGS:
         return found
-    other = _consulted(with_unanswered(found.evidence, found.diagnosis, why), policy, workload)
+    other = _consult_runbook(with_unanswered(found.evidence, found.diagnosis, why), policy, workload)
     return found if other.plan is None and other.advice is None else other
 
 
-def _consulted(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Consultation:
+def _consult_runbook(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Consultation:
     evidence = with_method(evidence, policy, workload)
-    runbook, diagnosis = judged(policy, evidence)
+    runbook, diagnosis = judge_runbooks(policy, evidence)
     found = Consultation(evidence, runbook, diagnosis, None, None, None)
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
-    known = _known(evidence, policy, workload)
+    known = _known_setting(evidence, policy, workload)
     if isinstance(workload, Workload):
         plan = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
         if isinstance(plan, TurnOff):
@@ -75,7 +75,7 @@ def _consulted(evidence: Evidence, policy: Policy, workload: Workload | Fault | 
     if workload is None or not isinstance(advice, Assignment | TurnOff):
         return replace(found, advice=advice)
     why = f"{_wish(advice)}: {workload.message}"
-    return replace(_hindered(found, NoChange(workload.reason, why)), advice=advice)
+    return replace(_find_hindrance(found, NoChange(workload.reason, why)), advice=advice)
 
 
 def _wish(advice: Assignment | TurnOff) -> str:
@@ -90,7 +90,7 @@ def _turned_off(found: Consultation, workload: Workload, advice: TurnOff) -> Con
     plan = bundle_plan(workload, advice, _FIRST_GENERATION)
     if isinstance(plan, Plan):
         return replace(found, plan=plan)
-    return _hindered(found, NoChange(plan.reason, plan.message))
+    return _find_hindrance(found, NoChange(plan.reason, plan.message))
 
 
 def with_method(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Evidence:
@@ -103,11 +103,11 @@ def with_method(evidence: Evidence, policy: Policy, workload: Workload | Fault |
     return replace(evidence, evicts=eviction_of(told, log) if told else None, compression=method)
 
 
-def _known(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Setting:
+def _known_setting(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Setting:
     """Return what advice needs to know of the present setting."""
     known = Setting(None, policy.levers)
     if isinstance(workload, Workload):
-        known = setting(workload, policy.levers, Known(), evidence)
+        known = present_setting(workload, policy.levers, Known(), evidence)
     return replace(known, scale_out=policy.scale_out)
 
 
@@ -116,10 +116,10 @@ def _without_lever(
 ) -> Consultation:
     """Return what follows where no lever applies: the branches for that, once each was asked."""
     if not why.passes_on or found.evidence.spent is not None:
-        return _hindered(found, why)
+        return _find_hindrance(found, why)
     spent = spent_by(why, known, len(found.evidence.burn.pods))
-    return _consulted(replace(found.evidence, spent=spent), policy, workload)
+    return _consult_runbook(replace(found.evidence, spent=spent), policy, workload)
 
 
-def _hindered(found: Consultation, why: NoChange) -> Consultation:
+def _find_hindrance(found: Consultation, why: NoChange) -> Consultation:
     return replace(found, obstacle=Outcome(why.reason, why.message))

@@ -15,11 +15,11 @@ from typing import Annotated, Any, TypeVar
 import typer
 from pydantic import ValidationError
 
-from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, Form, ended
+from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, Form, end_command
 from kvmedic.cli.report import Change, change_of
 from kvmedic.cluster.evaluations import Evaluations
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import accompanied, proposed
+from kvmedic.controller.obstacles import check_ownership, propose_to_owner
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import examine
 from kvmedic.controller.temporary import with_holder
@@ -35,7 +35,7 @@ from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Record, Resource, ShownPlan
 from kvmedic.record.store import RESOURCES, resource_of
 from kvmedic.settings import Settings, SettingsError, load
-from kvmedic.wiring import Connected, connected, target_of
+from kvmedic.wiring import Connected, open_connections, target_of
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def name_in(cluster: ClusterChoice, namespace: str, name: str) -> Name:
     try:
         return Name(namespace or namespace_of(cluster), name)
     except NoCluster as error:
-        ended(error, USAGE)
+        end_command(error, USAGE)
 
 
 def settings_with(prometheus: str = "") -> Settings:
@@ -77,17 +77,17 @@ def settings_with(prometheus: str = "") -> Settings:
     try:
         return with_source(load(), prometheus)
     except SettingsError as error:
-        ended(error, USAGE)
+        end_command(error, USAGE)
 
 
-def finished(work: Coroutine[Any, Any, T]) -> T:
+def finish_look(work: Coroutine[Any, Any, T]) -> T:
     """Return what a look at a cluster found; what keeps it from being made ends the command."""
     try:
         return asyncio.run(work)
     except (SettingsError, NoCluster) as error:
-        ended(error, USAGE)
+        end_command(error, USAGE)
     except (NotThere, ApiError) as error:
-        ended(error, NOT_FOUND)
+        end_command(error, NOT_FOUND)
 
 
 async def load_resource(world: Connected, which: Name) -> Resource:
@@ -114,7 +114,7 @@ async def template_of(world: Connected, resource: Resource) -> str:
     return template_hash(section(found, "spec", "template")) if found else ""
 
 
-async def surveyed(world: Connected, resource: Resource) -> Survey:
+async def survey_target(world: Connected, resource: Resource) -> Survey:
     """Return what a look at a resource's target finds; it is told to nobody else.
 
     Who may not read autoscalers and disruption budgets is shown the rest all the same.
@@ -133,10 +133,10 @@ async def surveyed(world: Connected, resource: Resource) -> Survey:
     senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
     found = await examine(resource, policy, view, senses)
     try:
-        return await accompanied(found, resource, policy, target)
+        return await check_ownership(found, resource, policy, target)
     except Refused as error:
         print(f"autoscalers and disruption budgets were left out: {error}", file=sys.stderr)
-        return proposed(found, resource, policy)
+        return propose_to_owner(found, resource, policy)
 
 
 def with_source(settings: Settings, prometheus: str) -> Settings:
@@ -244,12 +244,12 @@ def command(
     which = name_in(cluster, namespace, name)
 
     async def look() -> Planned:
-        async with connected(settings, cluster) as world:
+        async with open_connections(settings, cluster) as world:
             resource = await load_resource(world, which)
             run = resource.record.run if resource.record else None
-            return _of_run(run) if run else _of_survey(resource, await surveyed(world, resource))
+            return _of_run(run) if run else _of_survey(resource, await survey_target(world, resource))
 
-    found = finished(look())
+    found = finish_look(look())
     print(found.printed(output))
     raise typer.Exit(REFUSED if found.is_inconclusive else 0)
 

@@ -148,10 +148,10 @@ def account_of(evidence: Evidence, doubt: Inconclusive | None = None) -> Account
     if method is None:
         return Account(None, None, started=evidence.started) if evidence.started else None
     finding = doubt or diagnose(RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS], evidence)
-    return Account(method, finding, tuple(_missing(method, evidence)), evidence.started)
+    return Account(method, finding, tuple(_list_missing(method, evidence)), evidence.started)
 
 
-def _missing(method: Compressed, evidence: Evidence) -> Iterator[str]:
+def _list_missing(method: Compressed, evidence: Evidence) -> Iterator[str]:
     """Yield what would tell more of a method."""
     present, without = figures_of(evidence), method.without
     if method.method_class is None:
@@ -439,7 +439,7 @@ def report_of_consultation(
     if found.plan is not None:
         changes = tuple(change_of(step) for step in found.plan.steps)
     elif found.advice is not None and found.obstacle is None:
-        changes = (_advised(found.advice),)
+        changes = (_describe_advice(found.advice),)
         unknown = "(unknown without --manifest)"
     return Report(
         target=target,
@@ -497,7 +497,7 @@ def flag_name(knob: str) -> str | None:
     return next((flag.name for flag in VLLM.flags if flag.knob == knob), None)
 
 
-def _wanted(advice: Try | Evaluate) -> str:
+def _describe_trial(advice: Try | Evaluate) -> str:
     """Return what a trial pod should be asked, for a person."""
     if isinstance(advice, Evaluate):
         return f"CronJob/{advice.cron_job} with {advice.subject}"
@@ -512,7 +512,7 @@ def _test(question: Question, tokens: int) -> str:
     }[question]
 
 
-def _advised(advice: Assignment | Beyond) -> Change:
+def _describe_advice(advice: Assignment | Beyond) -> Change:
     match advice:
         case Relief():
             return Change(REPLICA, advice.pod, A_NEW_ONE, "")
@@ -525,7 +525,7 @@ def _advised(advice: Assignment | Beyond) -> Change:
         case TurnOn():
             return Change(advice.method, advice.before, advice.after, "")
         case Try() | Evaluate():
-            return Change(TRIAL, None, _wanted(advice), "")
+            return Change(TRIAL, None, _describe_trial(advice), "")
         case Assignment():
             return Change(str(advice.knob), None, str(advice.value), "")
         case _:

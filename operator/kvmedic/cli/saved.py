@@ -24,7 +24,7 @@ from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
-from kvmedic.controller.evidence import completed
+from kvmedic.controller.evidence import complete_pools
 from kvmedic.engines.engine_log import Started, started_of
 from kvmedic.engines.vllm_logs import VLLM_START
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
@@ -58,7 +58,7 @@ def text_of(file: str, most_bytes: int) -> str:
     if len(data) > most_bytes:
         raise UnfitError(f"{file} is larger than {most_bytes >> 20} MiB")
     try:
-        text = _decoded(_decompressed(data, most_bytes) if data.startswith(_GZIP) else data)
+        text = _decode_text(_decompress_bytes(data, most_bytes) if data.startswith(_GZIP) else data)
     except (UnicodeDecodeError, zlib.error):
         raise UnfitError(f"{file} is neither text nor gzip") from None
     if "\0" in text:
@@ -66,12 +66,12 @@ def text_of(file: str, most_bytes: int) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _decoded(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
     return codecs.getincrementaldecoder(encoding)().decode(data)
 
 
-def _decompressed(data: bytes, most_bytes: int) -> bytes:
+def _decompress_bytes(data: bytes, most_bytes: int) -> bytes:
     return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, most_bytes)
 
 
@@ -247,7 +247,7 @@ def with_starts(evidence: Evidence, starts: Mapping[str, Started]) -> Evidence:
     """Return evidence with what logs tell, also of pools that no metric tells."""
     sizes = {name: start.size for name, start in starts.items() if start.size is not None}
     null = VLLM_SIGNALS.pool.null_blocks
-    burn, sizing = (completed(seen, sizes, null) for seen in (evidence.burn, evidence.sizing))
+    burn, sizing = (complete_pools(seen, sizes, null) for seen in (evidence.burn, evidence.sizing))
     return replace(evidence, burn=burn, sizing=sizing, started=dict(starts))
 
 

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kvmedic.cluster.ownership import BY_HAND, owner_of
-from kvmedic.cluster.patches import RECORDED, RUN, annotating, as_seen, unmarking
+from kvmedic.cluster.patches import RECORDED, RUN, annotate_operations, as_seen, unmark_operations
 from kvmedic.kube.client import NOT_FOUND, Client
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import (
@@ -105,7 +105,7 @@ async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any
     drained = {**labels, fleet.rotation.label: fleet.rotation.draining}
     hpas, scaled, vertical, budgets, networks = await asyncio.gather(
         *(
-            _listed(client, kind, fleet.namespace)
+            _list_objects(client, kind, fleet.namespace)
             for kind in (
                 AUTOSCALERS,
                 SCALED_OBJECTS,
@@ -150,7 +150,7 @@ def policies_of_draining(
             yield f"NetworkPolicy {_name(body)}"
 
 
-async def _listed(client: Client, kind: Resource, namespace: str) -> list[JsonObject]:
+async def _list_objects(client: Client, kind: Resource, namespace: str) -> list[JsonObject]:
     """Return all objects of a kind in the order of their names; none where the cluster lacks the kind."""
     try:
         found = await client.list(kind, namespace)
@@ -180,7 +180,7 @@ def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
         of_keda = any(owner.get("kind") == SCALED_OBJECT for owner in owners)
         if not of_keda and _targets(section(spec, "scaleTargetRef"), fleet):
             may_add = _may_add(section(spec, "behavior"))
-            wanted = _wanted(section(body, "status"))
+            wanted = _desired_replicas(section(body, "status"))
             yield replace(_read_autoscaler(HPA, body), wanted=wanted, may_add=may_add)
 
 
@@ -219,7 +219,7 @@ def _owner(body: JsonObject, field: str) -> str:
     return ""
 
 
-def _wanted(status: Mapping[str, Any]) -> int | None:
+def _desired_replicas(status: Mapping[str, Any]) -> int | None:
     """Return the replicas that a HorizontalPodAutoscaler wants; None while it cannot tell or may not act."""
     said = {each.get("type"): each.get("status") for each in items(status, "conditions")}
     if said.get("ScalingActive") != "True" or said.get("AbleToScale") != "True":
@@ -319,7 +319,7 @@ async def set_minimum(client: Client, fleet: Fleet, move: SetMinimum, claim: str
         operations.append(PatchOperation("remove", f"/spec/{field}"))
     if RECORDED not in annotations_of(live):
         notes[RECORDED] = json.dumps({field: holder.number if holder.is_given else None})
-    await client.json_patch(ref, [*operations, *annotating(live, notes)])
+    await client.json_patch(ref, [*operations, *annotate_operations(live, notes)])
 
 
 async def unmark(client: Client, namespace: str, holder: Minimum) -> None:
@@ -330,7 +330,7 @@ async def unmark(client: Client, namespace: str, holder: Minimum) -> None:
     """
     ref = _ref(namespace, holder.kind, holder.name)
     live = await client.get(ref)
-    if removals := unmarking(live or {}):
+    if removals := unmark_operations(live or {}):
         await client.json_patch(ref, [*as_seen(holder), *removals])
 
 

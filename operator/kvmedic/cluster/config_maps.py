@@ -62,7 +62,7 @@ async def config_maps_of(
         ApiError: a read failed otherwise than by a missing right.
     """
     found: dict[str, Sight] = {}
-    names = (name for template in templates for name in _mounted(template, container))
+    names = (name for template in templates for name in _mounted_names(template, container))
     for name in dict.fromkeys(names):
         seen = found[name] = await read_config_map(client, namespace, name)
         original = seen.copy_of if isinstance(seen, ConfigMap) else ""
@@ -114,7 +114,7 @@ def _edits(body: Mapping[str, Any]) -> Iterator[Any]:
             yield moment(str(entry["time"]))
 
 
-def _mounted(template: Mapping[str, Any], wanted: str | None) -> Iterator[str]:
+def _mounted_names(template: Mapping[str, Any], wanted: str | None) -> Iterator[str]:
     """Yield the names of the ConfigMaps that engines' configuration files are mounted from."""
     budget = Budget()
     for container in items(section(template, "spec"), "containers"):
@@ -200,7 +200,7 @@ async def sweep(client: Client, fleet: Fleet, copies: Sequence[ConfigCopy]) -> t
     kept = [copy for copy in copies if copy.template in known]
     idle = [copy for copy in copies if copy.template not in known]
     try:
-        used = await _used(client, fleet.namespace) if idle else frozenset()
+        used = await _used_names(client, fleet.namespace) if idle else frozenset()
         for copy in idle:
             if copy.name in used:
                 kept.append(copy)
@@ -220,7 +220,7 @@ async def _remove(client: Client, fleet: Fleet, name: str) -> None:
         await client.delete(ref, Preconditions(uid_of(body), version))
 
 
-async def _used(client: Client, namespace: str) -> frozenset[str]:
+async def _used_names(client: Client, namespace: str) -> frozenset[str]:
     """Return the names of all ConfigMaps that workloads and pods of a namespace refer to."""
     found: set[str] = set()
     for kind in (DEPLOYMENTS, REPLICA_SETS, PODS):

@@ -101,10 +101,10 @@ class NvidiaSmi:
             ending = await run(self._client, pod, container, query(field), self._bounds)
         except ApiError as error:
             return Silence.FORBIDDEN if error.code == FORBIDDEN else Silence.UNREACHABLE
-        return _told(ending, at)
+        return _parse_answer(ending, at)
 
 
-def _told(ending: Ending, at: datetime) -> Answer:
+def _parse_answer(ending: Ending, at: datetime) -> Answer:
     match ending:
         case Finished(exit_code, text):
             return devices_told(exit_code, text, at)

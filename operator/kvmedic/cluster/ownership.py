@@ -89,7 +89,7 @@ def owner_of(deployment: Mapping[str, Any]) -> Owner | None:
     found = owner_in(section(deployment, "metadata"))
     if found is not None and found.kind not in RELEASES:
         return _owner(found)
-    again = _marked(deployment) or _applier(deployment, _is_contested) or found
+    again = _owner_by_marks(deployment) or _applier(deployment, _is_contested) or found
     return None if again is None else _owner(again)
 
 
@@ -98,7 +98,7 @@ def owner_of_data(config_map: Mapping[str, Any]) -> Owner | None:
     found = owner_in(section(config_map, "metadata"))
     if found is not None and found.kind not in RELEASES:
         return _owner(found)
-    again = _marked(config_map) or _applier(config_map, _has_data) or found
+    again = _owner_by_marks(config_map) or _applier(config_map, _has_data) or found
     return None if again is None else _owner(again)
 
 
@@ -162,7 +162,7 @@ def _owner(found: TemplateOwner) -> Owner:
     return Owner(Reason.MANAGED_BY_GITOPS if by_gitops else Reason.OWNED_BY_CONTROLLER, str(found), found)
 
 
-def _marked(deployment: Mapping[str, Any]) -> TemplateOwner | None:
+def _owner_by_marks(deployment: Mapping[str, Any]) -> TemplateOwner | None:
     marks = {**labels_of(deployment), **annotations_of(deployment)}
     for sign, kind in SIGNS.items():
         if sign in marks:

@@ -64,14 +64,14 @@ def same_version(resource_version: str) -> PatchOperation:
     return PatchOperation("test", "/metadata/resourceVersion", resource_version)
 
 
-def annotating(live: JsonObject, marks: Mapping[str, str]) -> tuple[PatchOperation, ...]:
+def annotate_operations(live: JsonObject, marks: Mapping[str, str]) -> tuple[PatchOperation, ...]:
     """Return the operations that set annotations, on an object that may have none at all."""
     first = () if annotations_of(live) else (PatchOperation("add", ANNOTATIONS, {}),)
     added = (PatchOperation("add", path_of(ANNOTATIONS, name), text) for name, text in marks.items())
     return (*first, *added)
 
 
-def unmarking(live: JsonObject) -> tuple[PatchOperation, ...]:
+def unmark_operations(live: JsonObject) -> tuple[PatchOperation, ...]:
     """Return the operations that remove all our annotations; none where there are none."""
     ours = sorted(name for name in annotations_of(live) if name.startswith(PREFIX))
     return tuple(PatchOperation("remove", path_of(ANNOTATIONS, name)) for name in ours)

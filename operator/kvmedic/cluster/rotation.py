@@ -69,7 +69,7 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     Raises:
         Conflict: the pod changed since it was looked at, or is gone.
     """
-    live = await _unchanged(client, fleet, pod)
+    live = await _read_unchanged_pod(client, fleet, pod)
     marks, label = annotations_of(live), fleet.rotation.label
     noted = _note_in(marks) or {"label": labels_of(live).get(label), "cost": marks.get(DELETION_COST)}
     before = {"label": noted["label"], "cost": noted["cost"]}
@@ -95,7 +95,7 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     Raises:
         Conflict: the pod changed since it was looked at, or is gone.
     """
-    live = await _unchanged(client, fleet, pod)
+    live = await _read_unchanged_pod(client, fleet, pod)
     marks = annotations_of(live)
     if not pod.cordoned and CORDONED not in marks:
         return
@@ -190,10 +190,10 @@ async def confirm(client: Client, fleet: Fleet, name: str) -> None:
     pod = next((pod for pod in fleet.pods if pod.name == name), None)
     if pod is None:
         return
-    await _unchanged(client, fleet, pod)
+    await _read_unchanged_pod(client, fleet, pod)
 
 
-async def _unchanged(client: Client, fleet: Fleet, pod: Pod) -> JsonObject:
+async def _read_unchanged_pod(client: Client, fleet: Fleet, pod: Pod) -> JsonObject:
     """Return the pod as it is now, which must be as it was looked at; the patch tests the same again."""
     ref = _ref(fleet, pod)
     live = await client.get(ref)

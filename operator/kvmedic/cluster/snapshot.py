@@ -399,8 +399,8 @@ def _runs_an_engine(container: Mapping[str, Any]) -> bool:
 async def _parts(client: Client, namespace: str, deployment: JsonObject) -> _Parts:
     """Read what belongs to a Deployment: by owner, since labels alone may be shared."""
     selector = selector_text(section(deployment, "spec", "selector"))
-    sets = _owned(await client.list(REPLICA_SETS, namespace, selector), {uid_of(deployment)})
-    pods = _owned(await client.list(PODS, namespace, selector), {uid_of(each) for each in sets})
+    sets = _owned_by(await client.list(REPLICA_SETS, namespace, selector), {uid_of(deployment)})
+    pods = _owned_by(await client.list(PODS, namespace, selector), {uid_of(each) for each in sets})
     services = await client.list(SERVICES, namespace)
     slices = await client.list(ENDPOINT_SLICES, namespace)
     autoscalers = await client.list(AUTOSCALERS, namespace)
@@ -408,7 +408,7 @@ async def _parts(client: Client, namespace: str, deployment: JsonObject) -> _Par
     return _Parts(deployment, sets, active, services, slices, autoscalers)
 
 
-def _owned(objects: Iterable[JsonObject], owners: set[str]) -> list[JsonObject]:
+def _owned_by(objects: Iterable[JsonObject], owners: set[str]) -> list[JsonObject]:
     return [each for each in objects if controller_uid(each) in owners]
 
 

@@ -24,11 +24,11 @@ from kvmedic.cluster.patches import (
     ANNOTATIONS,
     RECORDED,
     RUN,
-    annotating,
+    annotate_operations,
     path_of,
     same_object,
     same_version,
-    unmarking,
+    unmark_operations,
 )
 from kvmedic.cluster.snapshot import rollout_fields
 from kvmedic.kube.client import Client
@@ -222,12 +222,12 @@ async def assign(
         ValueError: the move's edit does not fit the template that was looked at.
     """
     ref = _ref(fleet)
-    live = await _unchanged(client, ref, fleet)
+    live = await _read_unchanged(client, ref, fleet)
     kept = await template_of(client, fleet, move)
     operations = (
         *guards(fleet, move),
         *_changes(live, move, kept),
-        *annotating(live, {**notes, RUN: claim}),
+        *annotate_operations(live, {**notes, RUN: claim}),
     )
     if isinstance(move, Freeze | Retarget | Revert):
         template = section(live, "spec", "template")
@@ -268,7 +268,7 @@ async def unclaim(client: Client, fleet: Fleet) -> None:
     """
     ref = _ref(fleet)
     live = await client.get(ref)
-    if removals := unmarking(live or {}):
+    if removals := unmark_operations(live or {}):
         await client.json_patch(ref, [same_object(fleet.uid), _claim_test(fleet), *removals])
 
 
@@ -365,7 +365,7 @@ def _assignment(spec: Mapping[str, Any], path: str, value: Json) -> PatchOperati
     return None if spec.get(name) == value else PatchOperation("add", path, value)
 
 
-async def _unchanged(client: Client, ref: Ref, fleet: Fleet) -> JsonObject:
+async def _read_unchanged(client: Client, ref: Ref, fleet: Fleet) -> JsonObject:
     """Return the Deployment as it is now, which must be as it was looked at.
 
     The patch tests the same again; this read is for the list that an edit's own test needs, and for

@@ -42,7 +42,7 @@ from kvmedic.model.config_edits import (
     start_seconds,
     to_start,
 )
-from kvmedic.model.devices import Device, Vitals, filled, may_fill
+from kvmedic.model.devices import Device, Vitals, fill_vitals, may_fill
 from kvmedic.model.engine import Engine, EngineProfile
 from kvmedic.model.evidence import (
     Absence,
@@ -68,7 +68,7 @@ from kvmedic.runbooks.compression.cache_types import logs_that_tell
 from kvmedic.runbooks.compression.history import Enabled, Kept, Untold, run_of
 from kvmedic.runbooks.compression.methods import with_recalled
 from kvmedic.runbooks.compression.savings import ASKED, NEEDED, figures_over
-from kvmedic.runbooks.planning import Fault, Workload, configured, workload_of
+from kvmedic.runbooks.planning import Fault, Workload, with_configuration, workload_of
 from kvmedic.runbooks.preemption.deploy import HISTORY
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.quorum import left_out
@@ -143,7 +143,7 @@ def _differences(came: Newcomer, view: View, container: str | None) -> tuple[Dif
     return compared
 
 
-def expected(view: View) -> tuple[Pod, ...]:
+def expected_pods(view: View) -> tuple[Pod, ...]:
     """Return the pods that should serve: every one that is not terminating, by name."""
     return tuple(sorted((p for p in view.fleet.pods if not p.terminating), key=lambda p: p.name))
 
@@ -160,7 +160,7 @@ async def gather(
         senses: what to look with.
         history: closed runs of the resource, whose changes are no deploys.
     """
-    pods, metrics = expected(view), senses.metrics
+    pods, metrics = expected_pods(view), senses.metrics
     windows = policy.windows
     burn, sizing, devices, peaks = await asyncio.gather(
         metrics.observe(policy.source, pods, namespace, windows.trigger, windows.hold),
@@ -196,7 +196,7 @@ async def vitals_of(
     devices: Mapping[str, Reading[tuple[Device, ...]]],
 ) -> dict[str, Vitals]:
     """Return how each replica fares: its devices, and its engine's last end inside the look's window."""
-    pods = expected(view)
+    pods = expected_pods(view)
     ended = await logs.ends(namespace, pods, burn.at - timedelta(seconds=burn.window_seconds))
     return {
         pod.name: Vitals(pod.node, devices.get(pod.name, Unsupported()), ended.get(pod.name)) for pod in pods
@@ -206,7 +206,7 @@ async def vitals_of(
 def silent_on_pools(evidence: Evidence, view: View) -> tuple[Pod, ...]:
     """Return the replicas whose metrics never tell their pool; their engine's log may."""
     silent = {name for name, readings in evidence.burn.pods.items() if _lone_tokens(readings) is not None}
-    return tuple(pod for pod in expected(view) if pod.name in silent)
+    return tuple(pod for pod in expected_pods(view) if pod.name in silent)
 
 
 async def with_logged_pools(
@@ -227,7 +227,7 @@ async def with_logged_pools(
     container = str(workload.container.get("name"))
     told = await logs.logged_pools(namespace, silent, container, signals.logged)
     null = signals.null_blocks
-    burn, sizing = (completed(seen, told, null) for seen in (evidence.burn, evidence.sizing))
+    burn, sizing = (complete_pools(seen, told, null) for seen in (evidence.burn, evidence.sizing))
     return replace(evidence, burn=burn, sizing=sizing)
 
 
@@ -247,7 +247,7 @@ def silent_on_methods(
     if Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks:
         return ()
     names = logs_that_tell(method, evidence.burn)
-    return tuple(pod for pod in expected(view) if pod.name in names)
+    return tuple(pod for pod in expected_pods(view) if pod.name in names)
 
 
 async def with_starts(
@@ -283,7 +283,7 @@ async def with_drivers(
         return dict(vitals)
     answers = await drivers.ask(namespace, blind, str(workload.container.get("name")))
     expected = whole_devices_of(workload.container)
-    told = {name: filled(vitals[name], answer, expected) for name, answer in answers.items()}
+    told = {name: fill_vitals(vitals[name], answer, expected) for name, answer in answers.items()}
     return {**vitals, **told}
 
 
@@ -292,7 +292,7 @@ def _lone_tokens(readings: PodReadings) -> int | None:
     return readings.block_tokens if isinstance(readings.pool, Unsupported) else None
 
 
-def completed(seen: Observation, told: Mapping[str, LoggedSize], null_blocks: int) -> Observation:
+def complete_pools(seen: Observation, told: Mapping[str, LoggedSize], null_blocks: int) -> Observation:
     """Return a look with the pools that logs told, where no metric tells them.
 
     Args:
@@ -321,9 +321,9 @@ async def ask_versions(namespace: str, view: View, metrics: Metrics) -> tuple[Wi
 def engine_of(view: View, policy: Policy, told: Sequence[Witness] = ()) -> Workload | Fault:
     """Return the engine in the target's pod template, or why it cannot be told."""
     target = ObjectRef(policy.target.kind, policy.target.name)
-    known = [_known(profile, told) for profile in ENGINES]
+    known = [_engine_in_version(profile, told) for profile in ENGINES]
     found = workload_of(target, view.fleet.uid, view.template, policy.target.container, known)
-    return configured(found, view.config_maps)
+    return with_configuration(found, view.config_maps)
 
 
 def settable(found: Workload | Fault, told: Sequence[Witness]) -> Workload | Fault:
@@ -359,7 +359,7 @@ def version_remark(found: Workload | Fault, told: Sequence[Witness]) -> str:
             return f"replicas run different versions of {name}: {why}"
 
 
-def _known(profile: EngineProfile, told: Sequence[Witness]) -> EngineProfile | Engine:
+def _engine_in_version(profile: EngineProfile, told: Sequence[Witness]) -> EngineProfile | Engine:
     """Return an engine in the version that counts: the replicas' own word, else the image's tag."""
     match told_of(told, profile):
         case Agreed(version):
@@ -433,11 +433,11 @@ async def with_history(method: Compressed | None, inquiry: Inquiry, metrics: Met
     """Return a method with what is known of the fleet without it; a source is asked where it was not yet."""
     told = prospect(method, inquiry)
     if method is not None and isinstance(told, Enabled):
-        told = await _asked(told, method.name, inquiry, metrics)
+        told = await _ask_history(told, method.name, inquiry, metrics)
     return as_recorded(method, told)
 
 
-async def _asked(enabled: Enabled, method: str, inquiry: Inquiry, metrics: Metrics) -> Recalled:
+async def _ask_history(enabled: Enabled, method: str, inquiry: Inquiry, metrics: Metrics) -> Recalled:
     """Return what the source tells of the revision before the one that turned a method on."""
     policy, namespace = inquiry.policy, inquiry.resource.namespace
     window, mine = policy.windows.trigger, enabled.previous.replica_set
@@ -454,7 +454,9 @@ async def _asked(enabled: Enabled, method: str, inquiry: Inquiry, metrics: Metri
         return _unseen(empty, seen)
     devices = await metrics.past_devices(policy.source, namespace, seen.value.pods, last.value, window)
     vitals = {name: Vitals(devices=reading) for name, reading in devices.items()}
-    return _seen(replace(empty, seen_at=last.value, replicas=len(seen.value.pods)), seen.value, vitals)
+    return _figures_of_past(
+        replace(empty, seen_at=last.value, replicas=len(seen.value.pods)), seen.value, vitals
+    )
 
 
 def _empty(enabled: Enabled, method: str, inquiry: Inquiry) -> Recalled:
@@ -473,24 +475,24 @@ def _empty(enabled: Enabled, method: str, inquiry: Inquiry) -> Recalled:
 def _unseen(empty: Recalled, why: Reading[datetime] | Reading[Observation]) -> Recalled:
     """Return that no replica of that time is known, which does not change any more once a source said so."""
     if why == Missing(Absence.SOURCE_UNAVAILABLE):
-        return _unanswered(empty)
+        return _no_answer(empty)
     text = f"the source knows no replica of revision {empty.previous} then: see how long it keeps samples"
     return replace(empty, trouble=text)
 
 
-def _unanswered(empty: Recalled) -> Recalled:
+def _no_answer(empty: Recalled) -> Recalled:
     again_at = empty.asked_at + AGAIN
     text = f"the source did not answer completely about revision {empty.previous}"
     return replace(empty, trouble=f"{text}; asked again at {again_at:%H:%MZ}", again_at=again_at)
 
 
-def _seen(empty: Recalled, seen: Observation, vitals: Mapping[str, Vitals]) -> Recalled:
+def _figures_of_past(empty: Recalled, seen: Observation, vitals: Mapping[str, Vitals]) -> Recalled:
     """Return the figures of a look at the past, or what is missing in it."""
     lacking = complete(seen, NEEDED)
     if not isinstance(lacking, Inconclusive):
         return replace(empty, figures=figures_over(seen, vitals))
     if lacking.reason is Reason.SOURCE_UNAVAILABLE:
-        return _unanswered(empty)
+        return _no_answer(empty)
     return replace(empty, trouble=f"of revision {empty.previous} the source lacks: {lacking.message}")
 
 
@@ -524,7 +526,7 @@ class Survey:
     @property
     def judged(self) -> tuple[Pod, ...]:
         """Return the replicas that the fleet is judged on, by name."""
-        return tuple(pod for pod in expected(self.view) if pod.name not in self.evidence.left_out)
+        return tuple(pod for pod in expected_pods(self.view) if pod.name not in self.evidence.left_out)
 
     @property
     def goal(self) -> Goal:
@@ -548,7 +550,7 @@ class Survey:
         """Return the same of another look at the same replicas."""
         steps = self.plan.steps if self.plan else ()
         going = {step.uid for step in steps if isinstance(step, ReplaceStep)}
-        staying = [pod for pod in expected(self.view) if pod.uid not in going]
+        staying = [pod for pod in expected_pods(self.view) if pod.uid not in going]
         found = baseline_of(seen, sum(pod.ends for pod in staying))
         if isinstance(found, Inconclusive):
             return found if self.goal in COMPARED else None

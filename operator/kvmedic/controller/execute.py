@@ -13,10 +13,10 @@ from typing import assert_never
 
 from kvmedic.controller.next_move import (
     Tick,
-    intended,
     leaving_move,
     left_as,
     observed_victim,
+    record_intent,
     resting_move,
     unjudged_answer,
     walking_move,
@@ -27,7 +27,7 @@ from kvmedic.controller.temporary import copy_first, held_back, overtaken, swept
 from kvmedic.controller.trial import (
     NO_QUOTA,
     begin_test,
-    cleared,
+    delete_trial,
     evaluation_of,
     make_trial,
     next_drained_move,
@@ -36,7 +36,7 @@ from kvmedic.controller.trial import (
     put_back,
     remember_unanswered,
 )
-from kvmedic.controller.verify import graded, judged_window
+from kvmedic.controller.verify import grade_urgency, judged_window
 from kvmedic.kube.errors import Refused as WriteRefused
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import AutoscalerStep, OnTrial
@@ -45,7 +45,7 @@ from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.status import ConditionType, Resource
 from kvmedic.model.trial import Answer, GateStep, TrialStep
-from kvmedic.record.runs import after_trouble, closed, reported, with_answer, with_score
+from kvmedic.record.runs import after_trouble, close_run, report_decision, with_answer, with_score
 from kvmedic.rollout.decide import (
     Close,
     Decision,
@@ -61,7 +61,7 @@ from kvmedic.rollout.decide import (
     decide,
     outcome_of,
 )
-from kvmedic.rollout.drift import Standing, is_foreign, regaining, standing
+from kvmedic.rollout.drift import Standing, is_foreign, regain_freeze, target_standing
 from kvmedic.rollout.gates import Blocked, forward_gate
 from kvmedic.rollout.moves import Cordon, Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.rollout.trial import Answered, BeginTest, Evaluated, MakeJob, MakeTrial
@@ -72,12 +72,12 @@ AT_ONCE = timedelta(0)
 
 async def pursue(tick: Tick) -> timedelta:
     """Make the next move of the open run; return when to look again."""
-    view = await _looked(tick)
+    view = await _look_at_target(tick)
     if view is not None:
         tick = replace(tick, spending=tick.run.spent(view.fleet, tick.now))
         tick = await with_files(tick, view.fleet)
-    stands = overtaken(tick, await _standing(tick, view))
-    blocked = await _blocked(tick)
+    stands = overtaken(tick, await _standing_of_target(tick, view))
+    blocked = await _blocked_by(tick)
     judged = await judged_window(tick, view, stands)
     decision = decide(tick.run, Situation(stands, tick.resource.wish, blocked, judged, unjudged_answer(tick)))
     if view is None or isinstance(decision, Close):
@@ -88,7 +88,7 @@ async def pursue(tick: Tick) -> timedelta:
     return await _carry_out(tick, view, decision)
 
 
-async def _looked(tick: Tick) -> View | None:
+async def _look_at_target(tick: Tick) -> View | None:
     """Return the target as it is now; with its autoscaler's minimum where the step goes through that."""
     step, target = tick.run.current.step, tick.ports.target
     view = await target.look(tick.resource.namespace, tick.policy)
@@ -97,10 +97,10 @@ async def _looked(tick: Tick) -> View | None:
     return await target.with_minimum(view, step.holder)
 
 
-async def _standing(tick: Tick, view: View | None) -> Standing:
+async def _standing_of_target(tick: Tick, view: View | None) -> Standing:
     uid, fleet = tick.resource.uid, view.fleet if view else None
     rivalled = fleet is not None and is_foreign(uid, fleet.fence) and await _is_held(tick, fleet)
-    return standing(tick.run, uid, fleet, rivalled=rivalled)
+    return target_standing(tick.run, uid, fleet, rivalled=rivalled)
 
 
 async def _is_held(tick: Tick, fleet: Fleet) -> bool:
@@ -108,7 +108,7 @@ async def _is_held(tick: Tick, fleet: Fleet) -> bool:
     return await tick.ports.store.is_open(tick.resource.namespace, fleet.fence)
 
 
-async def _blocked(tick: Tick) -> Blocked | None:
+async def _blocked_by(tick: Tick) -> Blocked | None:
     if tick.problem is not None:
         return Blocked(tick.problem.reason, tick.problem.message)
     blocked = forward_gate(tick.policy, await tick.ports.stop.read()) or unavailable(tick)
@@ -125,7 +125,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Rest(reason, message):
             return await _act(tick, view, resting_move(tick, view.fleet), Blocked(reason, message))
         case Watch(reason, message):
-            await _save(await graded(tick, view.fleet), run, reason, message)
+            await _save(await grade_urgency(tick, view.fleet), run, reason, message)
             return pace.verifying
         case Keep(judged):
             await _save(tick, run.kept(judged), judged.reason, judged.message)
@@ -144,7 +144,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
 
 async def _regain(tick: Tick, view: View) -> timedelta:
     """Take back what somebody took off the frozen target, and say who did."""
-    found = regaining(tick.run, tick.resource.uid, view.fleet, tick.now)
+    found = regain_freeze(tick.run, tick.resource.uid, view.fleet, tick.now)
     told = Blocked(found.told.reason, found.told.message)
     again = await _act(replace(tick, run=found.run), view, found.move, told)
     return tick.ports.pace.replica if isinstance(found.move, Wait) else again
@@ -197,7 +197,7 @@ async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
         case MakeTrial() | BeginTest() if not tick.ports.leader.is_held():
             return pace.controller
         case MakeTrial():
-            return await _made(tick, view, step, await make_trial(tick, view, step))
+            return await _go_on_after_making(tick, view, step, await make_trial(tick, view, step))
         case BeginTest(pod):
             begin_test(tick, view, step, pod)
             return AT_ONCE
@@ -218,20 +218,20 @@ async def _evaluate(tick: Tick, view: View, step: GateStep) -> timedelta:
         case MakeTrial() | MakeJob() if not tick.ports.leader.is_held():
             return tick.ports.pace.controller
         case MakeTrial():
-            return await _made(tick, view, step, await make_trial(tick, view, step))
+            return await _go_on_after_making(tick, view, step, await make_trial(tick, view, step))
         case MakeJob(subject):
             why = await tick.ports.evaluations.make(evaluation_of(tick, step), subject)
-            return await _made(tick, view, step, why)
+            return await _go_on_after_making(tick, view, step, why)
         case Evaluated(scored):
             tick = replace(tick, record=with_score(tick.record, scored))
-            return await _told(tick, scored.is_conclusive, scored.message)
+            return await _record_answer(tick, scored.is_conclusive, scored.message)
         case Wait():
             return await _advance(tick, view, move, Direction.FORWARD)
         case Failed():
             return await _advance(remember_unanswered(tick, step, move), view, move, Direction.FORWARD)
 
 
-async def _made(tick: Tick, view: View, step: OnTrial, why: str) -> timedelta:
+async def _go_on_after_making(tick: Tick, view: View, step: OnTrial, why: str) -> timedelta:
     """Go on after a trial's pod or Job was made, or end the run where it cannot be; `why`: empty if made."""
     if not why:
         return AT_ONCE
@@ -243,10 +243,10 @@ async def _made(tick: Tick, view: View, step: OnTrial, why: str) -> timedelta:
 async def _answer(tick: Tick, answer: Answer) -> timedelta:
     """Write down what a trial showed of the present setting; the run ends."""
     tick = replace(tick, record=with_answer(tick.record, answer))
-    return await _told(tick, answer.is_conclusive or answer.refused, answer.message)
+    return await _record_answer(tick, answer.is_conclusive or answer.refused, answer.message)
 
 
-async def _told(tick: Tick, showed: bool, message: str) -> timedelta:  # noqa: FBT001 - what the record says
+async def _record_answer(tick: Tick, showed: bool, message: str) -> timedelta:  # noqa: FBT001 - what the record says
     """Write down what a trial or evaluation came to; the run ends."""
     reason = Reason.TRIAL_ANSWERED if showed else Reason.TRIAL_UNANSWERED
     await _save(tick, tick.run.answered(Outcome(reason, message)), reason, message)
@@ -274,7 +274,7 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
         case Wait(reason, message) | Failed(reason, message) | Refused(reason, message):
             shown = blocked or Blocked(reason, message)
             hurried = reason is Reason.AWAITING_CONTROLLER
-            told = tick if hurried else await graded(tick, view.fleet)
+            told = tick if hurried else await grade_urgency(tick, view.fleet)
             await _save(told, tick.run, shown.reason, shown.message)
             if blocked is not None:
                 return pace.idle
@@ -282,7 +282,7 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
         case Settled():
             return AT_ONCE
         case _:
-            run = intended(tick, view.fleet, move)
+            run = record_intent(tick, view.fleet, move)
             shown = _still_refused(tick) or blocked or Blocked(_reason(run), "")
             resource = await _save(tick, run, shown.reason, shown.message)
             if not tick.ports.leader.is_held():
@@ -291,7 +291,7 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             try:
                 await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, number))
             except WriteRefused as error:
-                return await _refused(replace(tick, resource=resource, run=run), error)
+                return await _report_refusal(replace(tick, resource=resource, run=run), error)
             return pace.controller
 
 
@@ -301,7 +301,7 @@ def _still_refused(tick: Tick) -> Blocked | None:
     return Blocked(told.reason, told.message) if told and told.reason is Reason.CHANGE_REFUSED else None
 
 
-async def _refused(tick: Tick, error: WriteRefused) -> timedelta:
+async def _report_refusal(tick: Tick, error: WriteRefused) -> timedelta:
     """Say whose no it is: a person has to allow the write, and the run goes on then."""
     text = f"{error}; the fleet stands as it is, and the run goes on by itself once this is allowed"
     tick = replace(tick, record=tick.resource.record or tick.record)
@@ -342,7 +342,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     Dying between the two is harmless: the run's end is already in its record, and a claim that is
     gone is not looked for again. Whoever does not lead leaves both to the one who does.
     """
-    if not tick.ports.leader.is_held() or not await put_back(tick, view) or not await cleared(tick):
+    if not tick.ports.leader.is_held() or not await put_back(tick, view) or not await delete_trial(tick):
         return tick.ports.pace.controller
     run = replace(tick.run, spending=tick.spending or tick.run.spending)
     if run.ending is None and run.intent is not None:
@@ -353,7 +353,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     tick.ports.watch.forget(tick.resource.uid)
     fleet = view.fleet if view is not None else None
     record = await swept(tick.record, run, fleet, tick.ports)
-    done = closed(record, run, outcome, tick.resource.generation, tick.now)
+    done = close_run(record, run, outcome, tick.resource.generation, tick.now)
     done = replace(done, footprint=footprint_after(run, tick.record.footprint, fleet, outcome, tick.now))
     await save(tick.resource, done, tick.ports)
     return AT_ONCE
@@ -385,7 +385,7 @@ async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
     """Write the run down, if anything about it changed that is worth a write."""
     record = replace(tick.record, run=run, urgency=tick.urgency or tick.record.urgency)
     told = Outcome(reason, message)
-    after = reported(record, told, tick.resource.generation, tick.now, tick.problem)
+    after = report_decision(record, told, tick.resource.generation, tick.now, tick.problem)
     if after == tick.record and not _costs_otherwise(tick, reason):
         return tick.resource
     after = replace(after, run=replace(run, spending=tick.spending or run.spending))

@@ -7,20 +7,27 @@ from datetime import datetime, timedelta
 
 from kvmedic.controller.obstacles import (
     absent,
-    accompanied,
-    claimed,
+    check_ownership,
+    claimed_by_another,
     consent,
-    crowded,
     gate,
+    no_place_for,
+    report_unrecognised,
     unfit,
-    unrecognised,
 )
-from kvmedic.controller.orphans import adopted
+from kvmedic.controller.orphans import adopt_fleet
 from kvmedic.controller.plans import proved_good
 from kvmedic.controller.ports import Ports, Senses, save
-from kvmedic.controller.quarantine import Cared, Ward, cared_for, told
+from kvmedic.controller.quarantine import Cared, Ward, cared_for, describe_quarantine
 from kvmedic.controller.survey import hand_over_untriable, survey
-from kvmedic.controller.temporary import holding, noted, swept, unfinalized, with_holder, with_known_limit
+from kvmedic.controller.temporary import (
+    note_temporary,
+    remove_finalizer,
+    swept,
+    why_still_held,
+    with_holder,
+    with_known_limit,
+)
 from kvmedic.controller.trial import triable
 from kvmedic.controller.verify import pressed_baseline
 from kvmedic.model.evidence import Inconclusive
@@ -28,10 +35,10 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, terms_of
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import Record, Resource
-from kvmedic.record.runs import opened
+from kvmedic.record.runs import open_run
 from kvmedic.record.surveys import (
-    planned,
-    surveyed,
+    record_diagnosis,
+    record_plan,
     with_baseline,
     with_failed_fixes,
     with_hand_over,
@@ -56,27 +63,31 @@ async def watch(
         return absent(resource, policy)
     if problem := unfit(resource, policy, view, ports):
         lost = problem.reason is Reason.CLAIMED_BY_ANOTHER
-        again = await adopted(resource, record, view, ports, now) if lost else None
+        again = await adopt_fleet(resource, record, view, ports, now) if lost else None
         return problem if again is None else again
     view = await with_holder(view, record.footprint, ports.target)
     await ports.crowd.heed(now)
     record = await swept(record, None, view.fleet, ports)
     found = await survey(resource, policy, view, _senses(ports, now))
     found = hand_over_untriable(await triable(found, resource, ports), resource, policy, now)
-    found = await accompanied(found, resource, policy, ports.target)
+    found = await check_ownership(found, resource, policy, ports.target)
     ward = Ward(resource, policy, record, found, ports, now)
     cared = await cared_for(ward)
     if isinstance(cared, timedelta):
         return cared
-    seen = await _seen(ward, cared)
-    why = await _begun(ward, seen)
+    seen = await _record_findings(ward, cared)
+    why = await _begin_run(ward, seen)
     if found.plan is not None and why is None:
         return AT_ONCE
-    why = why or holding(seen, policy)
-    await save(resource, planned(seen, found.plan, told(cared, why), resource.generation, now), ports)
+    why = why or why_still_held(seen, policy)
+    await save(
+        resource,
+        record_plan(seen, found.plan, describe_quarantine(cared, why), resource.generation, now),
+        ports,
+    )
     if seen.aside != record.aside:
         return AT_ONCE
-    await unfinalized(resource, ports, seen)
+    await remove_finalizer(resource, ports, seen)
     return ports.pace.idle
 
 
@@ -84,24 +95,28 @@ def _senses(ports: Ports, now: datetime) -> Senses:
     return Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations)
 
 
-async def _seen(ward: Ward, cared: Cared) -> Record:
+async def _record_findings(ward: Ward, cared: Cared) -> Record:
     """Return the record with what a look found: the diagnosis, its urgency, what is held or was too much."""
     found, policy, generation = ward.found, ward.policy, ward.resource.generation
-    seen = surveyed(ward.record, found.diagnosis, found.runbook, generation, ward.now)
+    seen = record_diagnosis(ward.record, found.diagnosis, found.runbook, generation, ward.now)
     urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, ward.record.urgency)
-    seen = noted(replace(seen, urgency=urgent, aside=cared.aside), found, policy, ward.now)
+    seen = note_temporary(replace(seen, urgency=urgent, aside=cared.aside), found, policy, ward.now)
     seen = with_failed_fixes(with_baseline(seen, found.evidence.compression), found.evidence.failed_fixes)
     seen = with_known_limit(with_hand_over(seen, found.hand_over), found, policy, ward.now)
     good = await proved_good(found, ward.resource, policy, ward.ports.metrics, ward.now)
     return with_last_good(seen, good) if good else seen
 
 
-async def _begun(ward: Ward, seen: Record) -> Outcome | Blocked | None:
+async def _begin_run(ward: Ward, seen: Record) -> Outcome | Blocked | None:
     """Open a run for the plan, where there is one and every gate is open; return what speaks against it."""
     resource, policy, found, ports, now = ward.resource, ward.policy, ward.found, ward.ports, ward.now
-    held = found.obstacle or unrecognised(policy, found.view) or await claimed(resource, found, ports)
+    held = (
+        found.obstacle
+        or report_unrecognised(policy, found.view)
+        or await claimed_by_another(resource, found, ports)
+    )
     why = held or await gate(policy, ward.record, found, ports, now)
-    why = why or await crowded(resource, found, ports, now)
+    why = why or await no_place_for(resource, found, ports, now)
     if found.plan is None or why is not None:
         return why
     baseline = await pressed_baseline(found, policy, resource.namespace, ports.metrics)
@@ -113,10 +128,10 @@ async def _begun(ward: Ward, seen: Record) -> Outcome | Blocked | None:
     measure = Measure(found.goal, baseline, found.blocks())
     run = run_of(found.plan, found.view.fleet, found.view.template, measure, now)
     run = replace(run, reason=found.diagnosis.reason, terms=terms_of(policy), approval=granted)
-    return await _opened(resource, seen, run, ports, now)
+    return await _open_planned_run(resource, seen, run, ports, now)
 
 
-async def _opened(
+async def _open_planned_run(
     resource: Resource, record: Record, run: Run, ports: Ports, now: datetime
 ) -> Blocked | None:
     """Put the finalizer on first, then open the run on the next tick's fresh evidence.
@@ -128,5 +143,5 @@ async def _opened(
         return None
     async with ports.crowd.place(resource.uid, now) as blocked:
         if blocked is None:
-            await save(resource, opened(record, run, resource.generation, now), ports)
+            await save(resource, open_run(record, run, resource.generation, now), ports)
         return blocked

@@ -103,26 +103,26 @@ class Tick:
     """The ConfigMap of a step that copies one, and the copy; None: the step copies none."""
 
 
-def elapsed(tick: Tick, *what: Hashable) -> timedelta:
+def elapsed_time(tick: Tick, *what: Hashable) -> timedelta:
     """Return how long this process has seen something that the run waits for."""
     return tick.ports.watch.elapsed(tick.resource.uid, tick.run.id, *what)
 
 
-def watched(tick: Tick, pod: Pod) -> Pod:
+def watch_readiness(tick: Tick, pod: Pod) -> Pod:
     """Return a pod with how long it has been seen not Ready; one that is Ready as it is."""
     if pod.ready:
         return pod
-    return replace(pod, unready_for=elapsed(tick, "unready", pod.uid, pod.unready_at))
+    return replace(pod, unready_for=elapsed_time(tick, "unready", pod.uid, pod.unready_at))
 
 
 def as_watched(tick: Tick) -> Run:
     """Return the run as if it had begun when this process first saw it: its limits count from then."""
-    return replace(tick.run, started_at=tick.now - elapsed(tick, "run"))
+    return replace(tick.run, started_at=tick.now - elapsed_time(tick, "run"))
 
 
 def _watched_fleet(tick: Tick, fleet: Fleet) -> Fleet:
     stuck = {one.uid: one.listed_by for one in tick.run.timed_out}
-    pods = (replace(watched(tick, pod), stuck_in=stuck.get(pod.uid, ())) for pod in fleet.pods)
+    pods = (replace(watch_readiness(tick, pod), stuck_in=stuck.get(pod.uid, ())) for pod in fleet.pods)
     return replace(fleet, pods=tuple(pods))
 
 
@@ -145,10 +145,10 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
             spare = spare_of(fleet, way)
             canaries = (spare,) if spare else ()
         case ScaleStep():
-            scaled = replace(_scaling(tick, fleet, way, drain), begins=_begins(tick, fleet, direction))
+            scaled = replace(_scaling_order(tick, fleet, way, drain), begins=_begins(tick, fleet, direction))
             return scaling_move(fleet, scaled, tick.now)
         case AutoscalerStep():
-            asked = replace(_autoscaling(tick, fleet, way), begins=_begins(tick, fleet, direction))
+            asked = replace(_autoscaling_order(tick, fleet, way), begins=_begins(tick, fleet, direction))
             return autoscaling_move(fleet, asked, tick.now)
         case TrialStep() | GateStep():
             return Settled()
@@ -169,10 +169,10 @@ async def leaving_move(tick: Tick, view: View) -> Move:
             order = _replacement(tick, fleet, step, await drain_of(tick, fleet))
             return leave_replacement(fleet, order, tick.now)
         case ScaleStep():
-            scaled = _scaling(tick, fleet, step, await drain_of(tick, fleet))
+            scaled = _scaling_order(tick, fleet, step, await drain_of(tick, fleet))
             return leave_scaling(fleet, scaled, tick.now)
         case AutoscalerStep():
-            return leave_autoscaling(fleet, _autoscaling(tick, fleet, step))
+            return leave_autoscaling(fleet, _autoscaling_order(tick, fleet, step))
         case TrialStep() | GateStep():
             return Settled()
         case _:
@@ -247,7 +247,7 @@ def _order(
         start_limit=limits.start,
         spare_limit=limits.spare,
         pulsed_at=_assigned_at(tick),
-        held=_held(tick),
+        held=_pods_held_back(tick),
         repairs=step is not run.current.step,
         mends=run.goal is Goal.STEADINESS,
         served_before=run.in_rotation,
@@ -269,12 +269,12 @@ def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> R
         limits=start_limits(tick, fleet.pods),
         drain_limit=tick.policy.rollout.drain_timeout,
         assigned_at=_assigned_at(tick),
-        held=_held(tick),
+        held=_pods_held_back(tick),
         down_before=_down_before(tick.run),
     )
 
 
-def _autoscaling(tick: Tick, fleet: Fleet, step: AutoscalerStep) -> Autoscaling:
+def _autoscaling_order(tick: Tick, fleet: Fleet, step: AutoscalerStep) -> Autoscaling:
     return Autoscaling(
         step=step,
         replicas=tick.run.replicas,
@@ -295,7 +295,7 @@ def _is_abandoned(run: Run) -> bool:
     return run.ending is not None and run.ending.reason is Reason.ABANDONED
 
 
-def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling:
+def _scaling_order(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling:
     run = tick.run
     begun = run.current.step
     explained = isinstance(begun, ScaleStep) and is_explained(run, begun, tick.resource.uid, fleet)
@@ -306,7 +306,7 @@ def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling
         limits=start_limits(tick, fleet.pods),
         is_ours=explained and not _is_abandoned(run),
         assigned_at=_assigned_at(tick),
-        held=_held(tick),
+        held=_pods_held_back(tick),
         down_before=_down_before(run),
     )
 
@@ -314,7 +314,7 @@ def _scaling(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling
 def unjudged_answer(tick: Tick) -> OnInconclusive:
     """Return how a sustained window without a verdict is answered now."""
     policy, settled_at = tick.policy, tick.run.current.settled_at
-    seen = policy.windows.verify if settled_at is None else elapsed(tick, "settled", settled_at)
+    seen = policy.windows.verify if settled_at is None else elapsed_time(tick, "settled", settled_at)
     held = seen - policy.windows.verify
     return answer_to_no_verdict(policy.on_inconclusive, held, policy.hold_at_most)
 
@@ -329,10 +329,10 @@ def start_limits(tick: Tick, pods: Sequence[Pod] = ()) -> StartLimits:
 def _assigned_at(tick: Tick) -> datetime | None:
     """Return when the last assignment was intended, by the time that this process has known of it."""
     intent = tick.run.intent
-    return tick.now - elapsed(tick, "assigned", intent.sequence, intent.at) if intent else None
+    return tick.now - elapsed_time(tick, "assigned", intent.sequence, intent.at) if intent else None
 
 
-def _held(tick: Tick) -> frozenset[str]:
+def _pods_held_back(tick: Tick) -> frozenset[str]:
     """Return the replicas whose drain timed out and that are not to be taken again yet.
 
     Where the spec lets replicas go all the same, they are those that no Service let go of.
@@ -354,10 +354,10 @@ async def drain_of(tick: Tick, fleet: Fleet) -> Drain:
     if victim is None or pod is None:
         return Drain.UNKNOWN
     rollout = tick.policy.rollout
-    late = elapsed(tick, "cordoned", victim.uid, victim.cordoned_at) > rollout.drain_timeout
+    late = elapsed_time(tick, "cordoned", victim.uid, victim.cordoned_at) > rollout.drain_timeout
     found = Drain.UNKNOWN
     if victim.out_at is not None:
-        found = await _requests_on(tick, pod, elapsed(tick, "out", victim.uid, victim.out_at))
+        found = await _requests_on(tick, pod, elapsed_time(tick, "out", victim.uid, victim.out_at))
     if not late or (found in (Drain.IDLE, Drain.DOWN) and not pod.in_rotation):
         return found
     goes = pod.is_unreached or rollout.on_drain_timeout is OnDrainTimeout.PROCEED
@@ -415,7 +415,7 @@ async def _refused_canary(tick: Tick, fleet: Fleet, canaries: tuple[Pod, ...]) -
     for pod in canaries:
         if pod.ready:
             pool = await tick.ports.metrics.pool(tick.resource.namespace, pod)
-            known = replace(pod, created_at=tick.now - elapsed(tick, "canary", pod.uid))
+            known = replace(pod, created_at=tick.now - elapsed_time(tick, "canary", pod.uid))
             if refused := canary_pool_move(known, pool, _least_blocks(tick.run), limits, tick.now):
                 return refused
     return None
@@ -432,7 +432,7 @@ def _least_blocks(run: Run) -> int:
     return run.blocks or 0 if same_engine else 0
 
 
-def intended(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
+def record_intent(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
     """Return the run with the effect written down."""
     run = tick.run
     match effect:
@@ -444,7 +444,7 @@ def intended(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
         case DeletePod() | SetMinimum():
             return run
         case _:
-            return _assigned(tick, fleet, effect)
+            return _record_assignment(tick, fleet, effect)
 
 
 def _put_back(run: Run, pod: Pod, after: timedelta | None) -> Run:
@@ -459,7 +459,7 @@ def _put_back(run: Run, pod: Pod, after: timedelta | None) -> Run:
     return replace(run, victim=None) if same else run
 
 
-def _assigned(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
+def _record_assignment(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
     """Return the run with an assignment to the Deployment written down.
 
     An assignment that was written down and never committed gives its number to the next one, so the

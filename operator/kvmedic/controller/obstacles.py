@@ -38,16 +38,16 @@ from kvmedic.model.spec import Mode, Policy
 from kvmedic.model.status import Key, Record, Resource
 from kvmedic.model.trial import TrialStep
 from kvmedic.rollout.drift import is_foreign
-from kvmedic.rollout.gates import Blocked, Health, Request, approved, forward_gate, opening_gate
+from kvmedic.rollout.gates import Blocked, Health, Request, find_approval, forward_gate, opening_gate
 from kvmedic.rollout.preconditions import (
     Neighbours,
     draining_hindrance,
     frozen_message,
     hindrance,
     remarks,
-    rerouted,
+    via_autoscaler,
 )
-from kvmedic.runbooks.node_health import ended
+from kvmedic.runbooks.node_health import ended_engines
 from kvmedic.runbooks.planning import Fault, Workload
 
 MESSAGE_BYTES = 1000
@@ -142,12 +142,12 @@ def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Outco
             "the two",
         )
     if view.fleet.kept_by:
-        return _departing(view.fleet)
+        return _report_departing(view.fleet)
     frozen = view.fleet.fields.is_frozen
     return Outcome(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet)) if frozen else None
 
 
-def _departing(fleet: Fleet) -> Outcome:
+def _report_departing(fleet: Fleet) -> Outcome:
     """Return that the Deployment is being deleted, and who keeps it from going."""
     removal = """'[{"op":"remove","path":"/metadata/finalizers"}]'"""
     kubectl = f"kubectl -n {fleet.namespace} patch deployment {fleet.name} --type=json -p {removal}"
@@ -158,7 +158,7 @@ def _departing(fleet: Fleet) -> Outcome:
     )
 
 
-def unrecognised(policy: Policy, view: View) -> Outcome | None:
+def report_unrecognised(policy: Policy, view: View) -> Outcome | None:
     """Return that no engine can be told in the target; to be known before the fleet is in trouble."""
     engine = engine_of(view, policy)
     if isinstance(engine, Fault) and engine.reason in (Reason.ENGINE_UNRECOGNISED, Reason.TARGET_NOT_FOUND):
@@ -166,7 +166,7 @@ def unrecognised(policy: Policy, view: View) -> Outcome | None:
     return None
 
 
-async def accompanied(found: Survey, resource: Resource, policy: Policy, target: Target) -> Survey:
+async def check_ownership(found: Survey, resource: Resource, policy: Policy, target: Target) -> Survey:
     """Return a survey that knows the target's other masters: who owns it, who scales it.
 
     They are asked only where there is a plan that changes something of it. An obstacle that was found before
@@ -179,20 +179,22 @@ async def accompanied(found: Survey, resource: Resource, policy: Policy, target:
     neighbours = await target.neighbours(found.view)
     if drains:
         return replace(found, obstacle=found.obstacle or draining_hindrance(neighbours, found.view.fleet))
-    found, plan = await _rerouted(found, found.plan, neighbours, target)
-    owned = proposed(found, resource, policy)
+    found, plan = await _via_autoscaler(found, found.plan, neighbours, target)
+    owned = propose_to_owner(found, resource, policy)
     files = file_remarks(found.view.template, found.view.config_maps, found.view.fleet.live)
     plan = replace(plan, message="; ".join((plan.message, *remarks(neighbours), *files)))
     obstacle = owned.obstacle or hindrance(neighbours, found.view.fleet)
     return replace(owned, plan=plan, obstacle=obstacle)
 
 
-async def _rerouted(found: Survey, plan: Plan, neighbours: Neighbours, target: Target) -> tuple[Survey, Plan]:
+async def _via_autoscaler(
+    found: Survey, plan: Plan, neighbours: Neighbours, target: Target
+) -> tuple[Survey, Plan]:
     """Return a survey and its plan, which goes through the autoscaler where one decides the number."""
     step = plan.steps[0]
     if not isinstance(step, ScaleStep) or not neighbours.autoscalers:
         return found, plan
-    through = rerouted(step, neighbours, found.view.fleet)
+    through = via_autoscaler(step, neighbours, found.view.fleet)
     if isinstance(through, Outcome):
         return replace(found, obstacle=through), plan
     view = await target.with_minimum(found.view, through.holder)
@@ -201,18 +203,20 @@ async def _rerouted(found: Survey, plan: Plan, neighbours: Neighbours, target: T
     return replace(found, view=view, plan=plan, obstacle=obstacle), plan
 
 
-def proposed(found: Survey, resource: Resource, policy: Policy) -> Survey:
+def propose_to_owner(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return a survey with the exact change for the owner of the target, where somebody owns it."""
     refused, fleet, plan = found.obstacle, found.view.fleet, found.plan
     workload = found.engine(policy)
     if plan is None or not isinstance(workload, Workload):
         return found
     if refused is None:
-        return _of_file_owner(found, resource, workload, plan) or _contested(found, resource, workload, plan)
+        return _of_file_owner(found, resource, workload, plan) or _check_contested(
+            found, resource, workload, plan
+        )
     if fleet.owner is None or fleet.owner.template is None or refused.reason is not fleet.owner.reason:
         return found
     proposal = handed_over(fleet.owner.template, fleet.namespace, workload, plan, found.view)
-    message = advice(refused.message, proposal, _shown(resource))
+    message = advice(refused.message, proposal, _resource_reference(resource))
     return replace(found, obstacle=Outcome(refused.reason, message), proposal=proposal)
 
 
@@ -226,11 +230,11 @@ def _of_file_owner(found: Survey, resource: Resource, workload: Workload, plan: 
         f"{owner.name} decides what is in the ConfigMap, and a copy would hide its next change from the "
         "fleet: make the change there"
     )
-    obstacle = Outcome(owner.reason, advice(why, proposal, _shown(resource)))
+    obstacle = Outcome(owner.reason, advice(why, proposal, _resource_reference(resource)))
     return replace(found, obstacle=obstacle, proposal=proposal)
 
 
-def _contested(found: Survey, resource: Resource, workload: Workload, plan: Plan) -> Survey:
+def _check_contested(found: Survey, resource: Resource, workload: Workload, plan: Plan) -> Survey:
     """Return a survey that knows whether somebody put the setting back that a run had changed.
 
     That counts until the template is another one, or a person names the run.
@@ -250,15 +254,15 @@ def _contested(found: Survey, resource: Resource, workload: Workload, plan: Plan
         f"Try again: kubectl -n {resource.namespace} annotate --overwrite kvr {resource.name} "
         f"kvmedic.io/try-again={last.id}. Or make the change there"
     )
-    obstacle = Outcome(Reason.TEMPLATE_CONTESTED, advice(why, proposal, _shown(resource)))
+    obstacle = Outcome(Reason.TEMPLATE_CONTESTED, advice(why, proposal, _resource_reference(resource)))
     return replace(found, obstacle=obstacle, proposal=proposal)
 
 
-def _shown(resource: Resource) -> str:
+def _resource_reference(resource: Resource) -> str:
     return f"kvmedic plan {resource.name} -n {resource.namespace}"
 
 
-async def claimed(resource: Resource, found: Survey, ports: Ports) -> Outcome | None:
+async def claimed_by_another(resource: Resource, found: Survey, ports: Ports) -> Outcome | None:
     """Return whose claim is on the target, when it is one of another resource's open run.
 
     Any other is one of long ago: `kubectl rollout undo` brings it back with an older ReplicaSet.
@@ -285,7 +289,7 @@ def health_of(found: Survey) -> Health:
 
     A replica that is not there at all, or about whose end nothing is known, is one of the others.
     """
-    fleet, ends = found.view.fleet, ended(found.evidence, frozenset({Cause.DEVICE_MEMORY}))
+    fleet, ends = found.view.fleet, ended_engines(found.evidence, frozenset({Cause.DEVICE_MEMORY}))
     mended = found.plan is not None and found.plan.steps[0].reason is Reason.MEMORY_STEPPED_DOWN
     mendable = sum(mended and pod.keeps_ending and pod.name in ends for pod in fleet.live)
     wanted = max(fleet.replicas, len(fleet.live))
@@ -309,9 +313,9 @@ async def consent(
         used=frozenset(run.approval.uid for run in record.history if run.approval),
         max_age=policy.limits.approval_max_age,
     )
-    return approved(request, await ports.approvals.of(resource.namespace, resource.name), now)
+    return find_approval(request, await ports.approvals.of(resource.namespace, resource.name), now)
 
 
-async def crowded(resource: Resource, found: Survey, ports: Ports, now: datetime) -> Blocked | None:
+async def no_place_for(resource: Resource, found: Survey, ports: Ports, now: datetime) -> Blocked | None:
     """Return what speaks against one more open run beside those of all other resources."""
     return None if found.plan is None else await ports.crowd.hint(resource.uid, now)

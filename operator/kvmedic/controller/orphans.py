@@ -42,7 +42,7 @@ from kvmedic.model.run import Intent, Outcome, Run, StepState, Terms, terms_of, 
 from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import OnDrainTimeout, Policy, TargetRef
 from kvmedic.model.status import Key, Record, Resource, SetAside, Wish
-from kvmedic.record.runs import opened
+from kvmedic.record.runs import open_run
 from kvmedic.rollout.decide import outcome_of
 from kvmedic.rollout.drift import is_foreign
 from kvmedic.rollout.gates import Peer
@@ -52,7 +52,7 @@ from kvmedic.verdict.summary import Measure, run_of
 AT_ONCE = timedelta(0)
 
 
-async def adopted(
+async def adopt_fleet(
     resource: Resource, record: Record, view: View, ports: Ports, now: datetime
 ) -> timedelta | None:
     """Open the run that gives a frozen fleet back which nobody claims; None where it cannot be known how.
@@ -73,7 +73,7 @@ async def adopted(
         await ports.store.finalize(resource, present=True)
         return AT_ONCE
     terms = terms_of(resource.policy) if resource.policy else None
-    await save(resource, opened(record, replace(run, terms=terms), resource.generation, now), ports)
+    await save(resource, open_run(record, replace(run, terms=terms), resource.generation, now), ports)
     return AT_ONCE
 
 
@@ -91,7 +91,7 @@ async def adopted_by_note(
     view = await ports.target.look(resource.namespace, resource.policy)
     if view is None or view.fleet.kept_by or not view.fleet.fields.is_frozen:
         return None
-    again = await adopted(resource, record, view, ports, now)
+    again = await adopt_fleet(resource, record, view, ports, now)
     if again is not None:
         return again
     foreign = is_foreign(resource.uid, view.fleet.fence)
@@ -120,7 +120,7 @@ def run_that_gives_back(
     return replace(
         run,
         recorded=note.fields,
-        intent=_seen(fleet, now),
+        intent=_intent_as_seen(fleet, now),
         ending=outcome_of(Reason.FLEET_GIVEN_BACK),
     )
 
@@ -152,7 +152,7 @@ def _step(fleet: Fleet, wanted: ReplicaSet | None) -> RevisionStep:
     )
 
 
-def _seen(fleet: Fleet, now: datetime) -> Intent:
+def _intent_as_seen(fleet: Fleet, now: datetime) -> Intent:
     """Return what stands for the lost run's last assignment: the target as it is."""
     return Intent(
         sequence=1,

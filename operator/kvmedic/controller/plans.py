@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import takewhile
 
-from kvmedic.controller.evidence import Survey, engine_of, expected, settable, version_remark
+from kvmedic.controller.evidence import Survey, engine_of, expected_pods, settable, version_remark
 from kvmedic.controller.ports import Metrics, View
 from kvmedic.model.evidence import Inconclusive, Look, Measured, Observation, Signal
 from kvmedic.model.fleet import Fleet
@@ -42,7 +42,7 @@ from kvmedic.runbooks.branches import (
     first_match,
     is_content,
 )
-from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded
+from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded_setting
 from kvmedic.runbooks.compression.fixes import Past, confirmed_first, on_a_replica
 from kvmedic.runbooks.compression.trial_plans import gate_plan, trial_plan
 from kvmedic.runbooks.fleet_plans import (
@@ -58,8 +58,8 @@ from kvmedic.runbooks.fleet_plans import (
 from kvmedic.runbooks.node_health import told_by_driver
 from kvmedic.runbooks.planning import Fault, Workload, proposal
 from kvmedic.runbooks.preemption.capacity import spent_by
-from kvmedic.runbooks.preemption.give_back import Calm, due, returning
-from kvmedic.runbooks.preemption.present import Known, setting
+from kvmedic.runbooks.preemption.give_back import Calm, due, plan_return
+from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.verdict.baseline import TRAFFIC, moves, traffic_of
 from kvmedic.verdict.quorum import quorum_line
 
@@ -97,11 +97,11 @@ async def proved_good(
     if good is None or (known is not None and known.revision == good.revision):
         return good
     asked = Look(policy.windows.trigger, signals=TRAFFIC)
-    seen = await metrics.look(policy.source, expected(found.view), resource.namespace, asked)
+    seen = await metrics.look(policy.source, expected_pods(found.view), resource.namespace, asked)
     return replace(good, traffic=traffic_of(seen))
 
 
-def unproved(resource: Resource, view: View) -> frozenset[Signal]:
+def unproved_revision(resource: Resource, view: View) -> frozenset[Signal]:
     """Return what proves a revision good, where that is not on record yet."""
     good = resource.record.last_good if resource.record else None
     known = good is not None and good.revision == view.fleet.revision
@@ -135,7 +135,7 @@ _PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.HANDED_OVER_TWICE})
 """What passes by itself, or is itself about a hand-over."""
 
 
-def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
+def judge_runbooks(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
     """Return the first runbook that has something to say, and what it says.
 
     Where all are content it is the last; what an earlier one noticed is told with it, as is what made it hand
@@ -147,16 +147,16 @@ def judged(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
     found = _first_word(policy, lambda runbook: _said_by(runbook, evidence))
     if found is None:
         raise ValueError("a spec names at least one runbook")
-    return found[0], _named(found[1], evidence)
+    return found[0], _name_left_out(found[1], evidence)
 
 
 def calm(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis] | None:
     """Return the same where each runbook's first branches decide; None where a later one has to be asked."""
     found = _first_word(policy, lambda runbook: first_match(first_branches(runbook), evidence))
-    return None if found is None else (found[0], _named(found[1], evidence))
+    return None if found is None else (found[0], _name_left_out(found[1], evidence))
 
 
-def _named(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+def _name_left_out(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
     """Return a diagnosis that names the replicas it does not rest on."""
     if not evidence.left_out:
         return diagnosis
@@ -209,7 +209,7 @@ def in_order(asked: Sequence[Runbook]) -> tuple[Runbook, ...]:
     return tuple(sorted(asked, key=lambda runbook: runbook is not Runbook.COMPRESSION_WITHOUT_SAVINGS))
 
 
-def remarked(found: Survey, resource: Resource, policy: Policy) -> Survey:
+def add_remarks(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return the survey of a trouble with what moved since it was healthy, and doubts of its version."""
     diagnosis = in_context(found.diagnosis, resource, found.view, found.evidence)
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
@@ -238,10 +238,10 @@ def hand_over_stuck(found: Survey, resource: Resource, policy: Policy) -> Survey
     if why.reason in _PASSING or (found.plan is not None and why.reason is not Reason.TRIAL_IMPOSSIBLE):
         return found
     evidence = with_unanswered(found.evidence, found.diagnosis, why)
-    runbook, diagnosis = judged(policy, evidence)
+    runbook, diagnosis = judge_runbooks(policy, evidence)
     if runbook == Runbook.COMPRESSION_WITHOUT_SAVINGS:
         return found
-    other = remarked(Survey(found.view, evidence, diagnosis, runbook, None, None), resource, policy)
+    other = add_remarks(Survey(found.view, evidence, diagnosis, runbook, None, None), resource, policy)
     other = _with_plan(other, resource, policy)
     return found if other.plan is None else other
 
@@ -258,12 +258,12 @@ def _with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
     workload = settable(found.engine(policy), found.evidence.versions)
-    known = _setting(workload, found, policy, resource.record or Record())
+    known = _present_setting(workload, found, policy, resource.record or Record())
     plan = _plan(found, workload, known, resource, policy)
     if isinstance(plan, NoChange) and plan.passes_on and found.evidence.spent is None:
         return _with_plan(_passed_on(found, plan, known, resource, policy), resource, policy)
     if not isinstance(plan, Plan):
-        return _hindered(found, plan.reason, plan.message)
+        return _find_hindrance(found, plan.reason, plan.message)
     obstacle = obstacle_to(plan.steps[0], fleet, found.goal)
     return replace(found, plan=_with_remark(plan, workload, policy), obstacle=obstacle)
 
@@ -278,8 +278,10 @@ def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource,
     """Return the survey judged anew, once it is known that no lever is left."""
     spent = spent_by(why, known, found.view.fleet.replicas)
     evidence = replace(found.evidence, spent=spent)
-    runbook, diagnosis = judged(policy, evidence)
-    return remarked(replace(found, evidence=evidence, diagnosis=diagnosis, runbook=runbook), resource, policy)
+    runbook, diagnosis = judge_runbooks(policy, evidence)
+    return add_remarks(
+        replace(found, evidence=evidence, diagnosis=diagnosis, runbook=runbook), resource, policy
+    )
 
 
 def due_in(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Footprint | Borrowed | None:
@@ -297,9 +299,9 @@ def with_return(found: Survey, resource: Resource, policy: Policy, held: Footpri
     workload = found.engine(policy)
     if isinstance(workload, Fault):
         return found
-    known = _setting(workload, found, policy, resource.record or Record())
+    known = _present_setting(workload, found, policy, resource.record or Record())
     asked = Calm(found.evidence, found.view.fleet, workload, known)
-    back = returning(held, asked, resource.generation)
+    back = plan_return(held, asked, resource.generation)
     told = replace(found, outlook=back.outlook)
     match back.plan:
         case Plan(steps=(step, *_)) as plan:
@@ -310,11 +312,13 @@ def with_return(found: Survey, resource: Resource, policy: Policy, held: Footpri
             return told
 
 
-def _setting(workload: Workload | Fault, found: Survey, policy: Policy, record: Record) -> Setting:
+def _present_setting(workload: Workload | Fault, found: Survey, policy: Policy, record: Record) -> Setting:
     """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
     fleet, known = found.view.fleet, Setting(None, policy.levers)
     if isinstance(workload, Workload):
-        known = setting(workload, policy.levers, Known(record.levers, record.outgrown), found.evidence)
+        known = present_setting(
+            workload, policy.levers, Known(record.levers, record.outgrown), found.evidence
+        )
     return replace(
         known,
         replacing_failed=replaced_in_vain(record.replacements, fleet),
@@ -346,9 +350,9 @@ def _plan(
     if isinstance(advice, Resize):
         return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Try | Evaluate):
-        return _tried(workload, found, advice, resource, policy)
+        return _plan_trial(workload, found, advice, resource, policy)
     if isinstance(advice, TurnOff | TurnOn):
-        return _turned(workload, found, advice, known, resource.generation)
+        return _plan_switch(workload, found, advice, known, resource.generation)
     return advice
 
 
@@ -365,7 +369,7 @@ def _advice(
     return told if isinstance(told, Relief | RollBack) else NoChange(workload.reason, workload.message)
 
 
-def _tried(
+def _plan_trial(
     workload: Workload | Fault, found: Survey, advice: Try | Evaluate, resource: Resource, policy: Policy
 ) -> Plan | Fault:
     """Return the plan that asks a trial pod or a replica in its place, or lets a Job evaluate one."""
@@ -379,7 +383,7 @@ def _tried(
     return on_a_replica(plan, fleet, policy, past)
 
 
-def _turned(
+def _plan_switch(
     workload: Workload | Fault, found: Survey, advice: TurnOff | TurnOn, known: Setting, generation: int
 ) -> Plan | Fault | NoChange:
     """Return the plan that turns a method off or on, unless that was tried on this pod template in vain."""
@@ -390,7 +394,7 @@ def _turned(
     if advice.method in known.kept_on:
         text = f"{advice.method} was turned off on this pod template, and had to be turned on again"
         return NoChange(Reason.LEVER_EXHAUSTED, text)
-    if doubt := unrecorded(workload, advice.settings, found.view.templates.values()):
+    if doubt := unrecorded_setting(workload, advice.settings, found.view.templates.values()):
         return Fault(Reason.FLAG_NOT_EDITABLE, f"{advice.method} is not turned off: {doubt}")
     return bundle_plan(workload, advice, generation)
 
@@ -428,5 +432,5 @@ def obstacle_to(step: Step, fleet: Fleet, goal: Goal) -> Outcome | None:
     return Outcome(refused.reason, refused.message) if refused else None
 
 
-def _hindered(found: Survey, reason: Reason, message: str) -> Survey:
+def _find_hindrance(found: Survey, reason: Reason, message: str) -> Survey:
     return Survey(found.view, found.evidence, found.diagnosis, found.runbook, None, Outcome(reason, message))

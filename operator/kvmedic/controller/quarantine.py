@@ -19,7 +19,7 @@ from kvmedic.model.spec import Mode, Policy
 from kvmedic.model.status import Record, Resource, SetAside
 from kvmedic.rollout.gates import Blocked, Health, Stop, forward_gate, opening_gate
 from kvmedic.rollout.moves import Cordon, Uncordon
-from kvmedic.rollout.quarantine import Gone, Next, disorder, followed
+from kvmedic.rollout.quarantine import Gone, Next, disorder, follow_pod
 from kvmedic.runbooks.branches import Diagnosed
 from kvmedic.runbooks.node_health import faults_of
 from kvmedic.runbooks.planning import Workload
@@ -54,10 +54,10 @@ async def cared_for(ward: Ward) -> Cared | timedelta:
     aside, ports = ward.record.aside, ward.ports
     why_not = ""
     if aside is not None and aside.is_active:
-        coming: Next = followed(aside, ward.found.view.fleet, await _why_back(ward, aside))
+        coming: Next = follow_pod(aside, ward.found.view.fleet, await _why_back(ward, aside))
     else:
-        wanted = await _wanted(ward)
-        gone = aside is not None and isinstance(followed(aside, ward.found.view.fleet, ""), Gone)
+        wanted = await _pod_to_set_aside(ward)
+        gone = aside is not None and isinstance(follow_pod(aside, ward.found.view.fleet, ""), Gone)
         coming = wanted if isinstance(wanted, SetAside) else Gone() if gone else None
         why_not = wanted if isinstance(wanted, str) else ""
     match coming:
@@ -76,7 +76,7 @@ async def cared_for(ward: Ward) -> Cared | timedelta:
             return Cared(aside, why_not)
 
 
-def told(cared: Cared, why: Outcome | Blocked | None) -> Outcome | Blocked | None:
+def describe_quarantine(cared: Cared, why: Outcome | Blocked | None) -> Outcome | Blocked | None:
     """Return why nothing else is done, with what was done about an ill replica."""
     if cared.aside is not None and cared.aside.is_active:
         said = cared.aside.line()
@@ -140,7 +140,7 @@ async def _is_well(ward: Ward, aside: SetAside) -> bool:
     return isinstance(devices, Measured) and known and not faults_of(devices.value)
 
 
-async def _wanted(ward: Ward) -> SetAside | str:
+async def _pod_to_set_aside(ward: Ward) -> SetAside | str:
     """Return the replica that is to be taken out of rotation, or why none is; empty: nobody is ill."""
     found, policy, record = ward.found, ward.policy, ward.record
     if not isinstance(found.diagnosis, Diagnosed) or found.diagnosis.reason not in ILL:
@@ -156,7 +156,7 @@ async def _wanted(ward: Ward) -> SetAside | str:
         return f"{len(ill)} replicas are ill, so they stay in rotation"
     ((name, faults),) = ill.items()
     pod = next((pod for pod in found.view.fleet.live if pod.name == name), None)
-    why = await _kept(ward, name)
+    why = await _why_kept(ward, name)
     if pod is None or (record.aside is not None and record.aside.uid == pod.uid):
         why = why or (record.aside.ended if record.aside else "it is gone")
     if pod is None or why:
@@ -173,7 +173,7 @@ async def _wanted(ward: Ward) -> SetAside | str:
     )
 
 
-async def _kept(ward: Ward, name: str) -> str:
+async def _why_kept(ward: Ward, name: str) -> str:
     """Return why an ill replica is kept in rotation; empty where it can be spared."""
     policy, fleet = ward.policy, ward.found.view.fleet
     if policy.mode is not Mode.AUTO:

@@ -15,7 +15,7 @@ from kvmedic.controller.next_move import Tick
 from kvmedic.controller.orphans import adopted_by_note, free_all
 from kvmedic.controller.ports import Ports, save
 from kvmedic.controller.quarantine import put_back
-from kvmedic.controller.temporary import abandoning, give_back, unfinalized
+from kvmedic.controller.temporary import abandon_command, give_back, remove_finalizer
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, policy_during
 from kvmedic.model.status import Key, Record, Resource, Wish
@@ -45,7 +45,7 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     if record.run is not None:
         return await _pursue(resource, record, record.run, ports, now)
     if resource.wish in (Wish.DELETE, Wish.ABANDON):
-        return await _deleted(resource, record, ports, now)
+        return await _release_resource(resource, record, ports, now)
     if policy is None:
         return await _complain(resource, record, ports, now)
     again = await watch(resource, policy, record, ports, now)
@@ -74,16 +74,18 @@ async def _is_let_go(resource: Resource, ports: Ports) -> bool:
     if not await ports.store.is_ending(resource.namespace):
         return False
     await free_all(ports.target, resource.namespace)
-    await unfinalized(resource, ports)
+    await remove_finalizer(resource, ports)
     return True
 
 
-async def _deleted(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta | None:
+async def _release_resource(
+    resource: Resource, record: Record, ports: Ports, now: datetime
+) -> timedelta | None:
     """Let a resource go, once nothing of ours is left on its target, unless its owner abandons that."""
     if resource.wish is Wish.DELETE:
         found = await adopted_by_note(resource, record, ports, now)
         if isinstance(found, Outcome):
-            text = f"{found.message}; then let this resource go: {abandoning(resource)}"
+            text = f"{found.message}; then let this resource go: {abandon_command(resource)}"
             text = found.message if resource.is_stand_in else text
             told = complaint(record, Outcome(found.reason, text), resource.generation, now)
             await save(resource, told, ports)
@@ -97,7 +99,7 @@ async def _deleted(resource: Resource, record: Record, ports: Ports, now: dateti
         view = await ports.target.look(resource.namespace, resource.policy)
         if view is not None and not view.fleet.fields.is_frozen:
             await ports.target.unclaim(view.fleet)
-    await unfinalized(resource, ports)
+    await remove_finalizer(resource, ports)
     return None
 
 
@@ -113,7 +115,7 @@ async def _unreadable(resource: Resource, ports: Ports, now: datetime) -> timede
             return again
     gone = resource.wish is Wish.DELETE and await _is_without_target(resource, ports)
     if gone or resource.wish is Wish.ABANDON:
-        await unfinalized(resource, ports)
+        await remove_finalizer(resource, ports)
         return None
     told = await ports.store.complain(resource, _problem(resource))
     if told is not None:
@@ -139,7 +141,7 @@ async def _complain(resource: Resource, record: Record, ports: Ports, now: datet
     """Say what is wrong with the spec."""
     await save(resource, complaint(record, _problem(resource), resource.generation, now), ports)
     if record.run is None:
-        await unfinalized(resource, ports, record)
+        await remove_finalizer(resource, ports, record)
     return ports.pace.idle
 
 

@@ -21,7 +21,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from kvmedic.model.status import Key
-from kvmedic.rollout.gates import Blocked, Breaker, Budgets, Peer, Trip, any_trip, crowding, stormy, trip
+from kvmedic.rollout.gates import (
+    Blocked,
+    Breaker,
+    Budgets,
+    Peer,
+    Trip,
+    any_trip,
+    find_full_budget,
+    stormy,
+    trip,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +150,7 @@ class Crowd:
         found = await self._trip(peers, namespace, now)
         if found is not None:
             return stormy(found, self.bounds.over)
-        return crowding(self.bounds.budgets, peers, uid)
+        return find_full_budget(self.bounds.budgets, peers, uid)
 
     async def _trip(self, peers: Sequence[Peer], namespace: str, now: datetime) -> Trip | None:
         """Return the trip that counts for a namespace; the administrator is only asked where there is one."""

@@ -15,7 +15,7 @@ from kvmedic.controller.evidence import (
     as_recorded,
     ask_versions,
     engine_of,
-    expected,
+    expected_pods,
     gather,
     judgeable,
     prospect,
@@ -28,13 +28,13 @@ from kvmedic.controller.evidence import (
     with_starts,
 )
 from kvmedic.controller.plans import (
+    add_remarks,
     calm,
     due_in,
     first_branches,
     hand_over_stuck,
-    judged,
-    remarked,
-    unproved,
+    judge_runbooks,
+    unproved_revision,
     with_plan,
     with_return,
     with_shown_plan,
@@ -52,10 +52,10 @@ from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence
 from kvmedic.runbooks.compression.hand_over import Grounds, Heard, hand_over_of, taken_back
 from kvmedic.runbooks.compression.history import Enabled
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_by, eviction_of, standing_answers
-from kvmedic.runbooks.compression.next_fix import Case, Next, next_fix, pursued
+from kvmedic.runbooks.compression.next_fix import Case, Next, fixes_behind_gate, next_fix
 from kvmedic.runbooks.planning import Workload
 from kvmedic.runbooks.severity import signals_of
-from kvmedic.verdict.baseline import pressured
+from kvmedic.verdict.baseline import pressured_replicas
 
 UNTRIED = frozenset({Reason.TRIAL_ANSWERED, Reason.TRIAL_UNANSWERED, Reason.SPARE_UNSCHEDULABLE})
 """Ends of runs that changed nothing of the fleet: where there is no room for a change it is taken back."""
@@ -97,7 +97,7 @@ def _heard(found: Survey) -> Heard:
         or diagnose(RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS], found.evidence),
         runbook=found.runbook,
         diagnosis=found.diagnosis,
-        is_pressed=bool(pressured(found.burn, found.evidence.trigger)),
+        is_pressed=bool(pressured_replicas(found.burn, found.evidence.trigger)),
         is_planned=found.plan is not None,
     )
 
@@ -146,7 +146,7 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     history = resource.record.history if resource.record else ()
     evidence = await gather(policy, resource.namespace, view, senses, history)
     evidence = await _with_what_engines_tell(evidence, resource, policy, view, senses)
-    runbook, diagnosis = judged(policy, evidence)
+    runbook, diagnosis = judge_runbooks(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
     now = senses.now or found.burn.at
     held = due_in(found, resource, policy, now)
@@ -156,7 +156,7 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     if held is not None:
         planned = with_return(found, resource, policy, held)
     else:
-        planned = with_plan(remarked(found, resource, policy), resource, policy)
+        planned = with_plan(add_remarks(found, resource, policy), resource, policy)
         planned = with_turn(planned, resource, policy, now)
     return with_shown_plan(planned, resource, policy)
 
@@ -190,7 +190,9 @@ async def _with_what_engines_tell(
     evidence = replace(evidence, fix=after.move, failed_fixes=after.failed)
     if calm(policy, evidence) is not None:
         return evidence
-    told = await with_drivers(evidence.vitals, resource.namespace, expected(view), workload, senses.drivers)
+    told = await with_drivers(
+        evidence.vitals, resource.namespace, expected_pods(view), workload, senses.drivers
+    )
     return replace(evidence, vitals=told)
 
 
@@ -211,7 +213,7 @@ async def _after_the_method(
     """Return what comes after a method that saved nothing; the team's evaluation is looked at only then."""
     record, method = resource.record or Record(), evidence.compression
     is_asked = Runbook.COMPRESSION_WITHOUT_SAVINGS in policy.runbooks
-    if not is_asked or not pursued(policy.compression, record.turned_off, method):
+    if not is_asked or not fixes_behind_gate(policy.compression, record.turned_off, method):
         return Next(None, ())
     gate = policy.compression.gate
     found = await senses.evaluations.digest(resource.namespace, gate.cron_job) if gate else None
@@ -242,19 +244,21 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     later branch is asked, so that a whole look would find the same.
     """
     firsts = (branch for runbook in policy.runbooks for branch in first_branches(runbook))
-    signals = frozenset[Signal]().union(*(branch.signals for branch in firsts), unproved(resource, view))
+    signals = frozenset[Signal]().union(
+        *(branch.signals for branch in firsts), unproved_revision(resource, view)
+    )
     asked = Look(policy.windows.trigger, policy.windows.hold, signals | signals_of(policy.objectives))
-    seen = await senses.metrics.look(policy.source, expected(view), resource.namespace, asked)
+    seen = await senses.metrics.look(policy.source, expected_pods(view), resource.namespace, asked)
     workload = engine_of(view, policy)
     method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None
     turned_off = resource.record.turned_off if resource.record else None
-    if pursued(policy.compression, turned_off, method):
+    if fixes_behind_gate(policy.compression, turned_off, method):
         return None
     vitals = await vitals_of(seen, resource.namespace, view, senses.logs, {})
     history = prospect(method, Inquiry(resource, policy, view, seen.at))
     method = as_recorded(method, history)
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
-    evidence = judgeable(evidence, expected(view), senses.now)
+    evidence = judgeable(evidence, expected_pods(view), senses.now)
     found = calm(policy, evidence)
     if found is None:
         return None

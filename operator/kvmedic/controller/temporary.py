@@ -31,9 +31,9 @@ from kvmedic.model.run import Outcome, Run, StepState, without_spec
 from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import Policy, ScaleBound, TargetRef
 from kvmedic.model.status import Borrowed, ConfigCopy, Footprint, Record, Resource
-from kvmedic.record.runs import opened, with_outgrown
+from kvmedic.record.runs import open_run, with_outgrown
 from kvmedic.record.surveys import REFRESH, complaint
-from kvmedic.rollout.config_copy import SourceState, awaited, copying_move, hindrance, needs_source
+from kvmedic.rollout.config_copy import SourceState, await_config_map, copying_move, hindrance, needs_source
 from kvmedic.rollout.decide import Decision, Direction, Walk, Watch
 from kvmedic.rollout.drift import Standing
 from kvmedic.rollout.gates import Blocked
@@ -46,7 +46,7 @@ from kvmedic.runbooks.preemption.present import memory_share
 from kvmedic.verdict.summary import Measure, run_of
 
 
-def noted(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:
+def note_temporary(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:
     """Return the record with what a look says of the replicas that were added, and the memory that was lent.
 
     The same number or value set by somebody else in between is not told apart, and counts as ours.
@@ -55,11 +55,13 @@ def noted(record: Record, found: Survey, policy: Policy, now: datetime) -> Recor
     since, held = now if calm else None, record.footprint
     if held is not None and is_held(held, found.view.fleet):
         held = with_outlook(in_calm(held, since), found.outlook, now, REFRESH)
-        return replace(record, footprint=held, borrowed=_lent(record, found, policy, since, ""))
-    return replace(record, footprint=None, borrowed=_lent(record, found, policy, since, found.outlook))
+        return replace(record, footprint=held, borrowed=_remaining_loans(record, found, policy, since, ""))
+    return replace(
+        record, footprint=None, borrowed=_remaining_loans(record, found, policy, since, found.outlook)
+    )
 
 
-def _lent(
+def _remaining_loans(
     record: Record, found: Survey, policy: Policy, since: datetime | None, outlook: str
 ) -> tuple[Borrowed, ...]:
     """Return what is still lent; what nobody can read now stays, and was not calm."""
@@ -82,7 +84,7 @@ async def with_holder(view: View, held: Footprint | None, target: Target) -> Vie
     return await target.with_minimum(view, held.holder)
 
 
-def holding(record: Record, policy: Policy) -> Blocked | None:
+def why_still_held(record: Record, policy: Policy) -> Blocked | None:
     """Return why what was added or lent for a while is still there; None where there is nothing."""
     held, bound = record.footprint, policy.scale_out
     if held is not None:
@@ -123,7 +125,7 @@ async def _given_back(
         return None
     if isinstance(held, Footprint):
         view = await with_holder(view, held, ports.target)
-    plan = _planned(resource, held, view, policy)
+    plan = _plan_return(resource, held, view, policy)
     if plan is None:
         return None
     if isinstance(plan, Outcome):
@@ -131,7 +133,7 @@ async def _given_back(
         await save(resource, complaint(record, why, resource.generation, now), ports)
         return ports.pace.idle
     run = replace(run_of(plan, view.fleet, view.template, Measure(Goal.CALM), now), terms=held.terms)
-    await save(resource, opened(record, run, resource.generation, now), ports)
+    await save(resource, open_run(record, run, resource.generation, now), ports)
     return timedelta(0)
 
 
@@ -142,7 +144,7 @@ def _policy(resource: Resource, held: Footprint | Borrowed) -> Policy | None:
     return without_spec(TargetRef(held.target.kind, held.target.name, held.container), held.terms)
 
 
-def _planned(
+def _plan_return(
     resource: Resource, held: Footprint | Borrowed, view: View, policy: Policy
 ) -> Plan | Outcome | None:
     """Return the plan that gives something back, or why it cannot begin; None: it is somebody else's now."""
@@ -184,13 +186,13 @@ def _without(resource: Resource, lent: Borrowed, view: View, policy: Policy) -> 
     return loan_return(workload, lent, "", resource.generation)
 
 
-def abandoning(resource: Resource) -> str:
+def abandon_command(resource: Resource) -> str:
     """Return what lets a resource go as it is, as it is typed."""
     kind = f"{PLURAL}.{GROUP}"
     return f"kubectl -n {resource.namespace} annotate {kind} {resource.name} {GROUP}/abandon=true"
 
 
-async def unfinalized(resource: Resource, ports: Ports, record: Record | None = None) -> None:
+async def remove_finalizer(resource: Resource, ports: Ports, record: Record | None = None) -> None:
     """Take the finalizer off; not while something of a record has to be put or given back before the end."""
     if resource.finalized and (record is None or not _is_owing(record)):
         await ports.store.finalize(resource, present=False)
@@ -259,7 +261,7 @@ def held_back(tick: Tick, fleet: Fleet, move: Move) -> Move:
     if not needs_source(move):
         return move
     rest = resting_move(tick, fleet)
-    return awaited(step.file, tick.files) if isinstance(rest, Wait) else rest
+    return await_config_map(step.file, tick.files) if isinstance(rest, Wait) else rest
 
 
 async def swept(record: Record, run: Run | None, fleet: Fleet | None, ports: Ports) -> Record:

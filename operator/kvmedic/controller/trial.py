@@ -17,7 +17,7 @@ from typing import Any
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.controller.evidence import Survey, engine_of
-from kvmedic.controller.next_move import Tick, as_watched, drain_of, start_limits, watched
+from kvmedic.controller.next_move import Tick, as_watched, drain_of, start_limits, watch_readiness
 from kvmedic.controller.ports import Ports, View
 from kvmedic.engines import ENGINES, REFUSALS
 from kvmedic.kube.errors import Conflict
@@ -75,7 +75,7 @@ async def next_trial_move(tick: Tick, step: TrialStep) -> TrialMove:
     except Conflict:
         return Failed(Reason.TRIAL_UNANSWERED, "a pod of the trial's name is somebody else's")
     progress = tick.ports.probes.progress(pod) if pod else None
-    sight = TrialSight(_watched(tick, pod), progress, await _last_words(tick, pod))
+    sight = TrialSight(_watch_trial(tick, pod), progress, await _last_words(tick, pod))
     return trial_move(sight, step, as_watched(tick), start_limits(tick), tick.now)
 
 
@@ -88,12 +88,12 @@ async def next_gate_move(tick: Tick, step: GateStep) -> GateMove:
     except Conflict:
         return Failed(Reason.TRIAL_UNANSWERED, "a pod or Job of the trial's name is somebody else's")
     served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
-    sight = GateSight(_watched(tick, pod), served, job, await _last_words(tick, pod))
+    sight = GateSight(_watch_trial(tick, pod), served, job, await _last_words(tick, pod))
     return gate_move(sight, step, as_watched(tick), start_limits(tick), tick.now)
 
 
-def _watched(tick: Tick, pod: Pod | None) -> Pod | None:
-    return watched(tick, pod) if pod else None
+def _watch_trial(tick: Tick, pod: Pod | None) -> Pod | None:
+    return watch_readiness(tick, pod) if pod else None
 
 
 async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:
@@ -165,7 +165,7 @@ def remember_unanswered(tick: Tick, step: OnTrial, failed: Failed) -> Tick:
     return replace(tick, record=with_answer(tick.record, answer))
 
 
-async def cleared(tick: Tick) -> bool:
+async def delete_trial(tick: Tick) -> bool:
     """Remove the trial pods and evaluations of a run that ends; return whether none is left.
 
     Of a run whose step is none there are none.

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.next_move import Tick, elapsed, unjudged_answer
+from kvmedic.controller.next_move import Tick, elapsed_time, unjudged_answer
 from kvmedic.controller.ports import Metrics, View
 from kvmedic.engines.kv_methods import CACHE_TYPE_PREFIXES as CACHE_TYPES
 from kvmedic.model.devices import EngineEnd
@@ -43,8 +43,8 @@ from kvmedic.model.spec import Policy
 from kvmedic.rollout.draining import newest_first
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.compression.fixes import promise_of
-from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured, urgency
-from kvmedic.verdict.baseline import NEEDED, PARTS, SHORTEST, has_begun, preemptions, pressured
+from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured_urgency, urgency
+from kvmedic.verdict.baseline import NEEDED, PARTS, SHORTEST, has_begun, preemptions, pressured_replicas
 from kvmedic.verdict.blocks_reclaimed import in_view_of_blocks
 from kvmedic.verdict.comparison import judge, judge_replacement
 from kvmedic.verdict.goals import (
@@ -59,7 +59,7 @@ from kvmedic.verdict.goals import (
 from kvmedic.verdict.quorum import judged_part
 from kvmedic.verdict.vetoes import (
     LATELY,
-    confirmed,
+    confirm_setting,
     count_ends_against,
     ended_as_before,
     in_view_of_ends,
@@ -126,7 +126,7 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     if tick.problem is not None:
         return None
     window = tick.policy.windows.verify
-    if record.settled_at is None or elapsed(tick, "settled", record.settled_at) < window:
+    if record.settled_at is None or elapsed_time(tick, "settled", record.settled_at) < window:
         return None
     pods = view.fleet.serving(record.step.after_template)
     looked = await tick.ports.metrics.observe(
@@ -149,7 +149,7 @@ def part_to_judge(run: Run, pods: Sequence[Pod], looked: Observation) -> tuple[O
     """Return the look at those replicas that a run's change is judged on, and who is left out."""
     if run.goal is Goal.STEADINESS:
         return looked, ""
-    newest = sorted(pods, key=newest_first)[: _added(run)]
+    newest = sorted(pods, key=newest_first)[: _added_replicas(run)]
     return judged_part(pods, looked, run.replicas - run.in_rotation, [pod.name for pod in newest])
 
 
@@ -158,7 +158,7 @@ def _reaches_all(step: Step) -> bool:
     return isinstance(step, FlagStep | ConfigStep | BundleStep | RevisionStep)
 
 
-def _added(run: Run) -> int:
+def _added_replicas(run: Run) -> int:
     """Return how many replicas a step made beside those that were there."""
     match run.current.step:
         case ReplaceStep():
@@ -215,7 +215,7 @@ def _judgement(tick: Tick, step: Change, looked: Observation, restarts: int) -> 
     match step:
         case ConfigStep(knob=knob) | FlagStep(knob=knob):
             judged = judge(before, looked, policy.objectives, policy.trigger, restarts)
-            return judged if restarts else confirmed(knob, judged, before, looked, policy.objectives)
+            return judged if restarts else confirm_setting(knob, judged, before, looked, policy.objectives)
         case BundleStep() | RevisionStep():
             return judge(before, looked, policy.objectives, policy.trigger, restarts)
         case ReplaceStep():
@@ -234,14 +234,14 @@ def _without(tick: Tick, looked: Observation, restarts: int) -> Judged:
     return judge_fewer(looked, trigger)
 
 
-async def graded(tick: Tick, fleet: Fleet) -> Tick:
+async def grade_urgency(tick: Tick, fleet: Fleet) -> Tick:
     """Return the tick with the urgency as it is now; as it was where nobody can look at the objectives."""
     shown, policy = tick.record.urgency, tick.policy
     signals = signals_of(policy.objectives)
     if tick.problem is not None:
         return tick
     if not signals:
-        return replace(tick, urgency=unmeasured(NO_OBJECTIVES, tick.now, shown))
+        return replace(tick, urgency=unmeasured_urgency(NO_OBJECTIVES, tick.now, shown))
     asked = Look(policy.windows.trigger, signals=signals)
     seen = await tick.ports.metrics.look(policy.source, fleet.live, tick.resource.namespace, asked)
     return replace(tick, urgency=urgency(seen, policy.objectives, shown))
@@ -280,7 +280,7 @@ async def _pressed_for(found: Survey, policy: Policy, namespace: str, metrics: M
 
     The part in which it began is not counted: nobody knows how much of it was calm.
     """
-    names = pressured(found.burn, policy.trigger)
+    names = pressured_replicas(found.burn, policy.trigger)
     part = policy.windows.trigger / PARTS
 
     async def counted(parts: int) -> float:

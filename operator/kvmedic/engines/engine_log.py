@@ -77,9 +77,9 @@ def started_of(lines: Iterable[str], forms: StartForms) -> Started:
     start = [line[:LINE_LENGTH] for line in taken]
     size = logged_size(start, forms.pool)
     return Started(
-        methods=_kept(start, forms.methods, 0),
-        cache_type=next(iter(_kept(start, (forms.cache_type,), 1)), ""),
-        backends=_kept(start, forms.backends, 1),
+        methods=_keep_lines(start, forms.methods, 0),
+        cache_type=next(iter(_keep_lines(start, (forms.cache_type,), 1)), ""),
+        backends=_keep_lines(start, forms.backends, 1),
         size=size,
         is_whole=size is not None and any(forms.begins.search(line) for line in start),
     )
@@ -91,7 +91,7 @@ def phrases(starts: Mapping[str, Start]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for one in told if isinstance(one, Started) for each in one.methods))
 
 
-def _kept(start: Iterable[str], patterns: tuple[re.Pattern[str], ...], group: int) -> tuple[str, ...]:
+def _keep_lines(start: Iterable[str], patterns: tuple[re.Pattern[str], ...], group: int) -> tuple[str, ...]:
     found = (pattern.search(line) for line in start for pattern in patterns)
     return tuple(dict.fromkeys(match.group(group) for match in found if match))[:DIFFERENT]
 

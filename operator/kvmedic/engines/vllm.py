@@ -33,7 +33,7 @@ from kvmedic.model.engine import (
 )
 
 
-def _read() -> tuple[tuple[Version, ...], tuple[Option, ...]]:
+def _read_options() -> tuple[tuple[Version, ...], tuple[Option, ...]]:
     head, *rows = files("kvmedic.engines").joinpath("vllm_options.tsv").read_text("utf-8").splitlines()
     releases = tuple(Version.parse(text) for text in head.split("\t")[1].split())
     by_text = {release.text: release for release in releases}
@@ -56,7 +56,7 @@ def _option(row: str, releases: dict[str, Version]) -> Option:
     )
 
 
-RELEASES, OPTIONS = _read()
+RELEASES, OPTIONS = _read_options()
 
 
 FLAGS = (

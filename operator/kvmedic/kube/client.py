@@ -205,7 +205,7 @@ class Client:
         status, body = await self._send(request)
         if status == NOT_FOUND:
             return None
-        return _checked(request, status, body)
+        return _check_status(request, status, body)
 
     async def text(self, ref: Ref, subresource: str, query: Sequence[tuple[str, str]]) -> str:
         """Return what a subresource answers as text, such as a pod's log.
@@ -218,7 +218,7 @@ class Client:
         request = _Request("GET", Call("get", path), path, tuple(query), accept=ANYTHING)
         status, body = await self._read(request)
         if not 200 <= status < 300:
-            raise error_for(request.call, status, _parsed(body))
+            raise error_for(request.call, status, _parse_body(body))
         return body.decode(errors="replace")
 
     @asynccontextmanager
@@ -248,7 +248,7 @@ class Client:
                 try:
                     yield opened
                 finally:
-                    await _closed(opened)
+                    await _close_socket(opened)
         except aiohttp.WSServerHandshakeError as error:
             raise error_for(request.call, error.status, {}) from error
         except (aiohttp.ClientError, ConnectionError, ConfigException) as error:
@@ -284,7 +284,7 @@ class Client:
         status, body = await self._send(request)
         if status == NOT_FOUND:
             return False
-        kinds = _checked(request, status, body).get("resources") or []
+        kinds = _check_status(request, status, body).get("resources") or []
         return resource.plural in {each.get("name") for each in kinds}
 
     async def json_patch(
@@ -343,7 +343,7 @@ class Client:
         request = self._write(_Request("DELETE", Call("delete", ref.path), ref.path, (), body))
         status, answer = await self._send(request)
         if status != NOT_FOUND:
-            _checked(request, status, answer)
+            _check_status(request, status, answer)
 
     def _write(self, request: _Request) -> _Request:
         self._pace.spend(asyncio.get_running_loop().time())
@@ -351,11 +351,11 @@ class Client:
 
     async def _call(self, request: _Request) -> JsonObject:
         status, body = await self._send(request)
-        return _checked(request, status, body)
+        return _check_status(request, status, body)
 
     async def _send(self, request: _Request) -> tuple[int, JsonObject]:
         status, body = await self._read(request)
-        return status, _parsed(body)
+        return status, _parse_body(body)
 
     async def _read(self, request: _Request) -> tuple[int, bytes]:
         """Return the answer's code and text; whatever keeps an answer away is Unavailable."""
@@ -413,7 +413,7 @@ async def connect(kubeconfig: Path | str | None, limits: Limits, context: str = 
 _AS_US = (("fieldManager", FIELD_MANAGER),)
 
 
-async def _closed(socket: aiohttp.ClientWebSocketResponse) -> None:
+async def _close_socket(socket: aiohttp.ClientWebSocketResponse) -> None:
     """Close a WebSocket; cut it where the other side does not agree in time.
 
     aiohttp's own limit is on each message, so that one who goes on talking would be listened to for ever.
@@ -435,7 +435,7 @@ def _update(path: str, body: JsonObject) -> _Request:
     return _Request("PUT", Call("update", path), path, _AS_US, body)
 
 
-def _parsed(text: bytes) -> JsonObject:
+def _parse_body(text: bytes) -> JsonObject:
     """Return an answer's JSON object; an empty one where something else answered than an API server."""
     try:
         body = json.loads(text)
@@ -444,7 +444,7 @@ def _parsed(text: bytes) -> JsonObject:
     return body if isinstance(body, dict) else {}
 
 
-def _checked(request: _Request, status: int, body: JsonObject) -> JsonObject:
+def _check_status(request: _Request, status: int, body: JsonObject) -> JsonObject:
     """Return the body of a success, or raise what the answer means."""
     if not 200 <= status < 300:
         raise error_for(request.call, status, body)

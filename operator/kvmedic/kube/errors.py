@@ -88,22 +88,22 @@ def error_for(call: Call, code: int, body: Mapping[str, Any]) -> ApiError:
     if code in RETRIABLE or code >= 500:
         return Unavailable(call, code, reason)
     if denial := _denial(body):
-        return Refused(call, code, _told(f"{reason}: {denial}"))
+        return Refused(call, code, _error_text(f"{reason}: {denial}"))
     if code == CONFLICT:
         return Conflict(call, code, reason)
     if code == INVALID:
         causes = _causes(body)
         if not causes and call.verb == "patch":
             return Conflict(call, code, "a test of the patch does not hold any more")
-        return Refused(call, code, _told(f"{reason}: {', '.join(causes) or 'no field named'}"))
+        return Refused(call, code, _error_text(f"{reason}: {', '.join(causes) or 'no field named'}"))
     if code == FORBIDDEN and any(each.get("reason") == ENDS for each in _raw_causes(body)):
         return NamespaceEnds(call, code, "the namespace is being deleted")
     if code == FORBIDDEN:
-        return Refused(call, code, _told(f"{reason}: {body.get('message') or 'no message'}"))
+        return Refused(call, code, _error_text(f"{reason}: {body.get('message') or 'no message'}"))
     return Refused(call, code, reason)
 
 
-def _told(text: str) -> str:
+def _error_text(text: str) -> str:
     return redact(text)[:TEXT_LIMIT]
 
 

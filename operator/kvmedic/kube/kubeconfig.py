@@ -107,7 +107,7 @@ def find_context(kubeconfig: str, name: str) -> Context:
     """
     bodies = _bodies(kubeconfig)
     current = name or next((str(one["current-context"]) for one in bodies if one.get("current-context")), "")
-    contexts = _named(bodies, "contexts")
+    contexts = _entries_by_name(bodies, "contexts")
     known = ", ".join(contexts) or "none"
     if not current:
         raise NoCluster(
@@ -120,7 +120,7 @@ def find_context(kubeconfig: str, name: str) -> Context:
     context = context if isinstance(context, Mapping) else {}
     for key, kind in (("cluster", "clusters"), ("user", "users")):
         wanted = context.get(key)
-        if (wanted or key == "cluster") and str(wanted) not in _named(bodies, kind):
+        if (wanted or key == "cluster") and str(wanted) not in _entries_by_name(bodies, kind):
             raise NoCluster(
                 f"no cluster: context {current} of {kubeconfig} names the {key} {wanted}, which is not in it"
             )
@@ -148,7 +148,7 @@ def _body(path: Path) -> Mapping[str, object]:
     return body
 
 
-def _named(bodies: Sequence[Mapping[str, object]], kind: str) -> dict[str, Mapping[str, object]]:
+def _entries_by_name(bodies: Sequence[Mapping[str, object]], kind: str) -> dict[str, Mapping[str, object]]:
     """Return the entries of a list by name; as with kubectl the first file wins."""
     found: dict[str, Mapping[str, object]] = {}
     for body in bodies:

@@ -68,7 +68,7 @@ async def log_of(client: Client, pod: Ref, end: ContainerEnd, tail: Tail) -> Log
     ]
     if end.instance is Instance.PREVIOUS:
         query.append(("previous", "true"))
-    found = await _dated(client, pod, query)
+    found = await _parse_log(client, pod, query)
     if isinstance(found, NoLog):
         return found
     own = tuple(text for at, text in found if end.started_at <= at < end.ended_at + LATE)
@@ -78,11 +78,11 @@ async def log_of(client: Client, pod: Ref, end: ContainerEnd, tail: Tail) -> Log
 async def log_start(client: Client, pod: Ref, container: str, limit_bytes: int) -> Log:
     """Return the beginning of the present log of a container as far as it is kept."""
     query = [("container", container), ("limitBytes", str(limit_bytes))]
-    found = await _dated(client, pod, query)
+    found = await _parse_log(client, pod, query)
     return found if isinstance(found, NoLog) else tuple(text for _, text in found)
 
 
-async def _dated(
+async def _parse_log(
     client: Client, pod: Ref, query: list[tuple[str, str]]
 ) -> tuple[tuple[datetime, str], ...] | NoLog:
     """Return the lines of a log with their times; NoLog where it cannot be read, or has none."""
@@ -167,12 +167,12 @@ async def run(client: Client, pod: Ref, container: str, argv: Sequence[str], bou
     try:
         async with asyncio.timeout(bounds.seconds):
             async with client.socket(pod, "exec", query, PROTOCOL) as socket:
-                return await _ending(socket, bounds.limit_bytes)
+                return await _read_to_end(socket, bounds.limit_bytes)
     except TimeoutError:
         return TimedOut()
 
 
-async def _ending(socket: ClientWebSocketResponse, limit_bytes: int) -> Ending:
+async def _read_to_end(socket: ClientWebSocketResponse, limit_bytes: int) -> Ending:
     """Read to the exit status; every byte of every stream counts."""
     printed = bytearray()
     async for message in socket:
@@ -180,14 +180,14 @@ async def _ending(socket: ClientWebSocketResponse, limit_bytes: int) -> Ending:
             continue
         stream, data = message.data[0], message.data[1:]
         if stream == ERROR_CHANNEL:
-            return _finished(data, printed.decode(errors="replace"))
+            return _command_result(data, printed.decode(errors="replace"))
         printed += data
         if len(printed) > limit_bytes:
             return Flooded()
     return Broken()
 
 
-def _finished(status: bytes, text: str) -> Finished | NotStarted:
+def _command_result(status: bytes, text: str) -> Finished | NotStarted:
     """Return how a command ended by its status; one without an exit code is of a command that never ran."""
     try:
         return Finished(WsApiClient.parse_error_data(status), text)  # type: ignore[no-untyped-call]

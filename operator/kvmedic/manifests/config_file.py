@@ -28,7 +28,7 @@ from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.yaml_text import (
     ManifestContainer,
     containers_of,
-    escaped,
+    escape_text,
     pieces_of,
     reads_as_text,
     roots_of,
@@ -108,7 +108,7 @@ def contents_in(text: str) -> dict[str, Contents]:
     return {name: _contents(node) for name, node in pairs if names.count(name) == 1}
 
 
-def repointed(text: str, file: ConfigFile, dest: str, value: str) -> str | Refusal:
+def repoint_manifest(text: str, file: ConfigFile, dest: str, value: str) -> str | Refusal:
     """Return a manifest's text with a changed copy of a file's ConfigMap, and the template pointing to it."""
     span, pieces = file.read.span(dest), pieces_of(text, file.data)
     if isinstance(span, Refusal):
@@ -117,7 +117,7 @@ def repointed(text: str, file: ConfigFile, dest: str, value: str) -> str | Refus
     if pieces is None or not plain or span.stop <= span.start:
         return Refusal(RefusalReason.UNSAFE, f"{dest} in {file} is laid out oddly: change it there")
     copy = copy_name(file.name, with_value(_contents(file.document), file.key, span, value))
-    change = pieces[span.start][0], pieces[span.stop - 1][1], escaped(value, file.data.style)
+    change = pieces[span.start][0], pieces[span.stop - 1][1], escape_text(value, file.data.style)
     return _with_copy(text, file, copy, change)
 
 
@@ -139,12 +139,12 @@ def _with_copy(text: str, file: ConfigFile, copy: str, change: tuple[int, int, s
         return Refusal(RefusalReason.UNSAFE, f"{file} is not a document of its own: change it there")
     ends = "\r\n" if "\r\n" in text else "\n"
     renamed = name.start_mark.index, name.end_mark.index, _like(name, copy)
-    document = _spliced(text[begin:end], [_shifted(each, -begin) for each in (renamed, change)])
+    document = _splice_file(text[begin:end], [_shift_lines(each, -begin) for each in (renamed, change)])
     lead = "" if text[:end].endswith("\n") else ends
     added = f"{lead}---{ends}{document.rstrip()}{ends}"
     reference = file.reference
     refers = reference.start_mark.index, reference.end_mark.index, _like(reference, copy)
-    result = _spliced(text, [(end, end, added), refers])
+    result = _splice_file(text, [(end, end, added), refers])
     if _is_as_meant(text, result, file.name, copy):
         return result
     return Refusal(RefusalReason.UNSAFE, f"{file} can't be copied safely: change it there")
@@ -170,11 +170,11 @@ def _like(node: ScalarNode, value: str) -> str:
     return f"{quote}{value}{quote}"
 
 
-def _shifted(change: tuple[int, int, str], by: int) -> tuple[int, int, str]:
+def _shift_lines(change: tuple[int, int, str], by: int) -> tuple[int, int, str]:
     return change[0] + by, change[1] + by, change[2]
 
 
-def _spliced(text: str, changes: Sequence[tuple[int, int, str]]) -> str:
+def _splice_file(text: str, changes: Sequence[tuple[int, int, str]]) -> str:
     for start, stop, new in sorted(changes, reverse=True):
         text = text[:start] + new + text[stop:]
     return text
@@ -225,13 +225,13 @@ class Splice:
     text: str
 
 
-def spliced(text: str, container: ManifestContainer, edit: TokenEdit) -> str | Refusal:
+def splice_edit(text: str, container: ManifestContainer, edit: TokenEdit) -> str | Refusal:
     """Return a manifest's text with an edit in it."""
     found = container.lists.get(edit.field)
     if found is None or (edit.after is None and edit.at is None):
         return _unsafe(edit, "the list is not in the text")
     if found.shared or found.node.anchor is not None:
-        return _shared(f"{edit.field} of container {edit.container}")
+        return _refuse_shared(f"{edit.field} of container {edit.container}")
     splice = _splice(text, found.node, edit)
     if isinstance(splice, Refusal):
         return splice
@@ -245,16 +245,18 @@ def spliced(text: str, container: ManifestContainer, edit: TokenEdit) -> str | R
 
 def _splice(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | Refusal:
     if edit.at is None and edit.before is None:
-        return _added(text, items, edit.after or "")
+        return _added_text(text, items, edit.after or "")
     node = items.value[edit.index]
     if edit.field is Field.ENV:
         node = next((value for key, value in node.value if key.value == "value"), None)
     if not isinstance(node, ScalarNode):
         return _unsafe(edit, "it is not in the text")
     if node.anchor is not None or text[node.start_mark.index] in "&*!":
-        return _shared(_place(edit))
+        return _refuse_shared(_place(edit))
     if edit.at is None and node.style not in {"|", ">"}:
-        return Splice(node.start_mark.index, node.end_mark.index, _written(edit.after or "", node.style))
+        return Splice(
+            node.start_mark.index, node.end_mark.index, _written_value(edit.after or "", node.style)
+        )
     if edit.at is None and (edit.before or "").endswith("\n"):
         return _unsafe(edit, "the token is a block scalar with a line end: write it on one line")
     return _within(text, node, edit)
@@ -268,12 +270,12 @@ def _within(text: str, node: ScalarNode, edit: TokenEdit) -> Splice | Refusal:
     if pieces is None or not 0 < stop <= len(pieces):
         return _unsafe(edit, "the text is laid out oddly")
     first = pieces[start][0] if start < stop else pieces[stop - 1][1]
-    return Splice(first, pieces[stop - 1][1], escaped(edit.after or "", node.style))
+    return Splice(first, pieces[stop - 1][1], escape_text(edit.after or "", node.style))
 
 
-def _added(text: str, items: SequenceNode, token: str) -> Splice | Refusal:
+def _added_text(text: str, items: SequenceNode, token: str) -> Splice | Refusal:
     last = items.value[-1] if items.value else None
-    written = _written(token, last.style if isinstance(last, ScalarNode) else '"')
+    written = _written_value(token, last.style if isinstance(last, ScalarNode) else '"')
     if items.flow_style:
         return _added_to_flow(text, items, written)
     return _added_to_block(text, items, written)
@@ -318,7 +320,7 @@ def _between(text: str, items: SequenceNode) -> str:
     return found if len(items.value) > 1 else " "
 
 
-def _written(token: str, style: str | None) -> str:
+def _written_value(token: str, style: str | None) -> str:
     if style == "'":
         return "'" + token.replace("'", "''") + "'"
     if style is None and _PLAIN.fullmatch(token) and reads_as_text(token):
@@ -342,12 +344,12 @@ def _reads_as_meant(old: str, new: str, container: ManifestContainer, edit: Toke
     if isinstance(before, Refusal) or isinstance(after, Refusal) or len(before) != len(after):
         return False
     return all(
-        _expected(one, container, edit) == other.data and _who(one) == _who(other)
+        _expected_template(one, container, edit) == other.data and _who(one) == _who(other)
         for one, other in zip(before, after, strict=True)
     )
 
 
-def _expected(one: ManifestContainer, container: ManifestContainer, edit: TokenEdit) -> object:
+def _expected_template(one: ManifestContainer, container: ManifestContainer, edit: TokenEdit) -> object:
     if _position(one) != _position(container):
         return one.data
     spec = replace(edit, container_index=0).apply({"spec": {"containers": [one.data]}})["spec"]
@@ -366,7 +368,7 @@ def _place(edit: TokenEdit) -> str:
     return f"{edit.field}[{edit.index}] of container {edit.container}"
 
 
-def _shared(what: str) -> Refusal:
+def _refuse_shared(what: str) -> Refusal:
     message = (
         f"{what} has a YAML anchor, alias, merge or tag, so other places may show the same: write it out"
     )

@@ -130,7 +130,7 @@ def _from_volume(
     if isinstance(alone, Mapping):
         key = _key(alone, mount.inside)
         return _file(alone, key, mount, index, None) if key else _without(alone, mount.inside)
-    found = list(_projecting(volume, mount.inside))
+    found = list(_projected_sources(volume, mount.inside))
     if not found:
         return unseen(f"{path} is in the volume {mount.volume}, which is no ConfigMap")
     place, kind, source = found[0]
@@ -150,7 +150,9 @@ def _without(reference: Mapping[str, object], inside: str) -> Refusal:
     return unseen(f"ConfigMap/{reference.get('name')} gives no file {inside!r} to its volume")
 
 
-def _projecting(volume: Mapping[str, object], inside: str) -> Iterator[tuple[int, str, Mapping[str, object]]]:
+def _projected_sources(
+    volume: Mapping[str, object], inside: str
+) -> Iterator[tuple[int, str, Mapping[str, object]]]:
     """Yield the sources of a projected volume that may give a file: place, kind, reference."""
     projected = volume.get("projected")
     sources = projected.get("sources") if isinstance(projected, Mapping) else None
@@ -364,7 +366,7 @@ class ConfigEdit:
     reference: ReferenceEdit
 
 
-def edited(
+def edit_file(
     found: Configuration, wanted: Setting, engine: Engine, container: Mapping[str, object], uid: str
 ) -> ConfigEdit | Refusal:
     """Return the edit that gives a value in a configuration file another value, and changes nothing else.

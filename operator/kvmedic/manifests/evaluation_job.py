@@ -121,12 +121,12 @@ def _spec(given: Mapping[str, Any], evaluation: Evaluation, subject: Served) -> 
     pod = _section(_section(spec, "template"), "spec") | {"restartPolicy": "Never"}
     for kind in ("initContainers", "containers"):
         if pod.get(kind):
-            pod[kind] = [_pointed(container, subject) for container in pod[kind]]
+            pod[kind] = [_point_at_subject(container, subject) for container in pod[kind]]
     spec["template"] = {**_section(spec, "template"), "spec": pod}
     return spec
 
 
-def _pointed(container: Mapping[str, Any], subject: Served) -> dict[str, Any]:
+def _point_at_subject(container: Mapping[str, Any], subject: Served) -> dict[str, Any]:
     """Return a container that is told where the subject serves."""
     told = {
         "OPENAI_BASE_URL": f"{subject.url}/v1",

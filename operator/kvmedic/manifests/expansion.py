@@ -21,7 +21,7 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser, Point, Tree
 
 from kvmedic.manifests.refusal import PARSER_STEPS, WORD_STEPS, Budget, TooLargeError
-from kvmedic.manifests.tokens import EMPTY, Environment, Traced, as_one, connected, stand_in
+from kvmedic.manifests.tokens import EMPTY, Environment, Traced, as_one, connect_pieces, stand_in
 
 _PIECE = 1024
 """Bytes that the grammar reads at once."""
@@ -290,7 +290,7 @@ class Words:
     def finish(self) -> None:
         """End the word, if one was begun."""
         if self._current is not None:
-            self.done.append(connected(self._current))
+            self.done.append(connect_pieces(self._current))
             self._current = None
 
 
@@ -386,7 +386,7 @@ class Expansion:
         if piece.text.startswith("~"):
             words.add(stand_in(piece.text, "~", piece.site))
         elif piece.text:
-            words.add(_unescaped(piece, lambda _: True))
+            words.add(_unescape_text(piece, lambda _: True))
 
     def _raw(self, node: Node, words: Words) -> None:
         piece = self.source.piece(node)
@@ -408,10 +408,10 @@ class Expansion:
             if child.type == "string_content":
                 continue
             begin, end = self.source.span(child)
-            words.add(_unescaped(self.source.text.piece(done, begin), _is_special_in_quotes))
+            words.add(_unescape_text(self.source.text.piece(done, begin), _is_special_in_quotes))
             self._inside(child, words)
             done = end
-        words.add(_unescaped(self.source.text.piece(done, stop - 1), _is_special_in_quotes))
+        words.add(_unescape_text(self.source.text.piece(done, stop - 1), _is_special_in_quotes))
 
     def _inside(self, node: Node, words: Words) -> None:
         """Add an expansion that is not split: within double quotes, or in an assignment."""
@@ -503,7 +503,7 @@ class Expansion:
         return self.source.text_of(node)
 
 
-def _unescaped(piece: Traced, is_escapable: Callable[[str], bool]) -> Traced:
+def _unescape_text(piece: Traced, is_escapable: Callable[[str], bool]) -> Traced:
     """Return a text without its backslashes; one before a line's end takes that away too."""
     if "\\" not in piece.text:
         return piece
@@ -518,7 +518,7 @@ def _unescaped(piece: Traced, is_escapable: Callable[[str], bool]) -> Traced:
         if following != "\n":
             pieces.append(as_one(following, piece.piece(index, index + 2)))
         index += 2
-    return connected(pieces)
+    return connect_pieces(pieces)
 
 
 def _ends_in_escaped_blank(text: str, stop: int) -> bool:

@@ -75,7 +75,7 @@ def rewritten(container: Mapping[str, object], change: Change) -> TokenEdit | Re
     return _in_variable(container, change, spot)
 
 
-def appended(container: Mapping[str, object], tail: Place, text: str) -> TokenEdit:
+def append_word(container: Mapping[str, object], tail: Place, text: str) -> TokenEdit:
     """Return the edit that adds a word to a command in a shell's script."""
     name = str(container.get("name"))
     return TokenEdit(name, 0, tail.field, tail.index, None, f" {shlex.quote(text)}", tail.at)
@@ -225,7 +225,7 @@ def setting_of(flag: Flag, value: Scalar, engine: Engine) -> Setting | Refusal:
     The value may be typed or a text as on the command line: 8192, "8k", True, "true".
     """
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    read = _read(flag, text, engine)
+    read = _read_value(flag, text, engine)
     if isinstance(read, Refusal):
         return read
     if isinstance(read, int | float) and not isinstance(read, bool) and not flag.bounds.holds(read):
@@ -235,11 +235,11 @@ def setting_of(flag: Flag, value: Scalar, engine: Engine) -> Setting | Refusal:
 
 def option_setting_of(name: OptionName, text: str, engine: Engine) -> OptionSetting | Refusal:
     """Return the setting that a text makes of an option that need not be a knob."""
-    read = _read(name, text, engine)
+    read = _read_value(name, text, engine)
     return read if isinstance(read, Refusal) else OptionSetting(name, read, text.strip())
 
 
-def _read(flag: Spelled, text: str, engine: Engine) -> Scalar | Refusal:
+def _read_value(flag: Spelled, text: str, engine: Engine) -> Scalar | Refusal:
     """Return what the engine reads in a text, or why it does not accept it, or nobody should write it."""
     option = option_of(flag, engine)
     if isinstance(option, Refusal):
@@ -299,7 +299,9 @@ def edit(
         parsed = replace(parsed, config=None)
     given = parsed.last(setting.flag.dest)
     change = (
-        _change_value(container, given, setting) if given else _appended(container, parsed, setting, engine)
+        _change_value(container, given, setting)
+        if given
+        else _append_flag(container, parsed, setting, engine)
     )
     if isinstance(change, AlreadySet | Refusal):
         return change
@@ -343,10 +345,10 @@ def _change_value(
         return _from_variable(setting.flag, token)
     if given.value == setting.value:
         return AlreadySet(token.place)
-    return rewritten(container, _respelled(given, setting))
+    return rewritten(container, _respell_token(given, setting))
 
 
-def _respelled(given: Given, setting: Wanted) -> Change:
+def _respell_token(given: Given, setting: Wanted) -> Change:
     """Return the token that decides a value with another value in it."""
     token = given.held_by
     if given.option.kind is Kind.SWITCH:
@@ -369,7 +371,7 @@ def _switch(option: Option, setting: Wanted, separator: str = "-") -> str:
     return "--" + name.removeprefix("--").replace("-", separator)
 
 
-def _appended(
+def _append_flag(
     container: Mapping[str, object], parsed: Parsed, setting: Wanted, engine: Engine
 ) -> TokenEdit | Refusal:
     option = option_of(setting.flag, engine)
@@ -380,7 +382,7 @@ def _appended(
         return Refusal(RefusalReason.IN_CONFIG_FILE, f"{message}, which is not edited: set it there")
     text = _appendix(option, setting)
     if parsed.tail is not None:
-        return appended(container, parsed.tail, text)
+        return append_word(container, parsed.tail, text)
     field = Field.ARGS if container.get(Field.ARGS) else Field.COMMAND
     tokens = container.get(field)
     size = len(tokens) if isinstance(tokens, list) else 0
@@ -416,7 +418,9 @@ def _unsafe(flag: Spelled) -> Refusal:
     )
 
 
-def removed(container: Mapping[str, object], index: int, flag: Flag, engine: Engine) -> TokenEdit | Refusal:
+def remove_flag(
+    container: Mapping[str, object], index: int, flag: Flag, engine: Engine
+) -> TokenEdit | Refusal:
     """Return the one token that has to go so that a container's command line does not give a flag.
 
     Only a flag that is one word is taken off, as that is how one is added; and only where the engine reads

@@ -62,7 +62,7 @@ def words_of(line: CommandLine, engine: Engine, names: Container[str]) -> tuple[
         words = _positional_to_front(words, engine)
     config, words = _without_config(words, dialect.config)
     levelled = _with_level(words, engine, names)
-    return config, _gathered([_dashed(word) for word in levelled], engine)
+    return config, _gather_parts([_dash_word(word) for word in levelled], engine)
 
 
 def _positional_to_front(words: list[Word], engine: Engine) -> list[Word]:
@@ -106,7 +106,7 @@ def _without_config(words: list[Word], option: str) -> tuple[str | None, list[Wo
     return path.text, words[: places[0]] + words[places[0] + 2 :]
 
 
-def _dashed(word: Word) -> Word:
+def _dash_word(word: Word) -> Word:
     """Return a word with its option name spelled as options are declared."""
     if not word.text.startswith("--"):
         return word
@@ -133,7 +133,7 @@ def _with_level(words: list[Word], engine: Engine, names: Container[str]) -> lis
     return written
 
 
-def _gathered(words: list[Word], engine: Engine) -> list[Word]:
+def _gather_parts(words: list[Word], engine: Engine) -> list[Word]:
     """Return the words with each `--option.key value` moved to the end as `--option value`.
 
     The value is JSON that is put together of all keys; which keys does not matter here.
@@ -398,11 +398,11 @@ def _value(match: _Match, word: Word, values: tuple[Word, ...]) -> Scalar:
         raise WouldNotStartError(f"{word.text} ({word.token.place}) prints the help and ends")
     if not values:
         return not match.name.startswith("--no-") if option.kind is Kind.SWITCH else True
-    read = [_read(option, value) for value in values]
+    read = [_read_word(option, value) for value in values]
     return read[0] if len(read) == 1 else " ".join(str(item) for item in read)
 
 
-def _read(option: Option, value: Word) -> Scalar:
+def _read_word(option: Option, value: Word) -> Scalar:
     if value.token.unresolved:
         return value.text
     result = read_value(option, value.text)

@@ -16,12 +16,12 @@ from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.programs import (
     SHELLS,
     TRANSPARENT,
+    command_line_of,
     engine_start,
     holds_a_command,
     is_python,
     program_of,
     shell_start,
-    started,
 )
 from kvmedic.manifests.refusal import (
     STEPS,
@@ -156,7 +156,9 @@ def _other(tokens: Sequence[Token], profile: EngineProfile, ours: bool) -> Invoc
     script = next((token for token in tokens if holds_a_command(token.text, profile.launch)), None)
     if script is not None:
         return _script(program, script, profile.name)
-    within = any(started(tokens[start:], profile.launch) is not None for start in range(1, len(tokens)))
+    within = any(
+        command_line_of(tokens[start:], profile.launch) is not None for start in range(1, len(tokens))
+    )
     if within and program in SHELLS:
         return _script(program, tokens[0], profile.name)
     if within:

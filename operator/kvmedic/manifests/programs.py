@@ -54,10 +54,10 @@ def is_python(token: Token) -> bool:
 
 def engine_start(tokens: Sequence[Token], launch: Launch) -> CommandLine | None:
     """Return the engine's command line where the tokens start it, as they are or through a wrapper."""
-    line = started(tokens, launch)
+    line = command_line_of(tokens, launch)
     if line is not None or not _passes_on(tokens):
         return line
-    inner = (started(tokens[start:], launch) for start in range(1, len(tokens)))
+    inner = (command_line_of(tokens[start:], launch) for start in range(1, len(tokens)))
     return next((line for line in inner if line is not None), None)
 
 
@@ -70,7 +70,7 @@ def shell_start(tokens: Sequence[Token]) -> ShellStart | None:
     return None
 
 
-def started(tokens: Sequence[Token], launch: Launch) -> CommandLine | None:
+def command_line_of(tokens: Sequence[Token], launch: Launch) -> CommandLine | None:
     """Return the command line where the first token starts the engine."""
     if not tokens:
         return None

@@ -164,7 +164,7 @@ def _source(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
     """Return a patch for kustomize, or the change in words where it is within a longer text."""
 
     def written(patch: list[dict[str, object]]) -> str:
-        return kustomized(wanted.kind, wanted.namespace, wanted.name, patch)
+        return kustomize_patch(wanted.kind, wanted.namespace, wanted.name, patch)
 
     return _by_token(in_source(owner) or "", "/spec/template", wanted, written)
 
@@ -233,7 +233,7 @@ def _kubectl(resource: str, owner: TemplateOwner, wanted: Wanted, patch: list[di
     return f"{names} --type=json -p {shlex.quote(json.dumps(patch))}"
 
 
-def kustomized(kind: str, namespace: str, name: str, patch: list[dict[str, object]]) -> str:
+def kustomize_patch(kind: str, namespace: str, name: str, patch: list[dict[str, object]]) -> str:
     """Return a JSON patch of a workload as an entry for a kustomization."""
     lines = "".join(f"\n    - {json.dumps(operation)}" for operation in patch)
     target = json.dumps({"kind": kind, "name": name, "namespace": namespace})
@@ -291,7 +291,9 @@ def bundle_proposal_for(owner: TemplateOwner, namespace: str, step: BundleStep) 
     operations = _operations(step)
     if operations is None:
         return make_proposal(owner, how, words)
-    return make_proposal(owner, how, kustomized(step.target.kind, namespace, step.target.name, operations))
+    return make_proposal(
+        owner, how, kustomize_patch(step.target.kind, namespace, step.target.name, operations)
+    )
 
 
 def _operations(step: BundleStep) -> list[Operation] | None:
@@ -372,7 +374,7 @@ def revert_for(owner: TemplateOwner, reverted: Reverted) -> Proposal:
         return make_proposal(owner, told, reverted.words())
     text = reverted.words()
     if reverted.operations is not None:
-        text = kustomized(reverted.kind, reverted.namespace, reverted.name, list(reverted.operations))
+        text = kustomize_patch(reverted.kind, reverted.namespace, reverted.name, list(reverted.operations))
     return make_proposal(owner, how.format(name=name, where=where), text)
 
 

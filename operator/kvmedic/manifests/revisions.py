@@ -80,7 +80,7 @@ def differences(revised: Revised, container: str | None, engines: Sequence[Engin
     if isinstance(now, Unreadable):
         return now
     name = str(now.container.get("name"))
-    was = _named(before, name)
+    was = _named_items(before, name)
     if was is None:
         return Unreadable(f"the revision before has no container {name}")
     volumes = [_of_pod(template, "volumes") for template in (before, after)]
@@ -95,7 +95,9 @@ def differences(revised: Revised, container: str | None, engines: Sequence[Engin
     variable = next((dest for dest in _of_interest(now) if _depends(then, dest) != _depends(now, dest)), None)
     if variable is not None:
         return Unreadable(f"{variable} comes from a variable that is set outside of the manifest")
-    return tuple(found for found in (*_raised(then, now), *_types(then, now), _image(then, now)) if found)
+    return tuple(
+        found for found in (*_raise_limit(then, now), *_types(then, now), _image(then, now)) if found
+    )
 
 
 def _of_interest(side: _Side) -> tuple[str, ...]:
@@ -148,7 +150,7 @@ def _with_file(
     return Unreadable(found.message) if isinstance(found, Refusal) else replace(side, file=found.read.parsed)
 
 
-def _named(template: Mapping[str, object], name: str) -> Mapping[str, object] | None:
+def _named_items(template: Mapping[str, object], name: str) -> Mapping[str, object] | None:
     return next((spec for spec in containers_of(template) if spec.get("name") == name), None)
 
 
@@ -157,7 +159,7 @@ def _of_pod(template: Mapping[str, object], key: str) -> object:
     return spec.get(key) if isinstance(spec, Mapping) else None
 
 
-def _raised(before: _Side, after: _Side) -> list[Difference]:
+def _raise_limit(before: _Side, after: _Side) -> list[Difference]:
     found = []
     for knob in RAISED:
         flag = after.profile.flag(knob)

@@ -104,7 +104,7 @@ class Traced:
     @property
     def origin(self) -> Spot | None:
         """Return the one unbroken piece that the text is written as, or None."""
-        return joined(mark.origin for mark in self.marks)
+        return join_spots(mark.origin for mark in self.marks)
 
     @property
     def site(self) -> Spot | None:
@@ -119,7 +119,7 @@ class Traced:
 EMPTY = Traced()
 
 
-def connected(pieces: Sequence[Traced]) -> Traced:
+def connect_pieces(pieces: Sequence[Traced]) -> Traced:
     """Return one text of several pieces."""
     if len(pieces) < 2:
         return pieces[0] if pieces else EMPTY
@@ -127,7 +127,7 @@ def connected(pieces: Sequence[Traced]) -> Traced:
     return Traced("".join(piece.text for piece in pieces), marks)
 
 
-def written(text: str, field: Field, index: int, start: int = 0) -> Traced:
+def write_text(text: str, field: Field, index: int, start: int = 0) -> Traced:
     """Return a text as it is written in one item of a container."""
     spots = (Spot(field, index, at, at + 1) for at in range(start, start + len(text)))
     return Traced(text, tuple(Mark(spot, spot) for spot in spots))
@@ -140,12 +140,12 @@ def stand_in(text: str, name: str, site: Spot | None) -> Traced:
 
 def as_one(text: str, piece: Traced) -> Traced:
     """Return one character that is written as several: an escape, a doubled sign."""
-    site = joined(mark.site for mark in piece.marks)
+    site = join_spots(mark.site for mark in piece.marks)
     last = piece.marks[-1]
     return Traced(text, (Mark(piece.origin, site, last.variables, last.unknown),))
 
 
-def joined(spots: Iterable[Spot | None]) -> Spot | None:
+def join_spots(spots: Iterable[Spot | None]) -> Spot | None:
     """Return the spot that adjoining spots make up, or None where they do not adjoin."""
     whole: Spot | None = None
     for spot in spots:
@@ -218,7 +218,7 @@ class Environment:
         """Return a variable's value with where it is written; empty where it is not known."""
         text = self.values.get(name, "")
         if name in self.entries:
-            return written(text, Field.ENV, self.entries[name])
+            return write_text(text, Field.ENV, self.entries[name])
         return Traced(text, (Mark(),) * len(text))
 
     def knows_nothing_of(self, name: str) -> bool:
@@ -371,7 +371,7 @@ def trace_of(raw: str, place: Place, environment: Environment, budget: Budget) -
         TooLargeError: the budget is spent.
     """
     budget.spend_text(len(raw))
-    whole, done = written(raw, place.field, place.index), 0
+    whole, done = write_text(raw, place.field, place.index), 0
     pieces: list[Traced] = []
     for match in _references(raw):
         start, stop = match.span()
@@ -389,7 +389,7 @@ def trace_of(raw: str, place: Place, environment: Environment, budget: Budget) -
             pieces.append(Traced(piece.text, tuple(marks)))
         else:
             pieces.append(piece)
-    return connected([*pieces, whole.piece(done, len(raw))])
+    return connect_pieces([*pieces, whole.piece(done, len(raw))])
 
 
 def _token(raw: str, place: Place, environment: Environment, budget: Budget) -> Token:
@@ -436,7 +436,7 @@ _LONGEST = 100
 """Characters of a value that a message quotes."""
 
 
-def _quoted(text: str) -> str:
+def _quote_text(text: str) -> str:
     return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
@@ -444,14 +444,14 @@ def read_value(option: Option, text: str) -> Scalar | Malformed:
     """Return the value that an option takes from a text."""
     if option.nullable and text in {"", "None"}:
         return None
-    value = _typed(option.kind, text)
+    value = _typed_value(option.kind, text)
     if option.choices and not isinstance(value, Malformed) and str(value) not in option.choices:
         listed = ", ".join(repr(choice) for choice in option.choices)
-        return Malformed(f"invalid choice: {_quoted(text)} (choose from {listed})")
+        return Malformed(f"invalid choice: {_quote_text(text)} (choose from {listed})")
     return value
 
 
-def _typed(kind: Kind, text: str) -> Scalar | Malformed:
+def _typed_value(kind: Kind, text: str) -> Scalar | Malformed:
     match kind:
         case Kind.INT:
             return _integer(text, "int")
@@ -469,15 +469,15 @@ def _typed(kind: Kind, text: str) -> Scalar | Malformed:
 
 def _integer(text: str, kind: str) -> int | Malformed:
     try:
-        return _held(int(text), text)
+        return _bounded_whole(int(text), text)
     except ValueError:
-        return Malformed(f"invalid {kind} value: {_quoted(text)}")
+        return Malformed(f"invalid {kind} value: {_quote_text(text)}")
 
 
-def _held(value: float, text: str) -> int | Malformed:
+def _bounded_whole(value: float, text: str) -> int | Malformed:
     """Return a whole number as it is, where an engine can hold it."""
     if abs(value) > LARGEST:
-        return Malformed(f"{_quoted(text)} is more than an engine can hold: at most {LARGEST}")
+        return Malformed(f"{_quote_text(text)} is more than an engine can hold: at most {LARGEST}")
     return int(value)
 
 
@@ -487,10 +487,10 @@ def _human(text: str) -> int | Malformed:
         return _integer(text, "human_readable_int")
     number, suffix = match["number"], match["suffix"]
     if suffix in _DECIMAL:
-        return _held(float(number) * _DECIMAL[suffix], text)
+        return _bounded_whole(float(number) * _DECIMAL[suffix], text)
     if match["fraction"] is None:
         whole = _integer(number, "human_readable_int")
-        return whole if isinstance(whole, Malformed) else _held(whole * _BINARY[suffix], text)
+        return whole if isinstance(whole, Malformed) else _bounded_whole(whole * _BINARY[suffix], text)
     return Malformed(
         f"Decimals are not allowed with binary suffixes like {suffix}. "
         f"Did you mean to use {number}{suffix.lower()} instead?"
@@ -501,11 +501,11 @@ def _decimal(text: str) -> float | Malformed:
     try:
         value = float(text)
     except ValueError:
-        return Malformed(f"invalid float value: {_quoted(text)}")
-    return value if math.isfinite(value) else Malformed(f"not a finite number: {_quoted(text)}")
+        return Malformed(f"invalid float value: {_quote_text(text)}")
+    return value if math.isfinite(value) else Malformed(f"not a finite number: {_quote_text(text)}")
 
 
 def _truth(text: str) -> bool | Malformed:
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
-    return Malformed(f"invalid boolean value: {_quoted(text)}; expected true or false")
+    return Malformed(f"invalid boolean value: {_quote_text(text)}; expected true or false")

@@ -160,7 +160,7 @@ def _shared_claims(spec: Mapping[str, Any]) -> dict[str, str]:
     return {each["name"]: each["resourceClaimName"] for each in claims if each.get("resourceClaimName")}
 
 
-def _claimed(container: Mapping[str, Any]) -> list[str]:
+def _claimed_names(container: Mapping[str, Any]) -> list[str]:
     """Return the names of the resource claims that a container uses."""
     return [each.get("name") for each in (container.get("resources") or {}).get("claims") or ()]
 
@@ -172,7 +172,7 @@ def _cut_shared_claims(spec: dict[str, Any]) -> None:
         return
     spec["resourceClaims"] = [each for each in spec["resourceClaims"] if each["name"] not in shared]
     for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
-        if _claimed(container):
+        if _claimed_names(container):
             kept = [each for each in container["resources"]["claims"] if each.get("name") not in shared]
             container["resources"]["claims"] = kept
 
@@ -181,7 +181,7 @@ def _lost_device(spec: Mapping[str, Any]) -> Iterator[str]:
     """Yield which container would have no device of its own without those that the fleet shares."""
     shared = _shared_claims(spec)
     for container in spec.get("containers") or ():
-        names = _claimed(container)
+        names = _claimed_names(container)
         devices = [name for name in (container.get("resources") or {}).get("limits") or {} if "/" in name]
         if names and not devices and all(name in shared for name in names):
             yield (

@@ -122,14 +122,14 @@ def roots_of(text: str) -> Sequence[Node]:
     there as many blanks read the same.
     """
     if _is_json(text):
-        return _composed(text.replace("\t", " "))
+        return _compose_nodes(text.replace("\t", " "))
     try:
-        return _composed(text)
+        return _compose_nodes(text)
     except YAMLError:
-        return _composed(_TRAILING_TABS.sub(lambda tabs: " " * len(tabs[0]), text))
+        return _compose_nodes(_TRAILING_TABS.sub(lambda tabs: " " * len(tabs[0]), text))
 
 
-def _composed(text: str) -> Sequence[Node]:
+def _compose_nodes(text: str) -> Sequence[Node]:
     if len(text) > LONGEST:
         raise TooLargeError(
             f"the manifest has {len(text)} characters; at most {LONGEST} are read: "
@@ -382,7 +382,7 @@ def pieces_of(text: str, node: ScalarNode) -> list[Piece] | None:
     return found if len(found) == len(node.value) else None
 
 
-def escaped(token: str, style: str | None) -> str:
+def escape_text(token: str, style: str | None) -> str:
     """Return a piece of a value as it is written within a scalar of a style."""
     if style == '"':
         return json.dumps(token, ensure_ascii=False)[1:-1]

@@ -15,7 +15,7 @@ from kvmedic.metrics.options import Labels
 from kvmedic.metrics.promql import Span, duration_text
 from kvmedic.metrics.series import PodKey, Reply, Series, Unanswered
 from kvmedic.model.devices import CLOCK_FAULTS, MEMORY_SERIES, NO_NUMBER, SERIES, Device, MemorySeries, Vital
-from kvmedic.model.evidence import Absence, Measured, Missing, Reading, measured
+from kvmedic.model.evidence import Absence, Measured, Missing, Reading, as_reading
 
 _OWN_POD = ("pod", "pod_name", "exported_pod")
 _OWN_NAMESPACE = ("namespace", "pod_namespace", "exported_namespace")
@@ -123,10 +123,10 @@ def _faults(name: str, grid: str) -> str:
 
 def _by_user(expression: str, labels: Labels, fold: str) -> str:
     """Return the series of an expression under the labels of the pod that uses the device."""
-    named = _copied(expression, _POD, _by_weight(labels.pod, _OWN_POD))
-    named = _copied(named, _NAMESPACE, _by_weight(labels.namespace, _OWN_NAMESPACE))
+    named = _copy_label(expression, _POD, _by_weight(labels.pod, _OWN_POD))
+    named = _copy_label(named, _NAMESPACE, _by_weight(labels.namespace, _OWN_NAMESPACE))
     kept = f"{fold} by ({', '.join((_NAMESPACE, _POD, *_IDENTITY))}) ({named})"
-    return _copied(_copied(kept, labels.pod, (_POD,)), labels.namespace, (_NAMESPACE,))
+    return _copy_label(_copy_label(kept, labels.pod, (_POD,)), labels.namespace, (_NAMESPACE,))
 
 
 def _by_weight(configured: str, own: tuple[str, ...]) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def _by_weight(configured: str, own: tuple[str, ...]) -> tuple[str, ...]:
     return own if configured in own else (configured, *own)
 
 
-def _copied(expression: str, target: str, sources: tuple[str, ...]) -> str:
+def _copy_label(expression: str, target: str, sources: tuple[str, ...]) -> str:
     """Return an expression with a label set to the last of some others that is not empty."""
     for source in sources:
         expression = f'label_replace({expression}, "{target}", "$1", "{source}", "(.+)")'
@@ -148,7 +148,7 @@ def _devices(pod: PodKey, replies: Mapping[Vital, Reply], at: datetime) -> Readi
         for one in () if isinstance(reply, Unanswered) else reply.of(pod):
             readings = found.setdefault(_name(one), {})
             identities[_name(one)] = one.labels.get("UUID") or one.labels.get("uuid") or ""
-            readings[vital] = _worse(vital, readings.get(vital), measured(one.value, at))
+            readings[vital] = _worse(vital, readings.get(vital), as_reading(one.value, at))
     unanswered = [vital for vital, reply in replies.items() if isinstance(reply, Unanswered)]
     if not found:
         return Missing(Absence.SOURCE_UNAVAILABLE if unanswered else Absence.NO_SERIES)

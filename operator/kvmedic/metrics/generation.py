@@ -108,7 +108,7 @@ async def generate(
         course: a new one; it tells others how far this is.
         rhythm: of readings, and of patience.
     """
-    reading = asyncio.create_task(_read(course, engine, rhythm.interval_seconds))
+    reading = asyncio.create_task(_read_blocks(course, engine, rhythm.interval_seconds))
     try:
         await _stream(engine, asked, course, rhythm.silence_seconds)
     except BrokenOffError as error:
@@ -153,13 +153,13 @@ async def _stream(engine: Engine, asked: Asked, course: Course, silence_seconds:
     async with (
         asyncio.timeout(silence_seconds) as patience,
         _request(engine, asked, silence_seconds) as response,
-        aclosing(_lines(accepted(response))) as lines,
+        aclosing(_lines(accept_response(response))) as lines,
     ):
         async for line in lines:
             text = line.removeprefix(_DATA).strip()
             if not line.startswith(_DATA) or text == _DONE:
                 continue
-            events, told = _counted(text, events)
+            events, told = _count_events(text, events)
             count = min(max(events, told), asked.tokens)
             if count > course.tokens:
                 course.tokens = count
@@ -186,7 +186,7 @@ def _request(
     return engine.http.stream("POST", engine.url + PATH, json=body, headers=headers, timeout=patience)
 
 
-def accepted(response: httpx.Response) -> httpx.Response:
+def accept_response(response: httpx.Response) -> httpx.Response:
     """Return a response that is an answer.
 
     Raises:
@@ -214,7 +214,7 @@ async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
             raise BrokenOffError("the engine sent an event that is too large")
 
 
-def _counted(text: bytes, events: int) -> tuple[int, int]:
+def _count_events(text: bytes, events: int) -> tuple[int, int]:
     """Return the events with text so far, and the tokens that the engine itself says have come."""
     try:
         event = json.loads(text)
@@ -225,7 +225,7 @@ def _counted(text: bytes, events: int) -> tuple[int, int]:
         raise BrokenOffError("the engine sent what is no event of a completion") from error
 
 
-async def _read(seen: Course, engine: Engine, interval_seconds: float) -> None:
+async def _read_blocks(seen: Course, engine: Engine, interval_seconds: float) -> None:
     """Read used blocks again and again, until it is cancelled."""
     while True:
         page = await engine.pages()
@@ -317,7 +317,7 @@ async def limit_of(engine: Engine) -> int | None:
             asyncio.timeout(MODELS_SECONDS),
             engine.http.stream("GET", url, headers=headers) as response,
         ):
-            told = json.loads(await _drained(accepted(response)))["data"]
+            told = json.loads(await _drain_answer(accept_response(response)))["data"]
         limits = [each.get("max_model_len") for each in told]
     except (httpx.HTTPError, httpx.InvalidURL, BrokenOffError, TimeoutError):
         return None
@@ -340,7 +340,7 @@ async def compute(engine: Engine, sent: Sent, course: Course) -> Prompted | Inte
     if began.tokens > sent.lengths[0] / LEAST_SPAN:
         return Interrupted("the engine has served other requests already: only a new one shows what it takes")
     try:
-        found = await _computed(engine, sent, course)
+        found = await _computed_course(engine, sent, course)
     except (BrokenOffError, _UnreadError) as error:
         return Interrupted(f"after {course.tokens} tokens of prompts {error}")
     ended = await _count_prompt(engine)
@@ -349,7 +349,7 @@ async def compute(engine: Engine, sent: Sent, course: Course) -> Prompted | Inte
     return found
 
 
-async def _computed(engine: Engine, sent: Sent, course: Course) -> Prompted:
+async def _computed_course(engine: Engine, sent: Sent, course: Course) -> Prompted:
     """Return what was read, as far as the engine came with it.
 
     Raises:
@@ -413,14 +413,14 @@ async def _send(engine: Engine, sent: Sent, place: int, tokens: int) -> None:
             asyncio.timeout(sent.silence_seconds),
             engine.http.stream("POST", url, json=body, headers=headers, timeout=patience) as response,
         ):
-            await _drained(accepted(response))
+            await _drain_answer(accept_response(response))
     except (TimeoutError, httpx.TimeoutException):
         raise BrokenOffError(f"no answer came for {sent.silence_seconds:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise BrokenOffError(f"the connection failed: {type(error).__name__}") from None
 
 
-async def _drained(response: httpx.Response) -> bytes:
+async def _drain_answer(response: httpx.Response) -> bytes:
     """Return an answer, read to its end.
 
     Raises:

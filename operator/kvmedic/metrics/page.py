@@ -159,7 +159,7 @@ _LEAST_FOR_DEVIATION = 3
 """Two samples say nothing about how far samples lie from their mean."""
 
 
-def evaluated(source: SignalSource, pages: Sequence[Page]) -> tuple[Series, ...] | None:
+def evaluate_signal(source: SignalSource, pages: Sequence[Page]) -> tuple[Series, ...] | None:
     """Return a signal's series over all pages, oldest first; None where so few pages cannot tell it."""
     match source:
         case CounterSource():
@@ -196,7 +196,7 @@ def _over_pages(
 ) -> tuple[Series, ...]:
     """Return one value per series that the newest page has; NaN anywhere makes it NaN."""
     histories = _histories(name, pages)
-    return tuple(_reduced(one, histories[_same(one)], reduce) for one in pages[-1].of(name))
+    return tuple(_reduce_series(one, histories[_same(one)], reduce) for one in pages[-1].of(name))
 
 
 def _rises(name: str, pages: Sequence[Page], *, begins_unseen: bool) -> tuple[Series, ...]:
@@ -208,7 +208,7 @@ def _rises(name: str, pages: Sequence[Page], *, begins_unseen: bool) -> tuple[Se
     histories, before = _histories(name, pages), {_same(one) for one in pages[0].of(name)}
     seen = [one for one in pages[-1].of(name) if begins_unseen or _same(one) in before]
     born = {_same(one): [] if _same(one) in before else [0.0] for one in seen}
-    return tuple(_reduced(one, born[_same(one)] + histories[_same(one)], _increase) for one in seen)
+    return tuple(_reduce_series(one, born[_same(one)] + histories[_same(one)], _increase) for one in seen)
 
 
 def _histories(name: str, pages: Sequence[Page]) -> Mapping[_Identity, list[float]]:
@@ -219,7 +219,9 @@ def _histories(name: str, pages: Sequence[Page]) -> Mapping[_Identity, list[floa
     return found
 
 
-def _reduced(one: Series, values: Sequence[float], reduce: Callable[[Sequence[float]], float]) -> Series:
+def _reduce_series(
+    one: Series, values: Sequence[float], reduce: Callable[[Sequence[float]], float]
+) -> Series:
     value = reduce(values) if all(map(math.isfinite, values)) else math.nan
     return Series(one.labels, value, one.bound)
 
@@ -285,7 +287,7 @@ def replica_of(page: Page, table: SignalTable) -> Replica | None:
 def gauge(replica: Replica, signal: Signal, pages: Sequence[Page]) -> Reading[float]:
     """Return a signal that is a gauge over some pages, oldest first; one page is enough."""
     source = replica.table.signals[signal]
-    series = evaluated(source, pages) if isinstance(source, GaugeSource) else None
+    series = evaluate_signal(source, pages) if isinstance(source, GaugeSource) else None
     return Unsupported() if series is None else number(replica, source, series)
 
 
@@ -313,7 +315,7 @@ def _readings(pages: Sequence[Page], table: SignalTable) -> PodReadings:
     replica = replica_of(pages[-1], table)
     if replica is None:
         return absent(table.signals, Missing(Absence.NO_SERIES))
-    found = {signal: evaluated(source, pages) for signal, source in table.signals.items()}
+    found = {signal: evaluate_signal(source, pages) for signal, source in table.signals.items()}
     return PodReadings(
         numbers={s: _number(replica, s, series) for s, series in found.items() if s not in HISTOGRAMS},
         histograms={s: _histogram(replica, series) for s, series in found.items() if s in HISTOGRAMS},

@@ -224,7 +224,7 @@ def session_of(options: SourceOptions) -> requests.Session:
         session.cert = (cert, str(key)) if key else cert
     if options.proxy:
         session.proxies = {"all": options.proxy.get_secret_value()}
-    session.hooks["response"] = [_checked(options)]
+    session.hooks["response"] = [_response_check(options)]
     return session
 
 
@@ -233,7 +233,7 @@ def adapter(options: SourceOptions) -> TimedAdapter:
     return TimedAdapter(pool_maxsize=options.concurrency, max_retries=0)
 
 
-def _checked(options: SourceOptions) -> Any:
+def _response_check(options: SourceOptions) -> Any:
     """Return the hook that reads a response within bounds and refuses what is no complete answer."""
     limit = options.response_limit_mib << 20
 

@@ -93,7 +93,7 @@ def expression(source: SignalSource, span: Span, table: SignalTable, target_labe
         case HistogramSource(names=names):
             return _histogram(names, window)
         case HeldRatioSource():
-            return _held(source, span, table)
+            return _least_over_hold(source, span, table)
         case StartSource(name=name):
             recent = f"[{duration_text(span.freshness)}]"
             on = _target(target_labels)
@@ -151,7 +151,7 @@ def _histogram(names: tuple[str, ...], window: str) -> str:
     return " or ".join((f"({text})", *(f"increase({name}_sum[{window}])" for name in names)))
 
 
-def _held(source: HeldRatioSource, span: Span, table: SignalTable) -> str:
+def _least_over_hold(source: HeldRatioSource, span: Span, table: SignalTable) -> str:
     """Return the ratio at each moment of the hold, the smallest; nothing for a replica not seen at each.
 
     Where the numerator did not rise the ratio is 0, also before an engine of old finished its first request.

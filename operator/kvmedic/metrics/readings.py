@@ -63,7 +63,7 @@ def number(replica: Replica, source: SignalSource, series: Iterable[Series]) -> 
     values = _per_engine(replica, series, lambda many: _number_of(source, many, process), agreement.holds)
     if isinstance(values, Missing):
         return values
-    return Measured(_combined(across_of(source), values), replica.presence.at)
+    return Measured(_combine_engines(across_of(source), values), replica.presence.at)
 
 
 def histogram(replica: Replica, series: Iterable[Series]) -> Reading[Histogram]:
@@ -96,10 +96,10 @@ def histogram_of(series: Sequence[Series]) -> Histogram | Missing:
         return Missing(Absence.NOT_A_NUMBER)
     if min(buckets.values()) < 0:
         return Missing(Absence.AMBIGUOUS)
-    return _uncumulated(buckets, math.fsum(sums))
+    return _bucket_counts(buckets, math.fsum(sums))
 
 
-def _uncumulated(buckets: Mapping[float, float], total: float) -> Histogram:
+def _bucket_counts(buckets: Mapping[float, float], total: float) -> Histogram:
     bounds = sorted(buckets)
     counts, below = [], 0.0
     for bound in bounds:
@@ -111,7 +111,7 @@ def _uncumulated(buckets: Mapping[float, float], total: float) -> Histogram:
 
 def _number_of(source: SignalSource, series: Sequence[Series], process_label: str) -> float | Missing:
     """Return the value of one engine as one scraper saw it; what several processes tell of it must agree."""
-    told = [_folded(source, many) for many in _copies(series, process_label)]
+    told = [_fold_values(source, many) for many in _copies(series, process_label)]
     values = [one for one in told if not isinstance(one, Missing)]
     if len(values) < len(told):
         return Missing(Absence.NOT_A_NUMBER)
@@ -129,14 +129,14 @@ def _copies(series: Sequence[Series], process_label: str) -> Sequence[Sequence[S
     return [whole] if whole or not by_process else list(by_process.values())
 
 
-def _folded(source: SignalSource, series: Sequence[Series]) -> float | Missing:
+def _fold_values(source: SignalSource, series: Sequence[Series]) -> float | Missing:
     if isinstance(source, CounterSource) and source.part is not None:
         part = source.part
         series = [one for one in series if part.holds(one.labels.get(part.label, ""))]
     values = [one.value for one in series]
     if not all(math.isfinite(value) for value in values):
         return Missing(Absence.NOT_A_NUMBER)
-    return _combined(across_of(source), values)
+    return _combine_engines(across_of(source), values)
 
 
 def _per_engine(
@@ -152,7 +152,7 @@ def _per_engine(
         return Missing(Absence.NOTHING_FOUND)
     values = []
     for _, scraped in sorted(sightings.items()):
-        value = _undoubled(replica.presence, {s: fold(many) for s, many in scraped.items()}, agree)
+        value = _value_of_scrapers(replica.presence, {s: fold(many) for s, many in scraped.items()}, agree)
         if isinstance(value, Missing):
             return value
         values.append(value)
@@ -179,7 +179,7 @@ def _by_labels(series: Iterable[Series]) -> Iterable[list[Series]]:
     return found.values()
 
 
-def _undoubled(
+def _value_of_scrapers(
     presence: Presence, values: Mapping[Scraper, V | Missing], agree: Callable[[V, V], bool]
 ) -> V | Missing:
     """Return the value that the most recent scraper has, if all others agree with it."""
@@ -204,7 +204,7 @@ def _alike(a: Histogram, b: Histogram) -> bool:
     return abs(means[0] - means[1]) <= COUNTS_AGREE.relative * max(means)
 
 
-def _combined(across: Across, values: Sequence[float]) -> float:
+def _combine_engines(across: Across, values: Sequence[float]) -> float:
     """Return several engines' values as one; no series of a part count 0."""
     if not values:
         return 0.0
@@ -272,13 +272,13 @@ def pool(replica: Replica, series: Iterable[Series]) -> Reading[Pool]:
         if not isinstance(frontend, _Frontend):
             return frontend
         frontends.add(frontend)
-    return _joined(replica, sorted(frontends, key=lambda f: sorted(f.engines)))
+    return _join_histograms(replica, sorted(frontends, key=lambda f: sorted(f.engines)))
 
 
 def block_tokens(replica: Replica, series: Iterable[Series]) -> int | None:
     """Return tokens per block as the labels declare them; None where they do not, or not with one voice."""
     labels = [one.labels for many in _by_scraper(replica, series).values() for one in many]
-    said = {_declared(replica.table.pool, each) for each in labels}
+    said = {_declared_block_tokens(replica.table.pool, each) for each in labels}
     return said.pop() or None if len(said) == 1 else None
 
 
@@ -309,14 +309,14 @@ def _by_scraper(replica: Replica, series: Iterable[Series]) -> dict[Scraper, lis
 def _frontend(replica: Replica, series: Sequence[Series]) -> _Frontend | Missing | Unsupported:
     """Return what one frontend says; each of its engines has a series with the same text."""
     engines = frozenset(one.labels.get(replica.table.engine_label, "") for one in series)
-    told = {_told(replica.table.pool, one, len(engines)) for one in series}
+    told = {_pool_of_series(replica.table.pool, one, len(engines)) for one in series}
     if len(told) > 1:
         return Missing(Absence.AMBIGUOUS)
     only = told.pop()
     return _Frontend(engines, only) if isinstance(only, Pool) else only
 
 
-def _joined(replica: Replica, frontends: Sequence[_Frontend]) -> Reading[Pool]:
+def _join_histograms(replica: Replica, frontends: Sequence[_Frontend]) -> Reading[Pool]:
     engines = [engine for frontend in frontends for engine in frontend.engines]
     kinds = {replace(frontend.pool, blocks=0) for frontend in frontends}
     if len(engines) > len(set(engines)) or len(kinds) > 1:
@@ -327,13 +327,13 @@ def _joined(replica: Replica, frontends: Sequence[_Frontend]) -> Reading[Pool]:
     return Measured(replace(kinds.pop(), blocks=blocks), replica.presence.at)
 
 
-def _told(source: PoolSource, series: Series, engines: int) -> _Told:
+def _pool_of_series(source: PoolSource, series: Series, engines: int) -> _Told:
     """Return the pool that one series describes, or why its labels describe none."""
     sizes = [series.labels.get(name, _UNTOLD) for name in source.block_tokens]
     if series.labels.get(source.blocks, _UNTOLD) == _UNTOLD or all(size == _UNTOLD for size in sizes):
         return Unsupported()
     total = _whole(series.labels[source.blocks])
-    declared = _declared(source, series.labels)
+    declared = _declared_block_tokens(source, series.labels)
     usable = total - engines * source.null_blocks
     if usable < 1 or not declared:
         return Missing(Absence.NOT_A_NUMBER)
@@ -346,7 +346,7 @@ def _told(source: PoolSource, series: Series, engines: int) -> _Told:
     )
 
 
-def _declared(source: PoolSource, labels: Mapping[str, str]) -> int:
+def _declared_block_tokens(source: PoolSource, labels: Mapping[str, str]) -> int:
     """Return tokens per block by the labels; 0 where none of them is a number."""
     return next(filter(None, (_whole(labels.get(name, _UNTOLD)) for name in source.block_tokens)), 0)
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from math import inf
 
-from kvmedic.metrics.page import Page, evaluated, gauge, observe_pages, replica_of
+from kvmedic.metrics.page import Page, evaluate_signal, gauge, observe_pages, replica_of
 from kvmedic.metrics.readings import Replica, number
 from kvmedic.model.evidence import (
     Absence,
@@ -77,7 +77,7 @@ def glimpse(pages: Mapping[str, Sequence[Page]], table: SignalTable, seconds: fl
     resting = tuple(
         name
         for name, many in sorted(pages.items())
-        if not _loaded(many, table) and _value(readings[name].number(Signal.GENERATED_TOKENS))
+        if not _loaded_pages(many, table) and _value(readings[name].number(Signal.GENERATED_TOKENS))
     )
     return Glimpse(replace(seen, window_seconds=window, pods=readings), resting)
 
@@ -114,21 +114,21 @@ def _sparse(readings: PodReadings, pages: Sequence[Page], table: SignalTable) ->
     timeless: dict[Signal, Reading[float]] = {**readings.numbers, Signal.STARTED_SECONDS: Unsupported()}
     if len(pages) >= MANY:
         return replace(readings, numbers=timeless)
-    loaded = _loaded(pages, table)
+    loaded = _loaded_pages(pages, table)
     gauges = {signal: gauge(replica, signal, loaded or pages) for signal in _GAUGES}
     if not loaded and _value(readings.number(Signal.GENERATED_TOKENS)):
         gauges = dict.fromkeys(_GAUGES, Missing(Absence.NOTHING_FOUND))
-    running = _running(gauges[Signal.RUNNING_MEAN], readings, pages, replica)
+    running = _running_set(gauges[Signal.RUNNING_MEAN], readings, pages, replica)
     numbers = {**timeless, **gauges, Signal.RUNNING_MEAN: running, Signal.RUNNING_MAX: Unsupported()}
     return replace(readings, numbers=numbers, gauge_samples=len(loaded))
 
 
-def _loaded(pages: Sequence[Page], table: SignalTable) -> list[Page]:
+def _loaded_pages(pages: Sequence[Page], table: SignalTable) -> list[Page]:
     """Return the pages at whose moment something ran: an idle moment says nothing about a load."""
     return [page for page in pages if any(one.value > 0 for one in page.of(table.presence))]
 
 
-def _running(
+def _running_set(
     gauge: Reading[float], readings: PodReadings, pages: Sequence[Page], replica: Replica
 ) -> Reading[float]:
     """Return the running set by tokens per step; the gauge where that was of a far higher load."""
@@ -144,7 +144,7 @@ def _running(
 
 def _steps(pages: Sequence[Page], replica: Replica) -> float:
     """Return the steps of all engines of a replica together; 0 where they are not exported."""
-    series = evaluated(replica.table.steps, pages)
+    series = evaluate_signal(replica.table.steps, pages)
     return _value(number(replica, replica.table.steps, series)) if series else 0.0
 
 

@@ -91,11 +91,11 @@ def counted_of(page: Page, table: SignalTable) -> Counted | None:
         if part is None or part.holds(one.labels.get(part.label, ""))
     ]
     requests = fsum(one.value for one in answered)
-    tokens = fsum(_summed(page, table, signal) for signal in lengths)
+    tokens = fsum(_sum_engines(page, table, signal) for signal in lengths)
     return Counted(round(requests), tokens) if isfinite(requests) and isfinite(tokens) else None
 
 
-def _summed(page: Page, table: SignalTable, signal: Signal) -> float:
+def _sum_engines(page: Page, table: SignalTable, signal: Signal) -> float:
     source = table.signals[signal]
     names = source.names if isinstance(source, HistogramSource) else ()
     return fsum(one.value for one in _first(page, [f"{name}_sum" for name in names]))
@@ -230,7 +230,7 @@ def resolver_of(options: ScrapeOptions) -> Resolver:
     """Return how an installation finds a pod's metrics: the addresses file first, then the template."""
 
     def resolve(where: PodAddress) -> str | None:
-        listed = _listed(options, where.pod)
+        listed = _listed_address(options, where.pod)
         if listed is not None or not where.address:
             return listed
         return options.url_template.format(
@@ -243,7 +243,7 @@ def resolver_of(options: ScrapeOptions) -> Resolver:
     return resolve
 
 
-def _listed(options: ScrapeOptions, pod: PodKey) -> str | None:
+def _listed_address(options: ScrapeOptions, pod: PodKey) -> str | None:
     """Return what the addresses file says of a pod; a file that cannot be read now says nothing."""
     if options.addresses_file is None:
         return None

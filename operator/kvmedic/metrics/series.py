@@ -251,8 +251,8 @@ def query(sought: Alone, presence: str, namespace: str, options: SourceOptions) 
         options: of the source.
     """
     window, recent = duration_text(sought.window), duration_text(options.freshness)
-    mine = f"{_selected(presence, (sought.replica_set,), namespace, options.labels)}[{recent}]"
-    others = f"{_selected(presence, sought.others, namespace, options.labels)}[{window}]"
+    mine = f"{_pods_selector(presence, (sought.replica_set,), namespace, options.labels)}[{recent}]"
+    others = f"{_pods_selector(presence, sought.others, namespace, options.labels)}[{window}]"
     there = f"timestamp(last_over_time({mine}) and last_over_time({mine} offset {window}))"
     alone = f"{there} unless on ({options.labels.namespace}) last_over_time({others})"
     return f"max_over_time(({alone})[{duration_text(sought.within)}:{duration_text(STEP)}])"
@@ -275,7 +275,7 @@ def last_of(answer: Answer, replica_set: str, namespace: str, at: datetime) -> R
     return Measured(last, last)
 
 
-def _selected(metric: str, replica_sets: Iterable[str], namespace: str, labels: Labels) -> str:
+def _pods_selector(metric: str, replica_sets: Iterable[str], namespace: str, labels: Labels) -> str:
     """Return the selector of the series of the pods that some ReplicaSets make."""
     pods = "|".join(_names(each) for each in replica_sets)
     matchers = f"{labels.namespace}={json.dumps(namespace)}, {labels.pod}=~{json.dumps(pods)}"

@@ -66,7 +66,7 @@ def peak_query(table: SignalTable) -> str:
     were answered.
     """
     window, seconds = duration_text(WINDOW), WINDOW.total_seconds()
-    ended = _total(table, _newest(f"increase({name}[{window}])" for name in _finished(table).names))
+    ended = _total(table, _newest(f"increase({name}[{window}])" for name in _is_finished(table).names))
     joined = " + ".join(_total(table, f"delta({name}[{window}])") for name in table.in_flight)
     outputs = _outputs(table).names
     tokens = _total(table, _newest(f"increase({name}_sum[{window}])" for name in outputs))
@@ -95,7 +95,7 @@ def _peak(pod: PodKey, reply: Reply, at: datetime, address: str) -> Reading[floa
     return Measured(max(known), at) if known else Missing(Absence.NOT_A_NUMBER)
 
 
-def _finished(table: SignalTable) -> CounterSource:
+def _is_finished(table: SignalTable) -> CounterSource:
     source = table.signals[Signal.REQUESTS_FINISHED]
     if not isinstance(source, CounterSource):
         raise TypeError("finished requests are counted")

@@ -158,7 +158,7 @@ class Freed:
     """Standard deviation over evictions of the kind; None where it is not computed."""
 
 
-def freed(eviction: Eviction, pattern: Pattern, layers: int = 1) -> Freed:
+def freed_blocks(eviction: Eviction, pattern: Pattern, layers: int = 1) -> Freed:
     """Return how many blocks an eviction frees on average.
 
     Args:
@@ -173,11 +173,11 @@ def freed(eviction: Eviction, pattern: Pattern, layers: int = 1) -> Freed:
         raise NoEvictionError(f"layers is {layers}: 1 or more are needed")
     match pattern:
         case Scattered():
-            return _scattered(eviction, layers)
+            return _freed_if_scattered(eviction, layers)
         case PerHead(heads):
             if heads < 1:
                 raise NoEvictionError(f"heads is {heads}: 1 or more are needed")
-            return _scattered(eviction, heads * layers)
+            return _freed_if_scattered(eviction, heads * layers)
         case InRuns(length):
             if length < 1:
                 raise NoEvictionError(f"runs is {length}: 1 or more are needed")
@@ -188,13 +188,13 @@ def freed(eviction: Eviction, pattern: Pattern, layers: int = 1) -> Freed:
             assert_never(pattern)
 
 
-def used(tokens: int, block_tokens: int, keep: Keep, pattern: Pattern) -> float:
+def used_blocks(tokens: int, block_tokens: int, keep: Keep, pattern: Pattern) -> float:
     """Return how many blocks a sequence of so many tokens takes on average, right after an eviction."""
     eviction = Eviction(tokens, block_tokens, tokens - keep.of(tokens))
-    return eviction.blocks - freed(eviction, pattern).mean
+    return eviction.blocks - freed_blocks(eviction, pattern).mean
 
 
-def _scattered(eviction: Eviction, choices: int) -> Freed:
+def _freed_if_scattered(eviction: Eviction, choices: int) -> Freed:
     """Return what is freed where so many choices, of heads and layers, must agree on a block."""
     empty = {size: _all_evicted(eviction, size) ** choices for _, size in eviction.sizes}
     mean = sum(count * empty[size] for count, size in eviction.sizes)
@@ -448,9 +448,9 @@ OFF_WORDS = frozenset({"0", "false", "no", "off"})
 ON_WORDS = frozenset({"1", "true", "yes", "on"})
 
 
-def recognised(methods: Iterable[Method], told: Told) -> tuple[Recognised, ...]:
+def recognise_methods(methods: Iterable[Method], told: Told) -> tuple[Recognised, ...]:
     """Return the methods that are on, as far as anything tells; empty where nothing does."""
-    found = (_recognised(method, told) for method in methods)
+    found = (_recognise_method(method, told) for method in methods)
     return tuple(each for each in found if each is not None)
 
 
@@ -478,7 +478,7 @@ def with_older_names(method: Method, environment: Mapping[str, str]) -> dict[str
     return {**environment, **older}
 
 
-def _recognised(method: Method, told: Told) -> Recognised | None:
+def _recognise_method(method: Method, told: Told) -> Recognised | None:
     """Return a method that is on: what its running engine logged counts before what settings ask for."""
     environment = with_older_names(method, told.environment)
     proof, wish = _proof(method, told), _wish(method, told)

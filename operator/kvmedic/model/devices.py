@@ -373,7 +373,7 @@ def may_fill(vitals: Vitals) -> bool:
     return not vitals.devices.value or Missing(Absence.NO_SERIES) in gaps
 
 
-def filled(vitals: Vitals, answer: Answer, expected: int) -> Vitals:
+def fill_vitals(vitals: Vitals, answer: Answer, expected: int) -> Vitals:
     """Return a replica's vitals with what its driver told, where no series does.
 
     Args:
@@ -385,9 +385,12 @@ def filled(vitals: Vitals, answer: Answer, expected: int) -> Vitals:
         return replace(vitals, silence=answer)
     told, known = answer.value, vitals.devices
     if isinstance(known, Measured) and known.value:
-        devices = (*(_merged(device, told) for device in known.value), *(one for one in told if not one.uuid))
+        devices = (
+            *(_merge_device(device, told) for device in known.value),
+            *(one for one in told if not one.uuid),
+        )
     else:
-        devices = (*told, *_unlisted(told, expected))
+        devices = (*told, *_unlisted_devices(told, expected))
     done = replace(vitals, devices=Measured(devices, answer.at))
     return replace(done, silence=Silence.INCOMPLETE) if done.unknown() else done
 
@@ -405,8 +408,8 @@ def _device(line: str, at: datetime) -> Device:
         return _faulty(fault, at) if fault else Device(_UNNAMED, {})
     index, uuid, mig, errors, clocks = cells
     readings = {
-        Vital.CLOCK_REASONS: _read(_mask(clocks), at),
-        Vital.UNCORRECTABLE_ERRORS: _read(_count(errors), at),
+        Vital.CLOCK_REASONS: _driver_device(_mask(clocks), at),
+        Vital.UNCORRECTABLE_ERRORS: _driver_device(_count(errors), at),
         Vital.DRIVER_FAULT: Measured(float(fault), at),
         Vital.LAST_XID: Unsupported(),
     }
@@ -432,11 +435,11 @@ def _count(cell: str) -> int | None:
     return int(cell) if re.fullmatch(r"[0-9]{1,18}", cell) else None
 
 
-def _read(value: int | None, at: datetime) -> Reading[float]:
+def _driver_device(value: int | None, at: datetime) -> Reading[float]:
     return Missing(Absence.NOT_A_NUMBER) if value is None else Measured(float(value), at)
 
 
-def _merged(device: Device, told: Iterable[Device]) -> Device:
+def _merge_device(device: Device, told: Iterable[Device]) -> Device:
     """Return a device that series tell of, with what its driver adds."""
     own = next((one for one in told if one.uuid and one.uuid == device.uuid), None)
     if own is None:
@@ -446,7 +449,7 @@ def _merged(device: Device, told: Iterable[Device]) -> Device:
     return replace(device, readings={**device.readings, **added}, asked=frozenset(missing))
 
 
-def _unlisted(told: tuple[Device, ...], expected: int) -> tuple[Device, ...]:
+def _unlisted_devices(told: tuple[Device, ...], expected: int) -> tuple[Device, ...]:
     """Return the GPUs that a container was given and its driver does not list; parts of one do not count."""
     if any(device.is_partitioned for device in told):
         return ()

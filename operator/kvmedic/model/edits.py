@@ -546,11 +546,11 @@ class ReferenceEdit:
 
     def _reference(self, template: Mapping[str, object]) -> dict[str, object] | None:
         """Return the place of the ConfigMap's name, or None where the volume is another one."""
-        volume = _item(_mapping(template, "spec").get("volumes"), self.volume_index)
+        volume = _item(_as_mapping(template, "spec").get("volumes"), self.volume_index)
         if volume.get("name") != self.volume:
             return None
         if self.source is not None:
-            volume = _item(_mapping(volume, "projected").get("sources"), self.source)
+            volume = _item(_as_mapping(volume, "projected").get("sources"), self.source)
         found = volume.get("configMap")
         return found if isinstance(found, dict) else None
 
@@ -559,7 +559,7 @@ TemplateEdit: TypeAlias = TokenEdit | ReferenceEdit | BundleEdit
 """What a frozen rollout carries: one place of a pod template changed and changed back, or several at once."""
 
 
-def _mapping(body: Mapping[str, object], key: str) -> Mapping[str, object]:
+def _as_mapping(body: Mapping[str, object], key: str) -> Mapping[str, object]:
     found = body.get(key)
     return found if isinstance(found, Mapping) else {}
 

@@ -319,7 +319,7 @@ class Observation:
         return Observation(self.at, self.window_seconds, self.hold_seconds, {n: self.pods[n] for n in names})
 
 
-def measured(value: float, at: datetime) -> Reading[float]:
+def as_reading(value: float, at: datetime) -> Reading[float]:
     """Return a number as a reading: NaN and the infinities are missing, not values."""
     return Measured(value, at) if isfinite(value) else Missing(Absence.NOT_A_NUMBER)
 

@@ -201,7 +201,7 @@ class Moments:
     third: float
 
 
-def merged(histograms: Sequence[Histogram]) -> Histogram:
+def merge_histograms(histograms: Sequence[Histogram]) -> Histogram:
     """Return what the histograms counted together.
 
     Raises:

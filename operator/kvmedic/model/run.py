@@ -213,7 +213,7 @@ class Footing:
     started_at: datetime
 
 
-def spent(before: Spending | None, footing: Footing, fleet: Fleet, now: datetime) -> Spending:
+def update_spending(before: Spending | None, footing: Footing, fleet: Fleet, now: datetime) -> Spending:
     """Return a run's spending up to now; looking twice at one moment changes nothing.
 
     Args:
@@ -229,19 +229,19 @@ def spent(before: Spending | None, footing: Footing, fleet: Fleet, now: datetime
         at=max(now, known.at),
         above=above,
         replica_seconds=known.replica_seconds + known.above * seconds,
-        most_changed=max(known.most_changed, _changed(footing, fleet)),
-        fewest_unchanged=min(known.fewest_unchanged, _unchanged(footing, fleet)),
+        most_changed=max(known.most_changed, _has_changed(footing, fleet)),
+        fewest_unchanged=min(known.fewest_unchanged, _is_unchanged(footing, fleet)),
     )
 
 
-def _changed(footing: Footing, fleet: Fleet) -> int:
+def _has_changed(footing: Footing, fleet: Fleet) -> int:
     step = footing.step
     if step.before_template == step.after_template:
         return max(0, len(fleet.live) - footing.replicas)
     return len(fleet.serving(step.after_template))
 
 
-def _unchanged(footing: Footing, fleet: Fleet) -> int:
+def _is_unchanged(footing: Footing, fleet: Fleet) -> int:
     return min(footing.replicas, len(fleet.serving(footing.step.before_template)))
 
 
@@ -436,7 +436,7 @@ class Run:
     def spent(self, fleet: Fleet, now: datetime) -> Spending:
         """Return what the run has cost up to now."""
         footing = Footing(self.current.step, self.replicas, self.started_at)
-        return spent(self.spending, footing, fleet, now)
+        return update_spending(self.spending, footing, fleet, now)
 
     @property
     def sequence(self) -> int:

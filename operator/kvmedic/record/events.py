@@ -182,7 +182,7 @@ class Events:
 
     async def publish(self, resource: Resource, note: Note) -> None:
         """Write a note's Events; a failure is logged, because an Event is never worth a retry."""
-        for regarding in _regarding(resource, note):
+        for regarding in _regarding_objects(resource, note):
             event = self._event(resource, note, regarding)
             try:
                 await self.client.create(Ref(EVENTS, resource.namespace, event["metadata"]["name"]), event)
@@ -223,7 +223,7 @@ def _text(note: Note) -> str:
     return f"[page] {message}" if note.severity is Severity.PAGE else message
 
 
-def _regarding(resource: Resource, note: Note) -> list[dict[str, str]]:
+def _regarding_objects(resource: Resource, note: Note) -> list[dict[str, str]]:
     own = {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,

@@ -120,12 +120,12 @@ def standing_of(record: Record | None) -> Standing:
         action_required=says(ConditionType.ACTION_REQUIRED, Truth.TRUE),
         stalled=says(ConditionType.STALLED, Truth.TRUE),
         metrics_unavailable=says(ConditionType.METRICS_AVAILABLE, Truth.FALSE),
-        diverted=_diverted(record),
+        diverted=_diverted_reason(record),
         urgency=record.urgency.severity if record.urgency else None,
     )
 
 
-def _diverted(record: Record) -> Reason | None:
+def _diverted_reason(record: Record) -> Reason | None:
     shown = record.diagnosis
     return shown.reason if shown is not None and record.run is None and shown.reason in DIVERTS else None
 
@@ -182,7 +182,7 @@ class Reporter:
 
     def _log(self, resource: Resource, before: Record | None, after: Record) -> None:
         """Write one line per decision that differs from the last."""
-        line = _ending(before, after) or _decision(after)
+        line = _ending_text(before, after) or _decision(after)
         if line and (before is None or _decision(before) != line):
             LOG.info("resource=%s/%s %s", resource.namespace, resource.name, line)
 
@@ -209,7 +209,7 @@ def _decision(record: Record) -> str:
     return f"run=none diagnosis={diagnosed.reason} reason={why} message={text!r}"
 
 
-def _ending(before: Record | None, after: Record) -> str:
+def _ending_text(before: Record | None, after: Record) -> str:
     """Return how a run ended as key-value text; empty where none did."""
     if before is None or before.run is None or after.run is not None or not after.history:
         return ""

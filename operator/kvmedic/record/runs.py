@@ -151,12 +151,12 @@ def action(reason: Reason, message: str) -> Claim:
     return Claim(ConditionType.ACTION_REQUIRED, Truth.FALSE, Reason.NOTHING_TO_DO)
 
 
-def opened(record: Record, run: Run, generation: int, now: datetime) -> Record:
+def open_run(record: Record, run: Run, generation: int, now: datetime) -> Record:
     """Return the record with a run opened: planned, and nothing of it done yet."""
-    return reported(replace(record, run=run), Outcome(Reason.PLANNED, run.message), generation, now)
+    return report_decision(replace(record, run=run), Outcome(Reason.PLANNED, run.message), generation, now)
 
 
-def reported(
+def report_decision(
     record: Record, told: Outcome, generation: int, now: datetime, problem: Outcome | None = None
 ) -> Record:
     """Return the record with the open run's present decision in its conditions.
@@ -190,7 +190,7 @@ def _usability(run: Run | None, told: Outcome, problem: Outcome | None) -> tuple
     )
 
 
-def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: datetime) -> Record:
+def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: datetime) -> Record:
     """Return the record with the run closed: in the history, and what did not help remembered."""
     entry = ClosedRun(
         id=run.id,
@@ -220,15 +220,15 @@ def closed(record: Record, run: Run, outcome: Outcome, generation: int, now: dat
         bundles=_bundles(record.bundles, run, outcome, now),
         scalings=_scalings(record.scalings, run, now),
         borrowed=loans_after(record.borrowed, run, outcome, now),
-        history=_kept((entry, *record.history)),
+        history=_keep_history((entry, *record.history)),
         summary=summary_of(run, outcome, now) or record.summary,
-        sized=_sized(record.sized, run, now),
+        sized=_remember_cap(record.sized, run, now),
         turned_off=_turned_off(record.turned_off, run, outcome, now),
     )
     return with_conditions(done, claims, generation, now)
 
 
-def _kept(history: tuple[ClosedRun, ...]) -> tuple[ClosedRun, ...]:
+def _keep_history(history: tuple[ClosedRun, ...]) -> tuple[ClosedRun, ...]:
     """Return the closed runs that are kept: of too many those go first that only asked a trial pod."""
     over = len(history) - HISTORY_LENGTH
     asked = [run.id for run in reversed(history) if run.costs_nothing]
@@ -241,11 +241,11 @@ def _turned_off(before: TurnedOff | None, run: Run, outcome: Outcome, now: datet
     for record in run.steps:
         step = record.step
         if isinstance(step, BundleStep) and record.state is StepState.KEPT and outcome.reason in KEPT:
-            return _gone(step, run, now) if step.fix is Fix.REVERT_BUNDLE else None
+            return _remember_turned_off(step, run, now) if step.fix is Fix.REVERT_BUNDLE else None
     return before
 
 
-def _gone(step: BundleStep, run: Run, now: datetime) -> TurnedOff:
+def _remember_turned_off(step: BundleStep, run: Run, now: datetime) -> TurnedOff:
     """Return a method as it is remembered once it is off; a fix of ours that had to go has failed."""
     why = f"{step.method} was turned on, and had to be turned off again: {run.message}"
     failed = (FailedFix(step.undoes, why, run.spec_generation),) if step.undoes else ()
@@ -254,17 +254,17 @@ def _gone(step: BundleStep, run: Run, now: datetime) -> TurnedOff:
 
 def with_score(record: Record, scored: Scored) -> Record:
     """Return the record with what an evaluation showed: the newest of each configuration."""
-    kept = _remembered((scored,), record.scores, lambda one: (one.configuration, one.evaluation))
+    kept = _remember_failures((scored,), record.scores, lambda one: (one.configuration, one.evaluation))
     return replace(record, scores=kept)
 
 
 def with_answer(record: Record, answer: Answer) -> Record:
     """Return the record with what a trial showed: the newest of each question on each pod template."""
-    kept = _remembered((answer,), record.answers, lambda one: (one.question, one.template))
+    kept = _remember_failures((answer,), record.answers, lambda one: (one.question, one.template))
     return replace(record, answers=kept)
 
 
-def _sized(before: SizedCap | None, run: Run, now: datetime) -> SizedCap | None:
+def _remember_cap(before: SizedCap | None, run: Run, now: datetime) -> SizedCap | None:
     """Return the cap that was kept last; the one that replaced another of ours is its correction."""
     for record in run.steps:
         step = record.step
@@ -276,7 +276,9 @@ def _sized(before: SizedCap | None, run: Run, now: datetime) -> SizedCap | None:
     return before
 
 
-def _remembered(failed: tuple[T, ...], before: tuple[T, ...], what: Callable[[T], object]) -> tuple[T, ...]:
+def _remember_failures(
+    failed: tuple[T, ...], before: tuple[T, ...], what: Callable[[T], object]
+) -> tuple[T, ...]:
     """Return what did not help: the newest first, each once, as many as runs are kept.
 
     Args:
@@ -307,7 +309,7 @@ def _levers(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[Tr
         and not gives_back(record.step)
         and _did_not_help(record, run)
     )
-    return _remembered(failed, levers, _what)
+    return _remember_failures(failed, levers, _what)
 
 
 def _did_not_help(record: StepRecord, run: Run) -> bool:
@@ -330,7 +332,7 @@ def _replacements(
         for record in run.steps
         if isinstance(record.step, ReplaceStep) and record.verdict is Verdict.NOT_RECOVERED
     )
-    return _remembered(failed, tried, lambda one: (one.revision, one.replicas))
+    return _remember_failures(failed, tried, lambda one: (one.revision, one.replicas))
 
 
 def _rollbacks(
@@ -344,7 +346,7 @@ def _rollbacks(
         and record.state is StepState.REVERTED
         and outcome.reason in IN_VAIN
     )
-    return _remembered(failed, tried, lambda one: one.revision)
+    return _remember_failures(failed, tried, lambda one: one.revision)
 
 
 def _bundles(
@@ -358,7 +360,7 @@ def _bundles(
         and record.state is StepState.REVERTED
         and outcome.reason in IN_VAIN
     )
-    return _remembered(failed, tried, lambda one: (one.method, one.revision))
+    return _remember_failures(failed, tried, lambda one: (one.method, one.revision))
 
 
 def _scalings(tried: tuple[TriedScaling, ...], run: Run, now: datetime) -> tuple[TriedScaling, ...]:
@@ -370,7 +372,7 @@ def _scalings(tried: tuple[TriedScaling, ...], run: Run, now: datetime) -> tuple
         and not gives_back(record.step)
         and record.verdict is Verdict.NOT_RECOVERED
     )
-    return _remembered(failed, tried, lambda one: (one.revision, one.before))
+    return _remember_failures(failed, tried, lambda one: (one.revision, one.before))
 
 
 _DUST = 1e-9

@@ -319,7 +319,7 @@ ADVICE = (
 )
 
 
-async def defined(client: Client, pace: timedelta) -> None:
+async def wait_until_defined(client: Client, pace: timedelta) -> None:
     """Wait until the API server serves the resource; say so once while it does not.
 
     Nothing answers the liveness probe meanwhile, so Kubernetes restarts a process that waits for long.

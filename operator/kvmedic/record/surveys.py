@@ -23,7 +23,7 @@ from kvmedic.record.conditions import Claim, retold, with_conditions
 from kvmedic.record.runs import action
 from kvmedic.rollout.gates import Blocked, stands
 from kvmedic.runbooks.branches import CONTENT, Compressed, Diagnosis, is_content
-from kvmedic.runbooks.severity import unmeasured
+from kvmedic.runbooks.severity import unmeasured_urgency
 
 REFRESH = timedelta(minutes=10)
 """How old the shown numbers of a lasting trouble may get before they are written anew. Ten minutes
@@ -47,20 +47,22 @@ BLIND = frozenset(
 """Reasons for which the metrics themselves are to blame."""
 
 
-def surveyed(record: Record, diagnosis: Diagnosis, runbook: str, generation: int, now: datetime) -> Record:
+def record_diagnosis(
+    record: Record, diagnosis: Diagnosis, runbook: str, generation: int, now: datetime
+) -> Record:
     """Return the record with a diagnosis in it; equal to the old one when nothing worth a write changed."""
     claims = (
         Claim(ConditionType.READY, Truth.TRUE, Reason.TARGET_FOUND),
         _metrics(diagnosis),
-        _diagnosed(diagnosis),
+        _diagnosed_condition(diagnosis),
         Claim(ConditionType.STALLED, Truth.FALSE, Reason.NOTHING_TO_DO),
     )
-    shown = _shown(record.diagnosis, diagnosis, runbook, now)
+    shown = _plan_as_shown(record.diagnosis, diagnosis, runbook, now)
     fresh = replace(record, diagnosis=shown, observed_generation=generation)
     return with_conditions(fresh, claims, generation, now)
 
 
-def planned(
+def record_plan(
     record: Record, plan: Plan | None, why: Outcome | Blocked | None, generation: int, now: datetime
 ) -> Record:
     """Return the record with the plan that is shown, and why it is not carried out."""
@@ -116,7 +118,7 @@ def complaint(record: Record, problem: Outcome, generation: int, now: datetime) 
     )
     told = replace(record, observed_generation=generation)
     if problem.reason is not Reason.INTERNAL_ERROR:
-        told = replace(told, urgency=unmeasured(UNREADY, now, record.urgency))
+        told = replace(told, urgency=unmeasured_urgency(UNREADY, now, record.urgency))
     return with_conditions(told, claims, generation, now)
 
 
@@ -126,7 +128,7 @@ def _metrics(diagnosis: Diagnosis) -> Claim:
     return Claim(ConditionType.METRICS_AVAILABLE, Truth.TRUE, Reason.METRICS_FOUND)
 
 
-def _diagnosed(diagnosis: Diagnosis) -> Claim:
+def _diagnosed_condition(diagnosis: Diagnosis) -> Claim:
     if isinstance(diagnosis, Inconclusive):
         return Claim(ConditionType.DIAGNOSED, Truth.UNKNOWN, diagnosis.reason, diagnosis.message)
     return Claim(
@@ -134,7 +136,9 @@ def _diagnosed(diagnosis: Diagnosis) -> Claim:
     )
 
 
-def _shown(old: ShownDiagnosis | None, diagnosis: Diagnosis, runbook: str, now: datetime) -> ShownDiagnosis:
+def _plan_as_shown(
+    old: ShownDiagnosis | None, diagnosis: Diagnosis, runbook: str, now: datetime
+) -> ShownDiagnosis:
     if isinstance(diagnosis, Inconclusive):
         fresh = ShownDiagnosis(diagnosis.reason, diagnosis.message, runbook, now)
     else:

@@ -105,6 +105,6 @@ def needs_source(move: Move) -> bool:
     return isinstance(move, Cordon | DeletePod | Pulse | Retarget)
 
 
-def awaited(file: FileEdit, files: Files) -> Wait:
+def await_config_map(file: FileEdit, files: Files) -> Wait:
     """Return the wait for a person to make the ConfigMap again."""
     return Wait(Reason.CONFIG_MAP_UNAVAILABLE, hindrance(file, files))

@@ -105,7 +105,7 @@ def decide(run: Run, seen: Situation) -> Decision:
 
     Ways back are never blocked: what was begun is taken back even while forward moves are stopped.
     """
-    if ended := _ended(run, seen):
+    if ended := _end_run(run, seen):
         return ended
     if run.current.state is StepState.ROLLING_BACK:
         return Walk(Direction.BACK)
@@ -123,7 +123,7 @@ def decide(run: Run, seen: Situation) -> Decision:
     return Rest(seen.blocked.reason, seen.blocked.message)
 
 
-def _ended(run: Run, seen: Situation) -> Decision | None:
+def _end_run(run: Run, seen: Situation) -> Decision | None:
     """Return the end of a run that has nothing more to do on its target, or may not touch it."""
     state, ending = run.current.state, run.ending
     if seen.standing is Standing.GONE:
@@ -136,10 +136,10 @@ def _ended(run: Run, seen: Situation) -> Decision | None:
         return Close(outcome_of(Reason.FENCE_LOST))
     if reason := _left_as(run, seen.standing):
         return Leave(outcome_of(reason))
-    return Leave(outcome_of(Reason.ABANDONED)) if seen.wish is Wish.ABANDON else _held(seen.standing)
+    return Leave(outcome_of(Reason.ABANDONED)) if seen.wish is Wish.ABANDON else _hold_target(seen.standing)
 
 
-def _held(standing: Standing) -> Decision | None:
+def _hold_target(standing: Standing) -> Decision | None:
     """Return how a target is held that somebody shifted in the middle of the walk.
 
     Letting it go would replace undrained what does not run the template in force.
@@ -212,7 +212,7 @@ def _wished_back(run: Run, seen: Situation) -> Decision | None:
 def _judgement(run: Run, seen: Situation) -> Decision:
     judged = seen.judged
     if seen.wish is Wish.KEEP and (judged is None or judged.verdict is Verdict.INCONCLUSIVE):
-        return Keep(_unjudged(Reason.KEPT_BY_HAND, judged))
+        return Keep(_end_unjudged(Reason.KEPT_BY_HAND, judged))
     if judged is None:
         return Watch(Reason.VERIFYING, SENTENCES[Reason.VERIFYING])
     outcome = Outcome(judged.reason, judged.message)
@@ -233,14 +233,14 @@ def _without_verdict(judged: Judged, answer: OnInconclusive) -> Decision:
         case OnInconclusive.HOLD:
             return Watch(judged.reason, judged.message)
         case OnInconclusive.KEEP:
-            return Keep(_unjudged(Reason.KEPT_UNJUDGED, judged))
+            return Keep(_end_unjudged(Reason.KEPT_UNJUDGED, judged))
         case OnInconclusive.ROLL_BACK:
             return TurnBack(Outcome(judged.reason, judged.message), judged.verdict, judged.after)
         case _:
             assert_never(answer)
 
 
-def _unjudged(reason: Reason, judged: Judged | None) -> Judged:
+def _end_unjudged(reason: Reason, judged: Judged | None) -> Judged:
     """Return the end of a change that stays without a verdict, and why."""
     why = f" ({judged.message})" if judged else ""
     return Judged(Verdict.INCONCLUSIVE, reason, f"{SENTENCES[reason]}{why}", judged.after if judged else None)

@@ -37,7 +37,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import WALKING, Outcome, Run, StepState
 from kvmedic.model.trial import GateStep, TrialStep
 from kvmedic.rollout.moves import Pause, Regain, Release, Wait
-from kvmedic.rollout.template import released
+from kvmedic.rollout.template import released_fields
 
 
 class Standing(StrEnum):
@@ -66,7 +66,7 @@ class Standing(StrEnum):
     """Somebody else changed the number of replicas while a step counts on it."""
 
 
-def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool = False) -> Standing:
+def target_standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool = False) -> Standing:
     """Return how the target stands to the run's record.
 
     The claim annotation says which assignment was committed last; the template and the rollout's
@@ -81,7 +81,7 @@ def standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalled: bool
         return Standing.FENCE_LOST
     committed = committed_sequence(run, resource_uid, fleet.fence)
     if committed is None or not _explains(run, fleet, committed):
-        return _moved(run, resource_uid, fleet)
+        return _moved_by_others(run, resource_uid, fleet)
     if fleet.replicas == 0:
         return Standing.SCALED_TO_ZERO
     if _is_rescaled(run, fleet, committed) or not is_kept(run, resource_uid, fleet):
@@ -150,14 +150,14 @@ def is_thawed(run: Run, resource_uid: str, fleet: Fleet) -> bool:
     Where every replica runs the template in force and nothing of ours is left, nothing is to be held. What is
     left is held once more, so that all of it is given back at once.
     """
-    wanted = _held(run, resource_uid, fleet)
+    wanted = _held_fields(run, resource_uid, fleet)
     is_ours = fleet.fields.is_frozen or (fleet.fields.paused and not run.recorded.paused)
     return wanted is not None and not _is_held(fleet, wanted) and (is_ours or is_mixed(fleet))
 
 
 def set_by_others(run: Run, resource_uid: str, fleet: Fleet) -> tuple[str, ...]:
     """Return which of the rollout's fields have another value than was assigned, by their names."""
-    wanted = _held(run, resource_uid, fleet)
+    wanted = _held_fields(run, resource_uid, fleet)
     if wanted is None:
         return ()
     seen = fleet.fields
@@ -171,7 +171,7 @@ def set_by_others(run: Run, resource_uid: str, fleet: Fleet) -> tuple[str, ...]:
     return tuple(name for name, differs in found.items() if differs)
 
 
-def _held(run: Run, resource_uid: str, fleet: Fleet) -> RolloutFields | None:
+def _held_fields(run: Run, resource_uid: str, fleet: Fleet) -> RolloutFields | None:
     committed = committed_sequence(run, resource_uid, fleet.fence)
     if committed is None and run.intent and not run.intent.is_frozen and not fleet.fields.is_frozen:
         return None  # the last assignment gave the fields back, and so they are
@@ -192,16 +192,16 @@ def is_mixed(fleet: Fleet) -> bool:
     return others or any(pod.revision != fleet.revision for pod in fleet.live)
 
 
-def _moved(run: Run, resource_uid: str, fleet: Fleet) -> Standing:
+def _moved_by_others(run: Run, resource_uid: str, fleet: Fleet) -> Standing:
     """Return what somebody else moved, where claim and record do not explain the target."""
     if _is_reverted(run, fleet):
-        is_ours = fleet.fields.is_frozen or _held(run, resource_uid, fleet) is not None
+        is_ours = fleet.fields.is_frozen or _held_fields(run, resource_uid, fleet) is not None
         is_left = fleet.fields.paused and not fleet.fields.is_frozen and not run.recorded.paused
         return Standing.TURNED if is_ours and (is_left or is_mixed(fleet)) else Standing.REVERTED
     if run.intent is None and fleet.fence.startswith(run.claims(resource_uid)):
         # The record lost its intents: the target still has one of the two templates, or is somebody's.
         return Standing.SHIFTED if fleet.revision in _templates(run) else Standing.DRIFTED
-    if fleet.revision in _expected(run, resource_uid, fleet):
+    if fleet.revision in _expected_templates(run, resource_uid, fleet):
         return Standing.SHIFTED if _is_counted(run, fleet) else Standing.RESCALED
     return Standing.DRIFTED
 
@@ -215,7 +215,7 @@ def _templates(run: Run) -> frozenset[str]:
     return frozenset({run.current.step.before_template, run.current.step.after_template})
 
 
-def _expected(run: Run, resource_uid: str, fleet: Fleet) -> frozenset[str]:
+def _expected_templates(run: Run, resource_uid: str, fleet: Fleet) -> frozenset[str]:
     """Return the pod templates that the record explains: of a record that is behind its target, both."""
     intent, number = run.intent, _sequence_in(fleet.fence, run.claims(resource_uid))
     if intent is None:
@@ -316,7 +316,7 @@ class Regaining:
     """What was seen, and by whom."""
 
 
-def regaining(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> Regaining:
+def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> Regaining:
     """Return how the claim and the frozen fields come back; or the pause that holds what is contested.
 
     Where every replica runs the template in force, nothing is to be held: what is left of ours is given back.
@@ -327,13 +327,13 @@ def regaining(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> Regai
     if not others or not is_thawed(run, resource_uid, fleet):
         text = f"the claim on deployment/{fleet.name} was taken off{_by(fleet)}; it is put back"
         return Regaining(run, Regain(edit, run.recorded, None), Outcome(doing, text))
-    seen = ", ".join(_told(fleet, name) for name in others)
+    seen = ", ".join(_field_setter(fleet, name) for name in others)
     if not is_mixed(fleet):
-        left = replace(released(fleet.fields, run.recorded), paused=run.recorded.paused)
+        left = replace(released_fields(fleet.fields, run.recorded), paused=run.recorded.paused)
         return Regaining(run, Release(left), Outcome(doing, f"{seen}, and every replica runs one template"))
     if _is_contested(run, now):
         return _hold_paused(run, fleet, seen)
-    wanted = _wanted(run.recorded, fleet, others)
+    wanted = _fields_to_restore(run.recorded, fleet, others)
     kept = replace(run, recorded=wanted, regains=run.regains + 1, regained_at=now)
     text = f"in the middle of the rollout {seen}; the rollout is frozen again"
     return Regaining(kept, Regain(edit, wanted, STILL), Outcome(doing, text))
@@ -373,7 +373,7 @@ def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
     return Regaining(run, Wait(told.reason, told.message), told)
 
 
-def _wanted(recorded: RolloutFields, fleet: Fleet, others: Iterable[str]) -> RolloutFields:
+def _fields_to_restore(recorded: RolloutFields, fleet: Fleet, others: Iterable[str]) -> RolloutFields:
     """Return the fields to be put back at the end, with those that somebody set in the meantime.
 
     One that a policy altered on our own patch's way in is nobody's wish. Numbers that the API server would
@@ -402,7 +402,7 @@ def _is_ours(fleet: Fleet, name: str) -> bool:
     return edit is not None and edit.is_ours
 
 
-def _told(fleet: Fleet, name: str) -> str:
+def _field_setter(fleet: Fleet, name: str) -> str:
     """Return who set a field, and to what."""
     edit, value = fleet.edits.get(name), _value(fleet, name)
     if edit is not None and edit.is_ours:

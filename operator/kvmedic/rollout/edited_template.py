@@ -94,7 +94,7 @@ class _Merge:
             return theirs
         given = [each for each in three if each is not None]
         if all(isinstance(each, Mapping) for each in given):
-            return self._mappings(*(_mapping(each) for each in three)) or theirs
+            return self._mappings(*(_as_mapping(each) for each in three)) or theirs
         if all(isinstance(each, list | tuple) for each in given):
             return self._lists(*(_list(each) for each in three)) or theirs
         if all(isinstance(each, str) for each in three):
@@ -111,8 +111,8 @@ class _Merge:
 
     def _lists(self, *lists: list[object]) -> list[object]:
         """Return lists merged: by their entries' names, by place where none came or went, or as sequences."""
-        if (name := _naming(*lists)) is not None:
-            named = ({str(_mapping(each)[name]): each for each in entries} for entries in lists)
+        if (name := _naming_field(*lists)) is not None:
+            named = ({str(_as_mapping(each)[name]): each for each in entries} for entries in lists)
             return list(self._mappings(*named).values())
         alike = len({len(entries) for entries in lists}) == 1
         if alike and any(isinstance(each, Mapping | list) for each in lists[0]):
@@ -171,10 +171,10 @@ def _keys(theirs: Mapping[str, object], ours: Mapping[str, object]) -> list[str]
     return keys
 
 
-def _naming(*lists: Sequence[object]) -> str | None:
+def _naming_field(*lists: Sequence[object]) -> str | None:
     """Return the field by which the entries of lists are told apart; None where none does."""
     for name in _NAMES:
-        names = [[_mapping(each).get(name) for each in entries] for entries in lists]
+        names = [[_as_mapping(each).get(name) for each in entries] for entries in lists]
         if all(None not in found and len(set(map(str, found))) == len(found) for found in names):
             return name
     return None
@@ -190,7 +190,7 @@ def _contains(sequence: Sequence[str], part: Sequence[str]) -> bool:
     return any(list(sequence[i : i + len(part)]) == list(part) for i in range(len(sequence)))
 
 
-def _mapping(value: object) -> Mapping[str, object]:
+def _as_mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 

@@ -198,7 +198,7 @@ class Request:
         )
 
 
-def approved(
+def find_approval(
     request: Request, approvals: Sequence[Approval] | Unreadable, now: datetime
 ) -> Approved | Outcome:
     """Return the approval that a run may be opened on, the oldest of several, or why there is none."""
@@ -376,7 +376,7 @@ class Trip:
         return frozenset(end.namespace for end in self.ends)
 
 
-def crowding(budgets: Budgets, peers: Sequence[Peer], uid: str) -> Blocked | None:
+def find_full_budget(budgets: Budgets, peers: Sequence[Peer], uid: str) -> Blocked | None:
     """Return which budget has no place for a run of a resource, and who has it, or None.
 
     Places go to runs that have begun, then by the time at which they were opened, then by uid. A
@@ -404,7 +404,7 @@ def crowding(budgets: Budgets, peers: Sequence[Peer], uid: str) -> Blocked | Non
         (ahead, share, f"budgets.fleetShare is {budgets.fleet_share:g}, {share} of {targets} targets"),
     ):
         if len(holders) >= places:
-            return Blocked(Reason.RUNS_AT_LIMIT, f"{_named(holders)}; the operator's {budget}")
+            return Blocked(Reason.RUNS_AT_LIMIT, f"{_name_holders(holders)}; the operator's {budget}")
     return None
 
 
@@ -419,7 +419,7 @@ def _place(peer: Peer) -> tuple[bool, float, str]:
     return not peer.begun, since, peer.uid
 
 
-def _named(holders: Sequence[Peer]) -> str:
+def _name_holders(holders: Sequence[Peer]) -> str:
     names = ", ".join(str(peer) for peer in holders[:NAMED])
     more = f" and {len(holders) - NAMED} more" if len(holders) > NAMED else ""
     return f"{names}{more} {'has a run' if len(holders) == 1 else 'have runs'} open"

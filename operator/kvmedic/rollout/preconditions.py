@@ -136,7 +136,7 @@ def remarks(neighbours: Neighbours) -> Iterator[str]:
         yield f"PodDisruptionBudget {names} does not limit a rollout; kvmedic keeps the count itself"
 
 
-def rerouted(step: ScaleStep, neighbours: Neighbours, fleet: Fleet) -> AutoscalerStep | Outcome:
+def via_autoscaler(step: ScaleStep, neighbours: Neighbours, fleet: Fleet) -> AutoscalerStep | Outcome:
     """Return the step that adds replicas through the autoscaler that decides their number, or why none can.
 
     Its own maximum is a bound too.
@@ -213,7 +213,7 @@ def refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, _unsettled(fleet, purpose), purpose),
+        *_rows(fleet, _unsettled_state(fleet, purpose), purpose),
     )
 
 
@@ -232,11 +232,11 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, _unbalanced(fleet, earlier), Purpose.RELIEF),
+        *_rows(fleet, _unbalanced_state(fleet, earlier), Purpose.RELIEF),
     )
 
 
-def _unbalanced(fleet: Fleet, earlier: str) -> str:
+def _unbalanced_state(fleet: Fleet, earlier: str) -> str:
     """Return what of a fleet with two revisions is moving right now; empty when nothing is."""
     live, told = fleet.live, fleet.told
     wanted, known = fleet.replicas + SURGE, (fleet.revision, earlier)
@@ -278,7 +278,7 @@ def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, _unsettled(fleet, Purpose.RELIEF, down), Purpose.RELIEF),
+        *_rows(fleet, _unsettled_state(fleet, Purpose.RELIEF, down), Purpose.RELIEF),
     )
 
 
@@ -291,7 +291,7 @@ def autoscaling_refusal(fleet: Fleet, step: AutoscalerStep) -> Refused | None:
     found = fleet.minimum
     gone = f"{step.holder.kind} {step.holder.name} is gone, or is another one"
     moved = "" if found is None else f"it keeps {found.number} replicas and {step.before} were planned with"
-    unsettled = _unsettled(fleet, purpose_of(step))
+    unsettled = _unsettled_state(fleet, purpose_of(step))
     return _first(
         _frozen(fleet),
         (found is None or found.uid != step.holder_uid, Reason.REPLICAS_CHANGED, gone),
@@ -312,7 +312,7 @@ def scaling_refusal(fleet: Fleet, step: ScaleStep) -> Refused | None:
     return _first(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, _unsettled(fleet, purpose), purpose),
+        *_rows(fleet, _unsettled_state(fleet, purpose), purpose),
     )
 
 
@@ -353,7 +353,7 @@ def trial_refusal(fleet: Fleet) -> Refused | None:
 
     Nothing of the fleet is changed, so neither its strategy nor its owners matter.
     """
-    unsettled = _unsettled(fleet, Purpose.MENDING)
+    unsettled = _unsettled_state(fleet, Purpose.MENDING)
     return _first(
         _frozen(fleet),
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
@@ -366,7 +366,7 @@ def drained_refusal(fleet: Fleet, step: TrialStep) -> Refused | None:
 
     The template stays, so neither the strategy nor owners matter; but nearly every other replica must serve.
     """
-    rotation, unsettled = fleet.rotation, _unsettled(fleet, Purpose.BESIDE, step.replica_uid)
+    rotation, unsettled = fleet.rotation, _unsettled_state(fleet, Purpose.BESIDE, step.replica_uid)
     is_ready = any(pod.uid == step.replica_uid and pod.ready for pod in fleet.live)
     in_selector = f"label {rotation.label} is in the Deployment's selector: changing it orphans the pod"
     return _first(
@@ -405,7 +405,7 @@ def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
             assert_never(step)
 
 
-def begun(refused: Refused | None, assigned_at: datetime | None) -> Refused | Failed | None:
+def end_as_begun(refused: Refused | None, assigned_at: datetime | None) -> Refused | Failed | None:
     """Return a refusal so that its run ends: as one that had begun, where an intent was written down."""
     if refused is None or assigned_at is None:
         return refused
@@ -465,7 +465,7 @@ def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
     )
 
 
-def _unsettled(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
+def _unsettled_state(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
     """Return what of the fleet is in the middle of another change; empty when nothing is.
 
     Args:
@@ -477,7 +477,7 @@ def _unsettled(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
     live = [pod for pod in fleet.pods if not pod.terminating]
     current = fleet.serving(fleet.revision)
     active = [rs for rs in fleet.replica_sets if rs.desired > 0]
-    lacking = _lacking(fleet, purpose, apart)
+    lacking = _lacking_replicas(fleet, purpose, apart)
     for applies, text in (
         (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
         (fleet.is_losing, "a pod is terminating"),
@@ -499,7 +499,7 @@ def _unsettled(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
     return ""
 
 
-def _lacking(fleet: Fleet, purpose: Purpose, apart: str) -> str:
+def _lacking_replicas(fleet: Fleet, purpose: Purpose, apart: str) -> str:
     """Return which replicas a change waits for because they are not Ready; empty where it may begin."""
     current = [pod for pod in fleet.serving(fleet.revision) if pod.uid != apart]
     down = [pod.name for pod in current if not pod.ready]

@@ -27,7 +27,7 @@ Next: TypeAlias = SetAside | Cordon | Uncordon | Gone | None
 """Another record of it, a move, that it is gone, or nothing."""
 
 
-def followed(aside: SetAside, fleet: Fleet, back: str) -> Next:
+def follow_pod(aside: SetAside, fleet: Fleet, back: str) -> Next:
     """Return what comes next for a replica that was set aside.
 
     Args:

@@ -49,7 +49,7 @@ from kvmedic.rollout.draining import (
 )
 from kvmedic.rollout.drift import committed_sequence
 from kvmedic.rollout.moves import DeletePod, Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Uncordon, Wait
-from kvmedic.rollout.preconditions import begun, replacement_refusal
+from kvmedic.rollout.preconditions import end_as_begun, replacement_refusal
 from kvmedic.verdict.quorum import is_quorate
 
 
@@ -133,7 +133,7 @@ def replacing_move(fleet: Fleet, order: Replacement, now: datetime) -> Move:
         case Scaled.NOT_YET:
             return _begin(fleet, order)
         case Scaled.OUT:
-            named = _named(fleet, order)
+            named = _name_pods(fleet, order)
             if order.step.goes is Goer.SPARE or named is None:
                 return _take_back(fleet, order, now)
             return _exchange(fleet, order, named, now)
@@ -172,9 +172,9 @@ def _begin(fleet: Fleet, order: Replacement) -> Move:
     if order.step.goes is Goer.SPARE:
         return stray_move(fleet, fleet.pods) or Settled()
     refused = replacement_refusal(fleet, order.step)
-    if refused is None and _named(fleet, order) is None:
+    if refused is None and _name_pods(fleet, order) is None:
         refused = Refused(Reason.TARGET_NOT_SETTLED, f"{order.step.pod} is gone: there is nothing to replace")
-    return begun(refused, order.assigned_at) or ScaleOut(order.wanted, order.surged, order.step.pod)
+    return end_as_begun(refused, order.assigned_at) or ScaleOut(order.wanted, order.surged, order.step.pod)
 
 
 def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Move:
@@ -272,7 +272,7 @@ def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
         return back
     if order.step.goes is Goer.SPARE:
         return Settled()
-    if _named(fleet, order) is not None:
+    if _name_pods(fleet, order) is not None:
         return Failed(
             Reason.REPLACEMENT_CALLED_OFF,
             f"another replica was not Ready and went in place of {order.step.pod}",
@@ -284,5 +284,5 @@ def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     return _overdue(order, now) or Wait(Reason.AWAITING_REPLICA, text)
 
 
-def _named(fleet: Fleet, order: Replacement) -> Pod | None:
+def _name_pods(fleet: Fleet, order: Replacement) -> Pod | None:
     return next((pod for pod in fleet.live if pod.uid == order.step.uid), None)

@@ -48,7 +48,7 @@ from kvmedic.rollout.draining import (
 )
 from kvmedic.rollout.drift import committed_sequence
 from kvmedic.rollout.moves import Claim, Failed, Move, ScaleIn, ScaleOut, SetMinimum, Settled, Wait
-from kvmedic.rollout.preconditions import begun, purpose_of, scaling_refusal, step_refusal
+from kvmedic.rollout.preconditions import end_as_begun, purpose_of, scaling_refusal, step_refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     wanted = order.step.after
     if order.begins:
         refused = scaling_refusal(fleet, order.step)
-        return begun(refused, order.assigned_at) or _first(fleet, order.step)
+        return end_as_begun(refused, order.assigned_at) or _first(fleet, order.step)
     if fleet.replicas < wanted:
         # First the number: one that is back in rotation could still go by the one of before.
         return ScaleOut(fleet.replicas, wanted, "")
@@ -258,7 +258,7 @@ def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
     step, holder = order.step, fleet.minimum
     if order.begins:
         refused = step_refusal(fleet, step, purpose_of(step))
-        return begun(refused, order.assigned_at) or Claim()
+        return end_as_begun(refused, order.assigned_at) or Claim()
     if holder is None:
         return Settled()
     if not _is_set(holder, step):

@@ -72,7 +72,14 @@ from kvmedic.rollout.moves import (
     Settled,
     Wait,
 )
-from kvmedic.rollout.preconditions import Purpose, begun, halfway_refusal, is_halfway, recall_refusal, refusal
+from kvmedic.rollout.preconditions import (
+    Purpose,
+    end_as_begun,
+    halfway_refusal,
+    is_halfway,
+    recall_refusal,
+    refusal,
+)
 
 PULSE_LIMIT = timedelta(seconds=10)
 """A pulse that the controller has not spent by then is taken back: a permit left standing is spent
@@ -425,10 +432,10 @@ def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) 
     Forward nothing was begun yet where the answer is `Refused`; `Failed` says that it cannot go on.
     """
     doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
-    if ended := begun(doubt, order.pulsed_at):
+    if ended := end_as_begun(doubt, order.pulsed_at):
         return ended
     if is_halfway(fleet, wanted) and not order.repairs:
-        return halfway_refusal(fleet, wanted.template) or _halted(fleet, order)
+        return halfway_refusal(fleet, wanted.template) or _halt_rollout(fleet, order)
     if _is_held(fleet, order) and not fleet.is_saturated(order.toward):
         return Retarget(order.edit, STILL)
     if _lacks_spare_of_both(fleet, wanted):
@@ -436,7 +443,7 @@ def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) 
     return next_template_move(fleet, order, now)
 
 
-def _halted(fleet: Fleet, order: Order) -> Freeze | Hold:
+def _halt_rollout(fleet: Fleet, order: Order) -> Freeze | Hold:
     """Return the move that stops somebody's rollout.
 
     With the template turned at once, the controller takes what is not of it, undrained, where the wanted
@@ -481,13 +488,13 @@ def releasing_move(
     """
     if back := stray_move(fleet, fleet.pods):
         return back
-    ours = released(fleet.fields, recorded)
+    ours = released_fields(fleet.fields, recorded)
     if without_ours is not None:
         return Revert(EditedTemplate(without_ours), ours)
     return Settled() if ours == fleet.fields else Release(ours)
 
 
-def released(seen: RolloutFields, recorded: RolloutFields) -> RolloutFields:
+def released_fields(seen: RolloutFields, recorded: RolloutFields) -> RolloutFields:
     """Return the fields with each one that still holds a frozen rollout's value put back.
 
     A field that somebody else set meanwhile is theirs and stays.

@@ -175,7 +175,7 @@ def _move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits, now
     waits = trial_start(pod, limits, now)
     if pod is None or waits is not None:
         return waits or MakeTrial()
-    return tested(sight.progress, pod, step)
+    return move_of_test(sight.progress, pod, step)
 
 
 def trial_start(pod: Pod | None, limits: StartLimits, now: datetime) -> MakeTrial | Wait | Failed | None:
@@ -184,10 +184,12 @@ def trial_start(pod: Pod | None, limits: StartLimits, now: datetime) -> MakeTria
         return MakeTrial()
     if pod.has_ended or pod.terminating:
         return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name} ended by itself, or somebody deleted it")
-    return None if pod.ready else _starting(pod, limits, now)
+    return None if pod.ready else _await_start(pod, limits, now)
 
 
-def tested(progress: Underway | Interrupted | None, pod: Pod, step: TrialStep) -> BeginTest | Wait | Failed:
+def move_of_test(
+    progress: Underway | Interrupted | None, pod: Pod, step: TrialStep
+) -> BeginTest | Wait | Failed:
     """Return the next move of a test whose pod is ready for it and which has not come to its end."""
     match progress:
         case None:
@@ -226,11 +228,11 @@ def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime
     return Answer(
         step.question,
         step.told_of,
-        message=f"on {step.place} {watched.generated} tokens {_shown(found)}",
+        message=f"on {step.place} {watched.generated} tokens {_show_verdict(found)}",
         at=now,
         generation=generation,
         reclaim=None if isinstance(found, Unjudged) else found.reclaim,
-        seen=thinned(watched.samples),
+        seen=thin_readings(watched.samples),
         block_tokens=watched.block_tokens,
         keep=step.keep,
     )
@@ -302,13 +304,13 @@ def _grown(found: GrowthJudged, seen: Prompted) -> str:
     )
 
 
-def thinned(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+def thin_readings(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Return some of the readings, evenly over their course, the last one among them."""
     every = -(-len(samples) // KEPT_READINGS)
     return tuple(reversed(samples[::-1][::every])) if samples else ()
 
 
-def _shown(found: Judged) -> str:
+def _show_verdict(found: Judged) -> str:
     if isinstance(found, Unjudged):
         return f"showed nothing: {found.why}"
     expected = found.predicted[Reclaim.RECLAIMS]
@@ -326,7 +328,7 @@ def _if_budget(found: Reclamation) -> str:
     return " for the tokens that its settings keep (if it keeps more, say so in spec.compression.keepTokens)"
 
 
-def _starting(pod: Pod, limits: StartLimits, now: datetime) -> Wait | Failed:
+def _await_start(pod: Pod, limits: StartLimits, now: datetime) -> Wait | Failed:
     failed = start_failure(pod, False, limits, now)
     if failed is not None:
         no_room = failed.reason is Reason.SPARE_UNSCHEDULABLE
@@ -387,7 +389,7 @@ def gate_move(sight: GateSight, step: GateStep, run: Run, limits: StartLimits, n
     """
     if now - run.started_at > timedelta(seconds=step.limit_seconds):
         late = JobSight(JobEnd.LATE, "", Counted(0, 0.0))
-        return Evaluated(_scored(late, None, step, run, now))
+        return Evaluated(_score_outcome(late, None, step, run, now))
     toward = _of_pod(sight, step, run, limits, now)
     if toward is not None:
         return toward
@@ -403,7 +405,7 @@ def gate_move(sight: GateSight, step: GateStep, run: Run, limits: StartLimits, n
         done = _roughly(sight.served.counted.requests - sight.job.before.requests)
         text = f"CronJob/{step.cron_job} evaluates the trial pod: {done} requests or more are answered"
         return Wait(Reason.AWAITING_EVALUATION, text)
-    return Evaluated(_scored(sight.job, sight.served.counted, step, run, now))
+    return Evaluated(_score_outcome(sight.job, sight.served.counted, step, run, now))
 
 
 def _of_pod(
@@ -441,7 +443,7 @@ def _other_cache(step: GateStep, served: Served) -> str:
     )
 
 
-def _scored(job: JobSight, after: Counted | None, step: GateStep, run: Run, now: datetime) -> Scored:
+def _score_outcome(job: JobSight, after: Counted | None, step: GateStep, run: Run, now: datetime) -> Scored:
     """Return the outcome of an evaluation that ended."""
     requests = None if after is None else after.requests - job.before.requests
     tokens = (after.tokens - job.before.tokens) / requests if after and requests else None
@@ -487,7 +489,7 @@ def drained_move(sight: DrainedSight, step: TrialStep, run: Run, now: datetime) 
     if why := _not_spared(sight, pod, _least(sight, run)):
         return Failed(Reason.TRIAL_UNANSWERED, why)
     if sight.progress is None:
-        return _drained(sight, step, pod, run)
+        return _await_drained(sight, step, pod, run)
     return _going_on(sight.progress, step, pod)
 
 
@@ -507,7 +509,7 @@ def _not_spared(sight: DrainedSight, pod: Pod, least: int) -> str:
     return f"{serving} replicas serve beside {pod.name}, {least} must" if serving < least else ""
 
 
-def _drained(sight: DrainedSight, step: TrialStep, pod: Pod, run: Run) -> DrainedMove:
+def _await_drained(sight: DrainedSight, step: TrialStep, pod: Pod, run: Run) -> DrainedMove:
     """Return the next move until nothing runs on the replica; then the test begins."""
     refused = drained_refusal(sight.fleet, step) if run.victim is None else None
     if refused is not None:
@@ -518,10 +520,10 @@ def _drained(sight: DrainedSight, step: TrialStep, pod: Pod, run: Run) -> Draine
     if sight.drain is not Drain.IDLE:
         text = f"{pod.name} still has requests, or does not tell, when spec.rollout.drainTimeout is over"
         return Failed(Reason.TRIAL_UNANSWERED, text)
-    return tested(None, pod, step)
+    return move_of_test(None, pod, step)
 
 
 def _going_on(progress: Underway | Interrupted, step: TrialStep, pod: Pod) -> DrainedMove:
     if not pod.cordoned:
         return Failed(Reason.TRIAL_UNANSWERED, f"somebody put {pod.name} back into rotation")
-    return tested(progress, pod, step)
+    return move_of_test(progress, pod, step)

@@ -58,7 +58,7 @@ def thermal_emergency(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive 
 
     The last look at node health: where it is required and not known, it says what would provide it.
     """
-    found = _findings(evidence, _slowed)
+    found = _findings(evidence, _slowed_devices)
     if found or evidence.node_health is not NodeHealth.REQUIRED:
         return found
     return _unknown(evidence)
@@ -66,12 +66,14 @@ def thermal_emergency(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive 
 
 def divert_to_gpu_fault(evidence: Evidence, _setting: Setting) -> Advice:
     """Return that nothing is changed, and which runbook a person opens."""
-    return _diverted(Reason.GPU_FAULT, "GPU fault", gpu_fault(evidence))
+    return _report_other_cause(Reason.GPU_FAULT, "GPU fault", gpu_fault(evidence))
 
 
 def divert_to_thermal_emergency(evidence: Evidence, _setting: Setting) -> Advice:
     """Return that nothing is changed, and which runbook a person opens."""
-    return _diverted(Reason.THERMAL_EMERGENCY, "thermal emergency", _findings(evidence, _slowed))
+    return _report_other_cause(
+        Reason.THERMAL_EMERGENCY, "thermal emergency", _findings(evidence, _slowed_devices)
+    )
 
 
 def faults_of(devices: Iterable[Device]) -> tuple[str, ...]:
@@ -79,7 +81,7 @@ def faults_of(devices: Iterable[Device]) -> tuple[str, ...]:
     return tuple(
         f"{device.name}: {text}{_teller(device, vital)}"
         for device in devices
-        for signs in (_broken, _slowed)
+        for signs in (_broken, _slowed_devices)
         for vital, _, text in signs(device)
     )
 
@@ -89,14 +91,15 @@ def place(name: str, vitals: Vitals) -> str:
     return f"{name} on node {vitals.node}" if vitals.node else name
 
 
-def _diverted(reason: Reason, runbook: str, findings: tuple[Finding, ...] | None) -> NoChange:
+def _report_other_cause(reason: Reason, runbook: str, findings: tuple[Finding, ...] | None) -> NoChange:
     facts = [f"{finding.subject} {finding.text}" for finding in findings or ()]
     return NoChange(
-        reason, f"open the runbook '{runbook}': {_listed(facts)}; no setting of the workload is changed"
+        reason,
+        f"open the runbook '{runbook}': {_list_replicas(facts)}; no setting of the workload is changed",
     )
 
 
-def _listed(facts: list[str]) -> str:
+def _list_replicas(facts: list[str]) -> str:
     rest = f"; and {len(facts) - NAMED_FAULTS} more" if len(facts) > NAMED_FAULTS else ""
     return "; ".join(facts[:NAMED_FAULTS]) + rest
 
@@ -138,7 +141,7 @@ def _broken(device: Device) -> Iterator[Sign]:
         yield Vital.DRIVER_FAULT, fault, f"{DRIVER_FAULTS.get(fault, 'it cannot be used')} (code {fault})"
 
 
-def _slowed(device: Device) -> Iterator[Sign]:
+def _slowed_devices(device: Device) -> Iterator[Sign]:
     reasons = device.value(Vital.CLOCK_REASONS) or 0
     held = [f"{text} (0x{bit:02x})" for bit, text in CLOCK_FAULTS.items() if reasons & bit]
     if held:
@@ -150,7 +153,8 @@ def told_by_driver(evidence: Evidence) -> Finding | None:
     names = [name for name, vitals in sorted(evidence.vitals.items()) if vitals.was_asked()]
     if not names:
         return None
-    text = f"no series tells all of the GPUs of {_named(names)}: {PROGRAM} in the container told the rest"
+    replicas = _name_replicas(names)
+    text = f"no series tells all of the GPUs of {replicas}: {PROGRAM} in the container told the rest"
     return Finding("fleet", None, None, None, text)
 
 
@@ -161,7 +165,7 @@ def _unknown(evidence: Evidence) -> Inconclusive | None:
     if not blind:
         return None
     vitals = [vital for vital in NEEDED if any(vital in gaps[name] for name in blind)]
-    named = _named([place(name, _of(evidence, name)) for name in blind])
+    named = _name_replicas([place(name, _of(evidence, name)) for name in blind])
     return Inconclusive(
         Reason.NODE_HEALTH_UNKNOWN,
         f"node health of {named} is unknown{_because(evidence, blind)}{_silence(evidence, blind)}: have the "
@@ -171,7 +175,7 @@ def _unknown(evidence: Evidence) -> Inconclusive | None:
     )
 
 
-def _named(names: list[str]) -> str:
+def _name_replicas(names: list[str]) -> str:
     rest = f" and {len(names) - NAMED_FAULTS} more" if len(names) > NAMED_FAULTS else ""
     return ", ".join(names[:NAMED_FAULTS]) + rest
 
@@ -201,7 +205,7 @@ OF_INTEREST = frozenset({Cause.HOST_MEMORY, Cause.DEVICE_MEMORY, Cause.UNKNOWN})
 
 def is_of_interest(evidence: Evidence) -> bool:
     """Return whether a replica ended for want of memory inside the window, or nobody knows why it did."""
-    return bool(ended(evidence, OF_INTEREST))
+    return bool(ended_engines(evidence, OF_INTEREST))
 
 
 def host_memory(evidence: Evidence) -> tuple[Finding, ...] | None:
@@ -212,7 +216,7 @@ def host_memory(evidence: Evidence) -> tuple[Finding, ...] | None:
 def device_memory(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """A replica ended because its GPU's memory ran out inside the window: at its start or while serving."""
     found = _ends_found(evidence, Cause.DEVICE_MEMORY, "its GPU's memory ran out")
-    unknown = ended(evidence, frozenset({Cause.UNKNOWN}))
+    unknown = ended_engines(evidence, frozenset({Cause.UNKNOWN}))
     if found or not unknown:
         return found
     name, end = next(iter(unknown.items()))
@@ -233,7 +237,7 @@ def divert_to_host_memory(evidence: Evidence, _setting: Setting) -> Advice:
     )
 
 
-def ended(evidence: Evidence, causes: frozenset[Cause]) -> dict[str, EngineEnd]:
+def ended_engines(evidence: Evidence, causes: frozenset[Cause]) -> dict[str, EngineEnd]:
     """Return the newest ends of replicas that ended for one of some causes, by pod."""
     ends = {name: vitals.end for name, vitals in sorted(evidence.vitals.items())}
     return {name: end for name, end in ends.items() if end is not None and end.cause in causes}
@@ -241,11 +245,11 @@ def ended(evidence: Evidence, causes: frozenset[Cause]) -> dict[str, EngineEnd]:
 
 def _ends_found(evidence: Evidence, cause: Cause, text: str) -> tuple[Finding, ...] | None:
     found = (
-        Finding(name, Vital.ENGINE_END, end.exit_code, None, f"{text} at {_told(end)}")
-        for name, end in ended(evidence, frozenset({cause})).items()
+        Finding(name, Vital.ENGINE_END, end.exit_code, None, f"{text} at {_end_time(end)}")
+        for name, end in ended_engines(evidence, frozenset({cause})).items()
     )
     return tuple(found) or None
 
 
-def _told(end: EngineEnd) -> str:
+def _end_time(end: EngineEnd) -> str:
     return f"{end.ended_at:%H:%M:%SZ}, exit code {end.exit_code}, {end.restarts} restarts so far"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvmedic.manifests.engine_file import Configuration, configuration_at, edited
+from kvmedic.manifests.engine_file import Configuration, configuration_at, edit_file
 from kvmedic.manifests.flags import AlreadySet, FlagsView, edit, parsed_of, read_flags, setting_of
 from kvmedic.manifests.flags import Setting as FlagSetting
 from kvmedic.manifests.invocation import version_of
@@ -118,7 +118,7 @@ def workload_of(
     return _not_one(found, doubts, container)
 
 
-def configured(found: Workload | Fault, maps: Mapping[str, Sight]) -> Workload | Fault:
+def with_configuration(found: Workload | Fault, maps: Mapping[str, Sight]) -> Workload | Fault:
     """Return a workload with what its engine's configuration file gives.
 
     Args:
@@ -159,10 +159,10 @@ def _not_one(found: list[Workload], doubts: list[Refusal], container: str | None
             "correct its template, or make a resource that names another in spec.targetRef.container",
         )
     telling = next((doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE), None)
-    return fault_of(telling) if telling else _unrecognised(doubts)
+    return fault_of(telling) if telling else _refuse_unrecognised(doubts)
 
 
-def _unrecognised(doubts: Sequence[Refusal]) -> Fault:
+def _refuse_unrecognised(doubts: Sequence[Refusal]) -> Fault:
     said = "; ".join(dict.fromkeys(doubt.message for doubt in doubts))
     return Fault(
         Reason.ENGINE_UNRECOGNISED,
@@ -228,7 +228,7 @@ def _already(wanted: FlagSetting) -> Fault:
 def _config_step(
     workload: Workload, file: Configuration, wanted: FlagSetting, advice: Assignment
 ) -> ConfigStep | Fault:
-    change = edited(file, wanted, workload.engine, workload.container, workload.target_uid)
+    change = edit_file(file, wanted, workload.engine, workload.container, workload.target_uid)
     if isinstance(change, Refusal):
         return fault_of(change)
     return ConfigStep(
@@ -237,7 +237,7 @@ def _config_step(
         knob=advice.knob,
         edit=change.reference,
         file=change.file,
-        before=shown(workload.given(advice.knob)),
+        before=as_written(workload.given(advice.knob)),
         after=wanted.text,
         before_template=template_hash(workload.template),
         after_template=template_hash(change.reference.apply(workload.template)),
@@ -262,7 +262,7 @@ def _flag_step(workload: Workload, wanted: FlagSetting, advice: Assignment) -> F
                 target=workload.target,
                 knob=advice.knob,
                 edit=change,
-                before=None if before is None else shown(before),
+                before=None if before is None else as_written(before),
                 after=wanted.text,
                 before_template=template_hash(workload.template),
                 after_template=template_hash(change.apply(workload.template)),
@@ -270,7 +270,7 @@ def _flag_step(workload: Workload, wanted: FlagSetting, advice: Assignment) -> F
             )
 
 
-def shown(value: Scalar) -> str:
+def as_written(value: Scalar) -> str:
     """Return a value as it is written on a command line."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from kvmedic.model.evidence import Histogram, Observation, Signal
-from kvmedic.model.readings import histogram, merged, quantile
+from kvmedic.model.readings import histogram, merge_histograms, quantile
 from kvmedic.model.spec import Objectives
 from kvmedic.model.status import Severity, Urgency
 from kvmedic.runbooks.branches import Diagnosis, is_content
@@ -49,7 +49,7 @@ def urgency_of(
         shown: what was said last.
     """
     if is_content(diagnosis):
-        return _page(_measured(seen, objectives), seen.at, shown)
+        return _page(_measured_urgency(seen, objectives), seen.at, shown)
     return urgency(seen, objectives, shown)
 
 
@@ -59,7 +59,7 @@ def urgency(seen: Observation, objectives: Objectives, shown: Urgency | None) ->
     What was said last is returned as it is while the same objectives are breached: numbers that
     differ are not worth a write.
     """
-    found = _measured(seen, objectives)
+    found = _measured_urgency(seen, objectives)
     paged = _page(found, seen.at, shown)
     if paged is not None:
         return paged
@@ -69,7 +69,7 @@ def urgency(seen: Observation, objectives: Objectives, shown: Urgency | None) ->
     return _unless_same(shown, Urgency(Severity.TICKET, _calm(found, unknown), seen.at))
 
 
-def _measured(seen: Observation, objectives: Objectives) -> tuple[tuple[_Level, float | None], ...]:
+def _measured_urgency(seen: Observation, objectives: Objectives) -> tuple[tuple[_Level, float | None], ...]:
     return tuple((level, _p95_seconds(seen, level.signal)) for level in _levels(objectives))
 
 
@@ -85,7 +85,7 @@ def _page(
     return _unless_same(shown, fresh)
 
 
-def unmeasured(why: str, at: datetime, shown: Urgency | None) -> Urgency:
+def unmeasured_urgency(why: str, at: datetime, shown: Urgency | None) -> Urgency:
     """Return the urgency of a trouble for which nobody can look at the objectives."""
     return _unless_same(shown, Urgency(Severity.TICKET, why, at))
 
@@ -137,4 +137,4 @@ def _p95_seconds(seen: Observation, signal: Signal) -> float | None:
         counted = histogram(readings, signal)
         if counted is not None and counted.count > 0:
             by_bounds.setdefault(counted.bounds, []).append(counted)
-    return max((quantile(merged(alike), PERCENTILE) for alike in by_bounds.values()), default=None)
+    return max((quantile(merge_histograms(alike), PERCENTILE) for alike in by_bounds.values()), default=None)

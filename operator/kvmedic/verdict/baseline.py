@@ -23,7 +23,7 @@ from kvmedic.model.readings import (
     above,
     complete,
     histogram,
-    merged,
+    merge_histograms,
     number,
     quantile,
     total,
@@ -94,8 +94,10 @@ def _doubt(found: Mapping[str, Complete], observation: Observation) -> Inconclus
     for signal in sorted(NEEDED & HISTOGRAMS):
         if len({one.histograms[signal].bounds for one in found.values()}) > 1:
             return Inconclusive(Reason.REPLICAS_DIFFER, f"the replicas count {signal} in different buckets")
-    finished = min(total(found, Signal.REQUESTS_FINISHED), *(_counted(found, s).count for s in _PER_REQUEST))
-    if finished >= FEWEST_FINISHED and _counted(found, Signal.INTER_TOKEN_SECONDS).count > 0:
+    finished = min(
+        total(found, Signal.REQUESTS_FINISHED), *(_counted_histogram(found, s).count for s in _PER_REQUEST)
+    )
+    if finished >= FEWEST_FINISHED and _counted_histogram(found, Signal.INTER_TOKEN_SECONDS).count > 0:
         return None
     return Inconclusive(
         Reason.TOO_FEW_REQUESTS,
@@ -108,20 +110,22 @@ def _figures(found: Mapping[str, Complete], observation: Observation, restarts: 
     window, finished = observation.window_seconds, total(found, Signal.REQUESTS_FINISHED)
     aborted = total_if_told(observation, Signal.REQUESTS_ABORTED)
     arrived = finished + (aborted or 0.0) + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE)
-    gaps = _counted(found, Signal.INTER_TOKEN_SECONDS)
+    gaps = _counted_histogram(found, Signal.INTER_TOKEN_SECONDS)
     return Baseline(
         window_seconds=window,
         replicas=len(found),
         preemptions_per_request=total(found, Signal.PREEMPTIONS) / finished,
         requests_per_second=max(0.0, arrived / window),
-        prompt_tokens_mean=_counted(found, Signal.PROMPT_LENGTH).mean,
-        output_tokens_mean=_counted(found, Signal.OUTPUT_LENGTH).mean,
+        prompt_tokens_mean=_counted_histogram(found, Signal.PROMPT_LENGTH).mean,
+        output_tokens_mean=_counted_histogram(found, Signal.OUTPUT_LENGTH).mean,
         generated_tokens_per_second=total(found, Signal.GENERATED_TOKENS) / window,
         inter_token_p95_seconds=_quantile(gaps, 0.95),
         inter_token_tail_seconds=_quantile(gaps, max(0.0, 1 - TAIL_PER_REQUEST * finished / gaps.count)),
         stalls_per_request=above(gaps, STALL_SECONDS) / finished,
-        time_to_first_token_p95_seconds=_quantile(_counted(found, Signal.TIME_TO_FIRST_TOKEN_SECONDS), 0.95),
-        end_to_end_p95_seconds=_quantile(_counted(found, Signal.E2E_SECONDS), 0.95),
+        time_to_first_token_p95_seconds=_quantile(
+            _counted_histogram(found, Signal.TIME_TO_FIRST_TOKEN_SECONDS), 0.95
+        ),
+        end_to_end_p95_seconds=_quantile(_counted_histogram(found, Signal.E2E_SECONDS), 0.95),
         kv_cache_usage_ratio=total(found, Signal.KV_CACHE_USAGE_MEAN) / len(found),
         waiting_mean=total(found, Signal.WAITING_MEAN),
         restarts=restarts,
@@ -131,8 +135,8 @@ def _figures(found: Mapping[str, Complete], observation: Observation, restarts: 
     )
 
 
-def _counted(found: Mapping[str, Complete], signal: Signal) -> Histogram:
-    return merged([one.histograms[signal] for one in found.values()])
+def _counted_histogram(found: Mapping[str, Complete], signal: Signal) -> Histogram:
+    return merge_histograms([one.histograms[signal] for one in found.values()])
 
 
 def _quantile(counted: Histogram, share: float) -> float:
@@ -151,7 +155,7 @@ there. Rates are extrapolated to the ends of a window by up to one scrape, a thi
 four scrapes in a part."""
 
 
-def pressured(burn: Observation, trigger: Trigger) -> tuple[str, ...]:
+def pressured_replicas(burn: Observation, trigger: Trigger) -> tuple[str, ...]:
     """Return the replicas that preempt beyond the trigger."""
     held = {name: number(pod, Signal.PREEMPTIONS_PER_REQUEST_HELD) for name, pod in burn.pods.items()}
     return tuple(name for name, rate in held.items() if (rate or 0.0) > trigger.preemptions_per_request)
@@ -208,13 +212,13 @@ def moves(then: Traffic, now: Traffic) -> tuple[str, ...]:
         ("max_tokens", "", then.limit_tokens, now.limit_tokens),
     )
     return tuple(
-        f"{name} {_shown(before)} -> {_shown(after)}{unit}"
+        f"{name} {_seconds_text(before)} -> {_seconds_text(after)}{unit}"
         for name, unit, before, after in pairs
         if before is not None and after is not None and min(before, after) < MOVED * max(before, after)
     )
 
 
-def _shown(value: float) -> str:
+def _seconds_text(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
 

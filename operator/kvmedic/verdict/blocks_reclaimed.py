@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 
-from kvmedic.model.compression import PASS_TOKENS, Keep, Pattern, used
+from kvmedic.model.compression import PASS_TOKENS, Keep, Pattern, used_blocks
 from kvmedic.model.evidence import HISTOGRAMS, Histogram, Inconclusive, Measured, Observation, Pool, Signal
 from kvmedic.model.readings import (
     Complete,
     above,
     complete,
-    merged,
+    merge_histograms,
     moments,
     pools,
     quantile,
@@ -55,7 +55,7 @@ class Passes:
     def taken(self, tokens: int, block_tokens: int) -> float:
         """Return the blocks of a sequence of so many tokens, half way from one pass to the next."""
         kept = Keep(budget=self.keep.of(tokens) + self.every // 2)
-        return used(tokens, block_tokens, kept, self.pattern)
+        return used_blocks(tokens, block_tokens, kept, self.pattern)
 
 
 def occupancy_between(prompt: Histogram, output: Histogram, block_tokens: int, passes: Passes) -> Occupancy:
@@ -160,7 +160,7 @@ def in_view_of_blocks(judged: Judged, looked: Observation, promise: Promise) -> 
         promise: what the method is to do.
     """
     found = taken_of(looked, promise.passes)
-    told = f"{_told(found, promise)}; {_long_ones(looked, promise.length)}{judged.message}"
+    told = f"{_traffic_text(found, promise)}; {_long_ones(looked, promise.length)}{judged.message}"
     if isinstance(found, Untold) or found.come_back:
         return replace(judged, message=told)
     return not_recovered(told, judged.after)
@@ -182,7 +182,7 @@ def taken_of(looked: Observation, passes: Passes | None) -> Taken | Untold:
     if isinstance(held, Inconclusive):
         return Untold(held.message)
     doubt = _differ(found, held) or _too_little(found, looked) or _hidden(found, looked)
-    return Untold(doubt) if doubt else _compared(found, held, passes)
+    return Untold(doubt) if doubt else _compare_occupancy(found, held, passes)
 
 
 def _differ(found: Mapping[str, Complete], held: Mapping[str, Pool]) -> str:
@@ -196,7 +196,7 @@ def _differ(found: Mapping[str, Complete], held: Mapping[str, Pool]) -> str:
 
 def _too_little(found: Mapping[str, Complete], looked: Observation) -> str:
     """Return what there was too little of; empty where there was enough."""
-    counted = [_counted(found, signal) for signal in sorted(_NEEDED & HISTOGRAMS)]
+    counted = [_counted_blocks(found, signal) for signal in sorted(_NEEDED & HISTOGRAMS)]
     finished = min(one.count if one.total > 0 else 0.0 for one in counted)
     if finished < FEWEST_FINISHED:
         return f"{finished:.0f} requests finished, {FEWEST_FINISHED} are needed"
@@ -212,7 +212,7 @@ def _too_little(found: Mapping[str, Complete], looked: Observation) -> str:
 
 def _hidden(found: Mapping[str, Complete], looked: Observation) -> str:
     """Return what else makes sequences seem larger or smaller; empty where nothing does."""
-    if quantile(_counted(found, Signal.E2E_SECONDS), RESIDENCE_QUANTILE) > looked.window_seconds:
+    if quantile(_counted_blocks(found, Signal.E2E_SECONDS), RESIDENCE_QUANTILE) > looked.window_seconds:
         return (
             f"over one request in a hundred stays longer than the window of {looked.window_seconds:.0f} s: "
             "raise spec.verify.for"
@@ -223,8 +223,13 @@ def _hidden(found: Mapping[str, Complete], looked: Observation) -> str:
     return ""
 
 
-def _compared(found: Mapping[str, Complete], held: Mapping[str, Pool], passes: Passes) -> Taken | Untold:
-    prompt, output = _counted(found, Signal.PROMPT_LENGTH), _counted(found, Signal.OUTPUT_LENGTH)
+def _compare_occupancy(
+    found: Mapping[str, Complete], held: Mapping[str, Pool], passes: Passes
+) -> Taken | Untold:
+    prompt, output = (
+        _counted_blocks(found, Signal.PROMPT_LENGTH),
+        _counted_blocks(found, Signal.OUTPUT_LENGTH),
+    )
     block_tokens = next(iter(held.values())).block_tokens
     taken = Taken(
         measured=blocks_per_running(found, held),
@@ -241,7 +246,7 @@ def _compared(found: Mapping[str, Complete], held: Mapping[str, Pool], passes: P
     return taken
 
 
-def _told(found: Taken | Untold, promise: Promise) -> str:
+def _traffic_text(found: Taken | Untold, promise: Promise) -> str:
     """Return in a sentence what live traffic shows of a method."""
     if isinstance(found, Untold):
         shown = promise.trial or "what it showed is not on record any more"
@@ -264,7 +269,7 @@ def _long_ones(looked: Observation, length: int) -> str:
     counted = [each.value for each in readings if isinstance(each, Measured)]
     if len(counted) < len(readings) or len({one.bounds for one in counted}) != 1:
         return ""
-    whole = merged(counted)
+    whole = merge_histograms(counted)
     if whole.counts[-1] > 0 and length > whole.bounds[-1]:
         return ""
     longer = above(whole, length)
@@ -274,5 +279,5 @@ def _long_ones(looked: Observation, length: int) -> str:
     return f"{about}{longer:.0f} answers of over {length} tokens were completed; "
 
 
-def _counted(found: Mapping[str, Complete], signal: Signal) -> Histogram:
-    return merged([one.histograms[signal] for one in found.values()])
+def _counted_blocks(found: Mapping[str, Complete], signal: Signal) -> Histogram:
+    return merge_histograms([one.histograms[signal] for one in found.values()])

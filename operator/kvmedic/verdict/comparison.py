@@ -31,7 +31,7 @@ from kvmedic.verdict.floors import (
 from kvmedic.verdict.sizing import MOST_STALLS, STALL_SECONDS
 
 
-def undecided(why: Inconclusive) -> Judged:
+def undecided_verdict(why: Inconclusive) -> Judged:
     """Return the verdict where something that it needs is missing."""
     return Judged(Verdict.INCONCLUSIVE, why.reason, why.message)
 
@@ -41,7 +41,7 @@ def not_recovered(text: str, after: Baseline | None = None) -> Judged:
     return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, text, after)
 
 
-def restarted(restarts: int, since: str = "of replicas that run the change") -> Judged | None:
+def restart_verdict(restarts: int, since: str = "of replicas that run the change") -> Judged | None:
     """Return the verdict on a change after which engines restarted; None where none did.
 
     Args:
@@ -61,10 +61,10 @@ def figures_after(
         restarts: restarts since the change, each of which is new.
         since: which ones these are.
     """
-    if down := restarted(restarts, since):
+    if down := restart_verdict(restarts, since):
         return down
     after = baseline_of(observation, restarts)
-    return undecided(after) if isinstance(after, Inconclusive) else after
+    return undecided_verdict(after) if isinstance(after, Inconclusive) else after
 
 
 __all__ = [
@@ -164,7 +164,7 @@ def judge_replacement(
     text = change.line(objectives)
     if unlike := change.unlike():
         return _unlike(unlike, text, after)
-    hot = _pressured(observation, trigger)
+    hot = _replicas_over_trigger(observation, trigger)
     if not hot and change.is_harmless(objectives):
         verdict = Verdict.IMPROVED if change.missed(objectives) else Verdict.RECOVERED
         return Judged(verdict, Reason(verdict.value), f"no replica is beyond the trigger; {text}", after)
@@ -174,7 +174,7 @@ def judge_replacement(
     return not_recovered(why, after)
 
 
-def _pressured(observation: Observation, trigger: Trigger) -> str:
+def _replicas_over_trigger(observation: Observation, trigger: Trigger) -> str:
     """Return the replicas that preempt beyond the trigger over the whole window; empty: none does."""
     rates = {
         name: (number(pod, Signal.PREEMPTIONS) or 0.0)

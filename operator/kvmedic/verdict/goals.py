@@ -35,8 +35,8 @@ from kvmedic.verdict.comparison import (
     compare,
     figures_after,
     not_recovered,
-    restarted,
-    undecided,
+    restart_verdict,
+    undecided_verdict,
 )
 
 MORE_PREEMPTIONS = 1 / BETTER
@@ -102,11 +102,11 @@ def steadiness(observation: Observation, restarts: int) -> Judged:
         observation: the look over the sustained window, at replicas that run the change only.
         restarts: restarts of those replicas; each was started by the change, so each restart is new.
     """
-    if down := restarted(restarts):
+    if down := restart_verdict(restarts):
         return down
     found = complete(observation, STEADINESS_SIGNALS)
     if isinstance(found, Inconclusive):
-        return undecided(found)
+        return undecided_verdict(found)
     finished = total(found, Signal.REQUESTS_FINISHED)
     seen = f"{finished:.0f} requests finished in {observation.window_seconds:.0f} s"
     if finished < FEWEST_FINISHED:
@@ -196,7 +196,7 @@ def judge_without(
         trigger: when a replica counts as pressured.
         restarts: restarts of those replicas; each was started by the change, so each restart is new.
     """
-    if down := restarted(restarts):
+    if down := restart_verdict(restarts):
         return down
     judged = _calm(observation, trigger)
     after = baseline_of(observation, restarts)
@@ -213,7 +213,7 @@ def _calm(observation: Observation, trigger: Trigger) -> Judged:
     """Return whether no replica is beyond the trigger over the whole window."""
     found = complete(observation, PRESSURE_SIGNALS)
     if isinstance(found, Inconclusive):
-        return undecided(found)
+        return undecided_verdict(found)
     rates = {name: one.preemptions_per_request for name, one in found.items()}
     limit = trigger.preemptions_per_request
     hot = [f"{name} ({rate:.2f} per request)" for name, rate in rates.items() if rate > limit]

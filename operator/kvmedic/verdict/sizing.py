@@ -15,7 +15,7 @@ from math import erfc, exp, floor, inf, sqrt
 
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Histogram
-from kvmedic.model.readings import Moments, is_concentrated, merged, representatives
+from kvmedic.model.readings import Moments, is_concentrated, merge_histograms, representatives
 
 BOLDEST_FIT = 0.0
 """Fewest standard deviations by which the running set must fit the pool: half of the time. At this fit a
@@ -219,7 +219,7 @@ def with_evicted_tokens(alone: Occupancy, measured_blocks: float, budgeted: Occu
     return replace(alone, mean_blocks=mean, deviation_blocks=deviation, whole_blocks=alone.mean_blocks)
 
 
-def corrected(expected: Occupancy, measured_blocks: float, measured_deviation: float) -> Occupancy:
+def correct_occupancy(expected: Occupancy, measured_blocks: float, measured_deviation: float) -> Occupancy:
     """Return the occupancy under a cap that was computed from lengths and still does not fit.
 
     The lengths told too little then: of requests that have not finished yet, or of some that come and end
@@ -360,7 +360,7 @@ def spread_weight(groups: Sequence[Histogram]) -> float:
     Args:
         groups: output lengths of disjoint groups of requests, none of them empty.
     """
-    whole = merged(groups)
+    whole = merge_histograms(groups)
     if not is_concentrated(whole, CONCENTRATED_SHARE, buckets=2):
         return 1.0
     deviation = _relative_deviation(groups, whole.mean)

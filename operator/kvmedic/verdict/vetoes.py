@@ -37,7 +37,7 @@ from kvmedic.model.readings import complete, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives
-from kvmedic.verdict.comparison import is_smoother, not_recovered, serves_more, undecided
+from kvmedic.verdict.comparison import is_smoother, not_recovered, serves_more, undecided_verdict
 
 EDGE_MIB = 150.0
 """Free memory of a GPU under which it is at the edge. The engine's own profile of its memory may be off by
@@ -197,7 +197,7 @@ HOST = frozenset({Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE})
 _COUNTED = frozenset({Signal.PREFIX_CACHE_QUERIES, Signal.PREFIX_CACHE_HITS})
 
 
-def confirmed(
+def confirm_setting(
     knob: Knob, judged: Judged, before: Baseline, looked: Observation, objectives: Objectives
 ) -> Judged:
     """Return the verdict on a setting, with what must confirm it.
@@ -210,7 +210,7 @@ def confirmed(
         objectives: service levels.
     """
     if knob in ROOM and serves_more(before, looked, objectives):
-        judged = _kept(judged)
+        judged = _keep_if_serving_more(judged)
     if judged.verdict is Verdict.INCONCLUSIVE:
         return judged
     if knob is Knob.PREFIX_CACHING:
@@ -220,7 +220,7 @@ def confirmed(
     return judged
 
 
-def _kept(judged: Judged) -> Judged:
+def _keep_if_serving_more(judged: Judged) -> Judged:
     """Return the verdict on a fleet that serves clearly more, however many preemptions that takes."""
     if judged.verdict in (Verdict.RECOVERED, Verdict.IMPROVED):
         return judged
@@ -234,7 +234,7 @@ def _by_hits(judged: Judged, looked: Observation) -> Judged:
         return replace(judged, message=f"this engine counts no hits, so none confirm it; {judged.message}")
     found = complete(looked, _COUNTED)
     if isinstance(found, Inconclusive):
-        return undecided(found)
+        return undecided_verdict(found)
     queries, hits = total(found, Signal.PREFIX_CACHE_QUERIES), total(found, Signal.PREFIX_CACHE_HITS)
     share = hits / queries if queries > 0 else 0.0
     told = f"{share:.0%} of the looked-up tokens were found in the prefix cache ({LEAST_HITS:.0%} are needed)"

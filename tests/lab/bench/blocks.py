@@ -44,7 +44,7 @@ class Case:
     def mean(self) -> float:
         """Return the blocks that arithmetic has come free."""
         is_number = isinstance(self.expected, float)
-        return self.expected if is_number else blocks.freed(WHOLE, self.expected).mean
+        return self.expected if is_number else blocks.freed_blocks(WHOLE, self.expected).mean
 
 
 def freed_though_rescored(window: int) -> float:

@@ -23,7 +23,7 @@ from kvmedic.runbooks.preemption.traffic_levers import reuse_prefixes, saved_at_
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.comparison import judge
 from kvmedic.verdict.sizing import Supply
-from kvmedic.verdict.vetoes import confirmed
+from kvmedic.verdict.vetoes import confirm_setting
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import TRIGGER, observed, seen
 from lab.bench.workloads import (
@@ -166,7 +166,7 @@ def _told(found: T | Inconclusive) -> T:
 def _verdict(knob: Knob, before: Outcome, after: Outcome) -> Verdict:
     figures, looked = _figures(before), observed(after, len(after.pages))
     judged = judge(figures, looked, Objectives(), TRIGGER, 0)
-    return confirmed(knob, judged, figures, looked, Objectives()).verdict
+    return confirm_setting(knob, judged, figures, looked, Objectives()).verdict
 
 
 def main(arguments: Sequence[str] = ()) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvmedic.metrics.generation import lengths_up_to
-from kvmedic.model.compression import Compacted, Keep, Pattern, PerHead, Scattered, used
+from kvmedic.model.compression import Compacted, Keep, Pattern, PerHead, Scattered, used_blocks
 from kvmedic.model.fleet import Pod
 from kvmedic.model.trial import (
     Begun,
@@ -122,7 +122,7 @@ def generation(tokens: int, what: str) -> Watched:
     pattern = _PATTERNS.get(Reclaim(what)) if what in set(Reclaim) else None
 
     def blocks(count: int) -> float:
-        return count / BLOCK_TOKENS if pattern is None else used(count, BLOCK_TOKENS, KEEP, pattern)
+        return count / BLOCK_TOKENS if pattern is None else used_blocks(count, BLOCK_TOKENS, KEEP, pattern)
 
     samples = tuple(Sample(count, blocks(count)) for count in counts)
     return Watched(samples, tokens, BLOCK_TOKENS, 4 * tokens // BLOCK_TOKENS)

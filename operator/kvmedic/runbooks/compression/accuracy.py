@@ -101,7 +101,7 @@ def compare_scores(reference: Score, score: Score, max_loss: float) -> Gated:
         return Passed(loss, error, text)
     if loss - SURE * error > max_loss:
         return NotPassed(text)
-    needed = _needed(loss, error, score.samples, max_loss)
+    needed = _needed_samples(loss, error, score.samples, max_loss)
     more = (
         f"it needs about {needed} samples, {needed - score.samples} more"
         if 0 < needed <= MOST_SAMPLES
@@ -139,7 +139,7 @@ def _error(reference: Score, score: Score) -> tuple[float, str]:
     return sqrt(lost + won - (lost - won) ** 2 / total) / total, " paired"
 
 
-def _needed(loss: float, error: float, samples: int, max_loss: float) -> int:
+def _needed_samples(loss: float, error: float, samples: int, max_loss: float) -> int:
     """Return how many samples would tell: of a change that costs nothing, or of the loss that is seen."""
     planned = _size(error**2 * samples, max_loss)
     if samples < planned:

@@ -157,7 +157,7 @@ def is_start_due(method: Compressed) -> bool:
     return is_type and bool(method.settings) and not (is_known or method.pool_is_fixed)
 
 
-def unexplained(method: Compressed, worth: Brought) -> Inconclusive:
+def report_unexplained(method: Compressed, worth: Brought) -> Inconclusive:
     """Return that figures speak against a method and no trial would tell more, with what would."""
     start, grown = method.start_without, method.grown
     if start is not None and start.blocks is None:

@@ -21,11 +21,11 @@ from kvmedic.runbooks.compression.attention import (
     attention_unproven,
     eager_fallback,
     is_start_due,
-    unexplained,
+    report_unexplained,
 )
 from kvmedic.runbooks.compression.cache_types import (
     proven_without,
-    stored,
+    stored_type,
     too_few_tokens,
     untold,
     without_type,
@@ -62,12 +62,12 @@ def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 
     That a device's memory stays as it is speaks for nothing and against nothing.
     """
-    method, found = evidence.compression, _told(evidence)
+    method, found = evidence.compression, _complete_readings(evidence)
     if method is None or _is_of_another_kind(evidence):
         return None
     if isinstance(found, Inconclusive):
         return found
-    if _pressured(found, evidence) or without_type(method, evidence):
+    if _is_pressured(found, evidence) or without_type(method, evidence):
         return None
     worth = brought_by(method, evidence)
     if worth.worth is not Worth.SAVES:
@@ -75,7 +75,7 @@ def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     return (fact(f"{method.name}: {worth.message}"), fact(DASHBOARD))
 
 
-def undoubted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+def nothing_speaks_against(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """Nobody preempts beyond the trigger, and no figure speaks against the method.
 
     Where a trial showed that blocks come back, it is no reproach that usage is as it was: requests may be too
@@ -83,7 +83,7 @@ def undoubted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 
     A replica whose GPU is ill, or that ran out of memory, is a matter of the other runbook.
     """
-    method, found = evidence.compression, _told(evidence)
+    method, found = evidence.compression, _complete_readings(evidence)
     if method is None:
         return None
     worth = brought_by(method, evidence).worth
@@ -91,10 +91,12 @@ def undoubted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
         return None if worth is Worth.COSTS_MEMORY or method.is_unfused else ()
     if isinstance(found, Inconclusive):
         return found
-    if _pressured(found, evidence) or without_type(method, evidence):
+    if _is_pressured(found, evidence) or without_type(method, evidence):
         return None
     if worth is Worth.NOTHING and _frees(method):
-        return (fact(f"{method.name} frees blocks, and requests of now hardly need it: {_answered(method)}"),)
+        return (
+            fact(f"{method.name} frees blocks, and requests of now hardly need it: {_answer_text(method)}"),
+        )
     return None if worth in _SPEAKS_AGAINST else ()
 
 
@@ -124,7 +126,9 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
     return where_nodes_are_known(
         evidence,
         *(
-            Finding(name, None, None, None, f"{stored(found[name], evidence.started.get(name))}; {asked}")
+            Finding(
+                name, None, None, None, f"{stored_type(found[name], evidence.started.get(name))}; {asked}"
+            )
             for name in stale
         ),
     )
@@ -171,10 +175,10 @@ def fix_waits(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """A method saved nothing, the next fix cannot go on, and replicas preempt beyond the trigger."""
     if not isinstance(evidence.fix, NoChange):
         return None
-    found = _told(evidence)
+    found = _complete_readings(evidence)
     if isinstance(found, Inconclusive):
         return found
-    return (fact(evidence.fix.message),) if _pressured(found, evidence) else None
+    return (fact(evidence.fix.message),) if _is_pressured(found, evidence) else None
 
 
 def fix_due(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -209,14 +213,14 @@ def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Incon
 
     Of fewer bits that is said once the tokens of the pool were compared with those without.
     """
-    method, found = evidence.compression, _told(evidence)
+    method, found = evidence.compression, _complete_readings(evidence)
     if method is None or isinstance(found, Inconclusive):
         return found if isinstance(found, Inconclusive) else None
     is_compared = method.method_class is MethodClass.QUANTIZATION and not is_start_due(method)
     works = is_compared or _frees(method)
-    if not _pressured(found, evidence) or not (works or brought_by(method, evidence).worth is Worth.SAVES):
+    if not _is_pressured(found, evidence) or not (works or brought_by(method, evidence).worth is Worth.SAVES):
         return None
-    told = _answered(method) or brought_by(method, evidence).message
+    told = _answer_text(method) or brought_by(method, evidence).message
     return (fact(f"{method.name} does what it can: {told}"),)
 
 
@@ -229,7 +233,7 @@ def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     if method is None:
         return ()
     worth = brought_by(method, evidence)
-    if doubt := _unasked(method, worth):
+    if doubt := _why_not_asked(method, worth):
         return doubt
     found = pools(evidence.burn)
     if isinstance(found, Inconclusive):
@@ -239,7 +243,7 @@ def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     return (fact(f"{method.name} ({method.told_by}): {asks}"),)
 
 
-def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
+def _why_not_asked(method: Compressed, worth: Brought) -> Inconclusive | None:
     """Return why a trial would not answer what is asked of a method, or None where it would."""
     answer = method.answer
     if method.method_class is None:
@@ -253,7 +257,7 @@ def _unasked(method: Compressed, worth: Brought) -> Inconclusive | None:
         )
     if (method.method_class in EVICTING and answer is None) or is_start_due(method):
         return None
-    return unexplained(method, worth)
+    return report_unexplained(method, worth)
 
 
 _CHECK = (
@@ -268,11 +272,11 @@ _MAY_BE_OFF = (
 _SPEAKS_AGAINST = frozenset({Worth.COSTS_MEMORY, Worth.COSTS_TIME, Worth.NOTHING})
 
 
-def _told(evidence: Evidence) -> Mapping[str, Complete] | Inconclusive:
+def _complete_readings(evidence: Evidence) -> Mapping[str, Complete] | Inconclusive:
     return complete(evidence.burn, NEEDED)
 
 
-def _pressured(found: Mapping[str, Complete], evidence: Evidence) -> bool:
+def _is_pressured(found: Mapping[str, Complete], evidence: Evidence) -> bool:
     limit = evidence.trigger.preemptions_per_request
     return any(one.numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD] > limit for one in found.values())
 
@@ -287,7 +291,7 @@ def _frees(method: Compressed) -> bool:
     return method.answer is not None and method.answer.reclaim is Reclaim.RECLAIMS
 
 
-def _answered(method: Compressed) -> str:
+def _answer_text(method: Compressed) -> str:
     return method.answer.message if method.answer else ""
 
 
@@ -310,7 +314,7 @@ COMPRESSION_BRANCHES = (
         Reason.COMPRESSION_UNDOUBTED,
         section="Runbook 2, symptoms",
         signals=ASKED,
-        when=undoubted,
+        when=nothing_speaks_against,
         then=None,
     ),
     Branch(

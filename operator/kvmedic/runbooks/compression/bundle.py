@@ -79,8 +79,8 @@ class AllowedSettings:
     def _allows(self, setting: BundleSetting) -> bool:
         if setting.env:
             return _is_known_variable(setting.env) or self._is_listed(setting.env)
-        flag = spelled(setting.flag)
-        return flag in _FLAGS or flag in {spelled(each) for each in self.flags}
+        flag = spell_flag(setting.flag)
+        return flag in _FLAGS or flag in {spell_flag(each) for each in self.flags}
 
     def _is_listed(self, name: str) -> bool:
         if name in self.variables:
@@ -89,7 +89,7 @@ class AllowedSettings:
         return name.startswith(starts) and not (NEVER.fullmatch(name) or names_secret(name))
 
 
-def spelled(flag: str) -> str:
+def spell_flag(flag: str) -> str:
     """Return a flag as the engine spells it."""
     return "--" + flag.removeprefix("--").replace("_", "-")
 
@@ -115,7 +115,7 @@ def _is_known_variable(name: str) -> bool:
 
 _FLAGS = frozenset(
     {
-        *(spelled(each.flag) for method in METHODS for each in method.settings if each.flag),
+        *(spell_flag(each.flag) for method in METHODS for each in method.settings if each.flag),
         "--enable-prefix-caching",
         "--kv-cache-dtype-skip-layers",
     }
@@ -151,7 +151,7 @@ class Edited:
 
 def bundle_plan(workload: Workload, advice: TurnOff, generation: int) -> Plan | Fault:
     """Return the plan that turns a method off, or why that cannot be done; `generation`: of the spec."""
-    found = edited(workload, advice.settings[::-1])
+    found = edit_settings(workload, advice.settings[::-1])
     if isinstance(found, Fault):
         return Fault(found.reason, f"{advice.method} cannot be turned off as a whole: {found.message}")
     if found is None:
@@ -194,7 +194,7 @@ def turning_plan(workload: Workload, advice: TurnOn, generation: int) -> Plan:
     return Plan((step,), workload.target_uid, before, generation, advice.reason, advice.message)
 
 
-def edited(workload: Workload, settings: Sequence[BundleSetting]) -> Edited | Fault | None:
+def edit_settings(workload: Workload, settings: Sequence[BundleSetting]) -> Edited | Fault | None:
     """Return the edits that give each of some settings its value without a method, in this order.
 
     None where all have it. Values of a method's own are given by the same settings the other way round.
@@ -202,7 +202,7 @@ def edited(workload: Workload, settings: Sequence[BundleSetting]) -> Edited | Fa
     template, found = workload.template, list[Turned]()
     for setting in settings:
         container = container_at(template, workload.container_index) or {}
-        turned = _turned(workload, container, setting)
+        turned = _turn_setting(workload, container, setting)
         if isinstance(turned, Fault):
             return turned
         for part in turned.parts:
@@ -217,7 +217,9 @@ def edited(workload: Workload, settings: Sequence[BundleSetting]) -> Edited | Fa
     return Edited(BundleEdit(parts), before, after)
 
 
-def unrecorded(workload: Workload, settings: Sequence[BundleSetting], earlier: Iterable[object]) -> str:
+def unrecorded_setting(
+    workload: Workload, settings: Sequence[BundleSetting], earlier: Iterable[object]
+) -> str:
     """Return which setting would get a value that nobody ever ran, with what to do; empty: none would.
 
     Turning a method off removes its settings, gives them their own word for off, or puts back what an earlier
@@ -229,7 +231,7 @@ def unrecorded(workload: Workload, settings: Sequence[BundleSetting], earlier: I
         earlier: pod templates that the workload had.
     """
     for setting in settings:
-        name = setting.env or spelled(setting.flag)
+        name = setting.env or spell_flag(setting.flag)
         if setting.off is None or is_own_value(name, setting.off) or is_off(workload, (setting,)):
             continue
         known = (with_template(workload, each) for each in earlier if isinstance(each, Mapping))
@@ -248,7 +250,7 @@ def reversed_of(settings: Iterable[BundleSetting]) -> list[BundleSetting]:
 
 def is_on(workload: Workload, settings: Sequence[BundleSetting]) -> bool:
     """Return whether each of some settings is known to be on already; False where there is none."""
-    return bool(settings) and edited(workload, reversed_of(settings)) is None
+    return bool(settings) and edit_settings(workload, reversed_of(settings)) is None
 
 
 def is_off(workload: Workload, settings: Sequence[BundleSetting]) -> bool:
@@ -257,14 +259,16 @@ def is_off(workload: Workload, settings: Sequence[BundleSetting]) -> bool:
     Asked at each look, so variables come first: they are told without reading the command line again.
     """
     ordered = sorted(settings, key=lambda each: not each.env)
-    found = (_turned(workload, workload.container, each) for each in ordered)
+    found = (_turn_setting(workload, workload.container, each) for each in ordered)
     return bool(settings) and all(isinstance(each, Turned) and not each.parts for each in found)
 
 
-def _turned(workload: Workload, container: Mapping[str, object], setting: BundleSetting) -> Turned | Fault:
+def _turn_setting(
+    workload: Workload, container: Mapping[str, object], setting: BundleSetting
+) -> Turned | Fault:
     if setting.env:
         return _variable(container, workload.container_index, setting)
-    name = spelled(setting.flag)
+    name = spell_flag(setting.flag)
     option = next((one for one in options_of(workload.engine) if name in one.names), None)
     line = parsed_of(container, workload.engine)
     if option is None:
@@ -308,12 +312,12 @@ def _doubt(container: Mapping[str, object], setting: BundleSetting, given: list[
         return (
             f"{name} may also come from an object in envFrom: take it out there, and the object off the list"
         )
-    if where := _mentioned(container, name):
+    if where := _mention_of(container, name):
         return f"{name} is also read or set in {where}: take it off there"
     return ""
 
 
-def _mentioned(container: Mapping[str, object], name: str) -> str:
+def _mention_of(container: Mapping[str, object], name: str) -> str:
     """Return the first place, beside its own entry, where a variable's name stands; empty without one."""
     word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
     for field in (*COMMAND_LINE, Field.ENV):
@@ -392,7 +396,7 @@ def _option(place: _Place, setting: BundleSetting) -> Turned | Fault:
     if doubt := _in_file(place, setting, use):
         return Fault(Reason.FLAG_NOT_EDITABLE, doubt)
     if setting.off is not None and (use is not None or not place.is_filed_off(setting.off)):
-        return _given(place, setting.off, before)
+        return _giver_of(place, setting.off, before)
     if not before:
         return Turned()
     edits = taken_off(place.container, place.workload.container_index, place.known_as, place.engine)
@@ -420,7 +424,7 @@ def _text_of(use: Given) -> str:
     return " ".join(value.text for value in use.values)
 
 
-def _given(place: _Place, off: str, before: str) -> Turned | Fault:
+def _giver_of(place: _Place, off: str, before: str) -> Turned | Fault:
     """Return what gives the option the value without the method."""
     text = off
     if place.option.kind in _SWITCHES:

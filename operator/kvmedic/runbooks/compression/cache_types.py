@@ -77,7 +77,7 @@ def untold(method: Compressed, evidence: Evidence) -> str:
     )
 
 
-def stored(pool: Pool, start: Start | None) -> str:
+def stored_type(pool: Pool, start: Start | None) -> str:
     """Return how a replica stores keys and values, and what its log says of it."""
     text = f"stores keys and values as {pool.cache_dtype}"
     if pool.cache_dtype != MODELS_OWN or start is None:

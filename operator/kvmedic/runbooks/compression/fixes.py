@@ -279,7 +279,7 @@ def on_a_replica(plan: Plan, fleet: Fleet, policy: Policy, past: Past) -> Plan |
     step = plan.steps[0]
     if not isinstance(step, TrialStep) or not may_ask_replica(step, policy) or not _found_no_room(plan, past):
         return plan
-    pod = _spared(fleet, policy.limits.min_healthy_replicas)
+    pod = _replica_to_spare(fleet, policy.limits.min_healthy_replicas)
     if pod is None:
         text = "no node took a trial pod within a day, and no replica can be spared to serve for one"
         return Fault(Reason.SPARE_UNSCHEDULABLE, text)
@@ -298,7 +298,7 @@ def _found_no_room(plan: Plan, past: Past) -> bool:
     )
 
 
-def _spared(fleet: Fleet, least: int) -> Pod | None:
+def _replica_to_spare(fleet: Fleet, least: int) -> Pod | None:
     """Return the replica that can be spared; None where none can."""
     serving = [pod for pod in fleet.live if pod.ready and pod.in_rotation]
     return serving[0] if len(serving) >= max(FEWEST, least + 1) else None

@@ -53,8 +53,8 @@ class Grounds:
             "template": self.template,
             "method": self.method,
             "reason": reason,
-            "answers": sorted({_shown(each) for each in self._telling}),
-            "scores": sorted({_scored(each) for each in self.scores if each.is_conclusive}),
+            "answers": sorted({_answer_text(each) for each in self._telling}),
+            "scores": sorted({_score_text(each) for each in self.scores if each.is_conclusive}),
             "turnedOff": [off.method, off.wall] if off else [],
             "failed": sorted(
                 {(each.fix, each.generation) for each in (*self.failed, *(off.failed if off else ()))}
@@ -167,10 +167,10 @@ def _verdict(answer: Answer) -> str:
     return "refused" if answer.refused else str(shown)
 
 
-def _shown(answer: Answer) -> tuple[str, str, str]:
+def _answer_text(answer: Answer) -> tuple[str, str, str]:
     return answer.question, answer.template, _verdict(answer)
 
 
-def _scored(scored: Scored) -> tuple[str, str, str]:
+def _score_text(scored: Scored) -> tuple[str, str, str]:
     shown = f"{scored.score.accuracy:g}" if scored.score else "refused"
     return scored.configuration, scored.evaluation, shown

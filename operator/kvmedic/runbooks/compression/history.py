@@ -21,7 +21,7 @@ from kvmedic.model.fleet import Fleet, ObjectRef
 from kvmedic.model.spec import Policy
 from kvmedic.runbooks.branches import Compressed
 from kvmedic.runbooks.compression.methods import compressed_of
-from kvmedic.runbooks.planning import Fault, Workload, configured, workload_of
+from kvmedic.runbooks.planning import Fault, Workload, with_configuration, workload_of
 
 _NOBODY = Observation(datetime(1970, 1, 1, tzinfo=UTC), 0.0, 0.0, {})
 """No replica: what those of now say tells nothing of another revision."""
@@ -102,7 +102,7 @@ def _workload(revision: Revision, kept: Kept, policy: Policy) -> _Side:
         return Untold(f"the pod template of revision {revision.number} was not read")
     ref = ObjectRef(target.kind, target.name)
     found = workload_of(ref, kept.fleet.uid, template, target.container, ENGINES)
-    found = configured(found, kept.config_maps)
+    found = with_configuration(found, kept.config_maps)
     if isinstance(found, Fault):
         return _unreadable(revision, found.message)
     return _unreadable(revision, found.file.message) if isinstance(found.file, Refusal) else found

@@ -24,7 +24,7 @@ from kvmedic.model.compression import (
     Recognised,
     TokenEviction,
     Told,
-    recognised,
+    recognise_methods,
     switched_off,
     token_eviction,
 )
@@ -87,7 +87,7 @@ def eviction_of(workload: Workload, log: Sequence[str] = ()) -> TokenEviction | 
     Only variables with a value of their own are read: one that comes from elsewhere tells nothing. Phrases of
     start-up logs tell too.
     """
-    return token_eviction(recognised(METHODS, Told(environment_of(workload), "", log)))
+    return token_eviction(recognise_methods(METHODS, Told(environment_of(workload), "", log)))
 
 
 def eviction_by(method: Compressed) -> TokenEviction | None:
@@ -119,14 +119,14 @@ def compressed_of(
         log: phrases of methods in start-up logs.
     """
     environment, asked = (environment_of(workload), asked_type(workload)) if workload else ({}, "")
-    found = recognised(METHODS, Told(environment, _label(seen), log, asked))
+    found = recognise_methods(METHODS, Told(environment, _label(seen), log, asked))
     is_declared = bool(policy.method or policy.method_class or policy.settings)
-    declared = _declared(policy, found) if is_declared else None
+    declared = _declared_method(policy, found) if is_declared else None
     came = _in_its_place(workload, policy, declared) if workload else None
-    for method in filter(None, (came or declared, _recognised(found))):
+    for method in filter(None, (came or declared, _recognised_method(found))):
         blocks = None if _has_odd_blocks(seen) else policy.blocks
         known = replace(method, without=policy.baseline, blocks_without=blocks, policy=policy)
-        on = known if workload is None else _configured(known, workload, answers)
+        on = known if workload is None else _configured_method(known, workload, answers)
         if on is not None:
             return on
     return None
@@ -165,7 +165,9 @@ def _in_its_place(
     return None if declared is not None and is_on(workload, declared.settings) else came
 
 
-def _configured(method: Compressed, workload: Workload, answers: Sequence[Answer]) -> Compressed | None:
+def _configured_method(
+    method: Compressed, workload: Workload, answers: Sequence[Answer]
+) -> Compressed | None:
     """Return a method with what a workload's settings say of it; None where they say that it is off."""
     is_off_by_all = is_off(workload, method.settings) and not method.is_confirmed
     if is_off_by_all or (_is_switched_off(workload, method.name) and not method.is_confirmed):
@@ -233,7 +235,7 @@ def _label(seen: Observation) -> str:
     return next((each for each in sorted(told) if each.startswith(CACHE_TYPES)), "")
 
 
-def _declared(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compressed:
+def _declared_method(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compressed:
     known = method_named(policy.method)
     seen = next((each for each in found if known is not None and each.method is known), None)
     name = known.name if known else policy.method or "the declared method"
@@ -253,7 +255,7 @@ def _declared(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compres
     )
 
 
-def _recognised(found: Sequence[Recognised]) -> Compressed | None:
+def _recognised_method(found: Sequence[Recognised]) -> Compressed | None:
     """Return the method that is looked at of those that are on: one that is to free blocks before others."""
     ordered = sorted(found, key=lambda each: each.method.method_class is MethodClass.QUANTIZATION)
     if not ordered:

@@ -43,7 +43,7 @@ from kvmedic.runbooks.compression.accuracy import (
     compare_scores,
     samples_needed,
 )
-from kvmedic.runbooks.compression.bundle import edited, reversed_of
+from kvmedic.runbooks.compression.bundle import edit_settings, reversed_of
 from kvmedic.runbooks.compression.fixes import reclamation_of
 from kvmedic.runbooks.compression.methods import answer_for, replacement_of
 from kvmedic.runbooks.planning import Fault, Workload
@@ -121,7 +121,9 @@ class _Change:
 _Stage: TypeAlias = Try | Evaluate | TurnOn | NoChange | _Failed
 
 
-def pursued(policy: CompressionPolicy, turned_off: TurnedOff | None, method: Compressed | None) -> list[Fix]:
+def fixes_behind_gate(
+    policy: CompressionPolicy, turned_off: TurnedOff | None, method: Compressed | None
+) -> list[Fix]:
     """Return the fixes behind the gate that may be due, in order; empty where nothing asks for one."""
     allowed = [fix for fix in policy.fixes if fix in BEHIND_THE_GATE]
     if turned_off is not None and (method is None or method.method_class is MethodClass.QUANTIZATION):
@@ -142,7 +144,7 @@ def _wants_fewer_bits(policy: CompressionPolicy, method: Compressed | None) -> b
 def next_fix(case: Case) -> Next:
     """Return what is next, or why nothing is."""
     failed: list[FailedFix] = []
-    for fix in pursued(case.policy, case.turned_off, case.method):
+    for fix in fixes_behind_gate(case.policy, case.turned_off, case.method):
         found = _known_to_fail(fix, case) or _stage(fix, case)
         if fix is Fix.COMPACTING_METHOD and _is_closed(case) and not isinstance(found, TurnOn | _Failed):
             found = _Failed("it was not ready at spec.compression.closeBy")
@@ -173,10 +175,10 @@ def _stage(fix: Fix, case: Case) -> _Stage:
     change = _change(candidate, case)
     if not isinstance(change, _Change):
         return change
-    return _refused(change, case) or _unproven(change, case) or _gated(change, case)
+    return _refused_on_trial(change, case) or _unproven(change, case) or _next_of_gate(change, case)
 
 
-def _refused(change: _Change, case: Case) -> _Failed | None:
+def _refused_on_trial(change: _Change, case: Case) -> _Failed | None:
     """Return that the engine said on a trial pod that a change is not supported here; None: it did not."""
     scored = refusal_of(case.scores, change.tried, case.generation, case.now)
     if scored is not None:
@@ -193,10 +195,10 @@ def _candidate(fix: Fix, case: Case) -> _Candidate | NoChange | _Failed:
     if wanted is None:
         text = "which method is to be turned on is not known: name it in spec.compression.replacement"
         return NoChange(Reason.METHOD_UNKNOWN, text)
-    return _compacting(fix, wanted, case)
+    return _compacting_fix(fix, wanted, case)
 
 
-def _compacting(fix: Fix, wanted: Compressed, case: Case) -> _Candidate | NoChange | _Failed:
+def _compacting_fix(fix: Fix, wanted: Compressed, case: Case) -> _Candidate | NoChange | _Failed:
     if wanted.method_class is not None and wanted.method_class is not MethodClass.COMPACTING_EVICTION:
         return _Failed(f"{wanted.name} gives no blocks back: {wanted.method_class.frees}")
     known = method_named(wanted.name)
@@ -208,7 +210,7 @@ def _compacting(fix: Fix, wanted: Compressed, case: Case) -> _Candidate | NoChan
         return NoChange(
             Reason.METHOD_UNKNOWN, f"{wanted.name} needs spec.compression.replacement.{lacks}: give them"
         )
-    if known is not None and (lacking := _lacking(known, wanted.settings, case.workload)):
+    if known is not None and (lacking := _lacking_variables(known, wanted.settings, case.workload)):
         return NoChange(
             Reason.METHOD_UNKNOWN,
             f"{known.name} does not run without {', '.join(lacking)}, which the pod template lacks and only "
@@ -217,7 +219,7 @@ def _compacting(fix: Fix, wanted: Compressed, case: Case) -> _Candidate | NoChan
     return _Candidate(fix, wanted.name, wanted.settings, wanted.keep)
 
 
-def _lacking(method: Method, settings: Sequence[BundleSetting], workload: Workload) -> list[str]:
+def _lacking_variables(method: Method, settings: Sequence[BundleSetting], workload: Workload) -> list[str]:
     """Return the variables that a method demands and nobody gives."""
     env = workload.container.get("env")
     given = {
@@ -233,7 +235,7 @@ def _lacking(method: Method, settings: Sequence[BundleSetting], workload: Worklo
 def _change(candidate: _Candidate, case: Case) -> _Change | NoChange | _Failed:
     """Return the edits that turn a candidate on: the settings of its bundle, the other way round."""
     method, workload = candidate.method, case.workload
-    found = edited(workload, reversed_of(candidate.settings))
+    found = edit_settings(workload, reversed_of(candidate.settings))
     if isinstance(found, Fault):
         return NoChange(found.reason, f"{method} cannot be turned on as a whole: {found.message}")
     if found is None:
@@ -262,7 +264,7 @@ def _unproven(change: _Change, case: Case) -> Try | NoChange | _Failed | None:
     return None if answer.reclaim is Reclaim.RECLAIMS else _Failed(answer.message)
 
 
-def _gated(change: _Change, case: Case) -> _Stage:
+def _next_of_gate(change: _Change, case: Case) -> _Stage:
     """Return what is left to show of accuracy, or that the fix may be turned on."""
     gate, evaluation = case.policy.gate, case.evaluation
     if gate is None:
@@ -274,7 +276,7 @@ def _gated(change: _Change, case: Case) -> _Stage:
     if evaluation is None or isinstance(evaluation, NoEvaluation):
         why = evaluation.why if evaluation else "nobody looked at it"
         return NoChange(Reason.GATE_MISSING, f"CronJob/{gate.cron_job}: {why}")
-    mine = _scored(case, change.tried, evaluation)
+    mine = _score_of(case, change.tried, evaluation)
     reference = _reference(case, gate, evaluation, mine)
     if reference is None:
         return _evaluate(None, gate, evaluation, case)
@@ -287,8 +289,8 @@ def _gated(change: _Change, case: Case) -> _Stage:
         asked = _evaluate(change, gate, evaluation, case)
         return replace(asked, message=f"{asked.message}{needs}")
     if mine.score is None:
-        return _unscored(mine)
-    return _judged(change, compare_scores(reference, mine.score, gate.max_loss), mine)
+        return _without_score(mine)
+    return _judge_score(change, compare_scores(reference, mine.score, gate.max_loss), mine)
 
 
 def _needs(gate: GatePolicy, reference: Score) -> str:
@@ -308,7 +310,7 @@ def _too_few(gate: GatePolicy, reference: Score) -> NoChange:
     )
 
 
-def _judged(change: _Change, found: Gated, mine: Scored) -> TurnOn | NoChange | _Failed:
+def _judge_score(change: _Change, found: Gated, mine: Scored) -> TurnOn | NoChange | _Failed:
     if isinstance(found, NotYetKnown):
         text = f"{change.candidate.method}: {found.why}; or let the evaluation tell each sample's result"
         return NoChange(Reason.ACCURACY_NOT_YET_KNOWN, text)
@@ -331,17 +333,17 @@ def _reference(case: Case, gate: GatePolicy, evaluation: str, mine: Scored | Non
     if given is not None and given.configuration == case.template:
         samples = mine.score.samples if mine is not None and mine.score is not None else 1
         return Score(given.accuracy, samples)
-    measured = _scored(case, case.template, evaluation)
+    measured = _score_of(case, case.template, evaluation)
     if measured is None:
         return None
-    return measured.score if measured.score is not None else _unscored(measured)
+    return measured.score if measured.score is not None else _without_score(measured)
 
 
-def _scored(case: Case, configuration: str, evaluation: str) -> Scored | None:
+def _score_of(case: Case, configuration: str, evaluation: str) -> Scored | None:
     return scored_of(case.scores, configuration, evaluation, case.generation, case.now)
 
 
-def _unscored(outcome: Scored) -> NoChange:
+def _without_score(outcome: Scored) -> NoChange:
     return NoChange(Reason.TRIAL_UNANSWERED, f"{outcome.message}; {_again(outcome.at)}")
 
 

@@ -37,7 +37,7 @@ from kvmedic.model.compression import (
     Pattern,
     PerHead,
     Scattered,
-    used,
+    used_blocks,
 )
 from kvmedic.model.trial import Answer, Reclaim, Sample
 
@@ -239,7 +239,7 @@ def curves_of(block_tokens: int, keep: Keep, heads: int) -> dict[Reclaim, Curve]
     }
 
     evicting: dict[Reclaim, Curve] = {
-        reclaim: partial(used, block_tokens=block_tokens, keep=keep, pattern=pattern)
+        reclaim: partial(used_blocks, block_tokens=block_tokens, keep=keep, pattern=pattern)
         for reclaim, pattern in patterns.items()
     }
     return {**evicting, Reclaim.NONE: lambda tokens: tokens / block_tokens}

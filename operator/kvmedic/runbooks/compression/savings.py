@@ -18,7 +18,7 @@ from math import inf, isfinite
 from kvmedic.model.compression import Figures, MethodClass
 from kvmedic.model.devices import Vitals
 from kvmedic.model.evidence import Inconclusive, Measured, Observation, Signal
-from kvmedic.model.readings import Complete, complete, histogram, merged, number, quantile, total
+from kvmedic.model.readings import Complete, complete, histogram, merge_histograms, number, quantile, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.trial import AGAIN, Answer
 from kvmedic.runbooks.branches import Compressed, Evidence, Finding
@@ -89,8 +89,8 @@ def brought(without: Figures, present: Figures) -> Brought:
     elif fewer or (answers is not None and answers >= 1 + LEAST_LOSS):
         worth = Worth.COSTS_TIME
     else:
-        worth = Worth.SAVES if _saved(without, present, lighter) else Worth.NOTHING
-    return Brought(worth, _shown(without, present))
+        worth = Worth.SAVES if _has_saved(without, present, lighter) else Worth.NOTHING
+    return Brought(worth, _figures_text(without, present))
 
 
 def _fell(ratio: float | None) -> bool:
@@ -124,7 +124,7 @@ def _doubt(without: Figures, present: Figures) -> str:
     return ""
 
 
-def _saved(without: Figures, present: Figures, lighter: float) -> bool:
+def _has_saved(without: Figures, present: Figures, lighter: float) -> bool:
     """Return whether less of the pool is used, or less is preempted, than the load explains.
 
     Preemptions fall off steeply with the load, so under a lighter one they say nothing.
@@ -142,7 +142,7 @@ def _ratio(before: float | None, now: float | None) -> float | None:
     return now / before if before and now is not None else None
 
 
-def _shown(without: Figures, present: Figures) -> str:
+def _figures_text(without: Figures, present: Figures) -> str:
     pairs = (
         (field.name.replace("_", " "), getattr(without, field.name), getattr(present, field.name))
         for field in fields(Figures)
@@ -253,7 +253,7 @@ def _e2e_p95(seen: Observation) -> float | None:
     known = [each for each in found if each is not None]
     if len(known) != len(found) or len({each.bounds for each in known}) != 1:
         return None
-    whole = merged(known)
+    whole = merge_histograms(known)
     seconds = quantile(whole, 0.95) if whole.count > 0 else inf
     return seconds if isfinite(seconds) else None
 

@@ -19,7 +19,7 @@ from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.trial import GateStep, Question, TrialStep
 from kvmedic.runbooks.branches import Evaluate, Try
-from kvmedic.runbooks.compression.bundle import edited
+from kvmedic.runbooks.compression.bundle import edit_settings
 from kvmedic.runbooks.fleet_plans import plan_for
 from kvmedic.runbooks.planning import Fault, Workload, with_template
 
@@ -45,9 +45,9 @@ def whole_prompts(workload: Workload, longest: int) -> BundleEdit | Fault | None
     """
     template, parts = workload.template, list[BundlePart]()
     for wish in _wishes(workload, longest):
-        if why := _overruled(workload, wish.flag):
+        if why := _why_overruled(workload, wish.flag):
             return _impossible(why)
-        made = _made(workload, template, wish)
+        made = _edits_of_wish(workload, template, wish)
         if isinstance(made, Refusal):
             return _impossible(f"prompts cannot be computed whole: {made.message}")
         for part in made:
@@ -56,7 +56,7 @@ def whole_prompts(workload: Workload, longest: int) -> BundleEdit | Fault | None
     return BundleEdit(tuple(parts)) if parts else None
 
 
-def _overruled(workload: Workload, flag: Flag) -> str:
+def _why_overruled(workload: Workload, flag: Flag) -> str:
     """Return why an engine may not heed what is given; empty where it does."""
     name, keeps = workload.engine.profile.name, workload.engine.keeps_on(flag)
     if keeps is None:
@@ -109,7 +109,7 @@ def _whole(workload: Workload, knob: Knob) -> int | None:
     return given if isinstance(given, int) and not isinstance(given, bool) and given > 0 else None
 
 
-def _made(
+def _edits_of_wish(
     workload: Workload, template: Mapping[str, object], wish: _Wish
 ) -> tuple[BundlePart, ...] | Refusal:
     """Return the edits of a pod template that fulfil a wish; none where it is so already."""
@@ -168,7 +168,7 @@ def _on_trial(workload: Workload, advice: Try) -> BundleEdit | Fault | None:
     """Return what differs on a trial pod; None: nothing."""
     change = advice.change
     if advice.off:
-        off = edited(workload, advice.off[::-1])
+        off = edit_settings(workload, advice.off[::-1])
         if isinstance(off, Fault):
             text = f"{advice.method} cannot be turned off as a whole, on a trial pod either: {off.message}"
             other = "; or give spec.compression.baseline.blocks" if advice.question is Question.START else ""

@@ -44,7 +44,7 @@ from kvmedic.runbooks.preemption.capacity import disaggregation, more_replicas
 from kvmedic.runbooks.preemption.deploy import HISTORY, roll_back, running_it, since_deploy
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.memory_levers import lower_share
-from kvmedic.runbooks.preemption.pressure import CALM_SHARE, HELPFUL, NOW, REQUESTS, Case, sized
+from kvmedic.runbooks.preemption.pressure import CALM_SHARE, HELPFUL, NOW, REQUESTS, Case, size_fleet
 
 TRIGGER = frozenset({Signal.PREEMPTIONS_PER_REQUEST_HELD, Signal.PREEMPTIONS})
 """Needed of every replica to tell a calm fleet from a pressured one: the ratio, and the counter behind it,
@@ -63,10 +63,10 @@ def healthy(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """
     if is_of_interest(evidence):
         return None
-    held = _held(evidence)
+    held = _held_preemptions(evidence)
     if isinstance(held, Inconclusive):
         return held
-    return None if _pressured(held, evidence) else ()
+    return None if _pressured_replicas(held, evidence) else ()
 
 
 def demand(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -80,15 +80,15 @@ def fleet_wide(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 
 
 def _beyond(evidence: Evidence, enough: Callable[[int], int]) -> tuple[Finding, ...] | Inconclusive | None:
-    held = _held(evidence)
+    held = _held_preemptions(evidence)
     if isinstance(held, Inconclusive):
         return held
-    pressured = _pressured(held, evidence)
+    pressured = _pressured_replicas(held, evidence)
     if not pressured:
         return None
     if len(pressured) < enough(len(held)):
         return _partial(held, pressured, evidence, SHARED)
-    case = sized(evidence, pressured)
+    case = size_fleet(evidence, pressured)
     return case if isinstance(case, Inconclusive) else _findings(held, pressured, evidence)
 
 
@@ -98,10 +98,10 @@ def deploy_correlated(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive 
     What a revision changed holds for all its replicas, so a minority of pressured ones has another cause; and
     so has the trouble of replicas that still run the revision before.
     """
-    held = _held(evidence)
+    held = _held_preemptions(evidence)
     if isinstance(held, Inconclusive):
         return held
-    pressured, running = _pressured(held, evidence), running_it(evidence)
+    pressured, running = _pressured_replicas(held, evidence), running_it(evidence)
     if not pressured or not running.issuperset(pressured):
         return None
     if len(pressured) < most_of(len(running)):
@@ -127,10 +127,10 @@ def one_replica(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
     A peer that serves nothing says nothing: the requests are led past it, and would be led past a new
     replica too.
     """
-    held = _held(evidence)
+    held = _held_preemptions(evidence)
     if isinstance(held, Inconclusive):
         return held
-    pressured = _pressured(held, evidence)
+    pressured = _pressured_replicas(held, evidence)
     if len(pressured) != 1 or len(held) == 1:
         return None
     found = complete(evidence.burn, CONTRAST)
@@ -179,15 +179,15 @@ def right_size(evidence: Evidence, setting: Setting) -> SettingAdvice:
 
 def _calm(evidence: Evidence) -> Mapping[str, PodReadings]:
     """Return the replicas that do not preempt beyond the trigger."""
-    held = _held(evidence)
-    pressured = frozenset(() if isinstance(held, Inconclusive) else _pressured(held, evidence))
+    held = _held_preemptions(evidence)
+    pressured = frozenset(() if isinstance(held, Inconclusive) else _pressured_replicas(held, evidence))
     return {name: readings for name, readings in evidence.burn.pods.items() if name not in pressured}
 
 
 def capacity(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """Most replicas preempt beyond the trigger, every other lever was asked, and replicas may be added."""
     spent = evidence.spent
-    return _spent(evidence, spent) if spent is not None and spent.may_scale else None
+    return _spent_levers(evidence, spent) if spent is not None and spent.may_scale else None
 
 
 def add_replicas(evidence: Evidence, setting: Setting) -> Advice:
@@ -198,10 +198,10 @@ def add_replicas(evidence: Evidence, setting: Setting) -> Advice:
     return more_replicas(evidence, case, setting)
 
 
-def exhausted(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+def all_levers_tried(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """Most replicas preempt beyond the trigger, every lever was asked, and replicas may not be added."""
     spent = evidence.spent
-    return _spent(evidence, spent) if spent is not None and not spent.may_scale else None
+    return _spent_levers(evidence, spent) if spent is not None and not spent.may_scale else None
 
 
 def divert_to_disaggregation(evidence: Evidence, setting: Setting) -> Advice:
@@ -214,18 +214,20 @@ def divert_to_disaggregation(evidence: Evidence, setting: Setting) -> Advice:
 
 def pressured_case(evidence: Evidence) -> Case | Inconclusive:
     """Return what sizing rests on for the replicas beyond the trigger, or what is missing."""
-    held = _held(evidence)
-    return held if isinstance(held, Inconclusive) else sized(evidence, _pressured(held, evidence))
+    held = _held_preemptions(evidence)
+    return (
+        held if isinstance(held, Inconclusive) else size_fleet(evidence, _pressured_replicas(held, evidence))
+    )
 
 
-def _spent(evidence: Evidence, spent: Spent) -> tuple[Finding, ...] | Inconclusive | None:
+def _spent_levers(evidence: Evidence, spent: Spent) -> tuple[Finding, ...] | Inconclusive | None:
     found = fleet_wide(evidence)
     if found is None or isinstance(found, Inconclusive):
         return found
     return (*found, Finding("fleet", None, None, None, spent.message))
 
 
-def _held(evidence: Evidence) -> dict[str, float] | Inconclusive:
+def _held_preemptions(evidence: Evidence) -> dict[str, float] | Inconclusive:
     """Return the preemptions per request that each replica held, by pod name."""
     found = complete(evidence.burn, TRIGGER)
     if isinstance(found, Inconclusive):
@@ -233,7 +235,7 @@ def _held(evidence: Evidence) -> dict[str, float] | Inconclusive:
     return {name: one.numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD] for name, one in found.items()}
 
 
-def _pressured(held: dict[str, float], evidence: Evidence) -> tuple[str, ...]:
+def _pressured_replicas(held: dict[str, float], evidence: Evidence) -> tuple[str, ...]:
     limit = evidence.trigger.preemptions_per_request
     return tuple(name for name, value in held.items() if value > limit)
 
@@ -365,7 +367,7 @@ PREEMPTION_BRANCHES = (
         Reason.CAPACITY_EXHAUSTED,
         section="Runbook 1, step 6: no lever left",
         signals=TRIGGER | NOW | REQUESTS | HELPFUL,
-        when=exhausted,
+        when=all_levers_tried,
         then=divert_to_disaggregation,
     ),
 )

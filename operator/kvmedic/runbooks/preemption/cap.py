@@ -20,7 +20,7 @@ from kvmedic.verdict.sizing import (
     Effect,
     best_cap,
     cap_at,
-    corrected,
+    correct_occupancy,
     effect_of,
     fit_of,
     most_throughput,
@@ -43,10 +43,10 @@ MOSTLY_GROWTH = 0.5
 """Growth share from which what a sequence generates, not its prompt, fills the pool."""
 
 
-def cut(case: Case, setting: Setting) -> SettingAdvice:
+def cut_cap(case: Case, setting: Setting) -> SettingAdvice:
     """Return the cap for a case, within the lever's bounds, or why none is set."""
     if setting.is_our_cap and case.measured is not None:
-        case = replace(case, sequence=corrected(case.sequence, *case.measured))
+        case = replace(case, sequence=correct_occupancy(case.sequence, *case.measured))
     growth = case.sequence.growth_share
     if growth < LEAST_GROWTH:
         return NoChange(
@@ -84,25 +84,25 @@ def carries(case: Case, cap: int) -> bool:
 
 def _within_lever(case: Case, setting: Setting, wanted: int) -> SettingAdvice:
     lever = setting.bound(Knob.MAX_NUM_SEQS)
-    cap = wanted if lever is None else _bounded(wanted, lever)
+    cap = wanted if lever is None else _bound_cap(wanted, lever)
     ceiling = min(case.running_max, inf if setting.max_num_seqs is None else setting.max_num_seqs)
     if cap >= ceiling:
         return _forbidden(case, wanted, cap, ceiling) or NoChange(
             Reason.CAP_WITHOUT_EFFECT,
-            f"{_sized(case, wanted, cap)}, and at most {ceiling:.0f} were running or allowed",
+            f"{_sizing_clause(case, wanted, cap)}, and at most {ceiling:.0f} were running or allowed",
         )
     effect = effect_of(case.strain, case.sequence, (case.blocks, case.block_tokens), cap)
     if effect.goodput_ratio < 1 + LEAST_GAIN:
         return NoChange(
             Reason.GAIN_WITHIN_NOISE,
-            f"{_sized(case, wanted, cap)}; expected goodput x{effect.goodput_ratio:.2f}, "
+            f"{_sizing_clause(case, wanted, cap)}; expected goodput x{effect.goodput_ratio:.2f}, "
             f"under x{1 + LEAST_GAIN:.2f}",
         )
     if not carries(case, cap):
         return NoChange(
             Reason.CAP_BELOW_LOAD,
-            f"{_sized(case, wanted, cap)}; {_load(case, cap)}, so requests would wait in front of the "
-            "engine; more KV cache or replicas would help",
+            f"{_sizing_clause(case, wanted, cap)}; {_load(case, cap)}, so requests would wait in front of "
+            "the engine; more KV cache or replicas would help",
         )
     if lever is None:
         return NoChange(
@@ -110,8 +110,8 @@ def _within_lever(case: Case, setting: Setting, wanted: int) -> SettingAdvice:
             f"a cap of {cap} would help ({_outlook(case, effect)}); add {Knob.MAX_NUM_SEQS} to spec.levers",
         )
     reason = Reason.CAP_RIGHT_SIZED if cap == wanted else Reason.CAP_AT_BOUND
-    expected = f"{_outlook(case, effect)}; {_load(case, cap)}{_warning(case, cap)}"
-    message = f"{_sized(case, wanted, cap)}; expected: {expected}"
+    expected = f"{_outlook(case, effect)}; {_load(case, cap)}{_warning_clause(case, cap)}"
+    message = f"{_sizing_clause(case, wanted, cap)}; expected: {expected}"
     return Assignment(Knob.MAX_NUM_SEQS, cap, reason, message)
 
 
@@ -129,7 +129,7 @@ def _forbidden(case: Case, wanted: int, bound: int, ceiling: float) -> NoChange 
     )
 
 
-def _bounded(cap: int, lever: LeverBound) -> int:
+def _bound_cap(cap: int, lever: LeverBound) -> int:
     lowest = 1 if lever.minimum is None else round(lever.minimum)
     highest = cap if lever.maximum is None else round(lever.maximum)
     return max(lowest, min(cap, highest))
@@ -141,7 +141,7 @@ def _room(case: Case) -> str:
     return f"{case.blocks:.0f} blocks for sequences of {mean:.1f} +- {deviation:.1f}{evicted}"
 
 
-def _sized(case: Case, wanted: int, cap: int) -> str:
+def _sizing_clause(case: Case, wanted: int, cap: int) -> str:
     """Return where a cap comes from, in one clause."""
     fit = fit_of(case.blocks, case.sequence, wanted)
     shown = f"{_room(case)} hold {wanted} (they fit {erfc(-fit / sqrt(2)) / 2:.0%} of the time)"
@@ -171,7 +171,7 @@ def _load(case: Case, cap: int) -> str:
     return told if peak is None else f"{told} and {peak:.0f} at the last day's peak"
 
 
-def _warning(case: Case, cap: int) -> str:
+def _warning_clause(case: Case, cap: int) -> str:
     if cap >= FEW_SEQUENCES or case.sequence.growth_share <= MOSTLY_GROWTH:
         return ""
     return "; the pool is small for these lengths: more KV cache or replicas would help more"

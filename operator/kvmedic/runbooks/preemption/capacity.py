@@ -13,7 +13,7 @@ from kvmedic.model.evidence import Observation, Signal
 from kvmedic.model.readings import histogram, total_of_told
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Evidence, NoChange, Resize, Setting, Spent
-from kvmedic.runbooks.preemption.cap import LEAST_GAIN, cap_of, cut
+from kvmedic.runbooks.preemption.cap import LEAST_GAIN, cap_of, cut_cap
 from kvmedic.runbooks.preemption.pressure import Case
 from kvmedic.verdict.sizing import MOST_STALLS
 
@@ -56,7 +56,7 @@ def passes_on(case: Case, setting: Setting) -> bool:
         return True
     if setting.scale_out is None:
         return False
-    advice = cut(case, setting)
+    advice = cut_cap(case, setting)
     harmless = isinstance(advice, NoChange) and advice.reason in NO_TROUBLE
     in_vain = bool(setting.exhausted) or setting.supply.raised_in_vain
     return in_vain or not harmless

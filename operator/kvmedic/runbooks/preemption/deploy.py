@@ -40,7 +40,7 @@ def since_deploy(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | Non
         case UnknownDeploy(reason, message):
             return Inconclusive(reason, message)
         case Deploy():
-            return _compared(deploy, evidence)
+            return _compare_figures(deploy, evidence)
         case _:
             assert_never(deploy)
 
@@ -114,7 +114,7 @@ class _Figures:
         return any(longer) and not whatever_length
 
 
-def _compared(deploy: Deploy, evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+def _compare_figures(deploy: Deploy, evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     before = _past(deploy.before)
     if isinstance(before, Inconclusive):
         text = f"{deploy.line()}; how revision {deploy.previous.number} fared is not known: {before.message}"

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf, sqrt
 
-from kvmedic.manifests.flags import removed
+from kvmedic.manifests.flags import remove_flag
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.fleet import Fleet, template_hash
@@ -37,10 +37,10 @@ from kvmedic.model.spec import RESTORE_AFTER, Policy
 from kvmedic.model.status import Borrowed, Footprint, Load, Record, TriedReturn
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting
 from kvmedic.runbooks.fleet_plans import plan_for
-from kvmedic.runbooks.planning import Fault, Workload, fault_of, plan_of, shown
+from kvmedic.runbooks.planning import Fault, Workload, as_written, fault_of, plan_of
 from kvmedic.runbooks.preemption.host_memory import KNOBS
 from kvmedic.runbooks.preemption.loans import Tenure, is_held, returning_step, tenure_of
-from kvmedic.runbooks.preemption.pressure import sized
+from kvmedic.runbooks.preemption.pressure import size_fleet
 from kvmedic.verdict.comparison import LENGTHS_ALIKE, LIGHTER, QUEUED
 from kvmedic.verdict.quorum import quorum_line
 from kvmedic.verdict.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
@@ -109,7 +109,7 @@ def fewer_replicas(evidence: Evidence, held: Footprint, setting: Setting, templa
         setting: the present setting.
         template: hash of the pod template that runs now.
     """
-    seen = _seen(evidence)
+    seen = _present_load(evidence)
     if isinstance(seen, NoChange):
         return seen
     now = seen.carried
@@ -131,7 +131,7 @@ def without_host_memory(
         setting: the present setting.
         template: hash of the pod template that runs now.
     """
-    seen = _seen(evidence)
+    seen = _present_load(evidence)
     if isinstance(seen, NoChange):
         return seen
     now = seen.carried
@@ -170,7 +170,7 @@ def _alone(now: Carried, held: Borrowed, room: Room, template: str) -> float | N
     if load is not None and room.is_like(load) and load.tokens_per_second > 0:
         share = _share(now, load)
         return max(each, load.running * share) if share <= LIGHTER else None
-    return _stretched(each, 1 + room.prompt_tokens / max(1.0, room.output_tokens))
+    return _running_if_stretched(each, 1 + room.prompt_tokens / max(1.0, room.output_tokens))
 
 
 def _share(now: Carried, load: Load) -> float:
@@ -179,7 +179,7 @@ def _share(now: Carried, load: Load) -> float:
     return now.tokens_per_second / now.replicas / then if then > 0 else inf
 
 
-def _seen(evidence: Evidence) -> _Seen | NoChange:
+def _present_load(evidence: Evidence) -> _Seen | NoChange:
     """Return what the fleet carries now, or why nobody can tell."""
     if evidence.left_out:
         line = quorum_line(len(evidence.burn.pods), evidence.left_out)
@@ -187,10 +187,10 @@ def _seen(evidence: Evidence) -> _Seen | NoChange:
     found = complete(evidence.sizing, NEEDED)
     if isinstance(found, Inconclusive):
         return NoChange(found.reason, found.message)
-    return _Seen(evidence, found, _carried(found, evidence.sizing.window_seconds))
+    return _Seen(evidence, found, _carried_load(found, evidence.sizing.window_seconds))
 
 
-def _carried(found: Mapping[str, Complete], window_seconds: float) -> Carried:
+def _carried_load(found: Mapping[str, Complete], window_seconds: float) -> Carried:
     return Carried(
         replicas=len(found),
         running=total(found, Signal.RUNNING_MEAN),
@@ -205,7 +205,7 @@ def _room(seen: _Seen, setting: Setting, held: Reason) -> Room | NoChange:
     now = seen.carried
     if now.waiting >= QUEUED * now.replicas:
         return NoChange(held, f"{now.waiting:.0f} requests wait on {now.replicas} replicas")
-    case = sized(seen.evidence, seen.found)
+    case = size_fleet(seen.evidence, seen.found)
     if isinstance(case, Inconclusive):
         return NoChange(case.reason, case.message)
     seats = cap_at(case.blocks, case.sequence, SAFEST_FIT)
@@ -218,14 +218,14 @@ def _room(seen: _Seen, setting: Setting, held: Reason) -> Room | NoChange:
 def _fewest(now: Carried, held: Footprint, room: Room, template: str) -> Resize | NoChange:
     said = ""
     for replicas in range(held.fewest, now.replicas):
-        running = _running(now, held.load if held.template == template else None, room, replicas)
-        said = said or _told(replicas, running, room)
+        running = _running_per_replica(now, held.load if held.template == template else None, room, replicas)
+        said = said or _load_text(replicas, running, room)
         if running is not None and _peak(running) <= room.sequences:
-            return Resize(replicas, Reason.REPLICAS_GIVEN_BACK, _told(replicas, running, room))
+            return Resize(replicas, Reason.REPLICAS_GIVEN_BACK, _load_text(replicas, running, room))
     return NoChange(Reason.FOOTPRINT_HELD, said)
 
 
-def _told(replicas: int, running: float | None, room: Room) -> str:
+def _load_text(replicas: int, running: float | None, room: Room) -> str:
     if running is None:
         return f"the load is too near to what {replicas} replicas could not carry, or nobody can tell"
     return _outlook(replicas, running, room)
@@ -243,15 +243,15 @@ def _peak(running: float) -> float:
     return running + SAFEST_FIT * sqrt(running)
 
 
-def _running(now: Carried, load: Load | None, room: Room, replicas: int) -> float | None:
+def _running_per_replica(now: Carried, load: Load | None, room: Room, replicas: int) -> float | None:
     """Return how many sequences each of so many replicas would run, at most; None where nobody can tell."""
     if load is not None and room.is_like(load) and load.tokens_per_second > 0:
         share = now.tokens_per_second / replicas / load.tokens_per_second
         return load.running * share if share <= LIGHTER else None
-    return _stretched(now.running / replicas, now.replicas / replicas)
+    return _running_if_stretched(now.running / replicas, now.replicas / replicas)
 
 
-def _stretched(running: float, more: float) -> float | None:
+def _running_if_stretched(running: float, more: float) -> float | None:
     """Return how many sequences run where steps have so many times the work; None where nobody can tell."""
     if MOST_PREFILL * more >= 1:
         return None
@@ -315,7 +315,7 @@ def tenure(lent: Borrowed, target_uid: str, workload: Workload | Fault) -> Tenur
     return tenure_of(lent, target_uid, given)
 
 
-def returning(held: Footprint | Borrowed, asked: Calm, generation: int) -> Returning:
+def plan_return(held: Footprint | Borrowed, asked: Calm, generation: int) -> Returning:
     """Return what becomes of something that is due; `generation`: of the spec."""
     evidence, fleet, setting = asked.evidence, asked.fleet, asked.setting
     match held:
@@ -347,14 +347,14 @@ def _removal(workload: Workload, lent: Borrowed) -> FlagStep | Fault:
     flag = workload.engine.profile.flag(lent.knob)
     if flag is None:
         return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {lent.knob}")
-    change = removed(workload.container, workload.container_index, flag, workload.engine)
+    change = remove_flag(workload.container, workload.container_index, flag, workload.engine)
     if isinstance(change, Refusal):
         return fault_of(change)
     return FlagStep(
         target=workload.target,
         knob=lent.knob,
         edit=change,
-        before=shown(workload.given(lent.knob)),
+        before=as_written(workload.given(lent.knob)),
         after=None,
         before_template=template_hash(workload.template),
         after_template=template_hash(change.apply(workload.template)),

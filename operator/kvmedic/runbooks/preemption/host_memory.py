@@ -45,10 +45,14 @@ def use_host(case: Case, setting: Setting) -> SettingAdvice:
             Reason.LEVER_NOT_ALLOWED,
             f"lever {OFFLOADING} needs maxGiB: write {{name: {OFFLOADING}, maxGiB: 32}} in spec.levers",
         )
-    return _tried(terms.knob, setting) or _smooth(case) or _sized(terms, terms.knob, bound, setting)
+    return (
+        _refuse_if_tried(terms.knob, setting)
+        or _smooth(case)
+        or _sized_store(terms, terms.knob, bound, setting)
+    )
 
 
-def _tried(knob: Knob, setting: Setting) -> NoChange | None:
+def _refuse_if_tried(knob: Knob, setting: Setting) -> NoChange | None:
     """Return that the flag which this engine has was tried, or cannot be set; None where it may be."""
     if knob in setting.exhausted:
         return NoChange(
@@ -71,7 +75,7 @@ def _smooth(case: Case) -> NoChange | None:
     )
 
 
-def _sized(terms: HostTerms, knob: Knob, bound: LeverBound, setting: Setting) -> SettingAdvice:
+def _sized_store(terms: HostTerms, knob: Knob, bound: LeverBound, setting: Setting) -> SettingAdvice:
     value = terms.value_for(round(bound.maximum or 0))
     present = setting.given.get(knob) if setting.given else None
     if value < 1:
@@ -157,7 +161,7 @@ def _knob(cache: HostCache, parsed: Parsed, engine: Engine) -> tuple[Knob | None
     """Return the flag that would use the host's memory, or why there is none."""
     own = engine.profile.flag(Knob.KV_OFFLOADING_SIZE)
     if own is not None and engine.presence(own) is not Presence.ABSENT:
-        doubt = _occupied(cache, parsed, own)
+        doubt = _occupied_by(cache, parsed, own)
         return (None, doubt) if doubt else (own.knob, "")
     swap = engine.profile.flag(Knob.SWAP_SPACE)
     if swap is None or engine.presence(swap) is Presence.ABSENT:
@@ -170,7 +174,7 @@ def _knob(cache: HostCache, parsed: Parsed, engine: Engine) -> tuple[Knob | None
     )
 
 
-def _occupied(cache: HostCache, parsed: Parsed, own: Flag) -> str:
+def _occupied_by(cache: HostCache, parsed: Parsed, own: Flag) -> str:
     """Return what already decides where KV blocks go; empty where nothing does."""
     given = parsed.values()
     if cache.connector in given:

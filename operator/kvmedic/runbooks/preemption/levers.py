@@ -15,7 +15,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
-from kvmedic.runbooks.preemption.cap import cut
+from kvmedic.runbooks.preemption.cap import cut_cap
 from kvmedic.runbooks.preemption.capacity import passes_on
 from kvmedic.runbooks.preemption.host_memory import OFFLOADING, use_host
 from kvmedic.runbooks.preemption.memory_levers import is_for_raising, step_up
@@ -59,7 +59,7 @@ class Lever:
 LEVERS = (
     Lever(
         Knob.MAX_NUM_SEQS,
-        cut,
+        cut_cap,
         "Fewer sequences run at once, so that they fit: hardly a stall, longer waits before the first token.",
     ),
     Lever(
@@ -132,15 +132,15 @@ def first_that_applies(case: Case, setting: Setting, levers: Sequence[Lever] = L
         lever = by_knob.get(bound.knob)
         if lever is None or not lever.is_meant(bound):
             continue
-        advice = _asked(lever, case, setting)
+        advice = _ask_lever(lever, case, setting)
         if isinstance(advice, Assignment):
             return advice
         refusals.append((lever.name, advice))
-    why = _none_left([*refusals, *_missed(case, setting, refusals)])
+    why = _none_left([*refusals, *_missed_cap(case, setting, refusals)])
     return replace(why, passes_on=passes_on(case, setting))
 
 
-def _asked(lever: Lever, case: Case, setting: Setting) -> SettingAdvice:
+def _ask_lever(lever: Lever, case: Case, setting: Setting) -> SettingAdvice:
     if lever.knob in setting.exhausted and not lever.remembers:
         return NoChange(
             Reason.LEVER_EXHAUSTED,
@@ -150,13 +150,13 @@ def _asked(lever: Lever, case: Case, setting: Setting) -> SettingAdvice:
     return setting.refused.get(lever.knob) or lever.turn(case, setting)
 
 
-def _missed(
+def _missed_cap(
     case: Case, setting: Setting, refusals: Sequence[tuple[str, NoChange]]
 ) -> list[tuple[str, NoChange]]:
     """Return the cap that would help where it is not allowed, or why there is none where nothing is."""
     if setting.bound(Knob.MAX_NUM_SEQS) is not None:
         return []
-    advice = cut(case, setting)
+    advice = cut_cap(case, setting)
     told = isinstance(advice, NoChange) and (not refusals or advice.reason is Reason.LEVER_NOT_ALLOWED)
     return [(Knob.MAX_NUM_SEQS, advice)] if isinstance(advice, NoChange) and told else []
 
@@ -165,10 +165,10 @@ def _none_left(refusals: Sequence[tuple[str, NoChange]]) -> NoChange:
     if len(refusals) == 1:
         return refusals[0][1]
     harmless = all(refusal.reason in HARMLESS for _, refusal in refusals)
-    told = "; ".join(f"({place}) {_named(*each)}" for place, each in enumerate(refusals, start=1))
+    told = "; ".join(f"({place}) {_name_levers(*each)}" for place, each in enumerate(refusals, start=1))
     reason = refusals[0][1].reason if harmless else Reason.NO_LEVER_LEFT
     return NoChange(reason, f"none of the allowed levers would help now: {told}")
 
 
-def _named(name: str, refusal: NoChange) -> str:
+def _name_levers(name: str, refusal: NoChange) -> str:
     return refusal.message if refusal.message.startswith(name) else f"{name}: {refusal.message}"

@@ -195,15 +195,15 @@ def loans_after(
     mine = next((one for one in held if one.knob is step.knob), None)
     others = tuple(one for one in held if one.knob is not step.knob)
     if step.reason is Reason.HOST_MEMORY_LENT and record.state is StepState.KEPT and step.after is not None:
-        lent = _lent(mine, run, step, step.after, now)
+        lent = _kept_loan(mine, run, step, step.after, now)
         return held if outcome.reason is Reason.TARGET_DELETED else (lent, *others)[:MOST_LOANS]
     if step.reason is not Reason.HOST_MEMORY_GIVEN_BACK or mine is None:
         return held
-    left = _left(mine, run, outcome, now)
+    left = _rest_of_loan(mine, run, outcome, now)
     return others if left is None else (left, *others)
 
 
-def _lent(
+def _kept_loan(
     mine: Borrowed | None, run: Run, step: FlagStep | ConfigStep, after: str, now: datetime
 ) -> Borrowed:
     """Return a loan that was kept; what is lent in two parts goes back to what was there before both."""
@@ -225,7 +225,7 @@ def _lent(
     )
 
 
-def _left(mine: Borrowed, run: Run, outcome: Outcome, now: datetime) -> Borrowed | None:
+def _rest_of_loan(mine: Borrowed, run: Run, outcome: Outcome, now: datetime) -> Borrowed | None:
     """Return what is left of a loan after a run that was to give it back; None: nothing.
 
     Of a resource that is deleted nothing is tried twice: a loan that could not be given back stays, and

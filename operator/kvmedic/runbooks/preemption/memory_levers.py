@@ -54,7 +54,7 @@ def step_down(setting: Setting) -> SettingAdvice:
         return bounds
     if share.ratio is None or share.unread:
         return unknown_share(share)
-    return _stepped(share.ratio, share, bounds)
+    return _step_share(share.ratio, share, bounds)
 
 
 def _bounds(setting: Setting) -> _Bounds | NoChange:
@@ -89,7 +89,7 @@ def unknown_share(share: MemoryShare) -> NoChange:
     )
 
 
-def _stepped(ratio: float, share: MemoryShare, bounds: _Bounds) -> SettingAdvice:
+def _step_share(ratio: float, share: MemoryShare, bounds: _Bounds) -> SettingAdvice:
     lower = round(max(bounds.lowest, ratio - bounds.step), DIGITS)
     if lower >= ratio:
         return NoChange(
@@ -147,7 +147,7 @@ def step_up(_case: Case, setting: Setting) -> SettingAdvice:
         return doubt
     if share.ratio is None or share.unread:
         return unknown_share(share)
-    return _raised(share, share.ratio, setting, bound.step)
+    return _raise_share(share, share.ratio, setting, bound.step)
 
 
 def _doubt(share: MemoryShare, setting: Setting) -> NoChange | None:
@@ -171,10 +171,10 @@ def _doubt(share: MemoryShare, setting: Setting) -> NoChange | None:
     return None
 
 
-def _raised(share: MemoryShare, ratio: float, setting: Setting, step: float) -> SettingAdvice:
+def _raise_share(share: MemoryShare, ratio: float, setting: Setting, step: float) -> SettingAdvice:
     used = setting.supply.memory_in_use or 0.0
     way = min(_ways(ratio, setting, step), key=lambda each: each.end)
-    value = floored(min(ratio + step, way.end))
+    value = floor_share(min(ratio + step, way.end))
     if value - ratio < LEAST_STEP * step:
         return way.why
     origin = "" if share.is_given else " (the engine's default)"
@@ -227,7 +227,7 @@ def _room(used: float, step: float) -> float:
     return half * floor(TAKEN * max(0.0, 1.0 - used) / half + _DUST)
 
 
-def floored(value: float) -> float:
+def floor_share(value: float) -> float:
     """Return a share cut to the decimals that are written; the dust of binary fractions does not count."""
     scale = 10.0**DIGITS
     return float(floor(round(value * scale, 3)) / scale)

@@ -15,7 +15,7 @@ from kvmedic.model.devices import MEMORY_SERIES, Vital, Vitals
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Measured, Signal
 from kvmedic.model.fleet import body_hash, template_hash
-from kvmedic.model.readings import complete, merged, pools
+from kvmedic.model.readings import complete, merge_histograms, pools
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import devices_of
 from kvmedic.model.spec import LeverBound
@@ -33,7 +33,7 @@ requests of the widest shape that was simulated (relative deviation 1.3) differ 
 _LENGTHS = (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)
 
 
-def exhausted(tried: Sequence[TriedLever], revision: str, evidence: Evidence) -> frozenset[Knob]:
+def exhausted_levers(tried: Sequence[TriedLever], revision: str, evidence: Evidence) -> frozenset[Knob]:
     """Return the levers that are not to be tried again on this evidence.
 
     A share of the devices' memory that was raised in vain may still be lowered: that is another trouble's
@@ -83,7 +83,7 @@ def _means(evidence: Evidence) -> tuple[float | None, ...]:
     counted = [[one.histograms[signal] for one in found.values()] for signal in _LENGTHS]
     if any(len({one.bounds for one in each}) != 1 for each in counted):
         return (None, None)
-    whole = [merged(each) for each in counted]
+    whole = [merge_histograms(each) for each in counted]
     return tuple(one.mean if one.count > 0 else None for one in whole)
 
 
@@ -176,7 +176,9 @@ class Known:
     """Shares of the devices' memory that were too much."""
 
 
-def setting(workload: Workload, levers: tuple[LeverBound, ...], known: Known, evidence: Evidence) -> Setting:
+def present_setting(
+    workload: Workload, levers: tuple[LeverBound, ...], known: Known, evidence: Evidence
+) -> Setting:
     """Return what advice needs to know of the present setting."""
     cap = workload.given(Knob.MAX_NUM_SEQS)
     cap = cap if isinstance(cap, int) else None
@@ -185,7 +187,7 @@ def setting(workload: Workload, levers: tuple[LeverBound, ...], known: Known, ev
     return Setting(
         max_num_seqs=cap,
         levers=levers,
-        exhausted=exhausted(known.levers, template_hash(workload.template), evidence),
+        exhausted=exhausted_levers(known.levers, template_hash(workload.template), evidence),
         given=workload.knobs(),
         most_sequences=cap if cap is not None or default is None else default.most,
         chunks_prefill=workload.has_on(Knob.CHUNKED_PREFILL),

@@ -27,7 +27,7 @@ from kvmedic.model.readings import (
     longest,
     lower_bound,
     mean_below,
-    merged,
+    merge_histograms,
     moments,
     number,
     pools,
@@ -175,11 +175,11 @@ class Seen:
 
     def counted(self, signal: Signal) -> Histogram:
         """Return a histogram of the whole fleet over the sizing window."""
-        return merged([one.histograms[signal] for one in self.requests.values()])
+        return merge_histograms([one.histograms[signal] for one in self.requests.values()])
 
     def gaps(self) -> Histogram:
         """Return the gaps between tokens on the pressured replicas."""
-        return merged([one.histograms[Signal.INTER_TOKEN_SECONDS] for one in self.now.values()])
+        return merge_histograms([one.histograms[Signal.INTER_TOKEN_SECONDS] for one in self.now.values()])
 
     def total(self, signal: Signal) -> float:
         """Return a number, added up over the pressured replicas."""
@@ -228,7 +228,7 @@ def case_of(
     if evicts is not None and measured_blocks(seen) > MOST_EVICTED * sequence.mean_blocks:
         evicts = None
     if evicts is not None:
-        budgeted = _budgeted(prompt, output, block_tokens, evicts)
+        budgeted = _budgeted_sequence(prompt, output, block_tokens, evicts)
         sequence = with_evicted_tokens(sequence, measured_blocks(seen), budgeted)
     return Case(
         sequence=sequence,
@@ -242,13 +242,13 @@ def case_of(
         requests=output.count,
         reach=_reach(seen, prompt, output),
         shortest_tokens=lower_bound(prompt, SHORTEST),
-        measured=_measured(seen),
+        measured=_measured_sequence(seen),
         offered=offered_of(seen, output.mean, peaks),
         evicted_by=evicts.name if evicts else "",
     )
 
 
-def _budgeted(
+def _budgeted_sequence(
     prompt: Histogram, output: Histogram, block_tokens: int, evicts: TokenEviction
 ) -> Occupancy | None:
     """Return what a sequence takes by the tokens that a method keeps; None where nobody knows how many."""
@@ -268,7 +268,7 @@ def measured_blocks(seen: Seen) -> float:
     return blocks_per_running(seen.now, seen.pools)
 
 
-def _measured(seen: Seen) -> tuple[float, float] | None:
+def _measured_sequence(seen: Seen) -> tuple[float, float] | None:
     """Return mean and deviation of a running sequence's blocks by the gauges; None where one is missing.
 
     The deviation of N independent sequences together is the root of N times that of one.
@@ -412,7 +412,7 @@ def misfit_of(seen: Seen, case: Case) -> Inconclusive | None:
     )
 
 
-def sized(evidence: Evidence, pressured: Iterable[str]) -> Case | Inconclusive:
+def size_fleet(evidence: Evidence, pressured: Iterable[str]) -> Case | Inconclusive:
     """Return what the sizing of a fleet rests on, or why its evidence does not do for it.
 
     Args:
@@ -475,27 +475,27 @@ def _bounds_agree(seen: Seen) -> bool:
 
 
 def _too_few(seen: Seen) -> Inconclusive | None:
-    finished = min(_finished(seen.counted(s)) for s in (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH))
+    finished = min(_finished_requests(seen.counted(s)) for s in (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH))
     if finished < FEWEST_REQUESTS:
         return Inconclusive(
             Reason.TOO_FEW_REQUESTS,
-            f"{finished:.0f} requests finished in {_shown(seen.sizing.window_seconds)} and "
+            f"{finished:.0f} requests finished in {_look_length(seen.sizing.window_seconds)} and "
             f"{FEWEST_REQUESTS} are needed; wait, or raise spec.sizing.window",
         )
     if min(seen.total(Signal.GENERATED_TOKENS), seen.gaps().count) <= 0:
         return Inconclusive(
             Reason.TOO_FEW_REQUESTS,
-            f"no token was generated in {_shown(seen.burn.window_seconds)} on the pressured replicas",
+            f"no token was generated in {_look_length(seen.burn.window_seconds)} on the pressured replicas",
         )
     return None
 
 
-def _shown(seconds: float) -> str:
+def _look_length(seconds: float) -> str:
     """Return how long a look covers; infinite stands for unknown."""
     return f"{seconds:.0f} s" if seconds < inf else "a time that nobody knows"
 
 
-def _finished(lengths: Histogram) -> float:
+def _finished_requests(lengths: Histogram) -> float:
     """Return how many requests a histogram of lengths counted; none when they had no length."""
     return lengths.count if lengths.total > 0 else 0.0
 

@@ -41,7 +41,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
 from kvmedic.runbooks.planning import FIXES_THE_POOL
-from kvmedic.runbooks.preemption.cap import MOSTLY_GROWTH, cut
+from kvmedic.runbooks.preemption.cap import MOSTLY_GROWTH, cut_cap
 from kvmedic.runbooks.preemption.pressure import Case, Reach
 from kvmedic.verdict.sizing import tokens_per_step
 
@@ -79,14 +79,15 @@ def shorten_requests(case: Case, setting: Setting) -> SettingAdvice:
     if wanted > LEAST_CUT * present:
         return NoChange(
             Reason.LENGTH_IN_USE,
-            f"{_told(case.reach)}, or the lever's min, leave too little of {present:.0f} tokens unused",
+            f"{_longest_request_text(case.reach)}, or the lever's min, leave too little of {present:.0f} "
+            "tokens unused",
         )
     return Assignment(
         Knob.MAX_MODEL_LEN,
         wanted,
         Reason.LENGTH_LIMIT_LOWERED,
-        f"{_told(case.reach)}; requests of over {wanted} tokens will be refused; expected: a step needs "
-        f"memory for {wanted} tokens in place of {present:.0f}, and the rest goes to the KV cache",
+        f"{_longest_request_text(case.reach)}; requests of over {wanted} tokens will be refused; expected: a "
+        f"step needs memory for {wanted} tokens in place of {present:.0f}, and the rest goes to the KV cache",
     )
 
 
@@ -124,7 +125,7 @@ def _in_use(reach: Reach) -> NoChange | None:
     )
 
 
-def _told(reach: Reach) -> str:
+def _longest_request_text(reach: Reach) -> str:
     """Return the longest request in one clause."""
     answers = max(reach.output_tokens, reach.limit_tokens or 0.0)
     return (
@@ -346,7 +347,7 @@ def _better_lever(case: Case, setting: Setting) -> NoChange | None:
     """Return that a cap is free to be set and helps more, or None."""
     free = setting.bound(Knob.MAX_NUM_SEQS) is not None
     free = free and Knob.MAX_NUM_SEQS not in setting.exhausted and Knob.MAX_NUM_SEQS not in setting.refused
-    cap = cut(case, setting) if free else None
+    cap = cut_cap(case, setting) if free else None
     if not isinstance(cap, Assignment):
         return None
     return NoChange(Reason.BETTER_LEVER, f"{Knob.MAX_NUM_SEQS} {cap.value} is expected to help more")
