@@ -55,6 +55,26 @@ def test_a_folder_is_read_at_a_glance():
     assert found[PACKAGE] <= MOST_AT_THE_ROOT
 
 
+PARTICIPLES = re.compile(
+    r"_*([a-z]+(ed|ing)|told|held|seen|made|kept|found|given|taken|shown|sent|read|left|begun|done|gone|said)$"
+)
+MOST_LONE_PARTICIPLES = 0.03
+"""Share of functions that are named by a participle alone, which says neither who does it nor to what."""
+
+
+def test_functions_are_named_by_what_they_do():
+    trees = [ast.parse(path.read_text()) for path in MODULES]
+    names = [
+        node.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    lone = [name for name in names if PARTICIPLES.match(name)]
+
+    assert len(lone) <= MOST_LONE_PARTICIPLES * len(names), sorted(lone)
+
+
 @pytest.mark.parametrize("name", ["utils", "helpers", "common", "base", "manager", "misc"])
 def test_no_room_is_named_after_nothing(name):
     assert not [p for p in MODULES if name in (p.stem, p.parent.name)]

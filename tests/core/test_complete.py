@@ -16,7 +16,7 @@ from builders import (
     without,
 )
 from kvmedic.model.evidence import Inconclusive, Measured, PodReadings, Pool, Signal
-from kvmedic.model.readings import NAMED_GAPS, complete, histogram, number, pools
+from kvmedic.model.readings import NAMED_GAPS, complete, histogram, number_or_none, pools
 from kvmedic.model.reasons import Reason
 
 WANTED = frozenset({Signal.RUNNING_MEAN, Signal.E2E_SECONDS})
@@ -75,7 +75,7 @@ def test_a_number_that_no_engine_has_is_ambiguous(signal: Signal, value: float, 
     found = complete(an_observation(THRASHING, odd), frozenset({signal}))
 
     assert found.reason is Reason.METRICS_AMBIGUOUS if isinstance(found, Inconclusive) else is_possible
-    assert (number(odd, signal) == value) is is_possible
+    assert (number_or_none(odd, signal) == value) is is_possible
 
 
 def test_a_histogram_with_a_negative_sum_is_ambiguous() -> None:
@@ -127,7 +127,7 @@ def test_an_unknown_pool_is_named(why: Nothing, reason: Reason, text: str) -> No
 def test_what_a_judgement_can_do_without_is_none_where_not_measured() -> None:
     readings = THRASHING.readings()
 
-    assert number(readings, Signal.RUNNING_MEAN) == 22.8
-    assert number(without(readings, Signal.RUNNING_MEAN, STALE), Signal.RUNNING_MEAN) is None
+    assert number_or_none(readings, Signal.RUNNING_MEAN) == 22.8
+    assert number_or_none(without(readings, Signal.RUNNING_MEAN, STALE), Signal.RUNNING_MEAN) is None
     assert histogram(readings, Signal.E2E_SECONDS) is not None
     assert histogram(without(readings, Signal.E2E_SECONDS, STALE), Signal.E2E_SECONDS) is None

@@ -9,7 +9,7 @@ import pytest
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.promql import Span, duration_text, expression, moments_of, presence
-from kvmedic.metrics.readings import Replica, histogram, histogram_of, number, pool, window
+from kvmedic.metrics.readings import Replica, histogram, histogram_of, read_number, read_pool, window
 from kvmedic.metrics.series import Presence, Series
 from kvmedic.model.evidence import (
     COUNTS_AGREE,
@@ -222,7 +222,7 @@ def test_counts_agree_within_a_tenth_and_two(a: float, b: float, *, agree: bool)
 def test_of_two_scrapers_that_agree_the_more_recent_counts() -> None:
     source = VLLM_SIGNALS.signals[Signal.PREEMPTIONS]
 
-    seen = number(replica(scrapers=2), source, [series(100, scraper=0), series(104, scraper=1)])
+    seen = read_number(replica(scrapers=2), source, [series(100, scraper=0), series(104, scraper=1)])
 
     assert seen == Measured(104, NOW)
 
@@ -230,7 +230,7 @@ def test_of_two_scrapers_that_agree_the_more_recent_counts() -> None:
 def test_the_deviation_of_engines_is_that_of_a_typical_one() -> None:
     source = VLLM_SIGNALS.signals[Signal.KV_CACHE_USAGE_DEVIATION]
 
-    seen = number(replica("0", "1"), source, [series(0.3, engine="0"), series(0.1, engine="1")])
+    seen = read_number(replica("0", "1"), source, [series(0.3, engine="0"), series(0.1, engine="1")])
 
     assert seen == Measured(pytest.approx((0.05) ** 0.5), NOW)
 
@@ -272,7 +272,7 @@ POOLS = [
 
 @pytest.mark.parametrize(("given", "expected"), [row[1:] for row in POOLS], ids=[row[0] for row in POOLS])
 def test_the_pool_is(given: list[Series], expected: object) -> None:
-    seen = pool(replica(scrapers=2), given)
+    seen = read_pool(replica(scrapers=2), given)
 
     assert (seen.value if isinstance(seen, Measured) else seen) == expected
 
@@ -302,7 +302,7 @@ PARALLEL = [
     ("given", "expected"), [row[1:] for row in PARALLEL], ids=[row[0] for row in PARALLEL]
 )
 def test_the_pool_of_two_engines_is(given: list[Series], expected: object) -> None:
-    seen = pool(replica("0", "1", scrapers=2), given)
+    seen = read_pool(replica("0", "1", scrapers=2), given)
 
     assert (seen.value if isinstance(seen, Measured) else seen) == expected
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kvmedic.api.quantities import DURATION_LENGTH
-from kvmedic.api.rules import Rule, Wire, duration, number, pattern, quantity, whole
+from kvmedic.api.rules import Rule, Wire, duration, number_between, pattern, quantity, whole
 from kvmedic.model.spec import Fix
 
 Name = Annotated[str, Field(max_length=63)]
@@ -80,7 +80,7 @@ class CompressionSetting(Wire):
 
 Settings = Annotated[list[CompressionSetting], Field(max_length=16)]
 KeepTokens = Annotated[int, Field(strict=True), whole(1, 1048576)]
-KeepRatio = Annotated[float, Field(strict=True), number(0.001, 0.999)]
+KeepRatio = Annotated[float, Field(strict=True), number_between(0.001, 0.999)]
 
 
 class CompressionReplacement(Wire):
@@ -119,24 +119,24 @@ class CompressionBaseline(Wire):
     attention_backend: Name | None = None
     """Attention backend that the engine named when it started. It is told and decides nothing: one fused
     kernel may take the place of another, and an unchanged name acquits nobody."""
-    kv_cache_usage: Annotated[float, Field(strict=True), number(0, 1)] | None = None
+    kv_cache_usage: Annotated[float, Field(strict=True), number_between(0, 1)] | None = None
     """Mean KV-cache usage (ratio 0 to 1)."""
-    kv_cache_usage_deviation: Annotated[float, Field(strict=True), number(0, 1)] | None = None
+    kv_cache_usage_deviation: Annotated[float, Field(strict=True), number_between(0, 1)] | None = None
     """Its standard deviation (ratio 0 to 1). It is told and decides nothing."""
     device_memory: Annotated[str, Field(max_length=32), quantity()] | None = None
     """Device memory in use on one device, as a quantity."""
-    preemptions_per_request: Annotated[float, Field(strict=True), number(0, 10000)] | None = None
+    preemptions_per_request: Annotated[float, Field(strict=True), number_between(0, 10000)] | None = None
     """Preemptions per finished request. From 0 to 10000."""
-    tokens_per_second: Annotated[float, Field(strict=True), number(0, 1000000000)] | None = None
+    tokens_per_second: Annotated[float, Field(strict=True), number_between(0, 1000000000)] | None = None
     """Generated tokens per second of the whole fleet. From 0 to 1000000000."""
-    requests_per_second: Annotated[float, Field(strict=True), number(0, 1000000)] | None = None
+    requests_per_second: Annotated[float, Field(strict=True), number_between(0, 1000000)] | None = None
     """Arrivals of the whole fleet per second, so that like is compared with like. From 0 to 1000000."""
     e2e_p95: Annotated[Span, duration("1ms", "24h")] | None = Field(default=None, alias="e2eP95")
     """95th percentile of the time a request takes as a whole. From 1ms to 24h."""
     replicas: Annotated[int, Field(strict=True), whole(1, 100000)] | None = None
     """Replicas that the fleet's rates are of, so that a fleet of more is compared per replica. From 1 to
     100000. Absent: one, where there is one now; rates of more replicas are not compared without it."""
-    accuracy: Annotated[float, Field(strict=True), number(0, 1)] | None = None
+    accuracy: Annotated[float, Field(strict=True), number_between(0, 1)] | None = None
     """Score of the accuracy gate without the method (ratio 0 to 1)."""
     accuracy_configuration: Annotated[str, Field(max_length=64)] | None = None
     """Hash of the pod template that the score was measured with, as status.scores tells it. A score of
@@ -176,7 +176,7 @@ class AccuracyGate(Wire):
     """The evaluation that a changed cache policy must pass before it reaches the fleet."""
 
     cron_job_ref: CronJobRef
-    max_loss: Annotated[float, Field(strict=True), number(0, 1)]
+    max_loss: Annotated[float, Field(strict=True), number_between(0, 1)]
     """Loss of score that is accepted (ratio 0 to 1). No default: only the model's owner can say."""
     timeout: Annotated[Span, duration("1m", "24h")] = "2h"
     """Time limit of the evaluation and its trial pod. From 1m to 24h. A trial pod holds a device: 2h end it

@@ -112,7 +112,7 @@ class Wire(BaseModel):
         return written
 
 
-def number(low: float, high: float) -> Rule[float]:
+def number_between(low: float, high: float) -> Rule[float]:
     """Return the rule that a number lies within bounds, both included."""
     return Rule(
         cel=f"self >= {float(low)} && self <= {float(high)}",

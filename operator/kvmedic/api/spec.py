@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from kvmedic.api.compression import CompressionSpec
 from kvmedic.api.quantities import DURATION_LENGTH, parse_duration
-from kvmedic.api.rules import Rule, Wire, duration, in_order, number, pattern, unique, whole
+from kvmedic.api.rules import Rule, Wire, duration, in_order, number_between, pattern, unique, whole
 from kvmedic.model.devices import NodeHealth
 from kvmedic.model.spec import Fix, Mode, OnDrainTimeout, OnInconclusive, Runbook, Spare
 from kvmedic.model.status import HISTORY_LENGTH
@@ -252,10 +252,10 @@ class Objectives(Wire):
 class Trigger(Wire):
     """When a replica counts as pressured."""
 
-    preemptions_per_request: Annotated[float, Field(strict=True), number(0.01, 100)] = 0.5
+    preemptions_per_request: Annotated[float, Field(strict=True), number_between(0.01, 100)] = 0.5
     """Preemptions per finished request of one replica, at least. From 0.01 to 100. 0.5 lies above what
     well-sized replicas show: 0.05 to 0.4 remain at the best setting, so a rate near 0 is not the goal."""
-    kv_cache_usage: Annotated[float, Field(strict=True), number(0, 1)] = 0.85
+    kv_cache_usage: Annotated[float, Field(strict=True), number_between(0, 1)] = 0.85
     """KV-cache usage of that replica over the window, at least (ratio 0 to 1). It only corroborates:
     thrashing replicas averaged 0.87 to 0.94, and a healthy one touched 0.97 (vLLM 0.32)."""
     window: Window = "5m"

@@ -224,7 +224,7 @@ def record_from_wire(status: Mapping[str, object]) -> Record:
         if any(not location or location[0] in RECORDS for location in broken):
             damaged = all(each["loc"][:1] == ("run",) and each["type"] not in UNKNOWN for each in details)
             raise RunUnreadable(problems_of(error, "status"), is_damaged=damaged) from error
-    return _with_a_step(_read_field(_without(status, broken)))
+    return _with_a_step(_read_field(_without_broken(status, broken)))
 
 
 def _with_a_step(record: Record) -> Record:
@@ -316,7 +316,9 @@ def _clip_texts(part: Any) -> Any:
             return part
 
 
-def _without(status: Mapping[str, object], broken: Iterable[tuple[int | str, ...]]) -> dict[str, object]:
+def _without_broken(
+    status: Mapping[str, object], broken: Iterable[tuple[int | str, ...]]
+) -> dict[str, object]:
     """Return a status without what cannot be read: single conditions, and otherwise whole fields."""
     conditions = {location[1] for location in broken if location[0] == "conditions" and len(location) > 1}
     dropped = {location[0] for location in broken if location[0] != "conditions" or len(location) == 1}

@@ -59,7 +59,7 @@ def command(
     if output is Form.JSON:
         print(json.dumps({**_as_json(eviction, pattern, found), "layers": layers}))
         return
-    print(_text(eviction, found))
+    print(_blocks_text(eviction, found))
     if layers > 1:
         print(f"else       {of_one.mean:.1f} if one choice counted for all {layers} layers")
 
@@ -78,7 +78,7 @@ def _pattern(text: str, heads: int) -> Pattern:
     return named[text]
 
 
-def _text(eviction: Eviction, found: Freed) -> str:
+def _blocks_text(eviction: Eviction, found: Freed) -> str:
     share = 100 * found.mean / eviction.blocks
     shown = found.deviation is not None and found.deviation >= LEAST_SPREAD
     spread = f", give or take {found.deviation:.1f}" if shown else ""

@@ -164,7 +164,7 @@ class ShownFixes:
         """Yield it line by line; nothing where nothing is on record."""
         off = self.turned_off
         if off is not None:
-            yield f"{off.method} was turned off ({_at(off.at)}): {off.wall}: {SENTENCES[off.wall]}"
+            yield f"{off.method} was turned off ({_moment_text(off.at)}): {off.wall}: {SENTENCES[off.wall]}"
             yield from (f"  {self._failure(each)}" for each in off.failed)
         yield from (self._score(each) for each in self.scores)
 
@@ -177,7 +177,7 @@ class ShownFixes:
             {"fix": str(each.fix), "why": each.why, "isOfPresentSpec": each.generation == self.generation}
             for each in off.failed
         ]
-        return {"method": off.method, "wall": str(off.wall), "at": _at(off.at), "failed": failed}
+        return {"method": off.method, "wall": str(off.wall), "at": _moment_text(off.at), "failed": failed}
 
     def scores_as_json(self) -> list[dict[str, Any]]:
         """Return every score on record for a program, the newest first."""
@@ -191,7 +191,7 @@ class ShownFixes:
     def _score(self, scored: Scored) -> str:
         found = scored.score
         shown = f"{found.accuracy:.3f} over {found.samples} samples" if found else "not shown"
-        return f"Accuracy {shown} on {self._whose(scored)} ({_at(scored.at)}): {scored.message}."
+        return f"Accuracy {shown} on {self._whose(scored)} ({_moment_text(scored.at)}): {scored.message}."
 
     def _whose(self, scored: Scored) -> str:
         if not self.template:
@@ -201,7 +201,7 @@ class ShownFixes:
     def _score_as_json(self, scored: Scored) -> dict[str, Any]:
         found = scored.score
         return {
-            "at": _at(scored.at),
+            "at": _moment_text(scored.at),
             "template": scored.configuration,
             "isOfPresentTemplate": scored.configuration == self.template if self.template else None,
             "evaluation": scored.evaluation,
@@ -225,7 +225,7 @@ def fixes_of(record: Record | None, template: str, generation: int) -> ShownFixe
     return ShownFixes(known.turned_off, scores, template, generation)
 
 
-def _at(moment: datetime) -> str:
+def _moment_text(moment: datetime) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -389,12 +389,12 @@ def _idle(record: Record) -> Iterator[str]:
     if record.plan is not None:
         steps = "; ".join(record.plan.steps)
         yield f"It would do: {steps} (digest {record.plan.digest}), because {record.plan.message}."
-    why = _why(record)
+    why = _why_nothing_is_done(record)
     if why is not None:
         yield f"It does not act: {why.reason}: {why.message}"
 
 
-def _why(record: Record) -> Condition | None:
+def _why_nothing_is_done(record: Record) -> Condition | None:
     """Return the condition that tells why nothing is done, or None where there is nothing to do."""
     found = record.condition(ConditionType.PROGRESSING)
     if found is None or found.reason in (Reason.NO_RUN, Reason.NOTHING_TO_DO):
@@ -404,14 +404,14 @@ def _why(record: Record) -> Condition | None:
 
 def _describe_added_replicas(held: Footprint) -> Iterator[str]:
     """Yield what was added for a while, and what it waits for."""
-    yield f"For a while it holds {held.line()}; {_calm(held)}."
+    yield f"For a while it holds {held.line()}; {_calm_text(held)}."
     if held.outlook and held.looked_at:
         yield f"  Would fewer do ({held.looked_at:%Y-%m-%dT%H:%M:%SZ})? {held.outlook}."
 
 
 def _describe_loans(lent: Borrowed) -> Iterator[str]:
     """Yield what was lent for a while, and what it waits for."""
-    yield f"For a while it lends {lent.line()}; {_calm(lent)}."
+    yield f"For a while it lends {lent.line()}; {_calm_text(lent)}."
     if lent.in_vain is not None:
         yield (
             f"  Giving it back did not hold ({lent.in_vain.at:%Y-%m-%dT%H:%M:%SZ}); it waits for a clearly "
@@ -421,7 +421,7 @@ def _describe_loans(lent: Borrowed) -> Iterator[str]:
         yield f"  Would the fleet do without ({lent.looked_at:%Y-%m-%dT%H:%M:%SZ})? {lent.outlook}."
 
 
-def _calm(held: Temporary) -> str:
+def _calm_text(held: Temporary) -> str:
     return f"calm since {held.calm_since:%Y-%m-%dT%H:%M:%SZ}" if held.calm_since else "not calm yet"
 
 
@@ -505,7 +505,7 @@ def _advice(resource: Resource, record: Record | None) -> Iterator[Remedy]:
             yield _KEEP
     reasons = [resource.problem.reason] if resource.problem else []
     if record is not None:
-        reasons += [why.reason] if (why := _why(record)) else []
+        reasons += [why.reason] if (why := _why_nothing_is_done(record)) else []
         action = record.condition(ConditionType.ACTION_REQUIRED)
         reasons += [action.reason] if action and action.status is Truth.TRUE else []
         diagnosed = record.condition(ConditionType.DIAGNOSED)

@@ -82,7 +82,7 @@ def set_flag(
     Exactly one token changes, or one is added; every other byte stays as it is.
     """
 
-    flag_name, value = _assignment(setting)
+    flag_name, value = _assignment_text(setting)
     version = version_named(engine_version)
     flag = _flag(flag_name, VLLM)
     text = _read_manifest(file)
@@ -184,7 +184,7 @@ def _engine(found: ManifestContainer, profile: EngineProfile, version: Version |
     return Engine(profile, version or version_of(found.data, profile))
 
 
-def _assignment(setting: str) -> tuple[str, str]:
+def _assignment_text(setting: str) -> tuple[str, str]:
     name, equals, value = setting.partition("=")
     if not equals or not name.strip("-"):
         raise typer.BadParameter(f"{setting!r} is not NAME=VALUE; for example max_num_seqs=64")

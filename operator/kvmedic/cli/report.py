@@ -542,9 +542,9 @@ def numbers_of(readings: PodReadings) -> dict[str, float | str]:
         if isinstance(histogram, Measured) and histogram.value.count:
             found[f"{signal}Mean"] = round(histogram.value.mean, 4)
     if isinstance(readings.pool, Measured):
-        found |= _pool(readings.pool.value)
+        found |= _pool_text(readings.pool.value)
     return found
 
 
-def _pool(pool: Pool) -> dict[str, float | str]:
+def _pool_text(pool: Pool) -> dict[str, float | str]:
     return {"poolBlocks": pool.blocks, "blockTokens": pool.block_tokens}

@@ -108,7 +108,7 @@ def evidence_of(
     The trouble is looked for over the later half of the pages, the lengths over all of them.
     """
     recent = {name: many[(len(many) - 1) // 2 :] for name, many in pages.items()}
-    burn, sizing = (_look(part, interval) for part in (recent, pages))
+    burn, sizing = (_look_at_pages(part, interval) for part in (recent, pages))
     notes = _notes(sizing, interval)
     return Evidence(burn.observation, sizing.observation, trigger), notes
 
@@ -127,7 +127,7 @@ def doubt_of(pages: Mapping[str, tuple[Page, ...]]) -> Inconclusive | None:
     return None
 
 
-def _look(pages: Mapping[str, tuple[Page, ...]], interval: timedelta | None) -> Glimpse:
+def _look_at_pages(pages: Mapping[str, tuple[Page, ...]], interval: timedelta | None) -> Glimpse:
     steps = max(len(many) for many in pages.values()) - 1
     seconds = None if interval is None else interval.total_seconds() * steps
     return glimpse(pages, VLLM_SIGNALS, seconds)

@@ -284,7 +284,7 @@ def _name(body: JsonObject) -> str:
 async def minimum_of(client: Client, namespace: str, holder: ObjectRef) -> Minimum | None:
     """Return an autoscaler's minimum as it is now; None where there is no such object, or no such kind."""
     try:
-        body = await client.get(_ref(namespace, holder.kind, holder.name))
+        body = await client.get(_autoscaler_ref(namespace, holder.kind, holder.name))
     except Refused as error:
         if error.code == NOT_FOUND:
             return None
@@ -308,7 +308,7 @@ async def set_minimum(client: Client, fleet: Fleet, move: SetMinimum, claim: str
         Conflict: the object is not what was looked at.
     """
     holder = move.holder
-    ref = _ref(fleet.namespace, holder.kind, holder.name)
+    ref = _autoscaler_ref(fleet.namespace, holder.kind, holder.name)
     live = await client.get(ref) or {}
     bounds = BOUNDS[holder.kind]
     field, notes = bounds.minimum_field, {RUN: claim}
@@ -328,7 +328,7 @@ async def unmark(client: Client, namespace: str, holder: Minimum) -> None:
     Raises:
         Conflict: the object is not what was looked at.
     """
-    ref = _ref(namespace, holder.kind, holder.name)
+    ref = _autoscaler_ref(namespace, holder.kind, holder.name)
     live = await client.get(ref)
     if removals := unmark_operations(live or {}):
         await client.json_patch(ref, [*as_seen(holder), *removals])
@@ -349,7 +349,7 @@ def _minimum(holder: ObjectRef, body: JsonObject) -> Minimum:
     )
 
 
-def _ref(namespace: str, kind: str, name: str) -> Ref:
+def _autoscaler_ref(namespace: str, kind: str, name: str) -> Ref:
     return Ref(BOUNDS[kind].resource, namespace, name)
 
 

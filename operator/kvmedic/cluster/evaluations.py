@@ -27,13 +27,7 @@ from kvmedic.kube.objects import (
     section,
     uid_of,
 )
-from kvmedic.manifests.evaluation_job import (
-    DIGEST,
-    SERVED_BEFORE,
-    Evaluation,
-    digest_of,
-    evaluation_job,
-)
+from kvmedic.manifests.evaluation_job import DIGEST, SERVED_BEFORE, Evaluation, digest_of, evaluation_job
 from kvmedic.model.trial import Counted, JobEnd, JobSight, NoEvaluation, Served
 
 JOB_NAME = "batch.kubernetes.io/job-name"
@@ -124,7 +118,7 @@ class Evaluations:
 
     async def _create(self, evaluation: Evaluation, manifest: JsonObject) -> str:
         try:
-            await self.client.create(_ref(evaluation), manifest)
+            await self.client.create(_job_ref(evaluation), manifest)
         except Conflict:
             if await self._job(evaluation) is None:
                 raise
@@ -133,9 +127,9 @@ class Evaluations:
         return ""
 
     async def _job(self, evaluation: Evaluation) -> JsonObject | None:
-        body = await self.client.get(_ref(evaluation))
+        body = await self.client.get(_job_ref(evaluation))
         if body is not None and not is_of(body, evaluation.owner.uid):
-            raise Conflict(Call("get", _ref(evaluation).path), None, "a Job of that name is not ours")
+            raise Conflict(Call("get", _job_ref(evaluation).path), None, "a Job of that name is not ours")
         return body
 
     async def _cron_job(self, namespace: str, name: str) -> JsonObject | NoEvaluation:
@@ -156,7 +150,7 @@ class Evaluations:
         return sorted((pod for pod in found if controller_uid(pod) == uid), key=_age)
 
 
-def _ref(evaluation: Evaluation) -> Ref:
+def _job_ref(evaluation: Evaluation) -> Ref:
     return Ref(JOBS, evaluation.namespace, evaluation.name)
 
 

@@ -82,7 +82,7 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
         PatchOperation("add", path_of(ANNOTATIONS, DELETION_COST), CORDON_COST),
         PatchOperation("add", path_of(ANNOTATIONS, CORDONED), json.dumps(note)),
     ]
-    await client.json_patch(_ref(fleet, pod), operations)
+    await client.json_patch(_pod_ref(fleet, pod), operations)
 
 
 async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
@@ -102,12 +102,12 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     label, note = await _template_label(client, fleet), _note_in(marks) or {}
     operations = [
         *as_seen(pod),
-        *_assignment(labels_of(live), LABELS, fleet.rotation.label, label),
-        *_assignment(labels_of(live), LABELS, CORDONED_FOR, None),
-        *_assignment(marks, ANNOTATIONS, DELETION_COST, _deletion_cost(note.get("cost"))),
-        *_assignment(marks, ANNOTATIONS, CORDONED, None),
+        *_mark_operation(labels_of(live), LABELS, fleet.rotation.label, label),
+        *_mark_operation(labels_of(live), LABELS, CORDONED_FOR, None),
+        *_mark_operation(marks, ANNOTATIONS, DELETION_COST, _deletion_cost(note.get("cost"))),
+        *_mark_operation(marks, ANNOTATIONS, CORDONED, None),
     ]
-    await client.json_patch(_ref(fleet, pod), operations)
+    await client.json_patch(_pod_ref(fleet, pod), operations)
 
 
 async def left_cordoned(client: Client, namespace: str, selector: str = "") -> tuple[Cordoned, ...]:
@@ -149,11 +149,11 @@ async def free(client: Client, found: Cordoned) -> None:
     key = str(note.get("key", ""))
     operations = [same_object(found.uid), same_version(found.resource_version)]
     if key and labels.get(key) == note.get("draining"):
-        operations += _assignment(labels, LABELS, key, await _label_before(client, live, note, key))
+        operations += _mark_operation(labels, LABELS, key, await _label_before(client, live, note, key))
     if marks.get(DELETION_COST) == CORDON_COST:
-        operations += _assignment(marks, ANNOTATIONS, DELETION_COST, _deletion_cost(note.get("cost")))
-    operations += _assignment(marks, ANNOTATIONS, CORDONED, None)
-    operations += _assignment(labels, LABELS, CORDONED_FOR, None)
+        operations += _mark_operation(marks, ANNOTATIONS, DELETION_COST, _deletion_cost(note.get("cost")))
+    operations += _mark_operation(marks, ANNOTATIONS, CORDONED, None)
+    operations += _mark_operation(labels, LABELS, CORDONED_FOR, None)
     await client.json_patch(ref, operations)
 
 
@@ -175,7 +175,7 @@ async def delete(client: Client, fleet: Fleet, pod: Pod) -> None:
     Raises:
         Conflict: the pod changed since it was looked at, or another took its name.
     """
-    await client.delete(_ref(fleet, pod), Preconditions(pod.uid, pod.resource_version))
+    await client.delete(_pod_ref(fleet, pod), Preconditions(pod.uid, pod.resource_version))
 
 
 async def confirm(client: Client, fleet: Fleet, name: str) -> None:
@@ -195,7 +195,7 @@ async def confirm(client: Client, fleet: Fleet, name: str) -> None:
 
 async def _read_unchanged_pod(client: Client, fleet: Fleet, pod: Pod) -> JsonObject:
     """Return the pod as it is now, which must be as it was looked at; the patch tests the same again."""
-    ref = _ref(fleet, pod)
+    ref = _pod_ref(fleet, pod)
     live = await client.get(ref)
     if live is None or section(live, "metadata").get("resourceVersion") != pod.resource_version:
         raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
@@ -231,12 +231,14 @@ def _parents(live: JsonObject) -> list[PatchOperation]:
     return [PatchOperation("add", path, {}) for path, content in has.items() if not content]
 
 
-def _assignment(seen: Mapping[str, str], parent: str, name: str, value: str | None) -> list[PatchOperation]:
+def _mark_operation(
+    seen: Mapping[str, str], parent: str, name: str, value: str | None
+) -> list[PatchOperation]:
     """Return the operation that gives a label or annotation its value, or takes it away."""
     if value is None:
         return [PatchOperation("remove", path_of(parent, name))] if name in seen else []
     return [PatchOperation("add", path_of(parent, name), value)]
 
 
-def _ref(fleet: Fleet, pod: Pod) -> Ref:
+def _pod_ref(fleet: Fleet, pod: Pod) -> Ref:
     return Ref(PODS, fleet.namespace, pod.name)

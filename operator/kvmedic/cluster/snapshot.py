@@ -478,7 +478,7 @@ def _replica_set(body: JsonObject, parts: _Parts) -> ReplicaSet:
         created_at=moment(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
         reachable=reaches(parts.services, parts.deployment, section(spec, "template", "metadata", "labels")),
         earlier_numbers=_numbers(body, EARLIER_REVISIONS),
-        failure=_failure(body),
+        failure=_failure_to_make_pods(body),
     )
 
 
@@ -488,7 +488,7 @@ def _numbers(body: JsonObject, annotation: str) -> tuple[int, ...]:
     return tuple(number for text in texts if (number := parse_count(text)) is not None)
 
 
-def _failure(replica_set: JsonObject) -> str:
+def _failure_to_make_pods(replica_set: JsonObject) -> str:
     """Return why pods of a ReplicaSet cannot be made; its controller takes the condition off with success."""
     said = items(section(replica_set, "status"), "conditions")
     told = (str(each.get("message", "")) for each in said if each.get("type") == UNMADE)

@@ -58,11 +58,11 @@ class Trials:
         Raises:
             Conflict: a pod of that name is somebody else's.
         """
-        body = await self.client.get(_ref(trial))
+        body = await self.client.get(_trial_ref(trial))
         if body is None:
             return None
         if not is_of(body, trial.owner.uid):
-            raise Conflict(Call("get", _ref(trial).path), None, "a pod of that name is not ours")
+            raise Conflict(Call("get", _trial_ref(trial).path), None, "a pod of that name is not ours")
         return pod_of(body, Frame("", container, _NOWHERE, {}))
 
     async def last_words(self, namespace: str, pod: Pod, refusals: Sequence[re.Pattern[str]]) -> LastWords:
@@ -83,9 +83,9 @@ class Trials:
                 if selects(service, labels_of(manifest)):
                     name = section(service, "metadata").get("name")
                     return f"Service {name} selects labels that the trial pod needs to start: it would serve"
-            await self.client.create(_ref(trial), manifest)
+            await self.client.create(_trial_ref(trial), manifest)
         except Conflict:
-            body = await self.client.get(_ref(trial))
+            body = await self.client.get(_trial_ref(trial))
             if body is not None and not is_of(body, trial.owner.uid):
                 raise
         except Refused as error:
@@ -119,7 +119,7 @@ class Trials:
         return frozenset(held)
 
 
-def _ref(trial: Trial) -> Ref:
+def _trial_ref(trial: Trial) -> Ref:
     return Ref(PODS, trial.namespace, trial.name)
 
 

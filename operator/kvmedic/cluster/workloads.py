@@ -221,7 +221,7 @@ async def assign(
         Refused: an admission policy would make another template of it, or other fields of a frozen rollout.
         ValueError: the move's edit does not fit the template that was looked at.
     """
-    ref = _ref(fleet)
+    ref = _deployment_ref(fleet)
     live = await _read_unchanged(client, ref, fleet)
     kept = await template_of(client, fleet, move)
     operations = (
@@ -266,7 +266,7 @@ async def unclaim(client: Client, fleet: Fleet) -> None:
     Raises:
         Conflict: the claim is not the one that was looked at.
     """
-    ref = _ref(fleet)
+    ref = _deployment_ref(fleet)
     live = await client.get(ref)
     if removals := unmark_operations(live or {}):
         await client.json_patch(ref, [same_object(fleet.uid), _claim_test(fleet), *removals])
@@ -320,7 +320,7 @@ def field_operations(spec: Mapping[str, Any], fields: RolloutFields) -> tuple[Pa
     operations = [
         operation
         for name, value in wanted.items()
-        if (operation := _assignment(spec, f"/spec/{name}", value))
+        if (operation := _field_operation(spec, f"/spec/{name}", value))
     ]
     if section(spec, "strategy").get("type") == ROLLING:
         rolling: Json = {"maxSurge": fields.max_surge, "maxUnavailable": fields.max_unavailable}
@@ -357,7 +357,7 @@ def _frozen_again(spec: Mapping[str, Any], fields: RolloutFields) -> tuple[Patch
     return (rolling, *field_operations({**spec, "strategy": {"type": ROLLING}}, fields))
 
 
-def _assignment(spec: Mapping[str, Any], path: str, value: Json) -> PatchOperation | None:
+def _field_operation(spec: Mapping[str, Any], path: str, value: Json) -> PatchOperation | None:
     """Return the operation that gives a field its value, or None where it has it already."""
     name = path.rpartition("/")[2]
     if value is None:
@@ -386,7 +386,7 @@ def _claim_test(fleet: Fleet) -> PatchOperation:
     return same_version(fleet.resource_version)
 
 
-def _ref(fleet: Fleet) -> Ref:
+def _deployment_ref(fleet: Fleet) -> Ref:
     return Ref(DEPLOYMENTS, fleet.namespace, fleet.name)
 
 
@@ -436,8 +436,8 @@ def note_in(text: str) -> Note | None:
 def _parse_note(said: Mapping[str, Any]) -> Note:
     fields = RolloutFields(
         paused=bool(said["paused"]),
-        max_surge=_number(said["maxSurge"]),
-        max_unavailable=_number(said["maxUnavailable"]),
+        max_surge=_parse_number(said["maxSurge"]),
+        max_unavailable=_parse_number(said["maxUnavailable"]),
         min_ready_seconds=int(said["minReadySeconds"]),
         progress_deadline_seconds=_optional(said["progressDeadlineSeconds"]),
     )
@@ -449,7 +449,7 @@ def _parse_note(said: Mapping[str, Any]) -> Note:
 
 
 def _rotation_label(said: Mapping[str, Any]) -> RotationLabel | None:
-    key, draining = _text(said.get("rotationLabel")), _text(said.get("draining"))
+    key, draining = _parse_text(said.get("rotationLabel")), _parse_text(said.get("draining"))
     return RotationLabel(key, draining) if key and draining else None
 
 
@@ -465,13 +465,13 @@ def _edit(said: Mapping[str, Any]) -> TemplateEdit:
 
 def _part(said: Mapping[str, Any]) -> TokenEdit | EnvEdit:
     container, index = str(said["container"]), int(said["containerIndex"])
-    place, before, after = int(said["index"]), _text(said["before"]), _text(said["after"])
+    place, before, after = int(said["index"]), _parse_text(said["before"]), _parse_text(said["after"])
     if "env" in said:
         return EnvEdit(container, index, str(said["env"]), place, before, after)
     return TokenEdit(container, index, Field(said["field"]), place, before, after, _optional(said.get("at")))
 
 
-def _number(value: object) -> int | str:
+def _parse_number(value: object) -> int | str:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(f"{value!r} is no number of replicas")
     return value
@@ -483,7 +483,7 @@ def _optional(value: object) -> int | None:
     raise TypeError(f"{value!r} is no whole number")
 
 
-def _text(value: object) -> str | None:
+def _parse_text(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise TypeError(f"{value!r} is no text")

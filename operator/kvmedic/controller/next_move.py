@@ -375,11 +375,11 @@ async def _requests_on(tick: Tick, pod: Pod, out: timedelta) -> Drain:
         return await _requests_on_unreached(tick, pod)
     if out < pace.drain_quiet:
         return Drain.BUSY
-    first = await _count(tick, pod)
+    first = await _requests_in_flight(tick, pod)
     if not _is_zero(first):
         return Drain.BUSY if isinstance(first, Measured) else Drain.UNKNOWN
     await asyncio.sleep(pace.drain_interval.total_seconds())
-    second = await _count(tick, pod)
+    second = await _requests_in_flight(tick, pod)
     if _is_zero(second):
         return Drain.IDLE
     return Drain.BUSY if isinstance(second, Measured) else Drain.UNKNOWN
@@ -390,14 +390,14 @@ async def _requests_on_unreached(tick: Tick, pod: Pod) -> Drain:
 
     Where nobody answers there are none; one look finds those who go past the Services.
     """
-    found = await _count(tick, pod)
+    found = await _requests_in_flight(tick, pod)
     if isinstance(found, Measured):
         return Drain.BUSY if found.value > 0 else Drain.DOWN
     silent = isinstance(found, Missing) and found.reason is Absence.SOURCE_UNAVAILABLE
     return Drain.DOWN if silent else Drain.UNKNOWN
 
 
-async def _count(tick: Tick, pod: Pod) -> Reading[float]:
+async def _requests_in_flight(tick: Tick, pod: Pod) -> Reading[float]:
     return await tick.ports.metrics.in_flight(tick.policy.source, tick.resource.namespace, pod)
 
 

@@ -303,7 +303,7 @@ class StandIns:
         if not resource.is_stand_in:
             return await self.store.save(resource, record)
         saved = replace(resource, record=record)
-        self._resources[_key(resource)] = saved
+        self._resources[_key_of(resource)] = saved
         return saved
 
     async def complain(self, resource: Resource, problem: Outcome) -> tuple[Record, Record] | None:
@@ -323,7 +323,7 @@ class StandIns:
         if not resource.is_stand_in:
             await self.store.finalize(resource, present)
         elif not present:
-            self._dismiss(_key(resource))
+            self._dismiss(_key_of(resource))
 
     def _dismiss(self, key: Key) -> None:
         self._resources.pop(key, None)
@@ -362,5 +362,5 @@ def _stand_in(key: Key, fleet: FrozenFleet) -> Resource:
     )
 
 
-def _key(resource: Resource) -> Key:
+def _key_of(resource: Resource) -> Key:
     return Key(resource.namespace, resource.name, resource.uid)

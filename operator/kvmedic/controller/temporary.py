@@ -152,7 +152,7 @@ def _plan_return(
         case Footprint():
             plan: Plan | Fault | None = _fewer(resource, held, view)
         case Borrowed():
-            plan = _without(resource, held, view, policy)
+            plan = _plan_flag_return(resource, held, view, policy)
     match plan:
         case None:
             return None
@@ -173,7 +173,7 @@ def _fewer(resource: Resource, held: Footprint, view: View) -> Plan | None:
     return Plan((step,), fleet.uid, fleet.revision, resource.generation, step.reason)
 
 
-def _without(resource: Resource, lent: Borrowed, view: View, policy: Policy) -> Plan | Fault | None:
+def _plan_flag_return(resource: Resource, lent: Borrowed, view: View, policy: Policy) -> Plan | Fault | None:
     """Return the plan that puts a lent flag's value back, or why there is none; None: it is not ours now."""
     workload = engine_of(view, policy)
     whose = tenure(lent, view.fleet.uid, workload)

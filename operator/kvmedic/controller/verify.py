@@ -207,7 +207,7 @@ def _judgement(tick: Tick, step: Change, looked: Observation, restarts: int) -> 
     """Return the verdict on the step that is being verified; `restarts`: those that speak against it."""
     before, policy = tick.run.baseline, tick.policy
     if tick.run.goal is Goal.CALM:
-        return _without(tick, looked, restarts)
+        return _does_without(tick, looked, restarts)
     if before is None or tick.run.goal is Goal.STEADINESS:
         return steadiness(looked, restarts)
     if tick.run.goal is Goal.PARITY:
@@ -226,7 +226,7 @@ def _judgement(tick: Tick, step: Change, looked: Observation, restarts: int) -> 
             assert_never(step)
 
 
-def _without(tick: Tick, looked: Observation, restarts: int) -> Judged:
+def _does_without(tick: Tick, looked: Observation, restarts: int) -> Judged:
     """Return whether the fleet does without what was there for a while."""
     trigger = tick.policy.trigger
     if isinstance(tick.run.current.step, FlagStep | ConfigStep):

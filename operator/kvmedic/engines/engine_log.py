@@ -168,7 +168,9 @@ def told_of(told: Sequence[Witness], profile: EngineProfile) -> Told:
         return Silent(_silence(told))
     if len(said) > 1:
         return Mixed(
-            "; ".join(f"{version} on {', '.join(pods)}" for version, pods in sorted(said.items(), key=_first))
+            "; ".join(
+                f"{version} on {', '.join(pods)}" for version, pods in sorted(said.items(), key=_first_line)
+            )
         )
     version, pods = next(iter(said.items()))
     if not profile.covers(version):
@@ -177,7 +179,7 @@ def told_of(told: Sequence[Witness], profile: EngineProfile) -> Told:
     return Unclear(_silence(unheard)) if unheard else Agreed(version)
 
 
-def _first(said: tuple[Version, list[str]]) -> Version:
+def _first_line(said: tuple[Version, list[str]]) -> Version:
     return said[0]
 
 
@@ -190,8 +192,8 @@ def _unheard(told: Sequence[Witness]) -> list[Witness]:
 def _silence(told: Sequence[Witness]) -> str:
     if not told:
         return "no replica is Ready to be asked"
-    return "; ".join(f"{one.pod} {_why(one.version)}" for one in told)
+    return "; ".join(f"{one.pod} {_why_unread(one.version)}" for one in told)
 
 
-def _why(reading: Reading[Version]) -> str:
+def _why_unread(reading: Reading[Version]) -> str:
     return _UNTOLD.get(reading.reason, _NOT_TOLD) if isinstance(reading, Missing) else _NOT_TOLD

@@ -91,7 +91,7 @@ def config_file(text: str, container: ManifestContainer, path: str, engine: Engi
         count = "not in the manifest" if not found else "there more than once"
         return unseen(f"{path} is in ConfigMap/{name}, which is {count}")
     key = source.keys.get(mount.inside, "" if source.keys else mount.inside)
-    data = _at(found[0], "data", key)
+    data = _node_at(found[0], "data", key)
     if not isinstance(data, ScalarNode) or not isinstance(found[0], MappingNode):
         return unseen(f"ConfigMap/{name} has no {key or mount.inside!r}")
     read = engine_file(str(data.value), f"ConfigMap/{name} {key}", container.data, engine)
@@ -102,8 +102,8 @@ def config_file(text: str, container: ManifestContainer, path: str, engine: Engi
 
 def contents_in(text: str) -> dict[str, Contents]:
     """Return what the ConfigMaps of a manifest hold, by name; one that is there twice is left out."""
-    maps = [node for node in roots_of(text) if _scalar(_at(node, "kind")) == "ConfigMap"]
-    names = [_scalar(_at(node, "metadata", "name")) for node in maps]
+    maps = [node for node in roots_of(text) if _scalar(_node_at(node, "kind")) == "ConfigMap"]
+    names = [_scalar(_node_at(node, "metadata", "name")) for node in maps]
     pairs = zip(names, maps, strict=True)
     return {name: _contents(node) for name, node in pairs if names.count(name) == 1}
 
@@ -123,7 +123,7 @@ def repoint_manifest(text: str, file: ConfigFile, dest: str, value: str) -> str 
 
 def _contents(document: Node) -> Contents:
     """Return what a ConfigMap in a manifest holds."""
-    data, binary = (_at(document, name) for name in ("data", "binaryData"))
+    data, binary = (_node_at(document, name) for name in ("data", "binaryData"))
     return Contents(_texts(data), _texts(binary))
 
 
@@ -134,7 +134,7 @@ def _texts(node: Node | None) -> dict[str, str]:
 
 def _with_copy(text: str, file: ConfigFile, copy: str, change: tuple[int, int, str]) -> str | Refusal:
     begin, end = file.document.start_mark.index, file.document.end_mark.index
-    name = _at(file.document, "metadata", "name")
+    name = _node_at(file.document, "metadata", "name")
     if not isinstance(name, ScalarNode) or name.anchor is not None or text[:begin].rpartition("\n")[2]:
         return Refusal(RefusalReason.UNSAFE, f"{file} is not a document of its own: change it there")
     ends = "\r\n" if "\r\n" in text else "\n"
@@ -181,26 +181,28 @@ def _splice_file(text: str, changes: Sequence[tuple[int, int, str]]) -> str:
 
 
 def _volume(container: ManifestContainer, mount: Mount, path: str) -> _Source | Refusal:
-    volumes = _at(container.pod, "volumes")
+    volumes = _node_at(container.pod, "volumes")
     for volume in volumes.value if isinstance(volumes, SequenceNode) else ():
-        named = _at(volume, "name")
+        named = _node_at(volume, "name")
         if not isinstance(named, ScalarNode) or named.value != mount.volume:
             continue
-        reference = _at(volume, "configMap", "name")
+        reference = _node_at(volume, "configMap", "name")
         if not isinstance(reference, ScalarNode):
             return unseen(f"{path} is in the volume {mount.volume}, which is no ConfigMap")
-        items = _at(volume, "configMap", "items")
+        items = _node_at(volume, "configMap", "items")
         chosen = items.value if isinstance(items, SequenceNode) else []
-        keys = {_scalar(_at(item, "path")): _scalar(_at(item, "key")) for item in chosen}
+        keys = {_scalar(_node_at(item, "path")): _scalar(_node_at(item, "key")) for item in chosen}
         return _Source(reference, keys)
     return unseen(f"{path} is in the volume {mount.volume}, which is not in the pod")
 
 
 def _is_config_map(node: Node, name: str) -> bool:
-    return _scalar(_at(node, "kind")) == "ConfigMap" and _scalar(_at(node, "metadata", "name")) == name
+    return (
+        _scalar(_node_at(node, "kind")) == "ConfigMap" and _scalar(_node_at(node, "metadata", "name")) == name
+    )
 
 
-def _at(node: Node | None, *path: str) -> Node | None:
+def _node_at(node: Node | None, *path: str) -> Node | None:
     """Return what a path of keys leads to, merges left out."""
     for key in path:
         pairs = node.value if isinstance(node, MappingNode) else []
@@ -252,7 +254,7 @@ def _splice(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | Refusal
     if not isinstance(node, ScalarNode):
         return _unsafe(edit, "it is not in the text")
     if node.anchor is not None or text[node.start_mark.index] in "&*!":
-        return _refuse_shared(_place(edit))
+        return _refuse_shared(_place_text(edit))
     if edit.at is None and node.style not in {"|", ">"}:
         return Splice(
             node.start_mark.index, node.end_mark.index, _written_value(edit.after or "", node.style)
@@ -364,7 +366,7 @@ def _position(container: ManifestContainer) -> tuple[int, ...]:
     return tuple(found.node.start_mark.index for found in container.lists.values())
 
 
-def _place(edit: TokenEdit) -> str:
+def _place_text(edit: TokenEdit) -> str:
     return f"{edit.field}[{edit.index}] of container {edit.container}"
 
 
@@ -376,4 +378,4 @@ def _refuse_shared(what: str) -> Refusal:
 
 
 def _unsafe(edit: TokenEdit, why: str) -> Refusal:
-    return Refusal(RefusalReason.UNSAFE, f"{_place(edit)} can't be edited safely: {why}")
+    return Refusal(RefusalReason.UNSAFE, f"{_place_text(edit)} can't be edited safely: {why}")

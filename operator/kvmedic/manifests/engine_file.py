@@ -96,7 +96,7 @@ def mount_of(container: Mapping[str, object], path: PurePosixPath) -> Mount | Re
         return unseen(f"no volume is mounted at {path}: it is in the image, or written when the pod starts")
     if best.get("subPathExpr"):
         return unseen(f"{path} is mounted by subPathExpr, which depends on the pod")
-    inside = PurePosixPath(str(best.get("subPath") or "")) / path.relative_to(_at(best))
+    inside = PurePosixPath(str(best.get("subPath") or "")) / path.relative_to(_mounted_at(best))
     if str(inside) == ".":
         return unseen(f"a whole volume is mounted at {path}")
     return Mount(str(best.get("name")), str(inside))
@@ -111,16 +111,16 @@ def _absolute(container: Mapping[str, object], path: str) -> PurePosixPath:
     return PurePosixPath(str(container.get("workingDir") or "/")) / path
 
 
-def _at(mount: Mapping[str, object]) -> PurePosixPath:
+def _mounted_at(mount: Mapping[str, object]) -> PurePosixPath:
     return PurePosixPath(str(mount.get("mountPath", "")))
 
 
 def _holds(mount: Mapping[str, object], path: PurePosixPath) -> bool:
-    return _at(mount) == path or _at(mount) in path.parents
+    return _mounted_at(mount) == path or _mounted_at(mount) in path.parents
 
 
 def _is_deeper(mount: Mapping[str, object], best: Mapping[str, object] | None) -> bool:
-    return best is None or len(_at(mount).parts) > len(_at(best).parts)
+    return best is None or len(_mounted_at(mount).parts) > len(_mounted_at(best).parts)
 
 
 def _from_volume(
@@ -128,8 +128,8 @@ def _from_volume(
 ) -> MountedFile | Refusal:
     alone = volume.get("configMap")
     if isinstance(alone, Mapping):
-        key = _key(alone, mount.inside)
-        return _file(alone, key, mount, index, None) if key else _without(alone, mount.inside)
+        key = _key_of_file(alone, mount.inside)
+        return _file(alone, key, mount, index, None) if key else _path_inside(alone, mount.inside)
     found = list(_projected_sources(volume, mount.inside))
     if not found:
         return unseen(f"{path} is in the volume {mount.volume}, which is no ConfigMap")
@@ -137,7 +137,7 @@ def _from_volume(
     if len(found) > 1 or kind != "configMap":
         listed = ", ".join(sorted({kind for _, kind, _ in found}))
         return unseen(f"{path} may come from several sources of the volume {mount.volume} ({listed})")
-    return _file(source, _key(source, mount.inside), mount, index, place)
+    return _file(source, _key_of_file(source, mount.inside), mount, index, place)
 
 
 def _file(
@@ -146,7 +146,7 @@ def _file(
     return MountedFile(str(reference.get("name")), key, mount.volume, index, source)
 
 
-def _without(reference: Mapping[str, object], inside: str) -> Refusal:
+def _path_inside(reference: Mapping[str, object], inside: str) -> Refusal:
     return unseen(f"ConfigMap/{reference.get('name')} gives no file {inside!r} to its volume")
 
 
@@ -159,12 +159,12 @@ def _projected_sources(
     for place, source in enumerate(sources if isinstance(sources, list) else ()):
         for kind, reference in source.items() if isinstance(source, Mapping) else ():
             if isinstance(reference, Mapping) and (
-                reference.get("path") == inside or _key(reference, inside)
+                reference.get("path") == inside or _key_of_file(reference, inside)
             ):
                 yield place, str(kind), reference
 
 
-def _key(reference: Mapping[str, object], inside: str) -> str:
+def _key_of_file(reference: Mapping[str, object], inside: str) -> str:
     """Return the key that a reference makes a file of; empty where it makes none of that name.
 
     Without `items` every key is a file; whether there is such a key is for the ConfigMap to say.

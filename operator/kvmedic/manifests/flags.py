@@ -439,7 +439,7 @@ def remove_flag(
     if given is None or not given.joined:
         where = "is not on the command line" if given is None else "is not one word, `--name=value`"
         return Refusal(RefusalReason.UNSAFE, f"{flag.dest} {where}: remove it by hand")
-    change = _without(container, given.held_by)
+    change = _remove_word(container, given.held_by)
     if change is None or not _is_safe_removal(container, change, flag, engine):
         return Refusal(
             RefusalReason.UNSAFE, f"{flag.dest} can't be removed without changing how other flags are read"
@@ -447,7 +447,7 @@ def remove_flag(
     return replace(change, container_index=index)
 
 
-def _without(container: Mapping[str, object], token: Token) -> TokenEdit | None:
+def _remove_word(container: Mapping[str, object], token: Token) -> TokenEdit | None:
     """Return the edit that removes a word; None where it is no word of its own."""
     name, place = str(container.get("name")), token.place
     if place.field is Field.ENV or token.variables:
@@ -525,7 +525,7 @@ def _off(container: Mapping[str, object], word: Token) -> TokenEdit | None:
         return None if alone else TokenEdit(name, 0, place.field, place.index, word.raw, None)
     spot = _written_in_env(word)
     if spot is None:
-        return _without(container, word)
+        return _remove_word(container, word)
     if shared_variable(container, Change(word, 0, ""), spot):
         return None
     text = item_text(container, Field.ENV, spot.item)

@@ -389,10 +389,10 @@ def _values_after(matches: Sequence[object]) -> int:
 def _use(match: _Match, word: Word, following: Sequence[Word]) -> Given:
     joined = match.explicit is not None
     values = (replace(word, text=match.explicit or ""),) if joined else tuple(following)
-    return Given(match.option, word, match.name, values, joined, _value(match, word, values))
+    return Given(match.option, word, match.name, values, joined, _option_value(match, word, values))
 
 
-def _value(match: _Match, word: Word, values: tuple[Word, ...]) -> Scalar:
+def _option_value(match: _Match, word: Word, values: tuple[Word, ...]) -> Scalar:
     option = match.option
     if option.kind is Kind.HELP:
         raise WouldNotStartError(f"{word.text} ({word.token.place}) prints the help and ends")

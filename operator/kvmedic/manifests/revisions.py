@@ -165,9 +165,9 @@ def _raise_limit(before: _Side, after: _Side) -> list[Difference]:
         flag = after.profile.flag(knob)
         if flag is None or before.profile is not after.profile:
             continue
-        then, now = _value(before, flag.dest), _value(after, flag.dest)
+        then, now = _given_value(before, flag.dest), _given_value(after, flag.dest)
         if _is_raised(flag, then, now):
-            found.append(Difference(str(knob), _text(then), _text(now)))
+            found.append(Difference(str(knob), _value_text(then), _value_text(now)))
     return found
 
 
@@ -199,19 +199,19 @@ def _types(before: _Side, after: _Side) -> list[Difference]:
 
 
 def _type(side: _Side, dest: str) -> str | None:
-    text = _text(_value(side, dest))
+    text = _value_text(_given_value(side, dest))
     return None if text in AS_MODEL else text
 
 
 def _image(before: _Side, after: _Side) -> Difference | None:
-    then, now = (_text(side.container.get(IMAGE)) for side in (before, after))
+    then, now = (_value_text(side.container.get(IMAGE)) for side in (before, after))
     return None if then == now else Difference(IMAGE, then, now)
 
 
-def _value(side: _Side, dest: str) -> Scalar:
+def _given_value(side: _Side, dest: str) -> Scalar:
     given = side.last(dest)
     return None if given is None else given.value
 
 
-def _text(value: object) -> str | None:
+def _value_text(value: object) -> str | None:
     return None if value is None else str(value)

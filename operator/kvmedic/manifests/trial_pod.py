@@ -214,11 +214,11 @@ def api_key_of(template: Mapping[str, object], profile: EngineProfile) -> str:
     The command line beats the environment, and of several keys each is as good.
     """
     budget = Budget()
-    keys = (_key(each, profile, budget) for each in containers_of(template))
+    keys = (_api_key_of(each, profile, budget) for each in containers_of(template))
     return next(filter(None, keys), "")
 
 
-def _key(container: Mapping[str, object], profile: EngineProfile, budget: Budget) -> str:
+def _api_key_of(container: Mapping[str, object], profile: EngineProfile, budget: Budget) -> str:
     spelling = profile.api_key
     if spelling is None:
         return ""

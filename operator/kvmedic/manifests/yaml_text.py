@@ -224,7 +224,9 @@ class _Document:
                 and isinstance(spec.node, MappingNode)
             ):
                 lists = dict(self._lists(place))
-                yield ManifestContainer(_text(kind), _text(owner), index, data, lists, spec.node, pod_spec)
+                yield ManifestContainer(
+                    _place_text(kind), _place_text(owner), index, data, lists, spec.node, pod_spec
+                )
 
     def _lists(self, container: _Place) -> Iterator[tuple[Field, ListNode]]:
         for field in Field:
@@ -287,7 +289,7 @@ def _is_object(place: _Place) -> bool:
 def _own(node: Node, key: str) -> Node | None:
     if not isinstance(node, MappingNode):
         return None
-    found = [value for name, value in node.value if _key(name) == key]
+    found = [value for name, value in node.value if _node_key(name) == key]
     if len(found) > 1:
         raise _UnreadableError(f"{key!r} twice in one mapping, line {found[1].start_mark.line + 1}")
     return found[0] if found else None
@@ -306,12 +308,12 @@ def _merges(node: Node) -> Iterator[MappingNode]:
 def _keys(node: MappingNode) -> Iterator[str]:
     for key, _ in node.value:
         if not _is_merge(key):
-            yield _key(key)
+            yield _node_key(key)
     for merge in _merges(node):
         yield from _keys(merge)
 
 
-def _key(node: Node) -> str:
+def _node_key(node: Node) -> str:
     return str(node.value) if isinstance(node, ScalarNode) else ""
 
 
@@ -356,7 +358,7 @@ def _has_tag(node: ScalarNode) -> bool:
     return node.anchor is None and node.end_mark.index - node.start_mark.index > len(node.value)
 
 
-def _text(place: _Place | None) -> str:
+def _place_text(place: _Place | None) -> str:
     return str(place.node.value) if place is not None and isinstance(place.node, ScalarNode) else "?"
 
 

@@ -47,7 +47,7 @@ def devices_of(
     pods: Iterable[PodKey], replies: Mapping[Vital, Reply], at: datetime
 ) -> dict[str, Reading[tuple[Device, ...]]]:
     """Return the devices of each pod that was asked for, by its name; without a series it says so."""
-    return {pod.name: _devices(pod, replies, at) for pod in pods}
+    return {pod.name: _devices_of_pod(pod, replies, at) for pod in pods}
 
 
 def _expression(vital: Vital, span: Span) -> str:
@@ -141,7 +141,7 @@ def _copy_label(expression: str, target: str, sources: tuple[str, ...]) -> str:
     return expression
 
 
-def _devices(pod: PodKey, replies: Mapping[Vital, Reply], at: datetime) -> Reading[tuple[Device, ...]]:
+def _devices_of_pod(pod: PodKey, replies: Mapping[Vital, Reply], at: datetime) -> Reading[tuple[Device, ...]]:
     found: dict[str, dict[Vital, Reading[float]]] = {}
     identities: dict[str, str] = {}
     for vital, reply in replies.items():

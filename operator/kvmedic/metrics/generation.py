@@ -25,7 +25,7 @@ from typing import TypeAlias
 import httpx
 
 from kvmedic.metrics.page import Page, gauge, replica_of
-from kvmedic.metrics.readings import pool as pool_of
+from kvmedic.metrics.readings import read_pool as pool_of
 from kvmedic.metrics.readings import window
 from kvmedic.metrics.scrape import counted_of
 from kvmedic.model.devices import MIB, Device, Vital

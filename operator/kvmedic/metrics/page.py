@@ -27,7 +27,7 @@ from urllib.parse import urlsplit, urlunsplit
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvmedic.metrics.readings import Replica, absent, block_tokens, histogram, number, pool
+from kvmedic.metrics.readings import Replica, absent, block_tokens, histogram, read_number, read_pool
 from kvmedic.metrics.series import Series, add_once, presence_of, series_of
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
@@ -288,7 +288,7 @@ def gauge(replica: Replica, signal: Signal, pages: Sequence[Page]) -> Reading[fl
     """Return a signal that is a gauge over some pages, oldest first; one page is enough."""
     source = replica.table.signals[signal]
     series = evaluate_signal(source, pages) if isinstance(source, GaugeSource) else None
-    return Unsupported() if series is None else number(replica, source, series)
+    return Unsupported() if series is None else read_number(replica, source, series)
 
 
 def observe_pages(pages: Mapping[str, Sequence[Page]], table: SignalTable) -> Observation:
@@ -317,17 +317,17 @@ def _readings(pages: Sequence[Page], table: SignalTable) -> PodReadings:
         return absent(table.signals, Missing(Absence.NO_SERIES))
     found = {signal: evaluate_signal(source, pages) for signal, source in table.signals.items()}
     return PodReadings(
-        numbers={s: _number(replica, s, series) for s, series in found.items() if s not in HISTOGRAMS},
+        numbers={s: _signal_number(replica, s, series) for s, series in found.items() if s not in HISTOGRAMS},
         histograms={s: _histogram(replica, series) for s, series in found.items() if s in HISTOGRAMS},
-        pool=pool(replica, pages[-1].of(table.pool.name)),
+        pool=read_pool(replica, pages[-1].of(table.pool.name)),
         block_tokens=block_tokens(replica, pages[-1].of(table.pool.name)),
         model_names=replica.presence.models,
         engines=len(replica.presence.engines),
     )
 
 
-def _number(replica: Replica, signal: Signal, series: Iterable[Series] | None) -> Reading[float]:
-    return Unsupported() if series is None else number(replica, replica.table.signals[signal], series)
+def _signal_number(replica: Replica, signal: Signal, series: Iterable[Series] | None) -> Reading[float]:
+    return Unsupported() if series is None else read_number(replica, replica.table.signals[signal], series)
 
 
 def _histogram(replica: Replica, series: Iterable[Series] | None) -> Reading[Histogram]:

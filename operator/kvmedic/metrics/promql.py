@@ -100,7 +100,7 @@ def expression(source: SignalSource, span: Span, table: SignalTable, target_labe
             return f"last_over_time({name}{recent}) and {on} last_over_time({table.presence}{recent})"
 
 
-def pool(span: Span, table: SignalTable, target_labels: tuple[str, str]) -> str:
+def pool_query(span: Span, table: SignalTable, target_labels: tuple[str, str]) -> str:
     """Return the query for the pools.
 
     A replica that restarted with another pool has another series, and the old one does not count.

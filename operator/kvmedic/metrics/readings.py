@@ -56,7 +56,7 @@ class Replica:
     table: SignalTable
 
 
-def number(replica: Replica, source: SignalSource, series: Iterable[Series]) -> Reading[float]:
+def read_number(replica: Replica, source: SignalSource, series: Iterable[Series]) -> Reading[float]:
     """Return a signal that is a number."""
     agreement = agreement_of(source)
     process = replica.table.process_label
@@ -257,7 +257,7 @@ class _Frontend:
     pool: Pool
 
 
-def pool(replica: Replica, series: Iterable[Series]) -> Reading[Pool]:
+def read_pool(replica: Replica, series: Iterable[Series]) -> Reading[Pool]:
     """Return the pool of all engines of a replica together.
 
     Frontends with the same engines are duplicates and must say the same; frontends with different
@@ -288,7 +288,7 @@ def window(replica: Replica, series: Sequence[Series]) -> str:
     for one in series:
         if tokens := _whole(one.labels.get(source.window, "")):
             return f"{source.window} is {tokens} in {source.name}"
-    found, declared = pool(replica, series), block_tokens(replica, series)
+    found, declared = read_pool(replica, series), block_tokens(replica, series)
     if declared and isinstance(found, Measured) and found.value.block_tokens != declared:
         return (
             f"{source.name} tells {found.value.block_tokens} tokens per block of {declared}, as models "

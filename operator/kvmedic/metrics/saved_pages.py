@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import inf
 
 from kvmedic.metrics.page import Page, evaluate_signal, gauge, observe_pages, replica_of
-from kvmedic.metrics.readings import Replica, number
+from kvmedic.metrics.readings import Replica, read_number
 from kvmedic.model.evidence import (
     Absence,
     CounterSource,
@@ -77,7 +77,7 @@ def glimpse(pages: Mapping[str, Sequence[Page]], table: SignalTable, seconds: fl
     resting = tuple(
         name
         for name, many in sorted(pages.items())
-        if not _loaded_pages(many, table) and _value(readings[name].number(Signal.GENERATED_TOKENS))
+        if not _loaded_pages(many, table) and _value_or_zero(readings[name].number(Signal.GENERATED_TOKENS))
     )
     return Glimpse(replace(seen, window_seconds=window, pods=readings), resting)
 
@@ -116,7 +116,7 @@ def _sparse(readings: PodReadings, pages: Sequence[Page], table: SignalTable) ->
         return replace(readings, numbers=timeless)
     loaded = _loaded_pages(pages, table)
     gauges = {signal: gauge(replica, signal, loaded or pages) for signal in _GAUGES}
-    if not loaded and _value(readings.number(Signal.GENERATED_TOKENS)):
+    if not loaded and _value_or_zero(readings.number(Signal.GENERATED_TOKENS)):
         gauges = dict.fromkeys(_GAUGES, Missing(Absence.NOTHING_FOUND))
     running = _running_set(gauges[Signal.RUNNING_MEAN], readings, pages, replica)
     numbers = {**timeless, **gauges, Signal.RUNNING_MEAN: running, Signal.RUNNING_MAX: Unsupported()}
@@ -133,7 +133,7 @@ def _running_set(
 ) -> Reading[float]:
     """Return the running set by tokens per step; the gauge where that was of a far higher load."""
     steps = _steps(pages, replica)
-    tokens = _value(readings.number(Signal.GENERATED_TOKENS))
+    tokens = _value_or_zero(readings.number(Signal.GENERATED_TOKENS))
     if not steps or not tokens:
         return gauge
     counted = Measured(tokens / steps * readings.engines, pages[-1].at)
@@ -145,7 +145,7 @@ def _running_set(
 def _steps(pages: Sequence[Page], replica: Replica) -> float:
     """Return the steps of all engines of a replica together; 0 where they are not exported."""
     series = evaluate_signal(replica.table.steps, pages)
-    return _value(number(replica, replica.table.steps, series)) if series else 0.0
+    return _value_or_zero(read_number(replica, replica.table.steps, series)) if series else 0.0
 
 
 def _busy_seconds(readings: PodReadings, pages: Sequence[Page], table: SignalTable) -> float:
@@ -162,6 +162,6 @@ def _busy_seconds(readings: PodReadings, pages: Sequence[Page], table: SignalTab
     return _steps(pages, replica) / readings.engines * mean_below(gaps.value, LONGEST_STEP_SECONDS)
 
 
-def _value(reading: Reading[float]) -> float:
+def _value_or_zero(reading: Reading[float]) -> float:
     """Return a number that is there, else 0."""
     return reading.value if isinstance(reading, Measured) else 0.0

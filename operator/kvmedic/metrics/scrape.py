@@ -31,8 +31,8 @@ from ruamel.yaml.error import YAMLError
 
 from kvmedic.metrics.options import ScrapeOptions
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
-from kvmedic.metrics.readings import pool
-from kvmedic.metrics.readings import pool as pool_of
+from kvmedic.metrics.readings import read_pool
+from kvmedic.metrics.readings import read_pool as pool_of
 from kvmedic.metrics.series import PodKey, Series
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
@@ -71,7 +71,7 @@ def served_of(page: Page, table: SignalTable, url: str) -> Served | str:
 def pool_of_page(page: Page, table: SignalTable) -> Reading[Pool]:
     """Return an engine's pool by its page."""
     replica = replica_of(page, table)
-    return pool(replica, page.of(table.pool.name)) if replica else Missing(Absence.NO_SERIES)
+    return read_pool(replica, page.of(table.pool.name)) if replica else Missing(Absence.NO_SERIES)
 
 
 def model_of(page: Page, table: SignalTable) -> str | None:
@@ -87,7 +87,7 @@ def counted_of(page: Page, table: SignalTable) -> Counted | None:
     part = finished.part
     answered = [
         one
-        for one in _first(page, finished.names)
+        for one in _first_series(page, finished.names)
         if part is None or part.holds(one.labels.get(part.label, ""))
     ]
     requests = fsum(one.value for one in answered)
@@ -98,10 +98,10 @@ def counted_of(page: Page, table: SignalTable) -> Counted | None:
 def _sum_engines(page: Page, table: SignalTable, signal: Signal) -> float:
     source = table.signals[signal]
     names = source.names if isinstance(source, HistogramSource) else ()
-    return fsum(one.value for one in _first(page, [f"{name}_sum" for name in names]))
+    return fsum(one.value for one in _first_series(page, [f"{name}_sum" for name in names]))
 
 
-def _first(page: Page, names: Iterable[str]) -> tuple[Series, ...]:
+def _first_series(page: Page, names: Iterable[str]) -> tuple[Series, ...]:
     """Return the series of the first name that the page has."""
     return next(filter(None, (page.of(name) for name in names)), ())
 

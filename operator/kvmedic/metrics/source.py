@@ -17,9 +17,17 @@ from typing import Any, Protocol
 from kvmedic.metrics.devices import device_queries, devices_of
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.page import names_of
-from kvmedic.metrics.promql import DEVICE_NAMES, Span, duration_text, expression, narrowed_by, pool, presence
-from kvmedic.metrics.readings import Replica, absent, block_tokens, histogram, number, unavailable
-from kvmedic.metrics.readings import pool as pool_of
+from kvmedic.metrics.promql import (
+    DEVICE_NAMES,
+    Span,
+    duration_text,
+    expression,
+    narrowed_by,
+    pool_query,
+    presence,
+)
+from kvmedic.metrics.readings import Replica, absent, block_tokens, histogram, read_number, unavailable
+from kvmedic.metrics.readings import read_pool as pool_of
 from kvmedic.metrics.scrape import Engine, engines_of
 from kvmedic.metrics.series import (
     Answer,
@@ -171,20 +179,22 @@ def _readings(pod: PodKey, answers: _Answers) -> PodReadings:
         return absent(answers.signals, Stale(presence.at))
     replica = Replica(presence, answers.table)
     return PodReadings(
-        numbers={s: _number(replica, s, answers, pod) for s in answers.signals if s not in HISTOGRAMS},
+        numbers={
+            s: _number_of_replica(replica, s, answers, pod) for s in answers.signals if s not in HISTOGRAMS
+        },
         histograms={s: _histogram(replica, s, answers, pod) for s in answers.signals if s in HISTOGRAMS},
-        pool=_pool(replica, answers, pod),
+        pool=_pool_of_replica(replica, answers, pod),
         block_tokens=block_tokens(replica, _series(answers.pool, pod) or ()),
         model_names=presence.models,
         engines=len(presence.engines),
     )
 
 
-def _number(replica: Replica, signal: Signal, answers: _Answers, pod: PodKey) -> Reading[float]:
+def _number_of_replica(replica: Replica, signal: Signal, answers: _Answers, pod: PodKey) -> Reading[float]:
     series = _series(answers.signals[signal], pod)
     if series is None:
         return Missing(Absence.SOURCE_UNAVAILABLE)
-    return number(replica, answers.table.signals[signal], series)
+    return read_number(replica, answers.table.signals[signal], series)
 
 
 def _histogram(replica: Replica, signal: Signal, answers: _Answers, pod: PodKey) -> Reading[Histogram]:
@@ -192,7 +202,7 @@ def _histogram(replica: Replica, signal: Signal, answers: _Answers, pod: PodKey)
     return Missing(Absence.SOURCE_UNAVAILABLE) if series is None else histogram(replica, series)
 
 
-def _pool(replica: Replica, answers: _Answers, pod: PodKey) -> Reading[Pool]:
+def _pool_of_replica(replica: Replica, answers: _Answers, pod: PodKey) -> Reading[Pool]:
     series = _series(answers.pool, pod)
     return Missing(Absence.SOURCE_UNAVAILABLE) if series is None else pool_of(replica, series)
 
@@ -352,7 +362,7 @@ class PrometheusSource:
         wanted = [signal for signal in Signal if signal in signals and signal in self._table.signals]
         texts = [expression(self._table.signals[signal], span, self._table, target) for signal in wanted]
         pools, *replies = await asyncio.gather(
-            *(self._reply(moment, text) for text in (pool(span, self._table, target), *texts))
+            *(self._reply(moment, text) for text in (pool_query(span, self._table, target), *texts))
         )
         named = dict(zip(wanted, replies, strict=True))
         return _Answers(self._table, moment.at, self._options.freshness, seen, pools, named)

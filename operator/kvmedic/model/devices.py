@@ -409,7 +409,7 @@ def _device(line: str, at: datetime) -> Device:
     index, uuid, mig, errors, clocks = cells
     readings = {
         Vital.CLOCK_REASONS: _driver_device(_mask(clocks), at),
-        Vital.UNCORRECTABLE_ERRORS: _driver_device(_count(errors), at),
+        Vital.UNCORRECTABLE_ERRORS: _driver_device(_parse_cell(errors), at),
         Vital.DRIVER_FAULT: Measured(float(fault), at),
         Vital.LAST_XID: Unsupported(),
     }
@@ -431,7 +431,7 @@ def _mask(cell: str) -> int | None:
     return int(cell, 16) & _FAULTS if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", cell) else None
 
 
-def _count(cell: str) -> int | None:
+def _parse_cell(cell: str) -> int | None:
     return int(cell) if re.fullmatch(r"[0-9]{1,18}", cell) else None
 
 

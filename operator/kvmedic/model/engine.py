@@ -53,13 +53,13 @@ class Version:
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"{text!r} is not a version; expected one like 0.32.0 or 0.10.2rc1")
-        return cls(_key(match), text.strip().removeprefix("v"))
+        return cls(_version_key(match), text.strip().removeprefix("v"))
 
     def __str__(self) -> str:
         return self.text
 
 
-def _key(match: re.Match[str]) -> Key:
+def _version_key(match: re.Match[str]) -> Key:
     numbers = [int(part) for part in match["release"].split(".")]
     stage, post, dev = match["stage"], match["post"], match["dev"]
     lone_dev = dev is not None and stage is None and post is None

@@ -110,7 +110,7 @@ def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[st
 def pools(observation: Observation) -> Mapping[str, Pool] | Inconclusive:
     """Return every replica's KV-cache pool by pod name, or which replica's is not known."""
     found = {name: readings.pool for name, readings in sorted(observation.pods.items())}
-    whys = {name: _why(reading, observation) for name, reading in found.items()}
+    whys = {name: _why_missing(reading, observation) for name, reading in found.items()}
     gaps = [(why[0], f"{name}: KV-cache pool: {why[1]}") for name, why in whys.items() if why is not None]
     if gaps:
         return _inconclusive(gaps)
@@ -124,17 +124,17 @@ def total(found: Mapping[str, Complete], signal: Signal) -> float:
 
 def total_if_told(observation: Observation, signal: Signal) -> float | None:
     """Return a number that a judgement can do without, added up; None where a replica does not tell."""
-    told = [number(readings, signal) for readings in observation.pods.values()]
+    told = [number_or_none(readings, signal) for readings in observation.pods.values()]
     known = [each for each in told if each is not None]
     return sum(known) if len(known) == len(told) else None
 
 
 def total_of_told(observation: Observation, signal: Signal) -> float:
     """Return a number that a judgement can do without, added up over the replicas that tell it."""
-    return sum(number(readings, signal) or 0.0 for readings in observation.pods.values())
+    return sum(number_or_none(readings, signal) or 0.0 for readings in observation.pods.values())
 
 
-def number(readings: PodReadings, signal: Signal) -> float | None:
+def number_or_none(readings: PodReadings, signal: Signal) -> float | None:
     """Return a number that a judgement can do without, or None where it is not measured."""
     reading = readings.number(signal)
     return reading.value if isinstance(reading, Measured) else None
@@ -151,13 +151,13 @@ def _gaps(observation: Observation, name: str, signals: frozenset[Signal]) -> li
     found = []
     for signal in sorted(signals):
         reading = readings.histogram(signal) if signal in HISTOGRAMS else readings.number(signal)
-        why = _why(reading, observation)
+        why = _why_missing(reading, observation)
         if why is not None:
             found.append((why[0], f"{name}: {signal}: {why[1]}"))
     return found
 
 
-def _why(reading: AnyReading, observation: Observation) -> tuple[Reason, str] | None:
+def _why_missing(reading: AnyReading, observation: Observation) -> tuple[Reason, str] | None:
     """Return why a reading has no value, or None where it has one."""
     if isinstance(reading, Measured):
         return None

@@ -251,7 +251,7 @@ def devices_of(template: Mapping[str, object]) -> int | None:
     Whole devices (`nvidia.com/gpu`, `amd.com/gpu`) and parts of one (`nvidia.com/mig-…`) count alike:
     both are extended resources, whose limits are whole numbers.
     """
-    return sum(_devices(container) for container in containers_of(template)) or None
+    return sum(_device_claims(container) for container in containers_of(template)) or None
 
 
 def whole_devices_of(container: Mapping[str, object]) -> int:
@@ -259,7 +259,7 @@ def whole_devices_of(container: Mapping[str, object]) -> int:
     return sum(whole_amount(amount) or 0 for name, amount in _limits(container) if name == WHOLE_DEVICE)
 
 
-def _devices(container: Mapping[str, object]) -> int:
+def _device_claims(container: Mapping[str, object]) -> int:
     return sum(whole_amount(amount) or 0 for name, amount in _limits(container) if _is_device(name))
 
 

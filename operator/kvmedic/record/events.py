@@ -212,12 +212,12 @@ class Events:
             "action": "Remediate" if note.run else "Diagnose",
             "reason": str(note.reason),
             "type": "Warning" if note.warning else "Normal",
-            "note": _text(note).encode()[:NOTE_LIMIT].decode(errors="ignore"),
+            "note": _event_text(note).encode()[:NOTE_LIMIT].decode(errors="ignore"),
             "regarding": regarding,
         }
 
 
-def _text(note: Note) -> str:
+def _event_text(note: Note) -> str:
     """Return what the Event says; a page says so first, because only the beginning is sure to be read."""
     message = redact(note.message)
     return f"[page] {message}" if note.severity is Severity.PAGE else message

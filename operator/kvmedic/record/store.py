@@ -133,7 +133,7 @@ class Store:
             Conflict: it changed since it was loaded.
         """
         body = _body(resource, record_to_wire(record, phase(record)))
-        return resource_of(await self.client.put_status(_ref(resource), body), self.allowed)
+        return resource_of(await self.client.put_status(_resource_ref(resource), body), self.allowed)
 
     async def is_open(self, namespace: str, claim: str) -> bool:
         """Return whether a resource exists whose open run made a claim; one that cannot be read counts."""
@@ -161,7 +161,7 @@ class Store:
 
         Returns the conditions before and after, or None where they said so already.
         """
-        body = await self.client.get(_ref(resource))
+        body = await self.client.get(_resource_ref(resource))
         if body is None:
             return None
         status = section(body, "status")
@@ -174,12 +174,12 @@ class Store:
             return None
         wire = record_to_wire(replace(known, conditions=told.conditions), phase(told))
         body["status"] = {**status, "conditions": wire["conditions"], "phase": wire.get("phase", "")}
-        await self.client.put_status(_ref(resource), body)
+        await self.client.put_status(_resource_ref(resource), body)
         return known, told
 
     async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
         """Put our finalizer on the loaded version, or take it off; another's stays as it is."""
-        body = await self.client.get(_ref(resource))
+        body = await self.client.get(_resource_ref(resource))
         if body is None:
             return
         held = list(section(body, "metadata").get("finalizers") or [])
@@ -189,7 +189,7 @@ class Store:
         version = section(body, "metadata")["resourceVersion"]
         guard = PatchOperation("test", "/metadata/resourceVersion", version)
         change = PatchOperation("add", "/metadata/finalizers", tuple(wanted))
-        await self.client.json_patch(_ref(resource), (guard, change))
+        await self.client.json_patch(_resource_ref(resource), (guard, change))
 
 
 def resource_of(body: JsonObject, allowed: AllowedSettings | None = None) -> Resource:
@@ -291,7 +291,7 @@ def _wish(body: JsonObject, record: Record | None) -> Wish:
     return Wish.NONE
 
 
-def _ref(resource: Resource) -> Ref:
+def _resource_ref(resource: Resource) -> Ref:
     return Ref(RESOURCES, resource.namespace, resource.name)
 
 

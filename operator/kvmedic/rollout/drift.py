@@ -404,13 +404,13 @@ def _is_ours(fleet: Fleet, name: str) -> bool:
 
 def _field_setter(fleet: Fleet, name: str) -> str:
     """Return who set a field, and to what."""
-    edit, value = fleet.edits.get(name), _value(fleet, name)
+    edit, value = fleet.edits.get(name), _field_value(fleet, name)
     if edit is not None and edit.is_ours:
         return f"an admission policy altered {name} of our own patch to {value}"
     return f"{name} was set to {value}{f' by {edit}' if edit else _by(fleet)}"
 
 
-def _value(fleet: Fleet, name: str) -> str:
+def _field_value(fleet: Fleet, name: str) -> str:
     seen = fleet.fields
     values: dict[str, int | str | None] = {
         "maxSurge": seen.max_surge,

@@ -121,7 +121,7 @@ def opening_gate(
     ended = max((run.ended_at for run in changes), default=None)
     if ended is not None and now - ended < limits.cooldown:
         until = ended + limits.cooldown
-        told = f"the last run ended {_at(ended)}; the next may start {_at(until)}"
+        told = f"the last run ended {_day_and_time(ended)}; the next may start {_day_and_time(until)}"
         return Blocked(Reason.IN_COOLDOWN, told)
     today = sum(now - run.started_at < timedelta(days=1) for run in changes)
     if today >= limits.max_runs_per_day:
@@ -132,7 +132,7 @@ def opening_gate(
     return None
 
 
-def _at(moment: datetime) -> str:
+def _day_and_time(moment: datetime) -> str:
     """Return a moment with its day: a cooldown may last for days."""
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
@@ -205,7 +205,7 @@ def find_approval(
     if isinstance(approvals, Unreadable):
         return Outcome(Reason.APPROVALS_UNREADABLE, approvals.message)
     oldest_first = sorted(approvals, key=lambda each: (each.made_at, each.uid))
-    doubts = [(each, _doubt(request, each, now)) for each in oldest_first]
+    doubts = [(each, _doubt_approval(request, each, now)) for each in oldest_first]
     good = next((each for each, doubt in doubts if not doubt), None)
     if good is not None:
         return Approved(good.name, good.uid)
@@ -216,7 +216,7 @@ def find_approval(
     return Outcome(Reason.APPROVAL_EXPIRED, f"KVApproval {newest.name} {doubt}; {request.ask}")
 
 
-def _doubt(request: Request, approval: Approval, now: datetime) -> str:
+def _doubt_approval(request: Request, approval: Approval, now: datetime) -> str:
     """Return why an approval does not count, as the rest of a sentence; empty where it does."""
     shown_at, expires_at = request.shown_at, approval.expires_at
     for applies, text in (
@@ -392,7 +392,7 @@ def find_full_budget(budgets: Budgets, peers: Sequence[Peer], uid: str) -> Block
     own = next((peer for peer in peers if peer.uid == uid), None)
     if own is not None and own.begun:
         return None
-    ahead = sorted((p for p in peers if p.uid != uid and _is_before(p, own)), key=_place)
+    ahead = sorted((p for p in peers if p.uid != uid and _is_before(p, own)), key=_place_in_line)
     near = [peer for peer in ahead if own is not None and peer.namespace == own.namespace]
     if ahead and not near and own is not None and len({peer.namespace for peer in ahead}) == 1:
         return None
@@ -411,10 +411,10 @@ def find_full_budget(budgets: Budgets, peers: Sequence[Peer], uid: str) -> Block
 def _is_before(peer: Peer, own: Peer | None) -> bool:
     if peer.opened_at is None:
         return False
-    return own is None or own.opened_at is None or _place(peer) < _place(own)
+    return own is None or own.opened_at is None or _place_in_line(peer) < _place_in_line(own)
 
 
-def _place(peer: Peer) -> tuple[bool, float, str]:
+def _place_in_line(peer: Peer) -> tuple[bool, float, str]:
     since = peer.opened_at.timestamp() if peer.opened_at else 0.0
     return not peer.begun, since, peer.uid
 

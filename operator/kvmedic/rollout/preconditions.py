@@ -210,7 +210,7 @@ def refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
     strategy = (
         f"strategy is {fleet.strategy}: it stops every replica at once; set strategy.type: RollingUpdate"
     )
-    return _first(
+    return _first_refusal(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
         *_rows(fleet, _unsettled_state(fleet, purpose), purpose),
@@ -229,7 +229,7 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
         earlier: hash of the earlier revision's pod template.
     """
     strategy = f"strategy is {fleet.strategy}: set strategy.type: RollingUpdate"
-    return _first(
+    return _first_refusal(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
         *_rows(fleet, _unbalanced_state(fleet, earlier), Purpose.RELIEF),
@@ -275,7 +275,7 @@ def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
         f"{who} decides the number of replicas and would undo the spare: replace the replica by hand, or "
         "have the autoscaler leave the number alone for a while"
     )
-    return _first(
+    return _first_refusal(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
         *_rows(fleet, _unsettled_state(fleet, Purpose.RELIEF, down), Purpose.RELIEF),
@@ -292,7 +292,7 @@ def autoscaling_refusal(fleet: Fleet, step: AutoscalerStep) -> Refused | None:
     gone = f"{step.holder.kind} {step.holder.name} is gone, or is another one"
     moved = "" if found is None else f"it keeps {found.number} replicas and {step.before} were planned with"
     unsettled = _unsettled_state(fleet, purpose_of(step))
-    return _first(
+    return _first_refusal(
         _frozen(fleet),
         (found is None or found.uid != step.holder_uid, Reason.REPLICAS_CHANGED, gone),
         (found is not None and found.number != step.before, Reason.REPLICAS_CHANGED, moved),
@@ -309,7 +309,7 @@ def scaling_refusal(fleet: Fleet, step: ScaleStep) -> Refused | None:
     who = fleet.scaler.name if fleet.scaler else "nobody"
     scaled = f"{who} decides the number of replicas: set {step.after} there"
     purpose = purpose_of(step)
-    return _first(
+    return _first_refusal(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
         *_rows(fleet, _unsettled_state(fleet, purpose), purpose),
@@ -354,7 +354,7 @@ def trial_refusal(fleet: Fleet) -> Refused | None:
     Nothing of the fleet is changed, so neither its strategy nor its owners matter.
     """
     unsettled = _unsettled_state(fleet, Purpose.MENDING)
-    return _first(
+    return _first_refusal(
         _frozen(fleet),
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
         (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
@@ -369,7 +369,7 @@ def drained_refusal(fleet: Fleet, step: TrialStep) -> Refused | None:
     rotation, unsettled = fleet.rotation, _unsettled_state(fleet, Purpose.BESIDE, step.replica_uid)
     is_ready = any(pod.uid == step.replica_uid and pod.ready for pod in fleet.live)
     in_selector = f"label {rotation.label} is in the Deployment's selector: changing it orphans the pod"
-    return _first(
+    return _first_refusal(
         _frozen(fleet),
         (rotation.in_selector, Reason.TRIAL_IMPOSSIBLE, in_selector),
         (
@@ -416,7 +416,7 @@ def _is_kept_by(replica_set: ReplicaSet, wanted: Revision) -> bool:
     return (replica_set.name, replica_set.revision) == (wanted.replica_set, wanted.template)
 
 
-def _first(*rows: Row) -> Refused | None:
+def _first_refusal(*rows: Row) -> Refused | None:
     return next((Refused(reason, message) for applies, reason, message in rows if applies), None)
 
 

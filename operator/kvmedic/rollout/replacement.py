@@ -181,7 +181,7 @@ def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Mo
     """Return the next move while the named replica is there and a spare was asked for."""
     if named.uid in order.held:
         return held_move(fleet, (named,))
-    if failed := _failure(fleet, order, now):
+    if failed := _spare_failure(fleet, order, now):
         return failed
     if back := stray_move(fleet, fleet.pods, named):
         return back
@@ -195,7 +195,7 @@ def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Mo
     return ScaleIn(order.surged, order.wanted, named.name, order.wanted + named.ready)
 
 
-def _failure(fleet: Fleet, order: Replacement, now: datetime) -> Failed | None:
+def _spare_failure(fleet: Fleet, order: Replacement, now: datetime) -> Failed | None:
     """Return why the spare will not come up, or that all of it takes too long."""
     spare = spare_of(fleet, order.step)
     if spare is not None and (failed := start_failure(spare, False, order.limits, now)):

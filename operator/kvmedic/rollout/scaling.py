@@ -98,7 +98,7 @@ def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     wanted = order.step.after
     if order.begins:
         refused = scaling_refusal(fleet, order.step)
-        return end_as_begun(refused, order.assigned_at) or _first(fleet, order.step)
+        return end_as_begun(refused, order.assigned_at) or _first_assignment(fleet, order.step)
     if fleet.replicas < wanted:
         # First the number: one that is back in rotation could still go by the one of before.
         return ScaleOut(fleet.replicas, wanted, "")
@@ -127,7 +127,7 @@ def leave_scaling(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     return parting_move(fleet, surplus_of(fleet, step.before) if surplus else None)
 
 
-def _first(fleet: Fleet, step: ScaleStep) -> Move:
+def _first_assignment(fleet: Fleet, step: ScaleStep) -> Move:
     """Return the first assignment. Before a replica is drained it only claims the target.
 
     Whoever finds a replica out of rotation then finds a run that began, and nobody else's can.

@@ -163,7 +163,7 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     new, old = fleet.serving(order.toward), fleet.serving(order.away)
     if fleet.replicas == 0:
         return Restore(order.recorded, 0)
-    if failure := _failure(fleet, order, now):
+    if failure := _start_failure(fleet, order, now):
         return failure if _speaks_against(fleet, order) else _missing_replica(failure)
     if fleet.desired(order.toward) == 0:
         return Pulse("", ADDING)
@@ -190,7 +190,7 @@ def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -
     return Wait(Reason.AWAITING_CONTROLLER, "the deployment controller has not acted on the last step yet")
 
 
-def _failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
+def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     """Return why a new replica will not come up, if one will not.
 
     On the way back nothing is given up: old replicas may have restarted often, and there is no other way.

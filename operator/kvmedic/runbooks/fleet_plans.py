@@ -24,7 +24,7 @@ from kvmedic.model.engine import Knob, Presence
 from kvmedic.model.evidence import PodReadings, Signal
 from kvmedic.model.fleet import Fleet, ObjectRef
 from kvmedic.model.plan import Plan, ReplaceStep, RevisionStep, ScaleStep, Step
-from kvmedic.model.readings import number
+from kvmedic.model.readings import number_or_none
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import OnDrainTimeout, RolloutPolicy, TargetRef
 from kvmedic.model.status import TriedBundle, TriedReplacement, TriedRollback, TriedScaling
@@ -154,7 +154,7 @@ def cap_over_calm(case: Case, setting: Setting, calm: Mapping[str, PodReadings])
     if not isinstance(advice, Assignment):
         return advice
     for name, readings in sorted(calm.items()):
-        running = number(readings, Signal.RUNNING_MEAN)
+        running = number_or_none(readings, Signal.RUNNING_MEAN)
         each = None if running is None else running / readings.engines
         if each is None or each > float(advice.value):
             told = "nobody knows how many sequences it runs" if each is None else f"it runs {each:.0f}"

@@ -108,7 +108,7 @@ def _findings(evidence: Evidence, signs: Callable[[Device], Iterator[Sign]]) -> 
     found = tuple(
         Finding(name, vital, value, 0, f"{_on(vitals)}{device.name}: {text}{_teller(device, vital)}")
         for name, vitals in sorted(evidence.vitals.items())
-        for device in _devices(vitals)
+        for device in _known_devices(vitals)
         for vital, value, text in signs(device)
     )
     return found or None
@@ -123,7 +123,7 @@ def _teller(device: Device, vital: Vital) -> str:
     return f" (told by {PROGRAM})" if vital in device.asked else ""
 
 
-def _devices(vitals: Vitals) -> tuple[Device, ...]:
+def _known_devices(vitals: Vitals) -> tuple[Device, ...]:
     return vitals.devices.value if isinstance(vitals.devices, Measured) else ()
 
 

@@ -66,7 +66,7 @@ def urgency(seen: Observation, objectives: Objectives, shown: Urgency | None) ->
     unknown = [level.name for level, p95 in found if p95 is None]
     if shown is not None and set(unknown) & set(shown.breached):
         return shown
-    return _unless_same(shown, Urgency(Severity.TICKET, _calm(found, unknown), seen.at))
+    return _unless_same(shown, Urgency(Severity.TICKET, _why_not_urgent(found, unknown), seen.at))
 
 
 def _measured_urgency(seen: Observation, objectives: Objectives) -> tuple[tuple[_Level, float | None], ...]:
@@ -90,7 +90,7 @@ def unmeasured_urgency(why: str, at: datetime, shown: Urgency | None) -> Urgency
     return _unless_same(shown, Urgency(Severity.TICKET, why, at))
 
 
-def _calm(levels: Sequence[object], unknown: Sequence[str]) -> str:
+def _why_not_urgent(levels: Sequence[object], unknown: Sequence[str]) -> str:
     if not levels:
         return NO_OBJECTIVES
     if unknown:

@@ -24,7 +24,7 @@ from kvmedic.model.readings import (
     complete,
     histogram,
     merge_histograms,
-    number,
+    number_or_none,
     quantile,
     total,
     total_if_told,
@@ -77,14 +77,14 @@ def baseline_of(observation: Observation, restarts: int) -> Baseline | Inconclus
     found = complete(observation, NEEDED)
     if isinstance(found, Inconclusive):
         return found
-    doubt = _doubt(found, observation)
+    doubt = _doubt_window(found, observation)
     return doubt or _figures(found, observation, restarts)
 
 
-def _doubt(found: Mapping[str, Complete], observation: Observation) -> Inconclusive | None:
+def _doubt_window(found: Mapping[str, Complete], observation: Observation) -> Inconclusive | None:
     """Return why complete readings still say too little, or None."""
     for name, readings in sorted(observation.pods.items()):
-        started = number(readings, Signal.STARTED_SECONDS)
+        started = number_or_none(readings, Signal.STARTED_SECONDS)
         age = inf if started is None else observation.at.timestamp() - started
         if age < observation.window_seconds:
             return Inconclusive(
@@ -157,13 +157,13 @@ four scrapes in a part."""
 
 def pressured_replicas(burn: Observation, trigger: Trigger) -> tuple[str, ...]:
     """Return the replicas that preempt beyond the trigger."""
-    held = {name: number(pod, Signal.PREEMPTIONS_PER_REQUEST_HELD) for name, pod in burn.pods.items()}
+    held = {name: number_or_none(pod, Signal.PREEMPTIONS_PER_REQUEST_HELD) for name, pod in burn.pods.items()}
     return tuple(name for name, rate in held.items() if (rate or 0.0) > trigger.preemptions_per_request)
 
 
 def preemptions(seen: Observation, names: Iterable[str]) -> float:
     """Return the preemptions of some replicas together; one that does not tell counts 0."""
-    return sum(number(seen.pods[name], Signal.PREEMPTIONS) or 0.0 for name in names)
+    return sum(number_or_none(seen.pods[name], Signal.PREEMPTIONS) or 0.0 for name in names)
 
 
 def has_begun(window: float, without_first: float, parts: int) -> bool:
@@ -223,8 +223,8 @@ def _seconds_text(value: float) -> str:
 
 
 def _arrivals(seen: Observation) -> float | None:
-    finished = [number(pod, Signal.REQUESTS_FINISHED) for pod in seen.pods.values()]
-    changed = [number(pod, Signal.REQUESTS_IN_FLIGHT_CHANGE) for pod in seen.pods.values()]
+    finished = [number_or_none(pod, Signal.REQUESTS_FINISHED) for pod in seen.pods.values()]
+    changed = [number_or_none(pod, Signal.REQUESTS_IN_FLIGHT_CHANGE) for pod in seen.pods.values()]
     known = [each for each in (*finished, *changed) if each is not None]
     if not finished or len(known) < 2 * len(seen.pods) or not 0 < seen.window_seconds < float("inf"):
         return None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import exp, inf
 
 from kvmedic.model.evidence import Inconclusive, Observation, Signal
-from kvmedic.model.readings import number
+from kvmedic.model.readings import number_or_none
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives, Trigger
@@ -177,8 +177,8 @@ def judge_replacement(
 def _replicas_over_trigger(observation: Observation, trigger: Trigger) -> str:
     """Return the replicas that preempt beyond the trigger over the whole window; empty: none does."""
     rates = {
-        name: (number(pod, Signal.PREEMPTIONS) or 0.0)
-        / max(1.0, number(pod, Signal.REQUESTS_FINISHED) or 0.0)
+        name: (number_or_none(pod, Signal.PREEMPTIONS) or 0.0)
+        / max(1.0, number_or_none(pod, Signal.REQUESTS_FINISHED) or 0.0)
         for name, pod in sorted(observation.pods.items())
     }
     over = {name: rate for name, rate in rates.items() if rate > trigger.preemptions_per_request}

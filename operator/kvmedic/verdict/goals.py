@@ -177,7 +177,7 @@ def judge_fewer(observation: Observation, trigger: Trigger) -> Judged:
         observation: the look over the sustained window, at every replica that is left.
         trigger: when a replica counts as pressured.
     """
-    judged = _calm(observation, trigger)
+    judged = _is_calm(observation, trigger)
     if judged.verdict is not Verdict.NOT_RECOVERED:
         return judged
     return replace(judged, message=f"{len(observation.pods)} replicas are too few: {judged.message}")
@@ -198,7 +198,7 @@ def judge_without(
     """
     if down := restart_verdict(restarts):
         return down
-    judged = _calm(observation, trigger)
+    judged = _is_calm(observation, trigger)
     after = baseline_of(observation, restarts)
     if judged.verdict is not Verdict.RECOVERED or isinstance(after, Inconclusive):
         return judged
@@ -209,7 +209,7 @@ def judge_without(
     return replace(judged, message=text, after=after)
 
 
-def _calm(observation: Observation, trigger: Trigger) -> Judged:
+def _is_calm(observation: Observation, trigger: Trigger) -> Judged:
     """Return whether no replica is beyond the trigger over the whole window."""
     found = complete(observation, PRESSURE_SIGNALS)
     if isinstance(found, Inconclusive):

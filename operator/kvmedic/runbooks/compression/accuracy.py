@@ -79,7 +79,7 @@ def score_of(seen: Evaluation, budget: int | None) -> Score | NotPassed:
     score = parse_score(seen.message)
     if isinstance(score, NotPassed):
         return score
-    doubt = _doubt(budget, seen, score)
+    doubt = _doubt_score(budget, seen, score)
     return NotPassed(doubt) if doubt else score
 
 
@@ -189,7 +189,7 @@ def _is_of(right: str, score: float, samples: int) -> bool:
     return is_whole and abs(right.count("1") / samples - score) <= ROUNDED
 
 
-def _doubt(budget: int | None, seen: Evaluation, score: Score) -> str:
+def _doubt_score(budget: int | None, seen: Evaluation, score: Score) -> str:
     """Return why a score says nothing of the trial pod's setting; empty where it does."""
     if seen.requests is None:
         return "the trial pod's own count of requests could not be read"

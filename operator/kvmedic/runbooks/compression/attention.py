@@ -75,7 +75,7 @@ def judge_prompts(before: float, prompts: Sequence[Prompt], *, in_chunks: bool) 
         prompts: in rising order of length: memory of a longer one is not given back.
         in_chunks: the engine computes prompts in chunks, so that a square would look like a line.
     """
-    doubt = _doubt(before, prompts, in_chunks=in_chunks)
+    doubt = _doubt_prompts(before, prompts, in_chunks=in_chunks)
     if doubt:
         return Unjudged(doubt)
     grown = [max(0.0, each.used - before) for each in prompts]
@@ -95,7 +95,7 @@ def judge_prompts(before: float, prompts: Sequence[Prompt], *, in_chunks: bool) 
     return Grown(Growth.SQUARE if exponent > BETWEEN else Growth.LINEAR, exponent, confidence)
 
 
-def _doubt(before: float, prompts: Sequence[Prompt], *, in_chunks: bool) -> str:
+def _doubt_prompts(before: float, prompts: Sequence[Prompt], *, in_chunks: bool) -> str:
     """Return why the prompts tell nothing; empty where they do."""
     lengths = [each.tokens for each in prompts]
     if in_chunks:

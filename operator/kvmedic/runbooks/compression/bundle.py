@@ -285,7 +285,7 @@ def _variable(container: Mapping[str, object], index: int, setting: BundleSettin
     items = variables if isinstance(variables, list) else []
     places = [at for at, item in enumerate(items) if isinstance(item, Mapping) and item.get("name") == name]
     present = literal_of(items[places[0]]) if places else None
-    if doubt := _doubt(container, setting, [items[at] for at in places]):
+    if doubt := _doubt_variable(container, setting, [items[at] for at in places]):
         return Fault(Reason.FLAG_NOT_EDITABLE, doubt)
     if _is_off(present, setting.off):
         return Turned()
@@ -301,7 +301,7 @@ def _variable(container: Mapping[str, object], index: int, setting: BundleSettin
     return Turned((change,), before or "", after or "")
 
 
-def _doubt(container: Mapping[str, object], setting: BundleSetting, given: list[object]) -> str:
+def _doubt_variable(container: Mapping[str, object], setting: BundleSetting, given: list[object]) -> str:
     """Return why a variable is not as plain as an edit of it needs, with what to do; empty where it is."""
     name = setting.env
     if len(given) > 1:

@@ -43,7 +43,7 @@ def turn_off(evidence: Evidence, _setting: Setting) -> Advice:
     method = evidence.compression
     if method is None:
         return NoChange(Reason.NO_COMPRESSION, "no method is known to be on")
-    why = _why(evidence)
+    why = _what_speaks_against(evidence)
     if Fix.REVERT_BUNDLE not in method.policy.fixes:
         return NoChange(
             Reason.FIX_NOT_ALLOWED,
@@ -80,7 +80,7 @@ def probe_first(evidence: Evidence, _setting: Setting) -> Advice:
             "spec.compression.keepTokens or keepRatio",
         )
     return reclamation_of(
-        method.name, method.keep, method.policy.probe, method.longest_request, _why(evidence)
+        method.name, method.keep, method.policy.probe, method.longest_request, _what_speaks_against(evidence)
     )
 
 
@@ -185,7 +185,7 @@ def _prompts(evidence: Evidence) -> Try | NoChange:
     )
 
 
-def _why(evidence: Evidence) -> str:
+def _what_speaks_against(evidence: Evidence) -> str:
     method = evidence.compression
     if method is not None and method.is_unfused and method.grown is not None:
         return method.grown.message

@@ -138,7 +138,7 @@ Curve: TypeAlias = Callable[[int], float]
 
 def judge(seen: Generation) -> Judged:
     """Return what a generation shows about blocks."""
-    doubt = _doubt(seen)
+    doubt = _doubt_generation(seen)
     if doubt:
         return Unjudged(doubt)
     half = [each for each in seen.samples if each.tokens >= seen.samples[-1].tokens / 2]
@@ -202,7 +202,7 @@ def _by_ratio(shown: Reclamation) -> Judged:
     return Unjudged(f"a sequence uses {ratio}, and {RATIO_LIMIT} is the limit of a method that reclaims")
 
 
-def _doubt(seen: Generation) -> str:
+def _doubt_generation(seen: Generation) -> str:
     """Return why a generation tells nothing; empty where it does."""
     needed = max(LEAST_TOKENS, BUDGETS * (seen.keep.budget or 0))
     counts = [each.tokens for each in seen.samples]

@@ -18,7 +18,15 @@ from math import inf, isfinite
 from kvmedic.model.compression import Figures, MethodClass
 from kvmedic.model.devices import Vitals
 from kvmedic.model.evidence import Inconclusive, Measured, Observation, Signal
-from kvmedic.model.readings import Complete, complete, histogram, merge_histograms, number, quantile, total
+from kvmedic.model.readings import (
+    Complete,
+    complete,
+    histogram,
+    merge_histograms,
+    number_or_none,
+    quantile,
+    total,
+)
 from kvmedic.model.reasons import Reason
 from kvmedic.model.trial import AGAIN, Answer
 from kvmedic.runbooks.branches import Compressed, Evidence, Finding
@@ -72,7 +80,7 @@ def brought(without: Figures, present: Figures) -> Brought:
         without: the fleet before it, as recorded.
         present: the fleet with it.
     """
-    if doubt := _doubt(without, present):
+    if doubt := _doubt_figures(without, present):
         return Brought(Worth.UNKNOWN, doubt)
     more = _ratio(without.replicas, present.replicas) or 1.0
     lighter = min(1.0, (_ratio(without.requests_per_second, present.requests_per_second) or 1.0) / more)
@@ -104,7 +112,7 @@ def _slower(without: Figures, present: Figures) -> bool:
     return speed is None or speed <= 1 - LEAST_LOSS
 
 
-def _doubt(without: Figures, present: Figures) -> str:
+def _doubt_figures(without: Figures, present: Figures) -> str:
     """Return why nothing can be said; empty where something can."""
     needed = ("requests_per_second", "tokens_per_second", "preemptions_per_request", "kv_cache_usage")
     for name in needed:
@@ -213,13 +221,13 @@ def figures_over(seen: Observation, vitals: Mapping[str, Vitals]) -> Figures:
 def _is_young(seen: Observation) -> bool:
     """Return whether a replica started inside the window, in which it had less to do than the others."""
     began = seen.at.timestamp() - seen.window_seconds
-    started = [number(pod, Signal.STARTED_SECONDS) for pod in seen.pods.values()]
+    started = [number_or_none(pod, Signal.STARTED_SECONDS) for pod in seen.pods.values()]
     return any(each is not None and each > began for each in started)
 
 
 def _in_flight(seen: Observation) -> float | None:
     """Return how many requests run on all replicas together; None where one does not tell."""
-    found = [number(pod, Signal.RUNNING_MEAN) for pod in seen.pods.values()]
+    found = [number_or_none(pod, Signal.RUNNING_MEAN) for pod in seen.pods.values()]
     known = [each for each in found if each is not None]
     return sum(known) if len(known) == len(found) else None
 
@@ -230,7 +238,7 @@ def _mean(found: Mapping[str, Complete], signal: Signal) -> float:
 
 def _most(seen: Observation, signal: Signal) -> float | None:
     """Return the largest of the replicas' readings; None where one does not tell."""
-    found = [number(pod, signal) for pod in seen.pods.values()]
+    found = [number_or_none(pod, signal) for pod in seen.pods.values()]
     known = [each for each in found if each is not None]
     return max(known, default=None) if len(known) == len(found) else None
 

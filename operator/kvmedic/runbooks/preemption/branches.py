@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from kvmedic.model.evidence import Inconclusive, PodReadings, Signal
 from kvmedic.model.plan import Goal
-from kvmedic.model.readings import Complete, complete, number
+from kvmedic.model.readings import Complete, complete, number_or_none
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import (
     Advice,
@@ -171,13 +171,13 @@ def right_size(evidence: Evidence, setting: Setting) -> SettingAdvice:
     case = pressured_case(evidence)
     if isinstance(case, Inconclusive):
         return NoChange(case.reason, case.message)
-    calm, replicas = _calm(evidence), len(evidence.burn.pods)
+    calm, replicas = _calm_replicas(evidence), len(evidence.burn.pods)
     if replicas - len(calm) >= most_of(replicas):
         return first_that_applies(case, setting)
     return cap_over_calm(case, setting, calm)
 
 
-def _calm(evidence: Evidence) -> Mapping[str, PodReadings]:
+def _calm_replicas(evidence: Evidence) -> Mapping[str, PodReadings]:
     """Return the replicas that do not preempt beyond the trigger."""
     held = _held_preemptions(evidence)
     pressured = frozenset(() if isinstance(held, Inconclusive) else _pressured_replicas(held, evidence))
@@ -287,7 +287,7 @@ def _findings(held: dict[str, float], pressured: tuple[str, ...], evidence: Evid
 def _usage(pressured: tuple[str, ...], evidence: Evidence) -> tuple[Finding, ...]:
     """Return how full the pressured replicas' caches are; it corroborates and decides nothing."""
     pods = [evidence.burn.pods[name] for name in pressured]
-    found = [usage for pod in pods if (usage := number(pod, Signal.KV_CACHE_USAGE_MEAN)) is not None]
+    found = [usage for pod in pods if (usage := number_or_none(pod, Signal.KV_CACHE_USAGE_MEAN)) is not None]
     mean, limit = sum(found) / len(found), evidence.trigger.kv_cache_usage_ratio
     text = f"KV-cache usage {mean:.2f} on average, {'over' if mean > limit else 'not over'} {limit:g}"
     return (Finding("fleet", Signal.KV_CACHE_USAGE_MEAN, mean, limit, text),)

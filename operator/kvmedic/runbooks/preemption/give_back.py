@@ -150,7 +150,7 @@ def without_host_memory(
     if running is None:
         why = "the load is too near to what the fleet could not carry without it, or nobody can tell"
         return NoChange(Reason.LOAN_HELD, why)
-    told = f"without it {_outlook(now.replicas, running, room)}"
+    told = f"without it {_expected_without(now.replicas, running, room)}"
     return Fits(told) if _peak(running) <= room.sequences else NoChange(Reason.LOAN_HELD, told)
 
 
@@ -228,10 +228,10 @@ def _fewest(now: Carried, held: Footprint, room: Room, template: str) -> Resize 
 def _load_text(replicas: int, running: float | None, room: Room) -> str:
     if running is None:
         return f"the load is too near to what {replicas} replicas could not carry, or nobody can tell"
-    return _outlook(replicas, running, room)
+    return _expected_without(replicas, running, room)
 
 
-def _outlook(replicas: int, running: float, room: Room) -> str:
+def _expected_without(replicas: int, running: float, room: Room) -> str:
     return (
         f"{replicas} replicas would run {running:.1f} sequences each, up to {_peak(running):.0f} at once, "
         f"and have room for {room.sequences:.0f}"

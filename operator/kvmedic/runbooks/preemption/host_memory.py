@@ -89,7 +89,7 @@ def _sized_store(terms: HostTerms, knob: Knob, bound: LeverBound, setting: Setti
     short = _short(terms, value)
     if short is not None:
         return short
-    return Assignment(knob, value, Reason.HOST_MEMORY_LENT, _outlook(terms, knob, value))
+    return Assignment(knob, value, Reason.HOST_MEMORY_LENT, _expected_of_host(terms, knob, value))
 
 
 def _short(terms: HostTerms, value: int) -> NoChange | None:
@@ -118,7 +118,7 @@ def _short(terms: HostTerms, value: int) -> NoChange | None:
     return None
 
 
-def _outlook(terms: HostTerms, knob: Knob, value: int) -> str:
+def _expected_of_host(terms: HostTerms, knob: Knob, value: int) -> str:
     of = "each GPU" if knob is Knob.SWAP_SPACE else "each engine over all its GPUs"
     return (
         f"{value} GiB of host memory for {of}, {terms.told_bytes(value) / GIB:.0f} GiB per replica in all; "
@@ -147,7 +147,7 @@ def host_terms(template: Mapping[str, object], container: Mapping[str, object], 
     return HostTerms(
         knob=knob,
         why_not=why_not,
-        devices=_devices(cache, parsed),
+        devices=_devices_of_engine(cache, parsed),
         engines=_engines(cache, parsed),
         limit_bytes=_memory(container, "limits"),
         request_bytes=_memory(container, "requests") or 0,
@@ -185,10 +185,10 @@ def _occupied_by(cache: HostCache, parsed: Parsed, own: Flag) -> str:
     return ""
 
 
-def _devices(cache: HostCache, parsed: Parsed) -> int:
+def _devices_of_engine(cache: HostCache, parsed: Parsed) -> int:
     product = 1
     for option in cache.ranks:
-        product *= _count(parsed, option)
+        product *= _given_count(parsed, option)
     return product
 
 
@@ -197,10 +197,10 @@ def _engines(cache: HostCache, parsed: Parsed) -> int:
     given = parsed.values()
     if cache.engine_rank in given:
         return 1
-    return _count(parsed, cache.engines_here if cache.engines_here in given else cache.engines)
+    return _given_count(parsed, cache.engines_here if cache.engines_here in given else cache.engines)
 
 
-def _count(parsed: Parsed, option: str) -> int:
+def _given_count(parsed: Parsed, option: str) -> int:
     value = parsed.values().get(option)
     return value if isinstance(value, int) and value > 0 else 1
 

@@ -48,7 +48,7 @@ def footprint_after(
     step = run.current.step
     if not isinstance(step, ScaleStep | AutoscalerStep):
         return held
-    number = None if fleet is None else _number(step, fleet)
+    number = None if fleet is None else _present_number(step, fleet)
     before = held.before if held else min(step.before, step.after)
     if number is None or outcome.reason in THEIRS or not before < number <= max(step.before, step.after):
         return None
@@ -80,7 +80,7 @@ def _holder(step: ScaleStep | AutoscalerStep, run: Run) -> tuple[ObjectRef, str,
     return step.target, run.target_uid, True
 
 
-def _number(step: ScaleStep | AutoscalerStep, fleet: Fleet) -> int | None:
+def _present_number(step: ScaleStep | AutoscalerStep, fleet: Fleet) -> int | None:
     if isinstance(step, ScaleStep):
         return fleet.replicas
     found = fleet.minimum

@@ -142,7 +142,7 @@ def step_up(_case: Case, setting: Setting) -> SettingAdvice:
             Reason.LEVER_NOT_ALLOWED,
             f"lever {KNOB} needs max and step before it is raised: write {wanted} in spec.levers",
         )
-    doubt = _doubt(share, setting)
+    doubt = _doubt_share(share, setting)
     if doubt is not None:
         return doubt
     if share.ratio is None or share.unread:
@@ -150,7 +150,7 @@ def step_up(_case: Case, setting: Setting) -> SettingAdvice:
     return _raise_share(share, share.ratio, setting, bound.step)
 
 
-def _doubt(share: MemoryShare, setting: Setting) -> NoChange | None:
+def _doubt_share(share: MemoryShare, setting: Setting) -> NoChange | None:
     """Return why a larger share would change nothing, or nobody knows whether it is there; else None."""
     if share.fixed_by:
         return NoChange(

@@ -29,7 +29,7 @@ from kvmedic.model.readings import (
     mean_below,
     merge_histograms,
     moments,
-    number,
+    number_or_none,
     pools,
     quantile,
     total,
@@ -275,7 +275,7 @@ def _measured_sequence(seen: Seen) -> tuple[float, float] | None:
     """
     found = []
     for name, one in seen.now.items():
-        deviation = number(seen.burn.pods[name], Signal.KV_CACHE_USAGE_DEVIATION)
+        deviation = number_or_none(seen.burn.pods[name], Signal.KV_CACHE_USAGE_DEVIATION)
         engines = seen.burn.pods[name].engines
         if deviation is None:
             return None
@@ -299,7 +299,7 @@ def _reach(seen: Seen, prompt: Histogram, output: Histogram) -> Reach:
 def _running_max(seen: Seen) -> float:
     """Return the most sequences that any replica ran at once; infinite where one replica does not tell."""
     pods = (*seen.burn.pods.values(), *seen.sizing.pods.values())
-    found = [number(readings, Signal.RUNNING_MAX) for readings in pods]
+    found = [number_or_none(readings, Signal.RUNNING_MAX) for readings in pods]
     return max(inf if most is None else most for most in found)
 
 
@@ -523,7 +523,7 @@ def _too_short(seen: Seen) -> Inconclusive | None:
 def _too_young(seen: Seen) -> Inconclusive | None:
     residence = residence_seconds(seen)
     for name, readings in sorted(seen.sizing.pods.items()):
-        started = number(readings, Signal.STARTED_SECONDS)
+        started = number_or_none(readings, Signal.STARTED_SECONDS)
         age = inf if started is None else seen.sizing.at.timestamp() - started
         if age < residence:
             return Inconclusive(
@@ -569,7 +569,7 @@ def beyond_trigger(evidence: Evidence, pod: str) -> tuple[str, ...]:
     limit = evidence.trigger.preemptions_per_request
     apart = ((name, out.readings) for name, out in evidence.left_out.items())
     rates = {
-        name: number(readings, Signal.PREEMPTIONS_PER_REQUEST_HELD)
+        name: number_or_none(readings, Signal.PREEMPTIONS_PER_REQUEST_HELD)
         for name, readings in (*evidence.burn.pods.items(), *apart)
         if name != pod
     }

@@ -322,7 +322,7 @@ def keep_free(case: Case, setting: Setting) -> SettingAdvice:
     present = setting.given.get(Knob.WATERMARK) if setting.given else None
     if isinstance(present, int | float) and present >= value:
         return NoChange(Reason.LEVER_WITHOUT_EFFECT, f"{present:g} of the cache is kept free already")
-    return Assignment(Knob.WATERMARK, value, Reason.WATERMARK_RAISED, _outlook(case, value))
+    return Assignment(Knob.WATERMARK, value, Reason.WATERMARK_RAISED, _expected_of_watermark(case, value))
 
 
 def watermark_of(case: Case) -> float:
@@ -377,7 +377,7 @@ def _out_of_reach(case: Case) -> NoChange | None:
     return None
 
 
-def _outlook(case: Case, value: float) -> str:
+def _expected_of_watermark(case: Case, value: float) -> str:
     """Return what a watermark should bring, in one clause."""
     now = case.strain.preemptions_per_request
     return (
