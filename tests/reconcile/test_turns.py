@@ -83,6 +83,7 @@ async def suspected(mode: str = "Approve") -> Resource:
         "preemptionsPerRequest": now.preemptions_per_request,
         "kvCacheUsage": now.kv_cache_usage,
         "deviceMemory": "20Gi",
+        "replicas": int(now.replicas or 0),
     }
     return spec(runbooks=BOTH, mode=mode, compression={"baseline": before})
 

@@ -44,6 +44,7 @@ FASTER = {
     "tokensPerSecond": 3800,
     "preemptionsPerRequest": 0.05,
     "kvCacheUsage": 0.85,
+    "replicas": 2,
 }
 """Two calm replicas without the method: half as many tokens again."""
 
