@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from kvmedic.metrics.series import PodKey, Series, own_series
+from http_double import Reply, Request, Server, forwarded
+from kvmedic.metrics.series import PodKey, Series, foreign_instances, own_series
 from kvmedic.model.evidence import (
     EVERY_SIGNAL,
     HISTOGRAMS,
@@ -267,6 +270,8 @@ def test_an_engine_is_told_of_by_a_target_at_its_pods_address(
     series = tuple(Series({"instance": text} if text else {}, 1.0) for text in instances)
 
     assert [one.labels.get("instance", "") for one in own_series(series, address)] == counted
+    left_out = {*instances} - {*counted} if address and counted else set()
+    assert foreign_instances(series, address) == tuple(sorted(left_out))
 
 
 async def test_a_replica_that_another_address_tells_of_is_not_known_and_says_why(
@@ -286,3 +291,35 @@ async def test_a_replica_that_another_address_tells_of_is_not_known_and_says_why
     assert isinstance(own.number(Signal.PREEMPTIONS), Measured)
     assert {forged.number(signal) for signal in forged.numbers} == {Missing(Absence.OTHER_ADDRESS)}
     assert engines == frozenset()
+
+
+async def test_who_speaks_for_a_replica_beside_its_own_page_is_named_once_and_not_believed(
+    history: PrometheusServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def beside(request: Request) -> Reply:
+        """Add to each series of the pod one of a stranger's page, with ten times its value."""
+        told = forwarded(request, history.url)
+        answer = json.loads(told.body)
+        for one in list(answer["data"]["result"]):
+            if one["metric"].get("pod") == "recorded":
+                at, value = one["value"]
+                stranger = {**one["metric"], "instance": FORGED}
+                answer["data"]["result"].append({"metric": stranger, "value": [at, str(10 * float(value))]})
+        return replace(told, body=json.dumps(answer).encode())
+
+    pod, look, addresses = PodKey(NAMESPACE, "recorded"), Look(FIVE, TWO), {"recorded": "10.1.1.1"}
+    with Server(beside) as proxy:
+        alone, forged = source(history.url), source(proxy.url)
+        try:
+            genuine = await alone.observe([pod], look, addresses)
+            seen = [await forged.observe([pod], look, addresses) for _ in range(2)]
+        finally:
+            alone.close()
+            forged.close()
+
+    assert [one.pods for one in seen] == [genuine.pods, genuine.pods]
+    assert isinstance(genuine.pods["recorded"].number(Signal.PREEMPTIONS), Measured)
+    assert [record.getMessage() for record in caplog.records if FORGED in record.getMessage()] == [
+        f"metrics source default: series of instance {FORGED} name pod {NAMESPACE}/recorded, "
+        "which is 10.1.1.1: they do not count"
+    ]

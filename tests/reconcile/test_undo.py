@@ -177,11 +177,12 @@ def name_another_target(world: World) -> None:
     edit_status(world, op="replace", path="run/targetUid", value="another")
 
 
-def delete_by_force(world: World) -> None:
+def delete_by_force(world: World, meanwhile: Callable[[], object] = bool) -> None:
     """While no operator runs that would put its finalizer back."""
     world.operators.pop().kill()
     world.kubectl("delete", "kvr", "llm", "--wait=false")
     world.kubectl("patch", "kvr", "llm", "--type=merge", "-p", json.dumps({"metadata": {"finalizers": None}}))
+    meanwhile()
     world.start("operator-1")
 
 
@@ -228,6 +229,35 @@ def test_a_frozen_fleet_that_no_record_knows_is_given_back_by_its_note(
     assert world.deployment()["spec"] == before
     assert eye.lost == []
     assert eye.fewest >= 2
+
+
+@pytest.mark.timeout(240)
+def test_a_fleet_of_two_settings_whose_template_a_person_edited_stays_and_says_what_to_type(
+    a_world: Callable[..., World],
+) -> None:
+    """Nobody keeps the template of before as such, so each way on is a rollout that a person has to want."""
+    world = a_world(2)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach(world, Phase.DRAIN)
+        delete_by_force(world, lambda: world.kubectl("set", "env", "deployment/llm", "ANOTHER=1"))
+        world.wait(lambda: bool(told(world)), PATIENCE_SECONDS, "an Event says why the fleet stays")
+
+    assert "kubectl -n " + world.namespace + " get deployment llm" in told(world)[0]
+    spec = world.deployment()["spec"]
+    assert (spec["minReadySeconds"], spec["progressDeadlineSeconds"]) == HELD
+    assert {"name": "ANOTHER", "value": "1"} in spec["template"]["spec"]["containers"][0]["env"]
+    assert (eye.lost, eye.fewest) == ([], 2)
+
+
+HELD = (2147483646, 2147483647)
+"""`minReadySeconds` and `progressDeadlineSeconds` of a rollout that a run holds frozen."""
+
+
+def told(world: World) -> list[str]:
+    """Return what Events say of a fleet whose resource is gone."""
+    found = json.loads(world.kubectl("get", "events.events.k8s.io", "-o", "json"))["items"]
+    return [each["note"] for each in found if each["reason"] == "ClaimedByAnother"]
 
 
 def is_closed_as(world: World, outcomes: list[str]) -> bool:

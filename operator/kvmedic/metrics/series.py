@@ -140,6 +140,13 @@ def own_series(series: tuple[Series, ...], address: str) -> tuple[Series, ...]:
     return own or tuple(one for one, host in hosts if host is None)
 
 
+def foreign_instances(series: tuple[Series, ...], address: str) -> tuple[str, ...]:
+    """Return the `instance` of each series that does not count beside a pod's own ones, sorted."""
+    own = own_series(series, address)
+    left = {one.labels.get("instance", "") for one in series if not any(one is each for each in own)}
+    return tuple(sorted(left)) if address and own else ()
+
+
 def _host(instance: str) -> IPv4Address | IPv6Address | None:
     """Return the address in `ADDRESS` or `ADDRESS:PORT`; None where there is none."""
     for text in (instance, instance.rpartition(":")[0].strip("[]")):

@@ -36,6 +36,7 @@ from kvmedic.metrics.series import (
     Reply,
     Series,
     Unanswered,
+    foreign_instances,
     last_of,
     own_series,
     presence_of,
@@ -244,6 +245,7 @@ class PrometheusSource:
         self._narrow_devices = narrowed_by((*options.matchers, *options.device_matchers), DEVICE_NAMES)
         self._moment: _Moment | None = None
         self._told_unlabelled = False
+        self._told_foreign: set[PodKey] = set()
 
     async def observe(
         self, pods: Sequence[PodKey], look: Look, addresses: Mapping[str, str] = NO_ADDRESSES
@@ -267,6 +269,8 @@ class PrometheusSource:
         answers = replace(answers, addresses=addresses)
         trouble = self._trouble_of(answers)
         self._tell(trouble, seen)
+        if isinstance(seen, Answer):
+            self._name_foreign(pods, seen, addresses)
         if trouble is not None and trouble.partial:
             readings = {pod.name: unavailable(look.signals) for pod in pods}
         else:
@@ -338,8 +342,9 @@ class PrometheusSource:
         """Return the same source as it answers about a moment of the past; it is not to be closed."""
         steady = self._options.model_copy(update={"reuse": timedelta(days=1)})
         then = PrometheusSource(self.name, self._client, steady, self._table, now=lambda: at)
-        # Series without a pod's name are told once, of the present.
+        # What is odd about series is told once, of the present.
         then._told_unlabelled = True
+        then._told_foreign = self._told_foreign
         return then
 
     def close(self) -> None:
@@ -386,6 +391,22 @@ class PrometheusSource:
         replies = (answers.presence, answers.pool, *answers.signals.values())
         troubles = [reply for reply in replies if isinstance(reply, Unanswered)]
         return max(troubles, key=lambda trouble: trouble.partial, default=None)
+
+    def _name_foreign(self, pods: Sequence[PodKey], seen: Answer, addresses: Mapping[str, str]) -> None:
+        """Log once per replica whose page speaks for it beside its own: it is believed nothing."""
+        for pod in pods:
+            address = addresses.get(pod.name, "")
+            others = foreign_instances(seen.of(pod), address)
+            if others and pod not in self._told_foreign:
+                self._told_foreign.add(pod)
+                _LOG.warning(
+                    "metrics source %s: series of instance %s name pod %s/%s, which is %s: they do not count",
+                    self.name,
+                    ", ".join(others[:5]),
+                    pod.namespace,
+                    pod.name,
+                    address,
+                )
 
     def _tell(self, trouble: Unanswered | None, seen: Reply) -> None:
         """Log what changed about the source since the last look."""

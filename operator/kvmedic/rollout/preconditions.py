@@ -516,7 +516,10 @@ def frozen_message(fleet: Fleet) -> str:
     """Return what to do about a rollout that is held frozen without a run of ours."""
     return (
         f"a run holds the rollout frozen (claim {fleet.fence or 'gone'}); if no resource has that run open, "
-        "put back what annotation kvmedic.io/recorded says: docs/howto/roll-back-by-hand.md, section 2"
+        "put back what annotation kvmedic.io/recorded says, "
+        f"kubectl -n {fleet.namespace} get deployment {fleet.name} "
+        "-o jsonpath='{.metadata.annotations.kvmedic\\.io/recorded}': "
+        "docs/howto/roll-back-by-hand.md, section 2"
     )
 
 
