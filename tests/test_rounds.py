@@ -115,12 +115,11 @@ POD = a_pod("a")
     [
         ((), ["a"]),
         ((a_peer("r"),), ["a"]),
-        ((a_peer("r", holds=frozenset({"d"})),), []),
-        ((a_peer("r", holds=frozenset({"another"})),), ["a"]),
-        ((a_peer("r", holds=frozenset({POD.uid})),), []),
+        ((a_peer("r", deployment="d"),), []),
+        ((a_peer("r", deployment="another"),), ["a"]),
         ((a_peer("r", is_unclear=True),), []),
     ],
-    ids=["no resource", "no run", "a run", "a run of another", "set aside", "a run that names no target"],
+    ids=["no resource", "no run", "a run", "a run of another", "a run that names no target"],
 )
 async def test_a_pod_that_no_open_run_is_about_serves_again(
     peers: tuple[Peer, ...], freed: list[str]
@@ -145,20 +144,21 @@ async def test_one_that_cannot_be_put_back_does_not_keep_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "holds", "is_unclear"),
+    ("status", "deployment", "is_unclear"),
     [
-        ({}, set(), False),
-        ({"run": {"id": "1", "targetUid": "d"}}, {"d"}, False),
-        ({"run": {"id": "1", "targetUid": "d"}, "aside": {"uid": "p"}}, {"d", "p"}, False),
-        ({"run": {"id": "1"}}, set(), True),
-        ({"run": {"id": "1", "targetUid": 7}}, set(), True),
-        ({"run": "nonsense"}, set(), True),
+        ({}, "", False),
+        ({"run": {"id": "1", "targetUid": "d"}}, "d", False),
+        ({"run": {"id": "1"}}, "", True),
+        ({"run": {"id": "1", "targetUid": 7}}, "", True),
+        ({"run": "nonsense"}, "", True),
     ],
 )
-def test_what_a_status_holds(status: dict[str, Any], holds: set[str], *, is_unclear: bool) -> None:
+def test_which_deployment_a_status_is_about(
+    status: dict[str, Any], deployment: str, *, is_unclear: bool
+) -> None:
     peer = peer_of({"metadata": {"name": "r"}, "status": status})
 
-    assert (peer.holds, peer.is_unclear) == (holds, is_unclear)
+    assert (peer.deployment, peer.is_unclear) == (deployment, is_unclear)
 
 
 RECORDED = (

@@ -11,7 +11,7 @@ from kvmedic.model.plan import Goal, Plan
 from kvmedic.model.readings import Recalled
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Outcome, Spending, StepState, Terms, Verdict
-from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.model.spec import RotationLabel
 from kvmedic.model.status import (
     Borrowed,
     ClosedRun,
@@ -22,12 +22,10 @@ from kvmedic.model.status import (
     LastGood,
     Load,
     Record,
-    SetAside,
     Severity,
     ShownDiagnosis,
     ShownPlan,
     SizedCap,
-    Station,
     TriedLever,
     TriedReturn,
     TriedScaling,
@@ -131,29 +129,17 @@ def full_record() -> Record:
     )
 
 
-def spared_record() -> Record:
-    """Return a record with a replica out of rotation, an urgency, and a run whose cost was counted."""
+def urgent_record() -> Record:
+    """Return a record with an urgency, and a run whose cost was counted."""
     record = full_record()
     assert record.run is not None
     assert record.run.baseline is not None
     figures = replace(record.run.baseline, models=("chat",), aborted_share=0.01, memory_free_mib=4000)
     step = replace(record.run.steps[0], after=figures)
     spent = Spending(NOW, 1, 120.5, 2, 1)
-    spared = SetAside(
-        "a",
-        "uid-a",
-        "gpu-7",
-        Reason.GPU_FAULT,
-        "GPU 0: XID 79",
-        NOW,
-        TargetRef("Deployment", "llm", "vllm"),
-        Terms(RotationLabel("serving", "draining"), timedelta(minutes=10)),
-        Station.OUT,
-    )
     return replace(
         record,
         run=replace(record.run, baseline=figures, steps=(step,), gpus=4, spending=spent),
-        aside=spared,
         sized=SizedCap(OLD, "16", NOW, is_corrected=True),
         urgency=Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",)),
     )

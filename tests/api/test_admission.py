@@ -19,7 +19,7 @@ from api.records import (
     full_record,
     holding_record,
     recalled_record,
-    spared_record,
+    urgent_record,
 )
 from kvmedic.api.resource import spec_from_wire
 from kvmedic.api.spec import KVRemediationSpec
@@ -179,11 +179,11 @@ def test_a_status_is_written_only_on_the_version_that_was_read(resources: Resour
         full_record(),
         approved_record(),
         holding_record(),
-        spared_record(),
+        urgent_record(),
         recalled_record(),
         forgotten_record(),
     ],
-    ids=["full", "approved", "holding", "spared", "recalled", "forgotten"],
+    ids=["full", "approved", "holding", "urgent", "recalled", "forgotten"],
 )
 def test_a_record_survives_the_api_server(record: Record, resources: Resources) -> None:
     resource = resources.created(MINIMAL)

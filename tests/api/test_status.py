@@ -23,7 +23,7 @@ from api.records import (
     handed_over_record,
     holding_record,
     recalled_record,
-    spared_record,
+    urgent_record,
 )
 from kvmedic.api.resource import RunUnreadable
 from kvmedic.api.status import (
@@ -146,21 +146,21 @@ def test_a_status_of_the_first_version_still_reads() -> None:
     assert record == full_record()
 
 
-def test_a_status_with_a_spared_replica_and_a_counted_run_still_reads() -> None:
-    assert record_from_wire(json.loads((GOLDEN.parent / "status-v1alpha1-spared.json").read_text())) == (
-        spared_record()
+def test_a_status_with_an_urgency_and_a_counted_run_still_reads() -> None:
+    assert record_from_wire(json.loads((GOLDEN.parent / "status-v1alpha1-urgent.json").read_text())) == (
+        urgent_record()
     )
 
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [(("aside", "uid"), None), (("aside", "station"), "Elysium"), (("run", "spending", "above"), "many")],
+    [(("sized", "at"), "soon"), (("sized", "cap"), None), (("run", "spending", "above"), "many")],
 )
-def test_a_spared_replica_that_cannot_be_read_is_never_forgotten(
+def test_a_status_of_which_a_part_cannot_be_read_is_no_record(
     path: tuple[str | int, ...], value: Any
 ) -> None:
     with pytest.raises(RunUnreadable):
-        record_from_wire(broken(stored(spared_record()), *path, value=value))
+        record_from_wire(broken(stored(urgent_record()), *path, value=value))
 
 
 @pytest.mark.parametrize("record", [recalled_record(), forgotten_record()])

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 
 from api.records import holding_record
 from kvmedic.cli.explain import Place, explain_resource
 from kvmedic.model.engine import Knob
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Cost, Summary, Terms, Verdict
-from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.model.run import Cost, Summary, Verdict
 from kvmedic.model.status import (
     ConfigCopy,
     OutgrownShare,
     Record,
     Resource,
-    SetAside,
     Severity,
     ShownDiagnosis,
-    Station,
     TriedBundle,
     TriedLever,
     TriedReplacement,
@@ -152,14 +148,3 @@ def test_what_is_held_and_was_never_calm_says_so() -> None:
 
     assert any(line.endswith("; not calm yet.") for line in said)
     assert not any("Would fewer do" in line for line in said)
-
-
-def test_a_replica_that_is_spared_is_told_while_it_is_out() -> None:
-    calm = ShownDiagnosis(Reason.HEALTHY, "calm", "PreemptionThrash", NOW)
-    terms = Terms(RotationLabel("serving", "draining"), timedelta(minutes=10))
-    target = TargetRef("Deployment", "llm", None)
-    out = SetAside("a", "u", "gpu-7", Reason.GPU_FAULT, "GPU 0: XID 79", NOW, target, terms, Station.OUT)
-    told = f"Since 2026-03-01T03:00:00Z {out.line()}."
-
-    assert told in lines(Record(diagnosis=calm, aside=out))
-    assert told not in lines(Record(diagnosis=calm, aside=replace(out, station=Station.RETURNED)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,17 +15,13 @@ from kvmedic.cli.report import vitals_as_json, vitals_as_text
 from kvmedic.cluster.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Drivers, NotAllowed, Senses
-from kvmedic.controller.quarantine import Cared, Ward, cared_for
 from kvmedic.controller.survey import survey
 from kvmedic.kube.client import Client, Limits
 from kvmedic.model.devices import NEEDED, SILENCES, Device, Silence, Vital
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Terms
-from kvmedic.model.spec import Policy
-from kvmedic.model.status import Record, SetAside, Station
+from kvmedic.model.status import Record
 from kvmedic.record.surveys import record_diagnosis as recorded
-from kvmedic.rollout.gates import Stop
 from lab.scripted.commands import NO_PROGRAM, Commands, Play, hangs, prints, sends, serving
 from lab.scripted.readings import State
 from reconcile.test_ill_replicas import tells, touched
@@ -212,60 +208,6 @@ async def test_explain_and_the_report_show_where_the_health_came_from() -> None:
     assert (told["toldBy"], told["clockReasons"], told["driverFault"]) == ("nvidia-smi", 0, 0)
     assert vitals_as_json(silent.evidence.vitals)["b"]["nvidiaSmi"] == "TimedOut"
     assert "nvidia-smi TimedOut: it did not end in time" in "\n".join(vitals_as_text(silent.evidence.vitals))
-
-
-@dataclass
-class Bench:
-    """Those ports that the care for an ill replica needs."""
-
-    metrics: Asked
-    drivers: Drivers
-    stop: Bench = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.stop = self
-
-    async def read(self) -> Stop:
-        return Stop.OFF
-
-
-async def back(reason: Reason, play: Play) -> str:
-    """Return why a replica that was taken out of rotation for a reason goes back; empty where it stays."""
-    resource = replace(spec(nodeHealth="Required"), finalized=True)
-    policy = resource.policy
-    assert isinstance(policy, Policy)
-    pods = (replace(fleet().pods[0], cordoned=True, in_rotation=False), *fleet().pods[1:])
-    seen = Viewed(fleet=fleet_of(pods), template=deployment(3)["spec"]["template"])
-    terms = Terms(policy.rollout.rotation_label, policy.rollout.drain_timeout)
-    aside = SetAside("a", pods[0].uid, "gpu-7", reason, "ill", NOW, policy.target, terms, Station.OUT)
-    metrics, record = Asked(State.RECOVERED), Record(aside=aside)
-    found = await survey(resource, policy, seen, Senses(metrics, metrics))
-    async with drivers(Commands(play)) as made:
-        bench: Any = Bench(metrics, made)
-        cared = await cared_for(Ward(resource, policy, record, found, bench, NOW))
-    assert isinstance(cared, Cared)
-    assert cared.aside is not None
-    return cared.aside.ended
-
-
-def fleet_of(pods: tuple[Any, ...]) -> Any:
-    return replace(fleet(), pods=pods)
-
-
-@pytest.mark.parametrize(
-    ("reason", "play", "why"),
-    [
-        (Reason.THERMAL_EMERGENCY, WELL, "its GPUs are well again"),
-        (Reason.THERMAL_EMERGENCY, prints(gpu(clocks="0x40")), ""),
-        (Reason.THERMAL_EMERGENCY, hangs, ""),
-        (Reason.GPU_FAULT, WELL, ""),
-    ],
-    ids=["cool again", "still hot", "nobody knows", "broken: no driver tells that it is mended"],
-)
-async def test_a_replica_goes_back_where_its_driver_may_tell_that_it_is_well(
-    reason: Reason, play: Play, why: str
-) -> None:
-    assert await back(reason, play) == why
 
 
 def health(timeout: str) -> dict[str, Any]:

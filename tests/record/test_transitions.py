@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import StepState, Terms
-from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.model.run import StepState
 from kvmedic.model.status import (
     ClosedRun,
     HandOver,
     Record,
-    SetAside,
     Severity,
     ShownDiagnosis,
-    Station,
     Urgency,
 )
 from kvmedic.record.events import notes
@@ -87,58 +83,6 @@ def test_every_note_has_the_severity_of_the_trouble_that_it_is_about() -> None:
 
     assert {note.severity for note in notes(Record(), opened)} == {Severity.PAGE}
     assert [note.severity for note in notes(Record(diagnosis=DEMAND), healed)] == [None]
-
-
-AWAY = SetAside(
-    "a",
-    "uid-a",
-    "gpu-7",
-    Reason.GPU_FAULT,
-    "GPU 0: XID 79",
-    NOW,
-    TargetRef("Deployment", "llm", None),
-    Terms(RotationLabel("serving", "draining"), timedelta(minutes=10)),
-)
-
-
-def aside(station: Station, ended: str = "", uid: str = "uid-a") -> Record:
-    return Record(diagnosis=HEALTHY, aside=replace(AWAY, station=station, ended=ended, uid=uid))
-
-
-NOBODY = Record(diagnosis=HEALTHY)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        (NOBODY, aside(Station.LEAVING), []),
-        (aside(Station.LEAVING), aside(Station.OUT), [Reason.SET_ASIDE]),
-        (aside(Station.OUT), aside(Station.OUT), []),
-        (aside(Station.OUT), aside(Station.RETURNING, "well"), []),
-        (aside(Station.RETURNING, "well"), aside(Station.RETURNED, "well"), [Reason.PUT_BACK]),
-        (aside(Station.OUT), aside(Station.RETURNED, "by somebody"), [Reason.PUT_BACK]),
-        (aside(Station.OUT), NOBODY, [Reason.PUT_BACK]),
-        (aside(Station.LEAVING), NOBODY, []),
-        (aside(Station.RETURNED), NOBODY, []),
-        (aside(Station.RETURNED), aside(Station.LEAVING, uid="other"), []),
-    ],
-)
-def test_a_replica_that_is_spared_is_told_when_it_is_out_and_when_it_is_back(
-    before: Record, after: Record, expected: list[Reason]
-) -> None:
-    assert told(before, after) == expected
-
-
-def test_why_a_replica_is_out_and_why_it_is_back_is_told_on_the_target_too() -> None:
-    out = notes(aside(Station.LEAVING), aside(Station.OUT))[0]
-    back = notes(aside(Station.OUT), aside(Station.RETURNED, "its GPUs are well again"))[0]
-    gone = notes(aside(Station.OUT), NOBODY)[0]
-
-    assert (out.warning, back.warning) == (True, False)
-    assert out.on_target
-    assert "GpuFault: replica a on node gpu-7 is out of rotation (GPU 0: XID 79)" in out.message
-    assert back.message.endswith(": its GPUs are well again")
-    assert gone.message.endswith(": the pod is gone")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ because records that are stored must stay readable (`tests/api/data`).
 
 Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`, `rollbacks`,
 `bundles`, `scalings`, `answers`, `scores`, `turnedOff`, `copies`, `outgrown`, `borrowed`, `footprint`,
-`lastGood`, `aside`, `sized`, `baseline`, `handOvers`) are what the operator itself relies on after a restart:
+`lastGood`, `sized`, `baseline`, `handOvers`) are what the operator itself relies on after a restart:
 one that cannot be read raises `RunUnreadable`, because starting from empty would forget a change under way or
 hand out a used-up budget. All other fields are for people, are computed anew, and are dropped when they
 cannot be read.
@@ -37,7 +37,6 @@ from kvmedic.model.status import (
     LastGood,
     OutgrownShare,
     Record,
-    SetAside,
     ShownDiagnosis,
     ShownPlan,
     SizedCap,
@@ -75,7 +74,6 @@ RECORDS = frozenset(
         "footprint",
         "history",
         "lastGood",
-        "aside",
         "sized",
         "baseline",
         "handOvers",
@@ -168,8 +166,6 @@ class KVRemediationStatus(BaseModel):
     """How urgent the trouble is: `page` while an objective of the spec is breached, else `ticket`."""
     sized: SizedCap | None = None
     """The cap that a run computed and kept last. A record: do not edit it."""
-    aside: SetAside | None = None
-    """The replica that was taken out of rotation because its node is ill. A record: do not edit it."""
     summary: Summary | None = None
     """What the last run that touched anything changed, what that brought, and what it cost."""
     scores: tuple[Scored, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})

@@ -368,8 +368,6 @@ def _describe_evidence(record: Record) -> Iterator[str]:
     if record.urgency is not None:
         urgent = record.urgency
         yield f"That is a {urgent.severity} since {urgent.since:%Y-%m-%dT%H:%M:%SZ}: {urgent.message}."
-    if record.aside is not None and record.aside.is_active:
-        yield f"Since {record.aside.since:%Y-%m-%dT%H:%M:%SZ} {record.aside.line()}."
     metrics = record.condition(ConditionType.METRICS_AVAILABLE)
     if metrics is not None and metrics.status is not Truth.TRUE:
         yield f"Metrics are not complete: {metrics.reason}: {metrics.message}"

@@ -348,7 +348,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     if run.ending is None and run.intent is not None:
         run = replace(run, ending=outcome)
     if outcome.reason is not Reason.FENCE_LOST:
-        await free_pods(tick.ports, tick.resource.namespace, run.target_uid, tick.record.aside)
+        await free_pods(tick.ports, tick.resource.namespace, run.target_uid)
         await _unclaim(tick, view.fleet if view is not None else None)
     tick.ports.watch.forget(tick.resource.uid)
     fleet = view.fleet if view is not None else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import (
     absent,
     check_ownership,
@@ -18,7 +19,6 @@ from kvmedic.controller.obstacles import (
 from kvmedic.controller.orphans import adopt_fleet
 from kvmedic.controller.plans import proved_good
 from kvmedic.controller.ports import Ports, Senses, save
-from kvmedic.controller.quarantine import Cared, Ward, cared_for, describe_quarantine
 from kvmedic.controller.survey import hand_over_untriable, survey
 from kvmedic.controller.temporary import (
     note_temporary,
@@ -51,6 +51,18 @@ from kvmedic.verdict.summary import Measure, run_of
 AT_ONCE = timedelta(0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a tick without an open run has seen, and what it works with."""
+
+    resource: Resource
+    policy: Policy
+    record: Record
+    found: Survey
+    ports: Ports
+    now: datetime
+
+
 async def watch(
     resource: Resource, policy: Policy, record: Record, ports: Ports, now: datetime
 ) -> timedelta | Outcome:
@@ -71,22 +83,13 @@ async def watch(
     found = await survey(resource, policy, view, _senses(ports, now))
     found = hand_over_untriable(await triable(found, resource, ports), resource, policy, now)
     found = await check_ownership(found, resource, policy, ports.target)
-    ward = Ward(resource, policy, record, found, ports, now)
-    cared = await cared_for(ward)
-    if isinstance(cared, timedelta):
-        return cared
-    seen = await _record_findings(ward, cared)
-    why = await _begin_run(ward, seen)
+    look = _Look(resource, policy, record, found, ports, now)
+    seen = await _record_findings(look)
+    why = await _begin_run(look, seen)
     if found.plan is not None and why is None:
         return AT_ONCE
     why = why or why_still_held(seen, policy)
-    await save(
-        resource,
-        record_plan(seen, found.plan, describe_quarantine(cared, why), resource.generation, now),
-        ports,
-    )
-    if seen.aside != record.aside:
-        return AT_ONCE
+    await save(resource, record_plan(seen, found.plan, why, resource.generation, now), ports)
     await remove_finalizer(resource, ports, seen)
     return ports.pace.idle
 
@@ -95,27 +98,27 @@ def _senses(ports: Ports, now: datetime) -> Senses:
     return Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations)
 
 
-async def _record_findings(ward: Ward, cared: Cared) -> Record:
+async def _record_findings(look: _Look) -> Record:
     """Return the record with what a look found: the diagnosis, its urgency, what is held or was too much."""
-    found, policy, generation = ward.found, ward.policy, ward.resource.generation
-    seen = record_diagnosis(ward.record, found.diagnosis, found.runbook, generation, ward.now)
-    urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, ward.record.urgency)
-    seen = note_temporary(replace(seen, urgency=urgent, aside=cared.aside), found, policy, ward.now)
+    found, policy, generation = look.found, look.policy, look.resource.generation
+    seen = record_diagnosis(look.record, found.diagnosis, found.runbook, generation, look.now)
+    urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, look.record.urgency)
+    seen = note_temporary(replace(seen, urgency=urgent), found, policy, look.now)
     seen = with_failed_fixes(with_baseline(seen, found.evidence.compression), found.evidence.failed_fixes)
-    seen = with_known_limit(with_hand_over(seen, found.hand_over), found, policy, ward.now)
-    good = await proved_good(found, ward.resource, policy, ward.ports.metrics, ward.now)
+    seen = with_known_limit(with_hand_over(seen, found.hand_over), found, policy, look.now)
+    good = await proved_good(found, look.resource, policy, look.ports.metrics, look.now)
     return with_last_good(seen, good) if good else seen
 
 
-async def _begin_run(ward: Ward, seen: Record) -> Outcome | Blocked | None:
+async def _begin_run(look: _Look, seen: Record) -> Outcome | Blocked | None:
     """Open a run for the plan, where there is one and every gate is open; return what speaks against it."""
-    resource, policy, found, ports, now = ward.resource, ward.policy, ward.found, ward.ports, ward.now
+    resource, policy, found, ports, now = look.resource, look.policy, look.found, look.ports, look.now
     held = (
         found.obstacle
         or report_unrecognised(policy, found.view)
         or await claimed_by_another(resource, found, ports)
     )
-    why = held or await gate(policy, ward.record, found, ports, now)
+    why = held or await gate(policy, look.record, found, ports, now)
     why = why or await no_place_for(resource, found, ports, now)
     if found.plan is None or why is not None:
         return why

@@ -41,7 +41,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Outcome, Run, StepState, Terms, terms_of, without_spec
 from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import OnDrainTimeout, Policy, TargetRef
-from kvmedic.model.status import Key, Record, Resource, SetAside, Wish
+from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.rollout.decide import outcome_of
 from kvmedic.rollout.drift import is_foreign
@@ -170,15 +170,13 @@ def _intent_as_seen(fleet: Fleet, now: datetime) -> Intent:
 LOG = logging.getLogger("kvmedic")
 
 
-async def free_pods(ports: Ports, namespace: str, deployment: str, aside: SetAside | None) -> None:
+async def free_pods(ports: Ports, namespace: str, deployment: str) -> None:
     """Put back what a run that ends has cordoned of a Deployment, whoever owns it now.
 
-    A replica that is set aside because it is ill stays so. A write that the API server refuses does not keep
-    the run from its end: it is tried again now and then.
+    A write that the API server refuses does not keep the run from its end: it is tried again now and then.
     """
-    spared = aside.uid if aside is not None and aside.is_active else ""
     found = await ports.target.left_cordoned(namespace)
-    await _free(ports.target, (one for one in found if one.deployment == deployment and one.uid != spared))
+    await _free(ports.target, (one for one in found if one.deployment == deployment))
 
 
 async def free_all(target: Target, namespace: str) -> None:
@@ -198,9 +196,9 @@ async def free_unclaimed(target: Target, found: Sequence[Cordoned], peers: Itera
     """
     known = tuple(peers)
     unclear = {peer.namespace for peer in known if peer.is_unclear}
-    held = {uid for peer in known for uid in peer.holds}
+    held = {peer.deployment for peer in known}
     for pod in found:
-        if pod.namespace not in unclear and not {pod.deployment, pod.uid} & held:
+        if pod.namespace not in unclear and pod.deployment not in held:
             with suppress(Conflict):
                 await _free(target, (pod,))
 
@@ -281,7 +279,7 @@ class StandIns:
     def peers(self) -> tuple[Peer, ...]:
         """Return them as other resources see them: each holds its Deployment."""
         return tuple(
-            Peer(key.namespace, key.name, key.uid, key.name, holds=frozenset({self._deployments[key]}))
+            Peer(key.namespace, key.name, key.uid, key.name, deployment=self._deployments[key])
             for key in self._resources
         )
 

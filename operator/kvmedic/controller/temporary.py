@@ -200,8 +200,7 @@ async def remove_finalizer(resource: Resource, ports: Ports, record: Record | No
 
 def _is_owing(record: Record) -> bool:
     """Return whether something of ours is on the target although no run is open."""
-    spared = record.aside is not None and record.aside.is_active
-    return record.footprint is not None or bool(record.borrowed) or spared
+    return record.footprint is not None or bool(record.borrowed)
 
 
 def with_known_limit(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:

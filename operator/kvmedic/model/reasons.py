@@ -195,9 +195,6 @@ class Reason(StrEnum):
     # How urgent it is.
     OBJECTIVE_BREACHED = "ObjectiveBreached"
     OBJECTIVES_MET = "ObjectivesMet"
-    # What became of an ill replica.
-    SET_ASIDE = "SetAside"
-    PUT_BACK = "PutBack"
     # The operator's own trouble.
     RUN_UNREADABLE = "RunUnreadable"
     INTERNAL_ERROR = "InternalError"

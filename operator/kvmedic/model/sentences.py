@@ -257,8 +257,6 @@ SENTENCES = MappingProxyType(
         Reason.TARGET_DELETED: "The target Deployment was deleted during the run.",
         Reason.OBJECTIVE_BREACHED: "The fleet is in trouble and an objective of the spec is breached.",
         Reason.OBJECTIVES_MET: "The fleet is in trouble and no objective of the spec is breached any more.",
-        Reason.SET_ASIDE: "A replica on an ill node is out of rotation; its peers carry its requests.",
-        Reason.PUT_BACK: "A replica that was out of rotation for its node's sake is not so any more.",
         Reason.RUN_UNREADABLE: (
             "The run recorded in the status cannot be read; nothing is done until a person looks."
         ),
@@ -307,6 +305,10 @@ _PAGE = "kubectl get --raw /api/v1/namespaces/$namespace/pods/POD:8000/proxy"
 _NOTES = "kubectl -n $namespace get deployment $target -o jsonpath='{.metadata.annotations}'"
 _FLAGS = (
     "kubectl -n $namespace get deployment $target -o yaml >target.yaml; kvmedic flags show -f target.yaml"
+)
+_KEEP_AWAY = Remedy(
+    "to keep requests from the replica until its node is mended",
+    "kubectl -n $namespace label pod POD ROTATION-LABEL=DRAINING --overwrite",
 )
 _LONGER = Remedy("to look back further", _patch('"sizing":{"window":"1h"}'))
 _APPROVE = Remedy("to approve the plan", "kvmedic approve $name -n $namespace --digest $digest")
@@ -403,6 +405,8 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
             "to see what the scheduler misses",
             "kubectl -n $namespace get events --field-selector=reason=FailedScheduling",
         ),
+        Reason.GPU_FAULT: _KEEP_AWAY,
+        Reason.THERMAL_EMERGENCY: _KEEP_AWAY,
         Reason.SUSPENDED: Remedy("to go on", _patch('"suspend":false')),
         Reason.STOPPED: Remedy("to go on everywhere", "kubectl -n $operator delete configmap $stop"),
         Reason.STOP_UNREADABLE: Remedy("to see why", _LOGS),

@@ -17,52 +17,8 @@ from kvmedic.model.plan import Plan
 from kvmedic.model.readings import Recalled
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Outcome, Run, Summary, Terms, Verdict
-from kvmedic.model.spec import Fix, Policy, TargetRef
+from kvmedic.model.spec import Fix, Policy
 from kvmedic.model.trial import Answer, Scored
-
-
-class Station(StrEnum):
-    """How far it is."""
-
-    LEAVING = "Leaving"
-    """Recorded; its label may or may not be changed yet."""
-    OUT = "Out"
-    """Its label was seen changed."""
-    RETURNING = "Returning"
-    """It is to go back; its label may or may not be its own again."""
-    RETURNED = "Returned"
-    """It is in rotation again, and is not taken out a second time."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """One replica that was taken out of rotation because its node is ill."""
-
-    pod: str
-    uid: str
-    """Of the pod: another of the same name is another replica."""
-    node: str
-    reason: Reason
-    """What was found: `GpuFault` or `ThermalEmergency`."""
-    message: str
-    """The signs of it."""
-    since: datetime
-    target: TargetRef
-    terms: Terms
-    """What of the spec it was done by, so that it can be taken back whatever becomes of the spec."""
-    station: Station = Station.LEAVING
-    ended: str = ""
-    """Why it goes back."""
-
-    @property
-    def is_active(self) -> bool:
-        """Return whether its label may still be ours."""
-        return self.station is not Station.RETURNED
-
-    def line(self) -> str:
-        """Return it as one clause for a person."""
-        where = f"{self.pod} on node {self.node}" if self.node else self.pod
-        return f"replica {where} is out of rotation ({self.message}) until its GPUs are known to be well"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -515,8 +471,6 @@ class Record:
     """None: no trouble."""
     sized: SizedCap | None = None
     """None: no cap was kept."""
-    aside: SetAside | None = None
-    """The replica that was taken out of rotation because its node is ill; None: none was."""
     summary: Summary | None = None
     """Of the last run that touched anything."""
     scores: tuple[Scored, ...] = ()

@@ -16,7 +16,7 @@ from kvmedic.kube.objects import EVENTS, JsonObject, Ref
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, StepState
 from kvmedic.model.sentences import SENTENCES, redact
-from kvmedic.model.status import ConditionType, Record, Resource, SetAside, Severity, Station, Truth
+from kvmedic.model.status import ConditionType, Record, Resource, Severity, Truth
 from kvmedic.record.runs import HEALED, NEEDS_A_PERSON
 
 STATE_REASONS = {
@@ -54,7 +54,6 @@ def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
         *_hand_over_notes(old, after),
         *_notes(old, after),
         *_urgency_notes(old, after),
-        *_aside_notes(old.aside, after.aside),
     )
     severity = after.urgency.severity if after.urgency else None
     return tuple(replace(note, severity=severity) for note in told)
@@ -107,18 +106,6 @@ def _urgency_notes(old: Record, new: Record) -> tuple[Note, ...]:
     reason = Reason.OBJECTIVES_MET if paged else Reason.OBJECTIVE_BREACHED
     text = f"{SENTENCES[reason]} {new.urgency.message}"
     return (Note(reason, text, warning=not paged, run="", on_target=False),)
-
-
-def _aside_notes(old: SetAside | None, new: SetAside | None) -> tuple[Note, ...]:
-    """Return that an ill replica left rotation, or that it is back or gone."""
-    was_out = old is not None and old.station in (Station.OUT, Station.RETURNING)
-    if new is not None and new.station is Station.OUT and not was_out:
-        return (Note(Reason.SET_ASIDE, f"{new.reason}: {new.line()}", warning=True, run="", on_target=True),)
-    if old is None or not was_out or (new is not None and new.is_active):
-        return ()
-    why = new.ended if new is not None and new.uid == old.uid else "the pod is gone"
-    text = f"replica {old.pod} is not out of rotation any more: {why}"
-    return (Note(Reason.PUT_BACK, text, warning=False, run="", on_target=True),)
 
 
 def _diagnosis_notes(old: Record, new: Record) -> tuple[Note, ...]:

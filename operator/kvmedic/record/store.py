@@ -51,8 +51,7 @@ def peer_of(body: JsonObject) -> Peer:
     """Return a resource as its peers see it. A run that cannot be read counts as open and begun."""
     metadata, run = section(body, "metadata"), section(body, "status").get("run")
     opened_at = _moment(section(body, "status", "run").get("startedAt")) if run else None
-    held = (section(body, "status", "run").get("targetUid"),)
-    aside = section(body, "status", "aside").get("uid")
+    deployment = section(body, "status", "run").get("targetUid")
     takes_place = bool(run) and not _waits_for_a_verdict(body)
     return Peer(
         namespace=str(metadata.get("namespace", "")),
@@ -63,8 +62,8 @@ def peer_of(body: JsonObject) -> Peer:
         begun=bool(run) and (opened_at is None or bool(section(body, "status", "run", "intent"))),
         bad_ends=tuple(_bad_ends(body)),
         created_at=str(metadata.get("creationTimestamp", "")),
-        holds=frozenset(uid for uid in (*held, aside) if isinstance(uid, str)),
-        is_unclear=bool(run) and not isinstance(held[0], str),
+        deployment=deployment if isinstance(deployment, str) else "",
+        is_unclear=bool(run) and not isinstance(deployment, str),
     )
 
 

@@ -352,8 +352,8 @@ class Peer:
     bad_ends: tuple[BadEnd, ...] = ()
     created_at: str = ""
     """`metadata.creationTimestamp`: RFC 3339 in UTC, so its text sorts by time."""
-    holds: frozenset[str] = frozenset()
-    """Uids of the Deployment of its open run and of the replica that it set aside."""
+    deployment: str = ""
+    """Uid of the Deployment of its open run; empty: none is open."""
     is_unclear: bool = False
     """Its open run does not say which Deployment it is about."""
 

@@ -46,7 +46,6 @@ from kvmedic.verdict.blocks_reclaimed import (
     hit_share,
     occupancy_between,
 )
-from kvmedic.verdict.comparison import QUEUED
 from kvmedic.verdict.floors import Offered, Queue, peak_of
 from kvmedic.verdict.sizing import (
     STALL_SECONDS,
@@ -532,45 +531,3 @@ def _too_young(seen: Seen) -> Inconclusive | None:
                 "its long requests have not finished yet; wait",
             )
     return None
-
-
-NEEDED = frozenset({Signal.PREEMPTIONS_PER_REQUEST_HELD, Signal.KV_CACHE_USAGE_MEAN, Signal.WAITING_MEAN})
-"""Signals that are needed of every replica."""
-
-
-def overload(evidence: Evidence, pod: str) -> str:
-    """Return why the peers of a replica could not carry its requests too; empty where they can.
-
-    They must be calm, with nothing waiting, and their cache must have room for what the replica holds,
-    spread evenly over them. A peer that nothing is known of carries nothing.
-    """
-    if pod in evidence.left_out:
-        return f"nobody knows what it holds ({evidence.left_out[pod].why})"
-    found = complete(evidence.burn, NEEDED)
-    if isinstance(found, Inconclusive):
-        return found.message
-    peers = {name: one.numbers for name, one in found.items() if name != pod}
-    if not peers:
-        return "no peer is known to carry anything" if evidence.left_out else "it is the only replica"
-    limit = CALM_SHARE * evidence.trigger.preemptions_per_request
-    for name, numbers in peers.items():
-        if numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD] > limit:
-            return f"{name} has {numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD]:.2f} preemptions per request"
-        if numbers[Signal.WAITING_MEAN] >= QUEUED:
-            return f"{numbers[Signal.WAITING_MEAN]:.0f} requests wait on {name}"
-    held = max(numbers[Signal.KV_CACHE_USAGE_MEAN] for numbers in peers.values())
-    usage = held + found[pod].numbers[Signal.KV_CACHE_USAGE_MEAN] / len(peers)
-    room = evidence.trigger.kv_cache_usage_ratio
-    return f"their KV cache would be {usage:.2f} full (limit {room:g})" if usage > room else ""
-
-
-def beyond_trigger(evidence: Evidence, pod: str) -> tuple[str, ...]:
-    """Return the peers of a replica that are known to preempt beyond the trigger."""
-    limit = evidence.trigger.preemptions_per_request
-    apart = ((name, out.readings) for name, out in evidence.left_out.items())
-    rates = {
-        name: number_or_none(readings, Signal.PREEMPTIONS_PER_REQUEST_HELD)
-        for name, readings in (*evidence.burn.pods.items(), *apart)
-        if name != pod
-    }
-    return tuple(name for name, rate in sorted(rates.items()) if rate is not None and rate > limit)
