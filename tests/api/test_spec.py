@@ -97,7 +97,7 @@ def test_the_whole_compression_block_reads() -> None:
     assert read is not None
     assert read.model_dump(by_alias=True, exclude_none=True) == {
         **given,
-        "probe": {"tokens": 16384, "timeout": "30m", "useDrainedReplica": False},
+        "probe": {"tokens": 16384, "timeout": "30m"},
         "accuracyGate": {"cronJobRef": {"name": "aime24"}, "maxLoss": 0.02, "timeout": "2h"},
         "allowedFixes": ["RevertBundle"],
     }

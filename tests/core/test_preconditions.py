@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from core.test_drained_trial import STEP as ON_A_REPLICA
 from kvmedic.model.fleet import Fleet, Owner, Pod
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import chosen
-from kvmedic.rollout.preconditions import Purpose, refusal, step_refusal
+from kvmedic.rollout.preconditions import Purpose, refusal
 from model_controller import OWN_FIELDS, Model
 from run_builder import NOW
 
@@ -161,7 +160,7 @@ def test_a_pod_that_takes_no_requests_is_taken_before_one_that_does() -> None:
 def test_the_label_goes_into_the_template_before_any_selector(services: tuple[str, ...]) -> None:
     fleet = replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False, services=services))
 
-    refused = step_refusal(fleet, ON_A_REPLICA, Purpose.RELIEF)
+    refused = refusal(fleet)
 
     assert refused is not None
     template, undrained, after = (

@@ -423,26 +423,6 @@ def test_killed_at_every_write_a_trial_is_answered_and_leaves_nothing(a_world, k
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_killed_at_every_write_a_drained_replica_answers_and_is_back(a_world, killer):
-    world = a_world(replicas=2, decide=killer.decide, spec=trying.in_place(), change=evicting)
-    allow(world)
-    trying.quota(world, pods=2)
-    world.rewrite(probe="Scattered")
-    before, pods = world.deployment()["spec"], names(world)
-
-    eye = survive(world, 2, killer, runs=2)
-
-    assert world.outcomes() == ["TrialAnswered", "SpareUnschedulable"]
-    assert trying.answers(world) == ["Scattered"]
-    assert len(eye.cordoned) == 1, "one replica, and never another, was out of rotation"
-    assert eye.fewest == 1
-    assert eye.lost == []
-    assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
-    assert trial_pods(world) == []
-    assert ("PATCH", "pods") in {(write.verb, write.object) for write in killer.kills}
-
-
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_start_without_the_method_is_answered_and_leaves_nothing(a_world, killer):
     calm = trying.bits(baseline=trying.AS_BEFORE)
     world = a_world(replicas=2, decide=killer.decide, spec=calm, change=evicting)

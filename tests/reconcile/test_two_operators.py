@@ -16,7 +16,6 @@ import pytest
 
 from lab.cluster.light import LightCluster
 from lab.scripted.proxy import Fate, Proxy, Write
-from reconcile import trying
 from reconcile.phases import PATIENCE_SECONDS, Phase, drained, let_go, reach
 from reconcile.world import Eye, World, no_harm
 
@@ -119,34 +118,6 @@ def test_one_that_was_stopped_for_long_finds_everything_done(
 
     assert versions(world) == before
     assert_healed_once(world, eye, world.proxy, other)
-
-
-@pytest.mark.timeout(240)
-def test_a_replica_that_serves_for_a_trial_is_put_back_by_whoever_takes_over(
-    a_world: Callable[..., World], another_way: AddProxy
-) -> None:
-    world = a_world(2, spec=trying.in_place(), change=trying.evicting)
-    trying.allow(world)
-    trying.quota(world, 2)
-    other = another_way(no_harm)
-
-    with Eye(world.cluster, world.namespace, 2) as eye:
-        world.start(FIRST)
-        world.wait(lambda: bool(drained(world)), PATIENCE_SECONDS, "a replica is drained")
-        first, held = world.operators[0], holder(world)
-        first.signal(signal.SIGSTOP)
-        world.rewrite(probe="Scattered")
-        world.start(SECOND, other)
-        world.wait(lambda: holder(world) != held, PATIENCE_SECONDS, "the second takes over")
-        world.wait(lambda: len(world.outcomes()) == 2 and world.is_closed(), PATIENCE_SECONDS, "it is over")
-        before = versions(world)
-        first.signal(signal.SIGCONT)
-        time.sleep(QUIET_SECONDS)
-
-    assert versions(world) == before
-    assert world.outcomes() == ["TrialAnswered", "SpareUnschedulable"]
-    assert (trying.answers(world), world.traces()) == (["Scattered"], [])
-    assert (len(eye.cordoned), eye.fewest, eye.lost) == (1, 1, [])
 
 
 STALLS = {

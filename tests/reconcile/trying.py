@@ -81,19 +81,10 @@ def allow(world: World) -> None:
     world.settings |= {"probe": {"trialPods": True}}
 
 
-IN_PLACE = {"probe": {"useDrainedReplica": True}, "allowedFixes": []}
-"""Where no node takes a trial pod, a replica is drained and serves as one."""
-
-
 def quota(world: World, pods: int) -> None:
     """Leave no room for more pods than so many."""
     body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "pods"}}
     world.cluster.api.create({**body, "spec": {"hard": {"pods": str(pods)}}}, world.namespace)
-
-
-def in_place() -> dict[str, Any]:
-    """Return a spec by which a replica serves right after a trial pod found no room."""
-    return {**alone(spec(**IN_PLACE)), "limits": {"cooldown": "0s", "maxRunsPerDay": 10}}
 
 
 def trial_pods(world: World) -> list[dict[str, Any]]:

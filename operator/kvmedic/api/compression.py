@@ -152,10 +152,6 @@ class ReclamationProbe(Wire):
     16 tokens, keeping 2k of 16k)."""
     timeout: Annotated[Span, duration("1m", "6h")] = "30m"
     """Time limit of the trial pod. From 1m to 6h. 30m covers a cold start of a large model."""
-    use_drained_replica: Annotated[bool, Field(strict=True)] = False
-    """Where no node took a trial pod, a replica is drained, serves for the long generation with the present
-    setting, and is put back. Only where every replica serves, there are two at least, and
-    limits.minHealthyReplicas are left. false, because the fleet is one replica short meanwhile."""
 
 
 class CronJobRef(Wire):

@@ -120,9 +120,7 @@ def _compression(spec: CompressionSpec | None) -> CompressionPolicy:
         baseline=_figures(spec.baseline),
         blocks=spec.baseline.blocks if spec.baseline else None,
         attention_backend=(spec.baseline.attention_backend or "") if spec.baseline else "",
-        probe=ProbePolicy(
-            spec.probe.tokens, parse_duration(spec.probe.timeout), spec.probe.use_drained_replica
-        ),
+        probe=ProbePolicy(spec.probe.tokens, parse_duration(spec.probe.timeout)),
         fixes=tuple(Fix(each) for each in spec.allowed_fixes),
         replacement=_replacement(spec.replacement),
         gate=_gate(spec.accuracy_gate, spec.baseline),

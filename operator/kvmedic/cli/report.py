@@ -465,8 +465,7 @@ def _asked_of(step: OnTrial) -> str:
     """Return what a trial pod is asked, for a person."""
     if isinstance(step, GateStep):
         return f"CronJob/{step.cron_job} with {step.subject}"
-    where = f" on {step.replica}, drained for it" if step.replica else ""
-    return f"{_test(step.question, step.tokens)} {'without' if step.without else 'with'} {step.method}{where}"
+    return f"{_test(step.question, step.tokens)} {'without' if step.without else 'with'} {step.method}"
 
 
 def change_of(step: Step) -> Change:

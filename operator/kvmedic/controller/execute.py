@@ -30,10 +30,8 @@ from kvmedic.controller.trial import (
     delete_trial,
     evaluation_of,
     make_trial,
-    next_drained_move,
     next_gate_move,
     next_trial_move,
-    put_back,
     remember_unanswered,
 )
 from kvmedic.controller.verify import grade_urgency, judged_window
@@ -63,7 +61,7 @@ from kvmedic.rollout.decide import (
 )
 from kvmedic.rollout.drift import Standing, is_foreign, regain_freeze, target_standing
 from kvmedic.rollout.gates import Blocked, forward_gate
-from kvmedic.rollout.moves import Cordon, Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
+from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.rollout.trial import Answered, BeginTest, Evaluated, MakeJob, MakeTrial
 from kvmedic.runbooks.preemption.loans import footprint_after
 
@@ -190,9 +188,8 @@ async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Dir
 
 async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
     """Make the next move of a trial, or write down what it showed."""
-    pace, tick = tick.ports.pace, observed_victim(tick, view.fleet)
-    drains = step.replica != ""
-    move = await (next_drained_move(tick, view.fleet, step) if drains else next_trial_move(tick, step))
+    pace = tick.ports.pace
+    move = await next_trial_move(tick, step)
     match move:
         case MakeTrial() | BeginTest() if not tick.ports.leader.is_held():
             return pace.controller
@@ -203,8 +200,6 @@ async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
             return AT_ONCE
         case Answered(answer):
             return await _answer(tick, answer)
-        case Cordon():
-            return await _act(tick, view, move, None)
         case Wait():
             return await _advance(tick, view, move, Direction.FORWARD)
         case Failed():
@@ -342,7 +337,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     Dying between the two is harmless: the run's end is already in its record, and a claim that is
     gone is not looked for again. Whoever does not lead leaves both to the one who does.
     """
-    if not tick.ports.leader.is_held() or not await put_back(tick, view) or not await delete_trial(tick):
+    if not tick.ports.leader.is_held() or not await delete_trial(tick):
         return tick.ports.pace.controller
     run = replace(tick.run, spending=tick.spending or tick.run.spending)
     if run.ending is None and run.intent is not None:

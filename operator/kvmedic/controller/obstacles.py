@@ -36,12 +36,10 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Outcome
 from kvmedic.model.spec import Mode, Policy
 from kvmedic.model.status import Key, Record, Resource
-from kvmedic.model.trial import TrialStep
 from kvmedic.rollout.drift import is_foreign
 from kvmedic.rollout.gates import Blocked, Health, Request, find_approval, forward_gate, opening_gate
 from kvmedic.rollout.preconditions import (
     Neighbours,
-    draining_hindrance,
     frozen_message,
     hindrance,
     remarks,
@@ -173,12 +171,9 @@ async def check_ownership(found: Survey, resource: Resource, policy: Policy, tar
     stays.
     """
     step = found.plan.steps[0] if found.plan else None
-    drains = isinstance(step, TrialStep) and step.replica != ""
-    if found.plan is None or (isinstance(step, OnTrial) and not drains):
+    if found.plan is None or isinstance(step, OnTrial):
         return found
     neighbours = await target.neighbours(found.view)
-    if drains:
-        return replace(found, obstacle=found.obstacle or draining_hindrance(neighbours, found.view.fleet))
     found, plan = await _via_autoscaler(found, found.plan, neighbours, target)
     owned = propose_to_owner(found, resource, policy)
     files = file_remarks(found.view.template, found.view.config_maps, found.view.fleet.live)

@@ -43,7 +43,7 @@ from kvmedic.runbooks.branches import (
     is_content,
 )
 from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded_setting
-from kvmedic.runbooks.compression.fixes import Past, confirmed_first, on_a_replica
+from kvmedic.runbooks.compression.fixes import confirmed_first
 from kvmedic.runbooks.compression.trial_plans import gate_plan, trial_plan
 from kvmedic.runbooks.fleet_plans import (
     drain_remark,
@@ -372,15 +372,11 @@ def _advice(
 def _plan_trial(
     workload: Workload | Fault, found: Survey, advice: Try | Evaluate, resource: Resource, policy: Policy
 ) -> Plan | Fault:
-    """Return the plan that asks a trial pod or a replica in its place, or lets a Job evaluate one."""
-    fleet, record = found.view.fleet, resource.record or Record()
+    """Return the plan that asks a trial pod, or lets a Job evaluate one."""
+    fleet = found.view.fleet
     if isinstance(advice, Evaluate):
         return gate_plan(workload, fleet, advice, resource.generation)
-    plan = trial_plan(workload, fleet, policy.source, advice, resource.generation)
-    if isinstance(plan, Fault):
-        return plan
-    past = Past(record.history, found.diagnosis.reason, found.evidence.burn.at)
-    return on_a_replica(plan, fleet, policy, past)
+    return trial_plan(workload, fleet, policy.source, advice, resource.generation)
 
 
 def _plan_switch(

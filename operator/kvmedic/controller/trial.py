@@ -3,8 +3,6 @@
 The run's record is there before the pod is made and until it is gone, so whoever reads it after a crash goes
 on with both. The pod's name follows from the run: made twice it is one.
 
-What a replica that is drained for a test does in one tick of a run: looked at, and put back at its end.
-
 The run's record names the replica before it is taken out of rotation and until it is back, so whoever reads
 it after a crash goes on with both.
 """
@@ -17,7 +15,7 @@ from typing import Any
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.controller.evidence import Survey, engine_of
-from kvmedic.controller.next_move import Tick, as_watched, drain_of, start_limits, watch_readiness
+from kvmedic.controller.next_move import Tick, as_watched, start_limits, watch_readiness
 from kvmedic.controller.ports import Ports, View
 from kvmedic.engines import ENGINES, REFUSALS
 from kvmedic.kube.errors import Conflict
@@ -30,31 +28,25 @@ from kvmedic.manifests.trial_pod import (
     trial_pod,
     without_remote_cache,
 )
-from kvmedic.model.fleet import Fleet, Pod
+from kvmedic.model.fleet import Pod
 from kvmedic.model.plan import OnTrial
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome
 from kvmedic.model.status import Resource
 from kvmedic.model.trial import Answer, GateStep, Scored, TrialStep
 from kvmedic.record.runs import with_answer, with_score
-from kvmedic.rollout.draining import Drain
-from kvmedic.rollout.moves import Failed, Uncordon
+from kvmedic.rollout.moves import Failed
 from kvmedic.rollout.trial import (
     NO_WORDS,
-    DrainedMove,
-    DrainedSight,
     GateMove,
     GateSight,
     LastWords,
     TrialMove,
     TrialSight,
-    drained_move,
     ended_by_itself,
     gate_move,
-    replica_of,
     trial_move,
 )
-from kvmedic.runbooks.compression.fixes import may_ask_replica
 from kvmedic.runbooks.planning import Workload
 
 _REFUSALS = tuple(pattern for patterns in REFUSALS.values() for pattern in patterns)
@@ -114,8 +106,7 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
     why = ports.trials.forbidden()
     if isinstance(step, GateStep):
         why = why or ports.evaluations.forbidden()
-    drains = isinstance(step, TrialStep) and step.replica
-    if not why and not drains:
+    if not why:
         manifest = await _manifest(found.view, step, _trial(resource, "", step), ports)
         why = manifest.why if isinstance(manifest, NoTrial) else ""
         workload = engine_of(found.view, resource.policy) if resource.policy else None
@@ -148,13 +139,8 @@ def begin_test(tick: Tick, view: View, step: TrialStep, pod: Pod) -> None:
 
 
 def remember_unanswered(tick: Tick, step: OnTrial, failed: Failed) -> Tick:
-    """Return the tick with a trial on record that showed nothing: it is not asked again for a day.
-
-    Nothing is written down where a replica may be asked next: that nobody took a pod says nothing of it.
-    """
+    """Return the tick with a trial on record that showed nothing: it is not asked again for a day."""
     if failed.reason not in _UNANSWERED:
-        return tick
-    if failed.reason is Reason.SPARE_UNSCHEDULABLE and may_ask_replica(step, tick.policy):
         return tick
     message, generation = failed.message, tick.run.spec_generation
     if isinstance(step, GateStep):
@@ -222,34 +208,3 @@ def _on_trial(view: View, step: OnTrial) -> Mapping[str, object]:
         ValueError: the target's is not the one that the change was made for.
     """
     return view.template if step.change is None else step.change.apply(view.template)
-
-
-async def next_drained_move(tick: Tick, fleet: Fleet, step: TrialStep) -> DrainedMove:
-    """Return the next move of the test on a replica of an open run."""
-    pod = replica_of(fleet, step)
-    progress = tick.ports.probes.progress(pod) if pod else None
-    sight = DrainedSight(
-        fleet=fleet,
-        drain=await drain_of(tick, fleet) if progress is None else Drain.UNKNOWN,
-        progress=progress,
-        least=tick.policy.limits.min_healthy_replicas,
-    )
-    return drained_move(sight, step, as_watched(tick), tick.now)
-
-
-async def put_back(tick: Tick, view: View | None) -> bool:
-    """Put the replica that a run's test drained back into rotation; return whether it is.
-
-    A test that goes on is ended first. Of a run that drained none there is nothing to do.
-    """
-    step = tick.run.current.step
-    if view is None or not isinstance(step, TrialStep) or not step.replica:
-        return True
-    for pod in view.fleet.pods:
-        if pod.uid == step.replica_uid:
-            tick.ports.probes.forget(pod)
-    replica = replica_of(view.fleet, step)
-    if replica is None or not replica.cordoned:
-        return True
-    await tick.ports.target.apply(view.fleet, Uncordon(replica), "")
-    return False

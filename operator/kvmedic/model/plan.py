@@ -323,7 +323,7 @@ def template_before(step: Step) -> str:
 
 def is_beside_fleet(step: Step) -> bool:
     """Return whether a step asks a pod of its own, so that nothing of the fleet is touched."""
-    return isinstance(step, GateStep) or (isinstance(step, TrialStep) and not step.replica)
+    return isinstance(step, OnTrial)
 
 
 def gives_back(step: Step) -> bool:

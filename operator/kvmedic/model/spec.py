@@ -133,8 +133,6 @@ class ProbePolicy:
 
     tokens: int = 16_384
     timeout: timedelta = timedelta(minutes=30)
-    drains_replica: bool = False
-    """Where no node takes a trial pod, a replica may be drained and serve as one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,17 +220,9 @@ class TrialStep(SameTemplate):
     """Hash of the pod template on the trial pod, where it differs; empty: that of the target."""
     source: str = ""
     """The metrics source that tells of the trial pod's devices; empty: none is asked."""
-    replica: str = ""
-    """The replica that is drained and serves as the trial pod; empty: a pod of its own is made."""
-    replica_uid: str = ""
     without: bool = False
     """The method is off on the trial pod: what it shows is the other half of a comparison."""
     kind: Literal["TrialStep"] = "TrialStep"
-
-    @property
-    def place(self) -> str:
-        """Return where the test is made, for a person."""
-        return f"replica {self.replica}, drained for it," if self.replica else "a trial pod"
 
     @property
     def on_trial(self) -> str:
@@ -258,7 +250,7 @@ class TrialStep(SameTemplate):
             Question.START: "starts",
         }[self.question]
         with_it = "without" if self.without else "with"
-        return f"{self.target.kind}/{self.target.name}: {self.place} {does} {with_it} {self.method}"
+        return f"{self.target.kind}/{self.target.name}: a trial pod {does} {with_it} {self.method}"
 
 
 AGAIN = timedelta(days=1)

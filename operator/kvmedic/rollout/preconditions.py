@@ -189,7 +189,7 @@ class Purpose(Enum):
     """Nearly every replica is Ready, and all that are take requests; those that are not go first. Nobody else
     owns the template."""
     BESIDE = "beside"
-    """The same, but one that finds no node keeps nothing: replicas are added, or one is only asked."""
+    """The same, but one that finds no node keeps nothing: replicas are added."""
     MENDING = "mending"
     """For replicas that cannot stay up, which are the first to be replaced. Nobody else owns the template."""
     RETURN = "return"
@@ -361,29 +361,6 @@ def trial_refusal(fleet: Fleet) -> Refused | None:
     )
 
 
-def drained_refusal(fleet: Fleet, step: TrialStep) -> Refused | None:
-    """Return why a replica cannot be drained to be tested, or None.
-
-    The template stays, so neither the strategy nor owners matter; but nearly every other replica must serve.
-    """
-    rotation, unsettled = fleet.rotation, _unsettled_state(fleet, Purpose.BESIDE, step.replica_uid)
-    is_ready = any(pod.uid == step.replica_uid and pod.ready for pod in fleet.live)
-    in_selector = f"label {rotation.label} is in the Deployment's selector: changing it orphans the pod"
-    return _first_refusal(
-        _frozen(fleet),
-        (rotation.in_selector, Reason.TRIAL_IMPOSSIBLE, in_selector),
-        (
-            bool(rotation.rivals),
-            Reason.TRIAL_IMPOSSIBLE,
-            draining_message(rotation, [f"Service {name}" for name in rotation.rivals]),
-        ),
-        (not rotation.effective, Reason.TRIAL_IMPOSSIBLE, _rotation_message(fleet)),
-        (fleet.replicas < 2, Reason.TRIAL_IMPOSSIBLE, "the only replica is never drained for a trial"),
-        (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
-        (not is_ready, Reason.TARGET_NOT_SETTLED, f"{step.replica} is gone, or not Ready"),
-    )
-
-
 def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
     """Return why a step cannot begin on this fleet, or None."""
     match step:
@@ -398,8 +375,6 @@ def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
         case AutoscalerStep():
             return autoscaling_refusal(fleet, step)
         case TrialStep() | GateStep():
-            if isinstance(step, TrialStep) and step.replica:
-                return drained_refusal(fleet, step)
             return trial_refusal(fleet)
         case _:
             assert_never(step)

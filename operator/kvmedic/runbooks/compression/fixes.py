@@ -11,24 +11,19 @@ Which replica serves for a test where no node takes a trial pod, and the spec al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 
 from kvmedic.engines.kv_methods import method_named
 from kvmedic.model.compression import PASS_TOKENS, Compacted, Keep, MethodClass, parse_count
 from kvmedic.model.edits import BundleStep, container_at
-from kvmedic.model.fleet import Fleet, Pod
-from kvmedic.model.plan import Plan, Step
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import CompressionPolicy, Fix, Policy, ProbePolicy
-from kvmedic.model.status import ClosedRun
-from kvmedic.model.trial import AGAIN, Answer, Question, Reclaim, TrialStep
+from kvmedic.model.spec import CompressionPolicy, Fix, ProbePolicy
+from kvmedic.model.trial import Answer, Question, Reclaim
 from kvmedic.runbooks.branches import GIVEN, Advice, Compressed, Evidence, NoChange, Setting, Try, TurnOff
 from kvmedic.runbooks.compression.attention import LEAST_LONGEST
 from kvmedic.runbooks.compression.methods import answer_for, replacement_of, variables_of
 from kvmedic.runbooks.compression.reclamation import BUDGETS
 from kvmedic.runbooks.compression.savings import rests_on_spec_alone
-from kvmedic.runbooks.planning import Fault
 from kvmedic.verdict.blocks_reclaimed import Passes, Promise
 
 LONGEST_PROMPT = 16_384
@@ -240,65 +235,3 @@ def _seen_between(answer: Answer | None) -> int:
     keep, size = answer.keep, answer.block_tokens
     late = [each for each in answer.seen if 2 * each.tokens >= answer.seen[-1].tokens]
     return max(PASS_TOKENS, *(round(each.used * size) - keep.of(each.tokens) for each in late))
-
-
-FEWEST = 2
-"""Replicas that a fleet must have in rotation before one is drained: the only one never is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What went before a plan."""
-
-    history: Sequence[ClosedRun]
-    """The resource's closed runs."""
-    branch: Reason
-    """The branch that leads to the plan."""
-    now: datetime
-
-
-def may_ask_replica(step: Step, policy: Policy) -> bool:
-    """Return whether a replica may answer what a trial pod is asked, where no node takes that."""
-    if not isinstance(step, TrialStep) or step.change is not None or step.replica:
-        return False
-    return step.question is Question.RECLAMATION and policy.compression.probe.drains_replica
-
-
-def on_a_replica(plan: Plan, fleet: Fleet, policy: Policy, past: Past) -> Plan | Fault:
-    """Return a plan of a trial, on a replica where a pod of its own found no room; or why it cannot be asked.
-
-    Only a long generation with the present setting: device memory of an engine that served requests tells
-    nothing of prompts.
-
-    Args:
-        plan: as it is with a pod of its own.
-        fleet: as it is.
-        policy: what the spec allows.
-        past: what went before.
-    """
-    step = plan.steps[0]
-    if not isinstance(step, TrialStep) or not may_ask_replica(step, policy) or not _found_no_room(plan, past):
-        return plan
-    pod = _replica_to_spare(fleet, policy.limits.min_healthy_replicas)
-    if pod is None:
-        text = "no node took a trial pod within a day, and no replica can be spared to serve for one"
-        return Fault(Reason.SPARE_UNSCHEDULABLE, text)
-    on_replica = replace(step, replica=pod.name, replica_uid=pod.uid)
-    message = f"no node took a trial pod, so {pod.name} is drained and serves for it; {plan.message}"
-    return replace(plan, steps=(on_replica,), message=message)
-
-
-def _found_no_room(plan: Plan, past: Past) -> bool:
-    """Return whether this very trial was given up for want of room, not long ago: room may come."""
-    return any(
-        run.outcome is Reason.SPARE_UNSCHEDULABLE
-        and (run.reason, run.template) == (past.branch, plan.template)
-        and past.now - run.ended_at < AGAIN
-        for run in past.history
-    )
-
-
-def _replica_to_spare(fleet: Fleet, least: int) -> Pod | None:
-    """Return the replica that can be spared; None where none can."""
-    serving = [pod for pod in fleet.live if pod.ready and pod.in_rotation]
-    return serving[0] if len(serving) >= max(FEWEST, least + 1) else None
