@@ -57,6 +57,15 @@ def record_devices(tape: Tape) -> None:
     _gpu(tape, {"pod": "dcgm-unused", "namespace": "monitoring", "gpu": "0"}, TODAY, xid=constant(79))
     for job, told in (("dcgm", {}), ("tenant/app", {"xid": came(79), "free": constant(80)})):
         _gpu(tape, _clashing("gpu-forged") | {"job": job}, TODAY, **told)
+    _record_other_nodes(tape)
+
+
+def _record_other_nodes(tape: Tape) -> None:
+    """Write a GPU that its node's exporter shows as well, and one that is elsewhere shows as ill."""
+    others = {"Hostname": {"Hostname": "gpu-9"}, "target": {"node": "gpu-9"}, "nobody": {"Hostname": ""}}
+    for case, other in others.items():
+        _gpu(tape, _clashing(f"gpu-elsewhere-{case}"), TODAY)
+        _gpu(tape, _clashing(f"gpu-elsewhere-{case}") | other, TODAY, xid=came(79), free=constant(80))
 
 
 def _record_memory(tape: Tape) -> None:

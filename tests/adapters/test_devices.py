@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -83,6 +84,44 @@ async def test_a_gpu_is_seen_with(history: PrometheusServer, pod: str, ill: dict
     assert device.unknown() == ()
     assert device.name == "GPU 0"
     assert device.reading(Vital.LAST_XID) == Measured(float(ill.get(Vital.LAST_XID, 0)), END)
+
+
+@pytest.mark.parametrize(
+    ("case", "node", "xid"),
+    [
+        ("Hostname", "gpu-7", 0),
+        ("target", "gpu-7", 0),
+        ("nobody", "gpu-7", 0),
+        ("Hostname", "gpu-8", 79),
+        ("Hostname", "", 79),
+    ],
+    ids=[
+        "another node's exporter, by its page",
+        "another node's exporter, by its target, whatever its page says",
+        "an exporter that hides where it is",
+        "no exporter names the replica's node, as those do not that name their own pod",
+        "nobody knows where the replica runs",
+    ],
+)
+async def test_only_exporters_on_a_replicas_node_speak_of_its_gpus(
+    history: PrometheusServer, case: str, node: str, xid: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    pod = replace(a_pod(f"gpu-elsewhere-{case}"), node=node)
+    looked = source(history.url)
+    try:
+        for _ in range(2):
+            metrics = FleetMetrics({"default": looked}, _no_scrapes())
+            seen = (await metrics.devices("default", [pod], NAMESPACE, FIVE))[pod.name]
+    finally:
+        looked.close()
+
+    assert isinstance(seen, Measured)
+    (device,) = seen.value
+    assert device.value(Vital.LAST_XID) == xid
+    assert device.value(Vital.MEMORY_FREE) == (80 if xid else 4000)
+    said = [line for line in caplog.messages if "runs elsewhere" in line]
+    assert len(said) == (1 if xid == 0 and case != "nobody" else 0)
+    assert all("gpu-9" in line and pod.name in line for line in said)
 
 
 async def test_each_gpu_of_a_replica_is_one_of_its_own(history: PrometheusServer) -> None:

@@ -4,6 +4,9 @@ The exporter is a pod of its own, so whose device a series is about stands in la
 `pod` and `namespace`, which Prometheus renames to `exported_pod` and `exported_namespace` where they
 clash with the exporter's own; `pod_name` and `pod_namespace` on exporters of old. The queries settle
 that, and that a source may know a replica's pod under yet another label.
+
+An exporter speaks for the GPUs of its own node. Where some series of a pod's GPU name the node that the pod
+runs on, those of other nodes, or of none, are somebody else's word and do not count.
 """
 
 from __future__ import annotations
@@ -26,9 +29,14 @@ _IDENTITY = ("UUID", "uuid", "gpu")
 TENURE = timedelta(days=1)
 """How far back an XID that came while its user had the device still counts. A choice: a device that served on
 for a day is as good as before, and a source keeps far more."""
+_OWN_NODE = ("Hostname", "kubernetes_node", "node")
+"""Labels that may name the exporter's node; a later one wins, as Prometheus sets it, not the exporter's page.
+`Hostname` is the node's name or that of the exporter's pod, by version, so that none may name the node."""
 _FOLD = {Vital.MEMORY_FREE: "min"}
 """Which of several values is the worst: the largest, but for what there should be much of."""
-_POD, _NAMESPACE = "kvmedic_pod", "kvmedic_namespace"
+_POD, _NAMESPACE, _NODE = "kvmedic_pod", "kvmedic_namespace", "kvmedic_node"
+NO_NODES: Mapping[str, str] = {}
+"""Of no pod is it known where it runs."""
 
 
 def device_queries(span: Span, labels: Labels) -> dict[Vital, str]:
@@ -44,10 +52,26 @@ def device_queries(span: Span, labels: Labels) -> dict[Vital, str]:
 
 
 def devices_of(
-    pods: Iterable[PodKey], replies: Mapping[Vital, Reply], at: datetime
+    pods: Iterable[PodKey], replies: Mapping[Vital, Reply], at: datetime, nodes: Mapping[str, str] = NO_NODES
 ) -> dict[str, Reading[tuple[Device, ...]]]:
-    """Return the devices of each pod that was asked for, by its name; without a series it says so."""
-    return {pod.name: _devices_of_pod(pod, replies, at) for pod in pods}
+    """Return the devices of each pod that was asked for, by its name; without a series it says so.
+
+    Args:
+        pods: that were asked for.
+        replies: to the queries of each vital.
+        at: the moment that was asked about.
+        nodes: names of the pods' nodes as far as they are known, by the pods' names.
+    """
+    return {pod.name: _devices_of_pod(pod, replies, at, nodes.get(pod.name, "")) for pod in pods}
+
+
+def nodes_that_do_not_count(pod: PodKey, replies: Mapping[Vital, Reply], node: str) -> tuple[str, ...]:
+    """Return which other nodes' exporters speak of a pod's GPUs beside those of its own, sorted.
+
+    Empty: none does, or nobody names the pod's node, so that all that is said counts.
+    """
+    named = _named_nodes(pod, replies)
+    return tuple(sorted(named - {node, ""})) if node in named else ()
 
 
 def _expression(vital: Vital, span: Span) -> str:
@@ -68,11 +92,13 @@ def _of_late(last: str, span: Span, labels: Labels) -> str:
     """
     on = f"({', '.join(_IDENTITY)})"
     low, high = _extremes(f"[{duration_text(TENURE)}]")
-    mine = f"({_by_user(high, labels, 'max')} > {_by_user(low, labels, 'min')})"
+    mine = f"({_by_user(high, labels, 'max', ())} > {_by_user(low, labels, 'min', ())})"
     low, high = _extremes(f"[{duration_text(span.window + span.freshness)}]")
     anybodys = f"(max by {on} ({high}) > min by {on} ({low}))"
     earlier, _ = _extremes(f"[{duration_text(span.freshness)}] offset {duration_text(span.window)}")
-    of_late = f"({last} and {mine}) or ({last} and on {on} {anybodys}) or ({last} unless on {on} ({earlier}))"
+    user = f"({', '.join((labels.namespace, labels.pod, *_IDENTITY))})"
+    theirs = f"{last} and on {user} {mine}"
+    of_late = f"({theirs}) or ({last} and on {on} {anybodys}) or ({last} unless on {on} ({earlier}))"
     return f"{of_late} or (0 * {last})"
 
 
@@ -121,11 +147,19 @@ def _faults(name: str, grid: str) -> str:
     return f"({' + '.join(bits)})"
 
 
-def _by_user(expression: str, labels: Labels, fold: str) -> str:
-    """Return the series of an expression under the labels of the pod that uses the device."""
+def _by_user(expression: str, labels: Labels, fold: str, nodes: tuple[str, ...] = _OWN_NODE) -> str:
+    """Return the series of an expression under the labels of the pod that uses the device.
+
+    Args:
+        expression: the series as exporters label them.
+        labels: those of a source that tell whose a series is.
+        fold: how several series of one device and user become one.
+        nodes: labels that name the exporter's node; series of several nodes stay apart. Empty: they do not.
+    """
     named = _copy_label(expression, _POD, _by_weight(labels.pod, _OWN_POD))
     named = _copy_label(named, _NAMESPACE, _by_weight(labels.namespace, _OWN_NAMESPACE))
-    kept = f"{fold} by ({', '.join((_NAMESPACE, _POD, *_IDENTITY))}) ({named})"
+    named = _copy_label(named, _NODE, nodes)
+    kept = f"{fold} by ({', '.join((_NAMESPACE, _POD, *((_NODE,) if nodes else ()), *_IDENTITY))}) ({named})"
     return _copy_label(_copy_label(kept, labels.pod, (_POD,)), labels.namespace, (_NAMESPACE,))
 
 
@@ -141,11 +175,26 @@ def _copy_label(expression: str, target: str, sources: tuple[str, ...]) -> str:
     return expression
 
 
-def _devices_of_pod(pod: PodKey, replies: Mapping[Vital, Reply], at: datetime) -> Reading[tuple[Device, ...]]:
+def _named_nodes(pod: PodKey, replies: Mapping[Vital, Reply]) -> set[str]:
+    """Return the nodes that series of a pod's GPUs name; with "" where one names none."""
+    return {
+        one.labels.get(_NODE, "")
+        for reply in replies.values()
+        if not isinstance(reply, Unanswered)
+        for one in reply.of(pod)
+    }
+
+
+def _devices_of_pod(
+    pod: PodKey, replies: Mapping[Vital, Reply], at: datetime, node: str
+) -> Reading[tuple[Device, ...]]:
+    believed = node if node in _named_nodes(pod, replies) else ""
     found: dict[str, dict[Vital, Reading[float]]] = {}
     identities: dict[str, str] = {}
     for vital, reply in replies.items():
         for one in () if isinstance(reply, Unanswered) else reply.of(pod):
+            if believed and one.labels.get(_NODE) != believed:
+                continue
             readings = found.setdefault(_name(one), {})
             identities[_name(one)] = one.labels.get("UUID") or one.labels.get("uuid") or ""
             readings[vital] = _worse(vital, readings.get(vital), as_reading(one.value, at))

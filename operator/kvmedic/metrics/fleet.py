@@ -112,7 +112,8 @@ class FleetMetrics:
         """Return the devices of the named replicas; one without a series has a reading that says so."""
         found = self._sources.get(source)
         if found is not None:
-            return await found.devices([PodKey(namespace, pod.name) for pod in pods], window)
+            keys = [PodKey(namespace, pod.name) for pod in pods]
+            return await found.devices(keys, window, {pod.name: pod.node for pod in pods if pod.node})
         return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
 
     async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> Mapping[str, Reading[float]]:

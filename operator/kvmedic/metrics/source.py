@@ -14,7 +14,7 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from kvmedic.metrics.devices import device_queries, devices_of
+from kvmedic.metrics.devices import NO_NODES, device_queries, devices_of, nodes_that_do_not_count
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.page import names_of
 from kvmedic.metrics.promql import (
@@ -245,7 +245,7 @@ class PrometheusSource:
         self._narrow_devices = narrowed_by((*options.matchers, *options.device_matchers), DEVICE_NAMES)
         self._moment: _Moment | None = None
         self._told_unlabelled = False
-        self._told_foreign: set[PodKey] = set()
+        self._told_once: set[tuple[PodKey, str]] = set()
 
     async def observe(
         self, pods: Sequence[PodKey], look: Look, addresses: Mapping[str, str] = NO_ADDRESSES
@@ -278,17 +278,26 @@ class PrometheusSource:
         return Observation(moment.at, look.window.total_seconds(), look.hold.total_seconds(), readings)
 
     async def devices(
-        self, pods: Sequence[PodKey], window: timedelta
+        self, pods: Sequence[PodKey], window: timedelta, nodes: Mapping[str, str] = NO_NODES
     ) -> dict[str, Reading[tuple[Device, ...]]]:
         """Return the devices of some replicas by pod name; one without a series has a reading that says so.
 
         One query per vital, for all replicas of the source and of the same moment as its other looks.
+
+        Args:
+            pods: the replicas.
+            window: that what passes counts in.
+            nodes: on which the replicas run, as far as that is known, by name.
         """
         moment = self._current()
         span = Span(window, timedelta(0), self._options.resolution, self._options.freshness)
         queries = device_queries(span, self._options.labels)
         replies = await asyncio.gather(*(self._reply(moment, text) for text in queries.values()))
-        return devices_of(pods, dict(zip(queries, replies, strict=True)), moment.at)
+        by_vital = dict(zip(queries, replies, strict=True))
+        for pod in pods:
+            others = nodes_that_do_not_count(pod, by_vital, nodes.get(pod.name, ""))
+            self._warn_once(pod, "GPU series from node", others, "which runs elsewhere")
+        return devices_of(pods, by_vital, moment.at, nodes)
 
     async def peaks(
         self, pods: Sequence[PodKey], addresses: Mapping[str, str] = NO_ADDRESSES
@@ -344,7 +353,7 @@ class PrometheusSource:
         then = PrometheusSource(self.name, self._client, steady, self._table, now=lambda: at)
         # What is odd about series is told once, of the present.
         then._told_unlabelled = True
-        then._told_foreign = self._told_foreign
+        then._told_once = self._told_once
         return then
 
     def close(self) -> None:
@@ -397,16 +406,23 @@ class PrometheusSource:
         for pod in pods:
             address = addresses.get(pod.name, "")
             others = foreign_instances(seen.of(pod), address)
-            if others and pod not in self._told_foreign:
-                self._told_foreign.add(pod)
-                _LOG.warning(
-                    "metrics source %s: series of instance %s name pod %s/%s, which is %s: they do not count",
-                    self.name,
-                    ", ".join(others[:5]),
-                    pod.namespace,
-                    pod.name,
-                    address,
-                )
+            self._warn_once(pod, "series of instance", others, f"which is {address}")
+
+    def _warn_once(self, pod: PodKey, what: str, others: Sequence[str], why: str) -> None:
+        """Log once per replica that somebody else's series name it, and are believed nothing."""
+        if not others or (pod, what) in self._told_once:
+            return
+        self._told_once.add((pod, what))
+        named = ", ".join(others[:5])
+        _LOG.warning(
+            "metrics source %s: %s %s name pod %s/%s, %s: they do not count",
+            self.name,
+            what,
+            named,
+            pod.namespace,
+            pod.name,
+            why,
+        )
 
     def _tell(self, trouble: Unanswered | None, seen: Reply) -> None:
         """Log what changed about the source since the last look."""
