@@ -18,10 +18,10 @@ from kvmedic.model.status import (
     Condition,
     ConditionType,
     Footprint,
-    HandOver,
     LastGood,
     Load,
     Record,
+    RunbookSwitch,
     Severity,
     ShownDiagnosis,
     ShownPlan,
@@ -168,14 +168,15 @@ def forgotten_record() -> Record:
     return replace(full_record(), baseline=told)
 
 
-def handed_over_record() -> Record:
+def switched_record() -> Record:
     """Return a record in which one runbook left the fleet to the other."""
-    given = HandOver(
+    given = RunbookSwitch(
         "CompressionWithoutSavings",
         "PreemptionThrash",
         Reason.PRESSED_THOUGH_COMPRESSED,
-        "0123456789abcdef",
         "blocks come back; PreemptionThrash goes on: FleetWideDemand",
+        "0123456789abcdef",
+        3,
         NOW,
     )
-    return replace(full_record(), hand_overs=(given,))
+    return replace(full_record(), runbook_switches=(given,))

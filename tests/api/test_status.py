@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from api.records import (
     forgotten_record,
     full_record,
-    handed_over_record,
     holding_record,
     recalled_record,
+    switched_record,
     urgent_record,
 )
 from kvmedic.api.resource import RunUnreadable
@@ -187,23 +187,26 @@ def test_what_history_told_is_never_taken_for_nothing(path: tuple[str | int, ...
         record_from_wire(broken(stored(recalled_record()), *path, value=value))
 
 
-def test_a_hand_over_is_written_in_the_words_of_the_diagnosis() -> None:
-    assert stored(handed_over_record())["handOvers"] == [
+def test_a_switch_of_runbooks_is_written_in_the_words_of_the_diagnosis() -> None:
+    assert stored(switched_record())["runbookSwitches"] == [
         {
             "fromRunbook": "CompressionWithoutSavings",
             "toRunbook": "PreemptionThrash",
             "reason": "PressedThoughCompressed",
-            "evidence": "0123456789abcdef",
             "message": "blocks come back; PreemptionThrash goes on: FleetWideDemand",
+            "template": "0123456789abcdef",
+            "generation": 3,
             "at": "2026-03-01T03:00:00Z",
         }
     ]
 
 
-@pytest.mark.parametrize(("field", "value"), [("evidence", None), ("reason", "Elysium"), ("at", "once")])
-def test_a_hand_over_is_never_taken_for_none(field: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [("template", None), ("generation", "x"), ("reason", "Elysium"), ("at", "once")]
+)
+def test_a_switch_of_runbooks_is_never_taken_for_none(field: str, value: Any) -> None:
     with pytest.raises(RunUnreadable):
-        record_from_wire(broken(stored(handed_over_record()), "handOvers", 0, field, value=value))
+        record_from_wire(broken(stored(switched_record()), "runbookSwitches", 0, field, value=value))
 
 
 def test_times_are_written_in_utc_and_conditions_in_kubernetes_words() -> None:

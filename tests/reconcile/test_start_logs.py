@@ -34,7 +34,7 @@ def asking(container: dict[str, Any], pod: dict[str, Any]) -> None:
 def test_what_the_start_up_log_says_decides_and_nothing_else_of_it_is_kept(
     a_world: Any, log: str, *, applied: bool
 ) -> None:
-    """A type that is ignored is told, and as nothing here could mend that, the fleet is handed over."""
+    """A type that is ignored is told; as nothing could mend that, the fleet goes to the other runbook."""
     spec = {"runbooks": [str(each) for each in Runbook], "mode": "Observe"}
     world = a_world(replicas=2, spec=spec, change=asking)
     world.proxy.log = log

@@ -196,7 +196,7 @@ def test_a_trial_that_cannot_be_made_hands_the_fleet_to_the_other_runbook(a_worl
 
     assert world.outcomes() == ["Recovered"]
     assert "--max-num-seqs=64" not in world.args()
-    (given,) = world.status()["handOvers"]
+    (given,) = world.status()["runbookSwitches"]
     assert (given["reason"], given["toRunbook"]) == ("TrialImpossible", "PreemptionThrash")
     assert "probe.trialPods" in given["message"]
 

@@ -10,9 +10,15 @@ import pytest
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome
-from kvmedic.model.status import ConditionType, HandOver, Record
+from kvmedic.model.status import ConditionType, Record, RunbookSwitch
 from kvmedic.record.conditions import phase
-from kvmedic.record.surveys import HAND_OVERS_LENGTH, REFRESH, record_diagnosis, record_plan, with_hand_over
+from kvmedic.record.surveys import (
+    REFRESH,
+    RUNBOOK_SWITCHES_LENGTH,
+    record_diagnosis,
+    record_plan,
+    with_runbook_switch,
+)
 from kvmedic.runbooks.branches import Diagnosed, Finding
 from kvmedic.runbooks.preemption.branches import PREEMPTION_BRANCHES as BRANCHES
 from run_builder import NOW, OLD, STEP
@@ -102,7 +108,7 @@ def test_numbers_that_changed_are_not() -> None:
         (Reason.AWAITING_APPROVAL, "AwaitingApproval"),
         (Reason.APPROVAL_EXPIRED, "AwaitingApproval"),
         (Reason.APPROVALS_UNREADABLE, "ActionRequired"),
-        (Reason.HANDED_OVER_TWICE, "ActionRequired"),
+        (Reason.RUNBOOK_SWITCHED_TWICE, "ActionRequired"),
         (Reason.IN_COOLDOWN, "Planned"),
     ],
 )
@@ -126,28 +132,28 @@ def test_what_is_noticed_of_a_calm_fleet_is_written_down_once() -> None:
     assert seen(after=2 * REFRESH, record=noticed) == noticed
 
 
-OVER = HandOver(
-    "CompressionWithoutSavings", "PreemptionThrash", Reason.PRESSED_THOUGH_COMPRESSED, "e" * 16, "why", NOW
+OVER = RunbookSwitch(
+    "CompressionWithoutSavings", "PreemptionThrash", Reason.PRESSED_THOUGH_COMPRESSED, "why", "e" * 16, 3, NOW
 )
 BACK = replace(OVER, from_runbook=OVER.to_runbook, to_runbook=OVER.from_runbook)
 
 
-def handed(*given: HandOver | None) -> Record:
+def with_switches(*given: RunbookSwitch | None) -> Record:
     record = Record()
     for each in given:
-        record = with_hand_over(record, each)
+        record = with_runbook_switch(record, each)
     return record
 
 
-def test_a_hand_over_is_written_down_once_each_way() -> None:
+def test_a_switch_of_runbooks_is_written_down_once_each_way() -> None:
     again = replace(OVER, message="other figures", at=NOW + REFRESH)
 
-    assert handed(None) == Record()
-    assert handed(OVER, again) == handed(OVER) == Record(hand_overs=(OVER,))
-    assert handed(OVER, BACK, again, replace(BACK, message="more")).hand_overs == (BACK, OVER)
+    assert with_switches(None) == Record()
+    assert with_switches(OVER, again) == with_switches(OVER) == Record(runbook_switches=(OVER,))
+    assert with_switches(OVER, BACK, again, replace(BACK, message="more")).runbook_switches == (BACK, OVER)
 
 
-def test_new_evidence_comes_first_and_the_oldest_goes() -> None:
-    given = [replace(OVER, evidence=f"{at:016d}") for at in range(HAND_OVERS_LENGTH + 1)]
+def test_the_newest_switch_comes_first_and_the_oldest_goes() -> None:
+    given = [replace(OVER, template=f"{at:016d}") for at in range(RUNBOOK_SWITCHES_LENGTH + 1)]
 
-    assert handed(*given).hand_overs == tuple(reversed(given[1:]))
+    assert with_switches(*given).runbook_switches == tuple(reversed(given[1:]))

@@ -10,8 +10,8 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
 from kvmedic.model.status import (
     ClosedRun,
-    HandOver,
     Record,
+    RunbookSwitch,
     Severity,
     ShownDiagnosis,
     Urgency,
@@ -103,38 +103,42 @@ def test_an_end_is_a_warning_where_somebody_may_want_to_look(outcome: Reason, wa
     assert (note.reason, note.warning) == (outcome, warns)
 
 
-OVER = HandOver(
+OVER = RunbookSwitch(
     "CompressionWithoutSavings",
     "PreemptionThrash",
     Reason.PRESSED_THOUGH_COMPRESSED,
-    "e" * 16,
     "blocks come back",
+    "e" * 16,
+    3,
     NOW,
 )
 
 
-def test_a_hand_over_is_told_once_also_where_a_run_is_opened_on_it() -> None:
-    before, seen = Record(diagnosis=HEALTHY), Record(diagnosis=DEMAND, hand_overs=(OVER,))
+def test_a_switch_of_runbooks_is_told_once_also_where_a_run_is_opened_on_it() -> None:
+    before, seen = Record(diagnosis=HEALTHY), Record(diagnosis=DEMAND, runbook_switches=(OVER,))
     opened = replace(seen, run=a_run(StepState.PENDING))
 
-    assert told(before, seen) == [Reason.HANDED_OVER, Reason.FLEET_WIDE_DEMAND]
-    assert told(before, opened) == [Reason.HANDED_OVER, Reason.FLEET_WIDE_DEMAND, Reason.PLANNED]
+    assert told(before, seen) == [Reason.RUNBOOK_SWITCHED, Reason.FLEET_WIDE_DEMAND]
+    assert told(before, opened) == [Reason.RUNBOOK_SWITCHED, Reason.FLEET_WIDE_DEMAND, Reason.PLANNED]
     assert told(seen, opened) == [Reason.PLANNED]
-    assert told(seen, replace(seen, hand_overs=())) == []
+    assert told(seen, replace(seen, runbook_switches=())) == []
 
 
-def test_a_hand_over_says_which_way_on_which_evidence_and_why() -> None:
-    note = notes(Record(), Record(hand_overs=(OVER,)))[0]
+def test_a_switch_of_runbooks_says_which_way_and_why() -> None:
+    note = notes(Record(), Record(runbook_switches=(OVER,)))[0]
 
     assert note.message == (
-        f"CompressionWithoutSavings -> PreemptionThrash on evidence {OVER.evidence}: blocks come back"
+        f"CompressionWithoutSavings -> PreemptionThrash on pod template {OVER.template}, spec generation 3: "
+        "blocks come back"
     )
     assert (note.warning, note.on_target, note.run) == (False, False, "")
 
 
-def test_the_way_back_and_new_evidence_are_told_too() -> None:
+def test_the_way_back_and_another_template_are_told_too() -> None:
     back = replace(OVER, from_runbook=OVER.to_runbook, to_runbook=OVER.from_runbook)
-    seen = Record(diagnosis=DEMAND, hand_overs=(OVER,))
+    seen = Record(diagnosis=DEMAND, runbook_switches=(OVER,))
 
-    assert told(seen, replace(seen, hand_overs=(back, OVER))) == [Reason.HANDED_OVER]
-    assert told(seen, replace(seen, hand_overs=(replace(OVER, evidence="0"), OVER))) == [Reason.HANDED_OVER]
+    assert told(seen, replace(seen, runbook_switches=(back, OVER))) == [Reason.RUNBOOK_SWITCHED]
+    assert told(seen, replace(seen, runbook_switches=(replace(OVER, template="0"), OVER))) == [
+        Reason.RUNBOOK_SWITCHED
+    ]

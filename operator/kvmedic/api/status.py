@@ -6,7 +6,7 @@ because records that are stored must stay readable (`tests/api/data`).
 
 Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`, `rollbacks`,
 `bundles`, `scalings`, `answers`, `scores`, `turnedOff`, `copies`, `outgrown`, `borrowed`, `footprint`,
-`lastGood`, `sized`, `baseline`, `handOvers`) are what the operator itself relies on after a restart:
+`lastGood`, `sized`, `baseline`, `runbookSwitches`) are what the operator itself relies on after a restart:
 one that cannot be read raises `RunUnreadable`, because starting from empty would forget a change under way or
 hand out a used-up budget. All other fields are for people, are computed anew, and are dropped when they
 cannot be read.
@@ -33,10 +33,10 @@ from kvmedic.model.status import (
     Condition,
     ConfigCopy,
     Footprint,
-    HandOver,
     LastGood,
     OutgrownShare,
     Record,
+    RunbookSwitch,
     ShownDiagnosis,
     ShownPlan,
     SizedCap,
@@ -76,7 +76,7 @@ RECORDS = frozenset(
         "lastGood",
         "sized",
         "baseline",
-        "handOvers",
+        "runbookSwitches",
     }
 )
 """The fields that the operator relies upon after a restart."""
@@ -176,11 +176,11 @@ class KVRemediationStatus(BaseModel):
     baseline: Recalled | None = None
     """The fleet before its KV cache was compressed, as the metrics source recalled it: asked once for each
     revision that turned the method on. A record: do not edit it."""
-    hand_overs: tuple[HandOver, ...] = Field(
+    runbook_switches: tuple[RunbookSwitch, ...] = Field(
         default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """When one runbook left the fleet to the other, newest first: each way once per evidence. A record: do
-    not edit it."""
+    """When one runbook left the fleet to the other, newest first: each way once per pod template and
+    generation of the spec. A record: do not edit it."""
 
 
 def record_to_wire(record: Record, phase: str) -> dict[str, Any]:

@@ -229,27 +229,28 @@ def _moment_text(moment: datetime) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
-def hand_over_as_text(record: Record) -> Iterator[str]:
-    """Yield the newest hand-over as one line; nothing where there was none."""
-    for given in record.hand_overs[:1]:
+def runbook_switch_as_text(record: Record) -> Iterator[str]:
+    """Yield the newest switch of the runbooks as one line; nothing where there was none."""
+    for switch in record.runbook_switches[:1]:
         yield (
-            f"{given.from_runbook} left the fleet to {given.to_runbook} ({given.at:%Y-%m-%dT%H:%M:%SZ}, "
-            f"evidence {given.evidence}): {given.message.rstrip('.')}."
+            f"{switch.from_runbook} left the fleet to {switch.to_runbook} ({_moment_text(switch.at)}, "
+            f"pod template {switch.template}): {switch.message.rstrip('.')}."
         )
 
 
-def hand_over_as_json(record: Record | None) -> dict[str, Any] | None:
-    """Return the newest hand-over for a program; None: there was none."""
-    if record is None or not record.hand_overs:
+def runbook_switch_as_json(record: Record | None) -> dict[str, Any] | None:
+    """Return the newest switch of the runbooks for a program; None: there was none."""
+    if record is None or not record.runbook_switches:
         return None
-    given = record.hand_overs[0]
+    switch = record.runbook_switches[0]
     return {
-        "from": given.from_runbook,
-        "to": given.to_runbook,
-        "reason": str(given.reason),
-        "evidence": given.evidence,
-        "at": f"{given.at:%Y-%m-%dT%H:%M:%SZ}",
-        "message": given.message,
+        "from": switch.from_runbook,
+        "to": switch.to_runbook,
+        "reason": str(switch.reason),
+        "template": switch.template,
+        "generation": switch.generation,
+        "at": _moment_text(switch.at),
+        "message": switch.message,
     }
 
 
@@ -310,7 +311,7 @@ def command(
 
 
 def as_json(resource: Resource, place: Place, trial: ShownTrial | None, fixes: ShownFixes) -> dict[str, Any]:
-    """Return what there is to say for a program: sentences, the trial's readings, scores, the hand-over."""
+    """Return what there is to say for a program: sentences, the trial's readings, scores, the switch."""
     told = (*((trial.sentence(),) if trial else ()), *fixes.as_text())
     return {
         "namespace": resource.namespace,
@@ -319,7 +320,7 @@ def as_json(resource: Resource, place: Place, trial: ShownTrial | None, fixes: S
         "trial": trial.as_json() if trial else None,
         "turnedOff": fixes.turned_off_as_json(),
         "scores": fixes.scores_as_json(),
-        "handOver": hand_over_as_json(resource.record),
+        "runbookSwitch": runbook_switch_as_json(resource.record),
     }
 
 
@@ -337,7 +338,7 @@ def explain_resource(resource: Resource, place: Place, tried: Iterable[str] = ()
         yield f"It does nothing: {resource.problem.reason}: {resource.problem.message}."
     if record is not None:
         yield from _describe_evidence(record)
-        yield from hand_over_as_text(record)
+        yield from runbook_switch_as_text(record)
         yield from tried
         yield from _run(record.run) if record.run else _idle(record)
         yield from _memory(record)

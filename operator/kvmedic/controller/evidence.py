@@ -62,7 +62,7 @@ from kvmedic.model.readings import Alone, Recalled, complete
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Outcome, whole_devices_of
 from kvmedic.model.spec import Policy, Runbook
-from kvmedic.model.status import ClosedRun, HandOver, Resource
+from kvmedic.model.status import ClosedRun, Resource, RunbookSwitch
 from kvmedic.runbooks.branches import GIVEN, Compressed, Diagnosed, Diagnosis, Evidence
 from kvmedic.runbooks.compression.cache_types import logs_that_tell
 from kvmedic.runbooks.compression.history import Enabled, Kept, Untold, run_of
@@ -511,7 +511,7 @@ class Survey:
     """What to give to the owner of the target, who makes the change instead of us."""
     outlook: str = ""
     """Whether the fleet would do with less, where something is there for a while and somebody asked."""
-    hand_over: HandOver | None = None
+    switch: RunbookSwitch | None = None
     """One runbook leaves the fleet to the other at this look."""
 
     def engine(self, policy: Policy) -> Workload | Fault:

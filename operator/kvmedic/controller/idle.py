@@ -19,7 +19,7 @@ from kvmedic.controller.obstacles import (
 from kvmedic.controller.orphans import adopt_fleet
 from kvmedic.controller.plans import proved_good
 from kvmedic.controller.ports import Ports, Senses, save
-from kvmedic.controller.survey import hand_over_untriable, survey
+from kvmedic.controller.survey import survey, switch_where_untriable
 from kvmedic.controller.temporary import (
     note_temporary,
     remove_finalizer,
@@ -41,8 +41,8 @@ from kvmedic.record.surveys import (
     record_plan,
     with_baseline,
     with_failed_fixes,
-    with_hand_over,
     with_last_good,
+    with_runbook_switch,
 )
 from kvmedic.rollout.gates import Blocked
 from kvmedic.runbooks.severity import urgency_of
@@ -81,7 +81,7 @@ async def watch(
     await ports.crowd.heed(now)
     record = await swept(record, None, view.fleet, ports)
     found = await survey(resource, policy, view, _senses(ports, now))
-    found = hand_over_untriable(await triable(found, resource, ports), resource, policy, now)
+    found = switch_where_untriable(await triable(found, resource, ports), resource, policy, now)
     found = await check_ownership(found, resource, policy, ports.target)
     look = _Look(resource, policy, record, found, ports, now)
     seen = await _record_findings(look)
@@ -105,7 +105,7 @@ async def _record_findings(look: _Look) -> Record:
     urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, look.record.urgency)
     seen = note_temporary(replace(seen, urgency=urgent), found, policy, look.now)
     seen = with_failed_fixes(with_baseline(seen, found.evidence.compression), found.evidence.failed_fixes)
-    seen = with_known_limit(with_hand_over(seen, found.hand_over), found, policy, look.now)
+    seen = with_known_limit(with_runbook_switch(seen, found.switch), found, policy, look.now)
     good = await proved_good(found, look.resource, policy, look.ports.metrics, look.now)
     return with_last_good(seen, good) if good else seen
 

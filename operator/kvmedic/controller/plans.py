@@ -131,15 +131,15 @@ def _with_moves(diagnosis: Diagnosis, resource: Resource, view: View, burn: Obse
     return Diagnosed(diagnosis.branch, (Finding("fleet", None, None, None, text), *diagnosis.findings))
 
 
-_PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.HANDED_OVER_TWICE})
-"""What passes by itself, or is itself about a hand-over."""
+_PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.RUNBOOK_SWITCHED_TWICE})
+"""What passes by itself, or is itself about a switch of the runbooks."""
 
 
 def judge_runbooks(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
     """Return the first runbook that has something to say, and what it says.
 
-    Where all are content it is the last; what an earlier one noticed is told with it, as is what made it hand
-    over. One that cannot tell hands over too: trouble that another one finds does not wait for its answer.
+    Where all are content it is the last; what an earlier one noticed is told with it, as is what made it
+    leave the fleet to the next. One that cannot tell does so too: trouble that another finds does not wait.
 
     Raises:
         ValueError: the spec names no runbook.
@@ -224,10 +224,10 @@ def with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
 
     What stands in the way of the runbook on compression keeps the next one from nothing.
     """
-    return hand_over_stuck(_with_plan(found, resource, policy), resource, policy)
+    return switch_where_stuck(_with_plan(found, resource, policy), resource, policy)
 
 
-def hand_over_stuck(found: Survey, resource: Resource, policy: Policy) -> Survey:
+def switch_where_stuck(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return the survey with the next runbook's plan, where that on compression cannot go on.
 
     As it is where the next one has no plan either, or where what stands in the way passes by itself.

@@ -1,6 +1,6 @@
 """A look at a fleet without an open run: evidence, diagnosis, plan. Nothing is changed here.
 
-Whose turn it is between the two runbooks: what is handed over at a look, and where that ends; pure.
+Which of the two runbooks goes on is decided here too: when one leaves the fleet to the other, and how often.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeAlias
 
 from kvmedic.controller.evidence import (
     Inquiry,
@@ -32,8 +33,8 @@ from kvmedic.controller.plans import (
     calm,
     due_in,
     first_branches,
-    hand_over_stuck,
     judge_runbooks,
+    switch_where_stuck,
     unproved_revision,
     with_plan,
     with_return,
@@ -41,15 +42,14 @@ from kvmedic.controller.plans import (
 )
 from kvmedic.controller.ports import Senses, View
 from kvmedic.engines.engine_log import phrases
-from kvmedic.model.evidence import Look, Observation, Signal
+from kvmedic.model.evidence import Inconclusive, Look, Observation, Signal
 from kvmedic.model.plan import Goal, OnTrial, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome
 from kvmedic.model.spec import CompressionPolicy, Mode, Policy, Runbook
-from kvmedic.model.status import ClosedRun, HandOver, Record, Resource
+from kvmedic.model.status import ClosedRun, Record, Resource, RunbookSwitch
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence, diagnose, is_content
-from kvmedic.runbooks.compression.hand_over import Grounds, Heard, hand_over_of, taken_back
 from kvmedic.runbooks.compression.history import Enabled
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_by, eviction_of, standing_answers
 from kvmedic.runbooks.compression.next_fix import Case, Next, fixes_behind_gate, next_fix
@@ -61,72 +61,89 @@ UNTRIED = frozenset({Reason.TRIAL_ANSWERED, Reason.TRIAL_UNANSWERED, Reason.SPAR
 """Ends of runs that changed nothing of the fleet: where there is no room for a change it is taken back."""
 
 
-def with_turn(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
-    """Return the survey with the hand-over that it amounts to; without its plan where it is the second one.
+def with_switch(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
+    """Return the survey with the switch of runbooks that it amounts to; the second one has no plan.
 
-    A trial is never in the way: it changes nothing, and what it shows is new evidence.
+    Where both runbooks changed a pod template in vain, each would take it from the other for ever. A trial is
+    never in the way, as it changes nothing.
     """
     if Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks:
         return found
     record = resource.record or Record()
-    grounds = _grounds(found, resource, record, now)
-    given = hand_over_of(_heard(found), grounds, next(iter(record.hand_overs), None), now)
-    if given is None:
+    is_compression = found.runbook == Runbook.COMPRESSION_WITHOUT_SAVINGS
+    way = _way_back(found, record) if is_compression else _way_over(found)
+    if way is None:
         return found
-    back = taken_back(given, record.hand_overs, lambda each: _is_used(each, record.history))
+    switch = RunbookSwitch(*way, template=found.view.fleet.revision, generation=resource.generation, at=now)
+    back = _switch_taken_back(switch, record)
     if back is None or found.plan is None or isinstance(found.plan.steps[0], OnTrial):
-        return replace(found, hand_over=given)
-    return replace(found, plan=None, obstacle=_twice(given, back, found.plan, grounds), hand_over=given)
+        return replace(found, switch=switch)
+    return replace(found, plan=None, obstacle=_twice(switch, back, found.plan), switch=switch)
 
 
-def _twice(given: HandOver, back: HandOver, plan: Plan, grounds: Grounds) -> Outcome:
-    """Return why a plan is not carried out: what both runbooks want, and what is the same."""
-    steps = "; ".join(step.line() for step in plan.steps)
-    text = (
-        f"{given.to_runbook} wants {steps} and had the word before; {back.to_runbook} had it since "
-        f"{back.at:%Y-%m-%dT%H:%MZ} ({back.reason}), and what both know is the same: {grounds.line()} "
-        f"(evidence {given.evidence}). An edit of the spec or of the pod template, or another answer of a "
-        "trial, starts anew"
-    )
-    return Outcome(Reason.HANDED_OVER_TWICE, text)
+_Way: TypeAlias = tuple[str, str, Reason, str]
+"""From which runbook to which, the reason, and a sentence for people."""
 
 
-def _heard(found: Survey) -> Heard:
-    return Heard(
-        first=found.evidence.unanswered
-        or diagnose(RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS], found.evidence),
-        runbook=found.runbook,
-        diagnosis=found.diagnosis,
-        is_pressed=bool(pressured_replicas(found.burn, found.evidence.trigger)),
-        is_planned=found.plan is not None,
-    )
+def _way_over(found: Survey) -> _Way | None:
+    """Return that the other runbook goes on: it wants a change, or cannot judge a pressure that it found."""
+    table = RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS]
+    first, then = found.evidence.unanswered or diagnose(table, found.evidence), found.diagnosis
+    if first.reason is Reason.NO_COMPRESSION or _asks_for_a_change(first):
+        return None
+    is_unjudged = isinstance(then, Inconclusive) and pressured_replicas(found.burn, found.evidence.trigger)
+    if not is_unjudged and not _asks_for_a_change(then):
+        return None
+    message = f"{first.line()}; {found.runbook} goes on: {then.reason}"
+    return Runbook.COMPRESSION_WITHOUT_SAVINGS, found.runbook, first.reason, message
 
 
-def _grounds(found: Survey, resource: Resource, record: Record, now: datetime) -> Grounds:
-    evidence, template = found.evidence, found.view.fleet.revision
-    return Grounds(
-        generation=resource.generation,
-        template=template,
-        method=evidence.compression.name if evidence.compression else "",
-        answers=standing_answers(record.answers, resource.generation, now),
-        scores=record.scores,
-        turned_off=record.turned_off,
-        failed=evidence.failed_fixes,
-        kept=tuple(each.method for each in record.bundles if each.revision == template),
-    )
+def _way_back(found: Survey, record: Record) -> _Way | None:
+    """Return that the compression runbook goes on again.
+
+    With a plan only: a fix that waits is told while the fleet is calm, and that takes nothing back.
+    """
+    newest = next(iter(record.runbook_switches), None)
+    if newest is None or newest.from_runbook != found.runbook or found.plan is None:
+        return None
+    message = f"{found.runbook} has a plan again: {found.diagnosis.line()}"
+    return newest.to_runbook, found.runbook, found.diagnosis.reason, message
 
 
-def _is_used(given: HandOver, history: tuple[ClosedRun, ...]) -> bool:
-    """Return whether the runbook that got the word has changed something of the fleet since."""
-    branches = RUNBOOKS.get(given.to_runbook, ())
+def _switch_taken_back(switch: RunbookSwitch, record: Record) -> RunbookSwitch | None:
+    """Return the way back since a switch was made first, so that it is the second now; None: it is not.
+
+    A way back after which that runbook changed nothing took nothing back: load that comes and goes during a
+    cooldown blocks nobody.
+    """
+    known = record.runbook_switches
+    first = next((at for at, each in enumerate(known) if switch.is_like(each)), 0)
+    ways_back = (each for each in known[:first] if switch.takes_back(each))
+    return next((each for each in ways_back if _is_used(each, record.history)), None)
+
+
+def _is_used(switch: RunbookSwitch, history: tuple[ClosedRun, ...]) -> bool:
+    """Return whether the runbook that goes on since a switch has changed something of the fleet."""
+    branches = RUNBOOKS.get(switch.to_runbook, ())
     changing = {each.reason for each in branches if each.then is not None and each.goal is not Goal.ANSWER}
     return any(
-        run.started_at >= given.at
+        run.started_at >= switch.at
         and run.reason in changing
         and not run.on_trial_pod
         and run.outcome not in UNTRIED
         for run in history
     )
+
+
+def _twice(switch: RunbookSwitch, back: RunbookSwitch, plan: Plan) -> Outcome:
+    """Return why a plan is not carried out: what both runbooks want, and what is the same."""
+    steps = "; ".join(step.line() for step in plan.steps)
+    text = (
+        f"{switch.to_runbook} wants {steps} and had its turn before; {back.to_runbook} had its turn since "
+        f"{back.at:%Y-%m-%dT%H:%MZ} ({back.reason}), and pod template {switch.template} and spec generation "
+        f"{switch.generation} are the same. An edit of the spec or of the pod template starts anew"
+    )
+    return Outcome(Reason.RUNBOOK_SWITCHED_TWICE, text)
 
 
 async def survey(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
@@ -157,16 +174,16 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
         planned = with_return(found, resource, policy, held)
     else:
         planned = with_plan(add_remarks(found, resource, policy), resource, policy)
-        planned = with_turn(planned, resource, policy, now)
+        planned = with_switch(planned, resource, policy, now)
     return with_shown_plan(planned, resource, policy)
 
 
-def hand_over_untriable(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
+def switch_where_untriable(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
     """Return the survey with the next runbook's plan, where a trial turned out to be impossible."""
-    other = hand_over_stuck(found, resource, policy)
+    other = switch_where_stuck(found, resource, policy)
     if other is found:
         return found
-    return with_shown_plan(with_turn(other, resource, policy, now), resource, policy)
+    return with_shown_plan(with_switch(other, resource, policy, now), resource, policy)
 
 
 async def _with_what_engines_tell(

@@ -42,7 +42,7 @@ class Reason(StrEnum):
     FIX_DUE = "FixDue"
     FIX_WAITS = "FixWaits"
     # What one runbook leaves to the other.
-    HANDED_OVER = "HandedOver"
+    RUNBOOK_SWITCHED = "RunbookSwitched"
     # Why nothing can be said.
     METRICS_MISSING = "MetricsMissing"
     METRICS_STALE = "MetricsStale"
@@ -91,7 +91,7 @@ class Reason(StrEnum):
     GATE_MISSING = "GateMissing"
     ACCURACY_NOT_YET_KNOWN = "AccuracyNotYetKnown"
     FIXES_EXHAUSTED = "FixesExhausted"
-    HANDED_OVER_TWICE = "HandedOverTwice"
+    RUNBOOK_SWITCHED_TWICE = "RunbookSwitchedTwice"
     # What a plan does.
     CAP_RIGHT_SIZED = "CapRightSized"
     CAP_AT_BOUND = "CapAtBound"

@@ -66,7 +66,7 @@ SENTENCES = MappingProxyType(
         Reason.COMPRESSION_UNPROVEN: "Whether KV compression frees blocks is not known, and must be now.",
         Reason.FIX_DUE: "Compression saved nothing, and a fix that the spec allows is due.",
         Reason.FIX_WAITS: "A fix that the spec allows waits; the pressure is a matter of the other runbook.",
-        Reason.HANDED_OVER: "One runbook leaves the fleet to the other, on evidence that is recorded.",
+        Reason.RUNBOOK_SWITCHED: "One runbook leaves the fleet to the other.",
         Reason.METRICS_MISSING: "At least one replica has no value for a signal that the diagnosis needs.",
         Reason.METRICS_STALE: "The newest sample of at least one replica is too old.",
         Reason.METRICS_AMBIGUOUS: "The source returned contradicting series for one replica.",
@@ -125,8 +125,8 @@ SENTENCES = MappingProxyType(
         Reason.ACCURACY_NOT_YET_KNOWN: "The evaluation has too few samples to say whether accuracy is kept.",
         Reason.GATE_MISSING: "A changed cache policy must pass an evaluation first, and none can be made.",
         Reason.FIXES_EXHAUSTED: "Nothing of what spec.compression.allowedFixes lists is left to try.",
-        Reason.HANDED_OVER_TWICE: (
-            "One runbook left the fleet to the other and took it back; the same evidence does that once."
+        Reason.RUNBOOK_SWITCHED_TWICE: (
+            "Both runbooks changed this pod template in vain; the fleet goes to neither a second time."
         ),
         Reason.CAP_RIGHT_SIZED: "The cap follows from the measured lengths and the pool.",
         Reason.CAP_AT_BOUND: (
@@ -346,7 +346,7 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
             "to see what it is waiting for", "kubectl -n $namespace describe horizontalpodautoscalers"
         ),
         Reason.NO_LEVER_LEFT: Remedy("to allow another lever", _EDIT),
-        Reason.HANDED_OVER_TWICE: Remedy("to start anew with another spec", _EDIT),
+        Reason.RUNBOOK_SWITCHED_TWICE: Remedy("to start anew with another spec", _EDIT),
         Reason.HEADROOM_UNKNOWN: Remedy(
             "to see what the DCGM exporter tells of a GPU",
             "kubectl get --raw /api/v1/namespaces/EXPORTERS/pods/POD:9400/proxy/metrics",

@@ -118,31 +118,36 @@ class Footprint(Temporary):
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
-    """One runbook left a fleet to the other."""
+class RunbookSwitch:
+    """One runbook left a fleet to the other: once each way for a pod template and a spec."""
 
     from_runbook: str
     to_runbook: str
     reason: Reason
     """Of the branch of `CompressionWithoutSavings`, which is asked first and so decides both ways; or why it
     cannot go on."""
-    evidence: str
-    """Digest of what it rests on: 16 hexadecimal digits. The way back has that of the hand-over that it takes
-    back, unless the evidence is another by now."""
     message: str
+    template: str
+    """Hash of the pod template."""
+    generation: int
+    """Of the spec."""
     at: datetime
 
-    def is_like(self, other: HandOver) -> bool:
-        """Return whether both are the same way on the same evidence."""
-        return self._way == other._way and self.evidence == other.evidence
+    def is_like(self, other: RunbookSwitch) -> bool:
+        """Return whether both are the same way for the same pod template and spec."""
+        return self._way == other._way and self._is_for_the_same(other)
 
-    def takes_back(self, other: HandOver) -> bool:
-        """Return whether both are opposite ways on the same evidence."""
-        return self._way == other._way[::-1] and self.evidence == other.evidence
+    def takes_back(self, other: RunbookSwitch) -> bool:
+        """Return whether both are opposite ways for the same pod template and spec."""
+        return self._way == other._way[::-1] and self._is_for_the_same(other)
 
     def line(self) -> str:
         """Return which way it is, as one line for a person."""
-        return f"{self.from_runbook} -> {self.to_runbook} on evidence {self.evidence}"
+        place = f"pod template {self.template}, spec generation {self.generation}"
+        return f"{self.from_runbook} -> {self.to_runbook} on {place}"
+
+    def _is_for_the_same(self, other: RunbookSwitch) -> bool:
+        return (self.template, self.generation) == (other.template, other.generation)
 
     @property
     def _way(self) -> tuple[str, str]:
@@ -479,7 +484,7 @@ class Record:
     """The method that was turned off because it saved nothing. None: none, or something took its place."""
     baseline: Recalled | None = None
     """The fleet before its KV cache was compressed. None: nobody asked history."""
-    hand_overs: tuple[HandOver, ...] = ()
+    runbook_switches: tuple[RunbookSwitch, ...] = ()
     """Between the runbooks, newest first, each once per evidence."""
 
     def condition(self, of: ConditionType) -> Condition | None:

@@ -51,7 +51,7 @@ def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
     """Return what is new in the later of two records, in the order of reading."""
     old = before or Record()
     told = (
-        *_hand_over_notes(old, after),
+        *_runbook_switch_notes(old, after),
         *_notes(old, after),
         *_urgency_notes(old, after),
     )
@@ -89,13 +89,13 @@ def _run_notes(old: Run | None, new: Run) -> tuple[Note, ...]:
     return (Note(reason, text, state is StepState.ROLLING_BACK, new.id, on_target=True),)
 
 
-def _hand_over_notes(old: Record, new: Record) -> tuple[Note, ...]:
+def _runbook_switch_notes(old: Record, new: Record) -> tuple[Note, ...]:
     """Return that one runbook left the fleet to the other, or took it back."""
-    if new.hand_overs[:1] == old.hand_overs[:1] or not new.hand_overs:
+    if new.runbook_switches[:1] == old.runbook_switches[:1] or not new.runbook_switches:
         return ()
-    given = new.hand_overs[0]
-    text = f"{given.line()}: {given.message}"
-    return (Note(Reason.HANDED_OVER, text, warning=False, run="", on_target=False),)
+    switch = new.runbook_switches[0]
+    text = f"{switch.line()}: {switch.message}"
+    return (Note(Reason.RUNBOOK_SWITCHED, text, warning=False, run="", on_target=False),)
 
 
 def _urgency_notes(old: Record, new: Record) -> tuple[Note, ...]:

@@ -121,7 +121,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.GATE_MISSING,
         Reason.ACCURACY_NOT_YET_KNOWN,
         Reason.FIXES_EXHAUSTED,
-        Reason.HANDED_OVER_TWICE,
+        Reason.RUNBOOK_SWITCHED_TWICE,
         Reason.TARGET_NOT_FOUND,
         Reason.SPEC_INVALID,
         Reason.SPEC_NOT_IMPLEMENTED,

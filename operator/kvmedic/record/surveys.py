@@ -12,9 +12,9 @@ from kvmedic.model.run import Outcome
 from kvmedic.model.status import (
     ConditionType,
     FailedFix,
-    HandOver,
     LastGood,
     Record,
+    RunbookSwitch,
     ShownDiagnosis,
     ShownPlan,
     Truth,
@@ -29,8 +29,8 @@ REFRESH = timedelta(minutes=10)
 """How old the shown numbers of a lasting trouble may get before they are written anew. Ten minutes
 are two of the default trigger windows: newer numbers would say the same at the price of a write."""
 
-HAND_OVERS_LENGTH = 4
-"""Hand-overs that are kept: there and back on the present evidence, and on that of before."""
+RUNBOOK_SWITCHES_LENGTH = 4
+"""Switches that are kept: there and back for the present pod template, and for the one before."""
 
 UNREADY = "the resource is not Ready, so nobody looks at its objectives"
 
@@ -95,11 +95,11 @@ def with_baseline(record: Record, method: Compressed | None) -> Record:
     return replace(record, baseline=method.recalled) if method and method.recalled else record
 
 
-def with_hand_over(record: Record, given: HandOver | None) -> Record:
-    """Return the record with a hand-over between the runbooks; equal where it is there already."""
-    if given is None or any(given.is_like(each) for each in record.hand_overs):
+def with_runbook_switch(record: Record, switch: RunbookSwitch | None) -> Record:
+    """Return the record with a switch between the runbooks; equal where it is there already."""
+    if switch is None or any(switch.is_like(each) for each in record.runbook_switches):
         return record
-    return replace(record, hand_overs=(given, *record.hand_overs)[:HAND_OVERS_LENGTH])
+    return replace(record, runbook_switches=(switch, *record.runbook_switches)[:RUNBOOK_SWITCHES_LENGTH])
 
 
 def complaint(record: Record, problem: Outcome, generation: int, now: datetime) -> Record:

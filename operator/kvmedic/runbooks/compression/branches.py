@@ -394,4 +394,4 @@ COMPRESSION_BRANCHES = (
         goal=Goal.ANSWER,
     ),
 )
-"""First match wins. Those that ask for no change hand over to the next runbook of the spec."""
+"""First match wins. Those that ask for no change leave the fleet to the next runbook of the spec."""

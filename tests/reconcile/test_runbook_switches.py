@@ -1,4 +1,4 @@
-"""A look at a fleet that two runbooks look after: what is handed over, and what a second time comes to."""
+"""A look at a fleet that two runbooks look after: when one leaves it to the other, and how often."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Senses
-from kvmedic.controller.survey import hand_over_untriable, survey
+from kvmedic.controller.survey import survey, switch_where_untriable
 from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Measured
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.plan import FlagStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome
-from kvmedic.model.status import ClosedRun, HandOver, Record, Resource, TriedBundle
+from kvmedic.model.status import ClosedRun, Record, Resource, RunbookSwitch
 from kvmedic.model.trial import Answer, Growth, Question, Reclaim, TrialStep
-from kvmedic.record.surveys import with_hand_over
+from kvmedic.record.surveys import with_runbook_switch
 from kvmedic.runbooks.compression.savings import figures_of
 from lab.scripted.readings import State
 from reconcile.asked import Asked, spec
@@ -66,9 +66,9 @@ async def looked(
     return await survey(owner, owner.policy, view(now), Senses(senses, senses, NOW))
 
 
-def handed(found: Survey) -> HandOver:
-    assert found.hand_over is not None
-    return found.hand_over
+def switched(found: Survey) -> RunbookSwitch:
+    assert found.switch is not None
+    return found.switch
 
 
 async def suspected(mode: str = "Approve") -> Resource:
@@ -88,10 +88,10 @@ async def suspected(mode: str = "Approve") -> Resource:
     return spec(runbooks=BOTH, mode=mode, compression={"baseline": before})
 
 
-async def test_a_method_that_does_what_it_can_is_handed_over_with_the_plan() -> None:
+async def test_a_fleet_whose_method_does_what_it_can_goes_to_the_other_runbook_with_its_plan() -> None:
     found = await looked(Record(answers=(RECLAIMS,)))
 
-    given = handed(found)
+    given = switched(found)
     assert (given.from_runbook, given.to_runbook) == (COMPRESSION, THRASH)
     assert (given.reason, given.at) == (Reason.PRESSED_THOUGH_COMPRESSED, NOW)
     assert found.plan is not None
@@ -137,43 +137,43 @@ async def test_where_compression_cannot_go_on_the_fleet_is_capped_as_without_it(
     assert found.plan is not None
     assert isinstance(found.plan.steps[0], FlagStep)
     assert (found.runbook, found.obstacle) == (THRASH, None)
-    assert (handed(found).reason, handed(found).to_runbook) == (reason, THRASH)
+    assert (switched(found).reason, switched(found).to_runbook) == (reason, THRASH)
     assert f"{COMPRESSION} cannot go on, {reason}: " in found.diagnosis.line()
     assert calm.plan is None
 
 
-async def test_a_trial_that_turns_out_to_be_impossible_hands_over_too() -> None:
+async def test_a_trial_that_turns_out_to_be_impossible_leaves_the_fleet_to_the_other_runbook_too() -> None:
     resource = spec(runbooks=BOTH)
     assert resource.policy is not None
     planned = await looked(Record(), resource, now=ROOM)
     no_pods = replace(planned, obstacle=Outcome(Reason.TRIAL_IMPOSSIBLE, "set probe.trialPods"))
 
-    found = hand_over_untriable(no_pods, replace(resource, record=Record()), resource.policy, NOW)
-    as_planned = hand_over_untriable(planned, resource, resource.policy, NOW)
+    found = switch_where_untriable(no_pods, replace(resource, record=Record()), resource.policy, NOW)
+    as_planned = switch_where_untriable(planned, resource, resource.policy, NOW)
 
     assert as_planned is planned
     assert found.plan is not None
     assert isinstance(found.plan.steps[0], FlagStep)
-    assert handed(found).reason is Reason.TRIAL_IMPOSSIBLE
+    assert switched(found).reason is Reason.TRIAL_IMPOSSIBLE
 
 
-async def test_a_fleet_without_a_method_hands_nothing_over() -> None:
+async def test_a_fleet_without_a_method_needs_no_switch() -> None:
     found = await looked(Record(), now=OFF)
 
-    assert (found.runbook, found.hand_over) == (THRASH, None)
+    assert (found.runbook, found.switch) == (THRASH, None)
     assert found.plan is not None
 
 
-async def test_a_calm_fleet_hands_nothing_over() -> None:
+async def test_a_calm_fleet_needs_no_switch() -> None:
     found = await looked(Record(answers=(RECLAIMS,)), metrics=Asked(State.RECOVERED))
 
-    assert found.hand_over is None
+    assert found.switch is None
 
 
-async def test_one_runbook_alone_hands_nothing_over() -> None:
+async def test_one_runbook_alone_needs_no_switch() -> None:
     found = await looked(Record(answers=(RECLAIMS,)), spec(runbooks=["PreemptionThrash"]))
 
-    assert (found.runbook, found.hand_over) == (THRASH, None)
+    assert (found.runbook, found.switch) == (THRASH, None)
 
 
 def ran(reason: Reason, at: Any, outcome: Reason = Reason.INCONCLUSIVE) -> ClosedRun:
@@ -181,23 +181,23 @@ def ran(reason: Reason, at: Any, outcome: Reason = Reason.INCONCLUSIVE) -> Close
     return ClosedRun(str(at), reason, outcome, "", (), at, at + MINUTE)
 
 
-async def ping_pong(*runs: ClosedRun, **more: Any) -> tuple[Survey, HandOver, HandOver]:
+async def ping_pong(*runs: ClosedRun, **more: Any) -> tuple[Survey, RunbookSwitch, RunbookSwitch]:
     """Return a look after one went over and one back, with what was run meanwhile, newest first."""
     resource, record = await suspected(), Record(answers=(RECLAIMS,), **more)
-    over = replace(handed(await looked(record, resource)), at=NOW - 60 * MINUTE)
-    record = with_hand_over(record, over)
-    back = handed(await looked(record, resource, Asked(State.THRASH, gpus=ROOMY)))
+    over = replace(switched(await looked(record, resource)), at=NOW - 60 * MINUTE)
+    record = with_runbook_switch(record, over)
+    back = switched(await looked(record, resource, Asked(State.THRASH, gpus=ROOMY)))
     back = replace(back, at=NOW - 30 * MINUTE)
-    record = replace(with_hand_over(record, back), history=tuple(runs))
+    record = replace(with_runbook_switch(record, back), history=tuple(runs))
     return await looked(record, resource), over, back
 
 
-async def test_a_plan_of_the_compression_runbook_takes_the_word_back() -> None:
+async def test_a_plan_of_the_compression_runbook_takes_the_fleet_back() -> None:
     found, over, back = await ping_pong()
 
     assert back.takes_back(over)
     assert back.reason is Reason.EAGER_FALLBACK
-    assert handed(found).is_like(over)
+    assert switched(found).is_like(over)
 
 
 OVER_AT, BACK_AT = NOW - 60 * MINUTE, NOW - 30 * MINUTE
@@ -205,24 +205,22 @@ CAPPED = ran(Reason.FLEET_WIDE_DEMAND, OVER_AT, Reason.NOT_RECOVERED)
 TURNED = ran(Reason.EAGER_FALLBACK, BACK_AT)
 
 
-async def test_the_second_time_on_the_same_evidence_nothing_is_planned() -> None:
+async def test_the_second_time_for_the_same_template_nothing_is_planned() -> None:
     found, over, _ = await ping_pong(TURNED, CAPPED)
 
     assert found.plan is None
     assert found.obstacle is not None
-    assert found.obstacle.reason is Reason.HANDED_OVER_TWICE
-    for told in (over.evidence, "PreemptionThrash wants Deployment/llm: maxNumSeqs 64 -> ", "EagerFallback"):
+    assert found.obstacle.reason is Reason.RUNBOOK_SWITCHED_TWICE
+    for told in (over.template, "PreemptionThrash wants Deployment/llm: maxNumSeqs 64 -> ", "EagerFallback"):
         assert told in found.obstacle.message
-    assert (
-        "An edit of the spec or of the pod template, or another answer of a trial" in found.obstacle.message
-    )
+    assert "An edit of the spec or of the pod template starts anew" in found.obstacle.message
 
 
 @pytest.mark.parametrize(
     "runs",
     [
         pytest.param((), id="load came and went during a cooldown"),
-        pytest.param((CAPPED,), id="only the one that has the word tried something"),
+        pytest.param((CAPPED,), id="only the one whose turn it is tried something"),
         pytest.param(
             (ran(Reason.FLEET_WIDE_DEMAND, NOW - 10 * MINUTE), CAPPED), id="a second lever after the first"
         ),
@@ -237,39 +235,40 @@ async def test_the_second_time_on_the_same_evidence_nothing_is_planned() -> None
         ),
     ],
 )
-async def test_what_is_no_second_hand_over_blocks_nobody(runs: Iterable[ClosedRun]) -> None:
+async def test_what_is_no_second_switch_blocks_nobody(runs: Iterable[ClosedRun]) -> None:
     found, _, _ = await ping_pong(*runs)
 
     assert found.plan is not None
     assert found.obstacle is None
 
 
-async def test_other_evidence_starts_anew() -> None:
+async def test_an_edit_of_the_spec_or_of_the_template_starts_anew() -> None:
     resource = await suspected()
-    over = handed(await looked(Record(answers=(RECLAIMS,)), resource))
-    record = Record(answers=(RECLAIMS,), hand_overs=(over,), history=(TURNED, CAPPED))
-    back = handed(await looked(record, resource, Asked(State.THRASH, gpus=ROOMY)))
-    record = replace(record, hand_overs=(replace(back, at=BACK_AT), replace(over, at=OVER_AT)))
-    kept = TriedBundle("TriAttention", template_hash(ON), Reason.NOT_RECOVERED, NOW)
+    over = switched(await looked(Record(answers=(RECLAIMS,)), resource))
+    record = Record(answers=(RECLAIMS,), runbook_switches=(over,), history=(TURNED, CAPPED))
+    back = switched(await looked(record, resource, Asked(State.THRASH, gpus=ROOMY)))
+    record = replace(record, runbook_switches=(replace(back, at=BACK_AT), replace(over, at=OVER_AT)))
+    another = template(TRIATTN_RUNTIME_KV_BUDGET="512", HF_HOME="/models")
+    answers = (replace(RECLAIMS, template=template_hash(another)),)
 
     same = await looked(record, resource)
-    edited = await looked(record, replace(resource, generation=resource.generation + 1))
-    shown = await looked(replace(record, bundles=(kept,)), resource)
+    spec_edited = await looked(record, replace(resource, generation=resource.generation + 1))
+    template_edited = await looked(replace(record, answers=answers), resource, now=another)
 
     assert same.plan is None
-    for found in (edited, shown):
+    for found in (spec_edited, template_edited):
         assert found.plan is not None
-        assert handed(found).evidence != over.evidence
+        assert not switched(found).is_like(over)
 
 
 async def test_the_way_back_is_bounded_too() -> None:
     resource, record = await suspected(), Record(answers=(RECLAIMS,))
-    over = handed(await looked(record, resource))
-    known = with_hand_over(record, over)
-    back = handed(await looked(known, resource, Asked(State.THRASH, gpus=ROOMY)))
+    over = switched(await looked(record, resource))
+    known = with_runbook_switch(record, over)
+    back = switched(await looked(known, resource, Asked(State.THRASH, gpus=ROOMY)))
     record = Record(
         answers=(RECLAIMS,),
-        hand_overs=(replace(over, at=BACK_AT), replace(back, at=OVER_AT)),
+        runbook_switches=(replace(over, at=BACK_AT), replace(back, at=OVER_AT)),
         history=(ran(Reason.FLEET_WIDE_DEMAND, BACK_AT), ran(Reason.EAGER_FALLBACK, OVER_AT)),
     )
 
@@ -278,7 +277,7 @@ async def test_the_way_back_is_bounded_too() -> None:
     assert found.diagnosis.reason is Reason.EAGER_FALLBACK
     assert found.plan is None
     assert found.obstacle is not None
-    assert found.obstacle.reason is Reason.HANDED_OVER_TWICE
+    assert found.obstacle.reason is Reason.RUNBOOK_SWITCHED_TWICE
 
 
 GROWTHS = {None: TrialStep, Growth.SQUARE: BundleStep, Growth.LINEAR: FlagStep}
@@ -306,17 +305,19 @@ async def test_the_way_back_turns_the_method_off() -> None:
 
     assert found.plan is not None
     assert isinstance(found.plan.steps[0], BundleStep)
-    assert found.hand_over is None, "nothing had been handed over"
+    assert found.switch is None, "the fleet had not gone to the other runbook"
 
 
-async def test_a_trial_is_never_in_the_way_because_it_shows_what_nobody_knows() -> None:
+async def test_a_trial_is_never_in_the_way_because_it_changes_nothing() -> None:
     roomy = template(TRIATTN_RUNTIME_KV_BUDGET="512")
     roomy["spec"]["containers"][0]["args"] = ["--max-model-len", "32768", "--block-size=16"]
-    over = HandOver(COMPRESSION, THRASH, Reason.PRESSED_THOUGH_COMPRESSED, "e" * 16, "", BACK_AT)
-    back = handed(await looked(Record(hand_overs=(over,)), now=roomy))
-    over = replace(over, evidence=back.evidence)
+    template_of_now = template_hash(roomy)
+    over = RunbookSwitch(
+        COMPRESSION, THRASH, Reason.PRESSED_THOUGH_COMPRESSED, "", template_of_now, 1, BACK_AT
+    )
+    back = switched(await looked(Record(runbook_switches=(over,)), now=roomy))
     record = Record(
-        hand_overs=(over, replace(back, at=OVER_AT)),
+        runbook_switches=(over, replace(back, at=OVER_AT)),
         history=(ran(Reason.FLEET_WIDE_DEMAND, BACK_AT), ran(Reason.EAGER_FALLBACK, OVER_AT)),
     )
 
