@@ -13,8 +13,7 @@ from typing import Any
 
 from kvmedic.engines.engine_log import Start, StartForms, Unread
 from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_logs import VLLM_START
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
 from kvmedic.metrics.generation import MemoryPace, Rhythm
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
 from kvmedic.metrics.probes import AT_ONCE, Beside, GenerationProbes, Tempo, Vocabulary

@@ -13,7 +13,7 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from kvmedic.api.quantities import format_duration
+from kvmedic.api.rules import format_duration
 from kvmedic.cli.app import app_for
 from kvmedic.settings import BudgetOptions, CompressionOptions, StormOptions
 

@@ -11,7 +11,7 @@ import pytest
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.run_limits import Entry, Roster
 from kvmedic.kube.errors import Call, Conflict, Refused
-from kvmedic.loop import Loop
+from kvmedic.loop import Loop, Rounds
 from kvmedic.model.fleet import (
     FROZEN_MIN_READY_SECONDS,
     FROZEN_PROGRESS_DEADLINE_SECONDS,
@@ -21,7 +21,6 @@ from kvmedic.model.fleet import (
 from kvmedic.model.status import Key, Wish
 from kvmedic.record.store import peer_of
 from kvmedic.rollout.gates import Peer
-from kvmedic.rounds import Rounds
 
 
 def a_peer(name: str, **told: Any) -> Peer:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from kubernetes.aio.client import Configuration
 
-from kvmedic.cluster.evaluations import Evaluations
-from kvmedic.cluster.trial_pods import Trials
+from kvmedic.cluster.trial_pods import Evaluations, Trials
 from kvmedic.controller.ports import NoEvaluations, NoProbes, NoTrials
 from kvmedic.kube.client import Client, Limits
 from kvmedic.manifests.evaluation_job import Evaluation

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr, model_validator
 from pydantic.alias_generators import to_camel
 
-from kvmedic.api.quantities import format_duration, parse_duration
+from kvmedic.api.rules import format_duration, parse_duration
 
 
 def within(low: str, high: str) -> BeforeValidator:

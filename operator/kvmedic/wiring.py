@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from kvmedic.cluster.config_maps import StoredCopies
-from kvmedic.cluster.evaluations import Evaluations as EvaluationJobs
 from kvmedic.cluster.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.cluster.switches import StoredApprovals, read_stop, storm_over_at
 from kvmedic.cluster.target import DeploymentTarget
+from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import (
@@ -29,14 +29,14 @@ from kvmedic.controller.ports import (
 )
 from kvmedic.controller.run_limits import Bounds, Crowd, Roster
 from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_logs import VLLM_START
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
 from kvmedic.handlers import Backoff, Frame, Operator, serve
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.kube.kubeconfig import AS_KUBECTL, ClusterChoice, find_kubeconfig
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
+from kvmedic.loop import Rounds
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.options import ProbeOptions
 from kvmedic.metrics.probes import Beside, GenerationProbes, Vocabulary
@@ -44,7 +44,6 @@ from kvmedic.record.events import Events
 from kvmedic.record.reporter import Reporter, Telemetry
 from kvmedic.record.store import Store, wait_until_defined
 from kvmedic.rollout.gates import Breaker, Budgets, Stop
-from kvmedic.rounds import Rounds
 from kvmedic.runbooks.compression.bundle import AllowedSettings
 from kvmedic.settings import CompressionOptions, HealthOptions, KubernetesOptions, PaceOptions, Settings
 

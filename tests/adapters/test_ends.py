@@ -16,7 +16,7 @@ from http_double import HangUpError, Reply, Request, Server
 from kvmedic.cluster.engine_logs import TAIL, bears_device_memory, ends_of
 from kvmedic.cluster.snapshot import Frame, pod_of
 from kvmedic.cluster.trial_pods import Trials
-from kvmedic.engines.vllm_logs import VLLM_REFUSALS
+from kvmedic.engines.vllm_signals import VLLM_REFUSALS
 from kvmedic.kube.client import Client, Limits
 from kvmedic.model.devices import Cause, EngineEnd
 from kvmedic.model.fleet import ContainerEnd, Instance, Pod, Rotation

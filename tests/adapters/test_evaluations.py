@@ -12,8 +12,7 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from chart.rendering import render
-from kvmedic.cluster.evaluations import UNREADABLE, Evaluations
-from kvmedic.cluster.trial_pods import Trials
+from kvmedic.cluster.trial_pods import UNREADABLE, Evaluations, Trials
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import Ref

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmedic.cli.diagnose import policy_in
-from kvmedic.cli.offline import consult
-from kvmedic.cli.saved import evidence_of
+from kvmedic.cli.saved import consult, evidence_of
 from kvmedic.metrics.page import Page
 from kvmedic.metrics.saved_pages import moment
 from kvmedic.metrics.series import PodKey, Series

@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 from engines.derive_generations import FOLDER, GENERATIONS, PROCESS, Generation, pages
 from kvmedic.cli.app import app_for
 from kvmedic.cli.diagnose import policy_in
-from kvmedic.cli.offline import Consultation, consult
-from kvmedic.cli.saved import evidence_of, pages_of
+from kvmedic.cli.saved import Consultation, consult, evidence_of, pages_of
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.page import Page, observe_pages, parse_page
 from kvmedic.model.evidence import (

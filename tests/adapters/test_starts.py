@@ -12,7 +12,7 @@ from kubernetes.aio.client import Configuration
 from http_double import HangUpError, Reply, Request, Server
 from kvmedic.cluster.engine_logs import BEGINNING_BYTES, pools_of, starts_of
 from kvmedic.engines.engine_log import Start, Started, Unread
-from kvmedic.engines.vllm_logs import POOL_LINES, VLLM_START
+from kvmedic.engines.vllm_signals import POOL_LINES, VLLM_START
 from kvmedic.kube.client import Client, Limits
 from kvmedic.model.evidence import LoggedSize, SizeUnit
 from run_builder import a_pod

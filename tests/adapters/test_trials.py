@@ -16,8 +16,7 @@ from kubernetes.aio.client import Configuration
 from chart.rendering import render
 from kvmedic.cluster.trial_pods import Trials
 from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_logs import VLLM_START
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, NoTrial, Owner, Trial, trial_pod

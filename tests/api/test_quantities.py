@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.api.quantities import format_duration, parse_duration
+from kvmedic.api.rules import format_duration, parse_duration
 from kvmedic.model.compression import parse_quantity
 
 DURATIONS = {

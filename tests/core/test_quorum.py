@@ -19,7 +19,7 @@ from kvmedic.model.fleet import CRASH_LOOP, ContainerEnd, Fleet, Instance, Pod
 from kvmedic.model.plan import Goal, Step
 from kvmedic.model.run import StepRecord, StepState
 from kvmedic.rollout.preconditions import Purpose, step_refusal
-from kvmedic.verdict.quorum import is_quorate, judged_part, left_out, quorum_line
+from kvmedic.verdict.baseline import is_quorate, judged_part, left_out, quorum_line
 from run_builder import BUNDLE, CONFIG, NOW, RECALL, REPLACE, SCALE, STEP, a_fleet, a_pod, a_run
 
 HELD = Signal.PREEMPTIONS_PER_REQUEST_HELD

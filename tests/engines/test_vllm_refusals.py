@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvmedic.engines import ENGINES, REFUSALS
-from kvmedic.engines.vllm_logs import VLLM_REFUSALS
+from kvmedic.engines.vllm_signals import VLLM_REFUSALS
 from kvmedic.rollout.trial import refusal_in
 
 CONFIG = (

@@ -11,7 +11,7 @@ from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome
 from kvmedic.model.status import ConditionType, Record, RunbookSwitch
-from kvmedic.record.conditions import phase
+from kvmedic.record.runs import phase
 from kvmedic.record.surveys import (
     REFRESH,
     RUNBOOK_SWITCHES_LENGTH,

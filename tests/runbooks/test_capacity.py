@@ -13,8 +13,8 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound, ScaleBound
 from kvmedic.runbooks.branches import Assignment, MemoryShare, NoChange, Resize, Setting, Spent
 from kvmedic.runbooks.preemption.branches import add_replicas, divert_to_disaggregation, pressured_case
-from kvmedic.runbooks.preemption.cap import cap_of
-from kvmedic.runbooks.preemption.capacity import (
+from kvmedic.runbooks.preemption.cap import (
+    cap_of,
     disaggregation,
     is_capped,
     is_worth_it,

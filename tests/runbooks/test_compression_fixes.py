@@ -13,15 +13,15 @@ from kvmedic.model.trial import Growth, Question, Reclaim
 from kvmedic.runbooks.branches import NoChange, Setting, Try, TurnOff
 from kvmedic.runbooks.compression.attention import report_unexplained, told_without
 from kvmedic.runbooks.compression.branches import blocks_not_freed, replace_stale
-from kvmedic.runbooks.compression.fixes import (
+from kvmedic.runbooks.compression.methods import DECLARED
+from kvmedic.runbooks.compression.savings import Brought, Worth
+from kvmedic.runbooks.compression.trial_plans import (
     LONGEST_PROMPT,
     PROMPT_ROOM,
     probe_first,
     probe_prompts,
     turn_off,
 )
-from kvmedic.runbooks.compression.methods import DECLARED
-from kvmedic.runbooks.compression.savings import Brought, Worth
 from runbooks.compression_incidents import (
     CALM_FLEET,
     EVICTS,

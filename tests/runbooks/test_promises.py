@@ -13,7 +13,7 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, ProbePolicy, Replacement
 from kvmedic.model.trial import Answer, Question, Reclaim, Sample
-from kvmedic.runbooks.compression.fixes import promise_of
+from kvmedic.runbooks.compression.trial_plans import promise_of
 from kvmedic.verdict.blocks_reclaimed import Passes
 
 STEP = BundleStep(

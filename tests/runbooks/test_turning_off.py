@@ -12,8 +12,8 @@ import yaml
 
 from builders import THRASHING, an_evidence
 from kvmedic.cli.diagnose import policy_in
-from kvmedic.cli.offline import consult
 from kvmedic.cli.report import change_of, report_of_consultation
+from kvmedic.cli.saved import consult
 from kvmedic.controller import plans
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import handed_over

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvmedic.api.quantities import DURATION_LENGTH
-from kvmedic.api.rules import Rule, Wire, duration, number_between, pattern, quantity, whole
+from kvmedic.api.rules import DURATION_LENGTH, Rule, Wire, duration, number_between, pattern, quantity, whole
 from kvmedic.model.spec import Fix
 
 Name = Annotated[str, Field(max_length=63)]

@@ -28,8 +28,7 @@ from kvmedic.api.compression import (
     CompressionSetting,
     CompressionSpec,
 )
-from kvmedic.api.quantities import parse_duration
-from kvmedic.api.rules import Rule, Wire
+from kvmedic.api.rules import Rule, Wire, parse_duration
 from kvmedic.api.spec import KVRemediationSpec, LeverName, LeverSpec
 from kvmedic.api.spec import MaintenanceWindow as WireWindow
 from kvmedic.api.spec import Objectives as WireObjectives

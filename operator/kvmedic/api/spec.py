@@ -20,8 +20,18 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from kvmedic.api.compression import CompressionSpec
-from kvmedic.api.quantities import DURATION_LENGTH, parse_duration
-from kvmedic.api.rules import Rule, Wire, duration, in_order, number_between, pattern, unique, whole
+from kvmedic.api.rules import (
+    DURATION_LENGTH,
+    Rule,
+    Wire,
+    duration,
+    in_order,
+    number_between,
+    parse_duration,
+    pattern,
+    unique,
+    whole,
+)
 from kvmedic.model.devices import NodeHealth
 from kvmedic.model.spec import Fix, Mode, OnDrainTimeout, OnInconclusive, Runbook, Spare
 from kvmedic.model.status import HISTORY_LENGTH

@@ -19,12 +19,11 @@ import typer
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvmedic.api.quantities import parse_duration
 from kvmedic.api.resource import KIND, SpecInvalid, not_implemented, policy_of, resource_from_manifest
+from kvmedic.api.rules import parse_duration
 from kvmedic.api.spec import KVRemediationSpec, TargetRef
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
 from kvmedic.cli.flags import EngineVersion, version_named
-from kvmedic.cli.offline import Consultation, consult, with_method
 from kvmedic.cli.plan import (
     Context,
     Kubeconfig,
@@ -37,7 +36,18 @@ from kvmedic.cli.plan import (
     survey_target,
 )
 from kvmedic.cli.report import Report, report_of_consultation, report_of_survey
-from kvmedic.cli.saved import ScrapeError, doubt_of, evidence_of, gaps_in, pages_of, starts_of, with_starts
+from kvmedic.cli.saved import (
+    Consultation,
+    ScrapeError,
+    consult,
+    doubt_of,
+    evidence_of,
+    gaps_in,
+    pages_of,
+    starts_of,
+    with_method,
+    with_starts,
+)
 from kvmedic.engines import ENGINES
 from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS

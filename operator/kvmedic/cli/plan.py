@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, Form, end_command
 from kvmedic.cli.report import Change, change_of
-from kvmedic.cluster.evaluations import Evaluations
+from kvmedic.cluster.trial_pods import Evaluations
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import check_ownership, propose_to_owner
 from kvmedic.controller.ports import Senses

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, assert_never
 
 from kvmedic.cli.app import Form
-from kvmedic.cli.offline import Consultation
+from kvmedic.cli.saved import Consultation
 from kvmedic.controller.evidence import Survey
 from kvmedic.engines.engine_log import Start, Started
 from kvmedic.engines.vllm import VLLM

@@ -1,16 +1,13 @@
-"""Pages of `/metrics` that a person saved: whose they are, and what is in the files.
+"""What a person saved, judged without a cluster: pages of `/metrics`, start-up logs, and whose they are.
 
 --scrape T0.txt --scrape T1.txt                      one replica, the older page first
 --scrape a=a0.txt --scrape a=a1.txt --scrape b=…     several replicas, by name
+--log startup.log                                    of the only replica
+--log a=a.log --log b=b.log                          of several, by the names that their scrapes have
 
-Start-up logs that a person saved: whose they are, and what they tell.
-
---log startup.log               of the only replica
---log a=a.log --log b=b.log     of several, by the names that their scrapes have
-
-Logs may hold prompts and secrets: nothing is kept or shown of one but what `core.started` looks for.
-
-Text files that a person saved: compressed or not, in whatever encoding a shell gave them.
+Files may be compressed, and in whatever encoding a shell gave them. Logs may hold prompts and secrets:
+nothing is kept or shown of one but what `engines.engine_log` looks for. The stages are those of a survey;
+what a cluster would add is missing on purpose, such as whether the fleet can be changed safely right now.
 """
 
 from __future__ import annotations
@@ -18,22 +15,29 @@ from __future__ import annotations
 import codecs
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
 from kvmedic.controller.evidence import complete_pools
-from kvmedic.engines.engine_log import Started, started_of
-from kvmedic.engines.vllm_logs import VLLM_START
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.controller.plans import judge_runbooks, with_unanswered
+from kvmedic.engines.engine_log import Started, phrases, started_of
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
 from kvmedic.metrics.page import Page, parse_page, replica_of
 from kvmedic.metrics.saved_pages import Glimpse, glimpse, moment, start_of, was_restarted
 from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Trigger
-from kvmedic.runbooks.branches import Evidence
+from kvmedic.model.run import Outcome
+from kvmedic.model.spec import Policy, Runbook, Trigger
+from kvmedic.runbooks.branches import Assignment, Beyond, Diagnosis, Evidence, NoChange, Setting, TurnOff
+from kvmedic.runbooks.compression.bundle import bundle_plan
+from kvmedic.runbooks.compression.methods import compressed_of, eviction_of
+from kvmedic.runbooks.planning import Fault, Workload, proposal
+from kvmedic.runbooks.preemption.cap import spent_by
+from kvmedic.runbooks.preemption.present import Known, present_setting
 
 _GZIP = b"\x1f\x8b"
 _MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
@@ -279,3 +283,108 @@ def _read_log(file: str) -> str:
         raise ScrapeError(f"{file}: {error.strerror}; correct the path") from None
     except UnfitError as error:
         raise ScrapeError(f"{error}: no start-up log; {_BEGINNING}") from None
+
+
+_FIRST_GENERATION = 1
+"""A manifest has no generation; nobody approves an offline plan by its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consultation:
+    """What the evidence says, and what would be set."""
+
+    evidence: Evidence
+    runbook: str
+    diagnosis: Diagnosis
+    advice: Assignment | Beyond | None
+    """What the branch asks for; None where it asks for nothing."""
+    plan: Plan | None
+    """The advice on the workload's own command line; None without a workload."""
+    obstacle: Outcome | None
+    """Why nothing would be set although a branch applies."""
+
+
+def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Consultation:
+    """Return the diagnosis of the evidence and the plan that would follow.
+
+    Args:
+        evidence: both looks.
+        policy: the spec.
+        workload: the engine's command line; None where nobody gave it, a fault where it cannot be read.
+    """
+    found = _consult_runbook(evidence, policy, workload)
+    why = found.obstacle
+    if why is None or found.runbook != Runbook.COMPRESSION_WITHOUT_SAVINGS:
+        return found
+    other = _consult_runbook(with_unanswered(found.evidence, found.diagnosis, why), policy, workload)
+    return found if other.plan is None and other.advice is None else other
+
+
+def _consult_runbook(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Consultation:
+    evidence = with_method(evidence, policy, workload)
+    runbook, diagnosis = judge_runbooks(policy, evidence)
+    found = Consultation(evidence, runbook, diagnosis, None, None, None)
+    if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
+        return found
+    known = _known_setting(evidence, policy, workload)
+    if isinstance(workload, Workload):
+        plan = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
+        if isinstance(plan, TurnOff):
+            return _turned_off(replace(found, advice=plan), workload, plan)
+        if isinstance(plan, NoChange):
+            return _without_lever(found, plan, known, policy, workload)
+        return replace(found, plan=plan) if isinstance(plan, Plan) else replace(found, advice=plan)
+    advice = diagnosis.branch.then(evidence, known)
+    if isinstance(advice, NoChange):
+        return _without_lever(found, advice, known, policy, workload)
+    if workload is None or not isinstance(advice, Assignment | TurnOff):
+        return replace(found, advice=advice)
+    why = f"{_wish(advice)}: {workload.message}"
+    return replace(_find_hindrance(found, NoChange(workload.reason, why)), advice=advice)
+
+
+def _wish(advice: Assignment | TurnOff) -> str:
+    """Return what cannot be done where an engine's command line cannot be read."""
+    if isinstance(advice, TurnOff):
+        return f"{advice.method} cannot be turned off"
+    return f"{advice.knob} {advice.value} cannot be set"
+
+
+def _turned_off(found: Consultation, workload: Workload, advice: TurnOff) -> Consultation:
+    """Return what comes of the advice to turn a method off."""
+    plan = bundle_plan(workload, advice, _FIRST_GENERATION)
+    if isinstance(plan, Plan):
+        return replace(found, plan=plan)
+    return _find_hindrance(found, NoChange(plan.reason, plan.message))
+
+
+def with_method(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Evidence:
+    """Return evidence with the method that compresses the KV cache, as far as anything tells of one.
+
+    Where nobody gave the workload, or it cannot be read, labels and start-up logs alone tell.
+    """
+    told, log = workload if isinstance(workload, Workload) else None, phrases(evidence.started)
+    method = compressed_of(told, policy.compression, (), evidence.burn, log)
+    return replace(evidence, evicts=eviction_of(told, log) if told else None, compression=method)
+
+
+def _known_setting(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Setting:
+    """Return what advice needs to know of the present setting."""
+    known = Setting(None, policy.levers)
+    if isinstance(workload, Workload):
+        known = present_setting(workload, policy.levers, Known(), evidence)
+    return replace(known, scale_out=policy.scale_out)
+
+
+def _without_lever(
+    found: Consultation, why: NoChange, known: Setting, policy: Policy, workload: Workload | Fault | None
+) -> Consultation:
+    """Return what follows where no lever applies: the branches for that, once each was asked."""
+    if not why.passes_on or found.evidence.spent is not None:
+        return _find_hindrance(found, why)
+    spent = spent_by(why, known, len(found.evidence.burn.pods))
+    return _consult_runbook(replace(found.evidence, spent=spent), policy, workload)
+
+
+def _find_hindrance(found: Consultation, why: NoChange) -> Consultation:
+    return replace(found, obstacle=Outcome(why.reason, why.message))

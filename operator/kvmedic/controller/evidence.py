@@ -64,14 +64,12 @@ from kvmedic.model.run import Baseline, Outcome, whole_devices_of
 from kvmedic.model.spec import Policy, Runbook
 from kvmedic.model.status import ClosedRun, Resource, RunbookSwitch
 from kvmedic.runbooks.branches import GIVEN, Compressed, Diagnosed, Diagnosis, Evidence
-from kvmedic.runbooks.compression.cache_types import logs_that_tell
 from kvmedic.runbooks.compression.history import Enabled, Kept, Untold, run_of
-from kvmedic.runbooks.compression.methods import with_recalled
+from kvmedic.runbooks.compression.methods import logs_that_tell, with_recalled
 from kvmedic.runbooks.compression.savings import ASKED, NEEDED, figures_over
 from kvmedic.runbooks.planning import Fault, Workload, with_configuration, workload_of
 from kvmedic.runbooks.preemption.deploy import HISTORY
-from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.quorum import left_out
+from kvmedic.verdict.baseline import baseline_of, left_out
 from kvmedic.verdict.vetoes import least_free_mib, up_seconds
 
 

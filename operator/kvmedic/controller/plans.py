@@ -43,8 +43,7 @@ from kvmedic.runbooks.branches import (
     is_content,
 )
 from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded_setting
-from kvmedic.runbooks.compression.fixes import confirmed_first
-from kvmedic.runbooks.compression.trial_plans import gate_plan, trial_plan
+from kvmedic.runbooks.compression.trial_plans import confirmed_first, gate_plan, trial_plan
 from kvmedic.runbooks.fleet_plans import (
     drain_remark,
     replaced_in_vain,
@@ -57,11 +56,10 @@ from kvmedic.runbooks.fleet_plans import (
 )
 from kvmedic.runbooks.node_health import told_by_driver
 from kvmedic.runbooks.planning import Fault, Workload, proposal
-from kvmedic.runbooks.preemption.capacity import spent_by
+from kvmedic.runbooks.preemption.cap import spent_by
 from kvmedic.runbooks.preemption.give_back import Calm, due, plan_return
 from kvmedic.runbooks.preemption.present import Known, present_setting
-from kvmedic.verdict.baseline import TRAFFIC, moves, traffic_of
-from kvmedic.verdict.quorum import quorum_line
+from kvmedic.verdict.baseline import TRAFFIC, moves, quorum_line, traffic_of
 
 
 def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood | None:

@@ -42,9 +42,17 @@ from kvmedic.model.run import Baseline, Judged, Run, StepState, Verdict
 from kvmedic.model.spec import Policy
 from kvmedic.rollout.draining import newest_first
 from kvmedic.rollout.drift import Standing
-from kvmedic.runbooks.compression.fixes import promise_of
+from kvmedic.runbooks.compression.trial_plans import promise_of
 from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured_urgency, urgency
-from kvmedic.verdict.baseline import NEEDED, PARTS, SHORTEST, has_begun, preemptions, pressured_replicas
+from kvmedic.verdict.baseline import (
+    NEEDED,
+    PARTS,
+    SHORTEST,
+    has_begun,
+    judged_part,
+    preemptions,
+    pressured_replicas,
+)
 from kvmedic.verdict.blocks_reclaimed import in_view_of_blocks
 from kvmedic.verdict.comparison import judge, judge_replacement
 from kvmedic.verdict.goals import (
@@ -56,7 +64,6 @@ from kvmedic.verdict.goals import (
     share_of,
     steadiness,
 )
-from kvmedic.verdict.quorum import judged_part
 from kvmedic.verdict.vetoes import (
     LATELY,
     confirm_setting,

@@ -9,8 +9,7 @@ from types import MappingProxyType
 
 from kvmedic.engines.engine_log import StartForms
 from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_logs import VLLM_REFUSALS, VLLM_START
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.engines.vllm_signals import VLLM_REFUSALS, VLLM_SIGNALS, VLLM_START
 from kvmedic.model.evidence import SignalTable
 
 ENGINES = (VLLM,)

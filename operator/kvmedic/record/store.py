@@ -38,7 +38,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, StepState
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Key, Record, Resource, Wish
-from kvmedic.record.conditions import phase
+from kvmedic.record.runs import phase
 from kvmedic.record.surveys import complaint
 from kvmedic.rollout.gates import BAD_ENDS, BadEnd, Peer
 from kvmedic.runbooks.compression.bundle import AllowedSettings

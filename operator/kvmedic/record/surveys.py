@@ -19,8 +19,7 @@ from kvmedic.model.status import (
     ShownPlan,
     Truth,
 )
-from kvmedic.record.conditions import Claim, retold, with_conditions
-from kvmedic.record.runs import action
+from kvmedic.record.runs import Claim, action, retold, with_conditions
 from kvmedic.rollout.gates import Blocked, stands
 from kvmedic.runbooks.branches import CONTENT, Compressed, Diagnosis, is_content
 from kvmedic.runbooks.severity import unmeasured_urgency

@@ -35,7 +35,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome
 from kvmedic.model.trial import GateStep, TrialStep
 from kvmedic.rollout.moves import Failed, Refused
-from kvmedic.verdict.quorum import NAMED, is_quorate
+from kvmedic.verdict.baseline import NAMED, is_quorate
 
 HARMLESS_MODES = frozenset({"Off", "Initial"})
 """Update modes in which a VerticalPodAutoscaler leaves pods alone that run (autoscaling.k8s.io/v1)."""

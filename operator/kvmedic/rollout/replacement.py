@@ -50,7 +50,7 @@ from kvmedic.rollout.draining import (
 from kvmedic.rollout.drift import committed_sequence
 from kvmedic.rollout.moves import DeletePod, Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Uncordon, Wait
 from kvmedic.rollout.preconditions import end_as_begun, replacement_refusal
-from kvmedic.verdict.quorum import is_quorate
+from kvmedic.verdict.baseline import is_quorate
 
 
 class Scaled(Enum):

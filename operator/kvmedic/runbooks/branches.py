@@ -21,7 +21,7 @@ from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import NOT_DECLARED, CompressionPolicy, Fix, LeverBound, ScaleBound, Trigger
 from kvmedic.model.status import FailedFix
 from kvmedic.model.trial import Answer, Growth, Question, Reclaim
-from kvmedic.verdict.quorum import LeftOut
+from kvmedic.verdict.baseline import LeftOut
 from kvmedic.verdict.sizing import Supply
 
 GIVEN = "spec.compression.baseline"

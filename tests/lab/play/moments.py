@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvmedic.api.quantities import parse_duration
+from kvmedic.api.rules import parse_duration
 
 
 class Cue(StrEnum):

@@ -23,14 +23,13 @@ from kvmedic.runbooks.compression.attention import (
     is_start_due,
     report_unexplained,
 )
-from kvmedic.runbooks.compression.cache_types import (
+from kvmedic.runbooks.compression.methods import (
     proven_without,
     stored_type,
     too_few_tokens,
     untold,
     without_type,
 )
-from kvmedic.runbooks.compression.fixes import fix_next, probe_first, probe_prompts, turn_off
 from kvmedic.runbooks.compression.savings import (
     ASKED,
     EVICTING,
@@ -42,6 +41,7 @@ from kvmedic.runbooks.compression.savings import (
     silent,
     where_nodes_are_known,
 )
+from kvmedic.runbooks.compression.trial_plans import fix_next, probe_first, probe_prompts, turn_off
 from kvmedic.runbooks.node_health import gpu_fault, is_of_interest, thermal_emergency
 
 DASHBOARD = (

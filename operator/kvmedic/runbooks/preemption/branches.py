@@ -40,7 +40,7 @@ from kvmedic.runbooks.node_health import (
     is_of_interest,
     thermal_emergency,
 )
-from kvmedic.runbooks.preemption.capacity import disaggregation, more_replicas
+from kvmedic.runbooks.preemption.cap import disaggregation, more_replicas
 from kvmedic.runbooks.preemption.deploy import HISTORY, roll_back, running_it, since_deploy
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.memory_levers import lower_share

@@ -41,8 +41,8 @@ from kvmedic.runbooks.planning import Fault, Workload, as_written, fault_of, pla
 from kvmedic.runbooks.preemption.host_memory import KNOBS
 from kvmedic.runbooks.preemption.loans import Tenure, is_held, returning_step, tenure_of
 from kvmedic.runbooks.preemption.pressure import size_fleet
+from kvmedic.verdict.baseline import quorum_line
 from kvmedic.verdict.comparison import LENGTHS_ALIKE, LIGHTER, QUEUED
-from kvmedic.verdict.quorum import quorum_line
 from kvmedic.verdict.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
 
 

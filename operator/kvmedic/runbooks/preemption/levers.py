@@ -15,8 +15,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
-from kvmedic.runbooks.preemption.cap import cut_cap
-from kvmedic.runbooks.preemption.capacity import passes_on
+from kvmedic.runbooks.preemption.cap import cut_cap, passes_on
 from kvmedic.runbooks.preemption.host_memory import OFFLOADING, use_host
 from kvmedic.runbooks.preemption.memory_levers import is_for_raising, step_up
 from kvmedic.runbooks.preemption.pressure import Case
