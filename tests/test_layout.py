@@ -58,21 +58,31 @@ def test_a_folder_is_read_at_a_glance():
 PARTICIPLES = re.compile(
     r"_*([a-z]+(ed|ing)|told|held|seen|made|kept|found|given|taken|shown|sent|read|left|begun|done|gone|said)$"
 )
-MOST_LONE_PARTICIPLES = 0.03
+MOST_LONE_PARTICIPLES = 0.02
 """Share of functions that are named by a participle alone, which says neither who does it nor to what."""
 
 
+def functions(path: Path) -> list[str]:
+    found = ast.walk(ast.parse(path.read_text()))
+    return [node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
 def test_functions_are_named_by_what_they_do():
-    trees = [ast.parse(path.read_text()) for path in MODULES]
-    names = [
-        node.name
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    names = [name for path in MODULES for name in functions(path)]
     lone = [name for name in names if PARTICIPLES.match(name)]
 
     assert len(lone) <= MOST_LONE_PARTICIPLES * len(names), sorted(lone)
+
+
+IN_MANY_MODULES = {"close", "command", "forget", "inverse", "line", "look"}
+"""What every command, step, port or record has. Any other name says which of several things it is about."""
+
+
+def test_a_name_leads_to_one_place():
+    found = Counter(name for path in MODULES for name in set(functions(path)))
+
+    many = {name for name, places in found.items() if places >= 4 and not name.startswith("__")}
+    assert many <= IN_MANY_MODULES
 
 
 @pytest.mark.parametrize("name", ["utils", "helpers", "common", "base", "manager", "misc"])

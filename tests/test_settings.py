@@ -11,7 +11,7 @@ import pytest
 
 from kvmedic.metrics.options import BasicAuth, Labels, ProbeOptions, ScrapeOptions, SourceOptions
 from kvmedic.sections import Section
-from kvmedic.settings import SettingsError, load
+from kvmedic.settings import SettingsError, load_settings
 
 Writer: TypeAlias = Callable[[str], Path]
 
@@ -55,7 +55,7 @@ def password(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_file_there_are_no_sources(write: Writer) -> None:
-    settings = load()
+    settings = load_settings()
 
     assert settings.sources == {}
     assert settings.scrape.port == 8000
@@ -64,7 +64,7 @@ def test_without_a_file_there_are_no_sources(write: Writer) -> None:
 def test_a_file_is_read_in_kubernetes_spelling(write: Writer) -> None:
     write(FULL)
 
-    settings = load()
+    settings = load_settings()
 
     default, thanos = settings.sources["default"], settings.sources["thanos-2"]
     assert default.url == "http://prometheus.monitoring.svc:9090"
@@ -83,7 +83,7 @@ def test_a_variable_overrides_one_field_of_the_file(write: Writer, monkeypatch: 
     monkeypatch.setenv("KVMEDIC_SOURCES__DEFAULT__RESPONSE_LIMIT_MIB", "5")
     monkeypatch.setenv("KVMEDIC_SOURCES__OTHER__URL", "http://127.0.0.1:9091")
 
-    settings = load()
+    settings = load_settings()
 
     default = settings.sources["default"]
     assert (default.url, default.freshness) == ("http://127.0.0.1:9090", timedelta(seconds=30))
@@ -100,14 +100,14 @@ def test_a_variable_wins_over_a_field_that_the_file_spells_in_its_own_way(
     other.write_text("other-token")
     monkeypatch.setenv("KVMEDIC_SOURCES__DEFAULT__BEARER_TOKEN_FILE", str(other))
 
-    assert load().sources["default"].bearer_token() == "other-token"
+    assert load_settings().sources["default"].bearer_token() == "other-token"
 
 
 def test_service_links_of_kubernetes_are_no_settings(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"KVMEDIC_PORT": "tcp://10.0.0.1:80", "KVMEDIC_SERVICE_HOST": "10.0.0.1"}.items():
         monkeypatch.setenv(name, value)
 
-    assert load().sources == {}
+    assert load_settings().sources == {}
 
 
 SOURCE = "sources: {{default: {{url: 'http://p:9090', {}}}}}"
@@ -212,7 +212,7 @@ def test_a_bad_file_is_refused_with_the_field_and_the_fix(write: Writer, text: s
     path = write(text)
 
     with pytest.raises(SettingsError) as refused:
-        load()
+        load_settings()
 
     assert told in str(refused.value)
     assert str(path) in str(refused.value)
@@ -222,7 +222,7 @@ def test_every_fault_is_told_at_once(write: Writer) -> None:
     write("sources: {a: {url: x}, b: {timeout: 1s}}")
 
     with pytest.raises(SettingsError) as refused:
-        load()
+        load_settings()
 
     assert "sources.a.url" in str(refused.value)
     assert "sources.b.url" in str(refused.value)
@@ -232,13 +232,13 @@ def test_a_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("KVMEDIC_CONFIG", "/nowhere/config.yaml")
 
     with pytest.raises(SettingsError, match=r"KVMEDIC_CONFIG=/nowhere/config.yaml: No such file"):
-        load()
+        load_settings()
 
 
 def test_an_empty_file_is_an_empty_configuration(write: Writer) -> None:
     write("# nothing yet\n")
 
-    assert load().sources == {}
+    assert load_settings().sources == {}
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_bad_variable_is_refused(
     monkeypatch.setenv(name, value)
 
     with pytest.raises(SettingsError) as refused:
-        load()
+        load_settings()
 
     assert told in str(refused.value)
 
@@ -281,7 +281,7 @@ def test_a_refusal_shows_no_secret(write: Writer, text: str) -> None:
     write(text)
 
     with pytest.raises(SettingsError) as refused:
-        load()
+        load_settings()
 
     assert "s3cr3t" not in str(refused.value)
     assert refused.value.__cause__ is None
@@ -290,14 +290,14 @@ def test_a_refusal_shows_no_secret(write: Writer, text: str) -> None:
 def test_settings_print_without_secrets(write: Writer) -> None:
     write(SOURCE.format("headers: {X: s3cr3t}, params: {k: s3cr3t}, proxy: 'http://u:s3cr3t@proxy'"))
 
-    settings = load()
+    settings = load_settings()
 
     assert "s3cr3t" not in f"{settings!r}{settings}{settings.model_dump()}"
     assert settings.sources["default"].secrets() == ("http://u:s3cr3t@proxy", "s3cr3t")
 
 
 def test_trial_pods_are_off_and_nobody_has_a_key_by_default(write: Writer) -> None:
-    probe = load().probe
+    probe = load_settings().probe
 
     assert not probe.trial_pods
     assert not probe.evaluations
@@ -306,16 +306,16 @@ def test_trial_pods_are_off_and_nobody_has_a_key_by_default(write: Writer) -> No
 
 def test_settings_of_methods_are_allowed_by_name_or_beginning_and_never_secrets(write: Writer) -> None:
     write("compression: {flags: [--evict], variables: [EVICT, LAB_*]}")
-    allowed = load().compression
+    allowed = load_settings().compression
 
     write("compression: {variables: [MY_API_KEY]}")
     with pytest.raises(
         SettingsError, match=r"compression\.variables: a flag or variable of a secret"
     ) as told:
-        load()
+        load_settings()
     write('compression: {variables: ["*"]}')
     with pytest.raises(SettingsError, match=r"compression\.variables"):
-        load()
+        load_settings()
 
     assert (allowed.flags, allowed.variables) == (("--evict",), ("EVICT", "LAB_*"))
     assert "MY_API_KEY" not in str(told.value)
@@ -325,10 +325,10 @@ def test_evaluations_need_trial_pods(write: Writer, monkeypatch: pytest.MonkeyPa
     write("probe: {evaluations: true}")
 
     with pytest.raises(SettingsError, match=r"probe: evaluations needs trialPods: set both"):
-        load()
+        load_settings()
 
     monkeypatch.setenv("KVMEDIC_PROBE__TRIAL_PODS", "true")
-    assert load().probe.evaluations
+    assert load_settings().probe.evaluations
 
 
 @pytest.mark.parametrize("origin", ["s3cr3t", "{value: s3cr3t}", "{file: '{token}'}", "{env: THE_KEY}"])
@@ -338,7 +338,7 @@ def test_the_key_for_engines_under_test_comes_from_where_it_is_said(
     monkeypatch.setenv("THE_KEY", "s3cr3t")
     write(f"probe: {{trialPods: true, apiKey: {origin}}}").with_name("token").write_text("s3cr3t\n")
 
-    settings = load()
+    settings = load_settings()
 
     assert settings.probe.trial_pods
     assert settings.probe.api_key is not None

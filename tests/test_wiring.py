@@ -55,7 +55,7 @@ async def test_evaluations_are_made_only_where_they_are_allowed(client: Client) 
 async def test_where_evaluations_are_not_allowed_it_is_said_what_to_set() -> None:
     evaluations = NoEvaluations()
 
-    told = await evaluations.digest("serving", "gsm8k")
+    told = await evaluations.evaluation_digest("serving", "gsm8k")
 
     assert isinstance(told, NoEvaluation)
     assert "probe.evaluations" in told.why

@@ -87,12 +87,12 @@ class Operator:
             self.ports.watch.forget_all()
             self.stand_ins.dismiss_all()
             if self.ports.leader.is_over():
-                return await self._guarded(key, let_go(key, self.ports))
+                return await self._guard_look(key, let_go(key, self.ports))
             return self.ports.pace.replica.total_seconds()
         with self.telemetry.tick_seconds.time():
-            return await self._guarded(key, reconcile(key, self.ports, self.clock()))
+            return await self._guard_look(key, reconcile(key, self.ports, self.clock()))
 
-    async def _guarded(self, key: Key, look: Awaitable[timedelta | None]) -> float | None:
+    async def _guard_look(self, key: Key, look: Awaitable[timedelta | None]) -> float | None:
         try:
             delay = await look
         except Conflict as error:

@@ -91,9 +91,9 @@ class Loop:
             self._entries[key].working = True
             task = asyncio.create_task(self._work(key), name=f"tick {key.namespace}/{key.name}")
             self._tasks.add(task)
-            task.add_done_callback(self._finished)
+            task.add_done_callback(self._drop_task)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _drop_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._changed.set()
 

@@ -226,7 +226,7 @@ class Settings(BaseSettings):
         return env_settings, init_settings
 
 
-def load() -> Settings:
+def load_settings() -> Settings:
     """Return the configuration of this process.
 
     Raises:

@@ -80,7 +80,7 @@ async def open_connections(
     """Open the API and the metrics sources, and close them again."""
     limits = _limits(settings.kubernetes)
     client = await connect(find_kubeconfig(cluster), limits, cluster.context)
-    metrics = FleetMetrics.of(settings.sources, settings.scrape, VLLM_SIGNALS, client.clock.now)
+    metrics = FleetMetrics.from_options(settings.sources, settings.scrape, VLLM_SIGNALS, client.clock.now)
     beside = Beside(metrics.devices, DeploymentTarget(client).starts)
     probes = GenerationProbes(
         settings.scrape, settings.probe, Vocabulary(VLLM_SIGNALS, VLLM, VLLM_START), beside

@@ -48,7 +48,7 @@ async def test_what_was_approved_is_read_with_the_servers_time(
 ) -> None:
     body = make(known, namespace, expiresAt="2030-01-01T00:00:00+01:00")
 
-    found = await stored.of(namespace, "chat")
+    found = await stored.list_approvals(namespace, "chat")
 
     assert not isinstance(found, Unreadable)
     [approval] = found
@@ -70,7 +70,7 @@ async def test_those_of_other_names_and_namespaces_and_withdrawn_ones_are_not_th
     known.api.delete("KVApproval", name, namespace)
 
     assert known.api.get("KVApproval", name, namespace)["metadata"]["deletionTimestamp"]
-    assert await stored.of(namespace, "chat") == ()
+    assert await stored.list_approvals(namespace, "chat") == ()
     known.api.patch("KVApproval", name, {"metadata": {"finalizers": None}}, namespace)
     known.kubectl("delete", "kvapp", "--all", "-n", "default")
 
@@ -80,7 +80,7 @@ async def test_without_the_right_nobody_knows_and_it_says_what_to_do(
 ) -> None:
     kubeconfig = known.impersonate("default", namespace).write_kubeconfig(tmp_path / "config")
     async with await connect(kubeconfig, Limits()) as nobody:
-        found = await StoredApprovals(nobody).of(namespace, "chat")
+        found = await StoredApprovals(nobody).list_approvals(namespace, "chat")
 
     assert isinstance(found, Unreadable)
     assert "let the operator list it" in found.message
@@ -90,7 +90,7 @@ async def test_without_the_right_nobody_knows_and_it_says_what_to_do(
 async def test_without_an_answer_the_look_is_made_again() -> None:
     async with Client(Configuration(host="http://127.0.0.1:1"), Limits()) as client:
         with pytest.raises(Unavailable):
-            await StoredApprovals(client).of("serving", "chat")
+            await StoredApprovals(client).list_approvals("serving", "chat")
 
 
 async def test_a_kind_that_is_not_installed_is_a_refusal_not_an_outage(

@@ -17,7 +17,16 @@ from kvmedic.kube import client as client_module
 from kvmedic.kube.client import Client, Limits
 from kvmedic.kube.errors import ApiError, Refused, Unavailable
 from kvmedic.kube.objects import PODS, Ref
-from kvmedic.kube.pods import Bounds, Broken, Ending, Finished, Flooded, NotStarted, TimedOut, run
+from kvmedic.kube.pods import (
+    Bounds,
+    Broken,
+    Ending,
+    Finished,
+    Flooded,
+    NotStarted,
+    TimedOut,
+    run_command,
+)
 from lab.cluster.light import LightCluster
 from lab.cluster.pki import Authority
 from lab.scripted.commands import (
@@ -51,7 +60,7 @@ async def client_of(url: str, token: str = "", ca: Path | None = None) -> AsyncI
 
 async def ran(commands: Commands, bounds: Bounds = BOUNDS) -> Ending:
     async with serving(commands) as port, client_of(f"http://127.0.0.1:{port}", "our-token") as client:
-        return await run(client, POD, "vllm", WORDS, bounds)
+        return await run_command(client, POD, "vllm", WORDS, bounds)
 
 
 async def test_a_command_is_asked_for_word_by_word_and_without_input() -> None:
@@ -133,7 +142,7 @@ async def test_an_answer_that_never_comes_is_given_up_in_time() -> None:
     began = time.monotonic()
 
     async with client_of(f"http://127.0.0.1:{port}") as client:
-        ending = await run(client, POD, "vllm", WORDS, Bounds(0.3, 4096))
+        ending = await run_command(client, POD, "vllm", WORDS, Bounds(0.3, 4096))
     server.close()
 
     assert ending == TimedOut()
@@ -157,13 +166,13 @@ async def test_nobody_listening_is_unavailable() -> None:
         pass
     async with client_of(f"http://127.0.0.1:{port}") as client:
         with pytest.raises(Unavailable, match="no answer"):
-            await run(client, POD, "vllm", WORDS, BOUNDS)
+            await run_command(client, POD, "vllm", WORDS, BOUNDS)
 
 
 async def test_one_who_stops_waiting_is_let_go() -> None:
     commands = Commands(hangs)
     async with serving(commands) as port, client_of(f"http://127.0.0.1:{port}") as client:
-        waiting = asyncio.create_task(run(client, POD, "vllm", WORDS, BOUNDS))
+        waiting = asyncio.create_task(run_command(client, POD, "vllm", WORDS, BOUNDS))
         while not commands.asked:
             await asyncio.sleep(0.01)
 
@@ -230,16 +239,16 @@ async def test_a_real_api_server_wants_both_verbs_and_passes_the_command_to_the_
             access = light.impersonate(name)
             async with client_of(light.url, access.token, light.ca_file) as client:
                 try:
-                    endings[name] = await run(client, here, "vllm", WORDS, BOUNDS)
+                    endings[name] = await run_command(client, here, "vllm", WORDS, BOUNDS)
                 except Refused as error:
                     endings[name] = error.code
                 if name == "both":
                     commands.play = hangs
                     began = time.monotonic()
-                    hung = await run(client, here, "vllm", WORDS, Bounds(0.5, 4096))
+                    hung = await run_command(client, here, "vllm", WORDS, Bounds(0.5, 4096))
                     took = time.monotonic() - began
                     with pytest.raises(ApiError) as nowhere:
-                        await run(client, here, "another", WORDS, BOUNDS)
+                        await run_command(client, here, "another", WORDS, BOUNDS)
 
     assert endings == {"one": 403, "other": 403, "both": Finished(0, "0, GPU-1\n")}
     assert commands.asked[0] == ("llm-0", "vllm", WORDS)

@@ -251,7 +251,7 @@ async def test_a_source_is_found_by_name(history: PrometheusServer) -> None:
 
 
 def _no_scrapes() -> Any:
-    return FleetMetrics.of({}, ScrapeOptions(), VLLM_SIGNALS)._scraper
+    return FleetMetrics.from_options({}, ScrapeOptions(), VLLM_SIGNALS)._scraper
 
 
 @pytest.mark.parametrize(

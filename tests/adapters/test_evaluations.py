@@ -69,7 +69,7 @@ class Place:
 
     async def planned(self, cron_job: dict[str, Any], deadline_seconds: int = 600) -> Evaluation:
         self.light.apply(cron_job, self.namespace)
-        digest = await self.evaluations.digest(self.namespace, "gsm8k")
+        digest = await self.evaluations.evaluation_digest(self.namespace, "gsm8k")
         assert isinstance(digest, str), digest
         return Evaluation("llm-eval-1", self.namespace, self.owner, "gsm8k", digest, deadline_seconds)
 
@@ -415,7 +415,7 @@ async def test_the_digest_holds_while_nobody_edits_the_template(place: Place) ->
     planned = await place.planned(a_cron_job())
     place.light.api.patch("CronJob", "gsm8k", {"spec": {"schedule": "0 0 2 2 *"}}, place.namespace)
 
-    assert await place.evaluations.digest(place.namespace, "gsm8k") == planned.digest
+    assert await place.evaluations.evaluation_digest(place.namespace, "gsm8k") == planned.digest
 
     place.light.apply(a_cron_job({"name": "eval", "args": ["--few"]}), place.namespace)
     why = await place.evaluations.make(planned, SUBJECT)
@@ -432,7 +432,7 @@ async def test_without_a_suspended_cron_job_there_is_no_evaluation(place: Place)
             place.light.api.delete("CronJob", "gsm8k", place.namespace)
         else:
             place.light.apply(a_cron_job(suspend=suspended), place.namespace)
-        told = await place.evaluations.digest(place.namespace, "gsm8k")
+        told = await place.evaluations.evaluation_digest(place.namespace, "gsm8k")
         why = await place.evaluations.make(planned, SUBJECT)
 
         assert isinstance(told, NoEvaluation)
@@ -501,7 +501,7 @@ async def test_the_charts_rights_suffice_where_evaluations_are_switched_on(place
     planned = await place.planned(a_cron_job())
 
     async with with_rights(place, trialPods=True, evaluations=True) as evaluations:
-        assert await evaluations.digest(place.namespace, "gsm8k") == planned.digest
+        assert await evaluations.evaluation_digest(place.namespace, "gsm8k") == planned.digest
         assert await evaluations.make(planned, SUBJECT) == ""
         seen = await evaluations.look(planned)
         swept = await evaluations.sweep(place.namespace, place.owner.uid)
@@ -514,7 +514,7 @@ async def test_the_charts_rights_suffice_where_evaluations_are_switched_on(place
 
 async def test_where_they_are_switched_off_none_can_be_made_and_it_is_said(place: Place) -> None:
     async with with_rights(place, trialPods=True) as evaluations:
-        told = await evaluations.digest(place.namespace, "gsm8k")
+        told = await evaluations.evaluation_digest(place.namespace, "gsm8k")
 
     assert isinstance(told, NoEvaluation)
     assert "403" in told.why

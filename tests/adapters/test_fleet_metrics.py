@@ -41,7 +41,7 @@ def pod(name: str, address: str = "127.0.0.1") -> Pod:
 
 def fleet_metrics(url: str, port: int = 8000) -> FleetMetrics:
     sources = {"default": SourceOptions(url=url, freshness="10m")}
-    return FleetMetrics.of(sources, ScrapeOptions(port=port), VLLM_SIGNALS, lambda: END)
+    return FleetMetrics.from_options(sources, ScrapeOptions(port=port), VLLM_SIGNALS, lambda: END)
 
 
 async def test_a_source_is_found_by_name(history: PrometheusServer) -> None:
@@ -100,7 +100,9 @@ async def test_a_replica_is_idle_only_where_all_engines_that_the_source_knows_sa
 ) -> None:
     with Server(lambda _: Reply(200, IDLE)) as replica:
         sources = {"default": SourceOptions(url=history.url)}
-        metrics = FleetMetrics.of(sources, ScrapeOptions(port=replica.port), VLLM_SIGNALS, lambda: END)
+        metrics = FleetMetrics.from_options(
+            sources, ScrapeOptions(port=replica.port), VLLM_SIGNALS, lambda: END
+        )
         found = await metrics.in_flight("default", NAMESPACE, pod(name))
         await metrics.close()
 

@@ -106,7 +106,7 @@ async def asked(
     where: str = NAMESPACE,
 ) -> Reading[datetime]:
     options = SourceOptions(url=url, timeout="5s", labels=Labels(pod=pod))
-    metrics = FleetMetrics.of({"default": options}, ScrapeOptions(), VLLM_SIGNALS)
+    metrics = FleetMetrics.from_options({"default": options}, ScrapeOptions(), VLLM_SIGNALS)
     try:
         sought = Alone(f"{fleet}-6f", (f"{fleet}-7c", f"{fleet}-5b"), TWO, within)
         return await metrics.last_alone("default", where, sought, at)
@@ -130,7 +130,9 @@ async def test_it_is_the_last_moment_before_another_revision_came(
 async def test_a_look_at_that_moment_finds_its_replicas_and_no_others(server: PrometheusServer) -> None:
     last = await asked(server.url, "plain")
     assert isinstance(last, Measured)
-    metrics = FleetMetrics.of({"default": SourceOptions(url=server.url)}, ScrapeOptions(), VLLM_SIGNALS)
+    metrics = FleetMetrics.from_options(
+        {"default": SourceOptions(url=server.url)}, ScrapeOptions(), VLLM_SIGNALS
+    )
 
     seen = await metrics.past("default", NAMESPACE, "plain-6f", last.value, Look(TWO, signals=frozenset()))
     later = await metrics.past("default", NAMESPACE, "plain-7c", last.value, Look(TWO, signals=frozenset()))
@@ -185,7 +187,7 @@ async def test_what_no_sample_tells_is_not_known(
 
 
 async def test_a_source_that_does_not_answer_is_said_so(server: PrometheusServer) -> None:
-    metrics = FleetMetrics.of({}, ScrapeOptions(), VLLM_SIGNALS)
+    metrics = FleetMetrics.from_options({}, ScrapeOptions(), VLLM_SIGNALS)
     sought = Alone("llm-6f", ("llm-7c",), TWO, WEEK)
 
     unknown = await metrics.last_alone("defualt", NAMESPACE, sought, END)

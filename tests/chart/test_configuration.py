@@ -70,7 +70,7 @@ def load(rendered: Rendered, directory: Path, monkeypatch: pytest.MonkeyPatch) -
     file = directory / "config.yaml"
     file.write_text(text.replace(MOUNTED, str(directory)))
     monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
-    return settings.load()
+    return settings.load_settings()
 
 
 def test_the_operator_reads_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_an_installation_without_sources_is_read_too(tmp_path: Path, monkeypatch
     file.write_text(render()["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
     monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
 
-    assert settings.load().sources == {}
+    assert settings.load_settings().sources == {}
 
 
 @pytest.mark.parametrize("values", [{}, {"nodeHealth": {"nvidiaSmi": True, "timeout": "5s", "atOnce": 2}}])
@@ -110,7 +110,7 @@ def test_drivers_are_asked_only_where_the_values_say_so(
     file.write_text(render(values)["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
     monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
 
-    read = settings.load().health
+    read = settings.load_settings().health
 
     wanted = (True, 5, 2) if values else (False, 10, 8)
     assert (read.nvidia_smi, read.timeout.total_seconds(), read.at_once) == wanted
@@ -146,7 +146,7 @@ def test_trial_pods_without_a_key_are_read_too(tmp_path: Path, monkeypatch: pyte
     file.write_text(made["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
     monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
 
-    read = settings.load().probe
+    read = settings.load_settings().probe
 
     assert (read.trial_pods, read.api_key) == (True, None)
 
@@ -160,7 +160,7 @@ def test_evaluations_are_made_only_where_the_values_say_so(
     file.write_text(made["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
     monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
 
-    read = settings.load().probe
+    read = settings.load_settings().probe
 
     assert (read.trial_pods, read.evaluations) == (True, evaluations)
 

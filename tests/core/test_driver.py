@@ -21,7 +21,7 @@ from kvmedic.model.devices import (
     devices_told,
     fill_vitals,
     may_fill,
-    query,
+    nvidia_smi_query,
 )
 from kvmedic.model.evidence import Measured, Unsupported
 from vitals_builder import NODE, a_device
@@ -53,7 +53,7 @@ def verdict(devices: tuple[Device, ...]) -> str:
 
 
 def test_the_query_changes_nothing_and_asks_for_the_columns_that_are_read() -> None:
-    program, fields, form = query(CLOCK_FIELDS[0])
+    program, fields, form = nvidia_smi_query(CLOCK_FIELDS[0])
 
     assert (program, form) == ("nvidia-smi", "--format=csv,noheader,nounits")
     assert fields == f"--query-gpu={','.join(OTHER_FIELDS)},clocks_event_reasons.active"

@@ -60,7 +60,7 @@ def test_the_recorded_log_says_what_the_metric_says() -> None:
     size = logged_size(RECORDED.read_text().splitlines(), FORMS)
 
     assert size == LoggedSize(4800, SizeUnit.TOKENS)
-    assert size.pool(32, 1, 1) == Pool(149, 32)
+    assert size.as_pool(32, 1, 1) == Pool(149, 32)
 
 
 def test_the_smallest_of_several_ranks_counts() -> None:
@@ -105,4 +105,4 @@ def test_two_ways_of_counting_are_not_mixed() -> None:
 def test_null_blocks_are_none_of_it(
     size: LoggedSize, block_tokens: int, engines: int, expected: Pool | None
 ) -> None:
-    assert size.pool(block_tokens, engines, 1) == expected
+    assert size.as_pool(block_tokens, engines, 1) == expected

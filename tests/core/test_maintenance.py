@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.model.spec import DAYS, MaintenanceWindow, is_open, next_opening
+from kvmedic.model.spec import DAYS, MaintenanceWindow, is_window_open, next_opening
 
 BERLIN = ZoneInfo("Europe/Berlin")
 OFFICE = MaintenanceWindow(frozenset({"Mon", "Tue"}), time(9), time(17), ZoneInfo("UTC"))
@@ -41,11 +41,11 @@ def at(text: str) -> datetime:
     ],
 )
 def test_when_a_window_is_open(window: MaintenanceWindow, now: str, expected: bool) -> None:
-    assert is_open([window], at(now)) is expected
+    assert is_window_open([window], at(now)) is expected
 
 
 def test_without_windows_every_time_is_open() -> None:
-    assert is_open([], at("2026-11-21T12:00"))
+    assert is_window_open([], at("2026-11-21T12:00"))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_outside_of_a_window_it_opens_next_within_a_week_and_not_before(
 ) -> None:
     windows = [MaintenanceWindow(frozenset(days), start, end, BERLIN)]
 
-    if not is_open(windows, now):
+    if not is_window_open(windows, now):
         opens = next_opening(windows, now)
         assert now < opens <= now + timedelta(days=7, hours=1)
-        assert is_open(windows, opens)
-        assert not is_open(windows, opens - timedelta(microseconds=1))
+        assert is_window_open(windows, opens)
+        assert not is_window_open(windows, opens - timedelta(microseconds=1))

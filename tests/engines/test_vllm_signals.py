@@ -68,7 +68,7 @@ def test_every_signal_has_a_source_of_its_kind() -> None:
 @pytest.mark.parametrize("signal", list(Signal))
 def test_the_newest_name_is_on_every_recorded_page(name: str, signal: Signal) -> None:
     page = recorded(name)
-    missing = {n for n in newest_names(VLLM_SIGNALS.signals[signal]) if not page.of(n)}
+    missing = {n for n in newest_names(VLLM_SIGNALS.signals[signal]) if not page.find(n)}
 
     several_servers = name == "apiserver2"
     assert missing == (
@@ -81,7 +81,7 @@ def test_no_label_of_the_engine_is_taken_for_a_scrapers(name: str) -> None:
     page = recorded(name)
     names = {n for source in VLLM_SIGNALS.signals.values() for n in newest_names(source)}
 
-    labels = {label for n in names for one in page.of(n) for label in one.labels}
+    labels = {label for n in names for one in page.find(n) for label in one.labels}
 
     assert labels <= VLLM_SIGNALS.own_labels
 
@@ -207,7 +207,7 @@ def test_histograms_of_engines_with_other_bounds_do_not_add_up() -> None:
 def test_duplicates_and_engines_of_every_signal_are_settled(signal: Signal) -> None:
     source = VLLM_SIGNALS.signals[signal]
 
-    assert agreement_of(source).holds(3.0, 3.0)
+    assert agreement_of(source).agrees(3.0, 3.0)
     assert across_of(source) in Across
 
 
@@ -216,7 +216,7 @@ AGREEING = [(100, 110, True), (100, 114, False), (0, 2, True), (0, 2.3, False), 
 
 @pytest.mark.parametrize(("a", "b", "agree"), AGREEING)
 def test_counts_agree_within_a_tenth_and_two(a: float, b: float, *, agree: bool) -> None:
-    assert COUNTS_AGREE.holds(a, b) is agree
+    assert COUNTS_AGREE.agrees(a, b) is agree
 
 
 def test_of_two_scrapers_that_agree_the_more_recent_counts() -> None:

@@ -94,7 +94,7 @@ class Asked:
         told = self.versions.get(pod.name, self.versions.get("*"))
         return Measured(Version.parse(told), NOW) if told else Missing(Absence.NOTHING_FOUND)
 
-    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> dict[str, EngineEnd]:
+    async def last_ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> dict[str, EngineEnd]:
         return {pod.name: self.ended for pod in pods[:1] if self.ended}
 
     async def logged_pools(

@@ -56,7 +56,7 @@ class Ended(Asked):
 
     ends_by_pod: Mapping[str, EngineEnd] = field(default_factory=dict)
 
-    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> dict[str, EngineEnd]:
+    async def last_ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> dict[str, EngineEnd]:
         return {pod.name: self.ends_by_pod[pod.name] for pod in pods if pod.name in self.ends_by_pod}
 
 

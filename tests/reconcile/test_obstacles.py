@@ -177,7 +177,7 @@ async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
         async def look(self, namespace: str, policy: Any) -> Any:
             return Viewed(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE, templates={})
 
-        async def ends(self, *_: Any) -> dict[str, Any]:
+        async def last_ends(self, *_: Any) -> dict[str, Any]:
             return {}
 
         async def neighbours(self, view: Any) -> Neighbours:

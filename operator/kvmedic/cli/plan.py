@@ -34,7 +34,7 @@ from kvmedic.model.run import Run
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Record, Resource, ShownPlan
 from kvmedic.record.store import RESOURCES, resource_of
-from kvmedic.settings import Settings, SettingsError, load
+from kvmedic.settings import Settings, SettingsError, load_settings
 from kvmedic.wiring import Connected, open_connections, target_of
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def settings_with(prometheus: str = "") -> Settings:
     Settings that cannot be used end the command.
     """
     try:
-        return with_source(load(), prometheus)
+        return with_source(load_settings(), prometheus)
     except SettingsError as error:
         end_command(error, USAGE)
 

@@ -11,7 +11,7 @@ from prometheus_client import start_http_server
 
 from kvmedic.kube.errors import NoCluster
 from kvmedic.record.reporter import Telemetry
-from kvmedic.settings import Settings, SettingsError, load
+from kvmedic.settings import Settings, SettingsError, load_settings
 from kvmedic.wiring import operate
 
 LOG_FORMAT = "time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
@@ -24,7 +24,7 @@ def command() -> None:
     while it holds its Lease.
     """
     try:
-        settings = load()
+        settings = load_settings()
     except SettingsError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None

@@ -16,8 +16,17 @@ from typing import assert_never
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import FORBIDDEN, ApiError
 from kvmedic.kube.objects import PODS, Ref
-from kvmedic.kube.pods import Bounds, Broken, Ending, Finished, Flooded, NotStarted, TimedOut, run
-from kvmedic.model.devices import CLOCK_FIELDS, Answer, Silence, devices_told, query
+from kvmedic.kube.pods import (
+    Bounds,
+    Broken,
+    Ending,
+    Finished,
+    Flooded,
+    NotStarted,
+    TimedOut,
+    run_command,
+)
+from kvmedic.model.devices import CLOCK_FIELDS, Answer, Silence, devices_told, nvidia_smi_query
 from kvmedic.model.fleet import Pod
 
 LIMIT_BYTES = 64 << 10
@@ -98,7 +107,7 @@ class NvidiaSmi:
     async def _once(self, pod: Ref, container: str, field: str) -> Answer:
         at = self._client.clock.now()
         try:
-            ending = await run(self._client, pod, container, query(field), self._bounds)
+            ending = await run_command(self._client, pod, container, nvidia_smi_query(field), self._bounds)
         except ApiError as error:
             return Silence.FORBIDDEN if error.code == FORBIDDEN else Silence.UNREACHABLE
         return _parse_answer(ending, at)

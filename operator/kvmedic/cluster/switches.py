@@ -76,7 +76,7 @@ class StoredApprovals:
 
     client: Client
 
-    async def of(self, namespace: str, name: str) -> Sequence[Approval] | Unreadable:
+    async def list_approvals(self, namespace: str, name: str) -> Sequence[Approval] | Unreadable:
         """Return the approvals for a resource; without the kind or the right to list it that is a value.
 
         One that is being deleted is withdrawn, and one that cannot be read approves nothing.

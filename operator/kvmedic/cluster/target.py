@@ -111,7 +111,9 @@ class DeploymentTarget:
             case _:
                 assert_never(effect)
 
-    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> Mapping[str, EngineEnd]:
+    async def last_ends(
+        self, namespace: str, pods: Sequence[Pod], since: datetime
+    ) -> Mapping[str, EngineEnd]:
         """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
         return await ends_of(self.client, namespace, pods, since)
 

@@ -190,7 +190,7 @@ class Evaluations:
         """Return nothing: evaluations are made."""
         return ""
 
-    async def digest(self, namespace: str, cron_job: str) -> str | NoEvaluation:
+    async def evaluation_digest(self, namespace: str, cron_job: str) -> str | NoEvaluation:
         """Return the digest of a CronJob's Job template, or why no evaluation can be made of it.
 
         Raises:

@@ -195,7 +195,7 @@ async def vitals_of(
 ) -> dict[str, Vitals]:
     """Return how each replica fares: its devices, and its engine's last end inside the look's window."""
     pods = expected_pods(view)
-    ended = await logs.ends(namespace, pods, burn.at - timedelta(seconds=burn.window_seconds))
+    ended = await logs.last_ends(namespace, pods, burn.at - timedelta(seconds=burn.window_seconds))
     return {
         pod.name: Vitals(pod.node, devices.get(pod.name, Unsupported()), ended.get(pod.name)) for pod in pods
     }
@@ -303,7 +303,7 @@ def complete_pools(seen: Observation, told: Mapping[str, LoggedSize], null_block
         tokens, size = _lone_tokens(readings), told.get(name)
         if tokens is None or size is None:
             continue
-        pool = size.pool(tokens, readings.engines, null_blocks)
+        pool = size.as_pool(tokens, readings.engines, null_blocks)
         if pool is not None:
             pods[name] = replace(readings, pool=Measured(pool, seen.at))
     return replace(seen, pods=pods)

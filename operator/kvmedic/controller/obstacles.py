@@ -308,7 +308,9 @@ async def consent(
         used=frozenset(run.approval.uid for run in record.history if run.approval),
         max_age=policy.limits.approval_max_age,
     )
-    return find_approval(request, await ports.approvals.of(resource.namespace, resource.name), now)
+    return find_approval(
+        request, await ports.approvals.list_approvals(resource.namespace, resource.name), now
+    )
 
 
 async def no_place_for(resource: Resource, found: Survey, ports: Ports, now: datetime) -> Blocked | None:

@@ -150,7 +150,7 @@ class Evaluations(Protocol):
     def forbidden(self) -> str:
         """Return why no evaluations are made at all; nothing where they are."""
 
-    async def digest(self, namespace: str, cron_job: str) -> str | NoEvaluation:
+    async def evaluation_digest(self, namespace: str, cron_job: str) -> str | NoEvaluation:
         """Return the digest of a CronJob's Job template, or why no evaluation can be made of it."""
 
     async def look(self, evaluation: Evaluation) -> JobSight | None:
@@ -178,7 +178,7 @@ class NoEvaluations:
         """Return what the administrator would set."""
         return "evaluations are not allowed here: set probe.evaluations in the operator's configuration"
 
-    async def digest(self, namespace: str, cron_job: str) -> str | NoEvaluation:
+    async def evaluation_digest(self, namespace: str, cron_job: str) -> str | NoEvaluation:
         """Return why there is none."""
         del namespace, cron_job
         return NoEvaluation(self.forbidden())
@@ -247,7 +247,9 @@ class Store(Protocol):
 class Logs(Protocol):
     """What engines' logs tell: how they ended, and what they said when they started."""
 
-    async def ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> Mapping[str, EngineEnd]:
+    async def last_ends(
+        self, namespace: str, pods: Sequence[Pod], since: datetime
+    ) -> Mapping[str, EngineEnd]:
         """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
 
     async def logged_pools(
@@ -439,7 +441,7 @@ class StopSwitch(Protocol):
 class Approvals(Protocol):
     """What people approved."""
 
-    async def of(self, namespace: str, name: str) -> Sequence[Approval] | Unreadable:
+    async def list_approvals(self, namespace: str, name: str) -> Sequence[Approval] | Unreadable:
         """Return the approvals for a resource as they are now; that they cannot be read is a value."""
 
 

@@ -112,7 +112,7 @@ class Crowd:
 
     async def hint(self, uid: str, now: datetime) -> Blocked | None:
         """Return what speaks against opening a run, as far as the watch has told."""
-        return await self._judged(self.roster.peers(), uid, now)
+        return await self._judge_limits(self.roster.peers(), uid, now)
 
     @asynccontextmanager
     async def place(self, uid: str, now: datetime) -> AsyncIterator[Blocked | None]:
@@ -122,7 +122,7 @@ class Crowd:
         """
         async with self._turn:
             told = await self.hint(uid, now)
-            yield told or await self._judged(await self.census(), uid, now)
+            yield told or await self._judge_limits(await self.census(), uid, now)
 
     async def confirmed(self, uid: str, now: datetime) -> Blocked | None:
         """Return what speaks against beginning a run that was opened, by every resource as it is stored.
@@ -130,7 +130,7 @@ class Crowd:
         Two processes may open runs within one breath, when what one of them sent before it lost the
         leadership arrives late: then one of the two has no place.
         """
-        return await self._judged(await self.census(), uid, now)
+        return await self._judge_limits(await self.census(), uid, now)
 
     async def heed(self, now: datetime) -> None:
         """Read the administrator's word while the breaker has tripped, so that the metrics tell it.
@@ -145,7 +145,7 @@ class Crowd:
         """Return whether the breaker has tripped for some namespace, by the administrator's last word."""
         return any_trip(self.bounds.breaker, self.roster.peers(), self._over_at, now) is not None
 
-    async def _judged(self, peers: Sequence[Peer], uid: str, now: datetime) -> Blocked | None:
+    async def _judge_limits(self, peers: Sequence[Peer], uid: str, now: datetime) -> Blocked | None:
         namespace = next((peer.namespace for peer in peers if peer.uid == uid), "")
         found = await self._trip(peers, namespace, now)
         if found is not None:

@@ -233,7 +233,7 @@ async def _after_the_method(
     if not is_asked or not fixes_behind_gate(policy.compression, record.turned_off, method):
         return Next(None, ())
     gate = policy.compression.gate
-    found = await senses.evaluations.digest(resource.namespace, gate.cron_job) if gate else None
+    found = await senses.evaluations.evaluation_digest(resource.namespace, gate.cron_job) if gate else None
     return next_fix(
         Case(
             workload=workload,

@@ -80,7 +80,11 @@ from kvmedic.verdict.vetoes import (
 async def ends_since(tick: Tick, pods: tuple[Pod, ...]) -> Mapping[str, EngineEnd]:
     """Return how each engine ended last, by pod, where that was in this run."""
     ended = [pod for pod in pods if pod.ends > 0]
-    return await tick.ports.target.ends(tick.resource.namespace, ended, tick.run.started_at) if ended else {}
+    return (
+        await tick.ports.target.last_ends(tick.resource.namespace, ended, tick.run.started_at)
+        if ended
+        else {}
+    )
 
 
 def count_new_ends(

@@ -239,7 +239,7 @@ class Client:
         rest = self._api.rest_client
         options = {"proxy": rest.proxy, "proxy_headers": rest.proxy_headers, "max_msg_size": MESSAGE_BYTES}
         try:
-            _, address, headers, _, _ = await self._serialized(request)
+            _, address, headers, _, _ = await self._serialize_request(request)
             url = get_websocket_url(address)  # type: ignore[no-untyped-call]
             async with aiohttp.ClientSession(
                 connector=self._connections, connector_owner=False, trust_env=True
@@ -371,12 +371,12 @@ class Client:
         return response.status, text
 
     async def _exchange(self, request: _Request) -> RESTResponse:
-        method, url, sent, _, _ = await self._serialized(request)
+        method, url, sent, _, _ = await self._serialize_request(request)
         return await self._api.call_api(
             method, url, header_params=sent, body=request.body, _request_timeout=self._timeout
         )
 
-    async def _serialized(self, request: _Request) -> Any:
+    async def _serialize_request(self, request: _Request) -> Any:
         """Return method, URL and headers of a request as the `kubernetes` package writes them."""
         query = [(key, value) for key, value in request.query if value]
         headers = {"Accept": request.accept, "Content-Type": request.content_type}

@@ -154,14 +154,14 @@ class Leadership:
         found = await self._client.get(self._ref)
         if found is None:
             started = self._clock()
-            body = {"metadata": {"name": self._ref.name}, "spec": self._claimed({})}
+            body = {"metadata": {"name": self._ref.name}, "spec": self._claim_spec({})}
             self._hold(await self._client.create(self._ref, body), started)
             return
         spec = section(found, "spec")
         if spec != self._seen:
             self._seen, self._seen_at = spec, self._clock()
         if spec.get("holderIdentity") == self._identity or self._is_free(spec):
-            await self._write({**found, "spec": self._claimed(spec)})
+            await self._write({**found, "spec": self._claim_spec(spec)})
 
     async def _write(self, lease: JsonObject) -> None:
         started = self._clock()
@@ -177,7 +177,7 @@ class Leadership:
         told = spec.get("leaseDurationSeconds") or self._times.duration_seconds
         return self._clock() - self._seen_at > min(told, max(LONGEST_SECONDS, self._times.duration_seconds))
 
-    def _claimed(self, spec: JsonObject) -> JsonObject:
+    def _claim_spec(self, spec: JsonObject) -> JsonObject:
         """Return the Lease's spec with us as its holder."""
         now = _now()
         mine = spec.get("holderIdentity") == self._identity

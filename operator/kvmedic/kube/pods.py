@@ -152,7 +152,9 @@ class Broken:
 Ending: TypeAlias = Finished | NotStarted | TimedOut | Flooded | Broken
 
 
-async def run(client: Client, pod: Ref, container: str, argv: Sequence[str], bounds: Bounds) -> Ending:
+async def run_command(
+    client: Client, pod: Ref, container: str, argv: Sequence[str], bounds: Bounds
+) -> Ending:
     """Run a command without input in a container and return how it ended.
 
     Needs `get` and `create` on `pods/exec`: an API server asks for both where a WebSocket is opened (a real

@@ -311,11 +311,11 @@ class Expansion:
             "test_operator": self._bare,
             "command_name": self._parts,
             "concatenation": self._parts,
-            "string": self._quoted,
+            "string": self._expand_quotes,
             "raw_string": self._raw,
-            "ansi_c_string": self._escaped,
-            "simple_expansion": self._unquoted,
-            "expansion": self._unquoted,
+            "ansi_c_string": self._expand_escape,
+            "simple_expansion": self._expand_bare,
+            "expansion": self._expand_bare,
             "command_substitution": self._output,
             "arithmetic_expansion": self._stand_in,
         }
@@ -392,14 +392,14 @@ class Expansion:
         piece = self.source.piece(node)
         words.add(piece.piece(1, len(piece.text) - 1))
 
-    def _escaped(self, node: Node, words: Words) -> None:
+    def _expand_escape(self, node: Node, words: Words) -> None:
         piece = self.source.piece(node)
         if "\\" in piece.text:
             self._stand_in(node, words)
         else:
             words.add(piece.piece(2, len(piece.text) - 1))
 
-    def _quoted(self, node: Node, words: Words) -> None:
+    def _expand_quotes(self, node: Node, words: Words) -> None:
         """Add a text in double quotes; between its expansions all is literal."""
         words.add(EMPTY)
         start, stop = self.source.span(node)
@@ -429,7 +429,7 @@ class Expansion:
         else:
             words.add(value)
 
-    def _unquoted(self, node: Node, words: Words) -> None:
+    def _expand_bare(self, node: Node, words: Words) -> None:
         value = self._value_of(node)
         if value is None:
             self._stand_in(node, words)
@@ -453,11 +453,11 @@ class Expansion:
         """Return what an expansion gives, or None where it is not known."""
         piece = self.source.piece(node)
         if node.type == "simple_expansion":
-            return self._named(piece.text[1:], piece)
+            return self._expand_name(piece.text[1:], piece)
         match = _PARAMETER.fullmatch(piece.text) if node.type == "expansion" else None
         if match is None:
             return None
-        value = self._named(match["name"], piece)
+        value = self._expand_name(match["name"], piece)
         if bool(match["all"]) is not isinstance(value, tuple) and match["name"] not in {"@", "*"}:
             return None
         if match["operator"] is None:
@@ -482,7 +482,7 @@ class Expansion:
         default = piece.piece(start, stop)
         return None if _SPECIAL.search(default.text) else default.standing_at(piece.site)
 
-    def _named(self, name: str, piece: Traced) -> Value | None:
+    def _expand_name(self, name: str, piece: Traced) -> Value | None:
         value = self.variables.value(name)
         if isinstance(value, tuple):
             return tuple(self._through(item, name, piece) for item in value)

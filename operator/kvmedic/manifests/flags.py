@@ -66,7 +66,7 @@ def rewritten(container: Mapping[str, object], change: Change) -> TokenEdit | Re
     word = token.trace.site
     if spot is None or not _PLAIN.fullmatch(change.text):
         return _several(token)
-    if word is not None and word.holds(spot):
+    if word is not None and word.contains(spot):
         text = item_text(container, word.field, word.item)
         if re.search(r"[\"']", text[word.start : word.stop]):
             return _edit(container, spot, change.text)

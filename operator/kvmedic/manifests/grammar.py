@@ -316,7 +316,7 @@ class _Argparse:
         name, joined, value = text.partition("=")
         if joined and name in self.names:
             return _Match(self.names[name], name, value)
-        found = list(self._abbreviated(text))
+        found = list(self._match_abbreviation(text))
         if len(found) > 1:
             listed = ", ".join(match.name for match in found)
             raise WouldNotStartError(f"ambiguous option: {name} could match {listed} ({word.token.place})")
@@ -324,7 +324,7 @@ class _Argparse:
             return found[0]
         return _VALUE if _NEGATIVE_NUMBER.fullmatch(text) or " " in text else _UNKNOWN
 
-    def _abbreviated(self, text: str) -> Iterator[_Match]:
+    def _match_abbreviation(self, text: str) -> Iterator[_Match]:
         if text.startswith("--"):
             prefix, joined, value = text.partition("=")
             for name, option in self.names.items():

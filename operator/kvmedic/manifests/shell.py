@@ -180,7 +180,7 @@ class _Script:
             "for_statement": self._loop,
             "c_style_for_statement": self._loop,
             "function_definition": self._function,
-            "redirected_statement": self._redirected,
+            "redirected_statement": self._run_redirect,
             "heredoc_redirect": self._sequence,
             "variable_assignment": self._assignment,
             "declaration_command": self._declaration,
@@ -253,7 +253,7 @@ class _Script:
         self._branch(node.named_children[1:], f"the function {name} around it")
         self.variables = kept
 
-    def _redirected(self, node: Node) -> None:
+    def _run_redirect(self, node: Node) -> None:
         body = node.child_by_field_name("body")
         redirects = [child for child in node.named_children if child != body]
         if body is not None and body.type == "command":

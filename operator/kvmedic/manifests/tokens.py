@@ -36,7 +36,7 @@ class Spot(NamedTuple):
     stop: int
     """The character behind the last one."""
 
-    def holds(self, other: Spot) -> bool:
+    def contains(self, other: Spot) -> bool:
         """Return whether another spot lies within this one."""
         same = (self.field, self.item) == (other.field, other.item)
         return same and self.start <= other.start and other.stop <= self.stop

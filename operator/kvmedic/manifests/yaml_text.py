@@ -251,10 +251,10 @@ class _Document:
         if id(node) in self.plain:
             return self.plain[id(node)]
         self.plain[id(node)] = None
-        self.plain[id(node)] = value = self._converted(node)
+        self.plain[id(node)] = value = self._convert_node(node)
         return value
 
-    def _converted(self, node: Node) -> object:
+    def _convert_node(self, node: Node) -> object:
         if isinstance(node, MappingNode):
             found = {key: _Place(node, shared=False).get(key) for key in _keys(node)}
             return {key: self._plain(value[0]) for key, value in found.items() if value is not None}

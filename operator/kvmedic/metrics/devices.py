@@ -181,7 +181,7 @@ def _named_nodes(pod: PodKey, replies: Mapping[Vital, Reply]) -> set[str]:
         one.labels.get(_NODE, "")
         for reply in replies.values()
         if not isinstance(reply, Unanswered)
-        for one in reply.of(pod)
+        for one in reply.series_of(pod)
     }
 
 
@@ -192,7 +192,7 @@ def _devices_of_pod(
     found: dict[str, dict[Vital, Reading[float]]] = {}
     identities: dict[str, str] = {}
     for vital, reply in replies.items():
-        for one in () if isinstance(reply, Unanswered) else reply.of(pod):
+        for one in () if isinstance(reply, Unanswered) else reply.series_of(pod):
             if believed and one.labels.get(_NODE) != believed:
                 continue
             readings = found.setdefault(_name(one), {})

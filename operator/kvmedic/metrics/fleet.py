@@ -25,7 +25,7 @@ class FleetMetrics:
         self._sources, self._scraper = dict(sources), scraper
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         sources: Mapping[str, SourceOptions],
         scrape: ScrapeOptions,

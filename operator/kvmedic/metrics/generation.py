@@ -238,14 +238,14 @@ def _note(seen: Course, page: Page, table: SignalTable) -> None:
     replica = replica_of(page, table)
     if replica is None:
         return
-    pool = pool_of(replica, page.of(table.pool.name))
+    pool = pool_of(replica, page.find(table.pool.name))
     usage, running, waiting = (
         gauge(replica, signal, [page])
         for signal in (Signal.KV_CACHE_USAGE_MEAN, Signal.RUNNING_MEAN, Signal.WAITING_MEAN)
     )
     if not (isinstance(pool, Measured) and isinstance(usage, Measured) and isinstance(running, Measured)):
         return
-    seen.pool, seen.window = pool.value, window(replica, page.of(table.pool.name))
+    seen.pool, seen.window = pool.value, window(replica, page.find(table.pool.name))
     beside = waiting.value if isinstance(waiting, Measured) else 0.0
     if running.value + beside > 1:
         seen.crowded += 1

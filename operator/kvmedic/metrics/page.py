@@ -73,7 +73,7 @@ class Page:
     stamps: Mapping[str, float] = field(default_factory=dict)
     """The oldest time (Unix seconds) that samples of a name carry themselves; engines write none."""
 
-    def of(self, *names: str) -> tuple[Series, ...]:
+    def find(self, *names: str) -> tuple[Series, ...]:
         """Return all series of some names."""
         return tuple(one for name in names for one in self.series.get(name, ()))
 
@@ -175,7 +175,7 @@ def evaluate_signal(source: SignalSource, pages: Sequence[Page]) -> tuple[Series
         case HeldRatioSource():
             return _ratio(source, pages)
         case StartSource(name=name):
-            return pages[-1].of(name)
+            return pages[-1].find(name)
 
 
 def _increase(values: Sequence[float]) -> float:
@@ -196,7 +196,7 @@ def _over_pages(
 ) -> tuple[Series, ...]:
     """Return one value per series that the newest page has; NaN anywhere makes it NaN."""
     histories = _histories(name, pages)
-    return tuple(_reduce_series(one, histories[_same(one)], reduce) for one in pages[-1].of(name))
+    return tuple(_reduce_series(one, histories[_same(one)], reduce) for one in pages[-1].find(name))
 
 
 def _rises(name: str, pages: Sequence[Page], *, begins_unseen: bool) -> tuple[Series, ...]:
@@ -205,8 +205,8 @@ def _rises(name: str, pages: Sequence[Page], *, begins_unseen: bool) -> tuple[Se
     One that the first page lacks began at 0 where that is how engines of old do, and is else unknown: the
     page may have been cut.
     """
-    histories, before = _histories(name, pages), {_same(one) for one in pages[0].of(name)}
-    seen = [one for one in pages[-1].of(name) if begins_unseen or _same(one) in before]
+    histories, before = _histories(name, pages), {_same(one) for one in pages[0].find(name)}
+    seen = [one for one in pages[-1].find(name) if begins_unseen or _same(one) in before]
     born = {_same(one): [] if _same(one) in before else [0.0] for one in seen}
     return tuple(_reduce_series(one, born[_same(one)] + histories[_same(one)], _increase) for one in seen)
 
@@ -214,7 +214,7 @@ def _rises(name: str, pages: Sequence[Page], *, begins_unseen: bool) -> tuple[Se
 def _histories(name: str, pages: Sequence[Page]) -> Mapping[_Identity, list[float]]:
     found: dict[_Identity, list[float]] = {}
     for page in pages:
-        for one in page.of(name):
+        for one in page.find(name):
             found.setdefault(_same(one), []).append(one.value)
     return found
 
@@ -246,13 +246,13 @@ def _risen(source: CounterSource, pages: Sequence[Page]) -> tuple[Series, ...]:
 
 def _change(names: Sequence[str], pages: Sequence[Page]) -> tuple[Series, ...]:
     """Return end minus start; nothing where one of the gauges is absent."""
-    if not all(pages[-1].of(name) for name in names):
+    if not all(pages[-1].find(name) for name in names):
         return ()
     return tuple(one for name in names for one in _over_pages(name, pages, lambda many: many[-1] - many[0]))
 
 
 def _histogram_series(names: Sequence[str], pages: Sequence[Page]) -> tuple[Series, ...]:
-    name = next((name for name in names if pages[-1].of(f"{name}_bucket")), names[0])
+    name = next((name for name in names if pages[-1].find(f"{name}_bucket")), names[0])
     return (
         *_rises(f"{name}_bucket", pages, begins_unseen=True),
         *_rises(f"{name}_sum", pages, begins_unseen=True),
@@ -268,7 +268,7 @@ def _ratio(source: HeldRatioSource, pages: Sequence[Page]) -> tuple[Series, ...]
     if not denominator:
         return (Series({}, 0.0),) if risen == 0 else ()
     part = source.denominator.part
-    counted = [one for one in denominator if part is None or part.holds(one.labels.get(part.label, ""))]
+    counted = [one for one in denominator if part is None or part.includes(one.labels.get(part.label, ""))]
     return (Series({}, risen / max(_total(counted), source.floor)),)
 
 
@@ -279,7 +279,7 @@ def _total(series: Iterable[Series]) -> float:
 def replica_of(page: Page, table: SignalTable) -> Replica | None:
     """Return the replica that a page is of, or None where it is no engine's page."""
     now = page.at.timestamp()
-    series = [Series(one.labels, now) for one in page.of(table.presence)]
+    series = [Series(one.labels, now) for one in page.find(table.presence)]
     presence = presence_of(series, table, page.at, timedelta(0))
     return None if isinstance(presence, Missing) else Replica(presence, table)
 
@@ -319,8 +319,8 @@ def _readings(pages: Sequence[Page], table: SignalTable) -> PodReadings:
     return PodReadings(
         numbers={s: _signal_number(replica, s, series) for s, series in found.items() if s not in HISTOGRAMS},
         histograms={s: _histogram(replica, series) for s, series in found.items() if s in HISTOGRAMS},
-        pool=read_pool(replica, pages[-1].of(table.pool.name)),
-        block_tokens=block_tokens(replica, pages[-1].of(table.pool.name)),
+        pool=read_pool(replica, pages[-1].find(table.pool.name)),
+        block_tokens=block_tokens(replica, pages[-1].find(table.pool.name)),
         model_names=replica.presence.models,
         engines=len(replica.presence.engines),
     )

@@ -198,7 +198,7 @@ class GenerationProbes:
         subject, course = _Subject(namespace, pod, template, step), Course()
         task = asyncio.create_task(self._in_turn(subject, course), name=f"probe {namespace}/{pod.name}")
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._drop_task)
         self._make_room()
         self._tests[pod.uid] = _Test(task, course, subject.tokens)
 
@@ -236,7 +236,7 @@ class GenerationProbes:
         await self._http.aclose()
         await self._scraper.close()
 
-    def _ended(self, task: asyncio.Task[_Ended]) -> None:
+    def _drop_task(self, task: asyncio.Task[_Ended]) -> None:
         """Let go of a task; an exception that nobody fetches would be logged with all that it says."""
         self._tasks.discard(task)
         if not task.cancelled():
@@ -251,16 +251,16 @@ class GenerationProbes:
         async with self._turns:
             try:
                 if subject.is_start:
-                    return await self._begun(subject)
+                    return await self._read_start(subject)
                 engine = self._engine(subject)
                 model = await self._model(engine)
                 if subject.step.question is Question.PROMPTS:
-                    return await self._computed(engine, subject, model, course)
+                    return await self._compute_prompts(engine, subject, model, course)
             except _UntoldError as error:
                 return Interrupted(str(error))
             return await generate(engine, Asked(model, subject.step.tokens), course, self._tempo.rhythm)
 
-    async def _begun(self, subject: _Subject) -> Begun:
+    async def _read_start(self, subject: _Subject) -> Begun:
         """Return what an engine said of itself when it started.
 
         Raises:
@@ -289,7 +289,7 @@ class GenerationProbes:
         except TimeoutError:
             raise _UntoldError("the engine's metrics do not tell its blocks") from None
 
-    async def _computed(
+    async def _compute_prompts(
         self, engine: Engine, subject: _Subject, model: str, course: Course
     ) -> Prompted | Interrupted:
         """Return what prompts show, with what computes them.
@@ -297,7 +297,7 @@ class GenerationProbes:
         Raises:
             _UntoldError: the engine takes none that is long enough.
         """
-        sent = await self._sent(engine, subject, model)
+        sent = await self._choose_prompts(engine, subject, model)
         # Before the prompts: one may be the engine's end, and its log begins anew with another start.
         start = await self._start(subject)
         found = await compute(engine, sent, course)
@@ -310,7 +310,7 @@ class GenerationProbes:
         start = found.get(pod.name)
         return start if isinstance(start, Started) else Started()
 
-    async def _sent(self, engine: Engine, subject: _Subject, model: str) -> Sent:
+    async def _choose_prompts(self, engine: Engine, subject: _Subject, model: str) -> Sent:
         """Return the prompts that are sent to an engine.
 
         Raises:
@@ -322,7 +322,7 @@ class GenerationProbes:
         if longest < LEAST_LONGEST:
             raise _UntoldError(f"the engine takes no prompt of {LEAST_LONGEST} tokens")
 
-        async def devices(window: timedelta) -> Reading[tuple[Device, ...]]:
+        async def read_devices(window: timedelta) -> Reading[tuple[Device, ...]]:
             found = await self._beside.devices(step.source, [pod], subject.namespace, window)
             return found.get(pod.name, Missing(Absence.NO_SERIES))
 
@@ -330,7 +330,7 @@ class GenerationProbes:
             model,
             lengths_up_to(longest),
             may_chunk(subject.template, step.container, self._vocabulary.profile),
-            devices,
+            read_devices,
             self._tempo.rhythm.silence_seconds,
             self._tempo.memory,
         )

@@ -332,10 +332,12 @@ class PrometheusClient:
             try:
                 return await self._asked(expression, at)
             except SourceDownError as failure:
-                self._down = (at, Unanswered(self._redacted(str(failure))))
+                self._down = (at, Unanswered(self._redact_secrets(str(failure))))
                 return self._down[1]
             except QueryError as failure:
-                return Unanswered(self._redacted(str(failure)), partial=isinstance(failure, PartialDataError))
+                return Unanswered(
+                    self._redact_secrets(str(failure)), partial=isinstance(failure, PartialDataError)
+                )
 
     def close(self) -> None:
         """Forget queries that wait; those under way end by their own time-outs."""
@@ -391,7 +393,7 @@ class PrometheusClient:
         extra = {name: value.get_secret_value() for name, value in self._options.params.items()}
         return {**extra, "time": f"{at.timestamp():.3f}", "timeout": duration_text(self._options.timeout)}
 
-    def _redacted(self, text: str) -> str:
+    def _redact_secrets(self, text: str) -> str:
         for secret in self._options.secrets():
             text = text.replace(secret, "***")
         return text

@@ -60,7 +60,7 @@ def read_number(replica: Replica, source: SignalSource, series: Iterable[Series]
     """Return a signal that is a number."""
     agreement = agreement_of(source)
     process = replica.table.process_label
-    values = _per_engine(replica, series, lambda many: _number_of(source, many, process), agreement.holds)
+    values = _per_engine(replica, series, lambda many: _number_of(source, many, process), agreement.agrees)
     if isinstance(values, Missing):
         return values
     return Measured(_combine_engines(across_of(source), values), replica.presence.at)
@@ -115,7 +115,7 @@ def _number_of(source: SignalSource, series: Sequence[Series], process_label: st
     values = [one for one in told if not isinstance(one, Missing)]
     if len(values) < len(told):
         return Missing(Absence.NOT_A_NUMBER)
-    if not all(agreement_of(source).holds(values[0], one) for one in values):
+    if not all(agreement_of(source).agrees(values[0], one) for one in values):
         return Missing(Absence.AMBIGUOUS)
     return fmean(values)
 
@@ -132,7 +132,7 @@ def _copies(series: Sequence[Series], process_label: str) -> Sequence[Sequence[S
 def _fold_values(source: SignalSource, series: Sequence[Series]) -> float | Missing:
     if isinstance(source, CounterSource) and source.part is not None:
         part = source.part
-        series = [one for one in series if part.holds(one.labels.get(part.label, ""))]
+        series = [one for one in series if part.includes(one.labels.get(part.label, ""))]
     values = [one.value for one in series]
     if not all(math.isfinite(value) for value in values):
         return Missing(Absence.NOT_A_NUMBER)
@@ -196,7 +196,7 @@ def _value_of_scrapers(
 
 def _alike(a: Histogram, b: Histogram) -> bool:
     """Return whether two histograms are duplicates: same bounds, like counts, like mean."""
-    if a.bounds != b.bounds or not COUNTS_AGREE.holds(a.count, b.count):
+    if a.bounds != b.bounds or not COUNTS_AGREE.agrees(a.count, b.count):
         return False
     means = [one.mean for one in (a, b) if one.count]
     if len(means) < 2:

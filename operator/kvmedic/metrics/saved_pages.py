@@ -93,16 +93,18 @@ def was_restarted(pages: Sequence[Page], table: SignalTable) -> bool:
 
 def start_of(page: Page) -> float | None:
     """Return when the replica's process started (Unix time), or None where the page does not tell."""
-    found = page.of("process_start_time_seconds")
+    found = page.find("process_start_time_seconds")
     return found[0].value if found else None
 
 
 def _fell(earlier: Page, later: Page, names: set[str]) -> bool:
-    before = {(name, frozenset(one.labels.items())): one.value for name in names for one in earlier.of(name)}
+    before = {
+        (name, frozenset(one.labels.items())): one.value for name in names for one in earlier.find(name)
+    }
     return any(
         one.value < before.get((name, frozenset(one.labels.items())), one.value)
         for name in names
-        for one in later.of(name)
+        for one in later.find(name)
     )
 
 
@@ -125,7 +127,7 @@ def _sparse(readings: PodReadings, pages: Sequence[Page], table: SignalTable) ->
 
 def _loaded_pages(pages: Sequence[Page], table: SignalTable) -> list[Page]:
     """Return the pages at whose moment something ran: an idle moment says nothing about a load."""
-    return [page for page in pages if any(one.value > 0 for one in page.of(table.presence))]
+    return [page for page in pages if any(one.value > 0 for one in page.find(table.presence))]
 
 
 def _running_set(
@@ -154,7 +156,7 @@ def _busy_seconds(readings: PodReadings, pages: Sequence[Page], table: SignalTab
     A request is in the engine's hands only while it steps, so a request's residence is never longer.
     """
     replica = replica_of(pages[-1], table)
-    if replica is None or not pages[-1].of(*table.steps.names):
+    if replica is None or not pages[-1].find(*table.steps.names):
         return inf
     gaps = readings.histogram(Signal.INTER_TOKEN_SECONDS)
     if not isinstance(gaps, Measured) or gaps.value.count <= 0:

@@ -71,12 +71,12 @@ def served_of(page: Page, table: SignalTable, url: str) -> Served | str:
 def pool_of_page(page: Page, table: SignalTable) -> Reading[Pool]:
     """Return an engine's pool by its page."""
     replica = replica_of(page, table)
-    return read_pool(replica, page.of(table.pool.name)) if replica else Missing(Absence.NO_SERIES)
+    return read_pool(replica, page.find(table.pool.name)) if replica else Missing(Absence.NO_SERIES)
 
 
 def model_of(page: Page, table: SignalTable) -> str | None:
     """Return the name under which an engine serves; None where its page does not tell."""
-    return next(filter(None, (one.labels.get(table.model_label) for one in page.of(table.presence))), None)
+    return next(filter(None, (one.labels.get(table.model_label) for one in page.find(table.presence))), None)
 
 
 def counted_of(page: Page, table: SignalTable) -> Counted | None:
@@ -88,7 +88,7 @@ def counted_of(page: Page, table: SignalTable) -> Counted | None:
     answered = [
         one
         for one in _first_series(page, finished.names)
-        if part is None or part.holds(one.labels.get(part.label, ""))
+        if part is None or part.includes(one.labels.get(part.label, ""))
     ]
     requests = fsum(one.value for one in answered)
     tokens = fsum(_sum_engines(page, table, signal) for signal in lengths)
@@ -103,7 +103,7 @@ def _sum_engines(page: Page, table: SignalTable, signal: Signal) -> float:
 
 def _first_series(page: Page, names: Iterable[str]) -> tuple[Series, ...]:
     """Return the series of the first name that the page has."""
-    return next(filter(None, (page.of(name) for name in names)), ())
+    return next(filter(None, (page.find(name) for name in names)), ())
 
 
 _PORT = re.compile(r":(\d{1,5})$")
@@ -137,7 +137,7 @@ def engines_of(series: Iterable[Series], table: SignalTable) -> frozenset[Engine
 def engines_on(pages: Mapping[int | None, Page], table: SignalTable) -> frozenset[Engine]:
     """Return the engines that pages tell of, by the ports of the pages; none of a page of something else."""
     names = (*table.in_flight, *table.in_flight_optional)
-    return frozenset(_engine(one, table, port) for port, page in pages.items() for one in page.of(*names))
+    return frozenset(_engine(one, table, port) for port, page in pages.items() for one in page.find(*names))
 
 
 def in_flight_on(
@@ -160,7 +160,7 @@ def in_flight_on(
     for engine in engines:
         page = pages[engine.port]
         for name in (*table.in_flight, *table.in_flight_optional):
-            found = [one for one in page.of(name) if _engine(one, table, engine.port) == engine]
+            found = [one for one in page.find(name) if _engine(one, table, engine.port) == engine]
             if not found and name in table.in_flight:
                 return Missing(Absence.NO_SERIES)
             series += found
@@ -384,7 +384,7 @@ class Scraper:
     async def _page(self, url: str, patience: httpx.Timeout) -> Page:
         """Return the page at a URL, within the time-out as a whole; raises like `_text`."""
         async with asyncio.timeout(self._seconds):
-            text = await self._read(_Ask(url, "text/plain", self._limit_bytes, patience))
+            text = await self._read_page(_Ask(url, "text/plain", self._limit_bytes, patience))
             loop, at = asyncio.get_running_loop(), datetime.now(UTC)
             return await loop.run_in_executor(self._parsers, parse_page, text, at, self._names)
 
@@ -396,7 +396,7 @@ class Scraper:
         replica = replica_of(page, self._table)
         if replica is None:
             return Missing(Absence.NO_SERIES)
-        return pool_of(replica, page.of(self._table.pool.name))
+        return pool_of(replica, page.find(self._table.pool.name))
 
     async def version(self, where: PodAddress) -> Reading[Version]:
         """Return the version of a replica's engine, by its own word."""
@@ -407,7 +407,7 @@ class Scraper:
         try:
             patience = httpx.Timeout(self._seconds, connect=_REACHED_SECONDS)
             async with asyncio.timeout(self._seconds):
-                text = await self._read(_Ask(url, "application/json", LIMIT_BYTES, patience))
+                text = await self._read_page(_Ask(url, "application/json", LIMIT_BYTES, patience))
         except _NoSuchPageError:
             return Missing(Absence.NOTHING_FOUND)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
@@ -416,7 +416,7 @@ class Scraper:
             return Missing(Absence.UNREADABLE)
         return version_on(text, page, datetime.now(UTC))
 
-    async def _read(self, ask: _Ask) -> str:
+    async def _read_page(self, ask: _Ask) -> str:
         """Return a page's text; who calls it bounds the time.
 
         Raises:

@@ -58,7 +58,7 @@ class Answer:
     unlabelled: int = 0
     """Series that name no pod."""
 
-    def of(self, pod: PodKey) -> tuple[Series, ...]:
+    def series_of(self, pod: PodKey) -> tuple[Series, ...]:
         """Return the series of a pod; none when the source has none."""
         return self.by_pod.get(pod, ())
 
@@ -243,7 +243,7 @@ def on_grid(at: datetime) -> datetime:
     return at - (at - _EPOCH) % STEP
 
 
-def query(sought: Alone, presence: str, namespace: str, options: SourceOptions) -> str:
+def last_alone_query(sought: Alone, presence: str, namespace: str, options: SourceOptions) -> str:
     """Return the query for the last moment at which each replica's ReplicaSet was alone.
 
     It was there at the beginning and the end of one window in which no replica of another one was seen.

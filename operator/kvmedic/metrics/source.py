@@ -37,10 +37,10 @@ from kvmedic.metrics.series import (
     Series,
     Unanswered,
     foreign_instances,
+    last_alone_query,
     last_of,
     own_series,
     presence_of,
-    query,
 )
 from kvmedic.model.devices import Device
 from kvmedic.model.evidence import (
@@ -97,7 +97,7 @@ def peaks_of(
 def _peak(pod: PodKey, reply: Reply, at: datetime, address: str) -> Reading[float]:
     if isinstance(reply, Unanswered):
         return Missing(Absence.SOURCE_UNAVAILABLE)
-    values = [one.value for one in own_series(reply.of(pod), address)]
+    values = [one.value for one in own_series(reply.series_of(pod), address)]
     if not values:
         return Missing(Absence.NO_SERIES)
     known = [value for value in values if isfinite(value)]
@@ -169,7 +169,7 @@ def _readings(pod: PodKey, answers: _Answers) -> PodReadings:
     """Return one replica's readings; a replica that fell silent is stale in every one of them."""
     if isinstance(answers.presence, Unanswered):
         return unavailable(answers.signals)
-    named = answers.presence.of(pod)
+    named = answers.presence.series_of(pod)
     seen = own_series(named, answers.addresses.get(pod.name, ""))
     if named and not seen:
         return absent(answers.signals, Missing(Absence.OTHER_ADDRESS))
@@ -210,7 +210,7 @@ def _pool_of_replica(replica: Replica, answers: _Answers, pod: PodKey) -> Readin
 
 def _series(reply: Reply, pod: PodKey) -> tuple[Series, ...] | None:
     """Return a pod's series; None where the query was not answered."""
-    return None if isinstance(reply, Unanswered) else reply.of(pod)
+    return None if isinstance(reply, Unanswered) else reply.series_of(pod)
 
 
 @dataclass(slots=True)
@@ -336,11 +336,11 @@ class PrometheusSource:
         seen = await self._reply(moment, presence(span, self._table))
         if isinstance(seen, Unanswered):
             return frozenset()
-        return engines_of(own_series(seen.of(pod), address), self._table)
+        return engines_of(own_series(seen.series_of(pod), address), self._table)
 
     async def last_alone(self, namespace: str, sought: Alone) -> Reading[datetime]:
         """Return when a ReplicaSet was last alone in its fleet; missing where the source does not know."""
-        text = query(sought, self._table.presence, namespace, self._options)
+        text = last_alone_query(sought, self._table.presence, namespace, self._options)
         moment = self._current()
         reply = await self._reply(moment, text)
         if isinstance(reply, Unanswered):
@@ -385,12 +385,12 @@ class PrometheusSource:
         """Return the answer of a moment to a query; the first to ask sends it, all others wait for it."""
         task = moment.replies.get(text)
         if task is None:
-            asked: Coroutine[Any, Any, Reply] = self._client.query(self._narrowed(text), moment.at)
+            asked: Coroutine[Any, Any, Reply] = self._client.query(self._narrow_query(text), moment.at)
             task = moment.replies[text] = asyncio.create_task(asked)
         # One who stops waiting does not take the answer from the others.
         return await asyncio.shield(task)
 
-    def _narrowed(self, text: str) -> str:
+    def _narrow_query(self, text: str) -> str:
         """Return a query with the administrator's matchers in each of its selectors."""
         return self._narrow_devices(self._narrow_engines(text))
 
@@ -405,7 +405,7 @@ class PrometheusSource:
         """Log once per replica whose page speaks for it beside its own: it is believed nothing."""
         for pod in pods:
             address = addresses.get(pod.name, "")
-            others = foreign_instances(seen.of(pod), address)
+            others = foreign_instances(seen.series_of(pod), address)
             self._warn_once(pod, "series of instance", others, f"which is {address}")
 
     def _warn_once(self, pod: PodKey, what: str, others: Sequence[str], why: str) -> None:

@@ -101,7 +101,7 @@ class Keep:
     share: float | None = None
     """Above 0, up to 1."""
 
-    def of(self, tokens: int) -> int:
+    def tokens_of(self, tokens: int) -> int:
         """Return how many of so many tokens are kept."""
         kept = self.budget if self.budget is not None else round((self.share or 0.0) * tokens)
         return min(tokens, kept)
@@ -190,7 +190,7 @@ def freed_blocks(eviction: Eviction, pattern: Pattern, layers: int = 1) -> Freed
 
 def used_blocks(tokens: int, block_tokens: int, keep: Keep, pattern: Pattern) -> float:
     """Return how many blocks a sequence of so many tokens takes on average, right after an eviction."""
-    eviction = Eviction(tokens, block_tokens, tokens - keep.of(tokens))
+    eviction = Eviction(tokens, block_tokens, tokens - keep.tokens_of(tokens))
     return eviction.blocks - freed_blocks(eviction, pattern).mean
 
 

@@ -336,7 +336,7 @@ Answer: TypeAlias = Measured[tuple[Device, ...]] | Silence
 """What came of asking."""
 
 
-def query(clock_field: str) -> tuple[str, ...]:
+def nvidia_smi_query(clock_field: str) -> tuple[str, ...]:
     """Return the command; it takes no input and changes nothing."""
     fields = ",".join((*OTHER_FIELDS, clock_field))
     return (PROGRAM, f"--query-gpu={fields}", "--format=csv,noheader,nounits")

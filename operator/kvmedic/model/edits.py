@@ -151,7 +151,7 @@ class TokenEdit:
             del items[self.index]
         else:
             item = items[self.index]
-            text = self._edited(_text_of(item))
+            text = self._edit_text(_text_of(item))
             items[self.index] = {**item, "value": text} if isinstance(item, Mapping) else text
         return changed
 
@@ -181,9 +181,9 @@ class TokenEdit:
         if self.at is None and self.before is None:
             return PatchOperation("add", path, self.after)
         value = f"{path}/value" if self.field is Field.ENV else path
-        return PatchOperation("replace", value, self._edited(tokens[self.index]))
+        return PatchOperation("replace", value, self._edit_text(tokens[self.index]))
 
-    def _edited(self, text: str) -> str:
+    def _edit_text(self, text: str) -> str:
         """Return an item's text with the token after in place of the one before."""
         if self.at is None:
             return self.after or ""
@@ -384,7 +384,7 @@ class BundleEdit:
 
         An addition fits nearly everywhere, so where both would do the side counts that has a token to show.
         """
-        forth, back = self._made(template) is not None, self.inverse()._made(template) is not None
+        forth, back = self._make_parts(template) is not None, self.inverse()._make_parts(template) is not None
         shown = any(part.before is not None for part in self.parts)
         if forth and (shown or not back):
             return EditState.BEFORE
@@ -397,7 +397,7 @@ class BundleEdit:
             ValueError: the template shows the whole bundle neither before nor after.
         """
         state = self.state(template)
-        made = self._made(template) if state is EditState.BEFORE else None
+        made = self._make_parts(template) if state is EditState.BEFORE else None
         if state is EditState.OTHER:
             raise ValueError(f"{self._place()} are not what the bundle expects")
         return deepcopy(dict(template)) if made is None else made
@@ -417,7 +417,7 @@ class BundleEdit:
             present = part.apply(present)
         return tuple(operations)
 
-    def _made(self, template: Mapping[str, object]) -> dict[str, object] | None:
+    def _make_parts(self, template: Mapping[str, object]) -> dict[str, object] | None:
         """Return a copy of the template with all parts made; None where one of them is not as before."""
         present = deepcopy(dict(template))
         for part in self.parts:

@@ -348,7 +348,7 @@ class LoggedSize:
     amount: int
     unit: SizeUnit
 
-    def pool(self, block_tokens: int, engines: int, null_blocks: int) -> Pool | None:
+    def as_pool(self, block_tokens: int, engines: int, null_blocks: int) -> Pool | None:
         """Return the pool of all engines of the replica, or None where none can be that small.
 
         Args:
@@ -411,7 +411,7 @@ class Agreement:
     relative: float
     absolute: float
 
-    def holds(self, a: float, b: float) -> bool:
+    def agrees(self, a: float, b: float) -> bool:
         """Return whether two values agree."""
         return abs(a - b) <= self.relative * max(abs(a), abs(b)) + self.absolute
 
@@ -438,7 +438,7 @@ class Part:
     complement: bool = False
     """All values but these."""
 
-    def holds(self, value: str) -> bool:
+    def includes(self, value: str) -> bool:
         """Return whether a series with this value of the label belongs to the part."""
         return (value in self.values) is not self.complement
 

@@ -104,7 +104,7 @@ class MaintenanceWindow:
                 yield begins.astimezone(UTC), ends.astimezone(UTC)
 
 
-def is_open(windows: Sequence[MaintenanceWindow], now: datetime) -> bool:
+def is_window_open(windows: Sequence[MaintenanceWindow], now: datetime) -> bool:
     """Return whether a time lies in one of the windows; without windows every time does."""
     return not windows or any(begins <= now < ends for w in windows for begins, ends in w.around(now))
 

@@ -58,7 +58,7 @@ def without_our_change(
         return None
     before, after = both
     merge = _Merge()
-    merged = merge.of(Three(after, template, before))
+    merged = merge.merge(Three(after, template, before))
     if not isinstance(merged, Mapping) or template_hash(merged) == template_hash(template):
         return None
     return None if merge.overlaps and isinstance(step, BundleStep) else merged
@@ -86,7 +86,7 @@ class _Merge:
     overlaps: bool = False
     """Somebody changed a place that the run had changed too."""
 
-    def of(self, three: Three) -> object:
+    def merge(self, three: Three) -> object:
         base, theirs, ours = three
         if theirs == base:
             return ours
@@ -106,7 +106,7 @@ class _Merge:
         self, base: Mapping[str, object], theirs: Mapping[str, object], ours: Mapping[str, object]
     ) -> dict[str, object]:
         keys = _keys(theirs, ours)
-        merged = {key: self.of(Three(base.get(key), theirs.get(key), ours.get(key))) for key in keys}
+        merged = {key: self.merge(Three(base.get(key), theirs.get(key), ours.get(key))) for key in keys}
         return {key: value for key, value in merged.items() if value is not None}
 
     def _lists(self, *lists: list[object]) -> list[object]:
@@ -116,7 +116,7 @@ class _Merge:
             return list(self._mappings(*named).values())
         alike = len({len(entries) for entries in lists}) == 1
         if alike and any(isinstance(each, Mapping | list) for each in lists[0]):
-            return [self.of(Three(*places)) for places in zip(*lists, strict=True)]
+            return [self.merge(Three(*places)) for places in zip(*lists, strict=True)]
         texts = (tuple(json.dumps(each, sort_keys=True) for each in entries) for entries in lists)
         return [json.loads(text) for text in self._sequence(*texts)]
 

@@ -25,7 +25,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.plan import ConfigStep, FlagStep, Plan, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Outcome
-from kvmedic.model.spec import Limits, Mode, Policy, is_open, next_opening
+from kvmedic.model.spec import Limits, Mode, Policy, is_window_open, next_opening
 from kvmedic.model.status import ClosedRun
 
 
@@ -111,7 +111,7 @@ def opening_gate(
             Reason.TOO_FEW_HEALTHY,
             f"{health.line()}; spec.limits.minHealthyReplicas is {limits.min_healthy_replicas}",
         )
-    if not is_open(limits.windows, now):
+    if not is_window_open(limits.windows, now):
         opens = next_opening(limits.windows, now)
         return Blocked(
             Reason.OUTSIDE_WINDOWS,

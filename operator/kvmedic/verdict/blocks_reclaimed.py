@@ -54,7 +54,7 @@ class Passes:
 
     def taken(self, tokens: int, block_tokens: int) -> float:
         """Return the blocks of a sequence of so many tokens, half way from one pass to the next."""
-        kept = Keep(budget=self.keep.of(tokens) + self.every // 2)
+        kept = Keep(budget=self.keep.tokens_of(tokens) + self.every // 2)
         return used_blocks(tokens, block_tokens, kept, self.pattern)
 
 

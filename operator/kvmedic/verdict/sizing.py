@@ -434,11 +434,11 @@ class HostTerms:
         """Return what the container's limit leaves beside the engine itself; 0 where there is no limit."""
         if self.limit_bytes is None:
             return 0
-        kept = max(KEPT_BY_ENGINE * self.limit_bytes, self._asked)
+        kept = max(KEPT_BY_ENGINE * self.limit_bytes, self._asked_bytes)
         return max(0, int(self.limit_bytes - kept))
 
     @property
-    def _asked(self) -> int:
+    def _asked_bytes(self) -> int:
         """Return the request where it says something: one that equals the limit does not."""
         limit = inf if self.limit_bytes is None else self.limit_bytes
         return self.request_bytes if self.request_bytes < limit else 0

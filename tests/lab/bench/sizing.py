@@ -164,7 +164,7 @@ def _tokens(workload: Workload) -> int:
 
 
 def _series(outcome: Outcome, name: str) -> list[float]:
-    return [parse_page(text, at).of(name)[0].value for at, text in outcome.pages]
+    return [parse_page(text, at).find(name)[0].value for at, text in outcome.pages]
 
 
 def _running(idle: Outcome) -> float:

@@ -81,7 +81,7 @@ class Generation:
 
     def needed(self, tokens: int) -> int:
         """Return the blocks that compaction needs at most between two passes, and one held in advance."""
-        return -(-min(tokens, self.keep.of(tokens) + PASS_TOKENS) // self.block_tokens) + 1
+        return -(-min(tokens, self.keep.tokens_of(tokens) + PASS_TOKENS) // self.block_tokens) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def _doubt_generation(seen: Generation) -> str:
         return "a reading of used blocks is no number"
     if counts != sorted(counts) or counts[0] * 2 > counts[-1]:
         return "the readings do not follow one request from its beginning to its end"
-    if seen.keep.of(counts[-1]) > counts[-1] * (1 - DISTINCT):
+    if seen.keep.tokens_of(counts[-1]) > counts[-1] * (1 - DISTINCT):
         return "the method keeps nearly every token of a request of this length"
     return ""
 

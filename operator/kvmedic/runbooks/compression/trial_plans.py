@@ -254,7 +254,7 @@ def _seen_between(answer: Answer | None) -> int:
         return PASS_TOKENS
     keep, size = answer.keep, answer.block_tokens
     late = [each for each in answer.seen if 2 * each.tokens >= answer.seen[-1].tokens]
-    return max(PASS_TOKENS, *(round(each.used * size) - keep.of(each.tokens) for each in late))
+    return max(PASS_TOKENS, *(round(each.used * size) - keep.tokens_of(each.tokens) for each in late))
 
 
 ROOM = 64

@@ -111,10 +111,10 @@ def _within_lever(case: Case, setting: Setting, wanted: int) -> SettingAdvice:
     if lever is None:
         return NoChange(
             Reason.LEVER_NOT_ALLOWED,
-            f"a cap of {cap} would help ({_expected(case, effect)}); add {Knob.MAX_NUM_SEQS} to spec.levers",
+            f"a cap of {cap} would help ({_gain_line(case, effect)}); add {Knob.MAX_NUM_SEQS} to spec.levers",
         )
     reason = Reason.CAP_RIGHT_SIZED if cap == wanted else Reason.CAP_AT_BOUND
-    expected = f"{_expected(case, effect)}; {_load(case, cap)}{_warning_clause(case, cap)}"
+    expected = f"{_gain_line(case, effect)}; {_load(case, cap)}{_warning_clause(case, cap)}"
     message = f"{_sizing_clause(case, wanted, cap)}; expected: {expected}"
     return Assignment(Knob.MAX_NUM_SEQS, cap, reason, message)
 
@@ -128,7 +128,7 @@ def _forbidden(case: Case, wanted: int, bound: int, ceiling: float) -> NoChange 
         return None
     return NoChange(
         Reason.LEVER_NOT_ALLOWED,
-        f"a cap of {wanted} would help ({_expected(case, effect)}), and at most {ceiling:.0f} were running "
+        f"a cap of {wanted} would help ({_gain_line(case, effect)}), and at most {ceiling:.0f} were running "
         f"or allowed: lower min of {Knob.MAX_NUM_SEQS} in spec.levers, which is {bound}",
     )
 
@@ -154,7 +154,7 @@ def _sizing_clause(case: Case, wanted: int, cap: int) -> str:
     return shown if cap == wanted else f"{shown}, {cap} by the lever's bounds"
 
 
-def _expected(case: Case, effect: Effect) -> str:
+def _gain_line(case: Case, effect: Effect) -> str:
     """Return what a cap should bring and cost, in one clause."""
     return (
         f"stalls over {STALL_SECONDS:g} s per request {case.strain.stalls_per_request:.2f} -> "
