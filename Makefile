@@ -143,6 +143,10 @@ bench-blocks: setup ## Count the blocks that evictions free on real block tables
 bench-recall: setup ## Score the lab's evaluation by what a method keeps of the cache
 	$(PY) -m lab.bench.recall
 
+.PHONY: bench-mutants
+bench-mutants: setup ## Change what decides in one place at a time, and count which changes the tests notice (MUTANTS=200, SEED=1)
+	@MUTANTS=$(MUTANTS) SEED=$(SEED) $(PY) -m lab.mutants
+
 .PHONY: bench-lab
 bench-lab: setup ## Replay the table measured on real vLLM on the lab engine and compare
 	$(PY) -m lab.engine.bench

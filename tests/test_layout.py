@@ -55,6 +55,13 @@ def test_a_folder_is_read_at_a_glance():
     assert found[PACKAGE] <= MOST_AT_THE_ROOT
 
 
+def test_the_page_about_the_flow_names_every_file_of_a_tick():
+    page = (ROOT / "docs" / "explanation" / "flow.md").read_text()
+
+    files = [path.name for path in MODULES if path.parent.name == "controller" and path.name != "__init__.py"]
+    assert [name for name in files if f"| `{name}` |" not in page] == []
+
+
 PARTICIPLES = re.compile(
     r"_*([a-z]+(ed|ing)|told|held|seen|made|kept|found|given|taken|shown|sent|read|left|begun|done|gone|said)$"
 )
