@@ -1,10 +1,7 @@
-"""What a person writes to approve a plan: `KVApproval`, an object of its own.
+"""What a person writes to approve a plan: `KVApproval`, its CustomResourceDefinition and reference page.
 
-It is its own kind so that RBAC grants approving apart from editing; why it is neither an annotation
-nor a field of `KVRemediation` is in `docs/decisions/0010-approvals-are-objects.md`. The operator
-reads it and never writes it.
-
-The CustomResourceDefinition of `KVApproval`, made from its model, and its reference page.
+It is its own kind so that RBAC grants approving apart from editing
+(`docs/decisions/0010-approvals-are-objects.md`). The operator reads it and never writes it.
 """
 
 from __future__ import annotations

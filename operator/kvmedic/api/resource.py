@@ -1,14 +1,6 @@
-"""The resource as a whole: `KVRemediation`, and how its spec is read from a stored object or a manifest.
+"""The resource as a whole: `KVRemediation`, how its spec becomes a `Policy`, and what can be wrong with it.
 
-From the wire to the core: a spec becomes a `Policy`.
-
-What can be wrong with a resource that was read, and how it is said.
-
-What the schema knows and this version does not do yet. Each is refused by name, never ignored.
-
-The API server refuses it at admission. A resource that was stored under an older
-CustomResourceDefinition is found by `not_implemented` and reported in the condition `Ready`. When a
-feature lands, its entry leaves this table and nothing else changes here.
+What the schema knows and this version does not do yet is refused by name (`not_implemented`), never ignored.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The CustomResourceDefinition, made from the models.
+"""The CustomResourceDefinition and the reference page of a resource, made from the models.
 
-Pydantic's JSON schema becomes a structural schema (apiextensions.k8s.io/v1): references are inlined,
-`null` alternatives and titles dropped, defaults put at every level, so that the API server fills them in
-and `kubectl explain` shows them. The status gets types only: no enumerations, no required fields, no
-lengths. There a CustomResourceDefinition that is older than the operator must never refuse a record.
-
-The reference page of the resource, made from the CustomResourceDefinition itself.
+Pydantic's JSON schema becomes a structural schema (apiextensions.k8s.io/v1): references are inlined, `null`
+alternatives and titles dropped, defaults put at every level, so that the API server fills them in and
+`kubectl explain` shows them. The status gets types only, without enumerations, required fields or lengths: a
+CustomResourceDefinition that is older than the operator must never refuse a record.
 """
 
 from __future__ import annotations
@@ -103,10 +101,6 @@ NAMES = Names(KIND, PLURAL, SINGULAR, SHORT_NAMES, CATEGORIES)
 
 def structural(schema: Schema, definitions: Schema) -> Schema:
     """Return the structural form of a JSON schema.
-
-    Args:
-        schema: a JSON schema as pydantic writes it.
-        definitions: what its references point to.
 
     Raises:
         ValueError: the schema has a shape that has no structural form.

@@ -1,10 +1,7 @@
 """What a user writes: the spec of `KVRemediation`, with each bound and the reason for each default.
 
 The docstring under a field is its description in the CustomResourceDefinition, in `kubectl explain`
-and in the reference. What a version cannot do yet is refused by `kvmedic.api.resource`, not here: the
-shape stands from the first version on.
-
-What may be turned: one entry of `spec.levers`, and which bounds each lever takes.
+and in the reference. What a version cannot do yet is refused by `kvmedic.api.resource`, not here.
 """
 
 from __future__ import annotations

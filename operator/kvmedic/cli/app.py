@@ -1,11 +1,7 @@
-"""The command as a whole: its name, its version and its subcommands.
+"""The command as a whole: its name, version, subcommands and exit codes.
 
 Help must come at once, so a subcommand's module is imported only when the subcommand is asked for.
 A module has either an `app`, when it holds several commands, or a function `command`.
-
-How a command answers: the form of its output, its last words, its exit code.
-
-It imports little, so that commands without a cluster answer at once.
 """
 
 from __future__ import annotations

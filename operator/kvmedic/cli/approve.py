@@ -93,7 +93,6 @@ def waiting_plan(resource: Resource, digest: str) -> ShownPlan:
     """Return the plan that a resource waits with.
 
     Args:
-        resource: as it is now.
         digest: the plan that somebody looked at; empty: whichever is shown.
 
     Raises:

@@ -101,8 +101,6 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
     """Return the engine's command line in a manifest; None without a file, a fault where it can't be read.
 
     Args:
-        file: the manifest.
-        policy: the spec, which may name the workload.
         version: the engine's; None: the image's tag tells it.
 
     Raises:

@@ -1,13 +1,7 @@
 """`kvmedic explain`: what the operator sees, why it does or does not act, and what to type next.
 
-Everything is read from the resource, as the operator last wrote it. No metrics are asked. Where it remembers
+Everything is read from the resource, as the operator last wrote it; no metrics are asked. Where it remembers
 a trial or a score, the Deployment is read too: both tell of the pod template that they were made of.
-
-What the newest trial showed: on a terminal with a picture or a table, and as JSON with its readings.
-
-What is on record of the fix after the method: what was turned off, what failed since, what was scored.
-
-What is on record of the turns of the two runbooks: which one left the fleet to the other last.
 """
 
 from __future__ import annotations
@@ -213,13 +207,7 @@ class ShownFixes:
 
 
 def fixes_of(record: Record | None, template: str, generation: int) -> ShownFixes:
-    """Return what a record tells of the fix after the method.
-
-    Args:
-        record: of the resource; None: there is none yet.
-        template: hash of the target's present pod template; empty: not known.
-        generation: of the spec as it is now.
-    """
+    """Return what a record tells of the fix after the method."""
     known = record or Record()
     scores = tuple(sorted(known.scores, key=lambda each: each.at, reverse=True))
     return ShownFixes(known.turned_off, scores, template, generation)
@@ -328,8 +316,6 @@ def explain_resource(resource: Resource, place: Place, tried: Iterable[str] = ()
     """Yield what there is to say about a resource, one paragraph a line.
 
     Args:
-        resource: as it was loaded.
-        place: the operator's own names.
         tried: what there is to say about trials and the fix after the method, line by line.
     """
     yield _task(resource)

@@ -141,7 +141,6 @@ def account_of(evidence: Evidence, doubt: Inconclusive | None = None) -> Account
     """Return what evidence tells of KV compression; None where nobody asked and nothing tells of any.
 
     Args:
-        evidence: with the method, where one is known.
         doubt: why the evidence says nothing at all.
     """
     method = evidence.compression
@@ -426,14 +425,7 @@ def report_of_consultation(
     notes: tuple[str, ...] = (),
     doubt: Inconclusive | None = None,
 ) -> Report:
-    """Return the report on collected evidence.
-
-    Args:
-        found: what it says.
-        target: whose it is.
-        notes: what a reader must know of it.
-        doubt: why it says nothing at all.
-    """
+    """Return the report on collected evidence."""
     changes: tuple[Change, ...] = ()
     unknown = "(engine default)"
     if found.plan is not None:

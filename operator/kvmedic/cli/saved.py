@@ -2,12 +2,10 @@
 
 --scrape T0.txt --scrape T1.txt                      one replica, the older page first
 --scrape a=a0.txt --scrape a=a1.txt --scrape b=…     several replicas, by name
---log startup.log                                    of the only replica
---log a=a.log --log b=b.log                          of several, by the names that their scrapes have
+--log a=a.log --log b=b.log                          by the names that their scrapes have; one needs none
 
 Files may be compressed, and in whatever encoding a shell gave them. Logs may hold prompts and secrets:
-nothing is kept or shown of one but what `engines.engine_log` looks for. The stages are those of a survey;
-what a cluster would add is missing on purpose, such as whether the fleet can be changed safely right now.
+nothing is kept or shown of one but what `engines.engine_log` looks for.
 """
 
 from __future__ import annotations
@@ -308,8 +306,6 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
     """Return the diagnosis of the evidence and the plan that would follow.
 
     Args:
-        evidence: both looks.
-        policy: the spec.
         workload: the engine's command line; None where nobody gave it, a fault where it cannot be read.
     """
     found = _consult_runbook(evidence, policy, workload)

@@ -1,17 +1,8 @@
-"""Reads who else has a say in a target: HPA, ScaledObject, VPA, PodDisruptionBudget, NetworkPolicy.
+"""Who else has a say in a target's replicas and pods, and the minimum of its autoscaler.
 
-Changes nothing. KEDA and the VerticalPodAutoscaler come with definitions of their own. Where a cluster has
-none of a kind, nobody of that kind is there.
-
-The minimum of an autoscaler: read by name, and set by one guarded patch.
-
-A patch tests the object's uid and the very version that was looked at, sets the minimum and marks the
-object with the run and the number, in one breath. Whoever looked earlier gets a `Conflict` and has
-changed nothing.
-
-Where each kind of autoscaler says how few and how many replicas it keeps, and what counts otherwise.
-
-Who else decides how many replicas a Deployment has.
+A kind that a cluster lacks (KEDA's, the VerticalPodAutoscaler's) counts as nobody. The minimum is set by one
+patch that tests uid and version, and marks the object with run and number. Who looked earlier gets a
+`Conflict`.
 """
 
 from __future__ import annotations
@@ -94,13 +85,7 @@ VPA_MODE = "Recreate"
 
 
 async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any]) -> Neighbours:
-    """Return who has a say in the replicas and pods of a target.
-
-    Args:
-        client: the API.
-        fleet: the target.
-        template: its pod template.
-    """
+    """Return who has a say in the replicas and pods of a target."""
     labels = labels_of(template)
     drained = {**labels, fleet.rotation.label: fleet.rotation.draining}
     hpas, scaled, vertical, budgets, networks = await asyncio.gather(
@@ -136,9 +121,6 @@ def policies_of_draining(
     requests that the replica still answers would get other rules.
 
     Args:
-        budgets: all PodDisruptionBudgets of the namespace.
-        networks: all its NetworkPolicies.
-        labels: of the pod template.
         drained: the same labels while it drains.
     """
     for body in budgets:
@@ -297,12 +279,6 @@ async def set_minimum(client: Client, fleet: Fleet, move: SetMinimum, claim: str
 
     Dying before the patch changes nothing; dying after it leaves the mark, which has the number that was
     set. Repeating it after it was committed is a conflict: the version that it tests is gone.
-
-    Args:
-        client: the API.
-        fleet: the fleet whose autoscaler it is.
-        move: what to assign.
-        claim: the mark's new value.
 
     Raises:
         Conflict: the object is not what was looked at.

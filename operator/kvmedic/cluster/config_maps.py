@@ -1,11 +1,6 @@
-"""ConfigMaps that engines' configuration files are in, as they are now.
+"""ConfigMaps that engines' configuration files are in, and copies of them that a step refers to.
 
-What they hold may be secret: it is never logged and never stored.
-
-Copies of ConfigMaps: made for a step, and removed when nothing refers to them any more.
-
-No other ConfigMap is ever changed or removed. What they hold may be secret: it is never logged and never
-stored.
+Only our copies are ever changed or removed. What ConfigMaps hold may be secret: it is never logged or stored.
 """
 
 from __future__ import annotations
@@ -53,9 +48,6 @@ async def config_maps_of(
     That of which one is a copy is there too. A target without such a file costs no read.
 
     Args:
-        client: the API.
-        namespace: of the target.
-        templates: its `spec.template`, and earlier ones.
         container: the engine's; None: any that runs an engine.
 
     Raises:
@@ -72,11 +64,7 @@ async def config_maps_of(
 
 
 async def read_config_map(client: Client, namespace: str, name: str) -> Sight:
-    """Return a ConfigMap as it is now; without it, or the right to read it, that is a value.
-
-    Raises:
-        Unavailable: the API did not answer.
-    """
+    """Return a ConfigMap as it is now; without it, or the right to read it, that is a value."""
     try:
         body = await client.get(Ref(CONFIG_MAPS, namespace, name))
     except Refused:
@@ -169,7 +157,6 @@ async def make_copy(client: Client, fleet: Fleet, file: FileEdit) -> str:
 
     Raises:
         Conflict: the ConfigMap is not what was planned on, or something else has the copy's name.
-        Unavailable: the API did not answer.
     """
     source, ref = (
         Ref(CONFIG_MAPS, fleet.namespace, file.config_map),
@@ -193,7 +180,6 @@ async def sweep(client: Client, fleet: Fleet, copies: Sequence[ConfigCopy]) -> t
     more; one that is not ours, or that may not be removed, is left alone.
 
     Raises:
-        Unavailable: the API did not answer.
         Conflict: a copy changed in the middle.
     """
     known = {fleet.revision, *(each.revision for each in fleet.replica_sets)}

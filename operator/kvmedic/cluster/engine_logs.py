@@ -1,12 +1,6 @@
-"""How engines ended last: what the kubelet says, and the mark that the log of that very end bears.
+"""What logs tell of how engines ended last, and of how they started.
 
-Logs may hold prompts. A log is searched here and nowhere else, and nothing of it leaves this module but
-which of a few known marks it bears, and the known phrase with which an engine refuses a type of its cache.
-
-What engines said of themselves when they started, where their metrics do not say it.
-
-Logs may hold prompts. One is searched here for numbers and known phrases, and nothing else of it leaves this
-module.
+Logs may hold prompts: nothing leaves this module but numbers, known marks and known phrases.
 """
 
 from __future__ import annotations
@@ -73,9 +67,6 @@ async def last_words_of(
     """Return what the log of a pod's last end says of it; nothing where it never ended.
 
     Args:
-        client: the API.
-        namespace: of the pod.
-        pod: whose log is read.
         refusals: how an engine refuses a type of its KV cache; ordinary log lines do not count.
     """
     if pod.last_end is None:
@@ -108,15 +99,7 @@ several ranks and a model that is downloaded each of them adds lines."""
 async def pools_of(
     client: Client, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
 ) -> dict[str, LoggedSize]:
-    """Return the pools that the present logs of replicas tell, by pod; one that tells none is not there.
-
-    Args:
-        client: the API.
-        namespace: of the pods.
-        pods: whose logs are read.
-        container: the engine's.
-        forms: how its log tells the pool.
-    """
+    """Return the pools that the present logs of replicas tell, by pod; one that tells none is not there."""
     logs = await _beginnings(client, namespace, pods, container)
     found = {name: logged_size(log, forms) for name, log in logs.items() if not isinstance(log, NoLog)}
     return {name: size for name, size in found.items() if size is not None}
@@ -125,15 +108,7 @@ async def pools_of(
 async def starts_of(
     client: Client, namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
 ) -> dict[str, Start]:
-    """Return what the present logs of replicas tell of their start, by pod.
-
-    Args:
-        client: the API.
-        namespace: of the pods.
-        pods: whose logs are read.
-        container: the engine's.
-        forms: how its log tells of a start.
-    """
+    """Return what the present logs of replicas tell of their start, by pod."""
     logs = await _beginnings(client, namespace, pods, container)
     return {name: _start(log, forms) for name, log in logs.items()}
 

@@ -66,13 +66,7 @@ class NvidiaSmi:
         self._kept: dict[str, _Kept] = {}
 
     async def ask(self, namespace: str, pods: Sequence[Pod], container: str) -> Mapping[str, Answer]:
-        """Return what the driver under each replica says, by pod name; an answer that is fresh serves again.
-
-        Args:
-            namespace: of the pods.
-            pods: the replicas.
-            container: the engine's.
-        """
+        """Return what the driver under each replica says, by pod name; a fresh answer serves again."""
         now = _time()
         self._kept = {uid: kept for uid, kept in self._kept.items() if kept.until > now}
         due = [pod for pod in pods if pod.uid not in self._kept]

@@ -114,8 +114,6 @@ async def left_cordoned(client: Client, namespace: str, selector: str = "") -> t
     """Return the pods that a note of ours says are cordoned, whoever owns them; an empty namespace means all.
 
     Args:
-        client: the API.
-        namespace: where to look.
         selector: `CORDONED_FOR` asks the API server for the marked ones alone.
     """
     return tuple(

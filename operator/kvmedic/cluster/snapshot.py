@@ -234,13 +234,6 @@ def rotation_of(
     A Service counts when its selector matches the pod template, or when its EndpointSlices list one
     of the pods: slices of a Service without a selector are written by somebody else and do not
     follow a label.
-
-    Args:
-        deployment: the Deployment.
-        label: the pod label and its draining value.
-        services: all Services of the namespace.
-        slices: all EndpointSlices of the namespace.
-        pods: uids of the Deployment's pods.
     """
     template = section(deployment, "spec", "template", "metadata", "labels")
     selecting = {

@@ -1,19 +1,11 @@
-"""The operator-wide stop: while one ConfigMap exists, no forward move is made anywhere.
+"""Words of people to the operator as a whole, which it reads and never writes.
 
-On:  `kubectl -n kvmedic-system create configmap kvmedic-stop`
-Off: `kubectl -n kvmedic-system delete configmap kvmedic-stop`
+Stop:       `kubectl -n kvmedic-system create configmap kvmedic-stop`; delete it to go on.
+Storm over: `kubectl -n kvmedic-system create configmap kvmedic-storm-over`; make it anew for the next storm.
 
-Its existence is the whole message, so there is no key to misspell at three in the morning; whatever
-it contains is for people (who, why). Ways back stay open while it exists.
-
-An administrator's word that a storm of bad ends is over: the age of one ConfigMap.
-
-`kubectl -n kvmedic-system create configmap kvmedic-storm-over`
-
-Runs that ended badly before it was created do not count any more. It may stay: the next storm is
-another one, for which it is deleted and made anew.
-
-What people approved, as the API server has it now. It is read and never written.
+A ConfigMap's existence, or its age, is the whole message: there is no key to misspell at three in the
+morning. While the stop exists no forward move is made; ways back stay open. Runs that ended badly before the
+storm was over do not count any more. The third word is a KVApproval.
 """
 
 from __future__ import annotations
@@ -31,13 +23,7 @@ from kvmedic.rollout.gates import Approval, Stop, Unreadable
 
 
 async def read_stop(client: Client, namespace: str, name: str) -> Stop:
-    """Return whether the operator-wide stop is on. Never raises: not knowing is an answer.
-
-    Args:
-        client: the API.
-        namespace: the operator's own namespace.
-        name: the ConfigMap's name.
-    """
+    """Return whether the operator-wide stop is on. Never raises: not knowing is an answer."""
     try:
         found = await client.get(Ref(CONFIG_MAPS, namespace, name))
     except ApiError:
@@ -49,11 +35,6 @@ async def storm_over_at(client: Client, namespace: str, name: str) -> datetime |
     """Return when an administrator said that the last storm is over, or None.
 
     Never raises: an answer that is not had means that nobody said so.
-
-    Args:
-        client: the API.
-        namespace: the operator's own namespace.
-        name: the ConfigMap's name.
     """
     try:
         found = await client.get(Ref(CONFIG_MAPS, namespace, name))
@@ -80,9 +61,6 @@ class StoredApprovals:
         """Return the approvals for a resource; without the kind or the right to list it that is a value.
 
         One that is being deleted is withdrawn, and one that cannot be read approves nothing.
-
-        Raises:
-            Unavailable: the API did not answer.
         """
         try:
             bodies = await self.client.list(APPROVALS, namespace)

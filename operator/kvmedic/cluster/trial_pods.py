@@ -60,10 +60,6 @@ class Trials:
     async def look(self, trial: Trial, container: str) -> Pod | None:
         """Return the pod of a trial, None where there is none.
 
-        Args:
-            trial: which one.
-            container: the engine's.
-
         Raises:
             Conflict: a pod of that name is somebody else's.
         """
@@ -85,7 +81,6 @@ class Trials:
 
         Raises:
             Conflict: a pod of that name is somebody else's.
-            Unavailable: the API did not answer.
         """
         try:
             for service in await self.client.list(SERVICES, trial.namespace):
@@ -102,11 +97,7 @@ class Trials:
         return ""
 
     async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
-        """Remove all trial pods of a resource but one; return the names of those that were there.
-
-        Raises:
-            Unavailable: the API did not answer.
-        """
+        """Remove all trial pods of a resource but one; return the names of those that were there."""
         going = await made_for(self.client, PODS, namespace, owner_uid)
         going.pop(but, None)
         return await swept(self.client, PODS, going)
@@ -191,11 +182,7 @@ class Evaluations:
         return ""
 
     async def evaluation_digest(self, namespace: str, cron_job: str) -> str | NoEvaluation:
-        """Return the digest of a CronJob's Job template, or why no evaluation can be made of it.
-
-        Raises:
-            Unavailable: the API did not answer.
-        """
+        """Return the digest of a CronJob's Job template, or why no evaluation can be made of it."""
         body = await self._cron_job(namespace, cron_job)
         return body if isinstance(body, NoEvaluation) else digest_of(body)
 
@@ -206,7 +193,6 @@ class Evaluations:
 
         Raises:
             Conflict: a Job of that name is somebody else's.
-            Unavailable: the API did not answer.
         """
         body = await self._job(evaluation)
         if body is None:
@@ -229,7 +215,6 @@ class Evaluations:
 
         Raises:
             Conflict: a Job of that name is somebody else's.
-            Unavailable: the API did not answer.
         """
         if await self._job(evaluation) is not None:
             return ""
@@ -245,9 +230,6 @@ class Evaluations:
         """Remove all evaluations of a resource with their pods; return the names of those that were there.
 
         A Job is there until its pods are gone.
-
-        Raises:
-            Unavailable: the API did not answer.
         """
         going = await made_for(self.client, JOBS, namespace, owner_uid)
         return await swept(self.client, JOBS, going, Propagation.FOREGROUND)

@@ -1,16 +1,11 @@
 """Effects on a Deployment: each is one JSON patch of absolute values, or nothing.
 
-A patch tests the Deployment's uid, its generation (so the spec is the one that was looked at) and the
-claim annotation, and advances the claim in the same breath. Whoever looked earlier, or lost the claim
-meanwhile, gets a `Conflict` and has changed nothing. Repeating an assignment after it was committed
-is such a conflict too: the claim it tests is gone.
-
-What becomes of a pod template: a token of it changes, or several, or another revision's takes its place.
+A patch tests the Deployment's uid, its generation (so the spec is the one that was looked at) and the claim
+annotation, and advances the claim in the same breath. Whoever looked earlier, lost the claim, or repeats an
+assignment gets a `Conflict` and has changed nothing.
 
 A template may hold secrets. That of another revision is read from its ReplicaSet right before it is put,
 goes from one API call into the next, and is nowhere else.
-
-The note on a Deployment that a run holds frozen, read back, so that the fleet can be given back by it.
 """
 
 from __future__ import annotations
@@ -106,8 +101,6 @@ def template_operations(
     undo` puts back, stay where they are. One of them may be a claim of long ago.
 
     Args:
-        change: what is to become of it.
-        template: the template as it is.
         kept: the one that takes its place, where the change says so.
 
     Raises:
@@ -210,10 +203,6 @@ async def assign(
     next look knows that it was committed.
 
     Args:
-        client: the API.
-        fleet: the fleet as it was looked at.
-        move: what to assign.
-        claim: the claim annotation's new value.
         notes: annotations for people, by name; `notes_on` makes the usual ones.
 
     Raises:

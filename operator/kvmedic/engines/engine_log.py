@@ -1,12 +1,8 @@
-"""What an engine's start-up log tells of how its KV cache is kept.
+"""What an engine's start-up log tells of its KV cache, and which version the replicas say they run.
 
-A log may hold prompts and secrets. Only what the patterns of an engine's vocabulary match is kept of it, from
-lines before the first request.
-
-The version of its engine that a fleet runs, by the word of its replicas.
-
-It beats the image's tag: a tag may move, may be anybody's, and says nothing beside a digest. Replicas that
-contradict each other make the version unknown, and so does one that nobody can place.
+A log may hold prompts and secrets: only what an engine's patterns match is kept, from lines before the first
+request. The replicas' word beats the image's tag, which may move. Replicas that contradict each other, or a
+version that nobody can place, make it unknown.
 """
 
 from __future__ import annotations

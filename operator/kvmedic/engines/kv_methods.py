@@ -1,11 +1,8 @@
-"""Methods that compress vLLM's KV cache. vLLM itself evicts no tokens: those methods are plugins or forks.
+"""Methods that compress vLLM's KV cache, and the types in which it stores keys and values in fewer bits.
 
-Sources are papers by their numbers on arXiv, and for what is configured the packages themselves.
-
-The types in which vLLM stores keys and values in fewer bits: how many, and what a pool holds with them.
-
-Names are those of `--kv-cache-dtype` from 0.5.5 to 0.33.0 (`vllm_options.tsv`). Ratios are over 16 bits, for
-heads of 128 and whole layers: layers that are left out, larger heads, and state that is no cache move them.
+vLLM itself evicts no tokens: those methods are plugins or forks. Sources are papers by their numbers on
+arXiv, and for what is configured the packages themselves. Types are named as by `--kv-cache-dtype` from 0.5.5
+to 0.33.0 (`vllm_options.tsv`). Ratios are over 16 bits, for heads of 128 and whole layers.
 """
 
 from __future__ import annotations

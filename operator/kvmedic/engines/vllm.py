@@ -1,14 +1,9 @@
 """vLLM: what may be turned on it and how its command line reads.
 
 Defaults and bounds are those of vLLM 0.32.0 unless a version is named: `config/scheduler.py`,
-`config/cache.py`, `config/model.py` and `engine/arg_utils.py` of its package.
-
-Every option of vLLM's command line, release by release.
-
-The table beside this file was derived from vLLM's own sources by
-`tests/engines/derive_vllm_options.py`. For 0.32.0 it was compared with the parser that vLLM builds:
-the same 317 options, with the same number of values, types and spellings. Three lists of numbers
-count as text here.
+`config/cache.py`, `config/model.py` and `engine/arg_utils.py` of its package. The table of options beside
+this file was derived by `tests/engines/derive_vllm_options.py`, and compared with the parser of 0.32.0: the
+same 317 options, values, types and spellings. Three lists of numbers count as text here.
 """
 
 from __future__ import annotations

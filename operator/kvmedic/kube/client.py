@@ -1,11 +1,7 @@
-"""A thin client over the `kubernetes` package: JSON in, JSON out, a time-out on every call.
+"""A thin client over the `kubernetes` package: JSON in, JSON out, a time-out on every call, bounded in pace.
 
 It never retries: a caller that is told `Unavailable` looks at the world anew in its next tick. It
 never logs a body.
-
-Connections that are all gone once their pool is closed, whatever was under way on them.
-
-A bound on how many requests a second leave this process.
 """
 
 from __future__ import annotations
@@ -397,8 +393,6 @@ async def connect(kubeconfig: Path | str | None, limits: Limits, context: str = 
 
     Args:
         kubeconfig: one path, or several that are merged, as in KUBECONFIG; None: the pod's own cluster.
-        limits: what this process may ask.
-        context: of the kubeconfig; empty: its current one.
 
     Raises:
         NoCluster: the configuration is missing or incomplete.

@@ -36,7 +36,6 @@ class Stopwatch:
 
         Args:
             resource: uid of the run's resource; what was seen of its earlier runs is forgotten.
-            run: the run.
             what: tells it from everything else about the run, an earlier time of the same included.
         """
         known, began = self._began.get(resource, ("", {}))

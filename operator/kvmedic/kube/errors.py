@@ -80,8 +80,6 @@ def error_for(call: Call, code: int, body: Mapping[str, Any]) -> ApiError:
     apiserver/pkg/endpoints/handlers/patch.go answers the former with NewGenericServerResponse).
 
     Args:
-        call: the request.
-        code: HTTP status code.
         body: the `Status` object of the answer; empty where the answer was none.
     """
     reason = str(body.get("reason") or "no reason given")

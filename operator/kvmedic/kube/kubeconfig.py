@@ -64,7 +64,6 @@ async def load_configuration(kubeconfig: str | None, context: str = "") -> Confi
 
     Args:
         kubeconfig: one path, or several that are merged, as in KUBECONFIG; None: the pod's own cluster.
-        context: its name; empty: the current one.
 
     Raises:
         NoCluster: the configuration is missing or incomplete.

@@ -85,9 +85,6 @@ class Leadership:
         """Take no part yet.
 
         Args:
-            client: the API.
-            lease: where the Lease is.
-            times: the times of the election; the same in every process.
             identity: what no other process calls itself; see `fresh_identity`.
             clock: seconds that never go back and do not stop while the process is stopped.
         """

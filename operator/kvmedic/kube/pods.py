@@ -1,14 +1,8 @@
-"""Logs of containers, bounded, and only what an instance of a container wrote itself.
+"""Logs of containers and commands in containers, bounded in time and size.
 
-Every line is asked for with its time. From Kubernetes 1.32 on a kubelet answers 200 with a sentence of its
-own where a log is gone (`unable to retrieve container logs for containerd://...`); that has no time, and is
-never taken for the words of an engine.
-
-One command in a container, with hard limits on its time and on what is read of it.
-
-A command may hang for ever where the kernel does not let its process go, and may print without end. Both
-limits hold here, whatever happens there: a process that hangs is left behind in its container, because
-nobody can end it.
+Every line of a log is asked for with its time: from Kubernetes 1.32 on a kubelet answers 200 with an undated
+sentence of its own where a log is gone. A command may hang for ever where the kernel does not let its process
+go: it is left behind in its container, because nobody can end it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
-"""The configuration file of an engine, where a ConfigMap in the same manifest holds it.
+"""One token changed in a manifest's text, or in the configuration file that a ConfigMap of it holds.
 
-A ConfigMap is never edited in place, because a pod that restarts would read it: the changed text holds
-a copy that is named after what is in it, and the pod template refers to the copy.
-
-One token of a manifest's text, changed or added, with every other byte left alone.
-
-The token is written as its neighbours are: the same quotes, the same indentation, the same line
-ends. The result is read again and must differ from the original in that one token; if it does not,
-there is no result.
+Every other byte stays, and the result is read again: it must differ in that one token. A ConfigMap is never
+edited in place, because a pod that restarts would read it: a copy that is named after its content is added.
 """
 
 from __future__ import annotations

@@ -1,16 +1,7 @@
-"""The text of an engine's configuration file: what the engine reads in it, and where a value stands.
+"""An engine's configuration file: which ConfigMap it comes from, what is in it, and how a value changes.
 
-The file's entries count as if they stood before all options, so the command line beats them (vLLM
-0.32, `FlexibleArgumentParser.load_config_file`). Comments and layout are never touched: a change is
-one stretch of the text.
-
-The configuration file of a target's engine: what is in it, and how one value of it becomes another.
-
-Which ConfigMap a file comes from that a container reads.
-
-Where several volumes or sources could give the file, or something else than a ConfigMap does, there is
-a refusal that names it. Kubernetes: `volumeMounts` (also `subPath`), volumes of one ConfigMap and
-projected volumes, both with `items`.
+The command line beats the file (vLLM 0.32, `FlexibleArgumentParser.load_config_file`). A change is one
+stretch of the text. A file that several volumes or sources could give is refused.
 """
 
 from __future__ import annotations
@@ -233,10 +224,7 @@ def engine_file(
     """Return what an engine reads in a configuration file.
 
     Args:
-        text: the file.
-        where: what it is called in messages.
         container: that starts the engine; how it does decides what becomes of entries that are false.
-        engine: with its version.
     """
     line = invocation_of(container, engine.profile)
     honours_false = isinstance(line, CommandLine) and not line.subcommand
@@ -336,15 +324,7 @@ def configuration_at(
     engine: Engine,
     maps: Mapping[str, Sight],
 ) -> Configuration | Refusal:
-    """Return the file that an engine reads at a path, or why it cannot be seen.
-
-    Args:
-        path: as the command line has it.
-        template: the pod template.
-        container: the engine's.
-        engine: with its version.
-        maps: the ConfigMaps that were read, by name.
-    """
+    """Return the file that an engine reads at a path, or why it cannot be seen."""
     mounted = mounted_file(template, container, path)
     if isinstance(mounted, Refusal):
         return mounted
@@ -372,10 +352,6 @@ def edit_file(
     """Return the edit that gives a value in a configuration file another value, and changes nothing else.
 
     Args:
-        found: the file as it is.
-        wanted: a value that the file gives differently.
-        engine: with its version.
-        container: the engine's.
         uid: of the target, whose copy it will be.
     """
     mounted, contents, dest = found.mounted, found.source.contents, wanted.flag.dest
@@ -409,13 +385,7 @@ def owner_of_file(plan: Plan, maps: Mapping[str, Sight]) -> Owner | None:
 def file_remarks(
     template: Mapping[str, object], maps: Mapping[str, Sight], pods: Iterable[Pod]
 ) -> Iterator[str]:
-    """Yield what a person should know of the configuration file; nothing is done about it.
-
-    Args:
-        template: the pod template.
-        maps: the ConfigMaps that were read, by name.
-        pods: the replicas.
-    """
+    """Yield what a person should know of the configuration file; nothing is done about it."""
     used = names_in(template)
     for name, found in maps.items():
         if not isinstance(found, ConfigMap) or name not in used:

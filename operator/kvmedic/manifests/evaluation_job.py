@@ -49,18 +49,13 @@ def job_name(resource: str, tail: str) -> str:
     """Return a Job's name that ends in `tail`, after as much of the resource's name as fits.
 
     Args:
-        resource: name of the resource that it is made for.
         tail: what tells this evaluation from all others of the resource; up to 60 characters.
     """
     return f"{resource[: NAME_LENGTH - len(tail) - 1].rstrip('.-')}-{tail}"
 
 
 def digest_of(cron_job: Mapping[str, Any]) -> str | NoEvaluation:
-    """Return the digest of a CronJob's Job template, or why no evaluation can be made of it.
-
-    Args:
-        cron_job: as the API server returns it.
-    """
+    """Return the digest of a CronJob's Job template, or why no evaluation can be made of it."""
     spec = _section(cron_job, "spec")
     for why in _obstacles(spec):
         return NoEvaluation(f"CronJob/{_section(cron_job, 'metadata').get('name')}: {why}")
@@ -74,11 +69,6 @@ def evaluation_job(
 
     Its containers find the trial pod by OPENAI_BASE_URL, KVMEDIC_URL and KVMEDIC_MODEL, which stand first so
     that arguments and later variables may refer to them.
-
-    Args:
-        cron_job: as the API server returns it.
-        evaluation: name, owner, digest and time limit.
-        subject: the trial pod's engine, and what it has done so far.
     """
     digest = digest_of(cron_job)
     if isinstance(digest, NoEvaluation):

@@ -1,12 +1,7 @@
-"""The words that a shell makes of the nodes of its script.
+"""The words that a shell makes of its script's syntax tree, with the variables that the manifest has.
 
-A shell replaces variables, splits what came from them unquoted, and takes quotes and backslashes
-away (POSIX.1-2017, XCU 2.6). What only runs can tell (a command's output, an unknown variable) is
-stood in for. Pathnames are not expanded: a pattern is taken to match no file, and stays as it is.
-
-A shell's variables at one point of its script, as far as the manifest tells them.
-
-A shell script's syntax tree, by tree-sitter-bash, over text that is traced.
+Variables are replaced and split, quotes and backslashes taken away (POSIX.1-2017, XCU 2.6). What only runs
+can tell, such as a command's output, is stood in for. A pattern of pathnames is taken to match no file.
 """
 
 from __future__ import annotations

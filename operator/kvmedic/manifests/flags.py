@@ -1,19 +1,7 @@
-"""One engine flag of one container: what it is, and how it becomes something else.
+"""One engine flag of one container: read, changed (`edit`) or taken off.
 
-The operator's and the command line's way in:
-
-* `read_flags(container, engine)` returns the flags that are given on a container's command line, by
-  the engine's own names, with the tokens that decide them.
-* `edit(container, index, setting, engine)` returns the one token that has to change, or why not.
-
-A container is a plain mapping as the Kubernetes API returns it. Nothing is changed in place. A
-refusal is a value, never an exception.
-
-An option taken off a command line: one that was added as one word, or every use of it.
-
-A token's text changed where it is written: in a list, in a shell's script, in a variable's value.
-
-Whether an engine computes a prompt in one step, as far as its command line tells.
+A container is a mapping as the Kubernetes API returns it, and is never changed in place. A refusal is a
+value.
 """
 
 from __future__ import annotations
@@ -425,12 +413,6 @@ def remove_flag(
 
     Only a flag that is one word is taken off, as that is how one is added; and only where the engine reads
     all other flags as before.
-
-    Args:
-        container: the engine's.
-        index: its place in its pod template.
-        flag: that is given.
-        engine: what runs in it.
     """
     parsed = parsed_of(container, engine)
     if isinstance(parsed, Refusal):
@@ -473,12 +455,6 @@ def taken_off(
 
     Every word of every use goes, the last one first: a later edit counts on those before it. None are needed
     where the option is not given. Only where the engine reads all other options as before.
-
-    Args:
-        container: the engine's.
-        index: its place in its pod template.
-        option: that is to go.
-        engine: what runs in it.
     """
     parsed = parsed_of(container, engine)
     if isinstance(parsed, Refusal):
@@ -572,11 +548,6 @@ def may_chunk(template: Mapping[str, object], container: str, profile: EnginePro
 
     It does not only where its command line says so and its release is not known to overrule that. What a
     configuration file says does not count.
-
-    Args:
-        template: the pod template, or one like it.
-        container: the engine's container.
-        profile: of the engine.
     """
     flag = profile.flag(Knob.CHUNKED_PREFILL)
     found = [each for each in containers_of(template) if each.get("name") == container]

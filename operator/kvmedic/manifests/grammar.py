@@ -1,13 +1,7 @@
-"""How an engine's command line reads: the engine's own steps (`words`), then Python's argparse.
+"""How an engine's command line reads: vLLM's own steps, then Python's argparse.
 
-argparse resolves abbreviations and takes values; every use of an option keeps the tokens that it came
-from. What the engine would not accept gives a `Refusal` with the engine's reason.
-
-An engine's own steps before argparse sees its command line.
-
-The steps and their order are vLLM's (`FlexibleArgumentParser.parse_args`, 0.32): the positional's
-option moves to the front, the configuration file is taken out, underscores become dashes, the keys of
-JSON options are gathered. Every word keeps the token that it came from.
+The steps and their order are those of `FlexibleArgumentParser.parse_args` (vLLM 0.32). Every use of an option
+keeps its tokens. What the engine would not accept gives a `Refusal` with the engine's reason.
 """
 
 from __future__ import annotations

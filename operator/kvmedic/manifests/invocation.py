@@ -60,8 +60,6 @@ def invocation_of(
     """Return how a container starts the engine.
 
     Args:
-        container: as the Kubernetes API returns it.
-        profile: of the engine.
         budget: for the whole pod template, where more than one of its containers is read; what was read
             before takes as much of it as it took then, so that the answer is always the same.
     """

@@ -1,25 +1,9 @@
-"""What to give to the owner of a pod template so that one token changes: the exact patch or command.
+"""Who writes an object's pod template, and what to give them so that it changes: patch, command or words.
 
-Nothing is sent anywhere. A proposal holds the one token and no other part of the template, which may
-hold secrets.
-
-What to give to the owner of a pod template so that all settings of a method change: a patch, or words.
-
-Nothing is sent anywhere. Only what the method's own settings are is shown; the rest of the template may hold
-secrets.
-
-What to give to the owner of a pod template so that a whole revision is taken back: a patch or a command.
-
-Nothing is sent anywhere. Of the two templates only what the KV cache depends on is shown: the image, and
-tokens of the command line that belong to options of interest. Where the revision changed more of the
-command line than these, the change is told in words, as the rest may hold secrets.
-
-Who writes an object's pod template, as the object's metadata tells, and so must be given a change.
-
-`owner_in` reads the metadata of a workload. What the marks mean is from: Argo CD docs, "Resource
-Tracking"; Flux docs, `kustomize-controller` and `helm-controller`; Helm docs, "Labels and
-Annotations"; KServe `pkg/constants`; LeaderWorkerSet `api/leaderworkerset/v1`; production-stack's chart
-(`helm/templates/deployment-vllm-multi.yaml`).
+Nothing is sent anywhere. Only what changes is shown, as the rest of a template may hold secrets. What the
+marks of owners mean is from: Argo CD docs, "Resource Tracking"; Flux docs, `kustomize-controller` and
+`helm-controller`; Helm docs, "Labels and Annotations"; KServe `pkg/constants`; LeaderWorkerSet
+`api/leaderworkerset/v1`; production-stack's chart (`helm/templates/deployment-vllm-multi.yaml`).
 """
 
 from __future__ import annotations
@@ -387,9 +371,6 @@ def operations_between(
     container is not the same one.
 
     Args:
-        present: the pod template as it is.
-        wanted: the earlier one.
-        index: the container's place.
         names: the options of interest, as the engine spells them: `--max-num-seqs`.
     """
     now, then = container_at(present, index), container_at(wanted, index)

@@ -1,11 +1,7 @@
-"""Why a flag is not read or not edited.
+"""Why a flag is not read or edited, and what reading a command line may cost: counted steps, never seconds.
 
-What reading a command line may cost, in steps that are counted: never in seconds.
-
-Anybody who may write a Deployment writes text that the operator reads. One budget goes down through
-everything that reads a pod template; where it is spent, the template gets a `Refusal`, and the other
-fleets of the cluster never wait for it. What was read once is remembered, because one look asks for the
-same command line a dozen times.
+Anybody who may write a Deployment writes text that the operator reads. One budget goes through all that reads
+a pod template, so that no fleet waits for another's. Answers are remembered: one look asks a dozen times.
 """
 
 from __future__ import annotations
@@ -233,7 +229,6 @@ class Remembered(Generic[Answer]):
         """Return an answer and the steps that it took, or None where it has to be worked out.
 
         Args:
-            key: of the question.
             subject: the object that the key names by its identity.
         """
         with self._lock:

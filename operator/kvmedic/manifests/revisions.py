@@ -1,9 +1,6 @@
-"""What a revision changed: two pod templates, compared as the engine would read them.
+"""What a revision changed of what the KV cache depends on, as the engine would read both pod templates.
 
-Only what the KV cache depends on is named: the cap on running sequences and the length of requests where
-they rose, the types in which numbers are stored, the image. Labels, annotations and variables that the
-command line does not use are of no interest. A template may hold secrets; of it only the named values
-leave this module.
+A template may hold secrets; only the named values leave this module.
 """
 
 from __future__ import annotations
@@ -71,9 +68,7 @@ def differences(revised: Revised, container: str | None, engines: Sequence[Engin
     """Return what the later of two pod templates changed that the KV cache depends on.
 
     Args:
-        revised: both.
         container: the engine's container by name; None: the only one that runs a known engine.
-        engines: the engines that are known.
     """
     before, after = revised.before, revised.after
     now = _side(after, container, engines)

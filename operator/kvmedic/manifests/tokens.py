@@ -1,16 +1,7 @@
-"""The tokens of a container's command line, as the engine's process gets them.
+"""The tokens of a container's command line as the engine gets them, with where each character is written.
 
-Kubernetes joins `command` and `args`, and replaces `$(NAME)` by the container's environment before
-the process starts (Kubernetes 1.36, `third_party/forked/golang/expansion`). Variables whose value is
-not in the manifest stay as they are and are named.
-
-Text that remembers where each of its characters is written.
-
-Kubernetes replaces `$(NAME)`, a shell replaces `$NAME` and takes quotes away, and what the engine gets
-may come from several places of a container. Each character carries a mark, so that the piece of the
-manifest that decides a value can be found again.
-
-What an engine makes of the text after an option.
+Kubernetes joins `command` and `args`, and replaces `$(NAME)` by the container's environment (Kubernetes 1.36,
+`third_party/forked/golang/expansion`). Variables whose value is not in the manifest stay and are named.
 """
 
 from __future__ import annotations

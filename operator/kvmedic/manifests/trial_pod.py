@@ -1,15 +1,8 @@
-"""A trial pod: a target's pod template, alone and out of everybody's sight, for a limited time.
+"""A trial pod: a target's pod template, alone, for a limited time, cut off from remote KV stores.
 
-Nothing selects it: of the template's labels it carries none but those by which a pod is let in and equipped.
-It never restarts, ends by itself, makes no room for itself by evicting others, and goes with the resource
-that owns it.
-
-The API key that a pod template gives its engine in plain text. It is secret: never print or store it.
-
-A pod template cut off from what other engines share: remote KV stores, transfers and events of blocks.
-
-A trial pod is a copy of the fleet's engine. With the fleet's connector it would store its trial's blocks
-where the fleet reads, or be a peer that others fetch from. What cannot be taken off is refused by name.
+No Service selects it. It never restarts, evicts nobody, ends by itself and goes with its resource. With the
+fleet's connector it would store blocks where the fleet reads: what cannot be taken off is refused by name.
+The engine's API key is secret: never print or store it.
 """
 
 from __future__ import annotations
@@ -118,7 +111,6 @@ def trial_pod(
 
     Args:
         template: a pod template as the API server returns it, with the change under test where there is one.
-        trial: name, owner and time limit.
         held_claims: PersistentVolumeClaims of the namespace that only one node or pod may use at a time.
     """
     spec = copy.deepcopy(dict(template.get("spec") or {}))
@@ -237,13 +229,7 @@ def _plain(given: Given) -> str:
 def without_remote_cache(
     template: Mapping[str, Any], container: str, profiles: Sequence[EngineProfile]
 ) -> dict[str, Any] | NoTrial:
-    """Return a pod template whose engine shares no blocks with others, or why it cannot be cut off.
-
-    Args:
-        template: the pod template.
-        container: name of the engine's container.
-        profiles: of the engines that it may be.
-    """
+    """Return a pod template whose engine shares no blocks with others, or why it cannot be cut off."""
     alone = copy.deepcopy(dict(template))
     containers = (alone.get("spec") or {}).get("containers") or []
     index = next((at for at, each in enumerate(containers) if each.get("name") == container), None)

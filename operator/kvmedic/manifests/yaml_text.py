@@ -1,16 +1,7 @@
-"""The containers in a manifest's text, with the place of every token in it.
+"""The containers in a manifest's text (YAML documents or JSON), with the place of every token.
 
-A text holds one or more YAML documents, or JSON. It is read as a graph of nodes that know where they
-stand; nothing is ever written from the graph, so that `splice` can leave every other byte alone.
-Kubernetes reads YAML 1.1 and this reader 1.2: a plain scalar that is not text in either of them is
-not taken for text.
-
-Where each character of a YAML scalar's value is written in the text.
-
-YAML folds lines, takes indentation away and has escapes (YAML 1.2, chapters 7 and 8). What is read
-here is checked by whoever uses it: the changed text is parsed again.
-
-Which of a manifest's containers is meant.
+Nothing is ever written from the graph of nodes, so that every other byte can be left alone. Kubernetes reads
+YAML 1.1 and this reader 1.2: a plain scalar that is not text in both is not taken for text.
 """
 
 from __future__ import annotations

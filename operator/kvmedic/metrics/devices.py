@@ -1,12 +1,8 @@
-"""The devices of each replica, as NVIDIA's DCGM exporter shows them: one query per vital for all replicas.
+"""The devices of each replica by NVIDIA's DCGM exporter: one query per vital for all replicas.
 
-The exporter is a pod of its own, so whose device a series is about stands in labels that it sets:
-`pod` and `namespace`, which Prometheus renames to `exported_pod` and `exported_namespace` where they
-clash with the exporter's own; `pod_name` and `pod_namespace` on exporters of old. The queries settle
-that, and that a source may know a replica's pod under yet another label.
-
-An exporter speaks for the GPUs of its own node. Where some series of a pod's GPU name the node that the pod
-runs on, those of other nodes, or of none, are somebody else's word and do not count.
+The exporter names the pod that uses a device in labels of its own, which Prometheus may rename; the queries
+settle that. It speaks for the GPUs of its own node: where some series of a pod's GPU name the pod's node,
+those of other nodes, or of none, do not count.
 """
 
 from __future__ import annotations
@@ -54,14 +50,7 @@ def device_queries(span: Span, labels: Labels) -> dict[Vital, str]:
 def devices_of(
     pods: Iterable[PodKey], replies: Mapping[Vital, Reply], at: datetime, nodes: Mapping[str, str] = NO_NODES
 ) -> dict[str, Reading[tuple[Device, ...]]]:
-    """Return the devices of each pod that was asked for, by its name; without a series it says so.
-
-    Args:
-        pods: that were asked for.
-        replies: to the queries of each vital.
-        at: the moment that was asked about.
-        nodes: names of the pods' nodes as far as they are known, by the pods' names.
-    """
+    """Return the devices of each pod that was asked for, by its name; without a series it says so."""
     return {pod.name: _devices_of_pod(pod, replies, at, nodes.get(pod.name, "")) for pod in pods}
 
 
@@ -151,9 +140,6 @@ def _by_user(expression: str, labels: Labels, fold: str, nodes: tuple[str, ...] 
     """Return the series of an expression under the labels of the pod that uses the device.
 
     Args:
-        expression: the series as exporters label them.
-        labels: those of a source that tell whose a series is.
-        fold: how several series of one device and user become one.
         nodes: labels that name the exporter's node; series of several nodes stay apart. Empty: they do not.
     """
     named = _copy_label(expression, _POD, _by_weight(labels.pod, _OWN_POD))

@@ -1,14 +1,10 @@
-"""One long generation on one engine, with its used blocks read on the way.
+"""What one engine shows when it alone is asked: blocks over a long generation, device memory over prompts.
 
-Nobody else sends to the engine; where somebody does, nothing can be told. The text that comes is counted and
-thrown away, and what the engine says of a failure is never repeated: it may hold the key that it was sent.
+Where somebody else sends to the engine too, nothing can be told. The text that comes is thrown away, and
+what the engine says of a failure is never repeated: it may hold the key that it was sent.
 
-Prompts of rising length on one engine, with the memory of its devices read before and after each.
-
-An engine keeps memory that it once took, so each prompt must be the longest so far: one that has computed
-long prompts before shows nothing any more. Every prompt begins with another token, so that none of it is
-found in a prefix cache. Device memory is the source's word, and only samples count that are newer than the
-prompt.
+An engine keeps memory that it once took, so each prompt must be the longest so far, and begins with another
+token so that no prefix cache has it. Only samples of device memory count that are newer than the prompt.
 """
 
 from __future__ import annotations
@@ -104,9 +100,7 @@ async def generate(
 
     Args:
         engine: that nobody else sends to.
-        asked: model and number of tokens.
         course: a new one; it tells others how far this is.
-        rhythm: of readings, and of patience.
     """
     reading = asyncio.create_task(_read_blocks(course, engine, rhythm.interval_seconds))
     try:
@@ -331,8 +325,6 @@ async def compute(engine: Engine, sent: Sent, course: Course) -> Prompted | Inte
 
     Args:
         engine: that nobody else sends to, and that has computed no long prompt since it started.
-        sent: the prompts.
-        course: a new one; it tells others how far this is.
     """
     began = await _count_prompt(engine)
     if began is None:

@@ -1,14 +1,7 @@
-"""One page in Prometheus' text format, which anybody who runs a pod may have written.
+"""Pages in Prometheus' text format, which anybody who runs a pod may have written, and what several say.
 
-A page is bounded before it is parsed: lines of other metrics are left out, so that what they hold costs
-nothing. Whatever the parser meets that it cannot read makes the text no page.
-
-Metrics as an engine itself exposes them: a page of text, and what several pages of a replica say.
-
-No Prometheus is needed. The tables of signals are the same; the functions over a window are evaluated
-here on the pages, as Prometheus does, without extrapolation.
-
-The page on which an engine tells its own version: where it is, and what is on it.
+A page is bounded before it is parsed; text that the parser cannot read is no page. Functions over a window
+are evaluated here on the pages, as Prometheus does, without extrapolation.
 """
 
 from __future__ import annotations
@@ -82,8 +75,6 @@ def parse_page(text: str, at: datetime, names: frozenset[str] | None = None) -> 
     """Return a page of the Prometheus text format.
 
     Args:
-        text: the page.
-        at: when it was read.
         names: of the metrics that count; None: all.
 
     Raises:

@@ -1,14 +1,7 @@
 """Queries to one metrics source, bounded in time, number and size.
 
-The HTTP session to one metrics source: who we are, what is accepted as an answer.
-
-`prometheus-api-client` returns `data.result` alone. What it drops (status, warnings, size) is looked
-at here, in a hook that sees every response first.
-
-A limit on one HTTP exchange as a whole, for `requests`, whose time-outs begin anew with every byte.
-
-An end that sends a byte now and then would hold the thread that reads for as long as it likes. So each read
-of a socket gets what is left of the exchange's time: for the line of status, headers and body alike.
+`prometheus-api-client` drops status, warnings and size: a hook sees every response first. The time-outs of
+`requests` begin anew with every byte: here each read gets what is left of the exchange's time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""The query of each signal: one for all replicas of a source, without a filter by pod.
+"""The query of each signal: one for all replicas of a source, whatever the number of resources and replicas.
 
-Pure text. The number of queries depends on the signals and the window alone, never on how many
-resources or replicas there are.
-
-The administrator's label matchers in every selector of a query: a source may hold several clusters.
-
-Replicas are joined by namespace and pod, and another cluster may have the same.
+The administrator's label matchers go into every selector: a source may hold several clusters, and another
+cluster may have the same namespaces and pods.
 """
 
 from __future__ import annotations
@@ -201,7 +197,6 @@ def narrowed_by(matchers: Sequence[str], names: Iterable[str]) -> Narrow:
     """Return what puts matchers into each selector of a query.
 
     Args:
-        matchers: of the administrator; none leave a query as it is.
         names: of all metrics that queries select. None of them can be part of a label's value, as names of
             pods and namespaces have neither underscores nor colons.
     """

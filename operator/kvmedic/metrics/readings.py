@@ -1,14 +1,8 @@
-"""One replica's series become readings: numbers and histograms; its KV-cache pool is in `pools`.
+"""One replica's series become readings: numbers, histograms and its KV-cache pool.
 
-Three steps, always in this order: series of one engine and one scraper are added up (they differ in
-what the engine sets: model, finish reason), copies that several processes of it export must agree;
-scrapers of one engine are duplicates and must agree; engines of one replica are combined as the signal
+Always in this order: series of one engine and one scraper are added up, and copies that several processes
+export must agree; scrapers of one engine are duplicates and must agree; engines are combined as the signal
 says.
-
-One replica's KV-cache pool, from the labels of its information series.
-
-Labels are the text of Python values: a number, or `None` for what the engine did not know when it wrote
-them.
 """
 
 from __future__ import annotations

@@ -64,7 +64,6 @@ def glimpse(pages: Mapping[str, Sequence[Page]], table: SignalTable, seconds: fl
 
     Args:
         pages: by replica; their times are stand-ins (`moment`).
-        table: the engine's signals.
         seconds: time between the first and the last page; None: it is read off the engine's steps.
 
     Raises:

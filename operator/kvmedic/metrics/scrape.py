@@ -1,11 +1,7 @@
-"""What a replica says of itself: its own `/metrics`, read directly.
+"""What a replica says of itself by its own `/metrics`, read directly.
 
-What one page of an engine's metrics says of its work since it started.
-
-How many requests a replica has in its hands, by the pages of all its engines.
-
-A replica may have several engines, behind one port or each behind its own. It is idle only where each engine
-that anybody knows of says so now: what a page does not tell is never taken for zero.
+A replica may have several engines, behind one port or several. It is idle only where each engine that anybody
+knows of says so now: what a page does not tell is never taken for zero.
 """
 
 from __future__ import annotations
@@ -51,13 +47,7 @@ from kvmedic.model.trial import Counted, Served
 
 
 def served_of(page: Page, table: SignalTable, url: str) -> Served | str:
-    """Return what an engine serves and has done so far, or why its page does not tell.
-
-    Args:
-        page: as it is now.
-        table: how the engine names its metrics.
-        url: of its API.
-    """
+    """Return what an engine serves and has done so far, or why its page does not tell."""
     model = model_of(page, table)
     if model is None:
         return "the engine's metrics do not tell its model"
@@ -148,7 +138,6 @@ def in_flight_on(
     Args:
         pages: of the replica, by port; of one port that nobody names the key is None.
         known: engines that the replica was seen with, whether they are on these pages or not.
-        table: how the engine names its metrics.
         oldest: how far the time that a sample itself carries may be from that of its page.
     """
     engines = engines_on(pages, table)
@@ -336,10 +325,6 @@ class Scraper:
 
         Every port is asked that a container declares or that a known engine was scraped at. An engine that
         this process has once seen on the replica is known from then on.
-
-        Args:
-            where: the replica.
-            known: engines that somebody else knows of.
         """
         asked = self._urls(where, (one.port for one in known))
         answers = await asyncio.gather(*(self._answer(url) for url in asked.values()))

@@ -1,9 +1,7 @@
-"""Series as a source returned them, and which engines of a replica were seen by whom, when last.
+"""Series as a source returned them, who scraped them when last, and when a ReplicaSet was last alone.
 
-When a ReplicaSet was last alone in its fleet, by the series of its pods.
-
-A ReplicaSet's own age says when its template was first made, not when it was rolled out again. Whose pods
-there were, and when, only the source knows; a pod's name tells which ReplicaSet made it.
+A ReplicaSet's age says when its template was first made, not when it was rolled out again. Only the source
+knows which pods there were; a pod's name tells which ReplicaSet made it.
 """
 
 from __future__ import annotations
@@ -127,7 +125,6 @@ def own_series(series: tuple[Series, ...], address: str) -> tuple[Series, ...]:
     count whose `instance` is no address at all: an installation may have relabelled it.
 
     Args:
-        series: that name the pod.
         address: of the pod; empty where nobody knows it, as of one that is gone: all count then, unless they
             are of several addresses, as a pod has but one.
     """
@@ -187,9 +184,6 @@ def presence_of(
 
     Args:
         series: whose values are the times (Unix seconds).
-        table: the engine's signals.
-        at: the moment of the look.
-        freshness: oldest that a newest sample may be.
     """
     newest: dict[tuple[str, Scraper], datetime] = {}
     models = set()
@@ -250,12 +244,6 @@ def last_alone_query(sought: Alone, presence: str, namespace: str, options: Sour
     Unlike other queries this one names the pods: days of all replicas of a source would be too much. Moments
     are those of the grid, because Prometheus finds the times of samples (`timestamp` of a selector) anew for
     each of them: 8 s for 20 replicas over a week where this takes 0.3 s (2.42).
-
-    Args:
-        sought: what is looked for.
-        presence: metric that every engine has at all times.
-        namespace: of the fleet.
-        options: of the source.
     """
     window, recent = duration_text(sought.window), duration_text(options.freshness)
     mine = f"{_pods_selector(presence, (sought.replica_set,), namespace, options.labels)}[{recent}]"

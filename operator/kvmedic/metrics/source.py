@@ -250,13 +250,7 @@ class PrometheusSource:
     async def observe(
         self, pods: Sequence[PodKey], look: Look, addresses: Mapping[str, str] = NO_ADDRESSES
     ) -> Observation:
-        """Return one look at some replicas; what is not known is a reading that says so.
-
-        Args:
-            pods: the replicas.
-            look: what is asked for.
-            addresses: IP addresses of the replicas that are known, by name.
-        """
+        """Return one look at some replicas; what is not known is a reading that says so."""
         moment = self._current()
         span = Span(look.window, look.hold, self._options.resolution, self._options.freshness)
         seen = await self._reply(moment, presence(span, self._table))
@@ -283,11 +277,6 @@ class PrometheusSource:
         """Return the devices of some replicas by pod name; one without a series has a reading that says so.
 
         One query per vital, for all replicas of the source and of the same moment as its other looks.
-
-        Args:
-            pods: the replicas.
-            window: that what passes counts in.
-            nodes: on which the replicas run, as far as that is known, by name.
         """
         moment = self._current()
         span = Span(window, timedelta(0), self._options.resolution, self._options.freshness)
