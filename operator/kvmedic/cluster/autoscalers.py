@@ -104,7 +104,9 @@ async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any
     return Neighbours(
         autoscalers=tuple(replicas),
         vertical=tuple(_of_vpas(vertical, fleet)),
-        disruption_budgets=tuple(_name(each) for each in budgets if _selects(_selector(each), labels)),
+        disruption_budgets=tuple(
+            _name(each) for each in budgets if _selects(section(each, "spec").get("selector"), labels)
+        ),
         of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
     )
 
@@ -124,7 +126,7 @@ def policies_of_draining(
         drained: the same labels while it drains.
     """
     for body in budgets:
-        by = _selector(body)
+        by = section(body, "spec").get("selector")
         if _selects(by, drained) and not _selects(by, labels):
             yield f"PodDisruptionBudget {_name(body)}"
     for body in networks:
@@ -220,10 +222,6 @@ def _targets(ref: Mapping[str, Any], fleet: Fleet) -> bool:
     """Return whether a reference means the target; kind and version may be left out in KEDA's."""
     group = str(ref.get("apiVersion", "apps/v1")).partition("/")[0]
     return (group, ref.get("kind", "Deployment"), ref.get("name")) == ("apps", "Deployment", fleet.name)
-
-
-def _selector(budget: JsonObject) -> object:
-    return section(budget, "spec").get("selector")
 
 
 def _pod_selectors(policy: JsonObject) -> Iterator[object]:
@@ -340,28 +338,20 @@ def scaler_of(deployment: Mapping[str, Any], autoscalers: Iterable[JsonObject]) 
     where KEDA made it; a field manager that applied the number and is nobody at a terminal. Whoever
     shows in neither is found out when the number changes in the middle of a run, which then ends.
     """
-    return _autoscaling_owner(deployment, autoscalers) or _applier(deployment)
-
-
-def _autoscaling_owner(deployment: Mapping[str, Any], autoscalers: Iterable[JsonObject]) -> Owner | None:
-    name = section(deployment, "metadata").get("name")
+    metadata = section(deployment, "metadata")
     for each in autoscalers:
         target = section(each, "spec", "scaleTargetRef")
-        if (target.get("kind"), target.get("name")) == ("Deployment", name):
+        if (target.get("kind"), target.get("name")) == ("Deployment", metadata.get("name")):
             made_for = labels_of(each).get(SCALED_OBJECT_LABEL)
             own = f"HorizontalPodAutoscaler {section(each, 'metadata').get('name')}"
             return Owner(Reason.REPLICAS_AUTOSCALED, f"ScaledObject {made_for}" if made_for else own)
-    return None
-
-
-def _applier(deployment: Mapping[str, Any]) -> Owner | None:
-    for entry in items(section(deployment, "metadata"), "managedFields"):
+    for entry in items(metadata, "managedFields"):
         manager = str(entry.get("manager", ""))
         applied = entry.get("operation") == "Apply" and not entry.get("subresource")
-        if applied and not manager.startswith(BY_HAND) and "f:replicas" in _fields(entry):
+        if (
+            applied
+            and not manager.startswith(BY_HAND)
+            and "f:replicas" in section(entry, "fieldsV1", "f:spec")
+        ):
             return Owner(Reason.REPLICAS_AUTOSCALED, f"field manager {manager}")
     return None
-
-
-def _fields(entry: Mapping[str, Any]) -> JsonObject:
-    return section(entry, "fieldsV1", "f:spec")

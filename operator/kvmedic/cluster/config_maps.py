@@ -20,7 +20,6 @@ from kvmedic.kube.objects import (
     DEPLOYMENTS,
     PODS,
     REPLICA_SETS,
-    JsonObject,
     Ref,
     annotations_of,
     items,
@@ -133,43 +132,45 @@ class StoredCopies:
         return files_of(file, source, copy, fleet.uid)
 
     async def make(self, fleet: Fleet, file: FileEdit) -> str:
-        """Make a step's copy; return why the API server will not have it, or nothing.
+        """Make the copy that a step is to refer to; return why the API server will not have it, or nothing.
+
+        The copy belongs to the Deployment, so that it goes with it whatever becomes of us, and nobody can
+        change what is in it. Dying before changes nothing, and after it the copy is there to be used. Marks
+        of the ConfigMap are not copied: a tool that applies manifests would take the copy for its own.
 
         Raises:
-            Conflict: the ConfigMap is not what was planned on.
+            Conflict: the ConfigMap is not what was planned on, or something else has the copy's name.
         """
-        return await make_copy(self.client, fleet, file)
+        source = Ref(CONFIG_MAPS, fleet.namespace, file.config_map)
+        body = await self.client.get(source)
+        if body is None or contents_of(body).digest != file.before_content:
+            raise Conflict(Call("get", source.path), None, "it changed since it was looked at")
+        contents = file.copied(contents_of(body))
+        owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": fleet.name, "uid": fleet.uid}
+        note = json.dumps({"name": file.config_map, "content": file.before_content})
+        copy = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": file.copy,
+                "namespace": fleet.namespace,
+                "labels": {MANAGED_BY: FIELD_MANAGER, TARGET: fleet.uid},
+                "annotations": {COPY_OF: note},
+                "ownerReferences": [owner],
+            },
+            "immutable": True,
+            "data": dict(contents.data),
+            "binaryData": dict(contents.binary),
+        }
+        try:
+            await self.client.create(Ref(CONFIG_MAPS, fleet.namespace, file.copy), copy)
+        except Refused as error:
+            return str(error)
+        return ""
 
     async def sweep(self, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
         """Remove those copies that nothing refers to any more; return the others."""
         return await sweep(self.client, fleet, copies) if copies else ()
-
-
-async def make_copy(client: Client, fleet: Fleet, file: FileEdit) -> str:
-    """Make the copy of a ConfigMap that a step is to refer to; the ConfigMap stays as it is.
-
-    The copy belongs to the Deployment, so that it goes with it whatever becomes of us, and nobody can
-    change what is in it. Dying before changes nothing, and after it the copy is there to be used. Marks
-    of the ConfigMap are not copied: a tool that applies manifests would take the copy for its own.
-
-    Returns:
-        Why the API server will not have it; empty: it is there.
-
-    Raises:
-        Conflict: the ConfigMap is not what was planned on, or something else has the copy's name.
-    """
-    source, ref = (
-        Ref(CONFIG_MAPS, fleet.namespace, file.config_map),
-        Ref(CONFIG_MAPS, fleet.namespace, file.copy),
-    )
-    body = await client.get(source)
-    if body is None or contents_of(body).digest != file.before_content:
-        raise Conflict(Call("get", source.path), None, "it changed since it was looked at")
-    try:
-        await client.create(ref, _copy(fleet, file, file.copied(contents_of(body))))
-    except Refused as error:
-        return str(error)
-    return ""
 
 
 async def sweep(client: Client, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
@@ -190,20 +191,15 @@ async def sweep(client: Client, fleet: Fleet, copies: Sequence[ConfigCopy]) -> t
         for copy in idle:
             if copy.name in used:
                 kept.append(copy)
-            else:
-                await _remove(client, fleet, copy.name)
+                continue
+            ref = Ref(CONFIG_MAPS, fleet.namespace, copy.name)
+            body = await client.get(ref)
+            if body is not None and labels_of(body).get(TARGET) == fleet.uid:
+                version = str(section(body, "metadata")["resourceVersion"])
+                await client.delete(ref, Preconditions(uid_of(body), version))
     except Refused:
         return tuple(copies)
     return tuple(kept)
-
-
-async def _remove(client: Client, fleet: Fleet, name: str) -> None:
-    """Remove a copy if it is one of this fleet's."""
-    ref = Ref(CONFIG_MAPS, fleet.namespace, name)
-    body = await client.get(ref)
-    if body is not None and labels_of(body).get(TARGET) == fleet.uid:
-        version = str(section(body, "metadata")["resourceVersion"])
-        await client.delete(ref, Preconditions(uid_of(body), version))
 
 
 async def _used_names(client: Client, namespace: str) -> frozenset[str]:
@@ -213,22 +209,3 @@ async def _used_names(client: Client, namespace: str) -> frozenset[str]:
         for body in await client.list(kind, namespace):
             found |= names_in(section(body, "spec"))
     return frozenset(found)
-
-
-def _copy(fleet: Fleet, file: FileEdit, contents: Contents) -> JsonObject:
-    owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": fleet.name, "uid": fleet.uid}
-    note = json.dumps({"name": file.config_map, "content": file.before_content})
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": file.copy,
-            "namespace": fleet.namespace,
-            "labels": {MANAGED_BY: FIELD_MANAGER, TARGET: fleet.uid},
-            "annotations": {COPY_OF: note},
-            "ownerReferences": [owner],
-        },
-        "immutable": True,
-        "data": dict(contents.data),
-        "binaryData": dict(contents.binary),
-    }

@@ -42,18 +42,25 @@ async def ends_of(
     A log is asked for only where the kubelet does not say enough; one that cannot be read makes the
     cause unknown, never another.
     """
-    recent = [(pod, pod.last_end) for pod in pods if pod.last_end and _is_recent(pod, pod.last_end, since)]
+    # The kubelet waits for minutes before it starts a container again that keeps ending, and a large model
+    # loads for minutes more: the end of one that is not Ready since counts, however old it is.
+    recent = [
+        (pod, pod.last_end)
+        for pod in pods
+        if pod.last_end and (pod.last_end.ended_at >= since or pod.keeps_ending)
+    ]
     found = await asyncio.gather(*(_end_of(client, namespace, pod, end) for pod, end in recent))
     return {pod.name: end for (pod, _), end in zip(recent, found, strict=True)}
 
 
-def _is_recent(pod: Pod, end: ContainerEnd, since: datetime) -> bool:
-    """Return whether an end counts: inside the window, or as old as it may be while it is the present state.
-
-    The kubelet waits for minutes before it starts a container again that keeps ending, and a large model then
-    loads for minutes more before it ends again.
-    """
-    return end.ended_at >= since or pod.keeps_ending
+async def _end_of(client: Client, namespace: str, pod: Pod, end: ContainerEnd) -> EngineEnd:
+    if end.at_memory_limit:
+        return EngineEnd(Cause.HOST_MEMORY, end.exit_code, end.ended_at, pod.restarts, "")
+    log = await log_of(client, Ref(PODS, namespace, pod.name), end, TAIL)
+    if isinstance(log, NoLog):
+        return EngineEnd(Cause.UNKNOWN, end.exit_code, end.ended_at, pod.restarts, log.why)
+    cause = Cause.DEVICE_MEMORY if bears_device_memory(log) else Cause.ANOTHER
+    return EngineEnd(cause, end.exit_code, end.ended_at, pod.restarts, "")
 
 
 def bears_device_memory(lines: Iterable[str]) -> bool:
@@ -77,20 +84,6 @@ async def last_words_of(
     return LastWords(refusal_in((line for line in log if not CHATTER.search(line)), refusals))
 
 
-async def _end_of(client: Client, namespace: str, pod: Pod, end: ContainerEnd) -> EngineEnd:
-    cause, trouble = Cause.HOST_MEMORY, ""
-    if not end.at_memory_limit:
-        cause, trouble = await _cause(client, Ref(PODS, namespace, pod.name), end)
-    return EngineEnd(cause, end.exit_code, end.ended_at, pod.restarts, trouble)
-
-
-async def _cause(client: Client, pod: Ref, end: ContainerEnd) -> tuple[Cause, str]:
-    log = await log_of(client, pod, end, TAIL)
-    if isinstance(log, NoLog):
-        return Cause.UNKNOWN, log.why
-    return (Cause.DEVICE_MEMORY if bears_device_memory(log) else Cause.ANOTHER), ""
-
-
 BEGINNING_BYTES = 256 << 10
 """What is read of a log: a start of vLLM 0.32 wrote 5 kB before it told its pool (measured, CPU build); with
 several ranks and a model that is downloaded each of them adds lines."""
@@ -110,11 +103,10 @@ async def starts_of(
 ) -> dict[str, Start]:
     """Return what the present logs of replicas tell of their start, by pod."""
     logs = await _beginnings(client, namespace, pods, container)
-    return {name: _start(log, forms) for name, log in logs.items()}
-
-
-def _start(log: Log, forms: StartForms) -> Start:
-    return Unread(log.why) if isinstance(log, NoLog) else started_of(log, forms)
+    return {
+        name: Unread(log.why) if isinstance(log, NoLog) else started_of(log, forms)
+        for name, log in logs.items()
+    }
 
 
 async def _beginnings(client: Client, namespace: str, pods: Sequence[Pod], container: str) -> dict[str, Log]:

@@ -72,22 +72,17 @@ class NvidiaSmi:
         due = [pod for pod in pods if pod.uid not in self._kept]
         last_turn = now + self._patience.look_seconds
         await asyncio.gather(*(self._in_turn(namespace, pod, container, last_turn) for pod in due))
-        return {pod.name: self._answer(pod) for pod in pods}
-
-    def _answer(self, pod: Pod) -> Answer:
-        kept = self._kept.get(pod.uid)
-        return kept.answer if kept else Silence.NO_TURN
+        kept = self._kept
+        return {pod.name: kept[pod.uid].answer if pod.uid in kept else Silence.NO_TURN for pod in pods}
 
     async def _in_turn(self, namespace: str, pod: Pod, container: str, last_turn: float) -> None:
         async with self._turns:
             if _time() >= last_turn:
                 return
             answer = await self._asked(Ref(PODS, namespace, pod.name), container)
-            self._kept[pod.uid] = _Kept(answer, _time() + self._lasts(answer))
-
-    def _lasts(self, answer: Answer) -> float:
-        hung = answer is Silence.TIMED_OUT
-        return self._patience.hung_seconds if hung else self._patience.fresh_seconds
+            hung = answer is Silence.TIMED_OUT
+            lasts = self._patience.hung_seconds if hung else self._patience.fresh_seconds
+            self._kept[pod.uid] = _Kept(answer, _time() + lasts)
 
     async def _asked(self, pod: Ref, container: str) -> Answer:
         """Ask by the newest names of the fields first; an older driver is asked once more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -86,20 +86,23 @@ def owner_of(deployment: Mapping[str, Any]) -> Owner | None:
     count. A controller that none of this shows is found out when it sets a field back; the run then
     ends without a fight.
     """
-    found = owner_in(section(deployment, "metadata"))
-    if found is not None and found.kind not in RELEASES:
-        return _owner(found)
-    again = _owner_by_marks(deployment) or _applier(deployment, _is_contested) or found
-    return None if again is None else _owner(again)
+    return _owner_of_fields(deployment, CONTESTED, "f:spec")
 
 
 def owner_of_data(config_map: Mapping[str, Any]) -> Owner | None:
     """Return who else decides what is in a ConfigMap, or None when nobody is known to; as `owner_of`."""
-    found = owner_in(section(config_map, "metadata"))
-    if found is not None and found.kind not in RELEASES:
-        return _owner(found)
-    again = _owner_by_marks(config_map) or _applier(config_map, _has_data) or found
-    return None if again is None else _owner(again)
+    return _owner_of_fields(config_map, DATA)
+
+
+def _owner_of_fields(body: Mapping[str, Any], fields: Iterable[str], *within: str) -> Owner | None:
+    """Return who else decides some fields of an object, named as in `managedFields`."""
+    found = owner_in(section(body, "metadata"))
+    if found is None or found.kind in RELEASES:
+        found = _owner_by_marks(body) or _applier(body, fields, *within) or found
+    if found is None:
+        return None
+    reason = Reason.MANAGED_BY_GITOPS if found.kind in GITOPS else Reason.OWNED_BY_CONTROLLER
+    return Owner(Reason.MANAGED_BY_HELM if found.kind in RELEASES else reason, str(found), found)
 
 
 def last_editor(deployment: Mapping[str, Any]) -> str:
@@ -137,7 +140,12 @@ def edits_of(deployment: Mapping[str, Any]) -> dict[str, FieldEdit]:
         for entry in items(section(deployment, "metadata"), "managedFields")
         if not entry.get("subresource")
     ]
-    found = {name: _last(entry for entry in entries if _has(entry, path)) for name, path in BORROWED.items()}
+    found = {
+        name: _last(
+            entry for entry in entries if path[-1] in section(entry, "fieldsV1", "f:spec", *path[:-1])
+        )
+        for name, path in BORROWED.items()
+    }
     others = _last(entry for entry in entries if entry.get("manager") != FIELD_MANAGER)
     return {name: edit for name, edit in {**found, "": others}.items() if edit is not None}
 
@@ -151,17 +159,6 @@ def _last(entries: Iterable[Mapping[str, Any]]) -> FieldEdit | None:
     return max(noted, key=lambda edit: (edit.at, not edit.is_ours), default=None)
 
 
-def _has(entry: Mapping[str, Any], path: tuple[str, ...]) -> bool:
-    return path[-1] in section(entry, "fieldsV1", "f:spec", *path[:-1])
-
-
-def _owner(found: TemplateOwner) -> Owner:
-    if found.kind in RELEASES:
-        return Owner(Reason.MANAGED_BY_HELM, str(found), found)
-    by_gitops = found.kind in GITOPS
-    return Owner(Reason.MANAGED_BY_GITOPS if by_gitops else Reason.OWNED_BY_CONTROLLER, str(found), found)
-
-
 def _owner_by_marks(deployment: Mapping[str, Any]) -> TemplateOwner | None:
     marks = {**labels_of(deployment), **annotations_of(deployment)}
     for sign, kind in SIGNS.items():
@@ -170,28 +167,16 @@ def _owner_by_marks(deployment: Mapping[str, Any]) -> TemplateOwner | None:
     return None
 
 
-def _applier(
-    deployment: Mapping[str, Any], is_contested: Callable[[Mapping[str, Any]], bool]
-) -> TemplateOwner | None:
-    off = _is_flux_off({**labels_of(deployment), **annotations_of(deployment)})
-    for entry in items(section(deployment, "metadata"), "managedFields"):
-        manager = str(entry.get("manager", ""))
-        if entry.get("subresource") or not is_contested(entry) or (off and manager == "kustomize-controller"):
+def _applier(body: Mapping[str, Any], fields: Iterable[str], *within: str) -> TemplateOwner | None:
+    off = {**labels_of(body), **annotations_of(body)}.get(FLUX_OFF) == "disabled"
+    for entry in items(section(body, "metadata"), "managedFields"):
+        manager, managed = str(entry.get("manager", "")), section(entry, "fieldsV1", *within)
+        if entry.get("subresource") or not any(name in managed for name in fields):
+            continue
+        if off and manager == "kustomize-controller":
             continue
         if manager in APPLIERS:
             return TemplateOwner(OwnerKind.APPLIER, f"{APPLIERS[manager]} (field manager {manager})")
         if entry.get("operation") == "Apply" and not manager.startswith(BY_HAND):
             return TemplateOwner(OwnerKind.APPLIER, f"field manager {manager}")
     return None
-
-
-def _is_contested(entry: Mapping[str, Any]) -> bool:
-    return any(name in section(entry, "fieldsV1", "f:spec") for name in CONTESTED)
-
-
-def _has_data(entry: Mapping[str, Any]) -> bool:
-    return any(name in section(entry, "fieldsV1") for name in DATA)
-
-
-def _is_flux_off(marks: Mapping[str, str]) -> bool:
-    return marks.get(FLUX_OFF) == "disabled"

@@ -76,7 +76,9 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     note = {**before, "key": label, "draining": fleet.rotation.draining, "deployment": fleet.uid}
     operations = [
         *as_seen(pod),
-        *_parents(live),
+        # A pod may have neither map.
+        *([] if labels_of(live) else [PatchOperation("add", LABELS, {})]),
+        *([] if marks else [PatchOperation("add", ANNOTATIONS, {})]),
         PatchOperation("add", path_of(LABELS, label), fleet.rotation.draining),
         PatchOperation("add", path_of(LABELS, CORDONED_FOR), fleet.uid),
         PatchOperation("add", path_of(ANNOTATIONS, DELETION_COST), CORDON_COST),
@@ -116,17 +118,14 @@ async def left_cordoned(client: Client, namespace: str, selector: str = "") -> t
     Args:
         selector: `CORDONED_FOR` asks the API server for the marked ones alone.
     """
-    return tuple(
-        Cordoned(metadata["namespace"], metadata["name"], uid_of(pod), metadata["resourceVersion"], uid)
-        for pod in await client.list(PODS, namespace, selector)
-        if (uid := _cordoned_for(pod)) and "deletionTimestamp" not in (metadata := section(pod, "metadata"))
-    )
-
-
-def _cordoned_for(pod: JsonObject) -> str:
-    """Return the uid of the Deployment that a pod was cordoned for; empty where none is told."""
-    noted = (_note_in(annotations_of(pod)) or {}).get("deployment")
-    return noted if isinstance(noted, str) else labels_of(pod).get(CORDONED_FOR, "")
+    found: list[Cordoned] = []
+    for pod in await client.list(PODS, namespace, selector):
+        metadata, noted = section(pod, "metadata"), (_note_in(annotations_of(pod)) or {}).get("deployment")
+        uid = noted if isinstance(noted, str) else labels_of(pod).get(CORDONED_FOR, "")
+        if uid and "deletionTimestamp" not in metadata:
+            version = metadata["resourceVersion"]
+            found.append(Cordoned(metadata["namespace"], metadata["name"], uid_of(pod), version, uid))
+    return tuple(found)
 
 
 async def free(client: Client, found: Cordoned) -> None:
@@ -221,12 +220,6 @@ def _deletion_cost(noted: object) -> str | None:
     if not isinstance(noted, str) or not _COST.fullmatch(noted) or noted == CORDON_COST:
         return None
     return noted if -_COST_LIMIT <= int(noted) < _COST_LIMIT else None
-
-
-def _parents(live: JsonObject) -> list[PatchOperation]:
-    """Return the operations that make the maps which a pod may not have."""
-    has = {LABELS: labels_of(live), ANNOTATIONS: annotations_of(live)}
-    return [PatchOperation("add", path, {}) for path, content in has.items() if not content]
 
 
 def _mark_operation(

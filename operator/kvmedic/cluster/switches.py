@@ -10,7 +10,7 @@ storm was over do not count any more. The third word is a KVApproval.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,7 +18,7 @@ from kvmedic.api.approval import APPROVAL_PLURAL, approval_from_wire
 from kvmedic.api.resource import GROUP, VERSION, SpecInvalid
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Refused
-from kvmedic.kube.objects import CONFIG_MAPS, JsonObject, Ref, Resource, moment, section, uid_of
+from kvmedic.kube.objects import CONFIG_MAPS, Ref, Resource, moment, section, uid_of
 from kvmedic.rollout.gates import Approval, Stop, Unreadable
 
 
@@ -66,22 +66,21 @@ class StoredApprovals:
             bodies = await self.client.list(APPROVALS, namespace)
         except Refused as error:
             return Unreadable(f"{ADVICE} ({error})")
-        return tuple(_for(name, bodies))
-
-
-def _for(name: str, bodies: Sequence[JsonObject]) -> Iterator[Approval]:
-    for body in bodies:
-        metadata = section(body, "metadata")
-        try:
-            spec = approval_from_wire(body.get("spec"))
-        except SpecInvalid:
-            continue
-        if spec.remediation == name and not metadata.get("deletionTimestamp"):
-            yield Approval(
-                name=str(metadata["name"]),
-                uid=uid_of(body),
-                digest=spec.digest,
-                made_at=moment(metadata["creationTimestamp"]),
-                expires_at=datetime.fromisoformat(spec.expires_at) if spec.expires_at else None,
-                resource_uid=spec.remediation_uid or "",
-            )
+        found: list[Approval] = []
+        for body in bodies:
+            metadata = section(body, "metadata")
+            try:
+                spec = approval_from_wire(body.get("spec"))
+            except SpecInvalid:
+                continue
+            if spec.remediation == name and not metadata.get("deletionTimestamp"):
+                made = Approval(
+                    name=str(metadata["name"]),
+                    uid=uid_of(body),
+                    digest=spec.digest,
+                    made_at=moment(metadata["creationTimestamp"]),
+                    expires_at=datetime.fromisoformat(spec.expires_at) if spec.expires_at else None,
+                    resource_uid=spec.remediation_uid or "",
+                )
+                found.append(made)
+        return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from kvmedic.cluster.autoscalers import minimum_of, neighbours_of, set_minimum, unmark
 from kvmedic.cluster.config_maps import config_maps_of
@@ -21,25 +21,7 @@ from kvmedic.model.devices import EngineEnd
 from kvmedic.model.evidence import LogForms, LoggedSize
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, Pod
 from kvmedic.model.spec import Policy
-from kvmedic.rollout.moves import (
-    Claim,
-    Cordon,
-    DeletePod,
-    Effect,
-    Freeze,
-    Hold,
-    Pause,
-    Pulse,
-    Regain,
-    Release,
-    Restore,
-    Retarget,
-    Revert,
-    ScaleIn,
-    ScaleOut,
-    SetMinimum,
-    Uncordon,
-)
+from kvmedic.rollout.moves import Cordon, DeletePod, Effect, Pulse, SetMinimum, Uncordon
 from kvmedic.rollout.preconditions import Neighbours
 
 
@@ -99,17 +81,12 @@ class DeploymentTarget:
         match effect:
             case Cordon() | Uncordon() | DeletePod():
                 await move_pod(self.client, fleet, effect)
-            case Pulse(victim):
-                await confirm(self.client, fleet, victim)
-                await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
-            case Freeze() | Hold() | Pause() | Retarget() | Restore() | Revert() | Release():
-                await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
-            case ScaleOut() | ScaleIn() | Claim() | Regain():
-                await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
             case SetMinimum():
                 await set_minimum(self.client, fleet, effect, claim)
             case _:
-                assert_never(effect)
+                if isinstance(effect, Pulse):
+                    await confirm(self.client, fleet, effect.victim)
+                await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
 
     async def last_ends(
         self, namespace: str, pods: Sequence[Pod], since: datetime

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import nan
@@ -224,17 +224,6 @@ class Evaluations:
         manifest = evaluation_job(cron_job, evaluation, subject)
         if isinstance(manifest, NoEvaluation):
             return manifest.why
-        return await self._create(evaluation, manifest)
-
-    async def sweep(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
-        """Remove all evaluations of a resource with their pods; return the names of those that were there.
-
-        A Job is there until its pods are gone.
-        """
-        going = await made_for(self.client, JOBS, namespace, owner_uid)
-        return await swept(self.client, JOBS, going, Propagation.FOREGROUND)
-
-    async def _create(self, evaluation: Evaluation, manifest: JsonObject) -> str:
         try:
             await self.client.create(_job_ref(evaluation), manifest)
         except Conflict:
@@ -243,6 +232,14 @@ class Evaluations:
         except Refused as error:
             return str(error)
         return ""
+
+    async def sweep(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
+        """Remove all evaluations of a resource with their pods; return the names of those that were there.
+
+        A Job is there until its pods are gone.
+        """
+        going = await made_for(self.client, JOBS, namespace, owner_uid)
+        return await swept(self.client, JOBS, going, Propagation.FOREGROUND)
 
     async def _job(self, evaluation: Evaluation) -> JsonObject | None:
         body = await self.client.get(_job_ref(evaluation))
@@ -263,22 +260,17 @@ class Evaluations:
 
     async def _pods(self, job: JsonObject) -> list[JsonObject]:
         """Return a Job's own pods, the oldest first."""
-        name, uid = section(job, "metadata")["name"], uid_of(job)
-        found = await self.client.list(PODS, _namespace(job), f"{JOB_NAME}={name},{CONTROLLER_UID}={uid}")
-        return sorted((pod for pod in found if controller_uid(pod) == uid), key=_age)
+        metadata, uid = section(job, "metadata"), uid_of(job)
+        selector = f"{JOB_NAME}={metadata['name']},{CONTROLLER_UID}={uid}"
+        found = await self.client.list(PODS, str(metadata["namespace"]), selector)
+        by_age = sorted(
+            found, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])
+        )
+        return [pod for pod in by_age if controller_uid(pod) == uid]
 
 
 def _job_ref(evaluation: Evaluation) -> Ref:
     return Ref(JOBS, evaluation.namespace, evaluation.name)
-
-
-def _namespace(body: JsonObject) -> str:
-    return str(section(body, "metadata")["namespace"])
-
-
-def _age(pod: JsonObject) -> tuple[str, str]:
-    metadata = section(pod, "metadata")
-    return str(metadata["creationTimestamp"]), str(metadata["name"])
 
 
 def _end(job: JsonObject) -> JobEnd | None:
@@ -306,12 +298,10 @@ def _before(job: JsonObject) -> Counted | None:
 
 def _message(pods: Sequence[JsonObject]) -> str:
     """Return the first message that a container left at its end, by the order of the pods' specs."""
-    return next((text for pod in pods for text in _messages(pod)), "")
-
-
-def _messages(pod: JsonObject) -> Iterator[str]:
-    statuses = items(section(pod, "status"), "containerStatuses")
-    left = {each.get("name"): section(each, "state", "terminated").get("message") for each in statuses}
-    for container in items(section(pod, "spec"), "containers"):
-        if text := left.get(container.get("name")):
-            yield str(text)
+    for pod in pods:
+        statuses = items(section(pod, "status"), "containerStatuses")
+        left = {each.get("name"): section(each, "state", "terminated").get("message") for each in statuses}
+        for container in items(section(pod, "spec"), "containers"):
+            if text := left.get(container.get("name")):
+                return str(text)
+    return ""

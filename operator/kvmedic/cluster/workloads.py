@@ -210,7 +210,7 @@ async def assign(
         Refused: an admission policy would make another template of it, or other fields of a frozen rollout.
         ValueError: the move's edit does not fit the template that was looked at.
     """
-    ref = _deployment_ref(fleet)
+    ref = Ref(DEPLOYMENTS, fleet.namespace, fleet.name)
     live = await _read_unchanged(client, ref, fleet)
     kept = await template_of(client, fleet, move)
     operations = (
@@ -255,7 +255,7 @@ async def unclaim(client: Client, fleet: Fleet) -> None:
     Raises:
         Conflict: the claim is not the one that was looked at.
     """
-    ref = _deployment_ref(fleet)
+    ref = Ref(DEPLOYMENTS, fleet.namespace, fleet.name)
     live = await client.get(ref)
     if removals := unmark_operations(live or {}):
         await client.json_patch(ref, [same_object(fleet.uid), _claim_test(fleet), *removals])
@@ -375,23 +375,16 @@ def _claim_test(fleet: Fleet) -> PatchOperation:
     return same_version(fleet.resource_version)
 
 
-def _deployment_ref(fleet: Fleet) -> Ref:
-    return Ref(DEPLOYMENTS, fleet.namespace, fleet.name)
-
-
 def _write_note(fields: RolloutFields, edit: TemplateChange, rotation: Rotation) -> str:
-    label = {"rotationLabel": rotation.label, "draining": rotation.draining}
-    return json.dumps({**_note_of_fields(fields), **note_of(edit), **label})
-
-
-def _note_of_fields(fields: RolloutFields) -> dict[str, Json]:
-    return {
+    noted = {
         "paused": fields.paused,
         "maxSurge": fields.max_surge,
         "maxUnavailable": fields.max_unavailable,
         "minReadySeconds": fields.min_ready_seconds,
         "progressDeadlineSeconds": fields.progress_deadline_seconds,
+        **note_of(edit),
     }
+    return json.dumps({**noted, "rotationLabel": rotation.label, "draining": rotation.draining})
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,29 +410,22 @@ class Note:
 def note_in(text: str) -> Note | None:
     """Return what a note says; None where it is none, or not of a rollout, or cannot be read."""
     try:
-        return _parse_note(json.loads(text))
+        said = json.loads(text)
+        fields = RolloutFields(
+            paused=bool(said["paused"]),
+            max_surge=_parse_number(said["maxSurge"]),
+            max_unavailable=_parse_number(said["maxUnavailable"]),
+            min_ready_seconds=int(said["minReadySeconds"]),
+            progress_deadline_seconds=_optional(said["progressDeadlineSeconds"]),
+        )
+        key, draining = _parse_text(said.get("rotationLabel")), _parse_text(said.get("draining"))
+        label = RotationLabel(key, draining) if key and draining else None
+        edit = None if "replicaSet" in said else _edit(said)
+        before = str(said["template"]) if edit is None else ""
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _parse_note(said: Mapping[str, Any]) -> Note:
-    fields = RolloutFields(
-        paused=bool(said["paused"]),
-        max_surge=_parse_number(said["maxSurge"]),
-        max_unavailable=_parse_number(said["maxUnavailable"]),
-        min_ready_seconds=int(said["minReadySeconds"]),
-        progress_deadline_seconds=_optional(said["progressDeadlineSeconds"]),
-    )
-    if fields.is_frozen:
-        raise ValueError("a note of frozen fields says nothing of those from before")
-    if "replicaSet" in said:
-        return Note(fields, None, str(said["template"]), _rotation_label(said))
-    return Note(fields, _edit(said), "", _rotation_label(said))
-
-
-def _rotation_label(said: Mapping[str, Any]) -> RotationLabel | None:
-    key, draining = _parse_text(said.get("rotationLabel")), _parse_text(said.get("draining"))
-    return RotationLabel(key, draining) if key and draining else None
+    # A note of frozen fields says nothing of those from before.
+    return None if fields.is_frozen else Note(fields, edit, before, label)
 
 
 def _edit(said: Mapping[str, Any]) -> TemplateEdit:
