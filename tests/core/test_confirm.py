@@ -23,8 +23,9 @@ from kvmedic.model.evidence import Absence, Missing, Observation, PodReadings, S
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.comparison import is_smoother, judge
-from kvmedic.verdict.vetoes import LEAST_HITS, confirm_setting
+from kvmedic.verdict.comparison import Comparison
+from kvmedic.verdict.goals import compare_for_relief, judge_relief
+from kvmedic.verdict.vetoes import LEAST_HITS, VerdictInput
 
 PREFIXES, HOST, SWAP = Knob.PREFIX_CACHING, Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE
 SMOOTH = replace(THRASHING, stalls=0)
@@ -46,8 +47,7 @@ def looked(*replicas: Replica | PodReadings) -> Observation:
 
 
 def verdict(knob: Knob, seen: Observation, before: Baseline = BEFORE) -> Judged:
-    judged = judge(before, seen, NO_OBJECTIVES, TRIGGER, 0)
-    return confirm_setting(knob, judged, before, seen, NO_OBJECTIVES)
+    return judge_relief(VerdictInput(before, seen, NO_OBJECTIVES, TRIGGER, knob=knob))
 
 
 def sharing(share: float, replica: Replica = CALM) -> Observation:
@@ -139,20 +139,15 @@ def test_stalls_that_are_clearly_shorter_while_more_is_served_count(
 def test_where_hardly_anybody_hung_nothing_can_confirm_it() -> None:
     smooth = figures(SMOOTH)
 
-    assert not is_smoother(smooth, looked(SMOOTH, SMOOTH), NO_OBJECTIVES)
+    assert not Comparison(smooth, smooth, NO_OBJECTIVES, TRIGGER).is_smoother()
     assert verdict(HOST, looked(SMOOTH, SMOOTH), smooth).verdict is Verdict.NOT_RECOVERED
 
 
 def test_a_breached_objective_is_no_smoother_answer() -> None:
     slow = replace(SMOOTH, e2e_seconds=28)
 
-    assert not is_smoother(BEFORE, looked(slow, slow), Objectives(e2e_p95_seconds=15))
-
-
-def test_a_window_that_says_too_little_is_no_smoother_answer() -> None:
-    few = replace(SMOOTH, finished=10, preemptions=17)
-
-    assert not is_smoother(BEFORE, looked(few, few), NO_OBJECTIVES)
+    assert Comparison(BEFORE, figures(slow), NO_OBJECTIVES, TRIGGER).is_smoother()
+    assert not Comparison(BEFORE, figures(slow), Objectives(e2e_p95_seconds=15), TRIGGER).is_smoother()
 
 
 @pytest.mark.parametrize("knob", [Knob.MAX_NUM_SEQS, Knob.WATERMARK, Knob.MAX_MODEL_LEN])
@@ -160,7 +155,9 @@ def test_a_window_that_says_too_little_is_no_smoother_answer() -> None:
 def test_other_settings_are_judged_by_figures_alone(knob: Knob, after: Replica) -> None:
     seen = looked(after, after)
 
-    assert verdict(knob, seen) == judge(BEFORE, seen, NO_OBJECTIVES, TRIGGER, 0)
+    assert verdict(knob, seen) == compare_for_relief(
+        Comparison(BEFORE, figures(after), NO_OBJECTIVES, TRIGGER)
+    )
 
 
 def busier(factor: float, **changes: float) -> Replica:
@@ -209,6 +206,6 @@ def test_host_memory_is_not_kept_for_serving_more_alone(knob: Knob) -> None:
 
 @pytest.mark.parametrize("knob", [PREFIXES, HOST])
 def test_an_inconclusive_window_stays_one(knob: Knob) -> None:
-    few = replace(CALM, finished=10, preemptions=1)
+    few = replace(SMOOTH, finished=10, preemptions=1)
 
     assert verdict(knob, looked(few, few)).verdict is Verdict.INCONCLUSIVE

@@ -9,9 +9,8 @@ import pytest
 from builders import TRIGGER
 from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import Objectives
-from kvmedic.verdict.comparison import compare
-from kvmedic.verdict.floors import is_broken, silent_seconds
-from kvmedic.verdict.goals import compare_for_parity
+from kvmedic.verdict.comparison import Comparison, is_broken, silent_seconds
+from kvmedic.verdict.goals import compare_for_parity, compare_for_relief
 
 NONE = Objectives()
 BEFORE = Baseline(
@@ -42,7 +41,7 @@ STARVING = {
 
 
 def verdict_of(objectives: Objectives = NONE, before: Baseline = BEFORE, **after: float) -> Verdict:
-    return compare(before, replace(AFTER, **after), objectives, TRIGGER).verdict
+    return compare_for_relief(Comparison(before, replace(AFTER, **after), objectives, TRIGGER)).verdict
 
 
 @pytest.mark.parametrize("objective", [None, 5.0, 0.5], ids=["none", "met", "missed"])
@@ -55,7 +54,7 @@ def test_a_fleet_that_starves_has_not_recovered_whatever_stalls_are_gone(
     before = replace(BEFORE, stalls_per_request=stalls)
     after = replace(AFTER, **{**STARVING, "generated_tokens_per_second": tokens})
 
-    found = compare(before, after, wanted, TRIGGER)
+    found = compare_for_relief(Comparison(before, after, wanted, TRIGGER))
 
     assert found.verdict is Verdict.NOT_RECOVERED
     assert "first token p95 1.0 -> 600.0 s, silent seconds per request 3.0 -> 150.0" in found.message
@@ -208,8 +207,8 @@ def test_each_objective_may_be_broken_though_it_was_missed_before(
 ) -> None:
     before = replace(BEFORE, **{figure: 8.0})
 
-    held = compare(before, replace(AFTER, **{figure: 10.0}), objectives, TRIGGER)
-    worse = compare(before, replace(AFTER, **{figure: 10.1}), objectives, TRIGGER)
+    held = compare_for_relief(Comparison(before, replace(AFTER, **{figure: 10.0}), objectives, TRIGGER))
+    worse = compare_for_relief(Comparison(before, replace(AFTER, **{figure: 10.1}), objectives, TRIGGER))
 
     assert held.verdict is Verdict.IMPROVED
     assert "not met: " in held.message
@@ -218,7 +217,7 @@ def test_each_objective_may_be_broken_though_it_was_missed_before(
 
 
 def test_a_change_that_was_to_do_no_harm_starves_nobody_either() -> None:
-    found = compare_for_parity(BEFORE, replace(AFTER, **LATE), NONE, TRIGGER)
+    found = compare_for_parity(Comparison(BEFORE, replace(AFTER, **LATE), NONE, TRIGGER))
 
     assert found.verdict is Verdict.NOT_RECOVERED
     assert "users are kept waiting" in found.message

@@ -7,7 +7,7 @@ import pytest
 
 from builders import NOW
 from kvmedic.model.evidence import Absence, Measured, Missing, Stale, Unsupported
-from kvmedic.verdict.floors import ENOUGH, KEEPING_UP, MARGIN, WAVES_MARGIN, Offered, Queue, peak_of
+from kvmedic.verdict.sizing import ENOUGH, KEEPING_UP, MARGIN, WAVES_MARGIN, Offered, Queue, peak_of
 
 SERVED = Offered(1.0, served_per_second=1000.0)
 FULL = replace(SERVED, is_full=True)

@@ -16,11 +16,15 @@ from kvmedic.verdict.comparison import (
     GIVEN_UP,
     HEAVIER,
     LIGHTER,
+    MORE_PREEMPTIONS,
     NO_STALL_SECONDS,
+    ROUGHER,
     THROUGHPUT_HELD,
     TRIGGER_SHARE,
+    Comparison,
 )
-from kvmedic.verdict.goals import MORE_PREEMPTIONS, ROUGHER, compare_for_parity, judge_parity
+from kvmedic.verdict.goals import compare_for_parity, judge_parity
+from kvmedic.verdict.vetoes import VerdictInput
 
 
 def before(*replicas: Replica) -> Baseline:
@@ -82,7 +86,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("after", "verdict"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
 def test_the_figures_after_are_no_worse_or_clearly_worse(after: dict[str, float], verdict: Verdict) -> None:
-    found = compare_for_parity(BEFORE, replace(BEFORE, **after), STRICT, TRIGGER)
+    found = compare_for_parity(Comparison(BEFORE, replace(BEFORE, **after), STRICT, TRIGGER))
 
     assert found.verdict is verdict
 
@@ -91,15 +95,15 @@ def test_what_is_no_trouble_is_not_worse_however_it_compares() -> None:
     calm = replace(BEFORE, preemptions_per_request=0.0, inter_token_tail_seconds=NO_STALL_SECONDS / 4)
     after = replace(calm, preemptions_per_request=FEW - JUST, inter_token_tail_seconds=NO_STALL_SECONDS)
 
-    assert compare_for_parity(calm, after, STRICT, TRIGGER).verdict is Verdict.RECOVERED
+    assert compare_for_parity(Comparison(calm, after, STRICT, TRIGGER)).verdict is Verdict.RECOVERED
     hot = replace(after, preemptions_per_request=FEW)
-    assert compare_for_parity(calm, hot, STRICT, TRIGGER).verdict is Verdict.NOT_RECOVERED
+    assert compare_for_parity(Comparison(calm, hot, STRICT, TRIGGER)).verdict is Verdict.NOT_RECOVERED
 
 
 def test_the_message_says_what_is_worse() -> None:
     after = replace(BEFORE, preemptions_per_request=9.0, inter_token_tail_seconds=9.0)
 
-    found = compare_for_parity(BEFORE, after, STRICT, TRIGGER)
+    found = compare_for_parity(Comparison(BEFORE, after, STRICT, TRIGGER))
 
     assert found.reason is Reason.NOT_RECOVERED
     assert found.message.startswith(
@@ -125,7 +129,9 @@ def test_the_message_says_what_is_worse() -> None:
 def test_a_window_is_judged_like_the_one_before(
     replicas: list[Replica | PodReadings], restarts: int, verdict: Verdict, reason: Reason
 ) -> None:
-    found = judge_parity(before(CALM, CALM), an_observation(*replicas), STRICT, TRIGGER, restarts)
+    found = judge_parity(
+        VerdictInput(before(CALM, CALM), an_observation(*replicas), STRICT, TRIGGER, restarts)
+    )
 
     assert (found.verdict, found.reason) == (verdict, reason)
 
@@ -139,4 +145,4 @@ def test_stalls_that_two_windows_differ_by_by_chance_are_no_loss(seconds: float,
     stalling = replace(BEFORE, window_seconds=seconds, requests_per_second=3.3, stalls_per_request=1.4)
     after = replace(stalling, stalls_per_request=1.6)
 
-    assert compare_for_parity(stalling, after, Objectives(), TRIGGER).verdict is verdict
+    assert compare_for_parity(Comparison(stalling, after, Objectives(), TRIGGER)).verdict is verdict

@@ -13,6 +13,7 @@ from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.goals import judge_fewer, judge_more, judge_without, share_of
+from kvmedic.verdict.vetoes import VerdictInput
 
 
 def before(*replicas: Replica) -> Baseline:
@@ -58,7 +59,7 @@ MORE = [
     ("replicas", "restarts", "verdict"), [row[1:] for row in MORE], ids=[row[0] for row in MORE]
 )
 def test_more_replicas(replicas, restarts, verdict):
-    found = judge_more(TWO, an_observation(*replicas), Objectives(), TRIGGER, restarts)
+    found = judge_more(VerdictInput(TWO, an_observation(*replicas), Objectives(), TRIGGER, restarts))
 
     assert found.verdict is verdict
 
@@ -66,21 +67,23 @@ def test_more_replicas(replicas, restarts, verdict):
 def test_replicas_that_cannot_be_judged_are_missing_on_both_sides() -> None:
     five, one_silent = before(*[THRASHING] * 5), [share(CALM, 5 / 6)] * 4
 
-    found = judge_more(share_of(five, 4 / 6), an_observation(*one_silent), Objectives(), TRIGGER, 0)
-    unlike = judge_more(five, an_observation(*one_silent), Objectives(), TRIGGER, 0)
+    found = judge_more(
+        VerdictInput(share_of(five, 4 / 6), an_observation(*one_silent), Objectives(), TRIGGER, 0)
+    )
+    unlike = judge_more(VerdictInput(five, an_observation(*one_silent), Objectives(), TRIGGER, 0))
 
     assert found.verdict is Verdict.RECOVERED
     assert unlike.reason is Reason.LOAD_DIFFERS
 
 
 def test_the_message_has_both_numbers_of_replicas():
-    found = judge_more(TWO, an_observation(*[SPREAD] * 3), Objectives(), TRIGGER, 0)
+    found = judge_more(VerdictInput(TWO, an_observation(*[SPREAD] * 3), Objectives(), TRIGGER, 0))
 
     assert found.message.startswith("2 -> 3 replicas, the fleet's figures: preemptions per request 1.75 -> ")
 
 
 def test_the_figures_that_it_is_judged_by_are_those_of_all_replicas():
-    found = judge_more(TWO, an_observation(*[SPREAD] * 3), Objectives(), TRIGGER, 0)
+    found = judge_more(VerdictInput(TWO, an_observation(*[SPREAD] * 3), Objectives(), TRIGGER, 0))
 
     assert found.after == replace(before(*[SPREAD] * 3), restarts=0)
 
@@ -115,7 +118,7 @@ FEWER = [
     ("replicas", "verdict", "reason"), [row[1:] for row in FEWER], ids=[row[0] for row in FEWER]
 )
 def test_fewer_replicas(replicas, verdict, reason):
-    found = judge_fewer(an_observation(*replicas), TRIGGER)
+    found = judge_fewer(VerdictInput(None, an_observation(*replicas), Objectives(), TRIGGER))
 
     assert (found.verdict, found.reason) == (verdict, reason)
 
@@ -150,8 +153,10 @@ WITHOUT = [
 @pytest.mark.parametrize(
     ("replicas", "restarts", "verdict"), [row[1:] for row in WITHOUT], ids=[row[0] for row in WITHOUT]
 )
-def test_without_what_was_lent(replicas, restarts, verdict):
-    found = judge_without(before(CALM, CALM), an_observation(*replicas), TRIGGER, restarts)
+def test_without_what_was_there_for_a_while(replicas, restarts, verdict):
+    found = judge_without(
+        VerdictInput(before(CALM, CALM), an_observation(*replicas), Objectives(), TRIGGER, restarts)
+    )
 
     assert found.verdict is verdict
 
@@ -159,6 +164,9 @@ def test_without_what_was_lent(replicas, restarts, verdict):
 def test_answers_that_hung_with_it_as_well_do_not_speak_against_going_without():
     seen = an_observation(HANGING, HANGING)
 
-    found = [judge_without(had, seen, TRIGGER, 0).verdict for had in (before(HANGING, HANGING), None)]
+    found = [
+        judge_without(VerdictInput(had, seen, Objectives(), TRIGGER)).verdict
+        for had in (before(HANGING, HANGING), None)
+    ]
 
     assert found == [Verdict.RECOVERED, Verdict.NOT_RECOVERED]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from builders import NO_SERIES, STALE, THRASHING, Nothing, Replica, an_observation, without
-from kvmedic.model.evidence import Signal
+from builders import NO_SERIES, STALE, THRASHING, TRIGGER, Nothing, Replica, an_observation, without
+from kvmedic.model.evidence import Observation, Signal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Verdict
-from kvmedic.model.spec import OnInconclusive
+from kvmedic.model.spec import Objectives, OnInconclusive
 from kvmedic.verdict.baseline import FEWEST_FINISHED
-from kvmedic.verdict.goals import in_view_of_none_before, steadiness
+from kvmedic.verdict.goals import judge_steadiness
+from kvmedic.verdict.vetoes import VerdictInput, keep_first_replicas
+
+
+def seen(looked: Observation, restarts: int = 0) -> VerdictInput:
+    return VerdictInput(None, looked, Objectives(), TRIGGER, restarts)
 
 
 def busy(finished: float) -> Replica:
@@ -29,7 +36,7 @@ def busy(finished: float) -> Replica:
     ids=["enough traffic", "one request too few", "no traffic", "a restart without traffic", "a restart"],
 )
 def test_staying_up_under_load_is_what_counts(finished: float, restarts: int, verdict: Verdict) -> None:
-    found = steadiness(an_observation(busy(finished)), restarts)
+    found = judge_steadiness(seen(an_observation(busy(finished)), restarts))
 
     assert found.verdict is verdict
 
@@ -37,14 +44,14 @@ def test_staying_up_under_load_is_what_counts(finished: float, restarts: int, ve
 def test_the_traffic_is_that_of_the_whole_fleet() -> None:
     share = FEWEST_FINISHED / 2
 
-    found = steadiness(an_observation(busy(share), busy(share), window_seconds=600), 0)
+    found = judge_steadiness(seen(an_observation(busy(share), busy(share), window_seconds=600)))
 
     assert (found.verdict, found.reason) == (Verdict.RECOVERED, Reason.RECOVERED)
     assert found.message == "none of 2 replicas restarted; 50 requests finished in 600 s"
 
 
 def test_preemptions_do_not_decide_it() -> None:
-    assert steadiness(an_observation(THRASHING), 0).verdict is Verdict.RECOVERED
+    assert judge_steadiness(seen(an_observation(THRASHING))).verdict is Verdict.RECOVERED
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,7 @@ def test_preemptions_do_not_decide_it() -> None:
 def test_a_replica_that_cannot_be_read_proves_nothing(why: Nothing, reason: Reason) -> None:
     silent = without(busy(500).readings(), Signal.REQUESTS_FINISHED, why)
 
-    found = steadiness(an_observation(busy(500), silent), 0)
+    found = judge_steadiness(seen(an_observation(busy(500), silent)))
 
     assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, reason)
 
@@ -82,7 +89,9 @@ def test_a_replica_that_cannot_be_read_proves_nothing(why: Nothing, reason: Reas
 def test_replicas_that_are_up_where_none_was_are_not_taken_away_again(
     verdict: Verdict, up: int, otherwise: OnInconclusive, expected: Verdict
 ) -> None:
-    found = in_view_of_none_before(Judged(verdict, Reason(verdict.value), "so it is"), up, otherwise)
+    given = replace(seen(an_observation()), first_up=up, on_inconclusive=otherwise)
+
+    found = keep_first_replicas(Judged(verdict, Reason(verdict.value), "so it is"), given)
 
     assert (found.verdict, found.reason) == (expected, Reason(expected.value))
     assert found.message.startswith("so it is")

@@ -30,7 +30,9 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.baseline import FEWEST_FINISHED, NEEDED, baseline_of
-from kvmedic.verdict.comparison import compare, judge, judge_replacement
+from kvmedic.verdict.comparison import Comparison
+from kvmedic.verdict.goals import compare_for_relief, judge_relief, judge_replacement
+from kvmedic.verdict.vetoes import VerdictInput
 
 NONE = Objectives()
 CAPPED = Replica(
@@ -73,7 +75,7 @@ AFTER = replace(
 
 
 def verdict_of(objectives: Objectives = NONE, **after: float) -> Verdict:
-    return compare(BEFORE, replace(AFTER, **after), objectives, TRIGGER).verdict
+    return compare_for_relief(Comparison(BEFORE, replace(AFTER, **after), objectives, TRIGGER)).verdict
 
 
 def baseline(*replicas: Replica, restarts: int = 0) -> Baseline:
@@ -83,7 +85,9 @@ def baseline(*replicas: Replica, restarts: int = 0) -> Baseline:
 
 
 def judged(*replicas: Replica, restarts: int = 0, objectives: Objectives = NONE) -> Judged:
-    return judge(baseline(*[THRASHING] * 3), an_observation(*replicas), objectives, TRIGGER, restarts)
+    return judge_relief(
+        VerdictInput(baseline(*[THRASHING] * 3), an_observation(*replicas), objectives, TRIGGER, restarts)
+    )
 
 
 # The figures.
@@ -173,7 +177,7 @@ def test_one_gap_on_one_replica_leaves_it_open(signal: Signal, why: Nothing, rea
     looked = an_observation(CAPPED, without(CAPPED.readings(), signal, why), CAPPED)
 
     found = baseline_of(looked, 0)
-    verdict = judge(BEFORE, looked, NONE, TRIGGER, 0)
+    verdict = judge_relief(VerdictInput(BEFORE, looked, NONE, TRIGGER, 0))
 
     assert isinstance(found, Inconclusive)
     assert (verdict.verdict, verdict.reason) == (Verdict.INCONCLUSIVE, reason)
@@ -192,7 +196,7 @@ def test_no_replica_leaves_it_open() -> None:
 def test_too_few_finished_requests_leave_it_open(each: int, *, known: bool) -> None:
     few = replace(CAPPED, finished=each, preemptions=5, stalls=0)
 
-    verdict = judge(BEFORE, an_observation(few), NONE, TRIGGER, 0)
+    verdict = judge_relief(VerdictInput(BEFORE, an_observation(few), NONE, TRIGGER, 0))
 
     assert (verdict.reason is not Reason.TOO_FEW_REQUESTS) is known
 
@@ -243,9 +247,9 @@ def test_a_replica_that_started_within_the_window_leaves_it_open(age: int, *, co
 def test_an_engine_that_does_not_tell_its_start_counts_as_old_enough() -> None:
     silent = without(CAPPED.readings(), Signal.STARTED_SECONDS, UNSUPPORTED)
 
-    assert judge(baseline(*[THRASHING] * 3), an_observation(silent), NONE, TRIGGER, 0).verdict is (
-        Verdict.RECOVERED
-    )
+    assert judge_relief(
+        VerdictInput(baseline(*[THRASHING] * 3), an_observation(silent), NONE, TRIGGER, 0)
+    ).verdict is (Verdict.RECOVERED)
 
 
 # The verdict on whole fleets.
@@ -267,7 +271,9 @@ def test_a_cap_that_halves_throughput_without_stalls_before_is_no_recovery() -> 
     calm_before = baseline(*[replace(THRASHING, stalls=0)] * 3)
     halved = replace(CAPPED, finished=480, preemptions=0, stalls=0)
 
-    verdict = judge(calm_before, an_observation(halved, halved, halved), NONE, TRIGGER, 0)
+    verdict = judge_relief(
+        VerdictInput(calm_before, an_observation(halved, halved, halved), NONE, TRIGGER, 0)
+    )
 
     assert verdict.verdict is Verdict.NOT_RECOVERED
 
@@ -283,7 +289,7 @@ def test_fewer_requests_arriving_is_no_recovery() -> None:
 
 @pytest.mark.parametrize("looked", [an_observation(CAPPED), an_observation(), an_observation(IDLE)])
 def test_a_restart_of_a_new_replica_is_no_recovery_whatever_the_metrics_say(looked: object) -> None:
-    verdict = judge(BEFORE, looked, NONE, TRIGGER, 1)  # type: ignore[arg-type]
+    verdict = judge_relief(VerdictInput(BEFORE, looked, NONE, TRIGGER, 1))  # type: ignore[arg-type]
 
     assert verdict.verdict is Verdict.NOT_RECOVERED
     assert "1 restarts" in verdict.message
@@ -305,7 +311,10 @@ def test_a_load_that_one_more_replica_shares_is_no_loss_of_throughput(
     before = replace(BEFORE, replicas=9, stalls_per_request=0.01)
 
     assert (
-        compare(before, replace(AFTER, replicas=10, waiting_mean=waiting), NONE, TRIGGER).verdict is verdict
+        compare_for_relief(
+            Comparison(before, replace(AFTER, replicas=10, waiting_mean=waiting), NONE, TRIGGER)
+        ).verdict
+        is verdict
     )
 
 
@@ -379,7 +388,7 @@ def test_few_preemptions_are_no_trouble_however_many_there_were(remaining: float
 
     after = replace(AFTER, preemptions_per_request=remaining)
 
-    assert compare(before, after, NONE, TRIGGER).verdict is verdict
+    assert compare_for_relief(Comparison(before, after, NONE, TRIGGER)).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -392,19 +401,19 @@ def test_a_tail_under_a_second_hangs_for_nobody(tail: float, verdict: Verdict) -
 
     after = replace(AFTER, inter_token_tail_seconds=tail)
 
-    assert compare(before, after, NONE, TRIGGER).verdict is verdict
+    assert compare_for_relief(Comparison(before, after, NONE, TRIGGER)).verdict is verdict
 
 
 def test_without_preemptions_before_and_after_nothing_recovered_or_got_worse() -> None:
     calm = replace(BEFORE, preemptions_per_request=0, stalls_per_request=0, inter_token_tail_seconds=0.1)
 
-    assert compare(calm, calm, NONE, TRIGGER).verdict is Verdict.RECOVERED
+    assert compare_for_relief(Comparison(calm, calm, NONE, TRIGGER)).verdict is Verdict.RECOVERED
 
 
 def test_preemptions_and_stalls_out_of_nothing_are_no_recovery() -> None:
     calm = replace(BEFORE, preemptions_per_request=0, stalls_per_request=0, inter_token_tail_seconds=0)
 
-    assert compare(calm, BEFORE, NONE, TRIGGER).verdict is Verdict.NOT_RECOVERED
+    assert compare_for_relief(Comparison(calm, BEFORE, NONE, TRIGGER)).verdict is Verdict.NOT_RECOVERED
 
 
 # Objectives.
@@ -421,7 +430,7 @@ def test_an_inter_token_objective_that_is_met_makes_answers_smooth(p95: float, v
 
     after = replace(AFTER, inter_token_tail_seconds=6.0, inter_token_p95_seconds=p95)
 
-    assert compare(before, after, wanted, TRIGGER).verdict is verdict
+    assert compare_for_relief(Comparison(before, after, wanted, TRIGGER)).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -449,7 +458,7 @@ def test_an_objective_that_was_met_and_is_not_any_more_is_no_recovery(
 def test_an_objective_that_is_still_not_met_is_no_recovery_yet_and_the_change_stays(
     objectives: Objectives, name: str
 ) -> None:
-    found = compare(BEFORE, AFTER, objectives, TRIGGER)
+    found = compare_for_relief(Comparison(BEFORE, AFTER, objectives, TRIGGER))
 
     assert (found.verdict, found.reason) == (Verdict.IMPROVED, Reason.IMPROVED)
     assert f"not met: {name}; preemptions" in found.message
@@ -458,7 +467,10 @@ def test_an_objective_that_is_still_not_met_is_no_recovery_yet_and_the_change_st
 def test_an_objective_that_is_met_at_last_is_part_of_a_recovery() -> None:
     before = replace(BEFORE, end_to_end_p95_seconds=25)
 
-    assert compare(before, AFTER, Objectives(e2e_p95_seconds=20), TRIGGER).verdict is Verdict.RECOVERED
+    assert (
+        compare_for_relief(Comparison(before, AFTER, Objectives(e2e_p95_seconds=20), TRIGGER)).verdict
+        is Verdict.RECOVERED
+    )
 
 
 @pytest.mark.parametrize(
@@ -477,7 +489,7 @@ def test_clients_that_gave_up_are_no_recovery(
 ) -> None:
     had, has = replace(BEFORE, aborted_share=before), replace(AFTER, aborted_share=after)
 
-    found = compare(had, has, NONE, TRIGGER)
+    found = compare_for_relief(Comparison(had, has, NONE, TRIGGER))
 
     assert found.verdict is verdict
     assert ("requests without an answer +5.1%" in found.message) is (verdict is Verdict.NOT_RECOVERED)
@@ -489,16 +501,18 @@ def test_clients_that_gave_up_are_no_recovery(
     ids=["the same", "another", "one more", "not known before"],
 )
 def test_another_model_is_no_like(before: tuple[str, ...], after: tuple[str, ...], *, alike: bool) -> None:
-    found = compare(replace(BEFORE, models=before), replace(AFTER, models=after), NONE, TRIGGER)
+    found = compare_for_relief(
+        Comparison(replace(BEFORE, models=before), replace(AFTER, models=after), NONE, TRIGGER)
+    )
 
     assert (found.reason is not Reason.LOAD_DIFFERS) is alike
     assert alike or f"{', '.join(after)} is served, a before" in found.message
 
 
 def test_a_verdict_keeps_the_figures_it_rests_on() -> None:
-    assert compare(BEFORE, AFTER, NONE, TRIGGER).after == AFTER
+    assert compare_for_relief(Comparison(BEFORE, AFTER, NONE, TRIGGER)).after == AFTER
     unlike = replace(AFTER, prompt_tokens_mean=600)
-    assert compare(BEFORE, unlike, NONE, TRIGGER).after == unlike
+    assert compare_for_relief(Comparison(BEFORE, unlike, NONE, TRIGGER)).after == unlike
     assert judged(CAPPED, CAPPED, CAPPED).after == baseline(CAPPED, CAPPED, CAPPED)
     assert relieved(SERVING, SERVING, SERVING).after == baseline(SERVING, SERVING, SERVING)
     assert judged(IDLE).after is None
@@ -514,7 +528,7 @@ def test_a_first_token_objective_that_was_met_and_is_not_any_more_is_no_recovery
 ) -> None:
     wanted = Objectives(time_to_first_token_p95_seconds=objective)
 
-    assert compare(BEFORE, AFTER, wanted, TRIGGER).verdict is verdict
+    assert compare_for_relief(Comparison(BEFORE, AFTER, wanted, TRIGGER)).verdict is verdict
 
 
 def test_a_number_that_is_replaced_changes_the_figures() -> None:
@@ -535,7 +549,7 @@ OVER = replace(SERVING, preemptions=0.5 * 960 + 1)
 
 def relieved(*replicas: Replica, restarts: int = 0, objectives: Objectives = NONE) -> Judged:
     before = baseline(THRASHING, SERVING, SERVING)
-    return judge_replacement(before, an_observation(*replicas), objectives, TRIGGER, restarts)
+    return judge_replacement(VerdictInput(before, an_observation(*replicas), objectives, TRIGGER, restarts))
 
 
 def test_a_fleet_without_a_pressured_replica_has_recovered() -> None:
@@ -555,9 +569,11 @@ def test_at_the_trigger_is_calm_and_over_it_the_trouble_has_moved() -> None:
 def test_one_pressured_among_a_hundred_is_seen_although_the_fleets_figures_hardly_move() -> None:
     before = baseline(THRASHING, *[SERVING] * 99)
 
-    found = judge_replacement(before, an_observation(*[SERVING] * 99, THRASHING), NONE, TRIGGER, 0)
+    found = judge_replacement(
+        VerdictInput(before, an_observation(*[SERVING] * 99, THRASHING), NONE, TRIGGER, 0)
+    )
 
-    assert compare(before, before, NONE, TRIGGER).verdict is not Verdict.NOT_RECOVERED
+    assert compare_for_relief(Comparison(before, before, NONE, TRIGGER)).verdict is not Verdict.NOT_RECOVERED
     assert found.verdict is Verdict.NOT_RECOVERED
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from builders import an_observation
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.next_move import Tick, drain_of
 from kvmedic.controller.obstacles import gate, health_of
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import survey
-from kvmedic.controller.verify import in_view_of_the_rest
+from kvmedic.controller.verify import verdict_input
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.model.devices import Cause, EngineEnd
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading
@@ -26,6 +27,7 @@ from kvmedic.model.run import Judged, Run, StepState, Verdict, Victim
 from kvmedic.model.status import Record
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.gates import Blocked, Health, Stop
+from kvmedic.verdict.vetoes import keep_first_replicas
 from lab.cluster.simulation import behaviour
 from lab.scripted.readings import State
 from reconcile.test_ill_replicas import LEVERS, TORCH, touched
@@ -185,6 +187,9 @@ class Replicas:
         self.asked += 1
         return self.count
 
+    async def devices(self, *_: object) -> dict[str, Any]:
+        return {}
+
 
 def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:
     resource = spec(**more)
@@ -307,7 +312,8 @@ async def test_what_came_up_where_nothing_served_is_not_taken_away(
     judged = Judged(Verdict.INCONCLUSIVE, Reason.TOO_FEW_REQUESTS, "3 requests")
 
     pods = (a_pod("a", NEW), a_pod("b", NEW, ready_at=None))
-    found = await in_view_of_the_rest(tick, pods, judged, {})
+    view = Viewed(fleet=a_fleet(pods=pods), template=deployment(2)["spec"]["template"])
+    found = keep_first_replicas(judged, await verdict_input(tick, view, pods, an_observation()))
 
     assert found.verdict is verdict
 

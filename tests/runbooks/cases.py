@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kvmedic.runbooks.preemption.pressure import Case, Reach
-from kvmedic.verdict.floors import Offered
-from kvmedic.verdict.sizing import Occupancy, Strain
+from kvmedic.verdict.sizing import Occupancy, Offered, Strain
 
 CASE = Case(
     sequence=Occupancy(mean_blocks=7.2, deviation_blocks=5.0, growth_share=0.7),

@@ -28,7 +28,8 @@ from kvmedic.runbooks.branches import Assignment, Diagnosed, Evidence, Setting, 
 from kvmedic.runbooks.preemption.cap import cap_of
 from kvmedic.runbooks.preemption.pressure import Case, case_of, measured_blocks, residence_seconds, seen_of
 from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.comparison import judge
+from kvmedic.verdict.goals import judge_relief
+from kvmedic.verdict.vetoes import VerdictInput
 from recorded import look
 
 FREE = Setting(max_num_seqs=None, levers=(LeverBound(Knob.MAX_NUM_SEQS),))
@@ -268,7 +269,7 @@ def test_the_recorded_restart_with_a_lower_cap_is_recovery() -> None:
     before = baseline_of(burn, 0)
     assert not isinstance(before, Inconclusive)
 
-    verdict = judge(before, after, Objectives(), TRIGGER, 0)
+    verdict = judge_relief(VerdictInput(before, after, Objectives(), TRIGGER, 0))
 
     assert verdict.verdict is Verdict.RECOVERED
     assert before.inter_token_tail_seconds > 2.5

@@ -27,8 +27,7 @@ from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Se
 from kvmedic.runbooks.preemption.branches import pressured_case, right_size
 from kvmedic.runbooks.preemption.cap import cap_of, carries, cut_cap
 from kvmedic.runbooks.preemption.pressure import Case
-from kvmedic.verdict.floors import Offered
-from kvmedic.verdict.sizing import BOLDEST_FIT, cap_at, most_throughput
+from kvmedic.verdict.sizing import BOLDEST_FIT, Offered, cap_at, most_throughput
 from runbooks.cases import CASE
 
 ALLOWED = Setting(None, (LeverBound(Knob.MAX_NUM_SEQS),))

@@ -1,6 +1,4 @@
-"""The verdict on the step of an open run, once its sustained window is over. Nothing is changed here.
-
-What a verdict rests on beside the engines' metrics: how engines ended, and what their GPUs have left.
+"""What the verdict on the step of an open run rests on, once its window is over. Changes nothing.
 
 How urgent the trouble of a fleet with an open run is, looked at whenever the run waits.
 
@@ -13,21 +11,19 @@ The figures that a change is judged against: of the fleet under pressure, and of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import assert_never
+from datetime import timedelta
 
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.next_move import Tick, elapsed_time, unjudged_answer
 from kvmedic.controller.ports import Metrics, View
-from kvmedic.engines.kv_methods import CACHE_TYPE_PREFIXES as CACHE_TYPES
 from kvmedic.model.devices import EngineEnd
 from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Inconclusive, Look, Measured, Observation, Signal
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.plan import (
     AutoscalerStep,
-    Change,
     ConfigStep,
     FlagStep,
     Goal,
@@ -38,11 +34,11 @@ from kvmedic.model.plan import (
     Step,
 )
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Baseline, Judged, Run, StepState, Verdict
+from kvmedic.model.run import Baseline, Judged, Run, StepState
 from kvmedic.model.spec import Policy
 from kvmedic.rollout.draining import newest_first
 from kvmedic.rollout.drift import Standing
-from kvmedic.runbooks.compression.trial_plans import promise_of
+from kvmedic.runbooks.compression.trial_plans import expectation_of
 from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured_urgency, urgency
 from kvmedic.verdict.baseline import (
     NEEDED,
@@ -53,78 +49,15 @@ from kvmedic.verdict.baseline import (
     preemptions,
     pressured_replicas,
 )
-from kvmedic.verdict.blocks_reclaimed import in_view_of_blocks
-from kvmedic.verdict.comparison import judge, judge_replacement
-from kvmedic.verdict.goals import (
-    in_view_of_none_before,
-    judge_fewer,
-    judge_more,
-    judge_parity,
-    judge_without,
-    share_of,
-    steadiness,
-)
+from kvmedic.verdict.goals import judge, share_of
 from kvmedic.verdict.vetoes import (
     LATELY,
-    confirm_setting,
+    VerdictInput,
     count_ends_against,
     ended_as_before,
-    in_view_of_ends,
-    in_view_of_memory,
-    in_view_of_types,
     least_free_mib,
     window_began_at,
 )
-
-
-async def ends_since(tick: Tick, pods: tuple[Pod, ...]) -> Mapping[str, EngineEnd]:
-    """Return how each engine ended last, by pod, where that was in this run."""
-    ended = [pod for pod in pods if pod.ends > 0]
-    return (
-        await tick.ports.target.last_ends(tick.resource.namespace, ended, tick.run.started_at)
-        if ended
-        else {}
-    )
-
-
-def count_new_ends(
-    tick: Tick, pods: tuple[Pod, ...], settled_at: datetime, ends: Mapping[str, EngineEnd]
-) -> int:
-    """Return how many ends of engines since the sustained window began speak against the change.
-
-    None do where engines ended as often before; a change that is to keep engines up must end that, too.
-    """
-    if tick.run.goal is not Goal.STEADINESS and ended_as_before(pods, ends, tick.run.baseline, tick.now):
-        return 0
-    return count_ends_against(pods, ends, window_began_at(pods, settled_at))
-
-
-async def in_view_of_the_rest(
-    tick: Tick, pods: tuple[Pod, ...], judged: Judged, ends: Mapping[str, EngineEnd]
-) -> Judged:
-    """Return the verdict on some replicas in view of what their metrics do not tell.
-
-    Nothing that is not known makes it worse.
-    """
-    judged = await _in_view_of_ends_and_memory(tick, pods, judged, ends)
-    if tick.run.goal is not Goal.STEADINESS or tick.run.in_rotation > 0:
-        return judged
-    up = sum(pod.ready for pod in pods)
-    return in_view_of_none_before(judged, up, unjudged_answer(tick))
-
-
-async def _in_view_of_ends_and_memory(
-    tick: Tick, pods: tuple[Pod, ...], judged: Judged, ends: Mapping[str, EngineEnd]
-) -> Judged:
-    namespace, policy = tick.resource.namespace, tick.policy
-    match judged.verdict:
-        case Verdict.INCONCLUSIVE:
-            return judged
-        case Verdict.NOT_RECOVERED:
-            return in_view_of_ends(judged, ends)
-        case Verdict.RECOVERED | Verdict.IMPROVED:
-            found = await tick.ports.metrics.devices(policy.source, pods, namespace, LATELY)
-            return in_view_of_memory(judged, tick.run.baseline, least_free_mib(found.values()))
 
 
 async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judged | None:
@@ -143,17 +76,51 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     looked = await tick.ports.metrics.observe(
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )
-    looked, unheard = part_to_judge(tick.run, pods, looked)
-    tick = _at_like_share(tick, pods, looked)
+    looked, left_out = part_to_judge(tick.run, pods, looked)
     if not _reaches_all(record.step):
         # Who was down before the change, and is left out, does not speak against it by ending again.
         pods = tuple(pod for pod in pods if pod.name in looked.pods)
-    ends = await ends_since(tick, pods)
-    restarts = count_new_ends(tick, pods, record.settled_at, ends)
-    judged = _judgement(tick, record.step, looked, restarts)
-    judged = _in_view_of_types(judged, tick, pods, looked)
-    judged = _in_view_of_blocks(judged, tick, view, looked)
-    return await in_view_of_the_rest(tick, pods, replace(judged, message=unheard + judged.message), ends)
+    given = await verdict_input(tick, view, pods, looked)
+    judged = judge(tick.run.goal, record.step, given)
+    return replace(judged, message=left_out + judged.message)
+
+
+async def verdict_input(tick: Tick, view: View, pods: tuple[Pod, ...], looked: Observation) -> VerdictInput:
+    """Return what the verdict rests on. Of devices nobody is asked where engines ended by the change."""
+    run, policy, namespace = tick.run, tick.policy, tick.resource.namespace
+    step, metrics = run.current.step, tick.ports.metrics
+    ended = [pod for pod in pods if pod.ends > 0]
+    ends = await tick.ports.target.last_ends(namespace, ended, run.started_at) if ended else {}
+    restarts = count_new_ends(tick, pods, ends)
+    devices = {} if restarts else await metrics.devices(policy.source, pods, namespace, LATELY)
+    is_first = run.goal is Goal.STEADINESS and run.in_rotation == 0
+    return VerdictInput(
+        before=_comparable_baseline(run, pods, looked),
+        looked=looked,
+        objectives=policy.objectives,
+        trigger=policy.trigger,
+        restarts=restarts,
+        knob=step.knob if isinstance(step, FlagStep | ConfigStep) else None,
+        ends=ends,
+        free_mib=least_free_mib(devices.values()),
+        cache_types=_new_cache_types(run, pods, looked),
+        expected=expectation_of(step, policy.compression, tick.record.answers, view.template)
+        if isinstance(step, BundleStep)
+        else None,
+        first_up=sum(pod.ready for pod in pods) if is_first else 0,
+        on_inconclusive=unjudged_answer(tick),
+    )
+
+
+def count_new_ends(tick: Tick, pods: tuple[Pod, ...], ends: Mapping[str, EngineEnd]) -> int:
+    """Return how many ends of engines since the sustained window began speak against the change.
+
+    None do where engines ended as often before; a change that is to keep engines up must end that, too.
+    """
+    settled_at = tick.run.current.settled_at or tick.now
+    if tick.run.goal is not Goal.STEADINESS and ended_as_before(pods, ends, tick.run.baseline, tick.now):
+        return 0
+    return count_ends_against(pods, ends, window_began_at(pods, settled_at))
 
 
 def part_to_judge(run: Run, pods: Sequence[Pod], looked: Observation) -> tuple[Observation, str]:
@@ -182,67 +149,26 @@ def _added_replicas(run: Run) -> int:
             return 0
 
 
-def _at_like_share(tick: Tick, pods: Sequence[Pod], looked: Observation) -> Tick:
-    """Return the tick with a baseline of as large a part of the fleet's load as is judged now.
+def _comparable_baseline(run: Run, pods: Sequence[Pod], looked: Observation) -> Baseline | None:
+    """Return the figures of before, of as large a part of the fleet's load as is judged now.
 
     Another number of replicas is judged by the sums of the whole fleet. Whoever takes requests and says
     nothing is missing in such a sum, before or now.
     """
-    before, serving = tick.run.baseline, sum(pod.ready for pod in pods)
-    if before is None or not isinstance(tick.run.current.step, ScaleStep | AutoscalerStep):
-        return tick
-    judged_before = min(1.0, max(1, before.replicas) / max(1, tick.run.in_rotation))
+    before, serving = run.baseline, sum(pod.ready for pod in pods)
+    if before is None or not isinstance(run.current.step, ScaleStep | AutoscalerStep):
+        return before
+    judged_before = min(1.0, max(1, before.replicas) / max(1, run.in_rotation))
     judged_now = min(1.0, len(looked.pods) / max(1, serving))
-    return replace(tick, run=replace(tick.run, baseline=share_of(before, judged_now / judged_before)))
+    return share_of(before, judged_now / judged_before)
 
 
-def _in_view_of_types(judged: Judged, tick: Tick, pods: Sequence[Pod], looked: Observation) -> Judged:
-    """Return the verdict on a replica that was replaced for its type of KV cache; any other as it is."""
-    if tick.run.current.step.reason is not Reason.COMPRESSION_NOT_APPLIED:
-        return judged
-    new = [looked.pods[pod.name].pool for pod in pods if pod.created_at >= tick.run.started_at]
-    types = {pool.value.cache_dtype for pool in new if isinstance(pool, Measured)}
-    return in_view_of_types(judged, types, CACHE_TYPES)
-
-
-def _in_view_of_blocks(judged: Judged, tick: Tick, view: View, looked: Observation) -> Judged:
-    """Return a good verdict on a method that is to give blocks back, if they come; any other as it is."""
-    step = tick.run.current.step
-    if not isinstance(step, BundleStep) or judged.verdict not in (Verdict.RECOVERED, Verdict.IMPROVED):
-        return judged
-    promise = promise_of(step, tick.policy.compression, tick.record.answers, view.template)
-    return in_view_of_blocks(judged, looked, promise) if promise else judged
-
-
-def _judgement(tick: Tick, step: Change, looked: Observation, restarts: int) -> Judged:
-    """Return the verdict on the step that is being verified; `restarts`: those that speak against it."""
-    before, policy = tick.run.baseline, tick.policy
-    if tick.run.goal is Goal.CALM:
-        return _does_without(tick, looked, restarts)
-    if before is None or tick.run.goal is Goal.STEADINESS:
-        return steadiness(looked, restarts)
-    if tick.run.goal is Goal.PARITY:
-        return judge_parity(before, looked, policy.objectives, policy.trigger, restarts)
-    match step:
-        case ConfigStep(knob=knob) | FlagStep(knob=knob):
-            judged = judge(before, looked, policy.objectives, policy.trigger, restarts)
-            return judged if restarts else confirm_setting(knob, judged, before, looked, policy.objectives)
-        case BundleStep() | RevisionStep():
-            return judge(before, looked, policy.objectives, policy.trigger, restarts)
-        case ReplaceStep():
-            return judge_replacement(before, looked, policy.objectives, policy.trigger, restarts)
-        case ScaleStep() | AutoscalerStep():
-            return judge_more(before, looked, policy.objectives, policy.trigger, restarts)
-        case _:
-            assert_never(step)
-
-
-def _does_without(tick: Tick, looked: Observation, restarts: int) -> Judged:
-    """Return whether the fleet does without what was there for a while."""
-    trigger = tick.policy.trigger
-    if isinstance(tick.run.current.step, FlagStep | ConfigStep):
-        return judge_without(tick.run.baseline, looked, trigger, restarts)
-    return judge_fewer(looked, trigger)
+def _new_cache_types(run: Run, pods: Sequence[Pod], looked: Observation) -> AbstractSet[str]:
+    """Return the types of KV cache of a replica that was replaced for its type; empty for any other step."""
+    if run.current.step.reason is not Reason.COMPRESSION_NOT_APPLIED:
+        return frozenset()
+    new = [looked.pods[pod.name].pool for pod in pods if pod.created_at >= run.started_at]
+    return {pool.value.cache_dtype for pool in new if isinstance(pool, Measured)}
 
 
 async def grade_urgency(tick: Tick, fleet: Fleet) -> Tick:

@@ -115,7 +115,7 @@ _NEEDED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Expectation:
     """What a method that was turned on is to do for sequences, and what shows it."""
 
     method: str
@@ -128,14 +128,14 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
+class NotShown:
     """Live traffic does not tell, and why."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class BlocksTaken:
     """Blocks per running sequence, on average over the window."""
 
     measured: float
@@ -146,27 +146,27 @@ class Taken:
     """By these lengths, where none comes back."""
 
     @property
-    def come_back(self) -> bool:
+    def are_returned(self) -> bool:
         """Return whether what is measured is nearer, as a ratio, to where blocks come back."""
         return self.measured <= sqrt(self.returning * self.whole)
 
 
-def in_view_of_blocks(judged: Judged, looked: Observation, promise: Promise) -> Judged:
+def judge_blocks(judged: Judged, looked: Observation, expected: Expectation) -> Judged:
     """Return a verdict that is no recovery where live traffic shows that no blocks come back.
 
     Args:
         judged: the verdict by the fleet's figures, a good one.
         looked: the look over the sustained window, at replicas that run the change only.
-        promise: what the method is to do.
+        expected: what the method is to do.
     """
-    found = taken_of(looked, promise.passes)
-    told = f"{_traffic_text(found, promise)}; {_long_ones(looked, promise.length)}{judged.message}"
-    if isinstance(found, Untold) or found.come_back:
+    found = measure_blocks(looked, expected.passes)
+    told = f"{_traffic_text(found, expected)}; {_long_ones(looked, expected.length)}{judged.message}"
+    if isinstance(found, NotShown) or found.are_returned:
         return replace(judged, message=told)
     return not_recovered(told, judged.after)
 
 
-def taken_of(looked: Observation, passes: Passes | None) -> Taken | Untold:
+def measure_blocks(looked: Observation, passes: Passes | None) -> BlocksTaken | NotShown:
     """Return what a running sequence takes and would take, or why live traffic does not tell.
 
     Args:
@@ -174,15 +174,15 @@ def taken_of(looked: Observation, passes: Passes | None) -> Taken | Untold:
         passes: what the method does; None: not known.
     """
     if passes is None:
-        return Untold("what the method keeps is not known any more")
+        return NotShown("what the method keeps is not known any more")
     found = complete(looked, _NEEDED)
     if isinstance(found, Inconclusive):
-        return Untold(found.message)
+        return NotShown(found.message)
     held = pools(looked)
     if isinstance(held, Inconclusive):
-        return Untold(held.message)
+        return NotShown(held.message)
     doubt = _differ(found, held) or _too_little(found, looked) or _hidden(found, looked)
-    return Untold(doubt) if doubt else _compare_occupancy(found, held, passes)
+    return NotShown(doubt) if doubt else _compare_occupancy(found, held, passes)
 
 
 def _differ(found: Mapping[str, Complete], held: Mapping[str, Pool]) -> str:
@@ -225,40 +225,40 @@ def _hidden(found: Mapping[str, Complete], looked: Observation) -> str:
 
 def _compare_occupancy(
     found: Mapping[str, Complete], held: Mapping[str, Pool], passes: Passes
-) -> Taken | Untold:
+) -> BlocksTaken | NotShown:
     prompt, output = (
         _counted_blocks(found, Signal.PROMPT_LENGTH),
         _counted_blocks(found, Signal.OUTPUT_LENGTH),
     )
     block_tokens = next(iter(held.values())).block_tokens
-    taken = Taken(
+    taken = BlocksTaken(
         measured=blocks_per_running(found, held),
         returning=occupancy_between(prompt, output, block_tokens, passes).mean_blocks,
         whole=occupancy(moments(prompt), moments(output), block_tokens).mean_blocks,
     )
     if not isfinite(taken.measured):
-        return Untold("the gauges are no numbers")
+        return NotShown("the gauges are no numbers")
     if taken.returning > TOLD_APART * taken.whole:
-        return Untold(
+        return NotShown(
             f"requests are too short: a running sequence would take {taken.returning:.1f} blocks with it and "
             f"{taken.whole:.1f} without, told apart up to {TOLD_APART * taken.whole:.1f}"
         )
     return taken
 
 
-def _traffic_text(found: Taken | Untold, promise: Promise) -> str:
+def _traffic_text(found: BlocksTaken | NotShown, expected: Expectation) -> str:
     """Return in a sentence what live traffic shows of a method."""
-    if isinstance(found, Untold):
-        shown = promise.trial or "what it showed is not on record any more"
+    if isinstance(found, NotShown):
+        shown = expected.trial or "what it showed is not on record any more"
         return (
-            f"live traffic does not show whether blocks of {promise.method} come back ({found.why}); "
+            f"live traffic does not show whether blocks of {expected.method} come back ({found.why}); "
             f"the trial with this very pod template did: {shown}"
         )
     numbers = (
         f"a running sequence takes {found.measured:.1f} blocks, by its length {found.returning:.1f} are "
         f"expected where they come back and {found.whole:.1f} where none does"
     )
-    if found.come_back:
+    if found.are_returned:
         return f"blocks come back on the fleet: {numbers}"
     return f"blocks do not come back on the fleet: {numbers}"
 

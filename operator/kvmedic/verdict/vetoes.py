@@ -1,25 +1,23 @@
-"""What the sustained window says beside the engines' figures: engines that ended, memory at the edge.
+"""What overrules the verdict by a goal: engines that ended, GPU memory, blocks that do not come back, hits.
 
-A fleet whose GPUs have hardly any memory left when the window ends is not recovered, whatever its
-figures are: the next long prompt may end it.
+`VETOES` are asked in their order, and each returns the verdict as it is where it has nothing to say. A fleet
+whose GPUs have hardly any memory left when the window ends is not recovered, whatever its figures are: the
+next long prompt may end it. What is not known makes no verdict worse.
 
-What the sustained window says of a replica that was made so that it has another type of KV cache.
-
-What some settings must show beside fewer preemptions, before they may stay.
-
-A setting may do nothing on some traffic, and a fleet may be calm again for another reason: what is shared is
-told by hits, and what is fetched instead of computed by how smoothly answers come.
+A setting may do nothing on some traffic, and a fleet may be calm again for another reason. So some settings
+must be confirmed before they stay: shared prefixes by hits, host memory by how smoothly answers come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from math import exp, fsum, lgamma, log, log1p
 from types import MappingProxyType
 
+from kvmedic.engines.kv_methods import CACHE_TYPE_PREFIXES
 from kvmedic.model.devices import Cause, Device, EngineEnd, Vital
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import (
@@ -36,12 +34,14 @@ from kvmedic.model.fleet import Pod
 from kvmedic.model.readings import complete, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
-from kvmedic.model.spec import Objectives
-from kvmedic.verdict.comparison import is_smoother, not_recovered, serves_more, undecided_verdict
+from kvmedic.model.spec import Objectives, OnInconclusive, Trigger
+from kvmedic.verdict.blocks_reclaimed import Expectation, judge_blocks
+from kvmedic.verdict.comparison import Comparison, not_recovered, undecided_verdict
 
-EDGE_MIB = 150.0
-"""Free memory of a GPU under which it is at the edge. The engine's own profile of its memory may be off by
-as much, so that it advises to leave it free (vLLM v1/worker/gpu_worker.py, `redundancy_buffer_memory`)."""
+LEAST_FREE_MIB = 150.0
+"""Free memory of a GPU under which the next prompt may end its engine. The engine's own profile of its memory
+may be off by as much, so that it advises to leave it free (vLLM v1/worker/gpu_worker.py,
+`redundancy_buffer_memory`)."""
 LATELY = timedelta(minutes=2)
 """The end of the sustained window: as far back as a last value may lie at most (metrics, `freshness`)."""
 UNUSUAL = 0.05
@@ -61,28 +61,165 @@ _WORDS: Mapping[Cause, str] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class VerdictInput:
+    """What is known of a change once its sustained window is over."""
+
+    before: Baseline | None
+    """The fleet before the change; None: it was not measured."""
+    looked: Observation
+    """The look over the window, at the replicas that the change is judged on."""
+    objectives: Objectives
+    trigger: Trigger
+    restarts: int = 0
+    """Ends of engines that speak against the change; each is new."""
+    knob: Knob | None = None
+    """The one setting that was turned; None: something else was."""
+    ends: Mapping[str, EngineEnd] = field(default_factory=dict)
+    """How engines ended last, by pod, as far as it is known."""
+    free_mib: float | None = None
+    """Free memory of the fullest GPU as the window ended; None: not known."""
+    cache_types: AbstractSet[str] = frozenset()
+    """Types of KV cache of a replica that was made for its type; empty: none was, or nobody tells."""
+    expected: Expectation | None = None
+    """What a method that was turned on is to give back; None: none was."""
+    first_up: int = 0
+    """Replicas that are Ready, where the change was to keep them up and none served before it."""
+    on_inconclusive: OnInconclusive = OnInconclusive.HOLD
+
+
+GOOD = frozenset({Verdict.RECOVERED, Verdict.IMPROVED})
+
+
+def veto_cache_type(judged: Judged, given: VerdictInput) -> Judged:
+    """Return no recovery where no new replica has the type of KV cache that it was made for.
+
+    One that has not would be followed by another, without end.
+    """
+    types = given.cache_types
+    if not types or any(each.startswith(CACHE_TYPE_PREFIXES) for each in types):
+        return judged
+    text = f"the new replica stores keys and values as {', '.join(sorted(types))}, too"
+    return not_recovered(text, judged.after)
+
+
+def veto_blocks(judged: Judged, given: VerdictInput) -> Judged:
+    """Return no recovery where live traffic shows that a method that was turned on gives no blocks back."""
+    if given.expected is None or judged.verdict not in GOOD:
+        return judged
+    return judge_blocks(judged, given.looked, given.expected)
+
+
+def name_ends(judged: Judged, given: VerdictInput) -> Judged:
+    """Return a bad verdict with how engines ended."""
+    if judged.verdict is not Verdict.NOT_RECOVERED or not given.ends:
+        return judged
+    ends = (
+        f"{name} (exit code {end.exit_code}): {_WORDS[end.cause]}" for name, end in sorted(given.ends.items())
+    )
+    return replace(judged, message=f"{judged.message}; {'; '.join(ends)}")
+
+
+def veto_memory(judged: Judged, given: VerdictInput) -> Judged:
+    """Return no recovery where a GPU has hardly any memory left.
+
+    Where it had more before, the change took it and is taken back. Where it had not, or nobody knows, the
+    change stays, as taking it back would free nothing.
+    """
+    free = given.free_mib
+    if judged.verdict not in GOOD or free is None or free >= LEAST_FREE_MIB:
+        return judged
+    text = f"a GPU has {free:.0f} MiB of memory left (limit {LEAST_FREE_MIB:g})"
+    known = given.before.memory_free_mib if given.before else None
+    if known is not None and known >= LEAST_FREE_MIB:
+        return not_recovered(f"{text}, {known:.0f} before; {judged.message}", judged.after)
+    text = f"{text}; {judged.message}"
+    return replace(judged, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED, message=text)
+
+
+def keep_first_replicas(judged: Judged, given: VerdictInput) -> Judged:
+    """Return an improvement where replicas are up of a fleet of which none served before the change.
+
+    Taking the change back would take the fleet down again. So it stays also where some restarted, or where
+    nobody can say more and the spec would take it back.
+    """
+    unsaid = judged.verdict is Verdict.INCONCLUSIVE and given.on_inconclusive is OnInconclusive.ROLL_BACK
+    if given.first_up == 0 or not (unsaid or judged.verdict is Verdict.NOT_RECOVERED):
+        return judged
+    text = f"{judged.message}; {given.first_up} replicas are up, none was before the change, so it stays"
+    return replace(judged, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED, message=text)
+
+
+VETOES: tuple[Callable[[Judged, VerdictInput], Judged], ...] = (
+    veto_cache_type,
+    veto_blocks,
+    name_ends,
+    veto_memory,
+    keep_first_replicas,
+)
+"""In the order in which they are asked. The last one speaks for a change, whatever was said against it."""
+
+
+LEAST_HITS = 0.05
+"""Share of the looked-up tokens that must be found for prefixes to count as shared. At 5 % of the prompts the
+mean sequence is at most 5 % smaller, which is no more than two windows of 10 minutes differ by
+(`verdict`)."""
+ROOM = frozenset({Knob.GPU_MEMORY_UTILIZATION, Knob.PREFIX_CACHING, Knob.CHUNKED_PREFILL})
+"""What makes room in the KV cache, or takes less of it."""
+HOST = frozenset({Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE})
+"""What makes no room, and a preemption cheaper."""
+_COUNTED = frozenset({Signal.PREFIX_CACHE_QUERIES, Signal.PREFIX_CACHE_HITS})
+
+
+def confirm_setting(judged: Judged, change: Comparison, given: VerdictInput) -> Judged:
+    """Return the verdict on a setting by the fleet's figures, with what must confirm the setting."""
+    bad = judged.verdict not in GOOD
+    if given.knob in ROOM and bad and change.serves_more():
+        text = f"it serves more, and no more answers hang; {judged.message}"
+        judged = replace(judged, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED, message=text)
+    if judged.verdict is Verdict.INCONCLUSIVE:
+        return judged
+    if given.knob is Knob.PREFIX_CACHING:
+        return _confirm_by_hits(judged, given.looked)
+    if given.knob in HOST:
+        return _confirm_by_latency(judged, change)
+    return judged
+
+
+def _confirm_by_hits(judged: Judged, looked: Observation) -> Judged:
+    """Return the verdict on reusing prefixes: without hits it did not help, whatever else happened."""
+    readings = [pod.number(signal) for pod in looked.pods.values() for signal in _COUNTED]
+    # Old engines export no such counters; a source that is silent is another matter.
+    if readings and all(one in (Missing(Absence.NOTHING_FOUND), Unsupported()) for one in readings):
+        return replace(judged, message=f"this engine counts no hits, so none confirm it; {judged.message}")
+    found = complete(looked, _COUNTED)
+    if isinstance(found, Inconclusive):
+        return undecided_verdict(found)
+    queries, hits = total(found, Signal.PREFIX_CACHE_QUERIES), total(found, Signal.PREFIX_CACHE_HITS)
+    share = hits / queries if queries > 0 else 0.0
+    text = f"{share:.0%} of the looked-up tokens were found in the prefix cache ({LEAST_HITS:.0%} are needed)"
+    judged = replace(judged, message=f"{text}; {judged.message}")
+    return judged if share >= LEAST_HITS else not_recovered(judged.message, judged.after)
+
+
+def _confirm_by_latency(judged: Judged, change: Comparison) -> Judged:
+    """Return the verdict on host memory: it prevents no preemption, so smoother answers decide."""
+    smoother, bad = change.is_smoother(), judged.verdict is Verdict.NOT_RECOVERED
+    if smoother and bad:
+        text = f"answers come more smoothly, which is what it is for; {judged.message}"
+        return replace(judged, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED, message=text)
+    if smoother or bad:
+        return judged
+    return not_recovered(
+        f"answers come no more smoothly, so it is not what helped; {judged.message}", judged.after
+    )
+
+
 def least_free_mib(replicas: Iterable[Reading[tuple[Device, ...]]]) -> float | None:
     """Return the memory that was free on the fullest GPU of some replicas; None where none tells."""
     devices = [device for one in replicas if isinstance(one, Measured) for device in one.value]
     found = [device.value(Vital.MEMORY_FREE) for device in devices]
     return min((float(free) for free in found if free is not None), default=None)
-
-
-def in_view_of_memory(judged: Judged, before: Baseline | None, free_mib: float | None) -> Judged:
-    """Return a verdict that is no recovery where a GPU's memory is at the edge.
-
-    Where it was not before, the change brought it there and is taken back. Where it was, or nobody knows,
-    the change stays, as taking it back would free nothing.
-    """
-    if free_mib is None or free_mib >= EDGE_MIB:
-        return judged
-    text = f"a GPU has {free_mib:.0f} MiB of memory left (limit {EDGE_MIB:g})"
-    known = before.memory_free_mib if before else None
-    if known is not None and known >= EDGE_MIB:
-        told = f"{text}, {known:.0f} before; {judged.message}"
-        return replace(judged, verdict=Verdict.NOT_RECOVERED, reason=Reason.NOT_RECOVERED, message=told)
-    told = f"{text}; {judged.message}"
-    return replace(judged, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED, message=told)
 
 
 def window_began_at(pods: Iterable[Pod], settled_at: datetime) -> datetime:
@@ -159,103 +296,3 @@ def _at_least(found: int, tries: int, share: float) -> float:
     ways = (lgamma(tries + 1) - lgamma(k + 1) - lgamma(tries - k + 1) for k in range(found))
     odds = (k * log(share) + (tries - k) * log1p(-share) for k in range(found))
     return 1 - fsum(exp(way + odd) for way, odd in zip(ways, odds, strict=True))
-
-
-def in_view_of_ends(judged: Judged, ends: Mapping[str, EngineEnd]) -> Judged:
-    """Return a verdict that names how engines ended."""
-    if not ends:
-        return judged
-    told = (f"{name} (exit code {end.exit_code}): {_WORDS[end.cause]}" for name, end in sorted(ends.items()))
-    return replace(judged, message=f"{judged.message}; {'; '.join(told)}")
-
-
-def in_view_of_types(judged: Judged, types: AbstractSet[str], wanted: tuple[str, ...]) -> Judged:
-    """Return a verdict that is no recovery where no new replica has what it was made for.
-
-    One that has not would be followed by another, without end.
-
-    Args:
-        judged: the verdict by the fleet's figures.
-        types: in which new replicas store keys and values; empty: nobody tells.
-        wanted: beginnings of the types that would do.
-    """
-    if not types or any(each.startswith(wanted) for each in types):
-        return judged
-    return not_recovered(
-        f"the new replica stores keys and values as {', '.join(sorted(types))}, too", judged.after
-    )
-
-
-LEAST_HITS = 0.05
-"""Share of the looked-up tokens that must be found for prefixes to count as shared. At 5 % of the prompts the
-mean sequence is at most 5 % smaller, which is no more than two windows of 10 minutes differ by
-(`verdict`)."""
-ROOM = frozenset({Knob.GPU_MEMORY_UTILIZATION, Knob.PREFIX_CACHING, Knob.CHUNKED_PREFILL})
-"""What makes room in the KV cache, or takes less of it."""
-HOST = frozenset({Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE})
-"""What makes no room, and a preemption cheaper."""
-_COUNTED = frozenset({Signal.PREFIX_CACHE_QUERIES, Signal.PREFIX_CACHE_HITS})
-
-
-def confirm_setting(
-    knob: Knob, judged: Judged, before: Baseline, looked: Observation, objectives: Objectives
-) -> Judged:
-    """Return the verdict on a setting, with what must confirm it.
-
-    Args:
-        knob: what was turned.
-        judged: the verdict by the fleet's figures; no replica restarted.
-        before: the fleet before the change.
-        looked: the look over the sustained window, at replicas that run the change only.
-        objectives: service levels.
-    """
-    if knob in ROOM and serves_more(before, looked, objectives):
-        judged = _keep_if_serving_more(judged)
-    if judged.verdict is Verdict.INCONCLUSIVE:
-        return judged
-    if knob is Knob.PREFIX_CACHING:
-        return _by_hits(judged, looked)
-    if knob in HOST:
-        return _by_latency(judged, before, looked, objectives)
-    return judged
-
-
-def _keep_if_serving_more(judged: Judged) -> Judged:
-    """Return the verdict on a fleet that serves clearly more, however many preemptions that takes."""
-    if judged.verdict in (Verdict.RECOVERED, Verdict.IMPROVED):
-        return judged
-    told = f"it serves more, and no more answers hang; {judged.message}"
-    return Judged(Verdict.IMPROVED, Reason.IMPROVED, told)
-
-
-def _by_hits(judged: Judged, looked: Observation) -> Judged:
-    """Return the verdict on reusing prefixes: without hits it did not help, whatever else happened."""
-    if _are_uncounted(looked):
-        return replace(judged, message=f"this engine counts no hits, so none confirm it; {judged.message}")
-    found = complete(looked, _COUNTED)
-    if isinstance(found, Inconclusive):
-        return undecided_verdict(found)
-    queries, hits = total(found, Signal.PREFIX_CACHE_QUERIES), total(found, Signal.PREFIX_CACHE_HITS)
-    share = hits / queries if queries > 0 else 0.0
-    told = f"{share:.0%} of the looked-up tokens were found in the prefix cache ({LEAST_HITS:.0%} are needed)"
-    if share >= LEAST_HITS or judged.verdict is Verdict.NOT_RECOVERED:
-        return replace(judged, message=f"{told}; {judged.message}")
-    return not_recovered(f"{told}; {judged.message}")
-
-
-def _are_uncounted(looked: Observation) -> bool:
-    """Return whether no replica exports the counters, as engines of old do; a silent source differs."""
-    readings = [pod.number(signal) for pod in looked.pods.values() for signal in _COUNTED]
-    return bool(readings) and all(one in (Missing(Absence.NOTHING_FOUND), Unsupported()) for one in readings)
-
-
-def _by_latency(judged: Judged, before: Baseline, looked: Observation, objectives: Objectives) -> Judged:
-    """Return the verdict on host memory: it prevents no preemption, so smoother answers decide."""
-    smoother = is_smoother(before, looked, objectives)
-    if smoother and judged.verdict is Verdict.NOT_RECOVERED:
-        told = f"answers come more smoothly, which is what it is for; {judged.message}"
-        return Judged(Verdict.IMPROVED, Reason.IMPROVED, told)
-    if smoother or judged.verdict is Verdict.NOT_RECOVERED:
-        return judged
-    told = f"answers come no more smoothly, so it is not what helped; {judged.message}"
-    return not_recovered(told)

@@ -26,7 +26,8 @@ from kvmedic.runbooks.branches import Advice, Assignment, Setting
 from kvmedic.runbooks.preemption.pressure import case_of, seen_of
 from kvmedic.runbooks.preemption.traffic_levers import shorten_steps
 from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.comparison import judge
+from kvmedic.verdict.goals import judge_relief
+from kvmedic.verdict.vetoes import VerdictInput
 from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import TRIGGER, advice_on, observed, seen
@@ -197,7 +198,11 @@ def _verdict(idle: Outcome, after: Outcome) -> str:
     before = baseline_of(observed(idle, len(idle.pages)), 0)
     if isinstance(before, Inconclusive):
         return str(before.reason)
-    return str(judge(before, observed(after, len(after.pages)), Objectives(), TRIGGER, 0).verdict)
+    return str(
+        judge_relief(
+            VerdictInput(before, observed(after, len(after.pages)), Objectives(), TRIGGER, 0)
+        ).verdict
+    )
 
 
 def main(arguments: Sequence[str] = ()) -> int:

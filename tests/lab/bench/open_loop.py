@@ -19,7 +19,8 @@ from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import Objectives, Trigger
 from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.comparison import compare
+from kvmedic.verdict.comparison import Comparison
+from kvmedic.verdict.goals import compare_for_relief
 from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import chosen_cap, glimpsed_cap, observed
@@ -180,7 +181,7 @@ def starved_by(seed: int) -> Starved | None:
     limit = max(FIRST_TOKEN_SECONDS, LATER * before.time_to_first_token_p95_seconds)
     if after.time_to_first_token_p95_seconds <= limit:
         return None
-    said = compare(before, after, Objectives(), Trigger(0.5, 0.85))
+    said = compare_for_relief(Comparison(before, after, Objectives(), Trigger(0.5, 0.85)))
     return Starved(seed, before, after, said.verdict)
 
 

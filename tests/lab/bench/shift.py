@@ -13,7 +13,8 @@ from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.comparison import judge
+from kvmedic.verdict.goals import judge_relief
+from kvmedic.verdict.vetoes import VerdictInput
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import TRIGGER, chosen_cap, observed
 from lab.bench.workloads import CHAT_OUTPUT, CHAT_PROMPT, GPU, Lengths, Workload, varied
@@ -108,7 +109,9 @@ def _next(
 ) -> tuple[int | None, Baseline | None]:
     """Return the cap to restart with, if any, and the baseline of a change that is not judged yet."""
     if before is not None:
-        judged = judge(before, observed(outcome, len(outcome.pages)), Objectives(), TRIGGER, 0)
+        judged = judge_relief(
+            VerdictInput(before, observed(outcome, len(outcome.pages)), Objectives(), TRIGGER, 0)
+        )
         verdicts.append(str(judged.verdict))
         if judged.verdict is Verdict.NOT_RECOVERED:
             return UNCAPPED, None

@@ -21,7 +21,8 @@ from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.run import Baseline
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.comparison import judge
+from kvmedic.verdict.goals import judge_relief
+from kvmedic.verdict.vetoes import VerdictInput
 from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import TRIGGER, chosen_cap, glimpsed_cap, observed
@@ -194,7 +195,11 @@ def _verdicts(before: Baseline, idle: Outcome, swept: Iterable[Outcome]) -> tupl
 
 
 def _said(before: Baseline, capped: Outcome) -> str:
-    return str(judge(before, observed(capped, len(capped.pages)), Objectives(), TRIGGER, 0).verdict)
+    return str(
+        judge_relief(
+            VerdictInput(before, observed(capped, len(capped.pages)), Objectives(), TRIGGER, 0)
+        ).verdict
+    )
 
 
 def main(arguments: Sequence[str] = ()) -> int:

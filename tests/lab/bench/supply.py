@@ -21,9 +21,9 @@ from kvmedic.runbooks.branches import Assignment, Setting
 from kvmedic.runbooks.preemption.pressure import case_of, seen_of
 from kvmedic.runbooks.preemption.traffic_levers import reuse_prefixes, saved_at_most
 from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.comparison import judge
+from kvmedic.verdict.goals import judge_relief
 from kvmedic.verdict.sizing import Supply
-from kvmedic.verdict.vetoes import confirm_setting
+from kvmedic.verdict.vetoes import VerdictInput
 from lab.bench.drive import UNCAPPED, Drive, Outcome
 from lab.bench.judging import TRIGGER, observed, seen
 from lab.bench.workloads import (
@@ -165,8 +165,7 @@ def _told(found: T | Inconclusive) -> T:
 
 def _verdict(knob: Knob, before: Outcome, after: Outcome) -> Verdict:
     figures, looked = _figures(before), observed(after, len(after.pages))
-    judged = judge(figures, looked, Objectives(), TRIGGER, 0)
-    return confirm_setting(knob, judged, figures, looked, Objectives()).verdict
+    return judge_relief(VerdictInput(figures, looked, Objectives(), TRIGGER, knob=knob)).verdict
 
 
 def main(arguments: Sequence[str] = ()) -> int:

@@ -44,7 +44,7 @@ from kvmedic.runbooks.compression.reclamation import BUDGETS
 from kvmedic.runbooks.compression.savings import rests_on_spec_alone
 from kvmedic.runbooks.fleet_plans import plan_for
 from kvmedic.runbooks.planning import Fault, Workload, with_template
-from kvmedic.verdict.blocks_reclaimed import Passes, Promise
+from kvmedic.verdict.blocks_reclaimed import Expectation, Passes
 
 LONGEST_PROMPT = 16_384
 """Tokens of the longest prompt, at most: with 16 heads in four bytes its scores take 16 GiB, more than any
@@ -208,9 +208,9 @@ def _what_speaks_against(evidence: Evidence) -> str:
     return answer.message if answer is not None else "nobody knows yet whether blocks become free"
 
 
-def promise_of(
+def expectation_of(
     step: BundleStep, policy: CompressionPolicy, answers: Sequence[Answer], template: Mapping[str, object]
-) -> Promise | None:
+) -> Expectation | None:
     """Return what is to be seen of a bundle on the fleet; None where it turned on no method that compacts.
 
     What was tried on the very pod template counts before what the spec says by now.
@@ -226,7 +226,7 @@ def promise_of(
     answer = answer_for(answers, step.after_template, Question.RECLAMATION)
     keep = _keep(step.method, policy, answer)
     passes = Passes(keep, Compacted(), _every(step, template, answer)) if keep else None
-    return Promise(step.method, passes, answer.message if answer else "", policy.probe.tokens)
+    return Expectation(step.method, passes, answer.message if answer else "", policy.probe.tokens)
 
 
 def _keep(method: str, policy: CompressionPolicy, answer: Answer | None) -> Keep | None:

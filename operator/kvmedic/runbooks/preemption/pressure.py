@@ -46,12 +46,14 @@ from kvmedic.verdict.blocks_reclaimed import (
     hit_share,
     occupancy_between,
 )
-from kvmedic.verdict.floors import Offered, Queue, peak_of
 from kvmedic.verdict.sizing import (
     STALL_SECONDS,
     Occupancy,
+    Offered,
+    Queue,
     Strain,
     occupancy,
+    peak_of,
     spread_weight,
     with_evicted_tokens,
     with_shared_prefixes,

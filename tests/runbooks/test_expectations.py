@@ -13,7 +13,7 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, ProbePolicy, Replacement
 from kvmedic.model.trial import Answer, Question, Reclaim, Sample
-from kvmedic.runbooks.compression.trial_plans import promise_of
+from kvmedic.runbooks.compression.trial_plans import expectation_of
 from kvmedic.verdict.blocks_reclaimed import Passes
 
 STEP = BundleStep(
@@ -49,12 +49,12 @@ PLAIN = a_template()
     ],
     ids=["keeps all tokens", "turned off", "turned off again"],
 )
-def test_nothing_is_promised_of_other_changes(step: BundleStep) -> None:
-    assert promise_of(step, POLICY, [ANSWER], PLAIN) is None
+def test_nothing_is_expected_of_other_changes(step: BundleStep) -> None:
+    assert expectation_of(step, POLICY, [ANSWER], PLAIN) is None
 
 
 def test_what_was_tried_counts_before_what_the_spec_says_by_now() -> None:
-    found = promise_of(STEP, POLICY, [ANSWER], PLAIN)
+    found = expectation_of(STEP, POLICY, [ANSWER], PLAIN)
 
     assert found is not None
     assert found.passes == Passes(Keep(512), Compacted(), PASS_TOKENS)
@@ -72,7 +72,7 @@ def test_what_was_tried_counts_before_what_the_spec_says_by_now() -> None:
     ids=["none", "of another template", "of another question", "of an earlier version"],
 )
 def test_without_a_trial_that_says_so_the_spec_tells_what_is_kept(answers: list[Answer], trial: str) -> None:
-    found = promise_of(STEP, POLICY, answers, PLAIN)
+    found = expectation_of(STEP, POLICY, answers, PLAIN)
 
     assert found is not None
     assert found.passes == Passes(Keep(2048), Compacted(), PASS_TOKENS)
@@ -81,7 +81,7 @@ def test_without_a_trial_that_says_so_the_spec_tells_what_is_kept(answers: list[
 
 @pytest.mark.parametrize("replacement", [None, Replacement("Ascend KV compression"), Replacement("Mine", 99)])
 def test_a_spec_that_names_no_or_another_replacement_tells_nothing(replacement: Replacement | None) -> None:
-    found = promise_of(STEP, replace(POLICY, replacement=replacement), [], PLAIN)
+    found = expectation_of(STEP, replace(POLICY, replacement=replacement), [], PLAIN)
 
     assert found is not None
     assert found.passes is None
@@ -98,7 +98,7 @@ def test_a_spec_that_names_no_or_another_replacement_tells_nothing(replacement: 
     ],
 )
 def test_the_template_tells_how_often_tokens_go(variable: dict[str, object], every: int) -> None:
-    found = promise_of(STEP, POLICY, [ANSWER], a_template(variable))
+    found = expectation_of(STEP, POLICY, [ANSWER], a_template(variable))
 
     assert found is not None
     assert found.passes is not None
@@ -108,7 +108,9 @@ def test_the_template_tells_how_often_tokens_go(variable: dict[str, object], eve
 def test_of_a_method_of_ones_own_nobody_knows_how_often() -> None:
     mine = replace(POLICY, replacement=Replacement("Mine", keep_share=0.25))
 
-    found = promise_of(replace(STEP, method="Mine"), mine, [], a_template({"name": EVERY, "value": "512"}))
+    found = expectation_of(
+        replace(STEP, method="Mine"), mine, [], a_template({"name": EVERY, "value": "512"})
+    )
 
     assert found is not None
     assert found.passes == Passes(Keep(share=0.25), Compacted(), PASS_TOKENS)
@@ -131,7 +133,7 @@ def seen(*used: float) -> Answer:
     ids=["it outgrew what is kept", "only at the beginning", "of an earlier version", "no readings"],
 )
 def test_where_nothing_says_how_often_the_trial_tells(answer: Answer, every: int) -> None:
-    found = promise_of(replace(STEP, method="Mine"), POLICY, [answer], PLAIN)
+    found = expectation_of(replace(STEP, method="Mine"), POLICY, [answer], PLAIN)
 
     assert found is not None
     assert found.passes is not None
@@ -139,7 +141,7 @@ def test_where_nothing_says_how_often_the_trial_tells(answer: Answer, every: int
 
 
 def test_the_variable_counts_before_what_a_trial_showed() -> None:
-    found = promise_of(STEP, POLICY, [seen(63, 70, 33, 64)], a_template({"name": EVERY, "value": "256"}))
+    found = expectation_of(STEP, POLICY, [seen(63, 70, 33, 64)], a_template({"name": EVERY, "value": "256"}))
 
     assert found is not None
     assert found.passes is not None

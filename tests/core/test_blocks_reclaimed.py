@@ -31,13 +31,13 @@ from kvmedic.verdict.blocks_reclaimed import (
     FEWEST_RUNNING,
     SHARED_PREFIXES,
     TOLD_APART,
+    BlocksTaken,
+    Expectation,
+    NotShown,
     Passes,
-    Promise,
-    Taken,
-    Untold,
     blocks_per_running,
-    in_view_of_blocks,
-    taken_of,
+    judge_blocks,
+    measure_blocks,
 )
 
 POOL = Pool(2000, 16)
@@ -54,7 +54,7 @@ LONG = Replica(
     pool=POOL,
 )
 PASSES = Passes(Keep(256), Compacted())
-PROMISE = Promise("Mine", PASSES, "Reclaims: 875 of 1000 blocks came back", 1000)
+EXPECTATION = Expectation("Mine", PASSES, "Reclaims: 875 of 1000 blocks came back", 1000)
 GOOD = Judged(Verdict.RECOVERED, Reason.RECOVERED, "no worse than before")
 JUST = 1e-6
 
@@ -63,15 +63,15 @@ def look(*replicas: Replica | PodReadings, window_seconds: float = 300) -> Obser
     return an_observation(*(replicas or (LONG, LONG)), window_seconds=window_seconds)
 
 
-def taken(looked: Observation | None = None, passes: Passes = PASSES) -> Taken:
-    found = taken_of(looked or look(), passes)
-    assert isinstance(found, Taken), found
+def taken(looked: Observation | None = None, passes: Passes = PASSES) -> BlocksTaken:
+    found = measure_blocks(looked or look(), passes)
+    assert isinstance(found, BlocksTaken), found
     return found
 
 
 def untold(looked: Observation, passes: Passes | None = PASSES) -> str:
-    found = taken_of(looked, passes)
-    assert isinstance(found, Untold), found
+    found = measure_blocks(looked, passes)
+    assert isinstance(found, NotShown), found
     return found.why
 
 
@@ -84,8 +84,8 @@ def at(blocks: float) -> Observation:
     return look(replica, replica)
 
 
-def judged(looked: Observation, promise: Promise = PROMISE) -> Judged:
-    return in_view_of_blocks(GOOD, looked, promise)
+def judged(looked: Observation, expected: Expectation = EXPECTATION) -> Judged:
+    return judge_blocks(GOOD, looked, expected)
 
 
 def test_expectations_are_of_the_lengths_and_of_what_is_kept() -> None:
@@ -140,16 +140,16 @@ def test_the_nearer_expectation_decides(blocks: float, verdict: Verdict, told: s
 
 
 def test_thrash_and_another_window_do_not_hide_that_nothing_comes_back() -> None:
-    at_the_limit = Taken(measured=0.75 * 0.95 * 100, returning=TOLD_APART * 100, whole=100)
+    at_the_limit = BlocksTaken(measured=0.75 * 0.95 * 100, returning=TOLD_APART * 100, whole=100)
 
-    assert not at_the_limit.come_back
+    assert not at_the_limit.are_returned
 
 
 def test_an_improvement_stays_one_and_figures_stay_with_the_verdict() -> None:
     good = replace(GOOD, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED)
 
-    assert in_view_of_blocks(good, at(EXPECTED.returning), PROMISE).verdict is Verdict.IMPROVED
-    assert in_view_of_blocks(good, at(EXPECTED.whole), PROMISE).verdict is Verdict.NOT_RECOVERED
+    assert judge_blocks(good, at(EXPECTED.returning), EXPECTATION).verdict is Verdict.IMPROVED
+    assert judge_blocks(good, at(EXPECTED.whole), EXPECTATION).verdict is Verdict.NOT_RECOVERED
 
 
 def test_requests_must_be_long_enough_to_tell_the_two_apart() -> None:
@@ -280,7 +280,7 @@ def test_a_fleet_without_replicas_tells_nothing() -> None:
 
 
 def test_a_method_of_which_nothing_is_on_record_is_not_judged() -> None:
-    found = judged(look(NOTHING_BACK), replace(PROMISE, passes=None, trial=""))
+    found = judged(look(NOTHING_BACK), replace(EXPECTATION, passes=None, trial=""))
 
     assert found.verdict is Verdict.RECOVERED
     assert "what the method keeps is not known any more" in found.message
@@ -304,7 +304,7 @@ def test_answers_as_long_as_the_one_that_was_tried_are_counted(
     counted = a_histogram(LENGTH_BOUNDS, values)
     looked = look(with_histogram(LONG.readings(), Signal.OUTPUT_LENGTH, counted))
 
-    found = judged(looked, replace(PROMISE, length=length))
+    found = judged(looked, replace(EXPECTATION, length=length))
 
     assert told in found.message
     assert ("answer" in found.message) is bool(told)

@@ -1,4 +1,4 @@
-"""A verdict in view of what engines' metrics do not tell: ends, and memory at the edge."""
+"""What overrules a verdict by figures: ends of engines, GPU memory, a type of KV cache that did not come."""
 
 from __future__ import annotations
 
@@ -7,27 +7,32 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from builders import NO_SERIES, NOW
+from builders import NO_SERIES, NOW, TRIGGER, an_observation
 from kvmedic.model.devices import Cause, Device
 from kvmedic.model.evidence import Measured, Missing, Reading
 from kvmedic.model.fleet import ContainerEnd, Instance, Pod
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Verdict
+from kvmedic.model.spec import Objectives
 from kvmedic.verdict.vetoes import (
-    EDGE_MIB,
+    LEAST_FREE_MIB,
+    VerdictInput,
     count_ends_against,
     ended_as_before,
-    in_view_of_ends,
-    in_view_of_memory,
     least_free_mib,
+    name_ends,
+    veto_cache_type,
+    veto_memory,
     window_began_at,
 )
 from run_builder import BASELINE, NEW, a_pod
 from vitals_builder import a_device, an_end
 
 GOOD = Judged(Verdict.RECOVERED, Reason.RECOVERED, "2.0 -> 0.1", BASELINE)
+BAD = Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, "2 restarts")
+GIVEN = VerdictInput(None, an_observation(), Objectives(), TRIGGER)
 ROOMY = replace(BASELINE, memory_free_mib=4000)
-FULL = replace(BASELINE, memory_free_mib=EDGE_MIB - 1)
+FULL = replace(BASELINE, memory_free_mib=LEAST_FREE_MIB - 1)
 
 
 def devices(*free: float | Missing) -> Reading[tuple[Device, ...]]:
@@ -54,7 +59,7 @@ def test_the_fullest_gpu_counts(
 
 @pytest.mark.parametrize(
     ("free", "edge"),
-    [(EDGE_MIB - 1, True), (EDGE_MIB, False), (EDGE_MIB + 1, False), (None, False)],
+    [(LEAST_FREE_MIB - 1, True), (LEAST_FREE_MIB, False), (LEAST_FREE_MIB + 1, False), (None, False)],
     ids=["below", "at", "above", "unknown"],
 )
 @pytest.mark.parametrize(
@@ -70,7 +75,7 @@ def test_the_fullest_gpu_counts(
 def test_memory_at_the_edge_is_no_recovery(
     free: float | None, before: object, verdict: Verdict, *, edge: bool
 ) -> None:
-    found = in_view_of_memory(GOOD, before, free)  # type: ignore[arg-type]
+    found = veto_memory(GOOD, replace(GIVEN, before=before, free_mib=free))
 
     if not edge:
         assert found is GOOD
@@ -82,20 +87,20 @@ def test_memory_at_the_edge_is_no_recovery(
 
 
 def test_engines_that_ended_are_named_with_why() -> None:
-    bad = Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, "2 restarts")
-
-    found = in_view_of_ends(bad, {"b": an_end(Cause.HOST_MEMORY), "a": an_end(Cause.DEVICE_MEMORY)})
+    found = name_ends(
+        BAD, replace(GIVEN, ends={"b": an_end(Cause.HOST_MEMORY), "a": an_end(Cause.DEVICE_MEMORY)})
+    )
 
     assert found.message == (
         "2 restarts; a (exit code 1): its GPU's memory ran out; "
         "b (exit code 137): it was ended at its container's memory limit"
     )
-    assert in_view_of_ends(bad, {}) is bad
+    assert name_ends(BAD, GIVEN) is BAD
 
 
 @pytest.mark.parametrize("cause", Cause)
 def test_every_cause_has_its_words(cause: Cause) -> None:
-    assert ": " in in_view_of_ends(replace(GOOD, message=""), {"a": an_end(cause)}).message
+    assert ": " in name_ends(BAD, replace(GIVEN, ends={"a": an_end(cause)})).message
 
 
 MINUTE = timedelta(minutes=1)
@@ -190,3 +195,16 @@ def test_the_window_begins_by_the_servers_clock(settled: datetime, began: dateti
 
 def test_where_every_replica_ended_every_end_counts() -> None:
     assert window_began_at([ended("a", -60)], NOW) < BEGAN - timedelta(days=1)
+
+
+@pytest.mark.parametrize("types", [set(), {"fp8"}, {"fp8_e4m3"}, {"auto", "int8_per_token_head"}])
+def test_a_verdict_stands_where_a_new_replica_has_the_type_or_nobody_tells(types: set[str]) -> None:
+    assert veto_cache_type(GOOD, replace(GIVEN, cache_types=types)) is GOOD
+
+
+@pytest.mark.parametrize("types", [{"auto"}, {"bfloat16", "auto"}])
+def test_a_new_replica_without_the_type_was_made_in_vain(types: set[str]) -> None:
+    found = veto_cache_type(GOOD, replace(GIVEN, cache_types=types))
+
+    assert found.verdict is Verdict.NOT_RECOVERED
+    assert "auto, too" in found.message or "auto, bfloat16, too" in found.message
