@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import fsum
@@ -88,6 +88,10 @@ class Course:
     pool: Pool | None = None
     window: str = ""
 
+    def so_far(self, asked: Asked) -> str:
+        """Return how far it is, in words."""
+        return f"after {self.tokens} of {asked.tokens} tokens"
+
 
 class BrokenOffError(Exception):
     """An engine did not go on; the message says how."""
@@ -106,25 +110,21 @@ async def generate(
     try:
         await _stream(engine, asked, course, rhythm.silence_seconds)
     except BrokenOffError as error:
-        return Interrupted(f"{_so_far(asked, course)} {error}")
+        return Interrupted(f"{course.so_far(asked)} {error}")
     except (TimeoutError, httpx.TimeoutException):
-        return Interrupted(f"{_so_far(asked, course)} nothing came for {rhythm.silence_seconds:g} s")
+        return Interrupted(f"{course.so_far(asked)} nothing came for {rhythm.silence_seconds:g} s")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Interrupted(f"{_so_far(asked, course)}: {type(error).__name__}")
+        return Interrupted(f"{course.so_far(asked)}: {type(error).__name__}")
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     return _outcome(asked, course)
 
 
-def _so_far(asked: Asked, course: Course) -> str:
-    return f"after {course.tokens} of {asked.tokens} tokens"
-
-
 def _outcome(asked: Asked, course: Course) -> Watched | Interrupted:
     """Return what an answer that came to its end tells."""
     if course.tokens < asked.tokens:
-        return Interrupted(f"the engine ended the answer {_so_far(asked, course)}")
+        return Interrupted(f"the engine ended the answer {course.so_far(asked)}")
     if course.pool is None:
         return Interrupted("the engine's metrics do not tell its pool")
     if course.crowded > MOST_CROWDED * (len(course.samples) + course.crowded):
@@ -144,9 +144,21 @@ async def _stream(engine: Engine, asked: Asked, course: Course, silence_seconds:
         httpx.HTTPError: the connection failed.
     """
     events, loop = 0, asyncio.get_running_loop()
+    body = {
+        "model": asked.model,
+        "prompt": list(PROMPT),
+        "max_tokens": asked.tokens,
+        "min_tokens": asked.tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    # Compressed text could grow beyond all bounds before a line of it is seen.
+    headers = {**engine.headers, "Accept-Encoding": "identity"}
+    url, limit = engine.url + PATH, httpx.Timeout(silence_seconds)
     async with (
         asyncio.timeout(silence_seconds) as patience,
-        _request(engine, asked, silence_seconds) as response,
+        engine.http.stream("POST", url, json=body, headers=headers, timeout=limit) as response,
         aclosing(_lines(accept_response(response))) as lines,
     ):
         async for line in lines:
@@ -160,24 +172,6 @@ async def _stream(engine: Engine, asked: Asked, course: Course, silence_seconds:
                 patience.reschedule(loop.time() + silence_seconds)
             if count == asked.tokens:
                 return
-
-
-def _request(
-    engine: Engine, asked: Asked, silence_seconds: float
-) -> AbstractAsyncContextManager[httpx.Response]:
-    body = {
-        "model": asked.model,
-        "prompt": list(PROMPT),
-        "max_tokens": asked.tokens,
-        "min_tokens": asked.tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
-    # Compressed text could grow beyond all bounds before a line of it is seen.
-    headers = {**engine.headers, "Accept-Encoding": "identity"}
-    patience = httpx.Timeout(silence_seconds)
-    return engine.http.stream("POST", engine.url + PATH, json=body, headers=headers, timeout=patience)
 
 
 def accept_response(response: httpx.Response) -> httpx.Response:
@@ -356,31 +350,20 @@ async def _computed_course(engine: Engine, sent: Sent, course: Course) -> Prompt
         try:
             await _send(engine, sent, place, tokens)
         except BrokenOffError:
-            if not _is_enough(prompts):
+            if len(prompts) < LEAST_PROMPTS or prompts[-1].tokens < LEAST_SPAN * prompts[0].tokens:
                 raise
             break
         course.tokens += tokens
-        prompts.append(Prompt(tokens, before + _more(start, await _memory(sent))))
+        now = await _memory(sent)
+        if start.keys() != now.keys():
+            raise _UnreadError("the source tells of other devices than before")
+        # What is less free than at the start, over all devices.
+        free = [
+            {name: each.value(Vital.MEMORY_FREE) or 0 for name, each in one.items()} for one in (start, now)
+        ]
+        more = fsum((free[0][name] - free[1][name]) * MIB for name in now)
+        prompts.append(Prompt(tokens, before + more))
     return Prompted(before, tuple(prompts), sent.in_chunks)
-
-
-def _is_enough(prompts: list[Prompt]) -> bool:
-    return len(prompts) >= LEAST_PROMPTS and prompts[-1].tokens >= LEAST_SPAN * prompts[0].tokens
-
-
-def _more(start: Mapping[str, Device], now: Mapping[str, Device]) -> float:
-    """Return the memory that is less free than at the start, over all devices, in bytes.
-
-    Raises:
-        _UnreadError: these are other devices.
-    """
-    if start.keys() != now.keys():
-        raise _UnreadError("the source tells of other devices than before")
-    return fsum(_free(start[name]) - _free(device) for name, device in now.items())
-
-
-def _free(device: Device) -> float:
-    return (device.value(Vital.MEMORY_FREE) or 0) * MIB
 
 
 async def _count_prompt(engine: Engine) -> Counted | None:
@@ -438,17 +421,15 @@ async def _memory(sent: Sent) -> dict[str, Device]:
         window = now - begins_at - timedelta(seconds=pace.reuse_seconds)
         if window > timedelta(0):
             reading = await sent.devices(window)
-            if isinstance(reading, Measured) and reading.at - window >= begins_at and _is_told(reading.value):
-                return {device.name: device for device in reading.value}
+            if isinstance(reading, Measured) and reading.at - window >= begins_at:
+                found = {device.name: device for device in reading.value}
+                if found and all(device.memory_used() is not None for device in found.values()):
+                    return found
         await asyncio.sleep(pace.interval_seconds)
     raise _UnreadError(
         "the source has no device memory of the trial pod: no new sample (DCGM exporter) within "
         f"{pace.limit_seconds:g} s"
     )
-
-
-def _is_told(devices: tuple[Device, ...]) -> bool:
-    return bool(devices) and all(device.memory_used() is not None for device in devices)
 
 
 def _now() -> datetime:

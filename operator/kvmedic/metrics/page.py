@@ -12,25 +12,23 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean, pstdev
 from typing import TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
-from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from kvmedic.metrics.readings import Replica, absent, block_tokens, histogram, read_number, read_pool
+from kvmedic.metrics.readings import Replica, absent, read_number, readings_of
 from kvmedic.metrics.series import Series, add_once, presence_of, series_of
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
-    HISTOGRAMS,
     Absence,
     ChangeSource,
     CounterSource,
     GaugeSource,
     HeldRatioSource,
-    Histogram,
     HistogramSource,
     Measured,
     Missing,
@@ -81,8 +79,8 @@ def parse_page(text: str, at: datetime, names: frozenset[str] | None = None) -> 
         ValueError: the text is not in that format, or a line of a metric that counts is too large.
     """
     try:
-        families = tuple(text_string_to_metric_families("\n".join(_lines(text, names))))
-        return Page(at, _series_by_name(families), _stamps_by_name(families))
+        families = text_string_to_metric_families("\n".join(_lines(text, names)))
+        return _page(at, (sample for family in families for sample in family.samples))
     except _PARSER_ERRORS as error:
         raise ValueError(f"the parser cannot read it ({type(error).__name__})") from None
 
@@ -124,23 +122,18 @@ def _lines(text: str, names: frozenset[str] | None) -> Iterator[str]:
         yield line
 
 
-def _series_by_name(families: Iterable[Metric]) -> Mapping[str, tuple[Series, ...]]:
+def _page(at: datetime, samples: Iterable[Sample]) -> Page:
     found: dict[str, dict[tuple[object, ...], Series]] = {}
-    for sample in (sample for family in families for sample in family.samples):
+    stamps: dict[str, float] = {}
+    for sample in samples:
         if len(sample.labels) > LINE_LABELS:
             raise ValueError(f"a series of {sample.name} has more than {LINE_LABELS} labels")
         one = series_of(dict(sample.labels), float(sample.value))
         add_once(found.setdefault(sample.name, {}), (one.bound, *sorted(one.labels.items())), one)
-    return {name: tuple(many.values()) for name, many in found.items()}
-
-
-def _stamps_by_name(families: Iterable[Metric]) -> Mapping[str, float]:
-    found: dict[str, float] = {}
-    for sample in (sample for family in families for sample in family.samples):
         if sample.timestamp is not None:
             stamp = float(sample.timestamp)
-            found[sample.name] = min(stamp, found.get(sample.name, stamp))
-    return found
+            stamps[sample.name] = min(stamp, stamps.get(sample.name, stamp))
+    return Page(at, {name: tuple(many.values()) for name, many in found.items()}, stamps)
 
 
 _Identity: TypeAlias = tuple[frozenset[tuple[str, str]], float | None]
@@ -160,9 +153,13 @@ def evaluate_signal(source: SignalSource, pages: Sequence[Page]) -> tuple[Series
                 return None
             return _newest(_over_pages(name, pages, _OVER[over]) for name in names)
         case ChangeSource(names=names):
-            return _change(names, pages)
+            # End minus start; nothing where one of the gauges is absent.
+            rises = [_over_pages(name, pages, lambda many: many[-1] - many[0]) for name in names]
+            return tuple(chain.from_iterable(rises)) if all(rises) else ()
         case HistogramSource(names=names):
-            return _histogram_series(names, pages)
+            name = next((name for name in names if pages[-1].find(f"{name}_bucket")), names[0])
+            parts = (f"{name}_bucket", f"{name}_sum")
+            return tuple(one for part in parts for one in _rises(part, pages, begins_unseen=True))
         case HeldRatioSource():
             return _ratio(source, pages)
         case StartSource(name=name):
@@ -235,36 +232,19 @@ def _risen(source: CounterSource, pages: Sequence[Page]) -> tuple[Series, ...]:
     return _newest(_rises(name, pages, begins_unseen=source.begins_unseen) for name in source.names)
 
 
-def _change(names: Sequence[str], pages: Sequence[Page]) -> tuple[Series, ...]:
-    """Return end minus start; nothing where one of the gauges is absent."""
-    if not all(pages[-1].find(name) for name in names):
-        return ()
-    return tuple(one for name in names for one in _over_pages(name, pages, lambda many: many[-1] - many[0]))
-
-
-def _histogram_series(names: Sequence[str], pages: Sequence[Page]) -> tuple[Series, ...]:
-    name = next((name for name in names if pages[-1].find(f"{name}_bucket")), names[0])
-    return (
-        *_rises(f"{name}_bucket", pages, begins_unseen=True),
-        *_rises(f"{name}_sum", pages, begins_unseen=True),
-    )
-
-
 def _ratio(source: HeldRatioSource, pages: Sequence[Page]) -> tuple[Series, ...]:
     """Return the ratio over all pages, as it is for a hold of nothing."""
     numerator, denominator = _risen(source.numerator, pages), _risen(source.denominator, pages)
     if not numerator:
         return ()
-    risen = _total(numerator)
+    risen = math.fsum(one.value for one in numerator)
     if not denominator:
         return (Series({}, 0.0),) if risen == 0 else ()
     part = source.denominator.part
-    counted = [one for one in denominator if part is None or part.includes(one.labels.get(part.label, ""))]
-    return (Series({}, risen / max(_total(counted), source.floor)),)
-
-
-def _total(series: Iterable[Series]) -> float:
-    return math.fsum(one.value for one in series)
+    counted = math.fsum(
+        one.value for one in denominator if part is None or part.includes(one.labels.get(part.label, ""))
+    )
+    return (Series({}, risen / max(counted, source.floor)),)
 
 
 def replica_of(page: Page, table: SignalTable) -> Replica | None:
@@ -307,22 +287,7 @@ def _readings(pages: Sequence[Page], table: SignalTable) -> PodReadings:
     if replica is None:
         return absent(table.signals, Missing(Absence.NO_SERIES))
     found = {signal: evaluate_signal(source, pages) for signal, source in table.signals.items()}
-    return PodReadings(
-        numbers={s: _signal_number(replica, s, series) for s, series in found.items() if s not in HISTOGRAMS},
-        histograms={s: _histogram(replica, series) for s, series in found.items() if s in HISTOGRAMS},
-        pool=read_pool(replica, pages[-1].find(table.pool.name)),
-        block_tokens=block_tokens(replica, pages[-1].find(table.pool.name)),
-        model_names=replica.presence.models,
-        engines=len(replica.presence.engines),
-    )
-
-
-def _signal_number(replica: Replica, signal: Signal, series: Iterable[Series] | None) -> Reading[float]:
-    return Unsupported() if series is None else read_number(replica, replica.table.signals[signal], series)
-
-
-def _histogram(replica: Replica, series: Iterable[Series] | None) -> Reading[Histogram]:
-    return Unsupported() if series is None else histogram(replica, series)
+    return readings_of(replica, found, pages[-1].find(table.pool.name), Unsupported())
 
 
 METRICS = "/metrics"

@@ -21,7 +21,6 @@ from kvmedic.model.evidence import (
     HeldRatioSource,
     HistogramSource,
     Over,
-    Part,
     SignalSource,
     SignalTable,
     StartSource,
@@ -81,9 +80,9 @@ def expression(source: SignalSource, span: Span, table: SignalTable, target_labe
     window = duration_text(span.window)
     match source:
         case CounterSource(names=names):
-            return _newest(tuple(f"increase({name}[{window}])" for name in names))
+            return " or ".join(f"increase({name}[{window}])" for name in names)
         case GaugeSource(names=names, over=over):
-            return _newest(tuple(f"{_FUNCTIONS[over]}({name}[{window}])" for name in names))
+            return " or ".join(f"{_FUNCTIONS[over]}({name}[{window}])" for name in names)
         case ChangeSource(names=names):
             return _change(names, window)
         case HistogramSource(names=names):
@@ -123,11 +122,6 @@ def _target(target_labels: tuple[str, str]) -> str:
     return f"on ({', '.join((*target_labels, 'instance', 'job'))})"
 
 
-def _newest(alternatives: tuple[str, ...]) -> str:
-    """Return the first generation's series, and of others those whose labels it does not have."""
-    return " or ".join(alternatives)
-
-
 def _change(names: tuple[str, ...], window: str) -> str:
     """Return end minus start; for a replica that is younger than the window, the change since its start."""
     now = " + ".join(names)
@@ -165,18 +159,16 @@ def _least_over_hold(source: HeldRatioSource, span: Span, table: SignalTable) ->
 
 def _total(source: CounterSource, window: str, table: SignalTable) -> str:
     """Return the increase of a whole replica; a part of which there is no series counts 0 beside the rest."""
-    matcher = "" if source.part is None else _matcher(source.part)
-    risen = _sum(tuple(f"increase({name}{matcher}[{window}])" for name in source.names), table)
-    return risen if source.part is None else f"({risen} or 0 * {_sum(source.names, table)})"
+    matcher, part = "", source.part
+    if part is not None:
+        matcher = f'{{{part.label}{"!~" if part.complement else "=~"}"{"|".join(sorted(part.values))}"}}'
+    risen = sum_of_replica(tuple(f"increase({name}{matcher}[{window}])" for name in source.names), table)
+    return risen if part is None else f"({risen} or 0 * {sum_of_replica(source.names, table)})"
 
 
-def _sum(generations: tuple[str, ...], table: SignalTable) -> str:
-    return f"sum without ({', '.join(sorted(table.own_labels))}) ({_newest(generations)})"
-
-
-def _matcher(part: Part) -> str:
-    operator = "!~" if part.complement else "=~"
-    return f'{{{part.label}{operator}"{"|".join(sorted(part.values))}"}}'
+def sum_of_replica(generations: Sequence[str], table: SignalTable) -> str:
+    """Return the sum over a replica: of the first generation's series, and of others where that has none."""
+    return f"sum without ({', '.join(sorted(table.own_labels))}) ({' or '.join(generations)})"
 
 
 MATCHER = re.compile(r'[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\\n]|\\[^\n])*"')

@@ -90,17 +90,13 @@ def histogram_of(series: Sequence[Series]) -> Histogram | Missing:
         return Missing(Absence.NOT_A_NUMBER)
     if min(buckets.values()) < 0:
         return Missing(Absence.AMBIGUOUS)
-    return _bucket_counts(buckets, math.fsum(sums))
-
-
-def _bucket_counts(buckets: Mapping[float, float], total: float) -> Histogram:
     bounds = sorted(buckets)
     counts, below = [], 0.0
     for bound in bounds:
         upto = max(below, buckets[bound])
         counts.append(upto - below)
         below = upto
-    return Histogram(tuple(bounds[:-1]), tuple(counts), total)
+    return Histogram(tuple(bounds[:-1]), tuple(counts), math.fsum(sums))
 
 
 def _number_of(source: SignalSource, series: Sequence[Series], process_label: str) -> float | Missing:
@@ -155,22 +151,18 @@ def _per_engine(
 
 def _sightings(replica: Replica, series: Iterable[Series]) -> Sightings:
     """Return the series by engine and scraper; those of scrapers that fell silent are left out."""
+    # The buckets of one histogram share their labels as one object.
+    by_labels: dict[int, list[Series]] = {}
+    for one in series:
+        by_labels.setdefault(id(one.labels), []).append(one)
     found: dict[str, dict[Scraper, list[Series]]] = {}
-    for many in _by_labels(series):
+    for many in by_labels.values():
         labels = many[0].labels
         scraper = replica.presence.scraper_of(many[0])
         if scraper is not None:
             scraped = found.setdefault(labels.get(replica.table.engine_label, ""), {})
             scraped.setdefault(scraper, []).extend(many)
     return found
-
-
-def _by_labels(series: Iterable[Series]) -> Iterable[list[Series]]:
-    """Return series by their set of labels, which the buckets of one histogram share as one object."""
-    found: dict[int, list[Series]] = {}
-    for one in series:
-        found.setdefault(id(one.labels), []).append(one)
-    return found.values()
 
 
 def _value_of_scrapers(
@@ -211,6 +203,32 @@ def _combine_engines(across: Across, values: Sequence[float]) -> float:
             return max(values)
         case Across.ROOT_MEAN_SQUARE:
             return math.sqrt(math.fsum(value * value for value in values) / len(values))
+
+
+def readings_of(
+    replica: Replica,
+    series: Mapping[Signal, Iterable[Series] | None],
+    pools: Sequence[Series] | None,
+    untold: Missing | Unsupported,
+) -> PodReadings:
+    """Return a replica's readings; `untold` is that of what has no series because nobody could be asked."""
+    numbers = {
+        signal: untold if many is None else read_number(replica, replica.table.signals[signal], many)
+        for signal, many in series.items()
+        if signal not in HISTOGRAMS
+    }
+    return PodReadings(
+        numbers=numbers,
+        histograms={
+            signal: untold if many is None else histogram(replica, many)
+            for signal, many in series.items()
+            if signal in HISTOGRAMS
+        },
+        pool=untold if pools is None else read_pool(replica, pools),
+        block_tokens=block_tokens(replica, pools or ()),
+        model_names=replica.presence.models,
+        engines=len(replica.presence.engines),
+    )
 
 
 def unavailable(signals: Iterable[Signal]) -> PodReadings:

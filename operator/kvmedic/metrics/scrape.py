@@ -13,6 +13,7 @@ import re
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -28,7 +29,6 @@ from ruamel.yaml.error import YAMLError
 from kvmedic.metrics.options import ScrapeOptions
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
 from kvmedic.metrics.readings import read_pool
-from kvmedic.metrics.readings import read_pool as pool_of
 from kvmedic.metrics.series import PodKey, Series
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
@@ -71,7 +71,8 @@ def model_of(page: Page, table: SignalTable) -> str | None:
 
 def counted_of(page: Page, table: SignalTable) -> Counted | None:
     """Return an engine's finished requests and their tokens; None where a number is none."""
-    finished, lengths = table.signals[Signal.REQUESTS_FINISHED], (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)
+    finished = table.signals[Signal.REQUESTS_FINISHED]
+    lengths = (table.signals[signal] for signal in (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH))
     if not isinstance(finished, CounterSource):
         return None
     part = finished.part
@@ -81,14 +82,9 @@ def counted_of(page: Page, table: SignalTable) -> Counted | None:
         if part is None or part.includes(one.labels.get(part.label, ""))
     ]
     requests = fsum(one.value for one in answered)
-    tokens = fsum(_sum_engines(page, table, signal) for signal in lengths)
+    sums = ([f"{name}_sum" for name in one.names] for one in lengths if isinstance(one, HistogramSource))
+    tokens = fsum(one.value for names in sums for one in _first_series(page, names))
     return Counted(round(requests), tokens) if isfinite(requests) and isfinite(tokens) else None
-
-
-def _sum_engines(page: Page, table: SignalTable, signal: Signal) -> float:
-    source = table.signals[signal]
-    names = source.names if isinstance(source, HistogramSource) else ()
-    return fsum(one.value for one in _first_series(page, [f"{name}_sum" for name in names]))
 
 
 def _first_series(page: Page, names: Iterable[str]) -> tuple[Series, ...]:
@@ -121,7 +117,8 @@ class Engine:
 
 def engines_of(series: Iterable[Series], table: SignalTable) -> frozenset[Engine]:
     """Return the engines that a source's series tell of, with the ports that they were scraped at."""
-    return frozenset(_engine(one, table, _port(one.labels.get("instance", ""))) for one in series)
+    ports = ((one, _PORT.search(one.labels.get("instance", ""))) for one in series)
+    return frozenset(_engine(one, table, int(port[1]) if port else None) for one, port in ports)
 
 
 def engines_on(pages: Mapping[int | None, Page], table: SignalTable) -> frozenset[Engine]:
@@ -177,11 +174,6 @@ def _engine(series: Series, table: SignalTable, port: int | None) -> Engine:
     return Engine(series.labels.get(table.engine_label, ""), series.labels.get(table.model_label, ""), port)
 
 
-def _port(instance: str) -> int | None:
-    found = _PORT.search(instance)
-    return int(found[1]) if found else None
-
-
 _CONNECTIONS = 64
 """Scrapes at the same time, at most; replicas are drained one by one per resource."""
 
@@ -219,11 +211,13 @@ def resolver_of(options: ScrapeOptions) -> Resolver:
     """Return how an installation finds a pod's metrics: the addresses file first, then the template."""
 
     def resolve(where: PodAddress) -> str | None:
-        listed = _listed_address(options, where.pod)
-        if listed is not None or not where.address:
+        listed, address = _listed_address(options, where.pod), where.address
+        if listed is not None or not address:
             return listed
+        with suppress(ValueError):
+            address = f"[{address}]" if ip_address(address).version == 6 else address
         return options.url_template.format(
-            address=_in_url(where.address),
+            address=address,
             port=where.port or options.port,
             namespace=where.pod.namespace,
             name=where.pod.name,
@@ -242,14 +236,6 @@ def _listed_address(options: ScrapeOptions, pod: PodKey) -> str | None:
         return None
     url = listed.get(f"{pod.namespace}/{pod.name}") if isinstance(listed, dict) else None
     return url if isinstance(url, str) else None
-
-
-def _in_url(address: str) -> str:
-    """Return an IP address as it stands in a URL."""
-    try:
-        return f"[{address}]" if ip_address(address).version == 6 else address
-    except ValueError:
-        return address
 
 
 @cache
@@ -273,16 +259,6 @@ class _Other(Enum):
     """Nobody, or something that is no engine."""
     SILENT = "silent"
     """Somebody who does not tell: it may be an engine that is busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """One page that is asked for."""
-
-    url: str
-    accept: str
-    limit_bytes: int
-    timeout: httpx.Timeout
 
 
 class Scraper:
@@ -369,19 +345,14 @@ class Scraper:
     async def _page(self, url: str, patience: httpx.Timeout) -> Page:
         """Return the page at a URL, within the time-out as a whole; raises like `_text`."""
         async with asyncio.timeout(self._seconds):
-            text = await self._read_page(_Ask(url, "text/plain", self._limit_bytes, patience))
+            text = await self._read_page(url, "text/plain", self._limit_bytes, patience)
             loop, at = asyncio.get_running_loop(), datetime.now(UTC)
             return await loop.run_in_executor(self._parsers, parse_page, text, at, self._names)
 
     async def pool(self, where: PodAddress) -> Reading[Pool]:
         """Return a replica's KV-cache pool."""
         page = await self.page(where)
-        if isinstance(page, Missing):
-            return page
-        replica = replica_of(page, self._table)
-        if replica is None:
-            return Missing(Absence.NO_SERIES)
-        return pool_of(replica, page.find(self._table.pool.name))
+        return page if isinstance(page, Missing) else pool_of_page(page, self._table)
 
     async def version(self, where: PodAddress) -> Reading[Version]:
         """Return the version of a replica's engine, by its own word."""
@@ -392,7 +363,7 @@ class Scraper:
         try:
             patience = httpx.Timeout(self._seconds, connect=_REACHED_SECONDS)
             async with asyncio.timeout(self._seconds):
-                text = await self._read_page(_Ask(url, "application/json", LIMIT_BYTES, patience))
+                text = await self._read_page(url, "application/json", LIMIT_BYTES, patience)
         except _NoSuchPageError:
             return Missing(Absence.NOTHING_FOUND)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
@@ -401,15 +372,15 @@ class Scraper:
             return Missing(Absence.UNREADABLE)
         return version_on(text, page, datetime.now(UTC))
 
-    async def _read_page(self, ask: _Ask) -> str:
+    async def _read_page(self, url: str, accept: str, limit_bytes: int, patience: httpx.Timeout) -> str:
         """Return a page's text; who calls it bounds the time.
 
         Raises:
             httpx.HTTPError: no answer, another status than 200, or an encoding that was not asked for.
             ValueError: a page that is too large or no text.
         """
-        headers = {"Accept": ask.accept, "Accept-Encoding": _IDENTITY}
-        async with self._http.stream("GET", ask.url, headers=headers, timeout=ask.timeout) as response:
+        headers = {"Accept": accept, "Accept-Encoding": _IDENTITY}
+        async with self._http.stream("GET", url, headers=headers, timeout=patience) as response:
             if response.status_code == httpx.codes.NOT_FOUND:
                 raise _NoSuchPageError("no such page")
             if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
@@ -421,6 +392,6 @@ class Scraper:
             body = bytearray()
             async for piece in response.aiter_raw():
                 body += piece
-                if len(body) > ask.limit_bytes:
+                if len(body) > limit_bytes:
                     raise ValueError("the page is too large")
             return body.decode("utf-8")

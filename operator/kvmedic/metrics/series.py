@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf, isfinite, isnan, nan
+from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -28,6 +29,7 @@ what DCGM writes for "no number" (2^63 less a few)."""
 
 
 Key = TypeVar("Key", bound=Hashable)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class PodKey(NamedTuple):
@@ -191,14 +193,18 @@ def presence_of(
         if isfinite(one.value):
             if not 0 <= one.value <= (at + freshness).timestamp():
                 return Missing(Absence.AMBIGUOUS)
-            newest[one.labels.get(table.engine_label, ""), _scraper(one, table)] = _time(one.value)
+            newest[one.labels.get(table.engine_label, ""), _scraper(one, table)] = _EPOCH + timedelta(
+                seconds=one.value
+            )
             models.add(one.labels.get(table.model_label, ""))
     if not newest:
         return Missing(Absence.NO_SERIES)
     engines = {engine for engine, _ in newest}
     seen = [max(time for (name, _), time in newest.items() if name == engine) for engine in engines]
     oldest = at - freshness
-    fresh = {scraper: time for (_, scraper), time in sorted(newest.items(), key=_when) if time >= oldest}
+    fresh = {
+        scraper: time for (_, scraper), time in sorted(newest.items(), key=itemgetter(1)) if time >= oldest
+    }
     return Presence(min(seen), frozenset(engines), fresh, tuple(sorted(models - {""})))
 
 
@@ -208,14 +214,6 @@ def _scraper(series: Series, table: SignalTable) -> Scraper:
     )
 
 
-def _time(seconds: float) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
-
-
-def _when(item: tuple[tuple[str, Scraper], datetime]) -> datetime:
-    return item[1]
-
-
 RANDOM_LENGTH = 5
 """Characters that the API server puts behind the name that a ReplicaSet gives its pods."""
 PREFIX_LENGTH = 58
@@ -223,8 +221,6 @@ PREFIX_LENGTH = 58
 STEP = timedelta(minutes=5)
 """The grid of moments at which the past is looked at. A rollout takes minutes for each replica, and what is
 looked for is the end of a time in which nothing changed: a week has 2,016 of them."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def is_made_by(replica_set: str, pod: str) -> bool:

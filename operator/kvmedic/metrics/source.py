@@ -25,16 +25,15 @@ from kvmedic.metrics.promql import (
     narrowed_by,
     pool_query,
     presence,
+    sum_of_replica,
 )
-from kvmedic.metrics.readings import Replica, absent, block_tokens, histogram, read_number, unavailable
-from kvmedic.metrics.readings import read_pool as pool_of
+from kvmedic.metrics.readings import Replica, absent, readings_of, unavailable
 from kvmedic.metrics.scrape import Engine, engines_of
 from kvmedic.metrics.series import (
     Answer,
     PodKey,
     Presence,
     Reply,
-    Series,
     Unanswered,
     foreign_instances,
     last_alone_query,
@@ -44,17 +43,14 @@ from kvmedic.metrics.series import (
 )
 from kvmedic.model.devices import Device
 from kvmedic.model.evidence import (
-    HISTOGRAMS,
     Absence,
     CounterSource,
-    Histogram,
     HistogramSource,
     Look,
     Measured,
     Missing,
     Observation,
     PodReadings,
-    Pool,
     Reading,
     Signal,
     SignalTable,
@@ -75,11 +71,15 @@ def peak_query(table: SignalTable) -> str:
     were answered.
     """
     window, seconds = duration_text(WINDOW), WINDOW.total_seconds()
-    ended = _total(table, _newest(f"increase({name}[{window}])" for name in _is_finished(table).names))
-    joined = " + ".join(_total(table, f"delta({name}[{window}])") for name in table.in_flight)
-    outputs = _outputs(table).names
-    tokens = _total(table, _newest(f"increase({name}_sum[{window}])" for name in outputs))
-    answers = _total(table, _newest(f"increase({name}_count[{window}])" for name in outputs))
+    finished, outputs = table.signals[Signal.REQUESTS_FINISHED], table.signals[Signal.OUTPUT_LENGTH]
+    if not isinstance(finished, CounterSource) or not isinstance(outputs, HistogramSource):
+        raise TypeError("finished requests are counted, and lengths of outputs are a histogram")
+    ended = sum_of_replica([f"increase({name}[{window}])" for name in finished.names], table)
+    joined = " + ".join(sum_of_replica([f"delta({name}[{window}])"], table) for name in table.in_flight)
+    tokens, answers = (
+        sum_of_replica([f"increase({name}_{part}[{window}])" for name in outputs.names], table)
+        for part in ("sum", "count")
+    )
     offered = f"({ended} + {joined}) * {tokens} / ({answers} > 0) / {seconds:g}"
     return f"max_over_time(({offered})[{duration_text(DAY)}:{window}])"
 
@@ -102,28 +102,6 @@ def _peak(pod: PodKey, reply: Reply, at: datetime, address: str) -> Reading[floa
         return Missing(Absence.NO_SERIES)
     known = [value for value in values if isfinite(value)]
     return Measured(max(known), at) if known else Missing(Absence.NOT_A_NUMBER)
-
-
-def _is_finished(table: SignalTable) -> CounterSource:
-    source = table.signals[Signal.REQUESTS_FINISHED]
-    if not isinstance(source, CounterSource):
-        raise TypeError("finished requests are counted")
-    return source
-
-
-def _outputs(table: SignalTable) -> HistogramSource:
-    source = table.signals[Signal.OUTPUT_LENGTH]
-    if not isinstance(source, HistogramSource):
-        raise TypeError("lengths of outputs are a histogram")
-    return source
-
-
-def _newest(alternatives: Iterable[str]) -> str:
-    return " or ".join(alternatives)
-
-
-def _total(table: SignalTable, text: str) -> str:
-    return f"sum without ({', '.join(sorted(table.own_labels))}) ({text})"
 
 
 _LOG = logging.getLogger(__name__)
@@ -160,11 +138,6 @@ class _Answers:
     """Of the pods, by name; one whose address is not known is told by whoever names it."""
 
 
-def _readings_by_pod(pods: Sequence[PodKey], answers: _Answers) -> dict[str, PodReadings]:
-    """Return the readings of each pod that was asked for, by name."""
-    return {pod.name: _readings(pod, answers) for pod in pods}
-
-
 def _readings(pod: PodKey, answers: _Answers) -> PodReadings:
     """Return one replica's readings; a replica that fell silent is stale in every one of them."""
     if isinstance(answers.presence, Unanswered):
@@ -178,39 +151,13 @@ def _readings(pod: PodKey, answers: _Answers) -> PodReadings:
         return absent(answers.signals, presence)
     if presence.at < answers.at - answers.freshness:
         return absent(answers.signals, Stale(presence.at))
-    replica = Replica(presence, answers.table)
-    return PodReadings(
-        numbers={
-            s: _number_of_replica(replica, s, answers, pod) for s in answers.signals if s not in HISTOGRAMS
-        },
-        histograms={s: _histogram(replica, s, answers, pod) for s in answers.signals if s in HISTOGRAMS},
-        pool=_pool_of_replica(replica, answers, pod),
-        block_tokens=block_tokens(replica, _series(answers.pool, pod) or ()),
-        model_names=presence.models,
-        engines=len(presence.engines),
-    )
-
-
-def _number_of_replica(replica: Replica, signal: Signal, answers: _Answers, pod: PodKey) -> Reading[float]:
-    series = _series(answers.signals[signal], pod)
-    if series is None:
-        return Missing(Absence.SOURCE_UNAVAILABLE)
-    return read_number(replica, answers.table.signals[signal], series)
-
-
-def _histogram(replica: Replica, signal: Signal, answers: _Answers, pod: PodKey) -> Reading[Histogram]:
-    series = _series(answers.signals[signal], pod)
-    return Missing(Absence.SOURCE_UNAVAILABLE) if series is None else histogram(replica, series)
-
-
-def _pool_of_replica(replica: Replica, answers: _Answers, pod: PodKey) -> Reading[Pool]:
-    series = _series(answers.pool, pod)
-    return Missing(Absence.SOURCE_UNAVAILABLE) if series is None else pool_of(replica, series)
-
-
-def _series(reply: Reply, pod: PodKey) -> tuple[Series, ...] | None:
-    """Return a pod's series; None where the query was not answered."""
-    return None if isinstance(reply, Unanswered) else reply.series_of(pod)
+    found = {
+        signal: None if isinstance(reply, Unanswered) else reply.series_of(pod)
+        for signal, reply in answers.signals.items()
+    }
+    pools = None if isinstance(answers.pool, Unanswered) else answers.pool.series_of(pod)
+    untold = Missing(Absence.SOURCE_UNAVAILABLE)
+    return readings_of(Replica(presence, answers.table), found, pools, untold)
 
 
 @dataclass(slots=True)
@@ -268,7 +215,7 @@ class PrometheusSource:
         if trouble is not None and trouble.partial:
             readings = {pod.name: unavailable(look.signals) for pod in pods}
         else:
-            readings = _readings_by_pod(pods, answers)
+            readings = {pod.name: _readings(pod, answers) for pod in pods}
         return Observation(moment.at, look.window.total_seconds(), look.hold.total_seconds(), readings)
 
     async def devices(
@@ -374,14 +321,12 @@ class PrometheusSource:
         """Return the answer of a moment to a query; the first to ask sends it, all others wait for it."""
         task = moment.replies.get(text)
         if task is None:
-            asked: Coroutine[Any, Any, Reply] = self._client.query(self._narrow_query(text), moment.at)
+            asked: Coroutine[Any, Any, Reply] = self._client.query(
+                self._narrow_devices(self._narrow_engines(text)), moment.at
+            )
             task = moment.replies[text] = asyncio.create_task(asked)
         # One who stops waiting does not take the answer from the others.
         return await asyncio.shield(task)
-
-    def _narrow_query(self, text: str) -> str:
-        """Return a query with the administrator's matchers in each of its selectors."""
-        return self._narrow_devices(self._narrow_engines(text))
 
     @staticmethod
     def _trouble_of(answers: _Answers) -> Unanswered | None:
