@@ -68,10 +68,7 @@ class _Source:
     """The keys by file name, where the volume chooses them; empty: every key is a file."""
 
 
-Located: TypeAlias = ConfigFile | Refusal
-
-
-def config_file(text: str, container: ManifestContainer, path: str, engine: Engine) -> Located:
+def config_file(text: str, container: ManifestContainer, path: str, engine: Engine) -> ConfigFile | Refusal:
     """Return the file that a container's engine reads at a path, or what is missing to see it."""
     mount = mount_of(container.data, PurePosixPath(path))
     if isinstance(mount, Refusal):
@@ -80,7 +77,7 @@ def config_file(text: str, container: ManifestContainer, path: str, engine: Engi
     if isinstance(source, Refusal):
         return source
     name = str(source.reference.value)
-    found = [node for node in roots_of(text) if _is_config_map(node, name)]
+    found = [node for each, node in _config_maps_in(text) if each == name]
     if len(found) != 1:
         count = "not in the manifest" if not found else "there more than once"
         return unseen(f"{path} is in ConfigMap/{name}, which is {count}")
@@ -96,10 +93,20 @@ def config_file(text: str, container: ManifestContainer, path: str, engine: Engi
 
 def contents_in(text: str) -> dict[str, Contents]:
     """Return what the ConfigMaps of a manifest hold, by name; one that is there twice is left out."""
-    maps = [node for node in roots_of(text) if _scalar(_node_at(node, "kind")) == "ConfigMap"]
-    names = [_scalar(_node_at(node, "metadata", "name")) for node in maps]
-    pairs = zip(names, maps, strict=True)
-    return {name: _contents(node) for name, node in pairs if names.count(name) == 1}
+    maps = _config_maps_in(text)
+    names = [name for name, _ in maps]
+    return {name: _contents(node) for name, node in maps if names.count(name) == 1}
+
+
+def _config_maps_in(text: str) -> list[tuple[str, Node]]:
+    maps = (node for node in roots_of(text) if _scalar(_node_at(node, "kind")) == "ConfigMap")
+    return [(_scalar(_node_at(node, "metadata", "name")), node) for node in maps]
+
+
+def _contents(document: Node) -> Contents:
+    found = (_node_at(document, name) for name in ("data", "binaryData"))
+    pairs = (node.value if isinstance(node, MappingNode) else [] for node in found)
+    return Contents(*({_scalar(key): _scalar(value) for key, value in each} for each in pairs))
 
 
 def repoint_manifest(text: str, file: ConfigFile, dest: str, value: str) -> str | Refusal:
@@ -115,25 +122,15 @@ def repoint_manifest(text: str, file: ConfigFile, dest: str, value: str) -> str 
     return _with_copy(text, file, copy, change)
 
 
-def _contents(document: Node) -> Contents:
-    """Return what a ConfigMap in a manifest holds."""
-    data, binary = (_node_at(document, name) for name in ("data", "binaryData"))
-    return Contents(_texts(data), _texts(binary))
-
-
-def _texts(node: Node | None) -> dict[str, str]:
-    pairs = node.value if isinstance(node, MappingNode) else []
-    return {_scalar(key): _scalar(value) for key, value in pairs}
-
-
-def _with_copy(text: str, file: ConfigFile, copy: str, change: tuple[int, int, str]) -> str | Refusal:
+def _with_copy(text: str, file: ConfigFile, copy: str, change: Splice) -> str | Refusal:
     begin, end = file.document.start_mark.index, file.document.end_mark.index
     name = _node_at(file.document, "metadata", "name")
     if not isinstance(name, ScalarNode) or name.anchor is not None or text[:begin].rpartition("\n")[2]:
         return Refusal(RefusalReason.UNSAFE, f"{file} is not a document of its own: change it there")
     ends = "\r\n" if "\r\n" in text else "\n"
     renamed = name.start_mark.index, name.end_mark.index, _like(name, copy)
-    document = _splice_file(text[begin:end], [_shift_lines(each, -begin) for each in (renamed, change)])
+    within = [(start - begin, stop - begin, new) for start, stop, new in (renamed, change)]
+    document = _splice_file(text[begin:end], within)
     lead = "" if text[:end].endswith("\n") else ends
     added = f"{lead}---{ends}{document.rstrip()}{ends}"
     reference = file.reference
@@ -164,11 +161,7 @@ def _like(node: ScalarNode, value: str) -> str:
     return f"{quote}{value}{quote}"
 
 
-def _shift_lines(change: tuple[int, int, str], by: int) -> tuple[int, int, str]:
-    return change[0] + by, change[1] + by, change[2]
-
-
-def _splice_file(text: str, changes: Sequence[tuple[int, int, str]]) -> str:
+def _splice_file(text: str, changes: Sequence[Splice]) -> str:
     for start, stop, new in sorted(changes, reverse=True):
         text = text[:start] + new + text[stop:]
     return text
@@ -190,12 +183,6 @@ def _volume(container: ManifestContainer, mount: Mount, path: str) -> _Source | 
     return unseen(f"{path} is in the volume {mount.volume}, which is not in the pod")
 
 
-def _is_config_map(node: Node, name: str) -> bool:
-    return (
-        _scalar(_node_at(node, "kind")) == "ConfigMap" and _scalar(_node_at(node, "metadata", "name")) == name
-    )
-
-
 def _node_at(node: Node | None, *path: str) -> Node | None:
     """Return what a path of keys leads to, merges left out."""
     for key in path:
@@ -212,13 +199,8 @@ _PLAIN = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9_.=+/-]*")
 """Tokens that need no quotes in any YAML context, as far as their characters go."""
 
 
-@dataclass(frozen=True, slots=True)
-class Splice:
-    """A piece of text that takes the place of another."""
-
-    start: int
-    stop: int
-    text: str
+Splice: TypeAlias = tuple[int, int, str]
+"""A piece of text, by its first character and the one behind its last, and what takes its place."""
 
 
 def splice_edit(text: str, container: ManifestContainer, edit: TokenEdit) -> str | Refusal:
@@ -231,12 +213,10 @@ def splice_edit(text: str, container: ManifestContainer, edit: TokenEdit) -> str
     splice = _splice(text, found.node, edit)
     if isinstance(splice, Refusal):
         return splice
-    result = text[: splice.start] + splice.text + text[splice.stop :]
-    return (
-        result
-        if _reads_as_meant(text, result, container, edit)
-        else _unsafe(edit, "the text is laid out oddly")
-    )
+    result = _splice_file(text, [splice])
+    if _reads_as_meant(text, result, container, edit):
+        return result
+    return _unsafe(edit, "the text is laid out oddly")
 
 
 def _splice(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | Refusal:
@@ -250,23 +230,16 @@ def _splice(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | Refusal
     if node.anchor is not None or text[node.start_mark.index] in "&*!":
         return _refuse_shared(_place_text(edit))
     if edit.at is None and node.style not in {"|", ">"}:
-        return Splice(
-            node.start_mark.index, node.end_mark.index, _written_value(edit.after or "", node.style)
-        )
+        return (node.start_mark.index, node.end_mark.index, _written_value(edit.after or "", node.style))
     if edit.at is None and (edit.before or "").endswith("\n"):
         return _unsafe(edit, "the token is a block scalar with a line end: write it on one line")
-    return _within(text, node, edit)
-
-
-def _within(text: str, node: ScalarNode, edit: TokenEdit) -> Splice | Refusal:
-    """Return the splice of a part of a scalar."""
     start = edit.at or 0
     stop = start + len(edit.before or "")
     pieces = pieces_of(text, node)
     if pieces is None or not 0 < stop <= len(pieces):
         return _unsafe(edit, "the text is laid out oddly")
     first = pieces[start][0] if start < stop else pieces[stop - 1][1]
-    return Splice(first, pieces[stop - 1][1], escape_text(edit.after or "", node.style))
+    return first, pieces[stop - 1][1], escape_text(edit.after or "", node.style)
 
 
 def _added_text(text: str, items: SequenceNode, token: str) -> Splice | Refusal:
@@ -287,22 +260,23 @@ def _added_to_block(text: str, items: SequenceNode, written: str) -> Splice:
     if last.style in {"|", ">"}:
         at = last.end_mark.index
         own_line = at == 0 or text[at - 1] == "\n"
-        return Splice(at, at, item + _line_end(text) if own_line else _line_end(text) + item)
-    at = _end_of_line(text, last.end_mark.index)
-    return Splice(at, at, _line_end(text) + item)
+        return (at, at, item + _line_end(text) if own_line else _line_end(text) + item)
+    ended = re.compile(r"\r?\n|\Z").search(text, last.end_mark.index)
+    at = ended.start() if ended else len(text)
+    return (at, at, _line_end(text) + item)
 
 
 def _added_to_flow(text: str, items: SequenceNode, written: str) -> Splice:
     if not items.value:
         at = items.start_mark.index + 1
-        return Splice(at, at, written)
+        return (at, at, written)
     last = items.value[-1]
     at = last.end_mark.index
     between = _between(text, items)
     comma = re.compile(r"\s*,").match(text, at)
     if comma is None:
-        return Splice(at, at, "," + between + written)
-    return Splice(comma.end(), comma.end(), between + written + ",")
+        return (at, at, "," + between + written)
+    return (comma.end(), comma.end(), between + written + ",")
 
 
 def _between(text: str, items: SequenceNode) -> str:
@@ -329,31 +303,20 @@ def _line_end(text: str) -> str:
     return "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
 
 
-def _end_of_line(text: str, start: int) -> int:
-    found = re.compile(r"\r?\n|\Z").search(text, start)
-    return found.start() if found else len(text)
-
-
 def _reads_as_meant(old: str, new: str, container: ManifestContainer, edit: TokenEdit) -> bool:
     """Return whether a changed text reads as the original with the edit in it, and nothing else."""
     before, after = containers_of(old), containers_of(new)
     if isinstance(before, Refusal) or isinstance(after, Refusal) or len(before) != len(after):
         return False
-    return all(
-        _expected_template(one, container, edit) == other.data and _who(one) == _who(other)
-        for one, other in zip(before, after, strict=True)
-    )
-
-
-def _expected_template(one: ManifestContainer, container: ManifestContainer, edit: TokenEdit) -> object:
-    if _position(one) != _position(container):
-        return one.data
-    spec = replace(edit, container_index=0).apply({"spec": {"containers": [one.data]}})["spec"]
-    return spec["containers"][0] if isinstance(spec, dict) else None
-
-
-def _who(container: ManifestContainer) -> tuple[str, str, int]:
-    return container.kind, container.owner, container.index
+    for one, other in zip(before, after, strict=True):
+        expected: object = one.data
+        if _position(one) == _position(container):
+            spec = replace(edit, container_index=0).apply({"spec": {"containers": [one.data]}})["spec"]
+            expected = spec["containers"][0] if isinstance(spec, dict) else None
+        who = one.kind, one.owner, one.index
+        if expected != other.data or who != (other.kind, other.owner, other.index):
+            return False
+    return True
 
 
 def _position(container: ManifestContainer) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ def mounted_file(
     template: Mapping[str, object], container: Mapping[str, object], path: str
 ) -> MountedFile | Refusal:
     """Return where a file comes from that a container of a pod template reads."""
-    file = _absolute(container, path)
+    file = PurePosixPath(str(container.get("workingDir") or "/")) / path
     mount = mount_of(container, file)
     if isinstance(mount, Refusal):
         return mount
@@ -79,10 +79,12 @@ def mounted_file(
 def mount_of(container: Mapping[str, object], path: PurePosixPath) -> Mount | Refusal:
     """Return the volume that a file of a container is in; the deepest mount counts."""
     mounts = container.get("volumeMounts")
-    best: Mapping[str, object] | None = None
-    for mount in mounts if isinstance(mounts, list) else ():
-        if isinstance(mount, Mapping) and _is_deeper(mount, best) and _holds(mount, path):
-            best = mount
+    above = [
+        mount
+        for mount in (mounts if isinstance(mounts, list) else ())
+        if isinstance(mount, Mapping) and _mounted_at(mount) in (path, *path.parents)
+    ]
+    best = max(above, key=lambda mount: len(_mounted_at(mount).parts), default=None)
     if best is None:
         return unseen(f"no volume is mounted at {path}: it is in the image, or written when the pod starts")
     if best.get("subPathExpr"):
@@ -98,20 +100,8 @@ def unseen(what: str) -> Refusal:
     return Refusal(RefusalReason.IN_CONFIG_FILE, what)
 
 
-def _absolute(container: Mapping[str, object], path: str) -> PurePosixPath:
-    return PurePosixPath(str(container.get("workingDir") or "/")) / path
-
-
 def _mounted_at(mount: Mapping[str, object]) -> PurePosixPath:
     return PurePosixPath(str(mount.get("mountPath", "")))
-
-
-def _holds(mount: Mapping[str, object], path: PurePosixPath) -> bool:
-    return _mounted_at(mount) == path or _mounted_at(mount) in path.parents
-
-
-def _is_deeper(mount: Mapping[str, object], best: Mapping[str, object] | None) -> bool:
-    return best is None or len(_mounted_at(mount).parts) > len(_mounted_at(best).parts)
 
 
 def _from_volume(
@@ -120,7 +110,9 @@ def _from_volume(
     alone = volume.get("configMap")
     if isinstance(alone, Mapping):
         key = _key_of_file(alone, mount.inside)
-        return _file(alone, key, mount, index, None) if key else _path_inside(alone, mount.inside)
+        if key:
+            return _file(alone, key, mount, index, None)
+        return unseen(f"ConfigMap/{alone.get('name')} gives no file {mount.inside!r} to its volume")
     found = list(_projected_sources(volume, mount.inside))
     if not found:
         return unseen(f"{path} is in the volume {mount.volume}, which is no ConfigMap")
@@ -135,10 +127,6 @@ def _file(
     reference: Mapping[str, object], key: str, mount: Mount, index: int, source: int | None
 ) -> MountedFile:
     return MountedFile(str(reference.get("name")), key, mount.volume, index, source)
-
-
-def _path_inside(reference: Mapping[str, object], inside: str) -> Refusal:
-    return unseen(f"ConfigMap/{reference.get('name')} gives no file {inside!r} to its volume")
 
 
 def _projected_sources(
@@ -260,11 +248,11 @@ def _spelled_off(engine: Engine, honours_false: bool) -> dict[str, str]:  # noqa
 def _tokens(text: str, where: str, switches: Mapping[str, str]) -> list[Token] | Refusal:
     """Return the options that the entries of a file stand for."""
     if len(text) > LONGEST:
-        return _too_large(
-            f"{where} has {len(text)} characters; at most {LONGEST} are read: take out what no engine reads"
-        )
+        message = f"{where} has {len(text)} characters; at most {LONGEST} are read"
+        return Refusal(RefusalReason.TOO_LARGE, f"{message}: take out what no engine reads")
     if has_too_many_brackets(text):
-        return _too_large(f"{where} has more than {MOST_BRACKETS} brackets within one another: write it flat")
+        message = f"{where} has more than {MOST_BRACKETS} brackets within one another: write it flat"
+        return Refusal(RefusalReason.TOO_LARGE, message)
     try:
         entries = entries_of(text)
     except (YAMLError, RecursionError):
@@ -275,10 +263,6 @@ def _tokens(text: str, where: str, switches: Mapping[str, str]) -> list[Token] |
     if odd is not None:
         return unseen(f"{where} gives {odd} as a number that is not decimal: write it as one, or quote it")
     return [token for key, node in entries.items() for token in _option(key, node, where, switches)]
-
-
-def _too_large(message: str) -> Refusal:
-    return Refusal(RefusalReason.TOO_LARGE, message)
 
 
 def _reads_otherwise(node: Node) -> bool:

@@ -76,28 +76,20 @@ def evaluation_job(
     if digest != evaluation.digest:
         return NoEvaluation(f"CronJob/{evaluation.cron_job} was edited since the evaluation was planned")
     template = _section(_section(cron_job, "spec"), "jobTemplate")
+    given, owner, counted = _section(template, "metadata"), evaluation.owner, subject.counted
+    before = json.dumps({"requests": counted.requests, "tokens": counted.tokens})
+    noted = {DIGEST: evaluation.digest, SERVED_BEFORE: before}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _metadata(_section(template, "metadata"), evaluation, subject),
-        "spec": _spec(_section(template, "spec"), evaluation, subject),
-    }
-
-
-def _metadata(given: Mapping[str, Any], evaluation: Evaluation, subject: Served) -> dict[str, Any]:
-    owner, counted = evaluation.owner, subject.counted
-    before = json.dumps({"requests": counted.requests, "tokens": counted.tokens})
-    return {
-        "name": evaluation.name,
-        "namespace": evaluation.namespace,
-        "labels": {**_section(given, "labels"), TRIAL_LABEL: owner.uid},
-        "annotations": {
-            **_section(given, "annotations"),
-            **INSTANTIATED,
-            DIGEST: evaluation.digest,
-            SERVED_BEFORE: before,
+        "metadata": {
+            "name": evaluation.name,
+            "namespace": evaluation.namespace,
+            "labels": {**_section(given, "labels"), TRIAL_LABEL: owner.uid},
+            "annotations": {**_section(given, "annotations"), **INSTANTIATED, **noted},
+            "ownerReferences": [owner.reference()],
         },
-        "ownerReferences": [owner.reference()],
+        "spec": _spec(_section(template, "spec"), evaluation, subject),
     }
 
 
@@ -147,7 +139,8 @@ def _repetitions(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in ("backoffLimitPerIndex", "maxFailedIndexes"):
         if job.get(name) is not None:
             yield name, "does not fit a Job of one pod that is not repeated: remove it"
-    if _repeats(job):
+    rules = _section(job, "podFailurePolicy").get("rules") or ()
+    if any(rule.get("action") not in ENDING_ACTIONS for rule in rules):
         yield "podFailurePolicy", "repeats a pod: leave only rules with action FailJob or Count"
 
 
@@ -159,11 +152,6 @@ def _strangers(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "managedBy", "leaves the Job to another controller: remove it"
     if TRIAL_LABEL in _section(_section(_section(job, "template"), "metadata"), "labels"):
         yield "template", f"has the label {TRIAL_LABEL}, by which trial pods are known: remove it"
-
-
-def _repeats(job: Mapping[str, Any]) -> bool:
-    rules = _section(job, "podFailurePolicy").get("rules") or ()
-    return any(rule.get("action") not in ENDING_ACTIONS for rule in rules)
 
 
 def _section(body: Mapping[str, Any], key: str) -> dict[str, Any]:

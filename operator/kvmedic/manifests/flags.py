@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 from kvmedic.manifests.grammar import CommandLine, Given, Parsed, options_of, parse
@@ -293,8 +294,10 @@ def edit(
     )
     if isinstance(change, AlreadySet | Refusal):
         return change
-    if not _is_safe(container, change, setting, engine):
-        return _unsafe(setting.flag)
+    dest, value = setting.flag.dest, setting.value
+    if not _differ_in_one(container, _apply_edit(container, change), dest, engine, {dest: value}):
+        message = f"{dest} can't be changed without changing how other flags are read"
+        return Refusal(RefusalReason.UNSAFE, message)
     return replace(change, container_index=index)
 
 
@@ -377,17 +380,6 @@ def _append_flag(
     return TokenEdit(str(container.get("name")), 0, field, size, None, text)
 
 
-def _is_safe(container: Mapping[str, object], change: TokenEdit, setting: Wanted, engine: Engine) -> bool:
-    """Return whether the engine reads the changed command line as before but for the one value."""
-    template = {"spec": {"containers": [container]}}
-    spec = change.apply(template)["spec"]
-    edited = spec["containers"][0] if isinstance(spec, dict) else {}
-    old, new = parsed_of(container, engine), parsed_of(edited, engine)
-    if isinstance(old, Refusal) or isinstance(new, Refusal):
-        return False
-    return new.values() == {**old.values(), setting.flag.dest: setting.value}
-
-
 def _from_variable(flag: Spelled, token: Token) -> Refusal:
     computed = [name for name in token.unresolved if name.startswith("$")]
     if computed:
@@ -398,12 +390,6 @@ def _from_variable(flag: Spelled, token: Token) -> Refusal:
     names = ", ".join(form.format(name) for name in token.unresolved)
     message = f"{flag.dest} comes from {names} ({token.place}), set outside of the manifest: change it there"
     return Refusal(RefusalReason.FROM_VARIABLE, message)
-
-
-def _unsafe(flag: Spelled) -> Refusal:
-    return Refusal(
-        RefusalReason.UNSAFE, f"{flag.dest} can't be changed without changing how other flags are read"
-    )
 
 
 def remove_flag(
@@ -422,7 +408,7 @@ def remove_flag(
         where = "is not on the command line" if given is None else "is not one word, `--name=value`"
         return Refusal(RefusalReason.UNSAFE, f"{flag.dest} {where}: remove it by hand")
     change = _remove_word(container, given.held_by)
-    if change is None or not _is_safe_removal(container, change, flag, engine):
+    if change is None or not _differ_in_one(container, _apply_edit(container, change), flag.dest, engine):
         return Refusal(
             RefusalReason.UNSAFE, f"{flag.dest} can't be removed without changing how other flags are read"
         )
@@ -460,23 +446,19 @@ def taken_off(
     if isinstance(parsed, Refusal):
         return parsed
     uses = (use for use in parsed.given if use.option.dest == option.dest)
-    words = sorted((word for use in uses for word in _words_of(use)), key=_position, reverse=True)
+    words = [word.token for use in uses for word in (use.word, *(() if use.joined else use.values))]
+    words.sort(key=_position, reverse=True)
     edits: list[TokenEdit] = []
     present = container
     for word in words:
         change = _off(present, word)
         if change is None:
             return _unsafe_removal(option, word)
-        present = _apply_removal(present, change)
+        present = _apply_edit(present, change)
         edits.append(replace(change, container_index=index))
-    if edits and not _is_rid(container, present, option, engine):
+    if edits and not _differ_in_one(container, present, option.dest, engine):
         return _unsafe_removal(option, words[0])
     return tuple(edits)
-
-
-def _words_of(use: Given) -> tuple[Token, ...]:
-    values = () if use.joined else tuple(value.token for value in use.values)
-    return (use.word.token, *values)
 
 
 def _position(word: Token) -> tuple[bool, int, int]:
@@ -523,24 +505,25 @@ def _unsafe_removal(option: Spelled, word: Token) -> Refusal:
     return Refusal(RefusalReason.UNSAFE, f"{message}: remove it by hand")
 
 
-def _is_safe_removal(container: Mapping[str, object], change: TokenEdit, flag: Flag, engine: Engine) -> bool:
-    return _is_rid(container, _apply_removal(container, change), flag, engine)
-
-
-def _apply_removal(container: Mapping[str, object], change: TokenEdit) -> Mapping[str, object]:
+def _apply_edit(container: Mapping[str, object], change: TokenEdit) -> Mapping[str, object]:
     """Return a container, the first of its template, with an edit in it."""
     spec = change.apply({"spec": {"containers": [container]}})["spec"]
     return spec["containers"][0] if isinstance(spec, dict) else {}
 
 
-def _is_rid(
-    before: Mapping[str, object], after: Mapping[str, object], option: Spelled, engine: Engine
+def _differ_in_one(
+    before: Mapping[str, object],
+    after: Mapping[str, object],
+    dest: str,
+    engine: Engine,
+    meant: Mapping[str, Scalar] = MappingProxyType({}),
 ) -> bool:
-    """Return whether the engine reads a changed command line as before but for one option."""
+    """Return whether the engine reads a changed command line as before but for one option, `meant`."""
     old, new = parsed_of(before, engine), parsed_of(after, engine)
     if isinstance(old, Refusal) or isinstance(new, Refusal):
         return False
-    return new.values() == {dest: value for dest, value in old.values().items() if dest != option.dest}
+    rest = {name: value for name, value in old.values().items() if name != dest}
+    return new.values() == {**rest, **meant}
 
 
 def may_chunk(template: Mapping[str, object], container: str, profile: EngineProfile) -> bool:

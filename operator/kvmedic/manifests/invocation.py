@@ -13,16 +13,6 @@ from typing import TypeAlias
 
 from kvmedic.manifests.expansion import Variables
 from kvmedic.manifests.grammar import CommandLine
-from kvmedic.manifests.programs import (
-    SHELLS,
-    TRANSPARENT,
-    command_line_of,
-    engine_start,
-    holds_a_command,
-    is_python,
-    program_of,
-    shell_start,
-)
 from kvmedic.manifests.refusal import (
     STEPS,
     Budget,
@@ -32,10 +22,20 @@ from kvmedic.manifests.refusal import (
     TooLargeError,
     digest_of,
 )
-from kvmedic.manifests.shell import engine_in_script
+from kvmedic.manifests.shell import (
+    SHELLS,
+    TRANSPARENT,
+    command_line_of,
+    engine_in_script,
+    engine_start,
+    holds_a_command,
+    is_python,
+    program_of,
+    shell_start,
+)
 from kvmedic.manifests.tokens import Token, read_environment, tokens_of
 from kvmedic.model.edits import COMMAND_LINE, Field
-from kvmedic.model.engine import EngineProfile, Launch, Version
+from kvmedic.model.engine import EngineProfile, Version
 
 _TAG_VERSION = re.compile(
     r"v?(\d{1,9}(?:\.\d{1,9}){1,3}(?:(?:a|b|rc)\d{1,9})?(?:\.post\d{1,9})?(?:\.dev\d{1,9})?)(?![.\w])"
@@ -81,7 +81,10 @@ def invocation_of(
 
 
 def _may_be_engine(container: Mapping[str, object], profile: EngineProfile) -> bool:
-    return _is_ours(container, profile) or _mentions(container, profile.launch)
+    """Return whether the image is the engine's, or its name stands anywhere on the command line."""
+    fields = (container.get(field) for field in COMMAND_LINE)
+    items = (item for value in fields for item in (value if isinstance(value, list) else [value]))
+    return _is_ours(container, profile) or profile.launch.executable in " ".join(map(str, items))
 
 
 def _is_ours(container: Mapping[str, object], profile: EngineProfile) -> bool:
@@ -108,9 +111,12 @@ def _invocation(container: Mapping[str, object], profile: EngineProfile, budget:
         within = engine_in_script(shell, container, profile, Variables(environment, budget))
         if within is not None:
             return within
-    entrypoint = tokens[0].place.field is Field.ARGS and ours and not _runs_a_program(tokens[0])
+    # Arguments alone go to the image's entry point, which runs a program that they begin with.
+    program = program_of(tokens[0]) in SHELLS | TRANSPARENT or is_python(tokens[0])
+    entrypoint = tokens[0].place.field is Field.ARGS and ours and not program
     if entrypoint and not any(holds_a_command(token.text, profile.launch) for token in tokens):
-        return _from_entrypoint(tokens, profile.launch)
+        subcommand = tokens[0].text == profile.launch.subcommand
+        return CommandLine(tuple(tokens[int(subcommand) :]), subcommand=subcommand)
     return _other(tokens, profile, ours)
 
 
@@ -135,17 +141,6 @@ def version_of(container: Mapping[str, object], profile: EngineProfile) -> Versi
     match = _TAG_VERSION.match(tag)
     version = Version.parse(match[1]) if match else None
     return version if version and profile.covers(version) else None
-
-
-def _from_entrypoint(tokens: Sequence[Token], launch: Launch) -> CommandLine:
-    if tokens[0].text == launch.subcommand:
-        return CommandLine(tuple(tokens[1:]), subcommand=True)
-    return CommandLine(tuple(tokens), subcommand=False)
-
-
-def _runs_a_program(token: Token) -> bool:
-    """Return whether arguments alone begin with a program: the image's entry point passes them on."""
-    return program_of(token) in SHELLS | TRANSPARENT or is_python(token)
 
 
 def _other(tokens: Sequence[Token], profile: EngineProfile, ours: bool) -> Invocation:  # noqa: FBT001 - a fact, not a mode
@@ -178,12 +173,3 @@ def _script(program: str, token: Token, engine: str) -> Refusal:
     return Refusal(
         RefusalReason.SHELL_SCRIPT, f"{what}: list the program and its arguments as separate items"
     )
-
-
-def _mentions(container: Mapping[str, object], launch: Launch) -> bool:
-    items: list[object] = []
-    for field in COMMAND_LINE:
-        value = container.get(field)
-        items += value if isinstance(value, list) else [value]
-    text = " ".join(str(item) for item in items)
-    return launch.executable in text

@@ -63,6 +63,16 @@ class _Side:
         """Return what decides an option: the command line before the file; None where neither gives it."""
         return self.line.last(dest) or (self.file.last(dest) if self.file else None)
 
+    def value(self, dest: str) -> Scalar:
+        """Return an option's value; None where it is not given."""
+        given = self.last(dest)
+        return None if given is None else given.value
+
+    def unresolved(self, dest: str) -> str:
+        """Return how an option names variables whose values are not in the manifest; empty: it names none."""
+        given = self.last(dest)
+        return given.held_by.text if given is not None and given.held_by.unresolved else ""
+
 
 def differences(revised: Revised, container: str | None, engines: Sequence[EngineProfile]) -> Compared:
     """Return what the later of two pod templates changed that the KV cache depends on.
@@ -75,10 +85,11 @@ def differences(revised: Revised, container: str | None, engines: Sequence[Engin
     if isinstance(now, Unreadable):
         return now
     name = str(now.container.get("name"))
-    was = _named_items(before, name)
+    was = next((spec for spec in containers_of(before) if spec.get("name") == name), None)
     if was is None:
         return Unreadable(f"the revision before has no container {name}")
-    volumes = [_of_pod(template, "volumes") for template in (before, after)]
+    specs = [template.get("spec") for template in (before, after)]
+    volumes = [spec.get("volumes") if isinstance(spec, Mapping) else None for spec in specs]
     if all(was.get(key) == now.container.get(key) for key in UNTOUCHED) and volumes[0] == volumes[1]:
         return ()
     now = _with_file(now, after, revised.config_maps)
@@ -87,23 +98,21 @@ def differences(revised: Revised, container: str | None, engines: Sequence[Engin
     then = _with_file(_side(before, name, engines), before, revised.config_maps)
     if isinstance(then, Unreadable):
         return Unreadable(f"the revision before: {then.message}")
-    variable = next((dest for dest in _of_interest(now) if _depends(then, dest) != _depends(now, dest)), None)
+    variable = next((d for d in _of_interest(now) if then.unresolved(d) != now.unresolved(d)), None)
     if variable is not None:
         return Unreadable(f"{variable} comes from a variable that is set outside of the manifest")
-    return tuple(
-        found for found in (*_raise_limit(then, now), *_types(then, now), _image(then, now)) if found
-    )
+    found = _raise_limit(then, now)
+    for dest in now.profile.types:
+        types = (_value_text(side.value(dest)) for side in (then, now))
+        earlier, later = (None if text in AS_MODEL else text for text in types)
+        found += [Difference(dest, earlier, later)] if earlier != later else []
+    images = [_value_text(side.container.get(IMAGE)) for side in (then, now)]
+    return (*found, *([Difference(IMAGE, *images)] if images[0] != images[1] else []))
 
 
 def _of_interest(side: _Side) -> tuple[str, ...]:
     flags = (side.profile.flag(knob) for knob in RAISED)
     return (*(flag.dest for flag in flags if flag is not None), *side.profile.types)
-
-
-def _depends(side: _Side, dest: str) -> str:
-    """Return how an option names variables whose values are not in the manifest; empty: it names none."""
-    given = side.last(dest)
-    return given.held_by.text if given is not None and given.held_by.unresolved else ""
 
 
 def options_of_interest(profile: EngineProfile) -> tuple[str, ...]:
@@ -145,22 +154,13 @@ def _with_file(
     return Unreadable(found.message) if isinstance(found, Refusal) else replace(side, file=found.read.parsed)
 
 
-def _named_items(template: Mapping[str, object], name: str) -> Mapping[str, object] | None:
-    return next((spec for spec in containers_of(template) if spec.get("name") == name), None)
-
-
-def _of_pod(template: Mapping[str, object], key: str) -> object:
-    spec = template.get("spec")
-    return spec.get(key) if isinstance(spec, Mapping) else None
-
-
 def _raise_limit(before: _Side, after: _Side) -> list[Difference]:
     found = []
     for knob in RAISED:
         flag = after.profile.flag(knob)
         if flag is None or before.profile is not after.profile:
             continue
-        then, now = _given_value(before, flag.dest), _given_value(after, flag.dest)
+        then, now = before.value(flag.dest), after.value(flag.dest)
         if _is_raised(flag, then, now):
             found.append(Difference(str(knob), _value_text(then), _value_text(now)))
     return found
@@ -182,30 +182,6 @@ def _is_raised(flag: Flag, before: Scalar, after: Scalar) -> bool:
             return flag.most is not None and after > flag.most
         case _:
             return False
-
-
-def _types(before: _Side, after: _Side) -> list[Difference]:
-    found = []
-    for dest in after.profile.types:
-        then, now = (_type(side, dest) for side in (before, after))
-        if then != now:
-            found.append(Difference(dest, then, now))
-    return found
-
-
-def _type(side: _Side, dest: str) -> str | None:
-    text = _value_text(_given_value(side, dest))
-    return None if text in AS_MODEL else text
-
-
-def _image(before: _Side, after: _Side) -> Difference | None:
-    then, now = (_value_text(side.container.get(IMAGE)) for side in (before, after))
-    return None if then == now else Difference(IMAGE, then, now)
-
-
-def _given_value(side: _Side, dest: str) -> Scalar:
-    given = side.last(dest)
-    return None if given is None else given.value
 
 
 def _value_text(value: object) -> str | None:

@@ -1,4 +1,4 @@
-"""The one command of a shell's script that starts the engine, with the words that the engine gets.
+"""Which words start the engine, a shell or a wrapper; and a shell's script walked to the engine's start.
 
 The script is walked as a shell would run it: what it sets is known further on, what it sets in a
 branch, a loop or a function is unknown from there. A place that can't be followed gives a refusal
@@ -10,16 +10,163 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from tree_sitter import Node
 
 from kvmedic.manifests.expansion import Expansion, Source, Variables, assigned_in
 from kvmedic.manifests.grammar import CommandLine
-from kvmedic.manifests.programs import ShellStart, engine_start, holds_a_command, program_of, shell_start
 from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
 from kvmedic.manifests.tokens import EMPTY, Mark, Place, Token, Traced, item_text
 from kvmedic.model.edits import Field
-from kvmedic.model.engine import EngineProfile
+from kvmedic.model.engine import EngineProfile, Launch
+
+SHELLS = frozenset({"sh", "bash", "ash", "dash", "zsh", "ksh", "busybox"})
+TRANSPARENT = frozenset(
+    {"env", "tini", "dumb-init", "catatonit", "nice", "ionice", "numactl", "taskset", "stdbuf", "nohup"}
+    | {"opentelemetry-instrument", "ddtrace-run", "setsid", "chrt", "timeout", "time", "nsys", "strace"}
+    | {"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba", "pixi", "ray"}
+    | {"gosu", "su-exec", "sudo", "setpriv", "vault-env", "docker-entrypoint.sh", "nvidia_entrypoint.sh"}
+)
+"""Programs that run the rest of their arguments as a command, unchanged, in their own process or as
+their child."""
+BUILTINS = frozenset({"exec", "command", "builtin"})
+"""Words of a shell that do the same."""
+_PYTHON = re.compile(r"python(?:\d+(?:\.\d+)*)?")
+_ALONE = re.compile(r"-[bBdEiIOPqRsSuvx]+")
+"""Options of the Python interpreter that take no value; -W and -X take one."""
+_SHELL_OPTION = re.compile(r"[-+][A-Za-z]+")
+_SHELL_WORDS = ("--rcfile", "--init-file")
+"""Long options of bash that take a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShellStart:
+    """A shell that is given its script as a word."""
+
+    program: str
+    script: Token
+    zero: Token | None
+    """What `$0` is in the script; None: the shell's own name."""
+    parameters: tuple[Token, ...]
+
+
+def program_of(token: Token) -> str:
+    """Return the name of the program that a token names, without its path."""
+    words = token.text.split(maxsplit=1)
+    return PurePosixPath(token.text).name if len(words) < 2 else words[0]
+
+
+def is_python(token: Token) -> bool:
+    """Return whether a token names a Python interpreter."""
+    return _PYTHON.fullmatch(program_of(token)) is not None
+
+
+def engine_start(tokens: Sequence[Token], launch: Launch) -> CommandLine | None:
+    """Return the engine's command line where the tokens start it, as they are or through a wrapper."""
+    line = command_line_of(tokens, launch)
+    if line is not None or not _passes_on(tokens):
+        return line
+    inner = (command_line_of(tokens[start:], launch) for start in range(1, len(tokens)))
+    return next((line for line in inner if line is not None), None)
+
+
+def shell_start(tokens: Sequence[Token]) -> ShellStart | None:
+    """Return the shell and its script where the tokens start one, as they are or through a wrapper."""
+    starts = range(len(tokens)) if _passes_on(tokens) else range(1)
+    for start in starts:
+        if start < len(tokens) and program_of(tokens[start]) in SHELLS:
+            return _shell(tokens[start:])
+    return None
+
+
+def command_line_of(tokens: Sequence[Token], launch: Launch) -> CommandLine | None:
+    """Return the command line where the first token starts the engine."""
+    if not tokens:
+        return None
+    if program_of(tokens[0]) == launch.executable:
+        return _after_subcommand(tokens[1:], launch)
+    if not is_python(tokens[0]):
+        return None
+    rest = _without_interpreter_options(tokens[1:])
+    module, rest = _module(rest)
+    if module in launch.modules:
+        return CommandLine(tuple(rest), subcommand=False)
+    if module in launch.command_modules:
+        return _after_subcommand(rest, launch)
+    return None
+
+
+def holds_a_command(text: str, launch: Launch) -> bool:
+    """Return whether one text holds a command line that starts the engine."""
+    phrase = rf"\b{re.escape(launch.executable)}\s+{re.escape(launch.subcommand)}\b"
+    named = any(re.search(rf"-m\s*{re.escape(module)}", text) for module in launch.modules)
+    return named or re.search(phrase, text) is not None
+
+
+def _passes_on(tokens: Sequence[Token]) -> bool:
+    return bool(tokens) and program_of(tokens[0]) in TRANSPARENT | BUILTINS
+
+
+def _shell(tokens: Sequence[Token]) -> ShellStart | None:
+    program = program_of(tokens[0])
+    index = 1
+    if program == "busybox":
+        program, index = program_of(tokens[1]) if len(tokens) > 1 else "", 2
+    script = False
+    while index < len(tokens):
+        text = tokens[index].text
+        if text in {"--", "-"}:
+            index += 1
+            break
+        if text.startswith("--"):
+            index += 2 if text in _SHELL_WORDS else 1
+        elif _SHELL_OPTION.fullmatch(text):
+            script = script or ("c" in text and text.startswith("-"))
+            index += 1 + text.count("o") + text.count("O")
+        else:
+            break
+    if not script or index >= len(tokens) or program not in SHELLS:
+        return None
+    zero = tokens[index + 1] if index + 1 < len(tokens) else None
+    return ShellStart(program, tokens[index], zero, tuple(tokens[index + 2 :]))
+
+
+def _after_subcommand(tokens: Sequence[Token], launch: Launch) -> CommandLine | None:
+    if tokens and tokens[0].text == launch.subcommand:
+        return CommandLine(tuple(tokens[1:]), subcommand=True)
+    return None
+
+
+def _without_interpreter_options(tokens: Sequence[Token]) -> Sequence[Token]:
+    start = 0
+    while start < len(tokens):
+        text = tokens[start].text
+        if text in {"-W", "-X"}:
+            start += 2
+        elif _ALONE.fullmatch(text) or text.startswith(("-W", "-X")):
+            start += 1
+        else:
+            break
+    return tokens[start:]
+
+
+def _module(tokens: Sequence[Token]) -> tuple[str, Sequence[Token]]:
+    """Return the module that Python runs, by name or by file, and the tokens after it."""
+    if not tokens:
+        return "", tokens
+    first = tokens[0].text
+    if first == "-m":
+        return (tokens[1].text, tokens[2:]) if len(tokens) > 1 else ("", ())
+    if first.startswith("-m"):
+        return first.removeprefix("-m"), tokens[1:]
+    path = PurePosixPath(first)
+    if path.name == "vllm":
+        return "vllm.scripts", tokens[1:]
+    parts = path.with_suffix("").parts if path.suffix == ".py" else ()
+    start = parts.index("vllm") if "vllm" in parts else len(parts)
+    return ".".join(parts[start:]), tokens[1:]
+
 
 _TELLING = frozenset(
     {"echo", "printf", "logger", "pgrep", "pkill", "grep", "egrep", "which", "type", "test", "[", ":", "true"}
@@ -85,7 +232,8 @@ class Walk:
         self.budget = budget
         self.found: list[_Found] = []
         self.doubts: list[Refusal] = []
-        self._functions: set[str] = set()
+        self.functions: set[str] = set()
+        """Each takes the place of the program of its name."""
         self._depth = 0
 
     def run_shell(self, shell: ShellStart, variables: Variables, within: tuple[str, ...]) -> None:
@@ -126,17 +274,9 @@ class Walk:
         """Note a place that can't be followed."""
         self.doubts.append(Refusal(RefusalReason.SHELL_SCRIPT, f"{what} ({place}), and is not followed"))
 
-    def engine(self, line: CommandLine, place: Place, obstacles: Iterable[str]) -> None:
-        """Note a command that starts the engine."""
-        self.found.append(_Found(line, place, next(iter(obstacles), "")))
-
-    def define(self, function: str) -> None:
-        """Note a function, which takes the place of the program of its name."""
-        self._functions.add(function)
-
     def shadows(self, tokens: Sequence[Token]) -> tuple[str, ...]:
         """Return the functions among the names of programs that a command begins with."""
-        return tuple(f"the function {t.text}" for t in tokens if t.text in self._functions)
+        return tuple(f"the function {t.text}" for t in tokens if t.text in self.functions)
 
 
 def _end_of(script: str) -> int:
@@ -171,7 +311,7 @@ class _Script:
             "elif_clause": self._sequence,
             "else_clause": self._sequence,
             "case_item": self._sequence,
-            "subshell": self._apart,
+            "subshell": lambda node: self._branch(node.named_children),
             "pipeline": self._pipeline,
             "list": self._list,
             "if_statement": self._branches,
@@ -199,10 +339,6 @@ class _Script:
     def _sequence(self, node: Node) -> None:
         for child in node.named_children:
             self.run(child)
-
-    def _apart(self, node: Node) -> None:
-        """Walk through statements that leave nothing behind."""
-        self._branch(node.named_children)
 
     def _pipeline(self, node: Node) -> None:
         for child in node.named_children:
@@ -245,7 +381,7 @@ class _Script:
 
     def _function(self, node: Node) -> None:
         name = self.source.text_of(node.named_children[0])
-        self.walk.define(name)
+        self.walk.functions.add(name)
         self.variables.never_know(assigned_in(node, self.source))
         kept = self.variables
         self.variables = kept.branch()
@@ -306,7 +442,8 @@ class _Script:
         line = engine_start(tokens, self.walk.profile.launch)
         if line is not None:
             obstacles = (*obstacles, *self.walk.shadows(tokens[: len(tokens) - len(line.tokens)]))
-            self.walk.engine(replace(line, tail=self._tail(last)), tokens[0].place, obstacles)
+            line = replace(line, tail=self._tail(last))
+            self.walk.found.append(_Found(line, tokens[0].place, next(iter(obstacles), "")))
             return
         shell = shell_start(tokens)
         if shell is not None:
@@ -330,7 +467,11 @@ class _Script:
             self._set(tokens[1:])
         elif program == "shift":
             self.variables.forget(_PARAMETERS)
-        elif program not in _TELLING and _speaks_of(tokens, profile):
+        if program in {"set", "shift"} | _TELLING:
+            return
+        texts = [token.text for token in tokens]
+        given = any(holds_a_command(text, profile.launch) for text in (*texts, " ".join(texts)))
+        if given:
             self.walk.doubt(f"`{program}` starts {profile.name} in its own way", tokens[0].place)
 
     def _set(self, tokens: Sequence[Token]) -> None:
@@ -364,28 +505,19 @@ class _Script:
 _BLANK = Traced(" ", (Mark(),))
 
 
-def _speaks_of(tokens: Sequence[Token], profile: EngineProfile) -> bool:
-    """Return whether a command is given another one that starts the engine, in words or in one word."""
-    whole = any(holds_a_command(token.text, profile.launch) for token in tokens)
-    return whole or holds_a_command(" ".join(token.text for token in tokens), profile.launch)
-
-
 def _words_of(node: Node, redirects: Sequence[Node]) -> list[Node]:
     """Return the nodes of a command's words, in the order of the text.
 
     The grammar takes what follows a redirection's target for further targets; a shell does not.
     """
     children = node.named_children
-    words = [child for child in children if not _is_aside(child)]
+    aside = {"variable_assignment", "comment"}
+    words = [each for each in children if each.type not in aside and not each.type.endswith("_redirect")]
     for redirect in (*redirects, *(child for child in children if child.type.endswith("_redirect"))):
         if redirect.type == "file_redirect":
             targets = redirect.children_by_field_name("destination")
             words += targets[1:]
     return sorted(words, key=lambda word: word.start_byte)
-
-
-def _is_aside(node: Node) -> bool:
-    return node.type in {"variable_assignment", "comment"} or node.type.endswith("_redirect")
 
 
 def _chain(node: Node) -> list[tuple[str, Node]]:

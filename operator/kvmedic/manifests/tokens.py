@@ -252,12 +252,33 @@ def tokens_of(
         if items is None:
             continue
         if not isinstance(items, list):
-            return _not_text(f"{name} of container {container.get('name')} is not a list")
+            message = f"{name} of container {container.get('name')} is not a list"
+            return Refusal(RefusalReason.NOT_TEXT, message)
         for index, item in enumerate(items):
+            place = Place(name, index)
             if not isinstance(item, str):
-                return _not_text(_item_message(Place(name, index), item))
-            found.append(_token(item, Place(name, index), environment, budget))
+                advice = "remove it or quote it" if item is None else "quote it"
+                message = f"{place} is {_kind_of(item)}; Kubernetes takes strings only: {advice}"
+                return Refusal(RefusalReason.NOT_TEXT, message)
+            budget.enter_field(str(place))
+            budget.spend(WORD_STEPS)
+            expanded = expand(item, environment, budget)
+            trace = trace_of(item, place, environment, budget)
+            variables = expanded.variables, expanded.unresolved
+            found.append(Token(item, expanded.text, place, *variables, trace))
     return tuple(found)
+
+
+def _kind_of(item: object) -> str:
+    match item:
+        case None:
+            return "empty"
+        case list() | Mapping():
+            return "a list or a mapping"
+        case Unquoted():
+            return f"the {item.kind} {item}"
+        case _:
+            return f"the {'boolean' if isinstance(item, bool) else 'number'} {item}"
 
 
 def item_text(container: Mapping[str, object], name: Field, index: int) -> str:
@@ -381,31 +402,6 @@ def trace_of(raw: str, place: Place, environment: Environment, budget: Budget) -
         else:
             pieces.append(piece)
     return connect_pieces([*pieces, whole.piece(done, len(raw))])
-
-
-def _token(raw: str, place: Place, environment: Environment, budget: Budget) -> Token:
-    budget.enter_field(str(place))
-    budget.spend(WORD_STEPS)
-    expanded = expand(raw, environment, budget)
-    trace = trace_of(raw, place, environment, budget)
-    return Token(raw, expanded.text, place, expanded.variables, expanded.unresolved, trace)
-
-
-def _item_message(place: Place, item: object) -> str:
-    if item is None:
-        return f"{place} is empty; Kubernetes takes strings only: remove it or quote it"
-    kind = "a list or a mapping" if isinstance(item, list | Mapping) else f"the {_word(item)} {item}"
-    return f"{place} is {kind}; Kubernetes takes strings only: quote it"
-
-
-def _word(item: object) -> str:
-    if isinstance(item, Unquoted):
-        return item.kind
-    return "boolean" if isinstance(item, bool) else "number"
-
-
-def _not_text(message: str) -> Refusal:
-    return Refusal(RefusalReason.NOT_TEXT, message)
 
 
 _SUFFIXED = re.compile(r"(?P<number>\d+(?P<fraction>\.\d+)?)(?P<suffix>[kKmMgGtT])")

@@ -94,7 +94,8 @@ def containers_of(text: str) -> tuple[ManifestContainer, ...] | Refusal:
         hint = "; a Helm template must be rendered first" if "{{" in text else ""
         return Refusal(RefusalReason.NOT_A_MANIFEST, f"not readable as YAML: {_summary(error)}{hint}")
     except RecursionError:
-        return _too_large("the manifest has too many lists and mappings within one another: write it flat")
+        message = "the manifest has too many lists and mappings within one another: write it flat"
+        return Refusal(RefusalReason.TOO_LARGE, message)
     except TooLargeError as error:
         return error.refusal()
     except _UnreadableError as error:
@@ -149,10 +150,6 @@ def _count_values(node: Node, counted: dict[int, int]) -> int:
     return counted[id(node)]
 
 
-def _too_large(message: str) -> Refusal:
-    return Refusal(RefusalReason.TOO_LARGE, message)
-
-
 def _is_json(text: str) -> bool:
     try:
         json.loads(text.removeprefix("\ufeff"), parse_int=str)
@@ -191,7 +188,7 @@ class _Document:
             return
         self.seen.add(id(node))
         if isinstance(node, MappingNode):
-            obj = place if _is_object(place) else obj
+            obj = place if place.get("kind") and place.get("metadata") else obj
             yield from self._of_pod(obj, place)
         for key in _keys(node) if isinstance(node, MappingNode) else ():
             found = self._walk(place, (key,))
@@ -209,15 +206,11 @@ class _Document:
         for index, item in enumerate(containers.node.value):
             place = self._at(item, containers)
             data, pod_spec = self._plain(item), self._plain(spec.node)
-            if (
-                isinstance(data, Mapping)
-                and isinstance(pod_spec, Mapping)
-                and isinstance(spec.node, MappingNode)
-            ):
-                lists = dict(self._lists(place))
-                yield ManifestContainer(
-                    _place_text(kind), _place_text(owner), index, data, lists, spec.node, pod_spec
-                )
+            if not isinstance(data, Mapping) or not isinstance(pod_spec, Mapping):
+                continue
+            if isinstance(spec.node, MappingNode):
+                lists, names = dict(self._lists(place)), (_place_text(kind), _place_text(owner))
+                yield ManifestContainer(*names, index, data, lists, spec.node, pod_spec)
 
     def _lists(self, container: _Place) -> Iterator[tuple[Field, ListNode]]:
         for field in Field:
@@ -271,10 +264,6 @@ class _Place:
             if found is not None:
                 return found[0], True
         return None
-
-
-def _is_object(place: _Place) -> bool:
-    return place.get("kind") is not None and place.get("metadata") is not None
 
 
 def _own(node: Node, key: str) -> Node | None:

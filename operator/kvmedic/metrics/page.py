@@ -80,7 +80,7 @@ def parse_page(text: str, at: datetime, names: frozenset[str] | None = None) -> 
     """
     try:
         families = text_string_to_metric_families("\n".join(_lines(text, names)))
-        return _page(at, (sample for family in families for sample in family.samples))
+        return _collect_samples(at, (sample for family in families for sample in family.samples))
     except _PARSER_ERRORS as error:
         raise ValueError(f"the parser cannot read it ({type(error).__name__})") from None
 
@@ -122,7 +122,7 @@ def _lines(text: str, names: frozenset[str] | None) -> Iterator[str]:
         yield line
 
 
-def _page(at: datetime, samples: Iterable[Sample]) -> Page:
+def _collect_samples(at: datetime, samples: Iterable[Sample]) -> Page:
     found: dict[str, dict[tuple[object, ...], Series]] = {}
     stamps: dict[str, float] = {}
     for sample in samples:
