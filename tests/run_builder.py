@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from kvmedic.model.config_edits import FileEdit, Revision
 from kvmedic.model.edits import BundleEdit, BundleStep, EnvEdit, Field, ReferenceEdit, TokenEdit
@@ -12,6 +13,7 @@ from kvmedic.model.fleet import Fleet, ObjectRef, Pod, ReplicaSet, RolloutFields
 from kvmedic.model.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Intent, Outcome, Run, StepRecord, StepState
+from kvmedic.model.status import Attempt, FailedAttempt
 
 NOW = datetime(2026, 3, 1, 3, 0, tzinfo=UTC)
 UID = "11111111-2222-3333-4444-555555555555"
@@ -111,6 +113,12 @@ def a_scaling(sequence: int, before: int, after: int) -> Intent:
     return Intent(
         sequence, move, OLD, OLD, False, NOW, was_frozen=False, replicas_before=before, replicas_after=after
     )
+
+
+def a_failure(attempt: Attempt, key: object = "", template: str = OLD, **changes: Any) -> FailedAttempt:
+    """An attempt that did not help, without figures unless they are given."""
+    failed = FailedAttempt(attempt, str(key), template, "a -> b", "NotRecovered", NOW)
+    return replace(failed, **changes)
 
 
 def a_run(

@@ -10,9 +10,10 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.plan import Goal, Plan
 from kvmedic.model.readings import Recalled
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Approved, Outcome, Spending, StepState, Terms, Verdict
+from kvmedic.model.run import Approved, Outcome, Spending, StepState, Terms
 from kvmedic.model.spec import RotationLabel
 from kvmedic.model.status import (
+    Attempt,
     Borrowed,
     ClosedRun,
     Condition,
@@ -26,13 +27,10 @@ from kvmedic.model.status import (
     ShownDiagnosis,
     ShownPlan,
     SizedCap,
-    TriedLever,
-    TriedReturn,
-    TriedScaling,
     Truth,
     Urgency,
 )
-from run_builder import NEW, NOW, OLD, SCALE, STEP, a_run, a_scaling, an_intent
+from run_builder import NEW, NOW, OLD, SCALE, STEP, a_failure, a_run, a_scaling, an_intent
 
 
 def approved_record() -> Record:
@@ -85,15 +83,18 @@ def holding_record() -> Record:
         calm_since=NOW - timedelta(hours=1),
         outlook="without it 3 replicas would run 9.1 sequences each",
         looked_at=NOW,
-        in_vain=TriedReturn(OLD, NOW - timedelta(hours=2), Load(9.0, 200.0, 64.0, 190.0)),
     )
-    tried = TriedScaling(4, 5, OLD, Verdict.NOT_RECOVERED, NOW)
+    then, load = NOW - timedelta(hours=2), Load(9.0, 200.0, 64.0, 190.0)
+    tried = (
+        a_failure(Attempt.ADD_REPLICAS, 4, change="replicas 4 -> 5"),
+        a_failure(Attempt.GIVE_BACK, lent.knob, change="kvOffloadingSize 32 -> None", at=then, load=load),
+    )
     return replace(
         full_record(),
         run=replace(run, goal=Goal.CALM, baseline=None, terms=terms),
         footprint=held,
         borrowed=(lent,),
-        scalings=(tried,),
+        failed_attempts=tried,
     )
 
 
@@ -114,7 +115,9 @@ def full_record() -> Record:
         plan=ShownPlan("0123456789abcdef", Reason.CAP_RIGHT_SIZED, "fits", (STEP.line(),), NOW),
         last_good=LastGood(OLD, {"maxNumSeqs": "64"}, 3, 149, NOW),
         run=run,
-        levers=(TriedLever(Knob.MAX_NUM_SEQS, OLD, 149, Verdict.NOT_RECOVERED, NOW),),
+        failed_attempts=(
+            a_failure(Attempt.TURN_LEVER, "maxNumSeqs", change="maxNumSeqs 64 -> 16", blocks=149),
+        ),
         history=(
             ClosedRun(
                 id="1",

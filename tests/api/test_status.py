@@ -36,19 +36,19 @@ from kvmedic.api.status import (
 from kvmedic.model.edits import EnvEdit, TokenEdit
 from kvmedic.model.engine import Knob
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Run, StepRecord, StepState, Verdict
+from kvmedic.model.run import Run, StepRecord, StepState
 from kvmedic.model.status import (
     HISTORY_LENGTH,
+    Attempt,
     Condition,
     ConditionType,
     OutgrownShare,
     Record,
     ShownDiagnosis,
     ShownPlan,
-    TriedLever,
     Truth,
 )
-from run_builder import NEW, NOW, OLD, STEP, a_run
+from run_builder import NEW, NOW, OLD, STEP, a_failure, a_run
 
 GOLDEN = Path(__file__).parent / "data" / "status-v1alpha1.json"
 TIMES = st.datetimes(timezones=st.just(UTC))
@@ -265,7 +265,7 @@ UNREADABLE = {
     "a history that is no list": (("history",), {"id": "1"}),
     "a closed run without an end": (("history", 0, "endedAt"), None),
     "a closed run of an unknown outcome": (("history", 0, "outcome"), "Bliss"),
-    "a lever of an unknown name": (("levers", 0, "knob"), "volume"),
+    "an attempt of an unknown kind": (("failedAttempts", 0, "attempt"), "volume"),
     "a good revision without replicas": (("lastGood", "replicas"), None),
 }
 
@@ -390,23 +390,14 @@ def test_the_newest_change_is_one_line(record: Record, change: str) -> None:
 def test_what_turns_of_the_supply_leave_behind_is_stored_and_read() -> None:
     record = replace(
         full_record(),
-        levers=(
-            TriedLever(
-                Knob.GPU_MEMORY_UTILIZATION,
-                OLD,
-                149,
-                Verdict.NOT_RECOVERED,
-                NOW,
-                reason=Reason.MEMORY_STEPPED_UP,
-            ),
-        ),
+        failed_attempts=(a_failure(Attempt.RAISE_MEMORY, Knob.GPU_MEMORY_UTILIZATION, blocks=149),),
         outgrown=(OutgrownShare(0.92, OLD, NOW),),
         borrowed=holding_record().borrowed,
     )
 
     status = stored(record)
 
-    assert status["levers"][0]["reason"] == "MemorySteppedUp"
+    assert status["failedAttempts"][0]["attempt"] == "RaiseMemory"
     assert status["outgrown"] == [{"share": 0.92, "body": OLD, "at": "2026-03-01T03:00:00Z"}]
     assert record_from_wire(status) == record
 
@@ -434,7 +425,7 @@ def test_what_is_held_for_a_while_is_read_as_it_was_written() -> None:
     assert status["run"]["steps"][0]["step"]["kind"] == "ScaleStep"
 
 
-@pytest.mark.parametrize("field", ["footprint", "scalings"])
+@pytest.mark.parametrize("field", ["footprint", "failedAttempts"])
 def test_what_is_held_and_cannot_be_read_is_never_forgotten(field: str) -> None:
     with pytest.raises(RunUnreadable):
         record_from_wire(stored(holding_record()) | {field: "fine"})

@@ -12,7 +12,7 @@ from kvmedic.api.status import record_from_wire, record_to_wire
 from kvmedic.cli.explain import as_json, explain_resource, fixes_of
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Fix
-from kvmedic.model.status import FailedFix, Record, TurnedOff
+from kvmedic.model.status import Record, TurnedOff, failed_fix
 from kvmedic.model.trial import Score, Scored
 from run_builder import NEW, OLD
 
@@ -29,9 +29,12 @@ OFF = TurnedOff(
     "Theirs",
     Reason.BLOCKS_NOT_FREED,
     NOW - timedelta(hours=1),
-    (FailedFix(Fix.FP8_KV_CACHE, REFUSED.message, 1), FailedFix(Fix.COMPACTING_METHOD, "a loss", 0)),
 )
-RECORD = Record(turned_off=OFF, scores=(SCORED, REFUSED))
+FAILED = (
+    failed_fix(Fix.FP8_KV_CACHE, REFUSED.message, 1, NOW),
+    failed_fix(Fix.COMPACTING_METHOD, "a loss", 0, NOW),
+)
+RECORD = Record(turned_off=OFF, failed_attempts=FAILED, scores=(SCORED, REFUSED))
 
 
 def told(record: Record, template: str = OLD) -> list[str]:

@@ -13,7 +13,7 @@ from kvmedic.model.plan import ConfigStep, FlagStep, gives_back
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, Run, StepState, Terms, Verdict
 from kvmedic.model.spec import RotationLabel
-from kvmedic.model.status import Borrowed, Load, Record, TriedReturn
+from kvmedic.model.status import Attempt, Borrowed, Load, Record
 from kvmedic.record.runs import close_run
 from kvmedic.runbooks.preemption.loans import Tenure, is_value, loans_after, tenure_of
 from run_builder import BASELINE, CONFIG, NEW, NOW, OLD, SCALE, STEP, a_run, an_intent
@@ -75,7 +75,7 @@ def test_what_helped_is_lent_with_what_was_before_and_the_load_that_was_too_much
     assert (lent.before, lent.after, lent.revision) == (before, "32", NEW)
     assert (lent.run, lent.at, lent.target_uid, lent.container) == (run.id, NOW, run.target_uid, "vllm")
     assert (lent.load, lent.terms) == (THEN, TERMS)
-    assert (lent.calm_since, lent.outlook, lent.in_vain) == (None, "", None)
+    assert (lent.calm_since, lent.outlook) == (None, "")
     assert "kvOffloadingSize" in lent.line()
 
 
@@ -142,10 +142,13 @@ def test_what_was_given_back_is_gone():
     ],
 )
 def test_a_way_back_that_was_taken_back_leaves_the_loan_and_what_spoke_against_it(ending, remembered):
-    [left] = loans_after((HELD,), turned(BACK, ending), Outcome(ending, ""), NOW)
+    run = turned(BACK, ending)
+    done = close_run(Record(run=run, borrowed=(HELD,)), run, Outcome(ending, ""), 1, NOW)
 
-    assert left.in_vain == (TriedReturn(NEW, NOW, THEN) if remembered else None)
-    assert replace(left, in_vain=None) == replace(HELD, calm_since=None, outlook="", looked_at=None)
+    found = [(one.attempt, one.key, one.template, one.at, one.load) for one in done.failed_attempts]
+    assert found == [(Attempt.GIVE_BACK, KNOB, NEW, NOW, THEN)] * remembered
+    [left] = done.borrowed
+    assert left == replace(HELD, calm_since=None, outlook="", looked_at=None)
 
 
 def test_a_way_back_that_did_not_hold_is_no_lever_that_did_not_help():
@@ -153,8 +156,7 @@ def test_a_way_back_that_did_not_hold_is_no_lever_that_did_not_help():
 
     done = close_run(Record(run=run, borrowed=(HELD,)), run, Outcome(Reason.NOT_RECOVERED, ""), 1, NOW)
 
-    assert done.levers == ()
-    assert [lent.in_vain is not None for lent in done.borrowed] == [True]
+    assert [one.attempt for one in done.failed_attempts] == [Attempt.GIVE_BACK]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_person_who_turns_one_setting_on_again_is_left_alone(a_world: Callable
     assert world.outcomes() == ["FlagDrifted"]
     assert variables(world) == HALF
     assert FLAG not in world.args()
-    assert "bundles" not in world.status()
+    assert "failedAttempts" not in world.status()
     assert (spec.get("paused"), spec.get("minReadySeconds")) == (None, None)
     world.wait(lambda: world.traces() == [], PATIENCE_SECONDS, "nothing of ours is left")
 

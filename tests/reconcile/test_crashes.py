@@ -484,8 +484,8 @@ def test_killed_at_every_write_a_method_that_was_needed_is_turned_on_again(a_wor
 
     assert world.outcomes() == ["NotRecovered"]
     assert world.deployment()["spec"] == before
-    [remembered] = world.status()["bundles"]
-    assert (remembered["method"], remembered["revision"]) == ("TriAttention", revision)
+    [remembered] = world.status()["failedAttempts"]
+    assert (remembered["key"], remembered["template"]) == ("TriAttention", revision)
     assert world.traces() == []
     assert eye.lost == []
     assert eye.fewest >= 2

@@ -119,10 +119,11 @@ def test_a_lever_that_did_not_help_is_remembered_over_a_restart_and_not_tried_ag
     assert world.outcomes() == ["NotRecovered"]
     assert world.deployment()["spec"]["template"] == before
     assert world.condition("ActionRequired") == ("True", "LeverExhausted")
-    [tried] = world.status()["levers"]
-    assert (tried["knob"], tried["verdict"], tried["revision"]) == (
+    [tried] = world.status()["failedAttempts"]
+    assert (tried["key"], tried["why"], tried["template"]) == (
         "watermark",
         "NotRecovered",
         world.revision(),
     )
-    assert (tried["promptTokens"], tried["outputTokens"]) == (pytest.approx(310), pytest.approx(40))
+    lengths = tried["load"]["promptTokens"], tried["load"]["outputTokens"]
+    assert lengths == (pytest.approx(310), pytest.approx(40))

@@ -38,7 +38,7 @@ def template(*args: str) -> dict[str, Any]:
 WITH = template("--kv-offloading-size=32")
 REVISION = template_hash(WITH)
 [LENT] = holding_record().borrowed
-LENT = replace(LENT, revision=REVISION, in_vain=None, target_uid=a_settled_fleet().uid, container=None)
+LENT = replace(LENT, revision=REVISION, target_uid=a_settled_fleet().uid, container=None)
 
 
 def fleet(of: dict[str, Any], **changes: Any) -> Fleet:

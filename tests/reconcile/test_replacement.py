@@ -75,9 +75,13 @@ def test_a_replacement_that_did_not_help_is_remembered_and_not_tried_again(
     )
 
     assert world.outcomes() == ["NotRecovered"]
-    (tried,) = world.status()["replacements"]
-    assert (tried["pod"], tried["replicas"], tried["verdict"]) == (pressured, REPLICAS, "NotRecovered")
-    assert tried["revision"] == world.revision()
+    (tried,) = world.status()["failedAttempts"]
+    assert (tried["change"], tried["key"], tried["why"]) == (
+        f"replica {pressured} -> a new one",
+        str(REPLICAS),
+        "NotRecovered",
+    )
+    assert tried["template"] == world.revision()
     assert world.condition("ActionRequired") == ("True", "LeverExhausted")
     assert names(world) == before
     world.kubectl("scale", "deployment/llm", f"--replicas={REPLICAS + 1}")

@@ -64,7 +64,7 @@ def test_an_earlier_revision_that_does_not_start_is_given_up(a_world: Callable[.
     world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
 
     assert world.outcomes() == ["CanaryFailed"]
-    assert [one["outcome"] for one in world.status()["rollbacks"]] == ["CanaryFailed"]
+    assert [one["why"] for one in world.status()["failedAttempts"]] == ["CanaryFailed"]
     assert world.deployment()["spec"] == before
     world.wait(lambda: {pod["metadata"]["name"] for pod in world.pods()} == pods, 60, "the canary is gone")
 
@@ -227,7 +227,7 @@ def test_a_rollback_that_did_not_help_is_taken_back_and_remembered(
     newest, first = world.status()["history"]
     assert (first["reason"], first["outcome"]) == ("DeployCorrelated", "NotRecovered")
     assert restored["template"] == after_deploy["template"]
-    assert [one["outcome"] for one in world.status()["rollbacks"]] == ["NotRecovered"]
+    assert [one["why"] for one in world.status()["failedAttempts"]] == ["NotRecovered"]
     assert (newest["reason"], newest["outcome"]) == ("DeployCorrelated", "Recovered")
     assert cap(world) == "--max-num-seqs=14"
     assert eye.lost == []

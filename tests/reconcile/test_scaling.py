@@ -103,8 +103,9 @@ def test_more_replicas_that_did_not_help_go_and_are_not_tried_again(a_world: Cal
         time.sleep(LOOKS_SECONDS)
 
     assert world.outcomes() == ["NotRecovered"]
-    [tried] = world.status()["scalings"]
-    assert (tried["before"], tried["after"], tried["revision"]) == (REPLICAS, MORE, world.revision())
+    [tried] = world.status()["failedAttempts"]
+    assert (tried["change"], tried["key"]) == (f"replicas {REPLICAS} -> {MORE}", str(REPLICAS))
+    assert tried["template"] == world.revision()
     assert world.condition("ActionRequired") == ("True", "CapacityExhausted")
     assert held(world) == {}
     assert names(world) == before

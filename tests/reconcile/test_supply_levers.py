@@ -82,8 +82,8 @@ def test_a_share_that_did_not_help_is_lowered_again_and_remembered(a_world: Call
 
     assert world.outcomes() == ["NotRecovered"]
     assert world.deployment()["spec"]["template"] == before
-    [tried] = world.status()["levers"]
-    assert (tried["knob"], tried["reason"]) == ("gpuMemoryUtilization", "MemorySteppedUp")
+    [tried] = world.status()["failedAttempts"]
+    assert (tried["attempt"], tried["key"]) == ("RaiseMemory", "gpuMemoryUtilization")
 
 
 @pytest.mark.timeout(900)

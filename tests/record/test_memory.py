@@ -7,30 +7,23 @@ from dataclasses import replace
 import pytest
 
 from kvmedic.model.engine import Knob
-from kvmedic.model.plan import ConfigStep, FlagStep, Step
+from kvmedic.model.plan import Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, StepState, Verdict
 from kvmedic.model.spec import Fix
 from kvmedic.model.status import (
     HISTORY_LENGTH,
+    Attempt,
     ClosedRun,
     Record,
     SizedCap,
-    TriedBundle,
-    TriedLever,
-    TriedReplacement,
-    TriedRollback,
-    TriedScaling,
     TurnedOff,
+    failed_before,
+    failed_fix,
 )
 from kvmedic.record.runs import close_run
-from kvmedic.runbooks.fleet_plans import (
-    replaced_in_vain,
-    rolled_back_in_vain,
-    scaled_in_vain,
-    turned_off_in_vain,
-)
 from run_builder import (
+    BASELINE,
     BUNDLE,
     CONFIG,
     NEW,
@@ -40,12 +33,13 @@ from run_builder import (
     REPLACE,
     SCALE,
     STEP,
-    a_fleet,
+    a_failure,
     a_run,
     a_scaling,
     an_intent,
 )
 
+OVER = Outcome(Reason.NOT_RECOVERED, "still beyond the trigger")
 FAILED = Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, "still beyond the trigger")
 
 
@@ -62,129 +56,88 @@ def after_verdict(step: Step, verdict: Verdict, before: Record | None = None) ->
     return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
-def test_a_replacement_that_did_not_help_is_remembered_by_template_and_number() -> None:
-    done = after_verdict(REPLACE, Verdict.NOT_RECOVERED)
-
-    assert done.replacements == (TriedReplacement("a", OLD, 3, Verdict.NOT_RECOVERED, NOW),)
-    assert done.levers == ()
-    assert done.history[0].steps == ("Deployment/llm: replica a -> a new one: Kept",)
-
-
-@pytest.mark.parametrize("verdict", [Verdict.RECOVERED, Verdict.INCONCLUSIVE])
-def test_a_replacement_that_may_have_helped_is_not(verdict: Verdict) -> None:
-    assert after_verdict(REPLACE, verdict).replacements == ()
-
-
-@pytest.mark.parametrize("step", [STEP, CONFIG], ids=["on the command line", "in a file"])
-def test_a_lever_that_did_not_help_is_remembered_and_no_replacement(step: FlagStep | ConfigStep) -> None:
-    done = after_verdict(step, Verdict.NOT_RECOVERED)
-
-    assert done.levers == (
-        TriedLever(step.knob, OLD, 149, Verdict.NOT_RECOVERED, NOW, 64, 190, Reason.CAP_RIGHT_SIZED),
-    )
-    assert done.replacements == ()
-
-
-def test_the_same_evidence_is_remembered_once_and_memory_is_bounded() -> None:
-    old = tuple(TriedReplacement("x", OLD, 3 + i, Verdict.NOT_RECOVERED, NOW) for i in range(HISTORY_LENGTH))
-
-    done = after_verdict(REPLACE, Verdict.NOT_RECOVERED, Record(replacements=old))
-
-    assert [one.pod for one in done.replacements] == ["a"] + ["x"] * (HISTORY_LENGTH - 1)
-    assert len({(one.revision, one.replicas) for one in done.replacements}) == HISTORY_LENGTH
-
-
-def test_another_template_or_number_is_other_evidence() -> None:
-    tried = after_verdict(REPLACE, Verdict.NOT_RECOVERED).replacements
-
-    assert replaced_in_vain(tried, a_fleet())
-    assert not replaced_in_vain(tried, a_fleet(revision=NEW))
-    assert not replaced_in_vain(tried, a_fleet(replicas=4))
-    assert not replaced_in_vain((), a_fleet())
-
-
 def after_way_back(reason: Reason, before: Record | None = None, step: Step = RECALL) -> Record:
-    """The record once a run that rolled a revision back, or turned a method off, was itself taken back."""
+    """The record once a run whose one step was taken back is closed."""
     outcome = Outcome(reason, "numbers")
     verdict = Verdict.NOT_RECOVERED if reason is Reason.NOT_RECOVERED else None
     run = a_run(StepState.VERIFYING, an_intent(), step=step).turned_back(outcome, verdict).reverted()
     return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
-@pytest.mark.parametrize("reason", [Reason.NOT_RECOVERED, Reason.CANARY_FAILED])
-def test_a_rollback_that_did_not_help_or_could_not_start_is_remembered_by_its_template(
-    reason: Reason,
+REMEMBERED = {
+    "a replica": (REPLACE, Attempt.REPLACE_REPLICA, "3", "replica a -> a new one"),
+    "a lever on the command line": (STEP, Attempt.TURN_LEVER, "maxNumSeqs", "maxNumSeqs 64 -> 16"),
+    "a lever in a file": (CONFIG, Attempt.TURN_LEVER, "maxNumSeqs", "maxNumSeqs 64 -> 16 (ConfigMap"),
+    "a revision": (RECALL, Attempt.ROLL_BACK_REVISION, "", "pod template of revision 7 -> of revision 6"),
+    "a method": (BUNDLE, Attempt.SWITCH_METHOD, "TriAttention", "TriAttention "),
+    "more replicas": (SCALE, Attempt.ADD_REPLICAS, "3", "replicas 3 -> 4"),
+}
+
+
+@pytest.mark.parametrize(("step", "attempt", "key", "change"), REMEMBERED.values(), ids=REMEMBERED)
+def test_what_did_not_help_is_remembered_with_its_template(
+    step: Step, attempt: Attempt, key: str, change: str
 ) -> None:
-    done = after_way_back(reason)
+    done = after_verdict(step, Verdict.NOT_RECOVERED)
 
-    assert done.rollbacks == (TriedRollback(OLD, NEW, reason, NOW),)
-    assert (done.levers, done.replacements) == ((), ())
-    assert rolled_back_in_vain(done.rollbacks, a_fleet())
-    assert not rolled_back_in_vain(done.rollbacks, a_fleet(revision=NEW))
-    assert not rolled_back_in_vain((), a_fleet())
+    [found] = done.failed_attempts
+    assert found == replace(a_failure(attempt, key, change=found.change, blocks=149), load=found.load)
+    assert found.change.startswith(change)
+    assert failed_before(done.failed_attempts, attempt, key, OLD) == found
+    assert failed_before(done.failed_attempts, attempt, key, NEW) is None
+    assert failed_before(done.failed_attempts, attempt, f"another {key}", OLD) is None
+    assert failed_before((), attempt, key, OLD) is None
 
 
+def test_the_load_that_it_failed_on_is_remembered_where_it_was_measured() -> None:
+    run = a_run(StepState.VERIFYING, an_intent(), step=STEP).turned_back(OVER, FAILED.verdict).reverted()
+    measured = replace(run, baseline=replace(BASELINE, running_mean=60.0))
+
+    [found] = close_run(Record(run=measured), measured, OVER, 1, NOW).failed_attempts
+
+    assert found.load is not None
+    assert (found.load.running, found.load.prompt_tokens, found.load.output_tokens) == (20, 64, 190)
+    assert after_verdict(STEP, Verdict.NOT_RECOVERED).failed_attempts[0].load is None
+
+
+@pytest.mark.parametrize("step", [REPLACE, STEP, CONFIG, RECALL, BUNDLE, SCALE])
+@pytest.mark.parametrize("verdict", [Verdict.RECOVERED, Verdict.INCONCLUSIVE])
+def test_what_may_have_helped_is_not_remembered(step: Step, verdict: Verdict) -> None:
+    assert after_verdict(step, verdict).failed_attempts == ()
+
+
+def test_fewer_replicas_that_were_too_few_are_no_attempt_that_failed() -> None:
+    assert after_verdict(SCALE.inverse(), Verdict.NOT_RECOVERED).failed_attempts == ()
+
+
+@pytest.mark.parametrize("step", [STEP, RECALL, BUNDLE])
+def test_what_could_not_start_is_remembered(step: Step) -> None:
+    assert [one.why for one in after_way_back(Reason.CANARY_FAILED, step=step).failed_attempts] == [
+        "CanaryFailed"
+    ]
+
+
+@pytest.mark.parametrize("step", [STEP, RECALL, BUNDLE])
 @pytest.mark.parametrize(
     "reason", [Reason.ROLLED_BACK_BY_HAND, Reason.SPARE_UNSCHEDULABLE, Reason.REVISION_GONE]
 )
-def test_a_rollback_that_ended_otherwise_may_be_tried_again(reason: Reason) -> None:
-    assert after_way_back(reason).rollbacks == ()
+def test_what_was_taken_back_for_another_reason_may_be_tried_again(step: Step, reason: Reason) -> None:
+    assert after_way_back(reason, step=step).failed_attempts == ()
 
 
-@pytest.mark.parametrize("reason", [Reason.NOT_RECOVERED, Reason.CANARY_FAILED])
-def test_a_method_that_had_to_be_turned_on_again_is_remembered_by_its_template(reason: Reason) -> None:
-    old = tuple(TriedBundle(each, OLD, reason, NOW) for each in ("TriAttention", *map(str, range(10))))
+@pytest.mark.parametrize("attempt", Attempt)
+def test_the_same_attempt_is_remembered_once_and_each_kind_is_bounded_by_itself(attempt: Attempt) -> None:
+    old = tuple(a_failure(attempt, key) for key in (3, *range(10, 20)))
+    other = a_failure(Attempt.REPLACE_REPLICA, 4)
 
-    done = after_way_back(reason, Record(bundles=old), BUNDLE)
+    done = after_verdict(REPLACE, Verdict.NOT_RECOVERED, Record(failed_attempts=(*old, other)))
 
-    assert done.bundles[0] == TriedBundle("TriAttention", OLD, reason, NOW)
-    assert len({one.method for one in done.bundles}) == len(done.bundles) == HISTORY_LENGTH
-    assert (done.levers, done.rollbacks) == ((), ())
-    assert "TriAttention" in turned_off_in_vain(done.bundles, a_fleet())
-    assert turned_off_in_vain(done.bundles, a_fleet(revision=NEW)) == frozenset()
-
-
-@pytest.mark.parametrize("reason", [Reason.ROLLED_BACK_BY_HAND, Reason.SPARE_UNSCHEDULABLE])
-def test_a_method_that_was_turned_on_again_for_another_reason_may_be_turned_off_again(reason: Reason) -> None:
-    assert after_way_back(reason, step=BUNDLE).bundles == ()
-    assert after_verdict(BUNDLE, Verdict.RECOVERED).bundles == ()
-
-
-def test_a_rollback_that_helped_is_not_remembered_as_one_that_did_not() -> None:
-    assert after_verdict(RECALL, Verdict.RECOVERED).rollbacks == ()
-
-
-def test_rollbacks_are_remembered_once_each_and_their_number_is_bounded() -> None:
-    old = tuple(TriedRollback(each, NEW, Reason.NOT_RECOVERED, NOW) for each in (OLD, *map(str, range(10))))
-
-    done = after_way_back(Reason.CANARY_FAILED, Record(rollbacks=old))
-
-    assert done.rollbacks[0] == TriedRollback(OLD, NEW, Reason.CANARY_FAILED, NOW)
-    assert len(done.rollbacks) == HISTORY_LENGTH
-    assert len({one.revision for one in done.rollbacks}) == HISTORY_LENGTH
-
-
-def test_more_replicas_that_did_not_help_are_remembered_by_template_and_number() -> None:
-    done = after_verdict(SCALE, Verdict.NOT_RECOVERED)
-
-    assert done.scalings == (TriedScaling(3, 4, OLD, Verdict.NOT_RECOVERED, NOW),)
-    assert (done.levers, done.replacements) == ((), ())
-    assert scaled_in_vain(done.scalings, a_fleet())
-    assert not scaled_in_vain(done.scalings, a_fleet(replicas=4))
-    assert not scaled_in_vain(done.scalings, a_fleet(revision=NEW))
-
-
-def test_fewer_replicas_that_were_too_few_are_no_lever_that_failed() -> None:
-    assert after_verdict(SCALE.inverse(), Verdict.NOT_RECOVERED).scalings == ()
-
-
-def test_the_same_number_is_remembered_once_and_memory_is_bounded() -> None:
-    old = tuple(TriedScaling(3 + i, 9, OLD, Verdict.NOT_RECOVERED, NOW) for i in range(HISTORY_LENGTH))
-
-    done = after_verdict(SCALE, Verdict.NOT_RECOVERED, Record(scalings=old))
-
-    assert len({(one.revision, one.before) for one in done.scalings}) == HISTORY_LENGTH
-    assert done.scalings[0].after == 4
+    same = attempt is Attempt.REPLACE_REPLICA
+    kept = [one for one in done.failed_attempts if one.attempt is attempt]
+    assert done.failed_attempts[0].change == "replica a -> a new one"
+    assert len({one.key for one in kept}) == len(kept) == HISTORY_LENGTH
+    assert kept[0].key == "3"
+    assert (other in done.failed_attempts) is not same
 
 
 def kept(step: Step, before: SizedCap | None = None, verdict: Verdict = Verdict.IMPROVED) -> SizedCap | None:
@@ -231,12 +184,17 @@ def test_a_method_that_is_off_for_good_is_remembered_until_something_takes_its_p
 
 
 def test_a_fix_that_had_to_go_again_has_failed() -> None:
-    gone = after_keeping(replace(BUNDLE, undoes=Fix.COMPACTING_METHOD)).turned_off
+    gone = after_keeping(replace(BUNDLE, undoes=Fix.COMPACTING_METHOD))
 
-    assert gone is not None
-    assert gone.spoken_of(Fix.COMPACTING_METHOD, 1) is not None
-    assert gone.spoken_of(Fix.COMPACTING_METHOD, 2) is None
-    assert gone.spoken_of(Fix.FP8_KV_CACHE, 1) is None
+    assert [(one.key, one.generation) for one in gone.failed_fixes] == [(Fix.COMPACTING_METHOD, 1)]
+
+
+def test_the_next_method_that_goes_for_good_begins_without_failed_fixes() -> None:
+    failed = (failed_fix(Fix.FP8_KV_CACHE, "a loss", 1, NOW), a_failure(Attempt.TURN_LEVER))
+
+    gone = after_keeping(BUNDLE, Record(failed_attempts=failed))
+
+    assert gone.failed_attempts == failed[1:]
 
 
 def test_runs_that_only_asked_a_trial_pod_make_room_for_those_that_changed_something() -> None:

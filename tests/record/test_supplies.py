@@ -12,7 +12,7 @@ from kvmedic.model.fleet import body_hash
 from kvmedic.model.plan import ConfigStep, FlagStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, Run, StepState, Verdict
-from kvmedic.model.status import HISTORY_LENGTH, OutgrownShare, Record
+from kvmedic.model.status import HISTORY_LENGTH, Attempt, OutgrownShare, Record
 from kvmedic.record.runs import after_trouble, close_run, raised_share, with_outgrown
 from run_builder import CONFIG, NEW, NOW, OLD, REPLACE, STEP, a_fleet, a_pod, a_run, an_intent
 
@@ -155,14 +155,14 @@ def test_a_change_whose_first_replica_does_not_come_up_is_remembered(step: FlagS
 
     done = after(run, Reason.CANARY_FAILED)
 
-    assert [(one.knob, one.verdict) for one in done.levers] == [(step.knob, Verdict.NOT_RECOVERED)]
+    assert [(one.key, one.why) for one in done.failed_attempts] == [(step.knob, "CanaryFailed")]
 
 
 @pytest.mark.parametrize("reason", [Reason.SPARE_UNSCHEDULABLE, Reason.ROLLED_BACK_BY_HAND])
 def test_a_change_that_was_never_judged_is_not_remembered(reason: Reason) -> None:
     run = verified(STEP).turned_back(Outcome(reason, ""), None).reverted()
 
-    assert after(run, reason).levers == ()
+    assert after(run, reason).failed_attempts == ()
 
 
 def test_the_same_knob_up_and_down_are_two_memories() -> None:
@@ -172,7 +172,7 @@ def test_the_same_knob_up_and_down_are_two_memories() -> None:
     first = after(verified(down).turned_back(back, Verdict.NOT_RECOVERED).reverted(), back.reason)
     done = after(verified(RAISED).turned_back(back, Verdict.NOT_RECOVERED).reverted(), back.reason, first)
 
-    assert [(one.reason, one.revision) for one in done.levers] == [
-        (Reason.MEMORY_STEPPED_UP, OLD),
-        (Reason.MEMORY_STEPPED_DOWN, OLD),
+    assert [(one.attempt, one.template) for one in done.failed_attempts] == [
+        (Attempt.RAISE_MEMORY, OLD),
+        (Attempt.TURN_LEVER, OLD),
     ]

@@ -13,10 +13,11 @@ from kvmedic.model.compression import Keep, MethodClass
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, GatePolicy, Reference, Replacement
-from kvmedic.model.status import TriedBundle, TurnedOff
+from kvmedic.model.status import Attempt, TurnedOff
 from kvmedic.model.trial import AGAIN, Answer, NoEvaluation, Question, Reclaim, Score, Scored
 from kvmedic.runbooks.branches import Compressed, Evaluate, NoChange, Try, TurnOn
 from kvmedic.runbooks.compression.next_fix import Case, fixes_behind_gate, next_fix
+from run_builder import a_failure
 from runbooks.test_bundle import a_template, a_workload
 
 TEMPLATE = a_template(["vllm", "serve", "some/model"])
@@ -32,7 +33,7 @@ CASE = Case(
     method=None,
     answers=(),
     scores=(),
-    tried=(),
+    failed=(),
     evaluation=EVALUATION,
     generation=3,
     now=NOW,
@@ -151,7 +152,7 @@ def test_an_engine_that_refuses_fewer_bits_leaves_nothing_to_wait_for_that_day()
     refused = replace(fp8, scores=(*fp8.scores, no))
 
     assert "the engine refuses it" in waits(found_for(refused), Reason.FIXES_EXHAUSTED)
-    assert [each.fix for each in next_fix(refused).failed] == [Fix.FP8_KV_CACHE]
+    assert [each.key for each in next_fix(refused).failed] == [Fix.FP8_KV_CACHE]
     assert isinstance(found_for(replace(refused, now=NOW + timedelta(days=1))), Evaluate)
     assert isinstance(found_for(replace(refused, generation=4)), Evaluate)
 
@@ -163,7 +164,7 @@ def test_an_engine_that_refuses_a_method_makes_room_for_the_next_fix_at_once() -
 
     assert isinstance(found.move, Evaluate)
     assert found.move.subject == "the present setting"
-    assert [(each.fix, each.why) for each in found.failed] == [
+    assert [(each.key, each.why) for each in found.failed] == [
         (Fix.COMPACTING_METHOD, "Mine: the engine refuses it")
     ]
 
@@ -184,11 +185,10 @@ def test_nothing_left_says_why_of_each() -> None:
 def test_what_failed_stays_failed_on_another_template_until_the_spec_is_edited() -> None:
     lost = scored(CHANGED, 0.7, REFERRED)
     failed = next_fix(lost).failed
-    assert [(each.fix, each.generation) for each in failed] == [(Fix.COMPACTING_METHOD, 3)]
-    assert lost.turned_off is not None
+    assert [(each.key, each.generation) for each in failed] == [(Fix.COMPACTING_METHOD, 3)]
     capped = a_workload(a_template(["vllm", "serve", "some/model", "--max-num-seqs=8"]))
 
-    after = replace(CASE, workload=capped, turned_off=replace(lost.turned_off, failed=failed))
+    after = replace(CASE, workload=capped, failed=failed)
 
     found = next_fix(after)
     assert isinstance(found.move, Evaluate)
@@ -273,13 +273,13 @@ def test_a_score_of_the_spec_counts_for_the_template_that_it_is_of() -> None:
 
 def test_what_had_to_be_turned_off_again_on_this_template_is_not_turned_on_once_more() -> None:
     proved = scored(CHANGED, 0.79, REFERRED)
-    failed = TriedBundle("Mine", PRESENT, Reason.NOT_RECOVERED, NOW)
+    failed = a_failure(Attempt.SWITCH_METHOD, "Mine", PRESENT)
 
-    found = found_for(replace(proved, tried=(failed,)))
+    found = found_for(replace(proved, failed=(failed,)))
 
     assert isinstance(found, Evaluate)
     assert found.subject == "fp8"
-    assert isinstance(found_for(replace(proved, tried=(replace(failed, revision="0123"),))), TurnOn)
+    assert isinstance(found_for(replace(proved, failed=(replace(failed, template="0123"),))), TurnOn)
 
 
 def test_after_the_first_wall_no_method_that_needs_attention_scores_is_turned_on() -> None:

@@ -6,21 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from builders import NOW, THRASHING, UNSUPPORTED, Replica, an_evidence, spread, with_histogram, without
+from builders import THRASHING, UNSUPPORTED, Replica, an_evidence, spread, with_histogram, without
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Histogram, Pool, Signal
-from kvmedic.model.run import Verdict
-from kvmedic.model.status import TriedLever
+from kvmedic.model.status import Attempt, FailedAttempt, Load
 from kvmedic.runbooks.branches import Evidence
 from kvmedic.runbooks.preemption.present import LENGTHS_ALIKE, exhausted_levers
+from run_builder import a_failure
 
 REVISION = "aaaaaaaaaaaaaaaa"
-TRIED = TriedLever(Knob.WATERMARK, REVISION, 149, Verdict.NOT_RECOVERED, NOW, 60.0, 190.0)
+LOAD = Load(20.0, 380.0, 60.0, 190.0)
+TRIED = a_failure(Attempt.TURN_LEVER, Knob.WATERMARK, REVISION, blocks=149, load=LOAD)
 SAME = an_evidence(THRASHING, THRASHING)
 
 
-def is_left_alone(tried: TriedLever, evidence: Evidence = SAME, revision: str = REVISION) -> bool:
-    return exhausted_levers((tried,), revision, evidence) == {tried.knob}
+def is_left_alone(tried: FailedAttempt, evidence: Evidence = SAME, revision: str = REVISION) -> bool:
+    return exhausted_levers((tried,), revision, evidence) == {tried.key}
 
 
 def seen(**changes: object) -> Evidence:
@@ -53,13 +54,13 @@ def test_another_template_is_other_evidence() -> None:
 
 
 def test_each_lever_is_remembered_by_itself() -> None:
-    other = replace(TRIED, knob=Knob.MAX_NUM_SEQS, revision="bbbbbbbbbbbbbbbb")
+    other = replace(TRIED, key="maxNumSeqs", template="bbbbbbbbbbbbbbbb")
 
     assert exhausted_levers((TRIED, other), REVISION, SAME) == {Knob.WATERMARK}
 
 
-def test_a_record_of_before_that_says_less_counts_by_its_revision() -> None:
-    old = replace(TRIED, blocks=None, prompt_tokens=None, output_tokens=None)
+def test_a_failure_without_figures_counts_by_its_template() -> None:
+    old = replace(TRIED, blocks=None, load=None)
 
     assert is_left_alone(old, seen(outputs=spread(900), pool=Pool(900, 32)))
     assert not is_left_alone(old, revision="bbbbbbbbbbbbbbbb")

@@ -15,15 +15,15 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Absence, Measured, Missing
 from kvmedic.model.fleet import ObjectRef, body_hash, template_hash
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Verdict
 from kvmedic.model.spec import LeverBound
-from kvmedic.model.status import OutgrownShare, TriedLever
+from kvmedic.model.status import Attempt, OutgrownShare
 from kvmedic.runbooks.branches import Assignment, Evidence, MemoryShare, NoChange, Setting, SettingAdvice
 from kvmedic.runbooks.planning import Workload, workload_of
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.memory_levers import TAKEN, step_up
 from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.verdict.sizing import Supply
+from run_builder import a_failure
 from runbooks.cases import CASE
 from vitals_builder import a_device, with_vitals
 
@@ -286,22 +286,15 @@ def test_the_step_down_after_an_out_of_memory_is_never_undone() -> None:
     assert "a GPU ran out of memory at 0.92 with this pod template" in found.message
 
 
-def tried(reason: Reason | None, now: Workload) -> TriedLever:
-    return TriedLever(SHARE, template_hash(now.template), None, Verdict.NOT_RECOVERED, NOW, reason=reason)
-
-
 @pytest.mark.parametrize(
-    ("reason", "up", "down"),
-    [
-        (Reason.MEMORY_STEPPED_UP, False, True),
-        (Reason.MEMORY_STEPPED_DOWN, True, False),
-        (None, True, False),
-    ],
-    ids=["raised in vain", "lowered in vain", "lowered in vain, by a version that did not say"],
+    ("attempt", "up", "down"),
+    [(Attempt.RAISE_MEMORY, False, True), (Attempt.TURN_LEVER, True, False)],
+    ids=["raised in vain", "lowered in vain"],
 )
-def test_up_and_down_are_remembered_apart(reason: Reason | None, *, up: bool, down: bool) -> None:
+def test_up_and_down_are_remembered_apart(attempt: Attempt, *, up: bool, down: bool) -> None:
     now = workload("--gpu-memory-utilization=0.9")
-    known = present_setting(now, (LEVER,), Known((tried(reason, now),)), loaded(0.8))
+    failed = a_failure(attempt, SHARE, template_hash(now.template))
+    known = present_setting(now, (LEVER,), Known((failed,)), loaded(0.8))
 
     assert isinstance(first_that_applies(CASE, known), Assignment) is up
     assert (SHARE not in known.exhausted) is down

@@ -15,15 +15,15 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import ObjectRef, template_hash
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Verdict
 from kvmedic.model.spec import LeverBound
-from kvmedic.model.status import TriedLever
+from kvmedic.model.status import Attempt, FailedAttempt
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
 from kvmedic.runbooks.planning import Workload, plan_of, workload_of
 from kvmedic.runbooks.preemption.host_memory import use_host
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.verdict.sizing import GIB, KEPT_BY_ENGINE, HostTerms, Supply
+from run_builder import a_failure
 from runbooks.cases import CASE
 
 OWN, SWAP = Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE
@@ -61,7 +61,7 @@ def workload(
     return found
 
 
-def known(of: Workload, lever: LeverBound = LEVER, tried: tuple[TriedLever, ...] = ()) -> Setting:
+def known(of: Workload, lever: LeverBound = LEVER, tried: tuple[FailedAttempt, ...] = ()) -> Setting:
     return present_setting(of, (lever,), Known(tried), an_evidence(THRASHING))
 
 
@@ -215,9 +215,7 @@ def test_it_is_for_fleets_in_which_somebody_hangs(stalls: float, *, applies: boo
     ids=["today's flag", "the one of old"],
 )
 def test_what_did_not_help_is_left_alone_whichever_flag_it_was(of: Workload, knob: Knob) -> None:
-    tried = TriedLever(
-        knob, template_hash(of.template), None, Verdict.NOT_RECOVERED, an_evidence(THRASHING).burn.at
-    )
+    tried = a_failure(Attempt.TURN_LEVER, knob, template_hash(of.template))
 
     found = first_that_applies(CASE, known(of, tried=(tried,)))
 

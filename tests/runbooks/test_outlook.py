@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 from math import sqrt
 
 import pytest
@@ -25,13 +26,13 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Pool, Signal
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
-from kvmedic.model.status import Borrowed, Footprint, Load, TriedReturn
+from kvmedic.model.status import Attempt, Borrowed, FailedAttempt, Footprint, Load, Record
 from kvmedic.runbooks.branches import NoChange, Resize, Setting
-from kvmedic.runbooks.preemption.give_back import Fits, fewer_replicas, without_host_memory
+from kvmedic.runbooks.preemption.give_back import Fits, failed_return, fewer_replicas, without_host_memory
 from kvmedic.runbooks.preemption.pressure import Case, size_fleet
 from kvmedic.verdict.comparison import LIGHTER
 from kvmedic.verdict.sizing import SAFEST_FIT, cap_at
-from run_builder import NOW
+from run_builder import NOW, a_failure
 
 TARGET = ObjectRef("Deployment", "llm")
 SETTING = Setting(64, ())
@@ -210,9 +211,33 @@ def lent(**changes: object) -> Borrowed:
 
 
 def alone(
-    *replicas: Replica, of: Borrowed | None = None, setting: Setting = SETTING, template: str = "template"
+    *replicas: Replica,
+    of: Borrowed | None = None,
+    setting: Setting = SETTING,
+    template: str = "template",
+    failed: FailedAttempt | None = None,
 ):
-    return without_host_memory(an_evidence(*replicas), of or lent(), setting, template)
+    return without_host_memory(an_evidence(*replicas), of or lent(), setting, template, failed)
+
+
+def after(load: Load | None, template: str = "template", at: datetime = NOW) -> FailedAttempt:
+    """A way back that did not hold under a load."""
+    return a_failure(Attempt.GIVE_BACK, lent().knob, template, at=at, load=load)
+
+
+@pytest.mark.parametrize(
+    ("failed", "counts"),
+    [
+        (after(None), True),
+        (after(None, "another"), False),
+        (after(None, at=NOW - timedelta(seconds=1)), False),
+    ],
+    ids=["on this template", "another template", "of an earlier loan"],
+)
+def test_a_way_back_counts_for_its_loan_and_its_template_alone(failed, counts):
+    found = failed_return(Record(failed_attempts=(failed,)), lent(), "template")
+
+    assert found == (failed if counts else None)
 
 
 def test_an_idle_fleet_does_without_host_memory():
@@ -282,14 +307,13 @@ def test_where_something_moved_and_prompts_are_long_nobody_can_tell():
 
 
 @pytest.mark.parametrize(
-    ("tried", "fits"),
+    ("load", "fits"),
     [
-        (TriedReturn("template", NOW, replace(THEN, tokens_per_second=THEN.tokens_per_second * 0.4)), True),
-        (TriedReturn("template", NOW, replace(THEN, tokens_per_second=THEN.tokens_per_second * 0.35)), False),
-        (TriedReturn("template", NOW, replace(THEN, tokens_per_second=0)), False),
-        (TriedReturn("template", NOW, None), False),
-        (TriedReturn("template", NOW, replace(THEN, tokens_per_second=1.0, output_tokens=400)), True),
-        (TriedReturn("another", NOW, None), True),
+        (replace(THEN, tokens_per_second=THEN.tokens_per_second * 0.4), True),
+        (replace(THEN, tokens_per_second=THEN.tokens_per_second * 0.35), False),
+        (replace(THEN, tokens_per_second=0), False),
+        (None, False),
+        (replace(THEN, tokens_per_second=1.0, output_tokens=400), True),
     ],
     ids=[
         "clearly lighter since",
@@ -297,11 +321,10 @@ def test_where_something_moved_and_prompts_are_long_nobody_can_tell():
         "nothing was generated then",
         "nobody knows how heavy it was",
         "other lengths",
-        "another template",
     ],
 )
-def test_what_did_not_hold_is_not_tried_again_on_the_same_evidence(tried, fits):
-    advice = alone(*[light(0.3)] * 3, of=lent(in_vain=tried))
+def test_what_did_not_hold_is_not_tried_again_on_the_same_evidence(load, fits):
+    advice = alone(*[light(0.3)] * 3, failed=after(load))
 
     assert isinstance(advice, Fits) is fits
     assert fits or "giving it back did not hold" in advice.message
@@ -312,7 +335,8 @@ def test_what_did_not_hold_is_not_tried_again_on_the_same_evidence(tried, fits):
 def test_what_cannot_be_read_keeps_host_memory(signal, why):
     silent = without(light(0.3).readings(), signal, why)
 
-    advice = without_host_memory(an_evidence(light(0.3), light(0.3), silent), lent(), SETTING, "template")
+    evidence = an_evidence(light(0.3), light(0.3), silent)
+    advice = without_host_memory(evidence, lent(), SETTING, "template", None)
 
     assert isinstance(advice, NoChange)
 
@@ -321,6 +345,6 @@ def test_what_cannot_be_read_keeps_host_memory(signal, why):
     ("load", "fits"), [(None, False), (THEN, True)], ids=["nobody knows how heavy it was", "lighter since"]
 )
 def test_an_idle_fleet_that_could_not_do_without_is_not_asked_again_on_the_same_evidence(load, fits):
-    advice = alone(*[IDLE] * 3, of=lent(in_vain=TriedReturn("template", NOW, load)))
+    advice = alone(*[IDLE] * 3, failed=after(load))
 
     assert isinstance(advice, Fits) is fits

@@ -23,14 +23,14 @@ from kvmedic.model.fleet import OwnerKind, TemplateOwner, template_hash
 from kvmedic.model.plan import Goal, Plan, gives_back, is_revocable, template_before
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Runbook
-from kvmedic.model.status import Record, TriedBundle
+from kvmedic.model.status import Attempt, Record
 from kvmedic.rollout.gates import stands
 from kvmedic.runbooks.branches import Branch, Diagnosed, TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.planning import Fault, Workload
 from reconcile.asked import a_resource
 from reconcile.viewed import Viewed
-from run_builder import BUNDLE, NEW, NOW, OLD, a_fleet
+from run_builder import BUNDLE, NEW, OLD, a_failure, a_fleet
 from runbooks.test_bundle import FLAG, SWITCH, TRI, TUNED, a_template, a_workload
 
 ON = a_template(["m", FLAG, "--api-key=s3cret"], TUNED)
@@ -65,10 +65,10 @@ def test_the_advice_becomes_a_plan_that_is_judged_by_parity() -> None:
 
 
 def test_a_method_that_had_to_be_turned_on_again_stays_on() -> None:
-    tried = TriedBundle("TriAttention", template_hash(ON), Reason.NOT_RECOVERED, NOW)
+    tried = a_failure(Attempt.SWITCH_METHOD, "TriAttention", template_hash(ON))
 
-    again = surveyed(ON, Record(bundles=(tried,)))
-    other = surveyed(ON, Record(bundles=(replace(tried, revision=NEW), replace(tried, method="fp8"))))
+    again = surveyed(ON, Record(failed_attempts=(tried,)))
+    other = surveyed(ON, Record(failed_attempts=(replace(tried, template=NEW), replace(tried, key="fp8"))))
 
     assert again.plan is None
     assert again.obstacle is not None

@@ -4,12 +4,10 @@ The JSON follows from the core's own types: fields in camelCase, times in RFC 33
 value, what is None or empty left out. So a new kind of step needs nothing here; a renamed field does,
 because records that are stored must stay readable (`tests/api/data`).
 
-Two kinds of fields live side by side. *Records* (`run`, `history`, `levers`, `replacements`, `rollbacks`,
-`bundles`, `scalings`, `answers`, `scores`, `turnedOff`, `copies`, `outgrown`, `borrowed`, `footprint`,
-`lastGood`, `sized`, `baseline`, `runbookSwitches`) are what the operator itself relies on after a restart:
-one that cannot be read raises `RunUnreadable`, because starting from empty would forget a change under way or
-hand out a used-up budget. All other fields are for people, are computed anew, and are dropped when they
-cannot be read.
+Two kinds of fields live side by side. *Records* (`RECORDS`: `run`, `history`, `failedAttempts` and more) are
+what the operator itself relies on after a restart: one that cannot be read raises `RunUnreadable`, because
+starting from empty would forget a change under way or hand out a used-up budget. All other fields are for
+people, are computed anew, and are dropped when they cannot be read.
 Unknown fields are ignored everywhere, so that an older operator can read what a newer one wrote.
 """
 
@@ -32,6 +30,7 @@ from kvmedic.model.status import (
     ClosedRun,
     Condition,
     ConfigCopy,
+    FailedAttempt,
     Footprint,
     LastGood,
     OutgrownShare,
@@ -40,11 +39,6 @@ from kvmedic.model.status import (
     ShownDiagnosis,
     ShownPlan,
     SizedCap,
-    TriedBundle,
-    TriedLever,
-    TriedReplacement,
-    TriedRollback,
-    TriedScaling,
     TurnedOff,
     Urgency,
 )
@@ -60,11 +54,7 @@ FINDINGS_LENGTH = 20
 RECORDS = frozenset(
     {
         "run",
-        "levers",
-        "replacements",
-        "rollbacks",
-        "bundles",
-        "scalings",
+        "failedAttempts",
         "answers",
         "scores",
         "turnedOff",
@@ -128,22 +118,13 @@ class KVRemediationStatus(BaseModel):
     """The fleet as it was when its newest healthy revision proved healthy. A record: do not edit it."""
     run: Run | None = Field(default=None, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
     """The one open run, written before each effect. A record: do not edit it."""
-    levers: tuple[TriedLever, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
-    """What was tried and did not help. A record: do not edit it."""
-    replacements: tuple[TriedReplacement, ...] = Field(
+    failed_attempts: tuple[FailedAttempt, ...] = Field(
         default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """Replicas that were replaced, which did not help. A record: do not edit it."""
-    rollbacks: tuple[TriedRollback, ...] = Field(
-        default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
-    """Revisions that were rolled back, which did not help. A record: do not edit it."""
+    """What was tried and did not help, newest first: not tried again on the same evidence. A record: do not
+    edit it."""
     answers: tuple[Answer, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """What trial pods showed of a pod template, newest first. A record: do not edit it."""
-    bundles: tuple[TriedBundle, ...] = Field(
-        default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
-    """Methods of compression that were turned off and had to be turned on again. A record: do not edit it."""
     copies: tuple[ConfigCopy, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """Copies of ConfigMaps that closed runs made and that may be needed yet. A record: do not edit it."""
     outgrown: tuple[OutgrownShare, ...] = Field(
@@ -156,10 +137,6 @@ class KVRemediationStatus(BaseModel):
     edit it."""
     history: tuple[ClosedRun, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """The last 10 closed runs, newest first. A record: do not edit it."""
-    scalings: tuple[TriedScaling, ...] = Field(
-        default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
-    """Replicas that were added, which did not help. A record: do not edit it."""
     footprint: Footprint | None = None
     """Replicas that were added for a while, and when they are given back. A record: do not edit it."""
     urgency: Urgency | None = None

@@ -31,10 +31,11 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, StepState
 from kvmedic.model.sentences import LOOK, REMEDIES, SENTENCES, Remedy
 from kvmedic.model.status import (
+    Attempt,
     Borrowed,
     Condition,
     ConditionType,
-    FailedFix,
+    FailedAttempt,
     Footprint,
     Record,
     Resource,
@@ -148,6 +149,8 @@ class ShownFixes:
     """The record of the fix after the method, as far as there is one."""
 
     turned_off: TurnedOff | None
+    failed: tuple[FailedAttempt, ...]
+    """Fixes that were tried in its place since."""
     scores: tuple[Scored, ...]
     template: str
     """Hash of the target's present pod template; empty: not known."""
@@ -159,7 +162,7 @@ class ShownFixes:
         off = self.turned_off
         if off is not None:
             yield f"{off.method} was turned off ({_moment_text(off.at)}): {off.wall}: {SENTENCES[off.wall]}"
-            yield from (f"  {self._failure(each)}" for each in off.failed)
+            yield from (f"  {self._failure(each)}" for each in self.failed)
         yield from (self._score(each) for each in self.scores)
 
     def turned_off_as_json(self) -> dict[str, Any] | None:
@@ -168,8 +171,8 @@ class ShownFixes:
         if off is None:
             return None
         failed = [
-            {"fix": str(each.fix), "why": each.why, "isOfPresentSpec": each.generation == self.generation}
-            for each in off.failed
+            {"fix": each.key, "why": each.why, "isOfPresentSpec": each.generation == self.generation}
+            for each in self.failed
         ]
         return {"method": off.method, "wall": str(off.wall), "at": _moment_text(off.at), "failed": failed}
 
@@ -177,10 +180,10 @@ class ShownFixes:
         """Return every score on record for a program, the newest first."""
         return [self._score_as_json(each) for each in self.scores]
 
-    def _failure(self, failed: FailedFix) -> str:
+    def _failure(self, failed: FailedAttempt) -> str:
         is_over = failed.generation != self.generation
         when = "; the spec was edited since, so it may be tried anew" if is_over else ""
-        return f"{failed.fix} failed: {failed.why}{when}."
+        return f"{failed.key} failed: {failed.why}{when}."
 
     def _score(self, scored: Scored) -> str:
         found = scored.score
@@ -210,7 +213,7 @@ def fixes_of(record: Record | None, template: str, generation: int) -> ShownFixe
     """Return what a record tells of the fix after the method."""
     known = record or Record()
     scores = tuple(sorted(known.scores, key=lambda each: each.at, reverse=True))
-    return ShownFixes(known.turned_off, scores, template, generation)
+    return ShownFixes(known.turned_off, known.failed_fixes, scores, template, generation)
 
 
 def _moment_text(moment: datetime) -> str:
@@ -397,11 +400,6 @@ def _describe_added_replicas(held: Footprint) -> Iterator[str]:
 def _describe_loans(lent: Borrowed) -> Iterator[str]:
     """Yield what was lent for a while, and what it waits for."""
     yield f"For a while it lends {lent.line()}; {_calm_text(lent)}."
-    if lent.in_vain is not None:
-        yield (
-            f"  Giving it back did not hold ({lent.in_vain.at:%Y-%m-%dT%H:%M:%SZ}); it waits for a clearly "
-            "lighter load, other lengths or another template."
-        )
     if lent.outlook and lent.looked_at:
         yield f"  Would the fleet do without ({lent.looked_at:%Y-%m-%dT%H:%M:%SZ})? {lent.outlook}."
 
@@ -422,37 +420,28 @@ def _memory(record: Record) -> Iterator[str]:
         yield f"What run {record.summary.run} came to: {record.summary.sentence}"
 
 
+_UNTIL = {
+    Attempt.TURN_LEVER: "with this template, these lengths and this pool",
+    Attempt.RAISE_MEMORY: "with this template, these lengths and this pool",
+    Attempt.REPLACE_REPLICA: "with this template and as many replicas",
+    Attempt.ROLL_BACK_REVISION: "from this template",
+    Attempt.SWITCH_METHOD: "on this template",
+    Attempt.ADD_REPLICAS: "from as many replicas with this template",
+    Attempt.GIVE_BACK: "before a clearly lighter load, other lengths or another template",
+}
+"""On what evidence an attempt is not made again."""
+
+
 def _describe_failed_attempts(record: Record) -> Iterator[str]:
     """Yield what is not tried again."""
-    for tried in record.levers:
-        yield (
-            f"{tried.knob} was tried ({tried.at:%Y-%m-%dT%H:%M:%SZ}): {tried.verdict}; "
-            "not tried again on this template, these lengths and this pool."
-        )
+    for one in record.failed_attempts:
+        if one.attempt is not Attempt.FIX:
+            when = f"({one.at:%Y-%m-%dT%H:%M:%SZ}, pod template {one.template})"
+            yield f"{one.change} was tried {when}: {one.why}; not tried again {_UNTIL[one.attempt]}."
     for share in record.outgrown:
         yield (
             f"A GPU ran out of memory at a share of {share.share:g} ({share.at:%Y-%m-%dT%H:%M:%SZ}); it is "
             "not raised to there again with this image, these devices and volumes."
-        )
-    for one in record.replacements:
-        yield (
-            f"Replica {one.pod} was replaced ({one.at:%Y-%m-%dT%H:%M:%SZ}): {one.verdict}; no other of "
-            f"{one.replicas} replicas with this template is."
-        )
-    for back in record.rollbacks:
-        yield (
-            f"Pod template {back.revision} was rolled back to {back.toward} ({back.at:%Y-%m-%dT%H:%M:%SZ}): "
-            f"{back.outcome}; not tried again from this template."
-        )
-    for off in record.bundles:
-        yield (
-            f"{off.method} was turned off on pod template {off.revision} ({off.at:%Y-%m-%dT%H:%M:%SZ}): "
-            f"{off.outcome}; not tried again on this template."
-        )
-    for scaling in record.scalings:
-        yield (
-            f"Replicas {scaling.before} -> {scaling.after} was tried ({scaling.at:%Y-%m-%dT%H:%M:%SZ}): "
-            f"{scaling.verdict}; not tried again from {scaling.before} with this template."
         )
 
 

@@ -18,7 +18,7 @@ from kvmedic.model.plan import Goal, Plan, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome
 from kvmedic.model.spec import Mode, Policy, Runbook
-from kvmedic.model.status import Borrowed, Footprint, LastGood, Record, Resource
+from kvmedic.model.status import Attempt, Borrowed, Footprint, LastGood, Record, Resource, failed_before
 from kvmedic.rollout.gates import stands
 from kvmedic.rollout.preconditions import Purpose, step_refusal
 from kvmedic.runbooks import RUNBOOKS
@@ -46,13 +46,9 @@ from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrec
 from kvmedic.runbooks.compression.trial_plans import confirmed_first, gate_plan, trial_plan
 from kvmedic.runbooks.fleet_plans import (
     drain_remark,
-    replaced_in_vain,
     replacement_of,
     resizing_of,
     rollback_of,
-    rolled_back_in_vain,
-    scaled_in_vain,
-    turned_off_in_vain,
 )
 from kvmedic.runbooks.node_health import told_by_driver
 from kvmedic.runbooks.planning import Fault, Workload, proposal
@@ -297,8 +293,9 @@ def with_return(found: Survey, resource: Resource, policy: Policy, held: Footpri
     workload = found.engine(policy)
     if isinstance(workload, Fault):
         return found
-    known = _present_setting(workload, found, policy, resource.record or Record())
-    asked = Calm(found.evidence, found.view.fleet, workload, known)
+    record = resource.record or Record()
+    known = _present_setting(workload, found, policy, record)
+    asked = Calm(found.evidence, found.view.fleet, workload, known, record)
     back = plan_return(held, asked, resource.generation)
     told = replace(found, outlook=back.outlook)
     match back.plan:
@@ -314,20 +311,23 @@ def _present_setting(workload: Workload | Fault, found: Survey, policy: Policy, 
     """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
     fleet, known = found.view.fleet, Setting(None, policy.levers)
     if isinstance(workload, Workload):
-        known = present_setting(
-            workload, policy.levers, Known(record.levers, record.outgrown), found.evidence
-        )
+        past = Known(record.failed_attempts, record.outgrown)
+        known = present_setting(workload, policy.levers, past, found.evidence)
     return replace(
         known,
-        replacing_failed=replaced_in_vain(record.replacements, fleet),
+        replacing_failed=_failed(Attempt.REPLACE_REPLICA, found, record, fleet.replicas),
         rollback_allowed=policy.rollback.is_allowed,
-        rollback_failed=rolled_back_in_vain(record.rollbacks, fleet),
-        kept_on=turned_off_in_vain(record.bundles, fleet),
+        rollback_failed=_failed(Attempt.ROLL_BACK_REVISION, found, record, ""),
         scale_out=policy.scale_out,
-        scaling_failed=scaled_in_vain(record.scalings, fleet),
+        scaling_failed=_failed(Attempt.ADD_REPLICAS, found, record, fleet.replicas),
         before_scaling=record.footprint.fewest if record.footprint else None,
         is_our_cap=record.sized is not None and record.sized.is_open_on(fleet.revision),
     )
+
+
+def _failed(attempt: Attempt, found: Survey, record: Record, key: object) -> bool:
+    """Return whether an attempt on this very pod template is on record as no help."""
+    return failed_before(record.failed_attempts, attempt, key, found.view.fleet.revision) is not None
 
 
 def _plan(
@@ -350,7 +350,7 @@ def _plan(
     if isinstance(advice, Try | Evaluate):
         return _plan_trial(workload, found, advice, resource, policy)
     if isinstance(advice, TurnOff | TurnOn):
-        return _plan_switch(workload, found, advice, known, resource.generation)
+        return _plan_switch(workload, found, advice, resource)
     return advice
 
 
@@ -378,19 +378,19 @@ def _plan_trial(
 
 
 def _plan_switch(
-    workload: Workload | Fault, found: Survey, advice: TurnOff | TurnOn, known: Setting, generation: int
+    workload: Workload | Fault, found: Survey, advice: TurnOff | TurnOn, resource: Resource
 ) -> Plan | Fault | NoChange:
     """Return the plan that turns a method off or on, unless that was tried on this pod template in vain."""
     if isinstance(workload, Fault):
         return workload
     if isinstance(advice, TurnOn):
-        return turning_plan(workload, advice, generation)
-    if advice.method in known.kept_on:
+        return turning_plan(workload, advice, resource.generation)
+    if _failed(Attempt.SWITCH_METHOD, found, resource.record or Record(), advice.method):
         text = f"{advice.method} was turned off on this pod template, and had to be turned on again"
         return NoChange(Reason.LEVER_EXHAUSTED, text)
     if doubt := unrecorded_setting(workload, advice.settings, found.view.templates.values()):
         return Fault(Reason.FLAG_NOT_EDITABLE, f"{advice.method} is not turned off: {doubt}")
-    return bundle_plan(workload, advice, generation)
+    return bundle_plan(workload, advice, resource.generation)
 
 
 def with_shown_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:

@@ -242,7 +242,7 @@ async def _after_the_method(
             method=method,
             answers=standing_answers(record.answers, resource.generation, evidence.burn.at),
             scores=record.scores,
-            tried=record.bundles,
+            failed=record.failed_attempts,
             evaluation=found,
             generation=resource.generation,
             now=evidence.burn.at,

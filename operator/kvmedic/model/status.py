@@ -6,7 +6,7 @@ The status is the only memory. `kvmedic.api` turns a `Record` into the wire form
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum, StrEnum
@@ -16,7 +16,7 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
 from kvmedic.model.readings import Recalled
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Approved, Outcome, Run, Summary, Terms, Verdict
+from kvmedic.model.run import Approved, Outcome, Run, Summary, Terms
 from kvmedic.model.spec import Fix, Policy
 from kvmedic.model.trial import Answer, Scored
 
@@ -47,16 +47,6 @@ class Wish(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class FailedFix:
-    """A fix that was no help, whatever else of the pod template changes; another spec is tried anew."""
-
-    fix: Fix
-    why: str
-    generation: int
-    """Of the spec."""
-
-
-@dataclass(frozen=True, slots=True)
 class TurnedOff:
     """The method that was turned off last because it saved nothing."""
 
@@ -64,12 +54,6 @@ class TurnedOff:
     wall: Reason
     """What was found."""
     at: datetime
-    failed: tuple[FailedFix, ...] = ()
-    """What was tried in its place since."""
-
-    def spoken_of(self, fix: Fix, generation: int) -> FailedFix | None:
-        """Return that a fix failed under a spec of some generation; None where it did not."""
-        return next((each for each in self.failed if (each.fix, each.generation) == (fix, generation)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +139,6 @@ class RunbookSwitch:
 
 
 @dataclass(frozen=True, slots=True)
-class TriedReturn:
-    """A loan was given back on some evidence, and had to be lent again."""
-
-    template: str
-    """Hash of the pod template with the loan; another template is other evidence."""
-    at: datetime
-    load: Load | None = None
-    """What a replica carried then. None: it was not measured; only another template is other evidence."""
-
-
-@dataclass(frozen=True, slots=True)
 class Borrowed(Temporary):
     """A flag that has a value for a while: what it was before, and on which evidence it was set."""
 
@@ -187,8 +160,6 @@ class Borrowed(Temporary):
     """What a replica carried without it, when that was too much. None: it was not measured, or not without
     it; another measure has to do then."""
     terms: Terms | None = None
-    in_vain: TriedReturn | None = None
-    """The newest way back that did not hold; None: none was tried."""
 
     def line(self) -> str:
         """Return what is lent in one clause."""
@@ -320,22 +291,66 @@ class ShownPlan:
         return self.exact if self.exact is not None and self.exact.digest == self.digest else None
 
 
-@dataclass(frozen=True, slots=True)
-class TriedLever:
-    """A lever that was turned on some evidence and did not help."""
+class Attempt(StrEnum):
+    """What a run, or an offline check of a fix, tried."""
 
-    knob: Knob
-    revision: str
-    """Hash of the pod template without the change; another template is other evidence."""
-    blocks: int | None
-    verdict: Verdict
+    TURN_LEVER = "TurnLever"
+    """Key: the knob."""
+    RAISE_MEMORY = "RaiseMemory"
+    """A larger share of the devices' memory, which may still be lowered. Key: the knob."""
+    REPLACE_REPLICA = "ReplaceReplica"
+    """Key: replicas of the fleet; the same load falls on another number otherwise."""
+    ROLL_BACK_REVISION = "RollBackRevision"
+    """No key: the pod template that the fleet was taken back from tells all."""
+    SWITCH_METHOD = "SwitchMethod"
+    """A method of compression was turned off or on. Key: the method."""
+    ADD_REPLICAS = "AddReplicas"
+    """Key: replicas of the fleet before."""
+    GIVE_BACK = "GiveBack"
+    """A setting that was lent for a while was put back. Key: the knob."""
+    FIX = "Fix"
+    """A fix in the place of a method that was turned off. Key: the fix. Counts on every pod template."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """Something that was tried and did not help, with the evidence that it failed on."""
+
+    attempt: Attempt
+    key: str
+    """What was tried: one attempt of a kind is told from another by it."""
+    template: str
+    """Hash of the pod template from before; another template is other evidence. Empty: counts on each."""
+    change: str
+    """What was changed, for people."""
+    why: str
+    """How it ended: a reason, or one sentence."""
     at: datetime
-    prompt_tokens: float | None = None
-    """Mean prompt of the finished requests before the change. None: written by a version that did not say."""
-    output_tokens: float | None = None
-    """The same of outputs."""
-    reason: Reason | None = None
-    """What the change was for; it tells up from down. None: written by a version that did not say."""
+    generation: int = 0
+    """Of the spec, where another spec is tried anew. 0: it counts for each."""
+    blocks: int | None = None
+    """Usable KV-cache blocks of a replica then. None: not known."""
+    load: Load | None = None
+    """What a replica carried then. None: it was not measured, and counts as unchanged."""
+
+    def is_like(self, other: FailedAttempt) -> bool:
+        """Return whether both are the same attempt on the same pod template."""
+        return (self.attempt, self.key, self.template) == (other.attempt, other.key, other.template)
+
+
+def failed_fix(fix: Fix, why: str, generation: int, at: datetime) -> FailedAttempt:
+    """Return a fix that was no help on any pod template; another spec is tried anew."""
+    return FailedAttempt(Attempt.FIX, str(fix), "", str(fix), why, at, generation)
+
+
+def failed_before(
+    failed: Iterable[FailedAttempt], attempt: Attempt, key: object, template: str = "", generation: int = 0
+) -> FailedAttempt | None:
+    """Return the failure on record of the same attempt, or None where it may be made."""
+    asked = (attempt, str(key), template, generation)
+    return next(
+        (one for one in failed if (one.attempt, one.key, one.template, one.generation) == asked), None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,54 +378,6 @@ class SizedCap:
     def is_open_on(self, revision: str) -> bool:
         """Return whether the cap is in force on a revision and may be corrected."""
         return self.revision == revision and not self.is_corrected
-
-
-@dataclass(frozen=True, slots=True)
-class TriedReplacement:
-    """A replica that was replaced on some evidence, which did not help."""
-
-    pod: str
-    revision: str
-    """Hash of the pod template; another template is other evidence."""
-    replicas: int
-    """Of the fleet; another number is other evidence, as the same load falls on it otherwise."""
-    verdict: Verdict
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class TriedRollback:
-    """A revision that a fleet was taken back from, which did not help."""
-
-    revision: str
-    """Hash of its pod template; another template is other evidence."""
-    toward: str
-    """Hash of the pod template that the fleet was taken back to."""
-    outcome: Reason
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class TriedBundle:
-    """A method of compression that was turned off or on, which had to be taken back."""
-
-    method: str
-    revision: str
-    """Hash of the pod template from before; another template is other evidence."""
-    outcome: Reason
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class TriedScaling:
-    """Replicas that were added on some evidence, which did not help."""
-
-    before: int
-    after: int
-    revision: str
-    """Hash of the pod template; another template is other evidence."""
-    verdict: Verdict
-    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,19 +424,16 @@ class Record:
     plan: ShownPlan | None = None
     last_good: LastGood | None = None
     run: Run | None = None
-    levers: tuple[TriedLever, ...] = ()
-    replacements: tuple[TriedReplacement, ...] = ()
-    rollbacks: tuple[TriedRollback, ...] = ()
+    failed_attempts: tuple[FailedAttempt, ...] = ()
+    """What was tried and did not help, newest first: at most `HISTORY_LENGTH` of each kind."""
     answers: tuple[Answer, ...] = ()
     """What trials showed, newest first."""
-    bundles: tuple[TriedBundle, ...] = ()
     copies: tuple[ConfigCopy, ...] = ()
     outgrown: tuple[OutgrownShare, ...] = ()
     borrowed: tuple[Borrowed, ...] = ()
     """Flags that have a value for a while."""
     history: tuple[ClosedRun, ...] = field(default=())
     """Newest first, at most `HISTORY_LENGTH`."""
-    scalings: tuple[TriedScaling, ...] = ()
     footprint: Footprint | None = None
     """Replicas that were added for a while; None while there are none."""
     urgency: Urgency | None = None
@@ -486,6 +450,11 @@ class Record:
     """The fleet before its KV cache was compressed. None: nobody asked history."""
     runbook_switches: tuple[RunbookSwitch, ...] = ()
     """Between the runbooks, newest first, each once per evidence."""
+
+    @property
+    def failed_fixes(self) -> tuple[FailedAttempt, ...]:
+        """Return the fixes that failed since a method was turned off; empty where none is off."""
+        return tuple(one for one in self.failed_attempts if one.attempt is Attempt.FIX)
 
     def condition(self, of: ConditionType) -> Condition | None:
         """Return the condition of a type, if it was ever written."""

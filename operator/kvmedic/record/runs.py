@@ -7,10 +7,10 @@ conditions say so too, since they may hold the very change for a person to make.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from kvmedic.model.edits import BundleStep
 from kvmedic.model.engine import Knob
@@ -34,23 +34,20 @@ from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import Fix
 from kvmedic.model.status import (
     HISTORY_LENGTH,
+    Attempt,
     ClosedRun,
     Condition,
     ConditionType,
-    FailedFix,
+    FailedAttempt,
     OutgrownShare,
     Record,
     SizedCap,
-    TriedBundle,
-    TriedLever,
-    TriedReplacement,
-    TriedRollback,
-    TriedScaling,
     Truth,
     TurnedOff,
+    failed_fix,
 )
-from kvmedic.model.trial import Answer, Scored
-from kvmedic.runbooks.preemption.loans import loans_after
+from kvmedic.model.trial import Answer, GateStep, Scored, TrialStep
+from kvmedic.runbooks.preemption.loans import load_of, loans_after
 from kvmedic.verdict.summary import summary_of
 
 ORDER = tuple(ConditionType)
@@ -130,8 +127,11 @@ HEALED = frozenset({Reason.RECOVERED, Reason.IMPROVED})
 KEPT = HEALED | {Reason.KEPT_BY_HAND, Reason.KEPT_UNJUDGED}
 """Outcomes after which the change stays, judged or not."""
 
-IN_VAIN = frozenset({Reason.NOT_RECOVERED, Reason.CANARY_FAILED})
+FAILURES = frozenset({Reason.NOT_RECOVERED, Reason.CANARY_FAILED})
 """Outcomes after which what was taken back is not tried again on the same pod template."""
+
+FAILED_RETURNS = FAILURES | {Reason.ROLLED_BACK_BY_HAND}
+"""The same where something lent was given back: a person who took that back wants the loan."""
 
 NEEDS_A_PERSON = frozenset(
     {
@@ -286,17 +286,16 @@ def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: 
     done = replace(
         record,
         run=None,
-        levers=_levers(record.levers, run, now),
-        replacements=_replacements(record.replacements, run, now),
-        rollbacks=_rollbacks(record.rollbacks, run, outcome, now),
-        bundles=_bundles(record.bundles, run, outcome, now),
-        scalings=_scalings(record.scalings, run, now),
         borrowed=loans_after(record.borrowed, run, outcome, now),
         history=_keep_history((entry, *record.history)),
         summary=summary_of(run, outcome, now) or record.summary,
         sized=_remember_cap(record.sized, run, now),
         turned_off=_turned_off(record.turned_off, run, outcome, now),
     )
+    if done.turned_off != record.turned_off:
+        others = (one for one in record.failed_attempts if one.attempt is not Attempt.FIX)
+        done = replace(done, failed_attempts=tuple(others))
+    done = with_failed_attempts(done, failed_attempts(run, outcome, now))
     return with_conditions(done, claims, generation, now)
 
 
@@ -310,29 +309,26 @@ def _keep_history(history: tuple[ClosedRun, ...]) -> tuple[ClosedRun, ...]:
 
 def _turned_off(before: TurnedOff | None, run: Run, outcome: Outcome, now: datetime) -> TurnedOff | None:
     """Return the method that was turned off last and that nothing has taken the place of."""
-    for record in run.steps:
-        step = record.step
-        if isinstance(step, BundleStep) and record.state is StepState.KEPT and outcome.reason in KEPT:
-            return _remember_turned_off(step, run, now) if step.fix is Fix.REVERT_BUNDLE else None
+    for step in _kept_switches(run, outcome):
+        return TurnedOff(step.method, run.reason, now) if step.fix is Fix.REVERT_BUNDLE else None
     return before
 
 
-def _remember_turned_off(step: BundleStep, run: Run, now: datetime) -> TurnedOff:
-    """Return a method as it is remembered once it is off; a fix of ours that had to go has failed."""
-    why = f"{step.method} was turned on, and had to be turned off again: {run.message}"
-    failed = (FailedFix(step.undoes, why, run.spec_generation),) if step.undoes else ()
-    return TurnedOff(step.method, run.reason, now, failed)
+def _kept_switches(run: Run, outcome: Outcome) -> tuple[BundleStep, ...]:
+    """Return the steps that turned a method off or on for good."""
+    kept = (record.step for record in run.steps if record.state is StepState.KEPT)
+    return tuple(step for step in kept if isinstance(step, BundleStep) and outcome.reason in KEPT)
 
 
 def with_score(record: Record, scored: Scored) -> Record:
     """Return the record with what an evaluation showed: the newest of each configuration."""
-    kept = _remember_failures((scored,), record.scores, lambda one: (one.configuration, one.evaluation))
+    kept = _newest_of_each(scored, record.scores, lambda one: (one.configuration, one.evaluation))
     return replace(record, scores=kept)
 
 
 def with_answer(record: Record, answer: Answer) -> Record:
     """Return the record with what a trial showed: the newest of each question on each pod template."""
-    kept = _remember_failures((answer,), record.answers, lambda one: (one.question, one.template))
+    kept = _newest_of_each(answer, record.answers, lambda one: (one.question, one.template))
     return replace(record, answers=kept)
 
 
@@ -348,103 +344,68 @@ def _remember_cap(before: SizedCap | None, run: Run, now: datetime) -> SizedCap 
     return before
 
 
-def _remember_failures(
-    failed: tuple[T, ...], before: tuple[T, ...], what: Callable[[T], object]
-) -> tuple[T, ...]:
-    """Return what did not help: the newest first, each once, as many as runs are kept.
-
-    Args:
-        failed: what did not help in the run that closes.
-        before: what is remembered of earlier runs.
-        what: tells one memory from another.
-    """
-    known = {what(one) for one in failed}
-    return (*failed, *(old for old in before if what(old) not in known))[:HISTORY_LENGTH]
+def _newest_of_each(new: T, before: tuple[T, ...], what: Callable[[T], object]) -> tuple[T, ...]:
+    """Return what was shown, newest first and bounded; `what` tells one from another."""
+    return (new, *(old for old in before if what(old) != what(new)))[:HISTORY_LENGTH]
 
 
-def _levers(levers: tuple[TriedLever, ...], run: Run, now: datetime) -> tuple[TriedLever, ...]:
-    """Return the levers that did not help, with this run's added."""
-    failed = tuple(
-        TriedLever(
-            record.step.knob,
-            record.step.before_template,
-            run.blocks,
-            Verdict.NOT_RECOVERED,
-            now,
-            run.baseline.prompt_tokens_mean if run.baseline else None,
-            run.baseline.output_tokens_mean if run.baseline else None,
-            record.step.reason,
-        )
-        for record in run.steps
-        if isinstance(record.step, FlagStep | ConfigStep)
-        and record.state is StepState.REVERTED
-        and not gives_back(record.step)
-        and _did_not_help(record, run)
-    )
-    return _remember_failures(failed, levers, _what)
+def with_failed_attempts(record: Record, failed: Sequence[FailedAttempt]) -> Record:
+    """Return the record with attempts that failed: the newest of each, as many of a kind as runs are kept."""
+    older = (old for old in record.failed_attempts if not any(old.is_like(one) for one in failed))
+    kept: list[FailedAttempt] = []
+    for one in (*failed, *older):
+        if sum(each.attempt is one.attempt for each in kept) < HISTORY_LENGTH:
+            kept.append(one)
+    return replace(record, failed_attempts=tuple(kept))
 
 
-def _did_not_help(record: StepRecord, run: Run) -> bool:
-    """Return whether a step that was taken back is to be left alone on the same evidence."""
-    failed_to_start = run.ending is not None and run.ending.reason is Reason.CANARY_FAILED
-    return record.verdict is Verdict.NOT_RECOVERED or failed_to_start
+def failed_attempts(run: Run, outcome: Outcome, now: datetime) -> tuple[FailedAttempt, ...]:
+    """Return what a run that is being closed tried and is not to try again on the same evidence."""
+    found: list[FailedAttempt] = []
+    for record in run.steps:
+        step = record.step
+        attempt = _attempt_of(step, run)
+        if attempt is not None and (why := _why_it_failed(record, outcome)):
+            change = step.line().partition(": ")[2]
+            template = template_before(step)
+            found.append(FailedAttempt(*attempt, template, change, why, now, 0, run.blocks, load_of(run)))
+    for switch in _kept_switches(run, outcome):
+        if switch.undoes and switch.fix is Fix.REVERT_BUNDLE:
+            why = f"{switch.method} was turned on, and had to be turned off again: {run.message}"
+            found.append(failed_fix(switch.undoes, why, run.spec_generation, now))
+    return tuple(found)
 
 
-def _what(lever: TriedLever) -> tuple[Knob, str, bool]:
-    """Return what tells one memory from another: the same knob may have been turned up and down."""
-    return lever.knob, lever.revision, lever.reason is Reason.MEMORY_STEPPED_UP
+def _attempt_of(step: Step, run: Run) -> tuple[Attempt, str] | None:
+    """Return what a step tries, and what tells it from another; None where no failure of it is remembered."""
+    match step:
+        case FlagStep() | ConfigStep() if gives_back(step):
+            return Attempt.GIVE_BACK, str(step.knob)
+        case FlagStep() | ConfigStep():
+            raises = step.reason is Reason.MEMORY_STEPPED_UP
+            return Attempt.RAISE_MEMORY if raises else Attempt.TURN_LEVER, str(step.knob)
+        case BundleStep():
+            return Attempt.SWITCH_METHOD, step.method
+        case RevisionStep():
+            return Attempt.ROLL_BACK_REVISION, ""
+        case ReplaceStep():
+            return Attempt.REPLACE_REPLICA, str(step.replicas)
+        case ScaleStep() | AutoscalerStep() if not gives_back(step):
+            return Attempt.ADD_REPLICAS, str(run.replicas)
+        case ScaleStep() | AutoscalerStep() | TrialStep() | GateStep():
+            return None
+        case _:
+            assert_never(step)
 
 
-def _replacements(
-    tried: tuple[TriedReplacement, ...], run: Run, now: datetime
-) -> tuple[TriedReplacement, ...]:
-    """Return the replacements that did not help, with this run's added."""
-    failed = tuple(
-        TriedReplacement(record.step.pod, record.step.template, record.step.replicas, record.verdict, now)
-        for record in run.steps
-        if isinstance(record.step, ReplaceStep) and record.verdict is Verdict.NOT_RECOVERED
-    )
-    return _remember_failures(failed, tried, lambda one: (one.revision, one.replicas))
-
-
-def _rollbacks(
-    tried: tuple[TriedRollback, ...], run: Run, outcome: Outcome, now: datetime
-) -> tuple[TriedRollback, ...]:
-    """Return the ways back that did not help or whose first replica failed, with this run's added."""
-    failed = tuple(
-        TriedRollback(record.step.before_template, record.step.after_template, outcome.reason, now)
-        for record in run.steps
-        if isinstance(record.step, RevisionStep)
-        and record.state is StepState.REVERTED
-        and outcome.reason in IN_VAIN
-    )
-    return _remember_failures(failed, tried, lambda one: one.revision)
-
-
-def _bundles(
-    tried: tuple[TriedBundle, ...], run: Run, outcome: Outcome, now: datetime
-) -> tuple[TriedBundle, ...]:
-    """Return the methods that had to be turned on again, with this run's added."""
-    failed = tuple(
-        TriedBundle(record.step.method, record.step.before_template, outcome.reason, now)
-        for record in run.steps
-        if isinstance(record.step, BundleStep)
-        and record.state is StepState.REVERTED
-        and outcome.reason in IN_VAIN
-    )
-    return _remember_failures(failed, tried, lambda one: (one.method, one.revision))
-
-
-def _scalings(tried: tuple[TriedScaling, ...], run: Run, now: datetime) -> tuple[TriedScaling, ...]:
-    """Return the numbers of replicas that did not help, with this run's added."""
-    failed = tuple(
-        TriedScaling(run.replicas, record.step.after, record.step.template, record.verdict, now)
-        for record in run.steps
-        if isinstance(record.step, ScaleStep | AutoscalerStep)
-        and not gives_back(record.step)
-        and record.verdict is Verdict.NOT_RECOVERED
-    )
-    return _remember_failures(failed, tried, lambda one: (one.revision, one.before))
+def _why_it_failed(record: StepRecord, outcome: Outcome) -> str:
+    """Return the reason why a step is not to be tried again on the same evidence; empty where it may be."""
+    stays = isinstance(record.step, ReplaceStep | ScaleStep | AutoscalerStep)
+    if record.verdict is Verdict.NOT_RECOVERED and (stays or record.state is StepState.REVERTED):
+        return str(Reason.NOT_RECOVERED)
+    against = FAILED_RETURNS if gives_back(record.step) else FAILURES
+    failed = record.state is StepState.REVERTED and not stays and outcome.reason in against
+    return str(outcome.reason) if failed else ""
 
 
 _DUST = 1e-9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -11,7 +12,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome
 from kvmedic.model.status import (
     ConditionType,
-    FailedFix,
+    FailedAttempt,
     LastGood,
     Record,
     RunbookSwitch,
@@ -19,7 +20,7 @@ from kvmedic.model.status import (
     ShownPlan,
     Truth,
 )
-from kvmedic.record.runs import Claim, action, retold, with_conditions
+from kvmedic.record.runs import Claim, action, retold, with_conditions, with_failed_attempts
 from kvmedic.rollout.gates import Blocked, stands
 from kvmedic.runbooks.branches import CONTENT, Compressed, Diagnosis, is_content
 from kvmedic.runbooks.severity import unmeasured_urgency
@@ -81,12 +82,10 @@ def with_last_good(record: Record, good: LastGood) -> Record:
     return replace(record, last_good=good)
 
 
-def with_failed_fixes(record: Record, failed: tuple[FailedFix, ...]) -> Record:
+def with_failed_fixes(record: Record, failed: Sequence[FailedAttempt]) -> Record:
     """Return the record with what was tried in vain in the place of a method that was turned off."""
-    gone = record.turned_off
-    if gone is None or not failed or gone.failed == failed:
-        return record
-    return replace(record, turned_off=replace(gone, failed=failed))
+    new = [one for one in failed if one not in record.failed_attempts]
+    return record if record.turned_off is None or not new else with_failed_attempts(record, new)
 
 
 def with_baseline(record: Record, method: Compressed | None) -> Record:

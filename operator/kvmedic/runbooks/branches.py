@@ -19,7 +19,7 @@ from kvmedic.model.readings import Recalled
 from kvmedic.model.reasons import Reason
 from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import NOT_DECLARED, CompressionPolicy, Fix, LeverBound, ScaleBound, Trigger
-from kvmedic.model.status import FailedFix
+from kvmedic.model.status import FailedAttempt
 from kvmedic.model.trial import Answer, Growth, Question, Reclaim
 from kvmedic.verdict.baseline import LeftOut
 from kvmedic.verdict.sizing import Supply
@@ -223,7 +223,7 @@ class Evidence:
     """The method that compresses the KV cache; None where nothing tells of one, or nobody looked."""
     fix: Try | Evaluate | TurnOn | NoChange | None = None
     """What comes after a method that saved nothing; None: nothing, or nobody looked."""
-    failed_fixes: tuple[FailedFix, ...] = ()
+    failed_fixes: tuple[FailedAttempt, ...] = ()
     """What was tried before that in vain."""
     unanswered: Inconclusive | None = None
     """Why the runbook on compression cannot go on at this look. None: it can, or nobody tried yet."""
@@ -365,8 +365,6 @@ class Setting:
     """How far replicas may be added; None where they may not."""
     scaling_failed: bool = False
     """Replicas were added on this evidence, and it did not help."""
-    kept_on: frozenset[str] = frozenset()
-    """Methods of compression that were turned off on this pod template, which did harm."""
     before_scaling: int | None = None
     """Replicas before the first were added for a while; None where none were."""
     gpus: int | None = None

@@ -1,7 +1,5 @@
 """From advice that is no matter of one setting to a plan: another replica, revision or number of replicas.
 
-Which of them was tried on this very fleet and did not help is told here too.
-
 How many of a fleet's replicas must be pressured for which change, and a change for some of them alone.
 
 All replicas have one pod template, so what a change costs the calm ones decides how many must be pressured.
@@ -15,7 +13,7 @@ first, and kills the container when the grace period is over, which began with p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 from typing import TypeAlias
@@ -27,7 +25,6 @@ from kvmedic.model.plan import Plan, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.model.readings import number_or_none
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import OnDrainTimeout, RolloutPolicy, TargetRef
-from kvmedic.model.status import TriedBundle, TriedReplacement, TriedRollback, TriedScaling
 from kvmedic.model.trial import GateStep, TrialStep
 from kvmedic.runbooks.branches import (
     Assignment,
@@ -43,11 +40,6 @@ from kvmedic.runbooks.branches import (
 from kvmedic.runbooks.planning import Fault, Workload
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.pressure import Case
-
-
-def replaced_in_vain(tried: Sequence[TriedReplacement], fleet: Fleet) -> bool:
-    """Return whether replacing a replica of this very fleet is on record as no help."""
-    return any((one.revision, one.replicas) == (fleet.revision, fleet.replicas) for one in tried)
 
 
 def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: int) -> Plan | Fault:
@@ -95,16 +87,6 @@ def plan_for(fleet: Fleet, step: Step, advice: _SameSetting, generation: int) ->
     )
 
 
-def rolled_back_in_vain(tried: Sequence[TriedRollback], fleet: Fleet) -> bool:
-    """Return whether taking a fleet back from this very revision is on record as no help."""
-    return any(one.revision == fleet.revision for one in tried)
-
-
-def turned_off_in_vain(tried: Sequence[TriedBundle], fleet: Fleet) -> frozenset[str]:
-    """Return the methods that were turned off on this very pod template, which is on record as no help."""
-    return frozenset(one.method for one in tried if one.revision == fleet.revision)
-
-
 def rollback_of(target: TargetRef, fleet: Fleet, advice: RollBack, generation: int) -> Plan:
     """Return the plan that takes a fleet back to another of its revisions."""
     step = RevisionStep(
@@ -115,11 +97,6 @@ def rollback_of(target: TargetRef, fleet: Fleet, advice: RollBack, generation: i
         reason=advice.reason,
     )
     return plan_for(fleet, step, advice, generation)
-
-
-def scaled_in_vain(tried: Sequence[TriedScaling], fleet: Fleet) -> bool:
-    """Return whether more replicas than this very fleet has are on record as no help."""
-    return any((one.revision, one.before) == (fleet.revision, fleet.replicas) for one in tried)
 
 
 FLEET_SHARE = 2 / 3

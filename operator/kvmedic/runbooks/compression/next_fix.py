@@ -22,7 +22,7 @@ from kvmedic.model.edits import BundleEdit
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, GatePolicy
-from kvmedic.model.status import FailedFix, TriedBundle, TurnedOff
+from kvmedic.model.status import Attempt, FailedAttempt, TurnedOff, failed_before, failed_fix
 from kvmedic.model.trial import (
     AGAIN,
     Answer,
@@ -64,7 +64,8 @@ class Case:
     answers: Sequence[Answer]
     """Of trials, as far as they count."""
     scores: Sequence[Scored]
-    tried: Sequence[TriedBundle]
+    failed: Sequence[FailedAttempt]
+    """What did not help."""
     evaluation: str | NoEvaluation | None
     """Digest of the team's evaluation, or why there is none; None: nobody looked."""
     generation: int
@@ -83,7 +84,7 @@ class Next:
 
     move: Try | Evaluate | TurnOn | NoChange | None
     """None: no fix is asked for."""
-    failed: tuple[FailedFix, ...]
+    failed: tuple[FailedAttempt, ...]
     """What was tried in vain."""
 
 
@@ -143,24 +144,23 @@ def _wants_fewer_bits(policy: CompressionPolicy, method: Compressed | None) -> b
 
 def next_fix(case: Case) -> Next:
     """Return what is next, or why nothing is."""
-    failed: list[FailedFix] = []
+    failed: list[FailedAttempt] = []
     for fix in fixes_behind_gate(case.policy, case.turned_off, case.method):
-        found = _known_to_fail(fix, case) or _stage(fix, case)
+        known = failed_before(case.failed, Attempt.FIX, fix, generation=case.generation)
+        if known is not None:
+            # Maybe on another pod template: the next cap makes it no better.
+            failed.append(known)
+            continue
+        found = _stage(fix, case)
         if fix is Fix.COMPACTING_METHOD and _is_closed(case) and not isinstance(found, TurnOn | _Failed):
             found = _Failed("it was not ready at spec.compression.closeBy")
         if not isinstance(found, _Failed):
             return Next(found, tuple(failed))
-        failed.append(FailedFix(fix, found.why, case.generation))
+        failed.append(failed_fix(fix, found.why, case.generation, case.now))
     if not failed or Fix.DEMAND_CAPS in case.policy.fixes:
         return Next(None, tuple(failed))
-    told = "; ".join(f"{each.fix}: {each.why}" for each in failed)
+    told = "; ".join(f"{each.key}: {each.why}" for each in failed)
     return Next(NoChange(Reason.FIXES_EXHAUSTED, told), tuple(failed))
-
-
-def _known_to_fail(fix: Fix, case: Case) -> _Failed | None:
-    """Return that a fix failed before, maybe on another pod template: the next cap makes it no better."""
-    known = case.turned_off.spoken_of(fix, case.generation) if case.turned_off else None
-    return _Failed(known.why) if known else None
 
 
 def _is_closed(case: Case) -> bool:
@@ -240,7 +240,7 @@ def _change(candidate: _Candidate, case: Case) -> _Change | NoChange | _Failed:
         return NoChange(found.reason, f"{method} cannot be turned on as a whole: {found.message}")
     if found is None:
         return _Failed(f"{method} is on already, as far as its settings tell")
-    if any((one.method, one.revision) == (method, case.template) for one in case.tried):
+    if failed_before(case.failed, Attempt.SWITCH_METHOD, method, case.template):
         return _Failed(f"{method} was turned on on this pod template, and had to be turned off again")
     before, after = (", ".join(each) for each in (found.before, found.after))
     tried = template_hash(found.change.apply(workload.template))

@@ -34,7 +34,7 @@ from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.readings import Complete, complete, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import RESTORE_AFTER, Policy
-from kvmedic.model.status import Borrowed, Footprint, Load, Record, TriedReturn
+from kvmedic.model.status import Attempt, Borrowed, FailedAttempt, Footprint, Load, Record, failed_before
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting
 from kvmedic.runbooks.fleet_plans import plan_for
 from kvmedic.runbooks.planning import Fault, Workload, as_written, fault_of, plan_of
@@ -121,7 +121,7 @@ def fewer_replicas(evidence: Evidence, held: Footprint, setting: Setting, templa
 
 
 def without_host_memory(
-    evidence: Evidence, held: Borrowed, setting: Setting, template: str
+    evidence: Evidence, held: Borrowed, setting: Setting, template: str, failed: FailedAttempt | None
 ) -> Fits | NoChange:
     """Return whether the load is predicted to fit the devices alone, or why it is not.
 
@@ -130,12 +130,13 @@ def without_host_memory(
         held: what was lent.
         setting: the present setting.
         template: hash of the pod template that runs now.
+        failed: the way back that did not hold on this template; None: none was tried.
     """
     seen = _present_load(evidence)
     if isinstance(seen, NoChange):
         return seen
     now = seen.carried
-    tried = _in_vain(now, held, template)
+    tried = None if failed is None or _is_lighter(now, failed) else failed
     if now.at_once <= now.replicas and tried is None:
         return Fits(f"{now.at_once:.0f} sequences ran or waited at once on {now.replicas} replicas")
     room = _room(seen, setting, Reason.LOAN_HELD)
@@ -154,13 +155,15 @@ def without_host_memory(
     return Fits(told) if _peak(running) <= room.sequences else NoChange(Reason.LOAN_HELD, told)
 
 
-def _in_vain(now: Carried, held: Borrowed, template: str) -> TriedReturn | None:
-    """Return the way back that did not hold on this template, where the load is not clearly lighter since."""
-    tried = held.in_vain
-    if tried is None or tried.template != template:
-        return None
-    lighter = tried.load is not None and _share(now, tried.load) <= LIGHTER
-    return None if lighter else tried
+def _is_lighter(now: Carried, failed: FailedAttempt) -> bool:
+    """Return whether the load is clearly lighter than when giving it back did not hold."""
+    return failed.load is not None and _share(now, failed.load) <= LIGHTER
+
+
+def failed_return(record: Record, held: Borrowed, template: str) -> FailedAttempt | None:
+    """Return the way back of this very loan that did not hold on a pod template; None: none was tried."""
+    failed = failed_before(record.failed_attempts, Attempt.GIVE_BACK, held.knob, template)
+    return failed if failed is not None and failed.at >= held.at else None
 
 
 def _alone(now: Carried, held: Borrowed, room: Room, template: str) -> float | None:
@@ -268,6 +271,7 @@ class Calm:
     workload: Workload
     """The engine in its pod template."""
     setting: Setting
+    record: Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +329,8 @@ def plan_return(held: Footprint | Borrowed, asked: Calm, generation: int) -> Ret
                 return Returning(advice.message)
             return Returning(advice.message, returning_of(fleet, held, advice, generation))
         case Borrowed():
-            found = without_host_memory(evidence, held, setting, fleet.revision)
+            failed = failed_return(asked.record, held, fleet.revision)
+            found = without_host_memory(evidence, held, setting, fleet.revision, failed)
             if isinstance(found, NoChange):
                 return Returning(found.message)
             plan = loan_return(asked.workload, held, found.message, generation)

@@ -27,7 +27,7 @@ from kvmedic.model.fleet import Fleet, ObjectRef
 from kvmedic.model.plan import AutoscalerStep, ConfigStep, FlagStep, ScaleStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
-from kvmedic.model.status import Borrowed, Footprint, Load, Temporary, TriedReturn
+from kvmedic.model.status import Borrowed, Footprint, Load, Temporary
 
 THEIRS = frozenset({Reason.REPLICAS_CHANGED, Reason.SCALED_TO_ZERO, Reason.TARGET_DELETED})
 """Ends of a run after which the number of replicas is somebody else's."""
@@ -142,8 +142,6 @@ def returning_step(held: Footprint, replicas: int, template: str) -> ScaleStep |
 
 MOST_LOANS = 10
 """Loans that are kept: an engine has two flags for its host's memory, so more are never there."""
-AGAINST = frozenset({Reason.NOT_RECOVERED, Reason.CANARY_FAILED, Reason.ROLLED_BACK_BY_HAND})
-"""Ends of a way back after which it is not tried again on the same evidence."""
 
 
 class Tenure(StrEnum):
@@ -199,7 +197,7 @@ def loans_after(
         return held if outcome.reason is Reason.TARGET_DELETED else (lent, *others)[:MOST_LOANS]
     if step.reason is not Reason.HOST_MEMORY_GIVEN_BACK or mine is None:
         return held
-    left = _rest_of_loan(mine, run, outcome, now)
+    left = _rest_of_loan(mine, run, outcome)
     return others if left is None else (left, *others)
 
 
@@ -225,7 +223,7 @@ def _kept_loan(
     )
 
 
-def _rest_of_loan(mine: Borrowed, run: Run, outcome: Outcome, now: datetime) -> Borrowed | None:
+def _rest_of_loan(mine: Borrowed, run: Run, outcome: Outcome) -> Borrowed | None:
     """Return what is left of a loan after a run that was to give it back; None: nothing.
 
     Of a resource that is deleted nothing is tried twice: a loan that could not be given back stays, and
@@ -240,10 +238,7 @@ def _rest_of_loan(mine: Borrowed, run: Run, outcome: Outcome, now: datetime) -> 
         return mine
     if deleted:
         return None
-    again = replace(mine, calm_since=None, outlook="", looked_at=None)
-    if outcome.reason not in AGAINST:
-        return again
-    return replace(again, in_vain=TriedReturn(run.current.step.before_template, now, load_of(run)))
+    return replace(mine, calm_since=None, outlook="", looked_at=None)
 
 
 HeldT = TypeVar("HeldT", bound=Temporary)

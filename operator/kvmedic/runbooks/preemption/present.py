@@ -16,10 +16,9 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Measured, Signal
 from kvmedic.model.fleet import body_hash, template_hash
 from kvmedic.model.readings import complete, merge_histograms, pools
-from kvmedic.model.reasons import Reason
 from kvmedic.model.run import devices_of
 from kvmedic.model.spec import LeverBound
-from kvmedic.model.status import OutgrownShare, TriedLever
+from kvmedic.model.status import Attempt, FailedAttempt, Load, OutgrownShare
 from kvmedic.runbooks.branches import Evidence, MemoryShare, Setting
 from kvmedic.runbooks.planning import Workload
 from kvmedic.runbooks.preemption.host_memory import host_terms
@@ -33,40 +32,48 @@ requests of the widest shape that was simulated (relative deviation 1.3) differ 
 _LENGTHS = (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)
 
 
-def exhausted_levers(tried: Sequence[TriedLever], revision: str, evidence: Evidence) -> frozenset[Knob]:
+def exhausted_levers(tried: Sequence[FailedAttempt], revision: str, evidence: Evidence) -> frozenset[Knob]:
     """Return the levers that are not to be tried again on this evidence.
 
     A share of the devices' memory that was raised in vain may still be lowered: that is another trouble's
     lever (`raised_in_vain`).
     """
-    failed = failures(tried, revision, evidence)
-    return frozenset(lever.knob for lever in failed if lever.reason is not Reason.MEMORY_STEPPED_UP)
+    failed = {one.key for one in failures(Attempt.TURN_LEVER, tried, revision, evidence)}
+    return frozenset(knob for knob in Knob if knob in failed)
 
 
-def raised_in_vain(tried: Sequence[TriedLever], revision: str, evidence: Evidence) -> bool:
+def raised_in_vain(tried: Sequence[FailedAttempt], revision: str, evidence: Evidence) -> bool:
     """Return whether a larger share of the devices' memory was tried on this evidence and did not help."""
-    failed = failures(tried, revision, evidence)
-    return any(lever.reason is Reason.MEMORY_STEPPED_UP for lever in failed)
+    return bool(failures(Attempt.RAISE_MEMORY, tried, revision, evidence))
 
 
-def failures(tried: Sequence[TriedLever], revision: str, evidence: Evidence) -> tuple[TriedLever, ...]:
-    """Return what was tried on this evidence and did not help.
+def failures(
+    attempt: Attempt, tried: Sequence[FailedAttempt], revision: str, evidence: Evidence
+) -> tuple[FailedAttempt, ...]:
+    """Return the levers that were tried on this evidence and did not help.
 
     What cannot be read counts as unchanged: silence is no new evidence.
 
     Args:
+        attempt: which way they were turned.
         tried: what did not help.
         revision: hash of the pod template as it is now.
         evidence: both looks.
     """
     means, blocks = _means(evidence), _blocks(evidence)
     return tuple(
-        lever
-        for lever in tried
-        if lever.revision == revision
-        and _alike((lever.prompt_tokens, lever.output_tokens), means, LENGTHS_ALIKE)
-        and _alike((lever.blocks,), (blocks,), 1 - POOLS_ALIKE)
+        one
+        for one in tried
+        if (one.attempt, one.template) == (attempt, revision)
+        and (
+            one.load is None or _alike((one.load.prompt_tokens, one.load.output_tokens), means, LENGTHS_ALIKE)
+        )
+        and _alike((one.blocks,), (blocks,), 1 - POOLS_ALIKE)
     )
+
+
+def _lengths(load: Load | None) -> tuple[float | None, float | None]:
+    return (None, None) if load is None else (load.prompt_tokens, load.output_tokens)
 
 
 def _alike(then: Iterable[float | None], now: Iterable[float | None], least: float) -> bool:
@@ -170,7 +177,7 @@ def _told_prefixes(evidence: Evidence) -> bool | None:
 class Known:
     """What is on record and bears on what may be turned."""
 
-    levers: Sequence[TriedLever] = ()
+    failed: Sequence[FailedAttempt] = ()
     """What was tried and did not help."""
     outgrown: Sequence[OutgrownShare] = ()
     """Shares of the devices' memory that were too much."""
@@ -187,7 +194,7 @@ def present_setting(
     return Setting(
         max_num_seqs=cap,
         levers=levers,
-        exhausted=exhausted_levers(known.levers, template_hash(workload.template), evidence),
+        exhausted=exhausted_levers(known.failed, template_hash(workload.template), evidence),
         given=workload.knobs(),
         most_sequences=cap if cap is not None or default is None else default.most,
         chunks_prefill=workload.has_on(Knob.CHUNKED_PREFILL),
@@ -203,7 +210,7 @@ def _supply(workload: Workload, known: Known, evidence: Evidence) -> Supply:
         caches_prefixes=workload.has_on(Knob.PREFIX_CACHING),
         is_given=workload.given(Knob.PREFIX_CACHING) is not None,
         host=host_terms(workload.template, workload.container, workload.engine),
-        raised_in_vain=raised_in_vain(known.levers, template_hash(workload.template), evidence),
+        raised_in_vain=raised_in_vain(known.failed, template_hash(workload.template), evidence),
     )
     return supply_of(given, workload.template, known.outgrown, evidence)
 
