@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvmedic.cluster.rotation import move_pod
-from kvmedic.cluster.snapshot import Snapshot, snapshot
+from kvmedic.cluster.snapshot import snapshot
 from kvmedic.cluster.workloads import assign, notes_on
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
@@ -26,6 +26,7 @@ from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.moves import Cordon, DeletePod, Failed, Move, Refused, Settled, Uncordon, Wait
 from kvmedic.rollout.template import Order
 from kvmedic.rollout.template import next_template_move as next_move
+from kvmedic.runbooks.workload import View
 from lab.cluster.light import LightCluster
 from lab.cluster.watch import Watches
 
@@ -81,7 +82,7 @@ class LiveFleet:
     client: Client
     namespace: str
 
-    async def look(self) -> Snapshot:
+    async def look(self) -> View:
         """The fleet as it is now."""
         seen = await snapshot(self.client, self.namespace, TARGET, LABEL)
         assert seen is not None
@@ -211,7 +212,7 @@ class Walker:
         return [name for name in self.names() if name not in ("Wait", "Refused")]
 
 
-def walker(live: LiveFleet, seen: Snapshot, **changes: Any) -> Walker:
+def walker(live: LiveFleet, seen: View, **changes: Any) -> Walker:
     """A walker for the one edit of these tests, from a fleet that stands still."""
     order = Order(
         away=seen.fleet.revision,

@@ -15,8 +15,10 @@ from kvmedic.kube.errors import Conflict
 from kvmedic.model.config_edits import ConfigMap, FileEdit, Unseen, copy_name
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import TargetRef
 from kvmedic.model.status import ConfigCopy
 from kvmedic.rollout.config_copy import CopyState, Files, SourceState
+from kvmedic.runbooks.workload import EngineLine, Fault, View
 from lab.cluster.light import LightCluster
 from live_fleet import deployment
 from run_builder import a_fleet
@@ -140,6 +142,10 @@ def template(name: str, *args: str) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "proxy", "image": "envoy"}, engine], "volumes": volumes}}
 
 
+def line(name: str, *args: str, container: str | None = None) -> EngineLine | Fault:
+    return View(a_fleet(), template(name, *args)).engine_line(TargetRef("Deployment", "llm", container))
+
+
 FILE = ("--config", "/etc/vllm/engine.yaml")
 
 
@@ -148,7 +154,9 @@ async def test_only_the_file_of_the_engine_is_read_and_what_it_is_a_copy_of(plac
     await StoredCopies(place.client).make(place.fleet(), edit)
 
     async def read(name: str, *args: str, container: str | None = None) -> set[str]:
-        return set(await config_maps_of(place.client, place.namespace, [template(name, *args)], container))
+        return set(
+            await config_maps_of(place.client, place.namespace, [line(name, *args, container=container)])
+        )
 
     assert await read("limits", *FILE) == {"limits"}
     assert await read("limits", *FILE, container="vllm") == {"limits"}
@@ -156,7 +164,7 @@ async def test_only_the_file_of_the_engine_is_read_and_what_it_is_a_copy_of(plac
     assert await read("limits", "--port=80") == set()
     assert await read("limits", "--config", "/elsewhere/engine.yaml") == set()
     assert await read(edit.copy, *FILE) == {"limits", edit.copy}
-    found = await config_maps_of(place.client, place.namespace, [template(edit.copy, *FILE)], None)
+    found = await config_maps_of(place.client, place.namespace, [line(edit.copy, *FILE)])
     copy = found[edit.copy]
     assert isinstance(copy, ConfigMap)
     assert (copy.copy_of, copy.copied_content) == ("limits", CONTENTS.digest)

@@ -10,8 +10,8 @@ import pytest
 from kvmedic.cli.diagnose import policy_in, workload_in
 from kvmedic.model.engine import Version
 from kvmedic.model.fleet import body_hash
-from kvmedic.runbooks.planning import Fault, Workload
 from kvmedic.runbooks.preemption.host_memory import host_terms
+from kvmedic.runbooks.workload import Fault, Workload
 from kvmedic.verdict.sizing import GIB
 
 _MANIFEST = """
@@ -69,8 +69,7 @@ def test_shared_memory_is_told_by_the_volumes_of_the_pod(
     workload = workload_in(str(file), policy_in(""))
 
     assert isinstance(workload, Workload)
-    template, container = workload.template, workload.container
-    assert host_terms(template, container, workload.engine).shared_bytes == holds
+    assert host_terms(workload).shared_bytes == holds
 
 
 def test_a_manifest_that_would_never_be_read_is_a_fault_in_a_sentence(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from kvmedic.manifests.yaml_text import MOST_VALUES, containers_of
 from kvmedic.model.compression import parse_count, parse_quantity
 from kvmedic.model.engine import Engine, Version
 from kvmedic.model.fleet import ObjectRef
-from kvmedic.runbooks.planning import Fault, Workload, workload_of
+from kvmedic.runbooks.workload import Fault, Workload, workload_of
 
 ENGINE = Engine(VLLM, Version.parse("0.32.0"))
 SERVE = "vllm serve m --max-num-seqs 64"

@@ -10,9 +10,9 @@ import yaml
 
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.proposals import Operation, Reverted, operations_between, revert_for
-from kvmedic.manifests.revisions import options_of_interest
 from kvmedic.model.config_edits import Difference, Revision
 from kvmedic.model.fleet import OwnerKind, TemplateOwner
+from kvmedic.runbooks.revisions import options_of_interest
 
 LEAVING, WANTED = Revision(7, "llm-7c", "b" * 16), Revision(6, "llm-6f", "a" * 16)
 CHANGED = (Difference("maxNumSeqs", "16", "256"), Difference("image", "v:1", "v:2"))

@@ -25,8 +25,8 @@ from kvmedic.model.fleet import Pod
 from kvmedic.model.readings import Alone
 from kvmedic.model.status import LastGood, Record, Resource, Traffic
 from kvmedic.record.store import resource_of
+from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State, only, readings
-from reconcile.viewed import Viewed
 from reconcile.world import deployment, remediation
 from run_builder import NOW, OLD, UID, a_fleet
 
@@ -123,7 +123,7 @@ def a_resource(good: str = "", traffic: Traffic | None = None) -> Resource:
 
 
 def view() -> Any:
-    return Viewed(fleet=a_fleet(), template=deployment(3)["spec"]["template"], templates={})
+    return View(fleet=a_fleet(), template=deployment(3)["spec"]["template"], templates={})
 
 
 def spec(**more: Any) -> Resource:

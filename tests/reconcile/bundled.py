@@ -17,7 +17,7 @@ from kvmedic.model.spec import RotationLabel
 from kvmedic.model.status import Record
 from kvmedic.runbooks.branches import TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
-from kvmedic.runbooks.planning import Workload, workload_of
+from kvmedic.runbooks.workload import Workload, workload_of
 from kvmedic.verdict.baseline import baseline_of
 from lab.scripted.readings import State, readings
 from reconcile.world import DRAINING, START_LIMIT_SECONDS, World

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -21,17 +20,12 @@ from kvmedic.model.run import Baseline
 from kvmedic.model.spec import Policy
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import diagnose
+from kvmedic.runbooks.workload import View
 from run_builder import a_fleet, a_pod
 
 MINUTE = timedelta(minutes=1)
 RATE = THRASHING.finished / 300
 """Requests that one replica finishes in a second under load."""
-
-
-@dataclass(frozen=True)
-class View:
-    fleet: Any
-    template: Any = None
 
 
 @dataclass
@@ -68,7 +62,7 @@ async def figures(metrics: Since, policy: Policy, goal: Goal = Goal.RELIEF) -> B
     diagnosis = diagnose(RUNBOOKS["PreemptionThrash"], an_evidence(*[THRASHING] * 2))
     diagnosis = replace(diagnosis, branch=replace(diagnosis.branch, goal=goal))
     fleet = a_fleet(pods=(a_pod("llm-0"), a_pod("llm-1")), replicas=2)
-    found = Survey(View(fleet), evidence, diagnosis, "PreemptionThrash", None, None)
+    found = Survey(View(fleet, {}), evidence, diagnosis, "PreemptionThrash", None, None)
     return await pressed_baseline(found, policy, "serving", metrics)
 
 

@@ -17,9 +17,9 @@ from kvmedic.model.fleet import ReplicaSet
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import ClosedRun
 from kvmedic.runbooks.preemption.deploy import HISTORY
+from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource
-from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NEW, NOW, OLD, a_fleet
 
@@ -56,7 +56,7 @@ def view(before: Any, after: Any, made_at: datetime = CAME) -> Any:
     pods = tuple(replace(pod, revision=NEW) for pod in a_fleet().pods)
     kept = {"llm-6f": before, "llm-7c": after} if before else {"llm-7c": after}
     fleet = a_fleet(revision=NEW, replica_sets=sets if before else sets[1:], pods=pods)
-    return Viewed(fleet=fleet, template=after, templates=kept)
+    return View(fleet=fleet, template=after, templates=kept)
 
 
 async def found(

@@ -27,12 +27,12 @@ from kvmedic.model.run import Judged, Run, StepState, Verdict, Victim
 from kvmedic.model.status import Record
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.gates import Blocked, Health, Stop
+from kvmedic.runbooks.workload import View
 from kvmedic.verdict.vetoes import keep_first_replicas
 from lab.cluster.simulation import behaviour
 from lab.scripted.readings import State
 from reconcile.test_ill_replicas import LEVERS, TORCH, touched
 from reconcile.test_survey import Asked, spec
-from reconcile.viewed import Viewed
 from reconcile.world import Eye, World, deployment
 from run_builder import NEW, NOW, a_fleet, a_pod, a_run, an_intent
 from vitals_builder import an_end
@@ -75,7 +75,7 @@ async def found(
 ) -> tuple[Survey, Blocked | None]:
     """Return what a look at a fleet finds, and what the gate says."""
     fleet = a_fleet(pods=tuple(pods), owner=owner)
-    view = Viewed(fleet=fleet, template=deployment(3)["spec"]["template"])
+    view = View(fleet=fleet, template=deployment(3)["spec"]["template"])
     resource, world = spec(levers=LEVERS, **more), Ended(State.MISSING, ends_by_pod=ends)
     assert resource.policy is not None
     seen = await survey(resource, resource.policy, view, Senses(world, world))
@@ -312,7 +312,7 @@ async def test_what_came_up_where_nothing_served_is_not_taken_away(
     judged = Judged(Verdict.INCONCLUSIVE, Reason.TOO_FEW_REQUESTS, "3 requests")
 
     pods = (a_pod("a", NEW), a_pod("b", NEW, ready_at=None))
-    view = Viewed(fleet=a_fleet(pods=pods), template=deployment(2)["spec"]["template"])
+    view = View(fleet=a_fleet(pods=pods), template=deployment(2)["spec"]["template"])
     found = keep_first_replicas(judged, await verdict_input(tick, view, pods, an_observation()))
 
     assert found.verdict is verdict

@@ -24,10 +24,10 @@ from kvmedic.record.events import notes
 from kvmedic.record.surveys import REFRESH
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours
 from kvmedic.runbooks.branches import NoChange
+from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource
 from reconcile.test_obstacles import REVISION, TEMPLATE, Town, a_settled_fleet
-from reconcile.viewed import Viewed
 from run_builder import NOW, a_pod
 
 ALLOWED = ScaleBound(most=6, step=1, restore_after=timedelta(hours=1))
@@ -60,7 +60,7 @@ async def looked(
 ) -> tuple[Survey, Asked]:
     resource, metrics = resource_with(held, **policy), Asked(state)
     assert resource.policy is not None
-    view: Any = Viewed(fleet=fleet or four(), template=TEMPLATE)
+    view = View(fleet=fleet or four(), template=TEMPLATE)
     return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW)), metrics
 
 
@@ -175,7 +175,7 @@ class Keeper(Town):
 
     async def with_minimum(self, view: Any, holder: ObjectRef) -> Any:
         assert holder == ObjectRef("HorizontalPodAutoscaler", "llm")
-        return Viewed(fleet=replace(view.fleet, minimum=self.minimum), template=view.template)
+        return View(fleet=replace(view.fleet, minimum=self.minimum), template=view.template)
 
 
 def a_minimum(number: int = 3) -> Minimum:
@@ -187,7 +187,7 @@ async def short(town: Keeper) -> Survey:
     resource, metrics = resource_with(None, levers=()), Asked(State.THRASH)
     assert resource.policy is not None
     scaler = Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")
-    view: Any = Viewed(fleet=a_settled_fleet(scaler=scaler), template=TEMPLATE)
+    view = View(fleet=a_settled_fleet(scaler=scaler), template=TEMPLATE)
     found = await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
     return await check_ownership(found, resource, resource.policy, town)  # type: ignore[arg-type]
 
@@ -230,7 +230,7 @@ async def test_an_autoscaler_that_cannot_be_asked_stands_in_the_way(
 
 
 async def test_only_what_an_autoscaler_holds_is_read_with_its_minimum() -> None:
-    town, view = Keeper(Neighbours()), Viewed(fleet=four(), template=TEMPLATE)
+    town, view = Keeper(Neighbours()), View(fleet=four(), template=TEMPLATE)
     town.minimum = a_minimum(4)
     through = replace(HELD, holder=ObjectRef("HorizontalPodAutoscaler", "llm"), holder_uid="hpa-1")
 

@@ -18,10 +18,10 @@ from kvmedic.model.plan import FlagStep, Goal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Borrowed, Record, Resource
 from kvmedic.record.events import notes
+from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from reconcile.test_obstacles import a_settled_fleet
 from reconcile.test_survey import Asked, a_resource
-from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NOW
 
@@ -59,7 +59,7 @@ async def looked(
 ) -> Survey:
     resource, metrics = resource_with(lent), Asked(state)
     assert resource.policy is not None
-    view: Any = Viewed(fleet=fleet(of, **changes), template=of)
+    view = View(fleet=fleet(of, **changes), template=of)
     return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
 
 

@@ -22,11 +22,11 @@ from kvmedic.model.evidence import Absence, Measured, Missing, Reading
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record
 from kvmedic.record.surveys import record_diagnosis as recorded
+from kvmedic.runbooks.workload import View
 from lab.scripted.commands import NO_PROGRAM, Commands, Play, hangs, prints, sends, serving
 from lab.scripted.readings import State
 from reconcile.test_ill_replicas import tells, touched
 from reconcile.test_survey import Asked, spec
-from reconcile.viewed import Viewed
 from reconcile.world import World, deployment
 from run_builder import NOW, a_fleet, a_pod
 from vitals_builder import a_device
@@ -47,8 +47,8 @@ def fleet(**changes: object) -> Any:
     return a_fleet(pods=tuple(a_pod(name, node="gpu-7", **changes) for name in ("a", "b", "c")))
 
 
-def view() -> Viewed:
-    return Viewed(fleet=fleet(), template=deployment(3)["spec"]["template"])
+def view() -> View:
+    return View(fleet=fleet(), template=deployment(3)["spec"]["template"])
 
 
 @asynccontextmanager

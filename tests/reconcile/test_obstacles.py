@@ -23,9 +23,9 @@ from kvmedic.model.run import Outcome
 from kvmedic.model.status import ClosedRun, ConditionType, Record, Resource
 from kvmedic.record.surveys import REFRESH, record_plan
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
+from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource
-from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NOW, a_fleet
 
@@ -59,7 +59,7 @@ async def looked(
 ) -> Survey:
     resource = resource or a_resource()
     assert resource.policy is not None
-    view = Viewed(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
+    view = View(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
     metrics = Asked(state)
     found = await examine(resource, resource.policy, view, Senses(metrics, metrics))
     return await check_ownership(found, resource, resource.policy, town or Town(Neighbours()))
@@ -175,7 +175,7 @@ async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
 ) -> None:
     class Closed:
         async def look(self, namespace: str, policy: Any) -> Any:
-            return Viewed(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE, templates={})
+            return View(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE, templates={})
 
         async def last_ends(self, *_: Any) -> dict[str, Any]:
             return {}

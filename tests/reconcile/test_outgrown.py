@@ -15,9 +15,9 @@ from kvmedic.model.fleet import body_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import Record
+from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from reconcile.asked import Asked, spec
-from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NOW, a_fleet
 from vitals_builder import an_end
@@ -30,7 +30,7 @@ def a_view(*args: str, image: str = "vllm/vllm-openai:v0.32.0") -> Any:
     container = template["spec"]["containers"][0]
     container["args"] += args
     container["image"] = image
-    return Viewed(fleet=a_fleet(), template=template)
+    return View(fleet=a_fleet(), template=template)
 
 
 async def found(view: Any, ended: EngineEnd | None = OUT_OF_MEMORY, **more: Any) -> tuple[Survey, Policy]:

@@ -22,9 +22,9 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, Resource
 from kvmedic.record.surveys import with_baseline
 from kvmedic.runbooks.compression.savings import HELPFUL, NEEDED
+from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State, only, readings
 from reconcile.asked import Asked, spec
-from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NOW, a_fleet
 from vitals_builder import a_device
@@ -87,7 +87,7 @@ def view(before: Any = OFF, now: Any = ON) -> Any:
     )
     pods = tuple(replace(pod, revision=present) for pod in a_fleet().pods)
     fleet = a_fleet(revision=present, replica_sets=sets, pods=pods)
-    return Viewed(fleet=fleet, template=now, templates={"llm-5b": before, "llm-6f": before, "llm-7c": now})
+    return View(fleet=fleet, template=now, templates={"llm-5b": before, "llm-6f": before, "llm-7c": now})
 
 
 BOTH = ["PreemptionThrash", "CompressionWithoutSavings"]

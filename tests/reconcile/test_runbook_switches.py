@@ -22,9 +22,9 @@ from kvmedic.model.status import ClosedRun, Record, Resource, RunbookSwitch
 from kvmedic.model.trial import Answer, Growth, Question, Reclaim, TrialStep
 from kvmedic.record.surveys import with_runbook_switch
 from kvmedic.runbooks.compression.savings import figures_of
+from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from reconcile.asked import Asked, spec
-from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NOW, a_fleet
 from vitals_builder import a_device
@@ -49,7 +49,7 @@ ON, OFF = template(TRIATTN_RUNTIME_KV_BUDGET="512"), template()
 def view(now: Any) -> Any:
     present = template_hash(now)
     pods = tuple(replace(pod, revision=present) for pod in a_fleet().pods)
-    return Viewed(fleet=a_fleet(revision=present, pods=pods), template=now)
+    return View(fleet=a_fleet(revision=present, pods=pods), template=now)
 
 
 RECLAIMS = Answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from kvmedic.controller.plans import healthy_revision, proved_good
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import examine, survey
 from kvmedic.engines.engine_log import Started
+from kvmedic.manifests import flags
 from kvmedic.model.devices import Cause
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import EVERY_SIGNAL, Inconclusive, LoggedSize, Measured, Signal, SizeUnit
@@ -22,12 +24,12 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode
 from kvmedic.model.status import LastGood, Record, Resource, ShownPlan, Traffic
 from kvmedic.runbooks.branches import Assignment
-from kvmedic.runbooks.planning import Workload, plan_of
+from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.branches import TRIGGER
+from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import TRAFFIC
 from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource, spec, view
-from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import NOW, OLD, a_fleet, a_pod
 from vitals_builder import a_device, an_end
@@ -36,7 +38,7 @@ from vitals_builder import a_device, an_end
 def settled_view() -> Any:
     """A view whose fleet runs the very template."""
     template = deployment(3)["spec"]["template"]
-    return Viewed(fleet=a_fleet(revision=template_hash(template)), template=template, templates={})
+    return View(fleet=a_fleet(revision=template_hash(template)), template=template, templates={})
 
 
 async def looked(state: State, good: str = "") -> tuple[Survey, Asked]:
@@ -91,6 +93,21 @@ async def test_a_fleet_in_trouble_is_asked_for_its_peak_and_a_calm_one_is_not() 
 
     assert set(troubled.evidence.peaks.values()) == {peak}
     assert calm.evidence.peaks == {}
+
+
+@pytest.mark.parametrize("state", [State.RECOVERED, State.THRASH, State.MISSING])
+async def test_a_look_parses_the_command_line_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, lines = flags.parse, Counter[str]()
+
+    def count(line: Any, engine: Any) -> Any:
+        lines[" ".join(token.text for token in line.tokens)] += 1
+        return parse(line, engine)
+
+    monkeypatch.setattr(flags, "parse", count)
+    found, _ = await looked(state, good=OLD)
+
+    assert set(lines.values()) == {1}
+    assert len(lines) == (2 if found.plan else 1), "a plan's edit is read back"
 
 
 async def test_a_method_that_evicts_tokens_is_known_by_the_template() -> None:
@@ -275,7 +292,7 @@ async def test_a_gpu_that_ran_out_of_memory_is_met_whatever_the_metrics_say(stat
 
 async def test_a_replica_that_cannot_stay_up_does_not_stand_in_its_own_way() -> None:
     pods = (replace(a_fleet().pods[0], ready_at=None, in_rotation=False), *a_fleet().pods[1:])
-    broken = Viewed(fleet=a_fleet(pods=pods), template=deployment(3)["spec"]["template"])
+    broken = View(fleet=a_fleet(pods=pods), template=deployment(3)["spec"]["template"])
     metrics, resource = Asked(State.MISSING, ended=an_end(Cause.DEVICE_MEMORY, NOW)), spec(levers=LEVERS)
     assert resource.policy is not None
 
@@ -472,7 +489,7 @@ async def test_one_replica_that_says_nothing_does_not_blind_the_fleet(
     fleet = a_fleet(replicas=5, pods=(*(a_pod(name) for name in "abcd"), odd))
     metrics, resource = Asked(state, named={"e": State.MISSING}), a_resource()
     assert resource.policy is not None
-    seen = Viewed(fleet=fleet, template=deployment(5)["spec"]["template"], templates={})
+    seen = View(fleet=fleet, template=deployment(5)["spec"]["template"], templates={})
 
     found = await survey(resource, resource.policy, seen, Senses(metrics, metrics, NOW))
 

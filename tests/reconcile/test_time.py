@@ -21,10 +21,10 @@ from kvmedic.rollout.decide import Direction
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.drift import Standing
 from kvmedic.rollout.moves import Failed, Pause, Wait
+from kvmedic.runbooks.workload import View
 from reconcile.phases import PATIENCE_SECONDS, Phase, drained, let_go, reach
 from reconcile.test_down import Replicas
 from reconcile.test_survey import spec
-from reconcile.viewed import Viewed
 from reconcile.world import Eye, World, deployment
 from run_builder import NEW, NOW, OLD, a_fleet, a_pod, a_run, an_intent
 
@@ -108,7 +108,7 @@ async def pulsing(seen: Watched) -> bool:
 
 
 async def verifying(seen: Watched) -> bool:
-    view: Any = Viewed(fleet=a_fleet(revision=NEW), template=deployment(3)["spec"]["template"])
+    view = View(fleet=a_fleet(revision=NEW), template=deployment(3)["spec"]["template"])
     try:
         await judged_window(seen.tick, view, Standing.AS_RECORDED)
     except LookedError:

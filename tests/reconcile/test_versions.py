@@ -12,9 +12,9 @@ from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import survey
 from kvmedic.model.reasons import Reason
+from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from reconcile.asked import Asked, spec
-from reconcile.viewed import Viewed
 from reconcile.world import deployment
 from run_builder import OLD, a_fleet, a_pod
 
@@ -32,7 +32,7 @@ def a_view(image: str, images: Mapping[str, str] | None = None) -> Any:
     template["spec"]["containers"][0]["image"] = image
     ran = images or {}
     pods = tuple(a_pod(name, image=ran.get(name, "sha256:1")) for name in ("a", "b", "c"))
-    return Viewed(fleet=a_fleet(pods=pods), template=template)
+    return View(fleet=a_fleet(pods=pods), template=template)
 
 
 async def found_with(view: Any, says: Mapping[str, str], **more: Any) -> tuple[Survey, Asked]:

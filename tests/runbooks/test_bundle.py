@@ -18,7 +18,7 @@ from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
-from kvmedic.runbooks.planning import Fault, Workload, with_configuration, workload_of
+from kvmedic.runbooks.workload import Fault, Workload, workload_of
 
 TARGET = ObjectRef("Deployment", "chat")
 SECRET = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
@@ -310,7 +310,7 @@ def from_file(text: str, *args: str) -> Workload:
     )
     mounted["spec"]["volumes"] = [volume]
     source = ConfigMap(Contents({"engine.yaml": text}))
-    found = with_configuration(a_workload(mounted), {"limits": source})
+    found = workload_of(TARGET, "uid-1", mounted, "vllm", (VLLM,), {"limits": source})
     assert isinstance(found, Workload), found
     return found
 

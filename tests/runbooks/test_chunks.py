@@ -13,9 +13,10 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
-from kvmedic.runbooks.planning import Workload, plan_of, workload_of
+from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.runbooks.preemption.traffic_levers import spread_prefills
+from kvmedic.runbooks.workload import Workload, workload_of
 from runbooks.cases import CASE
 
 LONG = replace(CASE, reach=replace(CASE.reach, counted_tokens=20_000))

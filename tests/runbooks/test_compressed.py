@@ -16,7 +16,7 @@ from kvmedic.model.spec import NOT_DECLARED, CompressionPolicy, Fix, Replacement
 from kvmedic.model.trial import AGAIN, Answer, Growth, Question, Reclaim
 from kvmedic.runbooks.branches import Compressed
 from kvmedic.runbooks.compression.methods import DECLARED, compressed_of, eviction_by, standing_answers
-from kvmedic.runbooks.planning import Workload, workload_of
+from kvmedic.runbooks.workload import Workload, workload_of
 
 SEEN = an_observation(CALM, window_seconds=300)
 SEEN_FP8 = an_observation(replace(CALM, pool=replace(POOL, cache_dtype="fp8_e4m3")), window_seconds=300)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +18,15 @@ from kvmedic.model.plan import ConfigStep, FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.gates import stands
 from kvmedic.runbooks.branches import Assignment
-from kvmedic.runbooks.planning import Fault, Workload, plan_of, with_configuration, workload_of
-from run_builder import NOW, a_pod
+from kvmedic.runbooks.planning import plan_of
+from kvmedic.runbooks.workload import Fault, View, Workload, workload_of
+from run_builder import NOW, a_fleet, a_pod
 
 SECRET = "s3cret"
 TARGET = ObjectRef("Deployment", "chat")
 TEXT = f"# of the fleet\nmax-num-seqs: 64  # cap\ngpu_memory_utilization: '0.9'\napi-key: {SECRET}\n"
 CONTENTS = Contents({"engine.yaml": TEXT, "template.jinja": SECRET})
-NOTHING = SimpleNamespace(templates={}, config_maps={})
+NOTHING = View(a_fleet(), {})
 """No earlier revision is kept."""
 
 
@@ -42,8 +42,8 @@ def a_template(*args: str, path: str = "/etc/vllm/engine.yaml") -> dict[str, Any
 
 
 def a_workload(template: dict[str, Any], maps: dict[str, Sight] | None = None) -> Workload:
-    found = workload_of(TARGET, "uid", template, None, (VLLM,))
-    workload = with_configuration(found, {"limits": ConfigMap(CONTENTS)} if maps is None else maps)
+    seen = {"limits": ConfigMap(CONTENTS)} if maps is None else maps
+    workload = workload_of(TARGET, "uid", template, None, (VLLM,), seen)
     assert isinstance(workload, Workload), workload
     return workload
 

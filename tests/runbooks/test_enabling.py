@@ -13,7 +13,8 @@ from kvmedic.model.config_edits import Revision
 from kvmedic.model.fleet import ReplicaSet, template_hash
 from kvmedic.model.spec import CompressionPolicy, Policy, TargetRef
 from kvmedic.runbooks.branches import Compressed
-from kvmedic.runbooks.compression.history import Enabled, Kept, Run, Untold, run_of
+from kvmedic.runbooks.compression.history import Enabled, Run, Untold, run_of
+from kvmedic.runbooks.workload import View
 from reconcile.asked import a_resource
 from run_builder import a_fleet
 
@@ -50,7 +51,7 @@ OFF, ON, MORE = a_template(), a_template(env=(BUDGET,)), a_template("--max-num-s
 UNREADABLE = {"spec": {"containers": [{"name": "vllm", "image": "somebody/else:1"}]}}
 
 
-def kept(*templates: dict[str, Any], numbers: tuple[tuple[int, ...], ...] = ()) -> Kept:
+def kept(*templates: dict[str, Any], numbers: tuple[tuple[int, ...], ...] = ()) -> View:
     """Return a target that was given some templates one after the other; the last one is present.
 
     The numbers of each, the newest first, where they are not 1, 2, 3.
@@ -71,7 +72,7 @@ def kept(*templates: dict[str, Any], numbers: tuple[tuple[int, ...], ...] = ()) 
     )
     present = max(sets, key=lambda each: each.number)
     fleet = a_fleet(revision=present.revision, replica_sets=sets)
-    return Kept(fleet, {f"llm-{index}": template for index, template in enumerate(templates, 1)})
+    return View(fleet, {}, {f"llm-{index}": template for index, template in enumerate(templates, 1)})
 
 
 def a_policy(compression: CompressionPolicy | None = None) -> Policy:
@@ -80,7 +81,7 @@ def a_policy(compression: CompressionPolicy | None = None) -> Policy:
     return replace(policy, compression=compression or policy.compression)
 
 
-def found(target: Kept, method: Compressed = TRIATTENTION) -> Run:
+def found(target: View, method: Compressed = TRIATTENTION) -> Run:
     return run_of(target, a_policy(), method)
 
 
@@ -129,7 +130,7 @@ def told(run: Run) -> str:
         ),
     ],
 )
-def test_the_newest_beginning_counts(target: Kept, numbers: tuple[int, int], on: tuple[int, ...]) -> None:
+def test_the_newest_beginning_counts(target: View, numbers: tuple[int, int], on: tuple[int, ...]) -> None:
     run = found(target)
 
     assert enabled(run) == numbers
@@ -197,7 +198,7 @@ def test_a_revision_is_named_with_what_keeps_it() -> None:
         ),
     ],
 )
-def test_nothing_is_guessed(target: Kept, says: str) -> None:
+def test_nothing_is_guessed(target: View, says: str) -> None:
     assert says in told(found(target))
 
 

@@ -15,9 +15,10 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Assignment, Diagnosed, MemoryShare, NoChange, Setting, diagnose
-from kvmedic.runbooks.planning import Fault, Workload, plan_of, workload_of
+from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.memory_levers import step_down
 from kvmedic.runbooks.preemption.present import Known, memory_share, present_setting
+from kvmedic.runbooks.workload import Fault, Workload, workload_of
 from vitals_builder import an_end, restarted
 
 LEVER = LeverBound(Knob.GPU_MEMORY_UTILIZATION, 0.8, 0.95, 0.02)

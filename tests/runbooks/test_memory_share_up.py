@@ -18,10 +18,10 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.model.status import Attempt, OutgrownShare
 from kvmedic.runbooks.branches import Assignment, Evidence, MemoryShare, NoChange, Setting, SettingAdvice
-from kvmedic.runbooks.planning import Workload, workload_of
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.memory_levers import TAKEN, step_up
 from kvmedic.runbooks.preemption.present import Known, present_setting
+from kvmedic.runbooks.workload import Workload, workload_of
 from kvmedic.verdict.sizing import Supply
 from run_builder import a_failure
 from runbooks.cases import CASE

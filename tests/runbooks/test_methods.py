@@ -20,9 +20,9 @@ from kvmedic.model.trial import Answer, Question, Reclaim
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
 from kvmedic.runbooks.compression.branches import not_applied, replace_stale
 from kvmedic.runbooks.compression.methods import DECLARED, compressed_of, eviction_of
-from kvmedic.runbooks.planning import Workload, workload_of
 from kvmedic.runbooks.preemption.cap import cut_cap
 from kvmedic.runbooks.preemption.traffic_levers import keep_free
+from kvmedic.runbooks.workload import Workload, workload_of
 from runbooks.cases import CASE
 
 

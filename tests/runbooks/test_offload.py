@@ -18,10 +18,11 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.model.status import Attempt, FailedAttempt
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
-from kvmedic.runbooks.planning import Workload, plan_of, workload_of
+from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.host_memory import use_host
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.present import Known, present_setting
+from kvmedic.runbooks.workload import Workload, workload_of
 from kvmedic.verdict.sizing import GIB, KEPT_BY_ENGINE, HostTerms, Supply
 from run_builder import a_failure
 from runbooks.cases import CASE

@@ -14,7 +14,8 @@ from kvmedic.model.fleet import ObjectRef, template_hash
 from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Assignment
-from kvmedic.runbooks.planning import Fault, Workload, plan_of, workload_of
+from kvmedic.runbooks.planning import plan_of
+from kvmedic.runbooks.workload import Fault, Workload, workload_of
 
 SECRET = "s3cret"
 TARGET = ObjectRef("Deployment", "chat")

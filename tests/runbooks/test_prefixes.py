@@ -14,10 +14,11 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Setting
-from kvmedic.runbooks.planning import Workload, plan_of, workload_of
+from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.runbooks.preemption.pressure import Case
 from kvmedic.runbooks.preemption.traffic_levers import LEAST_SAVED, reuse_prefixes, saved_at_most
+from kvmedic.runbooks.workload import Workload, workload_of
 from kvmedic.verdict.sizing import Supply
 from runbooks.cases import CASE
 

@@ -14,8 +14,9 @@ from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting
-from kvmedic.runbooks.planning import Workload, proposal, workload_of
+from kvmedic.runbooks.planning import proposal
 from kvmedic.runbooks.preemption.present import Known, present_setting
+from kvmedic.runbooks.workload import Workload, workload_of
 
 EVIDENCE = an_evidence(THRASHING)
 MARK, STEP, CAP = Knob.WATERMARK, Knob.MAX_NUM_BATCHED_TOKENS, Knob.MAX_NUM_SEQS

@@ -8,7 +8,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
 from kvmedic.runbooks.branches import Relief
 from kvmedic.runbooks.fleet_plans import replacement_of
-from kvmedic.runbooks.planning import Fault
+from kvmedic.runbooks.workload import Fault
 from run_builder import OLD, a_fleet, a_pod
 
 TARGET = TargetRef("Deployment", "llm", "vllm")

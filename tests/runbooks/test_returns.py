@@ -15,9 +15,9 @@ from kvmedic.model.plan import ConfigStep, FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound, Policy
 from kvmedic.model.status import Borrowed, Record
-from kvmedic.runbooks.planning import Fault, Workload, with_configuration, workload_of
 from kvmedic.runbooks.preemption.give_back import due, loan_return, restore_after, tenure
 from kvmedic.runbooks.preemption.loans import Tenure
+from kvmedic.runbooks.workload import Fault, Workload, workload_of
 from reconcile.test_footprints import HELD, POLICY, four
 from run_builder import NOW
 
@@ -47,9 +47,7 @@ def workload(*args: str, maps: dict[str, Sight] | None = None, **pod: object) ->
     }
     volumes = [{"name": "config", "configMap": {"name": "limits"}}]
     body = {"spec": {"containers": [container], "volumes": volumes, **pod}}
-    found = with_configuration(
-        workload_of(ObjectRef("Deployment", "llm"), UID, body, None, ENGINES), maps or {}
-    )
+    found = workload_of(ObjectRef("Deployment", "llm"), UID, body, None, ENGINES, maps or {})
     assert isinstance(found, Workload)
     return found
 

@@ -27,9 +27,8 @@ from kvmedic.model.status import Attempt, Record
 from kvmedic.rollout.gates import stands
 from kvmedic.runbooks.branches import Branch, Diagnosed, TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
-from kvmedic.runbooks.planning import Fault, Workload
+from kvmedic.runbooks.workload import Fault, View, Workload
 from reconcile.asked import a_resource
-from reconcile.viewed import Viewed
 from run_builder import BUNDLE, NEW, OLD, a_failure, a_fleet
 from runbooks.test_bundle import FLAG, SWITCH, TRI, TUNED, a_template, a_workload
 
@@ -49,7 +48,7 @@ def surveyed(template: dict[str, Any], record: Record | None = None) -> Survey:
     resource = replace(a_resource(), record=record or Record())
     assert resource.policy is not None
     fleet = a_fleet(revision=template_hash(template))
-    view: Any = Viewed(fleet, template)
+    view = View(fleet, template)
     found = Survey(view, an_evidence(THRASHING), Diagnosed(ADVISED, ()), "", None, None)
     policy = replace(resource.policy, target=replace(resource.policy.target, container="vllm"))
     return with_plan(found, resource, policy)
@@ -166,7 +165,7 @@ def test_an_owner_is_given_the_whole_method_and_no_more(kind: OwnerKind) -> None
     workload = a_workload(ON)
     plan = bundle_plan(workload, TRI, 1)
     assert isinstance(plan, Plan)
-    view: Any = Viewed(a_fleet(), ON)
+    view = View(a_fleet(), ON)
 
     proposal = handed_over(TemplateOwner(kind, "prod", part="m"), "ml", workload, plan, view)
 
@@ -205,7 +204,7 @@ def test_a_setting_that_is_added_or_within_a_text(edit: BundleEdit, words: str) 
     workload = a_workload(ON)
     step = replace(BUNDLE, edit=edit)
     plan = Plan((step,), "uid-1", OLD, 1, Reason.COMPRESSION_REVERTED)
-    view: Any = Viewed(a_fleet(), ON)
+    view = View(a_fleet(), ON)
 
     proposal = handed_over(OWNER, "ml", workload, plan, view)
 

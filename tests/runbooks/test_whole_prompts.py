@@ -19,7 +19,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.trial import Question, TrialStep
 from kvmedic.runbooks.branches import Try
 from kvmedic.runbooks.compression.trial_plans import ROOM, trial_plan, whole_prompts
-from kvmedic.runbooks.planning import Fault, Workload, workload_of
+from kvmedic.runbooks.workload import Fault, Workload, workload_of
 from run_builder import a_fleet
 
 LONGEST = 16_384

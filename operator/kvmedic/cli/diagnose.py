@@ -67,7 +67,7 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Runbook
 from kvmedic.runbooks.branches import Evidence
-from kvmedic.runbooks.planning import Fault, Workload, with_configuration, workload_of
+from kvmedic.runbooks.workload import Fault, Workload, workload_of
 from kvmedic.settings import Settings
 from kvmedic.wiring import open_connections
 
@@ -118,9 +118,8 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
         return Fault(_reason(found), f"{file}: {found.message}{_how_to_name(found)}")
     template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
     engines = ENGINES if version is None else tuple(Engine(profile, version) for profile in ENGINES)
-    workload = workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, engines)
     maps = {name: ConfigMap(contents) for name, contents in contents_in(text).items()}
-    return with_configuration(workload, maps)
+    return workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, engines, maps)
 
 
 def _how_to_name(refusal: Refusal) -> str:

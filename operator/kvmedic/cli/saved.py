@@ -33,9 +33,10 @@ from kvmedic.model.spec import Policy, Runbook, Trigger
 from kvmedic.runbooks.branches import Assignment, Beyond, Diagnosis, Evidence, NoChange, Setting, TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_of
-from kvmedic.runbooks.planning import Fault, Workload, proposal
+from kvmedic.runbooks.planning import proposal
 from kvmedic.runbooks.preemption.cap import spent_by
 from kvmedic.runbooks.preemption.present import Known, present_setting
+from kvmedic.runbooks.workload import Fault, Workload
 
 _GZIP = b"\x1f\x8b"
 _MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))

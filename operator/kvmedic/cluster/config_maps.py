@@ -6,13 +6,12 @@ Only our copies are ever changed or removed. What ConfigMaps hold may be secret:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvmedic.cluster.ownership import DATA, owner_of_data
 from kvmedic.cluster.patches import COPY_OF, TARGET
-from kvmedic.engines import ENGINES
 from kvmedic.kube.client import FIELD_MANAGER, Client, Preconditions
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
@@ -29,32 +28,26 @@ from kvmedic.kube.objects import (
     uid_of,
 )
 from kvmedic.manifests.engine_file import mounted_file
-from kvmedic.manifests.flags import parsed_of
-from kvmedic.manifests.invocation import version_of
-from kvmedic.manifests.refusal import Budget, Refusal
+from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.config_edits import ConfigMap, Contents, FileEdit, Sight, Unseen, names_in
-from kvmedic.model.engine import Engine
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.status import ConfigCopy
 from kvmedic.rollout.config_copy import Files, files_of
+from kvmedic.runbooks.workload import EngineLine, Fault
 
 
 async def config_maps_of(
-    client: Client, namespace: str, templates: Sequence[Mapping[str, Any]], container: str | None
+    client: Client, namespace: str, engines: Iterable[EngineLine | Fault]
 ) -> dict[str, Sight]:
-    """Return the ConfigMaps that the engines of templates read their configuration from, by name.
+    """Return the ConfigMaps that engines read their configuration from, by name.
 
     That of which one is a copy is there too. A target without such a file costs no read.
-
-    Args:
-        container: the engine's; None: any that runs an engine.
 
     Raises:
         ApiError: a read failed otherwise than by a missing right.
     """
     found: dict[str, Sight] = {}
-    names = (name for template in templates for name in _mounted_names(template, container))
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(filter(None, map(_mounted_name, engines))):
         seen = found[name] = await read_config_map(client, namespace, name)
         original = seen.copy_of if isinstance(seen, ConfigMap) else ""
         if original and original not in found:
@@ -101,18 +94,12 @@ def _edits(body: Mapping[str, Any]) -> Iterator[Any]:
             yield moment(str(entry["time"]))
 
 
-def _mounted_names(template: Mapping[str, Any], wanted: str | None) -> Iterator[str]:
-    """Yield the names of the ConfigMaps that engines' configuration files are mounted from."""
-    budget = Budget()
-    for container in items(section(template, "spec"), "containers"):
-        if wanted not in (None, container.get("name")):
-            continue
-        for profile in ENGINES:
-            parsed = parsed_of(container, Engine(profile, version_of(container, profile)), budget)
-            path = None if isinstance(parsed, Refusal) else parsed.config
-            file = None if path is None else mounted_file(template, container, path)
-            if file is not None and not isinstance(file, Refusal):
-                yield file.config_map
+def _mounted_name(line: EngineLine | Fault) -> str:
+    """Return the ConfigMap that an engine's configuration file is mounted from; empty where there is none."""
+    if isinstance(line, Fault) or line.line.config is None:
+        return ""
+    file = mounted_file(line.template, line.container, line.line.config)
+    return "" if isinstance(file, Refusal) else file.config_map
 
 
 MANAGED_BY = "app.kubernetes.io/managed-by"

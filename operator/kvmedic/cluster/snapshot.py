@@ -15,7 +15,7 @@ Which pods get requests, and whether a label can keep requests away from one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -43,7 +43,6 @@ from kvmedic.kube.objects import (
 )
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.compression import parse_count
-from kvmedic.model.config_edits import Sight
 from kvmedic.model.fleet import (
     ContainerEnd,
     Fleet,
@@ -56,6 +55,7 @@ from kvmedic.model.fleet import (
 )
 from kvmedic.model.sentences import redact
 from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.runbooks.workload import View
 
 PLACES = (("state", Instance.PRESENT), ("lastState", Instance.PREVIOUS))
 """Where the kubelet shows how an instance of a container ended, by instance. While it waits before it starts
@@ -326,19 +326,6 @@ FAILURE_LENGTH = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A fleet and the pod template behind it."""
-
-    fleet: Fleet
-    template: Mapping[str, object]
-    """The Deployment's `spec.template`. It may hold secrets: never print it, never store it."""
-    templates: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """The pod template of each ReplicaSet, by its name. The same holds for these."""
-    config_maps: Mapping[str, Sight] = field(default_factory=dict)
-    """ConfigMaps that the engine reads its configuration from, by name, and what these were copied from."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Parts:
     """What was read, in the order of reading."""
 
@@ -350,9 +337,7 @@ class _Parts:
     autoscalers: list[JsonObject]
 
 
-async def snapshot(
-    client: Client, namespace: str, target: TargetRef, label: RotationLabel
-) -> Snapshot | None:
+async def snapshot(client: Client, namespace: str, target: TargetRef, label: RotationLabel) -> View | None:
     """Return a fleet as it is now, or None when there is no such Deployment.
 
     Raises:
@@ -369,7 +354,7 @@ async def snapshot(
     kept = {
         str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
     }
-    return Snapshot(_fleet(parts, rotation, _name_at(template, index)), template, kept)
+    return View(_fleet(parts, rotation, _name_at(template, index)), template, kept)
 
 
 def container_index(template: Mapping[str, Any], name: str | None) -> int | None:

@@ -5,44 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol
 
 from kvmedic.cluster.autoscalers import minimum_of, neighbours_of, set_minimum, unmark
 from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.engine_logs import ends_of, pools_of, starts_of
 from kvmedic.cluster.patches import CORDONED_FOR
 from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
-from kvmedic.cluster.snapshot import Snapshot, snapshot
+from kvmedic.cluster.snapshot import snapshot
 from kvmedic.cluster.workloads import assign, notes_on, unclaim
 from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.kube.client import Client
-from kvmedic.model.config_edits import Sight, previous
+from kvmedic.model.config_edits import previous
 from kvmedic.model.devices import EngineEnd
 from kvmedic.model.evidence import LogForms, LoggedSize
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, Pod
 from kvmedic.model.spec import Policy
 from kvmedic.rollout.moves import Cordon, DeletePod, Effect, Pulse, SetMinimum, Uncordon
 from kvmedic.rollout.preconditions import Neighbours
-
-
-class Seen(Protocol):
-    """A target as it was read."""
-
-    @property
-    def fleet(self) -> Fleet:
-        """Return what was observed."""
-
-    @property
-    def template(self) -> Mapping[str, object]:
-        """Return the Deployment's `spec.template`."""
-
-    @property
-    def templates(self) -> Mapping[str, Mapping[str, object]]:
-        """Return the pod template of each of its ReplicaSets, by its name."""
-
-    @property
-    def config_maps(self) -> Mapping[str, Sight]:
-        """Return the ConfigMaps that this template's engines and those of the one before read, by name."""
+from kvmedic.runbooks.workload import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +31,23 @@ class DeploymentTarget:
 
     client: Client
 
-    async def look(self, namespace: str, policy: Policy) -> Snapshot | None:
+    async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
         seen = await snapshot(self.client, namespace, policy.target, policy.rollout.rotation_label)
         if seen is None:
             return None
         earlier = previous(seen.fleet)
-        template = seen.templates.get(earlier.name) if earlier else None
-        templates = [seen.template, *([template] if template else [])]
-        maps = await config_maps_of(self.client, namespace, templates, policy.target.container)
+        sets = ("", *([earlier.name] if earlier and earlier.name in seen.templates else []))
+        lines = [seen.engine_line(policy.target, each) for each in sets]
+        maps = await config_maps_of(self.client, namespace, lines)
         return replace(seen, config_maps=maps)
 
-    async def with_minimum(self, view: Seen, holder: ObjectRef) -> Seen:
+    async def with_minimum(self, view: View, holder: ObjectRef) -> View:
         """Return the target with the minimum that an autoscaler has for it now."""
         found = await minimum_of(self.client, view.fleet.namespace, holder)
-        fleet = replace(view.fleet, minimum=found)
-        return Snapshot(fleet, view.template, view.templates, view.config_maps)
+        return replace(view, fleet=replace(view.fleet, minimum=found))
 
-    async def neighbours(self, view: Seen) -> Neighbours:
+    async def neighbours(self, view: View) -> Neighbours:
         """Return who else has a say in the target's replicas and pods."""
         return await neighbours_of(self.client, view.fleet, view.template)
 

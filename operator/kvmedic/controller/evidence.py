@@ -23,12 +23,11 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from kvmedic.controller.ports import Drivers, Logs, Metrics, Senses, View
+from kvmedic.controller.ports import Drivers, Logs, Metrics, Senses
 from kvmedic.engines import ENGINES, SIGNALS, STARTS
 from kvmedic.engines.engine_log import Agreed, Mixed, Silent, Unclear, Witness, told_of, witnesses
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.proposals import Proposal
-from kvmedic.manifests.revisions import Revised, Unreadable, differences
 from kvmedic.model.compression import Figures
 from kvmedic.model.config_edits import (
     Deploy,
@@ -56,19 +55,20 @@ from kvmedic.model.evidence import (
     Reading,
     Unsupported,
 )
-from kvmedic.model.fleet import ObjectRef, Pod
+from kvmedic.model.fleet import Pod
 from kvmedic.model.plan import COMPARED, Goal, OnTrial, Plan, ReplaceStep, gives_back
 from kvmedic.model.readings import Alone, Recalled, complete
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Outcome, whole_devices_of
-from kvmedic.model.spec import Policy, Runbook
+from kvmedic.model.spec import Policy, Runbook, TargetRef
 from kvmedic.model.status import ClosedRun, Resource, RunbookSwitch
 from kvmedic.runbooks.branches import GIVEN, Compressed, Diagnosed, Diagnosis, Evidence
-from kvmedic.runbooks.compression.history import Enabled, Kept, Untold, run_of
+from kvmedic.runbooks.compression.history import Enabled, Untold, run_of
 from kvmedic.runbooks.compression.methods import logs_that_tell, with_recalled
 from kvmedic.runbooks.compression.savings import ASKED, NEEDED, figures_over
-from kvmedic.runbooks.planning import Fault, Workload, with_configuration, workload_of
 from kvmedic.runbooks.preemption.deploy import HISTORY
+from kvmedic.runbooks.revisions import Unreadable, differences
+from kvmedic.runbooks.workload import Fault, View, Workload
 from kvmedic.verdict.baseline import baseline_of, left_out
 from kvmedic.verdict.vetoes import least_free_mib, up_seconds
 
@@ -97,7 +97,7 @@ async def latest_deploy(
     came = newcomer(view.fleet, policy.rollback.within, moment.at)
     if came is None or is_ours(came, moment.history):
         return NoDeploy()
-    found = _differences(came, view, policy.target.container)
+    found = _differences(came, view, policy.target)
     if isinstance(found, UnknownDeploy):
         return found
     if not found:
@@ -130,11 +130,10 @@ def is_ours(came: Newcomer, history: Sequence[ClosedRun]) -> bool:
     )
 
 
-def _differences(came: Newcomer, view: View, container: str | None) -> tuple[Difference, ...] | UnknownDeploy:
+def _differences(came: Newcomer, view: View, target: TargetRef) -> tuple[Difference, ...] | UnknownDeploy:
     """Return what the revision changed that matters, or why that cannot be told."""
     what = f"revision {came.now.number} came at {came.came_at:%Y-%m-%dT%H:%M:%SZ}"
-    before = view.templates[came.previous.name]
-    compared = differences(Revised(before, view.template, view.config_maps), container, ENGINES)
+    compared = differences(view, target, came.previous.name)
     if isinstance(compared, Unreadable):
         text = f"{what}, and what it changed cannot be read: {compared.message}"
         return UnknownDeploy(Reason.REVISION_UNREADABLE, text)
@@ -318,10 +317,8 @@ async def ask_versions(namespace: str, view: View, metrics: Metrics) -> tuple[Wi
 
 def engine_of(view: View, policy: Policy, told: Sequence[Witness] = ()) -> Workload | Fault:
     """Return the engine in the target's pod template, or why it cannot be told."""
-    target = ObjectRef(policy.target.kind, policy.target.name)
     known = [_engine_in_version(profile, told) for profile in ENGINES]
-    found = workload_of(target, view.fleet.uid, view.template, policy.target.container, known)
-    return with_configuration(found, view.config_maps)
+    return view.workload(policy.target, engines=known)
 
 
 def settable(found: Workload | Fault, told: Sequence[Witness]) -> Workload | Fault:
@@ -407,7 +404,7 @@ def prospect(method: Compressed | None, inquiry: Inquiry) -> Prospect:
         if each.name not in UNSOUGHT
     ):
         return NotAsked()
-    run = run_of(Kept(view.fleet, view.templates, view.config_maps), policy, method)
+    run = run_of(view, policy, method)
     recorded = inquiry.resource.record.baseline if inquiry.resource.record else None
     if recorded is not None and recorded.holds(method.name, run.on, policy.source, inquiry.at):
         return recorded

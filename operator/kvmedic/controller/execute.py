@@ -22,7 +22,7 @@ from kvmedic.controller.next_move import (
     walking_move,
 )
 from kvmedic.controller.orphans import free_pods
-from kvmedic.controller.ports import View, save
+from kvmedic.controller.ports import save
 from kvmedic.controller.temporary import copy_first, held_back, overtaken, swept, unavailable, with_files
 from kvmedic.controller.trial import (
     NO_QUOTA,
@@ -64,6 +64,7 @@ from kvmedic.rollout.gates import Blocked, forward_gate
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.rollout.trial import Answered, BeginTest, Evaluated, MakeJob, MakeTrial
 from kvmedic.runbooks.preemption.loans import footprint_after
+from kvmedic.runbooks.workload import View
 
 AT_ONCE = timedelta(0)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from kvmedic.controller.ports import Ports, View
+from kvmedic.controller.ports import Ports
 from kvmedic.model.config_edits import EditedTemplate
 from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading
@@ -81,6 +81,7 @@ from kvmedic.rollout.scaling import (
     scaling_move,
 )
 from kvmedic.rollout.template import Order, next_template_move, recalling_move, releasing_move, rest_template
+from kvmedic.runbooks.workload import View
 
 
 @dataclass(frozen=True, slots=True)

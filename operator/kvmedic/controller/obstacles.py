@@ -13,8 +13,7 @@ from datetime import datetime
 
 from kvmedic.controller.evidence import Survey, engine_of
 from kvmedic.controller.plans import obstacle_to
-from kvmedic.controller.ports import Ports, Target, View
-from kvmedic.engines import ENGINES
+from kvmedic.controller.ports import Ports, Target
 from kvmedic.manifests.engine_file import file_remarks, owner_of_file
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import (
@@ -26,7 +25,6 @@ from kvmedic.manifests.proposals import (
     proposal_for,
     revert_for,
 )
-from kvmedic.manifests.revisions import Revised, Unreadable, differences, options_of_interest
 from kvmedic.model.config_edits import FileEdit
 from kvmedic.model.devices import Cause
 from kvmedic.model.edits import BundleStep, TokenEdit
@@ -34,7 +32,7 @@ from kvmedic.model.fleet import Fleet, OwnerKind, TemplateOwner
 from kvmedic.model.plan import ConfigStep, FlagStep, Goal, OnTrial, Plan, RevisionStep, ScaleStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Outcome
-from kvmedic.model.spec import Mode, Policy
+from kvmedic.model.spec import Mode, Policy, TargetRef
 from kvmedic.model.status import Key, Record, Resource
 from kvmedic.rollout.drift import is_foreign
 from kvmedic.rollout.gates import Blocked, Health, Request, find_approval, forward_gate, opening_gate
@@ -46,7 +44,8 @@ from kvmedic.rollout.preconditions import (
     via_autoscaler,
 )
 from kvmedic.runbooks.node_health import ended_engines
-from kvmedic.runbooks.planning import Fault, Workload
+from kvmedic.runbooks.revisions import Unreadable, differences, options_of_interest
+from kvmedic.runbooks.workload import Fault, View, Workload
 
 MESSAGE_BYTES = 1000
 """Bytes of a message, at most: an Event's note takes 1,024 (events.k8s.io/v1)."""
@@ -94,15 +93,15 @@ def _revision_of(
     step: RevisionStep,
     view: View,
 ) -> Proposal | None:
-    earlier, container = view.templates.get(step.after.replica_set), str(workload.container.get("name"))
+    target, container = step.target, str(workload.container.get("name"))
+    earlier = view.templates.get(step.after.replica_set)
     if earlier is None:
         return None
-    changed = differences(Revised(earlier, workload.template, view.config_maps), container, ENGINES)
+    changed = differences(view, TargetRef(target.kind, target.name, container), step.after.replica_set)
     if isinstance(changed, Unreadable):
         return None
     names = options_of_interest(workload.engine.profile)
     patch = operations_between(workload.template, earlier, workload.container_index, names)
-    target = step.target
     reverted = Reverted(target.kind, namespace, target.name, step.before, step.after, changed, patch)
     return revert_for(owner, reverted)
 

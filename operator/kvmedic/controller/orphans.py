@@ -29,7 +29,7 @@ from typing import Any
 from kvmedic.cluster.patches import RECORDED, RUN
 from kvmedic.cluster.snapshot import rollout_fields
 from kvmedic.cluster.workloads import Note, note_in
-from kvmedic.controller.ports import Ports, Store, Target, View, save
+from kvmedic.controller.ports import Ports, Store, Target, save
 from kvmedic.controller.run_limits import Roster
 from kvmedic.kube.errors import Conflict, Refused
 from kvmedic.kube.objects import annotations_of, section, uid_of
@@ -47,6 +47,7 @@ from kvmedic.rollout.decide import outcome_of
 from kvmedic.rollout.drift import is_foreign
 from kvmedic.rollout.gates import Peer
 from kvmedic.rollout.preconditions import frozen_message
+from kvmedic.runbooks.workload import View
 from kvmedic.verdict.summary import Measure, run_of
 
 AT_ONCE = timedelta(0)

@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import takewhile
 
 from kvmedic.controller.evidence import Survey, engine_of, expected_pods, settable, version_remark
-from kvmedic.controller.ports import Metrics, View
+from kvmedic.controller.ports import Metrics
 from kvmedic.model.evidence import Inconclusive, Look, Measured, Observation, Signal
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import Goal, Plan, Step
@@ -51,10 +51,11 @@ from kvmedic.runbooks.fleet_plans import (
     rollback_of,
 )
 from kvmedic.runbooks.node_health import told_by_driver
-from kvmedic.runbooks.planning import Fault, Workload, proposal
+from kvmedic.runbooks.planning import proposal
 from kvmedic.runbooks.preemption.cap import spent_by
 from kvmedic.runbooks.preemption.give_back import Calm, due, plan_return
 from kvmedic.runbooks.preemption.present import Known, present_setting
+from kvmedic.runbooks.workload import Fault, View, Workload
 from kvmedic.verdict.baseline import TRAFFIC, moves, quorum_line, traffic_of
 
 

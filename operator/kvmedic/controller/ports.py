@@ -18,7 +18,7 @@ from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.manifests.evaluation_job import Evaluation
 from kvmedic.manifests.trial_pod import Trial
-from kvmedic.model.config_edits import FileEdit, Sight
+from kvmedic.model.config_edits import FileEdit
 from kvmedic.model.devices import Answer, Device, EngineEnd
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import LogForms, LoggedSize, Look, Observation, Pool, Reading
@@ -33,6 +33,7 @@ from kvmedic.rollout.gates import Approval, Blocked, Stop, Unreadable
 from kvmedic.rollout.moves import Effect
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.trial import LastWords
+from kvmedic.runbooks.workload import View
 
 
 class Probes(Protocol):
@@ -197,26 +198,6 @@ class NoEvaluations:
         """Remove nothing: those of a time when they were allowed end by their deadline."""
         del namespace, owner_uid
         return ()
-
-
-class View(Protocol):
-    """A target as it was read in one tick."""
-
-    @property
-    def fleet(self) -> Fleet:
-        """Return what was observed."""
-
-    @property
-    def template(self) -> Mapping[str, object]:
-        """Return the Deployment's `spec.template`. It may hold secrets: never print it, never store it."""
-
-    @property
-    def templates(self) -> Mapping[str, Mapping[str, object]]:
-        """Return the pod template of each of its ReplicaSets, by its name. The same holds for these."""
-
-    @property
-    def config_maps(self) -> Mapping[str, Sight]:
-        """Return the ConfigMaps that this template's engines and those of the one before read, by name."""
 
 
 class Store(Protocol):

@@ -40,7 +40,7 @@ from kvmedic.controller.plans import (
     with_return,
     with_shown_plan,
 )
-from kvmedic.controller.ports import Senses, View
+from kvmedic.controller.ports import Senses
 from kvmedic.engines.engine_log import phrases
 from kvmedic.model.evidence import Inconclusive, Look, Observation, Signal
 from kvmedic.model.plan import Goal, OnTrial, Plan
@@ -53,8 +53,8 @@ from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence
 from kvmedic.runbooks.compression.history import Enabled
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_by, eviction_of, standing_answers
 from kvmedic.runbooks.compression.next_fix import Case, Next, fixes_behind_gate, next_fix
-from kvmedic.runbooks.planning import Workload
 from kvmedic.runbooks.severity import signals_of
+from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import pressured_replicas
 
 UNTRIED = frozenset({Reason.TRIAL_ANSWERED, Reason.TRIAL_UNANSWERED, Reason.SPARE_UNSCHEDULABLE})

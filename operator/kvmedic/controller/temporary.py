@@ -22,7 +22,7 @@ from kvmedic.api.resource import GROUP, PLURAL
 from kvmedic.controller.evidence import Survey, engine_of
 from kvmedic.controller.next_move import Tick, resting_move
 from kvmedic.controller.plans import obstacle_to
-from kvmedic.controller.ports import Ports, Target, View, save
+from kvmedic.controller.ports import Ports, Target, save
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import ConfigStep, Goal, Plan
@@ -39,10 +39,10 @@ from kvmedic.rollout.drift import Standing
 from kvmedic.rollout.gates import Blocked
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, Wait
 from kvmedic.runbooks.branches import Diagnosed
-from kvmedic.runbooks.planning import Fault, Workload
 from kvmedic.runbooks.preemption.give_back import loan_return, restore_after, tenure
 from kvmedic.runbooks.preemption.loans import Tenure, in_calm, is_held, returning_step, with_outlook
 from kvmedic.runbooks.preemption.present import memory_share
+from kvmedic.runbooks.workload import Fault, View, Workload
 from kvmedic.verdict.summary import Measure, run_of
 
 

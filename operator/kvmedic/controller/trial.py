@@ -16,7 +16,7 @@ from typing import Any
 from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.controller.evidence import Survey, engine_of
 from kvmedic.controller.next_move import Tick, as_watched, start_limits, watch_readiness
-from kvmedic.controller.ports import Ports, View
+from kvmedic.controller.ports import Ports
 from kvmedic.engines import ENGINES, REFUSALS
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.evaluation_job import Evaluation, job_name
@@ -47,7 +47,7 @@ from kvmedic.rollout.trial import (
     gate_move,
     trial_move,
 )
-from kvmedic.runbooks.planning import Workload
+from kvmedic.runbooks.workload import View, Workload
 
 _REFUSALS = tuple(pattern for patterns in REFUSALS.values() for pattern in patterns)
 """Of every engine: each one's are its own words."""

@@ -17,7 +17,7 @@ from datetime import timedelta
 
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.next_move import Tick, elapsed_time, unjudged_answer
-from kvmedic.controller.ports import Metrics, View
+from kvmedic.controller.ports import Metrics
 from kvmedic.model.devices import EngineEnd
 from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Inconclusive, Look, Measured, Observation, Signal
@@ -40,6 +40,7 @@ from kvmedic.rollout.draining import newest_first
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.compression.trial_plans import expectation_of
 from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured_urgency, urgency
+from kvmedic.runbooks.workload import View
 from kvmedic.verdict.baseline import (
     NEEDED,
     PARTS,

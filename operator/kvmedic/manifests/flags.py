@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from kvmedic.manifests.grammar import CommandLine, Given, Parsed, options_of, parse
 from kvmedic.manifests.invocation import invocation_of, version_of
-from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason, Remembered
+from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
 from kvmedic.manifests.tokens import Malformed, Place, Spot, Token, item_text, read_value
 from kvmedic.model.edits import Field, TokenEdit, containers_of
 from kvmedic.model.engine import (
@@ -195,8 +195,11 @@ def read_flags(
     template, where more than one of its containers is read.
     """
     parsed = parsed_of(container, engine, budget)
-    if isinstance(parsed, Refusal):
-        return parsed
+    return parsed if isinstance(parsed, Refusal) else flags_in(parsed, engine, file)
+
+
+def flags_in(parsed: Parsed, engine: Engine, file: Parsed | None = None) -> FlagsView | Refusal:
+    """Return the flags that a command line gives, and for those it does not give the configuration file's."""
     found: list[FlagValue] = []
     for flag in engine.profile.flags:
         given = parsed.last(flag.dest) or (file.last(flag.dest) if file else None)
@@ -273,19 +276,19 @@ def edit(
     setting: Wanted,
     engine: Engine,
     file: Parsed | None = None,
+    line: Parsed | None = None,
 ) -> Outcome:
     """Return the one token that gives a container's flag a value.
 
     Of several uses the last one changes, because the engine lets it win. A flag that is not given is
     appended as one token, `--name=value`, where the engine reads it last. `index` is the container's
     place in its pod template. `file` is what the configuration file gives, where that is known: the
-    command line beats it.
+    command line beats it. `line` is the container's command line, where it was read before.
     """
-    parsed = parsed_of(container, engine)
-    if isinstance(parsed, Refusal):
-        return parsed
-    if file is not None:
-        parsed = replace(parsed, config=None)
+    read = line or parsed_of(container, engine)
+    if isinstance(read, Refusal):
+        return read
+    parsed = read if file is None else replace(read, config=None)
     given = parsed.last(setting.flag.dest)
     change = (
         _change_value(container, given, setting)
@@ -295,13 +298,10 @@ def edit(
     if isinstance(change, AlreadySet | Refusal):
         return change
     dest, value = setting.flag.dest, setting.value
-    if not _differ_in_one(container, _apply_edit(container, change), dest, engine, {dest: value}):
+    if not _differ_in_one(read, _apply_edit(container, change), dest, engine, {dest: value}):
         message = f"{dest} can't be changed without changing how other flags are read"
         return Refusal(RefusalReason.UNSAFE, message)
     return replace(change, container_index=index)
-
-
-_REMEMBERED: Remembered[Parsed | Refusal] = Remembered()
 
 
 def parsed_of(
@@ -313,12 +313,7 @@ def parsed_of(
     """
     line = invocation_of(container, engine.profile, budget)
     if isinstance(line, CommandLine):
-        key = id(line), id(engine.profile), engine.version
-        known = _REMEMBERED.find(key, line)
-        parsed = known[0] if known is not None else parse(line, engine)
-        if known is None:
-            _REMEMBERED.keep(key, line, parsed, sum(len(token.trace.text) for token in line.tokens))
-        return parsed
+        return parse(line, engine)
     if isinstance(line, Refusal):
         return line
     doubt = f": {line.doubt}" if line.doubt else ""
@@ -393,22 +388,22 @@ def _from_variable(flag: Spelled, token: Token) -> Refusal:
 
 
 def remove_flag(
-    container: Mapping[str, object], index: int, flag: Flag, engine: Engine
+    container: Mapping[str, object], index: int, flag: Flag, engine: Engine, line: Parsed | None = None
 ) -> TokenEdit | Refusal:
     """Return the one token that has to go so that a container's command line does not give a flag.
 
     Only a flag that is one word is taken off, as that is how one is added; and only where the engine reads
     all other flags as before.
     """
-    parsed = parsed_of(container, engine)
-    if isinstance(parsed, Refusal):
-        return parsed
-    given = parsed.last(flag.dest)
+    read = line or parsed_of(container, engine)
+    if isinstance(read, Refusal):
+        return read
+    given = read.last(flag.dest)
     if given is None or not given.joined:
         where = "is not on the command line" if given is None else "is not one word, `--name=value`"
         return Refusal(RefusalReason.UNSAFE, f"{flag.dest} {where}: remove it by hand")
     change = _remove_word(container, given.held_by)
-    if change is None or not _differ_in_one(container, _apply_edit(container, change), flag.dest, engine):
+    if change is None or not _differ_in_one(read, _apply_edit(container, change), flag.dest, engine):
         return Refusal(
             RefusalReason.UNSAFE, f"{flag.dest} can't be removed without changing how other flags are read"
         )
@@ -435,17 +430,17 @@ def _remove_word(container: Mapping[str, object], token: Token) -> TokenEdit | N
 
 
 def taken_off(
-    container: Mapping[str, object], index: int, option: Spelled, engine: Engine
+    container: Mapping[str, object], index: int, option: Spelled, engine: Engine, line: Parsed | None = None
 ) -> tuple[TokenEdit, ...] | Refusal:
     """Return the edits after which a container's command line does not give an option at all.
 
     Every word of every use goes, the last one first: a later edit counts on those before it. None are needed
     where the option is not given. Only where the engine reads all other options as before.
     """
-    parsed = parsed_of(container, engine)
-    if isinstance(parsed, Refusal):
-        return parsed
-    uses = (use for use in parsed.given if use.option.dest == option.dest)
+    read = line or parsed_of(container, engine)
+    if isinstance(read, Refusal):
+        return read
+    uses = (use for use in read.given if use.option.dest == option.dest)
     words = [word.token for use in uses for word in (use.word, *(() if use.joined else use.values))]
     words.sort(key=_position, reverse=True)
     edits: list[TokenEdit] = []
@@ -456,7 +451,7 @@ def taken_off(
             return _unsafe_removal(option, word)
         present = _apply_edit(present, change)
         edits.append(replace(change, container_index=index))
-    if edits and not _differ_in_one(container, present, option.dest, engine):
+    if edits and not _differ_in_one(read, present, option.dest, engine):
         return _unsafe_removal(option, words[0])
     return tuple(edits)
 
@@ -512,17 +507,17 @@ def _apply_edit(container: Mapping[str, object], change: TokenEdit) -> Mapping[s
 
 
 def _differ_in_one(
-    before: Mapping[str, object],
+    before: Parsed,
     after: Mapping[str, object],
     dest: str,
     engine: Engine,
     meant: Mapping[str, Scalar] = MappingProxyType({}),
 ) -> bool:
     """Return whether the engine reads a changed command line as before but for one option, `meant`."""
-    old, new = parsed_of(before, engine), parsed_of(after, engine)
-    if isinstance(old, Refusal) or isinstance(new, Refusal):
+    new = parsed_of(after, engine)
+    if isinstance(new, Refusal):
         return False
-    rest = {name: value for name, value in old.values().items() if name != dest}
+    rest = {name: value for name, value in before.values().items() if name != dest}
     return new.values() == {**rest, **meant}
 
 

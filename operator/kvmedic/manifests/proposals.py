@@ -17,7 +17,6 @@ from difflib import SequenceMatcher
 from types import MappingProxyType
 
 from kvmedic.manifests.flags import Setting
-from kvmedic.manifests.revisions import IMAGE
 from kvmedic.model.config_edits import Difference, FileEdit, Revision
 from kvmedic.model.edits import COMMAND_LINE, BundlePart, BundleStep, EnvEdit, Field, TokenEdit, container_at
 from kvmedic.model.engine import Knob
@@ -45,6 +44,9 @@ _RUNTIME_FIELDS = MappingProxyType(
     }
 )
 """Fields of a VLLMRuntime. Source: production-stack `operator/api/v1alpha1/vllmruntime_types.go`."""
+
+IMAGE = "image"
+"""Field of a container."""
 
 _AS_TEXT = frozenset({Knob.GPU_MEMORY_UTILIZATION})
 """Fields of a VLLMRuntime that are strings."""

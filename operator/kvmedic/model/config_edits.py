@@ -12,7 +12,7 @@ when it is needed and never stored; of it a plan has names, hashes and the one v
 The revision that a fleet runs against the one before it: which came when, and what it changed.
 
 Nothing here holds a pod template: templates may contain secrets. What differs between two of them is read
-by `kvmedic.manifests.revisions`, how the fleet fared before by `kvmedic.metrics`.
+by `kvmedic.runbooks.revisions`, how the fleet fared before by `kvmedic.metrics`.
 """
 
 from __future__ import annotations

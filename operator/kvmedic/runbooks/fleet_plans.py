@@ -37,9 +37,9 @@ from kvmedic.runbooks.branches import (
     SettingAdvice,
     Try,
 )
-from kvmedic.runbooks.planning import Fault, Workload
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.runbooks.workload import Fault, Workload
 
 
 def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: int) -> Plan | Fault:

@@ -39,7 +39,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.sentences import names_secret
 from kvmedic.model.spec import CompressionPolicy, Fix
 from kvmedic.runbooks.branches import TurnOff, TurnOn
-from kvmedic.runbooks.planning import Fault, Workload, fault_of, with_template
+from kvmedic.runbooks.workload import Fault, Workload, fault_of, with_template
 
 NEVER = re.compile(
     rf"LD_\w+|DYLD_\w+|PYTHON\w+|PATH|HOME|BASH_ENV|ENV|IFS|{PLUGINS}|\w*_(?:PROXY|proxy)|HF_ENDPOINT|\w+_ENDPOINT"
@@ -270,7 +270,8 @@ def _turn_setting(
         return _variable(container, workload.container_index, setting)
     name = spell_flag(setting.flag)
     option = next((one for one in options_of(workload.engine) if name in one.names), None)
-    line = parsed_of(container, workload.engine)
+    is_own = container is workload.container
+    line = workload.line if is_own else parsed_of(container, workload.engine)
     if option is None:
         version = workload.engine.effective_version
         text = f"{workload.engine.profile.name} {version} is not known to have {name}: take it off by hand"
@@ -399,7 +400,8 @@ def _option(place: _Place, setting: BundleSetting) -> Turned | Fault:
         return _giver_of(place, setting.off, before)
     if not before:
         return Turned()
-    edits = taken_off(place.container, place.workload.container_index, place.known_as, place.engine)
+    index = place.workload.container_index
+    edits = taken_off(place.container, index, place.known_as, place.engine, place.line)
     return fault_of(edits) if isinstance(edits, Refusal) else Turned(edits, before)
 
 
@@ -432,9 +434,8 @@ def _giver_of(place: _Place, off: str, before: str) -> Turned | Fault:
     wanted = option_setting_of(place.known_as, text, place.engine)
     if isinstance(wanted, Refusal):
         return fault_of(wanted)
-    file = place.workload.file
-    read = file.read.parsed if isinstance(file, Configuration) else None
-    change = edit(place.container, place.workload.container_index, wanted, place.engine, read)
+    index, read = place.workload.container_index, place.workload.in_file
+    change = edit(place.container, index, wanted, place.engine, read, place.line)
     if isinstance(change, Refusal):
         return fault_of(change)
     if isinstance(change, AlreadySet):

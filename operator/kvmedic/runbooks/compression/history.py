@@ -7,35 +7,21 @@ module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeAlias
 
-from kvmedic.engines import ENGINES
 from kvmedic.manifests.refusal import Refusal
-from kvmedic.manifests.revisions import RAISED, Revised, Unreadable, differences
-from kvmedic.model.config_edits import Difference, Revision, Sight, rolled_out
+from kvmedic.model.config_edits import Difference, Revision, rolled_out
 from kvmedic.model.evidence import Observation
-from kvmedic.model.fleet import Fleet, ObjectRef
 from kvmedic.model.spec import Policy
 from kvmedic.runbooks.branches import Compressed
 from kvmedic.runbooks.compression.methods import compressed_of
-from kvmedic.runbooks.planning import Fault, Workload, with_configuration, workload_of
+from kvmedic.runbooks.revisions import RAISED, Unreadable, differences
+from kvmedic.runbooks.workload import Fault, View, Workload
 
 _NOBODY = Observation(datetime(1970, 1, 1, tzinfo=UTC), 0.0, 0.0, {})
 """No replica: what those of now say tells nothing of another revision."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a target's ReplicaSets keep of its past."""
-
-    fleet: Fleet
-    templates: Mapping[str, Mapping[str, object]] = field(repr=False)
-    """By name of the ReplicaSet."""
-    config_maps: Mapping[str, Sight] = field(default_factory=dict, repr=False)
-    """As they are now, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +52,21 @@ class Run:
 _Side: TypeAlias = Workload | Untold
 
 
-def run_of(kept: Kept, policy: Policy, method: Compressed) -> Run:
+def run_of(view: View, policy: Policy, method: Compressed) -> Run:
     """Return the run of revisions in which a method is on, and the one that turned it on.
 
     A method that was turned off meanwhile began anew: the newest beginning counts.
     """
     on: list[Revision] = []
     newer: Workload | None = None
-    for each in rolled_out(kept.fleet):
+    for each in rolled_out(view.fleet):
         if on and each.number != on[-1].number - 1:
             break
-        side = _workload(each, kept, policy)
+        side = _workload(each, view, policy)
         if isinstance(side, Untold):
             return Run(tuple(on), side)
         if not _is_on(side, policy, method):
-            return Run(tuple(on), _began(on, each, (side, newer), kept, method))
+            return Run(tuple(on), _began(on, each, (side, newer), view, policy, method))
         on.append(each)
         newer = side
     return Run(tuple(on), _endless(on, method))
@@ -95,14 +81,11 @@ def _endless(on: list[Revision], method: Compressed) -> Untold:
     return Untold(f"{text} (revisionHistoryLimit)")
 
 
-def _workload(revision: Revision, kept: Kept, policy: Policy) -> _Side:
+def _workload(revision: Revision, view: View, policy: Policy) -> _Side:
     """Return the engine of a revision's template."""
-    template, target = kept.templates.get(revision.replica_set), policy.target
-    if template is None:
+    if revision.replica_set not in view.templates:
         return Untold(f"the pod template of revision {revision.number} was not read")
-    ref = ObjectRef(target.kind, target.name)
-    found = workload_of(ref, kept.fleet.uid, template, target.container, ENGINES)
-    found = with_configuration(found, kept.config_maps)
+    found = view.workload(policy.target, revision.replica_set)
     if isinstance(found, Fault):
         return _unreadable(revision, found.message)
     return _unreadable(revision, found.file.message) if isinstance(found.file, Refusal) else found
@@ -122,7 +105,8 @@ def _began(
     on: list[Revision],
     before: Revision,
     sides: tuple[Workload, Workload | None],
-    kept: Kept,
+    view: View,
+    policy: Policy,
     method: Compressed,
 ) -> Enabled | Untold:
     """Return the revision that turned the method on, if its figures compare with those of the one before."""
@@ -133,8 +117,8 @@ def _began(
     if _from_elsewhere(was) != _from_elsewhere(now):
         text = f"revision {before.number} takes other variables from elsewhere than revision {began.number}"
         return Untold(f"{text}: whether {method.name} was on is not known")
-    revised = Revised(was.template, now.template, kept.config_maps)
-    found = differences(revised, str(now.container.get("name")), ENGINES)
+    target = replace(policy.target, container=str(now.container.get("name")))
+    found = differences(view, target, before.replica_set, began.replica_set)
     if isinstance(found, Unreadable):
         return Untold(f"what revision {began.number} changed cannot be read: {found.message}")
     others = [each.line() for each in found if not _is_own(each, method, now)]

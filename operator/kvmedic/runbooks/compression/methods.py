@@ -15,8 +15,6 @@ from kvmedic.engines.engine_log import MODELS_OWN, Start, Started, Unread
 from kvmedic.engines.kv_methods import CACHE_TYPE_PREFIXES as CACHE_TYPES
 from kvmedic.engines.kv_methods import METHODS, expected_ratio, method_named
 from kvmedic.manifests.engine_file import Configuration
-from kvmedic.manifests.flags import parsed_of
-from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.compression import (
     PATTERNS,
     BundleSetting,
@@ -39,7 +37,7 @@ from kvmedic.model.spec import CompressionPolicy, Fix
 from kvmedic.model.trial import AGAIN, Answer, Question, Reclaim
 from kvmedic.runbooks.branches import Compressed, Evidence, Finding
 from kvmedic.runbooks.compression.bundle import is_off, is_on
-from kvmedic.runbooks.planning import Workload
+from kvmedic.runbooks.workload import Workload
 
 
 def standing_answers(answers: Sequence[Answer], generation: int, now: datetime) -> tuple[Answer, ...]:
@@ -294,10 +292,9 @@ def _is_switched_off(workload: Workload, name: str) -> bool:
 def _is_in_file(workload: Workload) -> bool:
     """Return whether the type of the cache stands in a file: one that may be edited while engines run."""
     flag = workload.engine.profile.flag(Knob.KV_CACHE_DTYPE)
-    line, file = parsed_of(workload.container, workload.engine), workload.file
-    if flag is None or isinstance(line, Refusal) or not isinstance(file, Configuration):
+    if flag is None or not isinstance(workload.file, Configuration):
         return False
-    return file.read.decides(flag, line) is not None
+    return workload.file.read.decides(flag, workload.line) is not None
 
 
 UNNAMED_RATIO = 2.0

@@ -46,7 +46,7 @@ from kvmedic.runbooks.compression.accuracy import (
 from kvmedic.runbooks.compression.bundle import edit_settings, reversed_of
 from kvmedic.runbooks.compression.methods import answer_for, replacement_of
 from kvmedic.runbooks.compression.trial_plans import reclamation_of
-from kvmedic.runbooks.planning import Fault, Workload
+from kvmedic.runbooks.workload import Fault, Workload
 
 BEHIND_THE_GATE = frozenset({Fix.COMPACTING_METHOD, Fix.FP8_KV_CACHE})
 """Fixes that change what the cache keeps."""

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvmedic.engines.kv_methods import method_named
-from kvmedic.manifests.engine_file import Configuration
 from kvmedic.manifests.flags import AlreadySet, edit, may_chunk, setting_of, taken_off
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.compression import PASS_TOKENS, Compacted, Keep, MethodClass, parse_count
@@ -43,7 +42,7 @@ from kvmedic.runbooks.compression.methods import answer_for, replacement_of, var
 from kvmedic.runbooks.compression.reclamation import BUDGETS
 from kvmedic.runbooks.compression.savings import rests_on_spec_alone
 from kvmedic.runbooks.fleet_plans import plan_for
-from kvmedic.runbooks.planning import Fault, Workload, with_template
+from kvmedic.runbooks.workload import Fault, Workload, with_template
 from kvmedic.verdict.blocks_reclaimed import Expectation, Passes
 
 LONGEST_PROMPT = 16_384
@@ -354,9 +353,7 @@ def _edits_of_wish(
     wanted = setting_of(wish.flag, wish.value, engine)
     if isinstance(wanted, Refusal):
         return wanted
-    file = workload.file
-    read = file.read.parsed if isinstance(file, Configuration) else None
-    change = edit(container, index, wanted, engine, read)
+    change = edit(container, index, wanted, engine, workload.in_file)
     if isinstance(change, Refusal):
         return change
     return () if isinstance(change, AlreadySet) else (change,)

@@ -37,10 +37,11 @@ from kvmedic.model.spec import RESTORE_AFTER, Policy
 from kvmedic.model.status import Attempt, Borrowed, FailedAttempt, Footprint, Load, Record, failed_before
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting
 from kvmedic.runbooks.fleet_plans import plan_for
-from kvmedic.runbooks.planning import Fault, Workload, as_written, fault_of, plan_of
+from kvmedic.runbooks.planning import as_written, plan_of
 from kvmedic.runbooks.preemption.host_memory import KNOBS
 from kvmedic.runbooks.preemption.loans import Tenure, is_held, returning_step, tenure_of
 from kvmedic.runbooks.preemption.pressure import size_fleet
+from kvmedic.runbooks.workload import Fault, Workload, fault_of
 from kvmedic.verdict.baseline import quorum_line
 from kvmedic.verdict.comparison import LENGTHS_ALIKE, LIGHTER, QUEUED
 from kvmedic.verdict.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
@@ -352,7 +353,8 @@ def _removal(workload: Workload, lent: Borrowed) -> FlagStep | Fault:
     flag = workload.engine.profile.flag(lent.knob)
     if flag is None:
         return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {lent.knob}")
-    change = remove_flag(workload.container, workload.container_index, flag, workload.engine)
+    index, line = workload.container_index, workload.line
+    change = remove_flag(workload.container, index, flag, workload.engine, line)
     if isinstance(change, Refusal):
         return fault_of(change)
     return FlagStep(

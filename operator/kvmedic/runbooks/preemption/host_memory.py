@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from kvmedic.manifests.flags import parsed_of
 from kvmedic.manifests.grammar import Parsed
-from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.compression import whole_amount
 from kvmedic.model.engine import Engine, Flag, HostCache, Knob, Presence
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
 from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.runbooks.workload import Workload
 from kvmedic.verdict.baseline import TAIL_PER_REQUEST
 from kvmedic.verdict.sizing import GIB, HostTerms
 
@@ -131,16 +130,11 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path inside the engine's container,
 """Where a container's shared memory is; 64 MiB unless the pod mounts something larger there."""
 
 
-def host_terms(template: Mapping[str, object], container: Mapping[str, object], engine: Engine) -> HostTerms:
-    """Return what is known of a container's host memory, and which flag of its engine would use it.
-
-    Args:
-        template: the target's pod template.
-        container: the engine's, of that template.
-        engine: what runs in it.
-    """
-    cache, parsed = engine.profile.host_cache, parsed_of(container, engine)
-    if cache is None or isinstance(parsed, Refusal):
+def host_terms(workload: Workload) -> HostTerms:
+    """Return what is known of a container's host memory, and which flag of its engine would use it."""
+    container, engine, parsed = workload.container, workload.engine, workload.line
+    cache = engine.profile.host_cache
+    if cache is None:
         return HostTerms(None, "this engine keeps no KV blocks in its host's memory")
     knob, why_not = _knob(cache, parsed, engine)
     version = engine.effective_version
@@ -151,7 +145,7 @@ def host_terms(template: Mapping[str, object], container: Mapping[str, object], 
         engines=_engines(cache, parsed),
         limit_bytes=_memory(container, "limits"),
         request_bytes=_memory(container, "requests") or 0,
-        shared_bytes=_shared_bytes(template, container),
+        shared_bytes=_shared_bytes(workload.template, container),
         uses_shared=knob is Knob.KV_OFFLOADING_SIZE and version >= cache.shared_since,
         rounds_up=knob is Knob.KV_OFFLOADING_SIZE and version < cache.exact_since,
     )

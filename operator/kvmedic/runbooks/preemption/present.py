@@ -20,9 +20,9 @@ from kvmedic.model.run import devices_of
 from kvmedic.model.spec import LeverBound
 from kvmedic.model.status import Attempt, FailedAttempt, Load, OutgrownShare
 from kvmedic.runbooks.branches import Evidence, MemoryShare, Setting
-from kvmedic.runbooks.planning import Workload
 from kvmedic.runbooks.preemption.host_memory import host_terms
 from kvmedic.runbooks.preemption.pressure import POOLS_ALIKE
+from kvmedic.runbooks.workload import Workload
 from kvmedic.verdict.sizing import HostTerms, Supply
 
 LENGTHS_ALIKE = 2 / 3
@@ -209,7 +209,7 @@ def _supply(workload: Workload, known: Known, evidence: Evidence) -> Supply:
     given = Given(
         caches_prefixes=workload.has_on(Knob.PREFIX_CACHING),
         is_given=workload.given(Knob.PREFIX_CACHING) is not None,
-        host=host_terms(workload.template, workload.container, workload.engine),
+        host=host_terms(workload),
         raised_in_vain=raised_in_vain(known.failed, template_hash(workload.template), evidence),
     )
     return supply_of(given, workload.template, known.outgrown, evidence)

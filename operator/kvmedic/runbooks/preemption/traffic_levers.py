@@ -40,9 +40,9 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
-from kvmedic.runbooks.planning import FIXES_THE_POOL
 from kvmedic.runbooks.preemption.cap import MOSTLY_GROWTH, cut_cap
 from kvmedic.runbooks.preemption.pressure import Case, Reach
+from kvmedic.runbooks.workload import FIXES_THE_POOL
 from kvmedic.verdict.sizing import tokens_per_step
 
 LEAST_CUT = 0.75

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvmedic.engines import ENGINES
-from kvmedic.manifests.revisions import Compared, Revised, Unreadable, differences
 from kvmedic.model.config_edits import ConfigMap, Contents, Difference, Sight
+from kvmedic.model.spec import TargetRef
+from kvmedic.runbooks.revisions import Compared, Unreadable, differences
+from kvmedic.runbooks.workload import View
+from run_builder import a_fleet
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 ARGS = ("--model=m", "--max-num-seqs=64", "--max-model-len", "8192")
@@ -24,7 +26,8 @@ def compared(before: Any, after: Any, container: str | None = "vllm", **files: s
     maps: dict[str, Sight] = {
         name: ConfigMap(Contents({"engine.yaml": text})) for name, text in files.items()
     }
-    return differences(Revised(before, after, maps), container, ENGINES)
+    view = View(a_fleet(), after, {"llm-1": before}, maps)
+    return differences(view, TargetRef("Deployment", "llm", container), "llm-1")
 
 
 def configured(config_map: str, *args: str, **container: Any) -> Any:
@@ -266,7 +269,7 @@ def test_of_a_file_nothing_else_is_told() -> None:
     found = compared(configured("a"), configured("b"), a=secret.format(1), b=secret.format(2))
 
     assert found == (Difference("maxNumSeqs", "1", "2"),)
-    assert "s3cret" not in repr(Revised({}, {}, {"a": ConfigMap(Contents({"engine.yaml": secret}))}))
+    assert "s3cret" not in repr(View(a_fleet(), {}, {}, {"a": ConfigMap(Contents({"engine.yaml": secret}))}))
 
 
 def test_a_file_does_not_matter_where_nothing_else_changed() -> None:

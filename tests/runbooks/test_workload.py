@@ -1,0 +1,112 @@
+"""A Deployment as one look read it: each of its pod templates is parsed once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests import flags
+from kvmedic.model.config_edits import ConfigMap, Contents, Difference
+from kvmedic.model.engine import Engine, Knob, Version
+from kvmedic.model.spec import TargetRef
+from kvmedic.runbooks.revisions import differences
+from kvmedic.runbooks.workload import Fault, View, Workload
+from run_builder import a_fleet
+
+TARGET = TargetRef("Deployment", "llm", None)
+LIMITS = {"limits": ConfigMap(Contents({"engine.yaml": "max-num-seqs: 8\n"}))}
+
+
+def template(*args: str, image: str = "vllm/vllm-openai:v0.32.0", **labels: str) -> dict[str, Any]:
+    mounts = [{"name": "c", "mountPath": "/etc/vllm"}]
+    engine = {"name": "vllm", "image": image, "args": ["--model=m", *args], "volumeMounts": mounts}
+    volumes = [{"name": "c", "configMap": {"name": "limits"}}]
+    return {"metadata": {"labels": labels}, "spec": {"containers": [engine], "volumes": volumes}}
+
+
+NOW, BEFORE = template("--max-num-seqs=64"), template("--max-num-seqs=32")
+CONFIGURED = template("--config", "/etc/vllm/engine.yaml")
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each command line was parsed, by its words."""
+    found: Counter[str] = Counter()
+    parse = flags.parse
+
+    def count(line: Any, engine: Engine) -> Any:
+        found[" ".join(token.text for token in line.tokens)] += 1
+        return parse(line, engine)
+
+    monkeypatch.setattr(flags, "parse", count)
+    return found
+
+
+def given(view: View, knob: Knob = Knob.MAX_NUM_SEQS, replica_set: str = "") -> object:
+    found = view.workload(TARGET, replica_set)
+    assert isinstance(found, Workload), found
+    return found.given(knob)
+
+
+def test_a_look_parses_each_template_once_whoever_asks(parsed: Counter[str]) -> None:
+    own = {**NOW, "metadata": {"labels": {"pod-template-hash": "5b"}}}
+    view = View(a_fleet(), NOW, {"llm-5b": own, "llm-4a": BEFORE})
+
+    asked = [given(view), given(view), given(view, replica_set="llm-5b"), given(view, replica_set="llm-4a")]
+    changed = differences(view, TARGET, "llm-4a"), differences(view, TARGET, "llm-4a", "llm-5b")
+    held = given(replace(view, fleet=a_fleet(replicas=5)))
+
+    assert asked == [64, 64, 64, 32]
+    assert changed == ((Difference("maxNumSeqs", "32", "64"),),) * 2
+    assert held == 64
+    assert parsed == {"--model=m --max-num-seqs=64": 1, "--model=m --max-num-seqs=32": 1}
+
+
+def test_a_look_knows_a_file_as_soon_as_it_is_read(parsed: Counter[str]) -> None:
+    unread = View(a_fleet(), CONFIGURED)
+    read = replace(unread, config_maps=LIMITS)
+
+    assert (given(unread), given(read), given(unread)) == (None, 8, None)
+    assert parsed.total() == 1
+
+
+def test_another_template_is_another_command_line() -> None:
+    view = View(a_fleet(), NOW)
+
+    assert (given(view), given(replace(view, template=BEFORE))) == (64, 32)
+
+
+@pytest.mark.parametrize(("version", "times"), [("0.32.0", 1), ("0.9.0", 2)])
+def test_it_is_parsed_again_for_another_version_alone(parsed: Counter[str], version: str, times: int) -> None:
+    view, told = View(a_fleet(), NOW), Engine(VLLM, Version.parse(version))
+
+    found = [view.workload(TARGET), view.workload(TARGET, engines=(told,))]
+
+    assert [each.engine.version for each in found if isinstance(each, Workload)][1] == told.version
+    assert parsed.total() == times
+
+
+def test_who_names_no_container_of_the_template_is_told_which(parsed: Counter[str]) -> None:
+    view = View(a_fleet(), NOW)
+
+    faults = [view.workload(replace(TARGET, container=name)) for name in ("a", "b", "a")]
+
+    assert [isinstance(each, Fault) and each.message.partition(":")[0] for each in faults] == [
+        f"the target has no container {name}" for name in ("a", "b", "a")
+    ]
+    assert not parsed
+
+
+def test_templates_and_files_are_not_printed() -> None:
+    secret: Mapping[str, Any] = template("--api-key=s3cret")
+    maps = {"limits": ConfigMap(Contents({"engine.yaml": "api-key: s3cret\n"}))}
+    view = View(a_fleet(), secret, {"llm-4a": secret}, maps)
+
+    assert isinstance(view.workload(TARGET), Workload)
+    assert "s3cret" not in repr(view)
+    assert "s3cret" not in repr(view.workload(TARGET))
