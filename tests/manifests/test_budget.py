@@ -161,8 +161,8 @@ def test_an_ordinary_command_line_takes_few_steps(container: dict[str, Any]) -> 
 def test_what_was_read_before_takes_as_many_steps_again_so_that_the_answer_stays() -> None:
     container, first, second = a_shell(SERVE + " # once"), Budget(), Budget()
 
-    before = parsed_of(container, ENGINE, first)
-    after = parsed_of(dict(container), ENGINE, second)
+    before = invocation_of(container, VLLM, first)
+    after = invocation_of(dict(container), VLLM, second)
 
     assert before is after
     assert first.steps == second.steps < STEPS

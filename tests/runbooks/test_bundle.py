@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
-from kvmedic.runbooks.workload import Fault, Workload, workload_of
+from kvmedic.runbooks.workload import Fault, Workload, with_template, workload_of
 
 TARGET = ObjectRef("Deployment", "chat")
 SECRET = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
@@ -364,9 +363,7 @@ def test_a_file_that_has_the_value_without_it_is_off_already(text: str, setting:
 
 
 def test_a_command_line_that_the_engine_would_refuse_is_not_edited() -> None:
-    broken = replace(a_workload(a_template(["m"])), template=a_template(["m", "--no-such-flag"]))
-
-    found = bundle_plan(broken, off(DTYPE), 1)
+    found = with_template(a_workload(a_template(["m"])), a_template(["m", "--no-such-flag"]))
 
     assert isinstance(found, Fault)
     assert "would not start" in found.message
