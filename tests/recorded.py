@@ -1,7 +1,5 @@
 """Two recorded pages of a real engine as one look at a replica, without the operator's own adapters."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 the parts of the documentation that follow from the code.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The chart and the kustomize base as objects."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Sequence

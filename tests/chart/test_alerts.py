@@ -1,7 +1,5 @@
 """The alert rules fire on what they name and stay quiet otherwise, as Prometheus itself evaluates them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -57,7 +55,7 @@ def _holds(case: dict[str, Any], inputs: list[dict[str, str]], tmp_path: Path) -
     return done.returncode == 0
 
 
-def test_the_rules_are_valid_and_use_only_metrics_that_the_operator_has() -> None:
+def test_the_rules_are_valid_and_use_only_metrics_that_the_operator_has():
     exported = {sample.name for metric in Telemetry().registry.collect() for sample in metric.samples} | {
         f"{metric.name}{suffix}"
         for metric in Telemetry().registry.collect()
@@ -73,7 +71,7 @@ def test_the_rules_are_valid_and_use_only_metrics_that_the_operator_has() -> Non
     assert all(set(rule["annotations"]) == {"summary", "description"} for rule in rules)
 
 
-def test_every_alert_has_a_severity_and_none_is_always_a_page() -> None:
+def test_every_alert_has_a_severity_and_none_is_always_a_page():
     rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
 
     for rule in rules:
@@ -92,7 +90,7 @@ def test_every_alert_has_a_severity_and_none_is_always_a_page() -> None:
     ],
     ids=["one leads", "nobody for 4 min", "nobody for 6 min", "never scraped", "scraped no more"],
 )
-def test_nobody_leads(inputs: list[dict[str, str]], at: str, tmp_path: Path, *, fires: bool) -> None:
+def test_nobody_leads(inputs, at, tmp_path, *, fires):
     assert firing("KvmedicNobodyLeads", at, inputs, tmp_path) is fires
 
 
@@ -116,9 +114,7 @@ def test_nobody_leads(inputs: list[dict[str, str]], at: str, tmp_path: Path, *, 
     ],
     ids=["none", "the leader's count", "what a former leader last saw", "lately", "no more"],
 )
-def test_resources_in_trouble(
-    alert: str, gauge: str, counts: dict[str, str], tmp_path: Path, *, fires: bool
-) -> None:
+def test_resources_in_trouble(alert, gauge, counts, tmp_path, *, fires):
     inputs = series("kvmedic_leading", LEADING) + series(gauge, counts, severity="ticket")
 
     assert firing(alert, "45m", inputs, tmp_path) is fires
@@ -136,9 +132,7 @@ def test_resources_in_trouble(
         ("KvmedicHostOutOfMemory", "kvmedic_diverted", {"reason": "HostOutOfMemory"}),
     ],
 )
-def test_an_alert_has_the_severity_of_the_trouble(
-    alert: str, gauge: str, more: dict[str, str], severity: str, tmp_path: Path
-) -> None:
+def test_an_alert_has_the_severity_of_the_trouble(alert, gauge, more, severity, tmp_path):
     """The leader counts two resources of one severity, and none of the other."""
     other = "ticket" if severity == "page" else "page"
     inputs = series("kvmedic_leading", LEADING)
@@ -161,9 +155,7 @@ def test_an_alert_has_the_severity_of_the_trouble(
     ],
     ids=["tickets alone", "pages", "just begun", "for a while", "no more"],
 )
-def test_a_breached_objective_pages_while_it_is_breached(
-    page: str, ticket: str, at: str, tmp_path: Path, *, fires: bool
-) -> None:
+def test_a_breached_objective_pages_while_it_is_breached(page, ticket, at, tmp_path, *, fires):
     inputs = series("kvmedic_leading", LEADING)
     inputs += series("kvmedic_troubled", {"a": page, "b": "0+0x60"}, severity="page")
     inputs += series("kvmedic_troubled", {"a": ticket, "b": "2+0x60"}, severity="ticket")
@@ -181,9 +173,7 @@ def test_a_breached_objective_pages_while_it_is_breached(
         ("KvmedicCapacityExhausted", "CapacityExhausted"),
     ],
 )
-def test_trouble_that_another_runbook_is_for_is_told_under_its_name(
-    alert: str, reason: str, tmp_path: Path
-) -> None:
+def test_trouble_that_another_runbook_is_for_is_told_under_its_name(alert, reason, tmp_path):
     others = {each.value for each in DIVERTS} - {reason}
     leading = series("kvmedic_leading", LEADING)
     told = {"severity": "ticket"}
@@ -201,7 +191,7 @@ def test_trouble_that_another_runbook_is_for_is_told_under_its_name(
     [("Unavailable", "0+6x60", True), ("Unavailable", "0+4x60", False), ("Conflict", "0+9x60", False)],
     ids=["six of ten", "four of ten", "conflicts are ordinary"],
 )
-def test_looks_fail(kind: str, failures: str, tmp_path: Path, *, fires: bool) -> None:
+def test_looks_fail(kind, failures, tmp_path, *, fires):
     inputs = series("kvmedic_tick_failures_total", {"a": failures}, kind=kind)
     inputs += series("kvmedic_tick_seconds_count", {"a": "0+10x60"})
 

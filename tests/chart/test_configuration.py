@@ -1,7 +1,5 @@
 """The rendered configuration is what the operator reads, and no Secret is in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +71,7 @@ def load(rendered: Rendered, directory: Path, monkeypatch: pytest.MonkeyPatch) -
     return settings.load_settings()
 
 
-def test_the_operator_reads_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_reads_every_option(tmp_path, monkeypatch):
     read = load(render(EVERYTHING), tmp_path, monkeypatch)
 
     default, batch = read.sources["default"], read.sources["batch"]
@@ -83,10 +81,7 @@ def test_the_operator_reads_every_option(tmp_path: Path, monkeypatch: pytest.Mon
         "X-Api-Key": "default/header-x-api-key",
     }
     assert default.bearer_token() == "default/token"
-    assert (default.ca_file, default.key_file) == (
-        tmp_path / "default/ca.crt",
-        tmp_path / "default/tls.key",
-    )
+    assert (default.ca_file, default.key_file) == (tmp_path / "default/ca.crt", tmp_path / "default/tls.key")
     assert default.timeout.total_seconds() == 5
     assert default.labels.pod == "exported_pod"
     assert batch.basic_auth is not None
@@ -94,7 +89,7 @@ def test_the_operator_reads_every_option(tmp_path: Path, monkeypatch: pytest.Mon
     assert (read.scrape.port, read.scrape.url_template) == (8001, "http://{address}:{port}/m")
 
 
-def test_an_installation_without_sources_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_sources_is_read_too(tmp_path, monkeypatch):
     file = tmp_path / "config.yaml"
     file.write_text(render()["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
     monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
@@ -103,9 +98,7 @@ def test_an_installation_without_sources_is_read_too(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("values", [{}, {"nodeHealth": {"nvidiaSmi": True, "timeout": "5s", "atOnce": 2}}])
-def test_drivers_are_asked_only_where_the_values_say_so(
-    values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drivers_are_asked_only_where_the_values_say_so(values, tmp_path, monkeypatch):
     file = tmp_path / "config.yaml"
     file.write_text(render(values)["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
     monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
@@ -119,9 +112,7 @@ def test_drivers_are_asked_only_where_the_values_say_so(
 TRIALS: Values = {"probe": {"trialPods": True, "apiKeySecret": {"name": "vllm", "key": "api-key"}}}
 
 
-def test_the_key_for_engines_under_test_is_read_from_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_for_engines_under_test_is_read_from_its_file(tmp_path, monkeypatch):
     made = render(TRIALS)
 
     read = load(made, tmp_path, monkeypatch).probe
@@ -132,7 +123,7 @@ def test_the_key_for_engines_under_test_is_read_from_its_file(
     assert mounted(made) == {"probe.api-key": ("secret", "vllm", "api-key")}
 
 
-def test_the_key_is_mounted_beside_those_of_sources_and_only_where_trial_pods_are_made() -> None:
+def test_the_key_is_mounted_beside_those_of_sources_and_only_where_trial_pods_are_made():
     off = {"probe": {**TRIALS["probe"], "trialPods": False}}
 
     assert mounted(render(EVERYTHING | TRIALS)).items() > mounted(render(EVERYTHING)).items()
@@ -140,7 +131,7 @@ def test_the_key_is_mounted_beside_those_of_sources_and_only_where_trial_pods_ar
     assert "probe" not in configuration(render(off))
 
 
-def test_trial_pods_without_a_key_are_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_pods_without_a_key_are_read_too(tmp_path, monkeypatch):
     file = tmp_path / "config.yaml"
     made = render({"probe": {"trialPods": True}})
     file.write_text(made["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
@@ -152,9 +143,7 @@ def test_trial_pods_without_a_key_are_read_too(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("evaluations", [True, False])
-def test_evaluations_are_made_only_where_the_values_say_so(
-    evaluations: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluations_are_made_only_where_the_values_say_so(evaluations, tmp_path, monkeypatch):
     file = tmp_path / "config.yaml"
     made = render({"probe": {"trialPods": True, "evaluations": evaluations}})
     file.write_text(made["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
@@ -165,7 +154,7 @@ def test_evaluations_are_made_only_where_the_values_say_so(
     assert (read.trial_pods, read.evaluations) == (True, evaluations)
 
 
-def test_each_secret_is_mounted_from_where_the_value_says() -> None:
+def test_each_secret_is_mounted_from_where_the_value_says():
     assert mounted(render(EVERYTHING)) == {
         "default/token": ("secret", "prometheus", "token"),
         "default/header-x-api-key": ("secret", "api", "key"),
@@ -177,7 +166,7 @@ def test_each_secret_is_mounted_from_where_the_value_says() -> None:
     }
 
 
-def test_the_volume_is_mounted_where_the_configuration_points_and_only_when_needed() -> None:
+def test_the_volume_is_mounted_where_the_configuration_points_and_only_when_needed():
     def mounts(values: Values) -> dict[str, Any]:
         return {m["name"]: m["mountPath"] for m in pod_of(render(values))["containers"][0]["volumeMounts"]}
 
@@ -185,7 +174,7 @@ def test_the_volume_is_mounted_where_the_configuration_points_and_only_when_need
     assert "credentials" not in mounts({"sources": {"default": {"url": "http://prometheus:9090"}}})
 
 
-def test_secrets_reach_the_container_by_files_alone() -> None:
+def test_secrets_reach_the_container_by_files_alone():
     container = pod_of(render(EVERYTHING))["containers"][0]
 
     assert "envFrom" not in container
@@ -197,7 +186,7 @@ def test_secrets_reach_the_container_by_files_alone() -> None:
     }
 
 
-def test_the_example_in_the_values_is_a_working_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_in_the_values_is_a_working_one(tmp_path, monkeypatch):
     comments = [
         line[2:] for line in (CHART / "values.yaml").read_text().splitlines() if line.startswith("#  ")
     ]

@@ -1,10 +1,8 @@
 """What follows from the table of permissions, and from the CRD, is current."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -47,11 +45,11 @@ def table(scope: str, only: tuple[str, ...] = ("",)) -> list[Object]:
     return ordered(found)
 
 
-def test_no_generated_file_is_stale() -> None:
+def test_no_generated_file_is_stale():
     assert stale() == [], "run `make manifests`"
 
 
-def test_every_permission_names_a_part_or_a_step_and_every_step_has_one() -> None:
+def test_every_permission_names_a_part_or_a_step_and_every_step_has_one():
     named = {grant.needed_by for row in permissions() for grant in row.grants}
 
     assert named - PARTS == step_kinds()
@@ -59,7 +57,7 @@ def test_every_permission_names_a_part_or_a_step_and_every_step_has_one() -> Non
     assert {row.scope for row in permissions()} == set(SCOPES)
 
 
-def test_the_named_objects_are_those_that_the_operator_asks_for() -> None:
+def test_the_named_objects_are_those_that_the_operator_asks_for():
     named = {row.resource: row.names for row in permissions() if row.names}
 
     assert named == {
@@ -68,7 +66,7 @@ def test_the_named_objects_are_those_that_the_operator_asks_for() -> None:
     }
 
 
-def test_no_verb_is_given_twice_or_by_a_wildcard() -> None:
+def test_no_verb_is_given_twice_or_by_a_wildcard():
     given = [(r.scope, r.group, r.resource, r.names, g.verb) for r in permissions() for g in r.grants]
 
     assert len(given) == len(set(given))
@@ -78,7 +76,7 @@ def test_no_verb_is_given_twice_or_by_a_wildcard() -> None:
 
 @pytest.mark.light
 @pytest.mark.parametrize("rendered", [render, kustomize], ids=["chart", "kustomize"])
-def test_the_roles_hold_exactly_the_table(rendered: Callable[[], Rendered]) -> None:
+def test_the_roles_hold_exactly_the_table(rendered):
     made = rendered()
 
     assert rules(made, "ClusterRole", "kvmedic") == table("watched")
@@ -86,7 +84,7 @@ def test_the_roles_hold_exactly_the_table(rendered: Callable[[], Rendered]) -> N
 
 
 @pytest.mark.light
-def test_watched_namespaces_get_a_role_each_and_there_is_no_cluster_wide_one() -> None:
+def test_watched_namespaces_get_a_role_each_and_there_is_no_cluster_wide_one():
     made = render({"watchNamespaces": ["serving", "batch"]})
 
     assert ("ClusterRole", "kvmedic") not in made
@@ -102,14 +100,14 @@ def test_watched_namespaces_get_a_role_each_and_there_is_no_cluster_wide_one() -
 
 @pytest.mark.light
 @pytest.mark.parametrize("kind", ["kvremediations", "kvapprovals"])
-def test_a_crd_is_rendered_as_it_is_in_crds(kind: str) -> None:
+def test_a_crd_is_rendered_as_it_is_in_crds(kind):
     made = render({"crds": {"keep": False}})["CustomResourceDefinition", f"{kind}.kvmedic.io"]
 
     assert made == yaml.safe_load((ROOT / "crds" / f"kvmedic.io_{kind}.yaml").read_text())
 
 
 @pytest.mark.light
-def test_the_rights_on_config_maps_can_be_left_out() -> None:
+def test_the_rights_on_config_maps_can_be_left_out():
     made = render({"rbac": {"configFiles": False}})
 
     left = rules(made, "ClusterRole", "kvmedic")
@@ -130,13 +128,13 @@ def may_run_commands(rendered: Rendered) -> bool:
 
 @pytest.mark.light
 @pytest.mark.parametrize("rendered", [render, kustomize], ids=["chart", "kustomize"])
-def test_nobody_may_run_commands_in_pods_by_default(rendered: Callable[[], Rendered]) -> None:
+def test_nobody_may_run_commands_in_pods_by_default(rendered):
     assert not may_run_commands(rendered())
 
 
 @pytest.mark.light
 @pytest.mark.parametrize("only", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "in one"])
-def test_the_right_to_run_commands_comes_with_both_verbs_and_where_it_is_switched_on(only: Object) -> None:
+def test_the_right_to_run_commands_comes_with_both_verbs_and_where_it_is_switched_on(only):
     kind = "Role" if only else "ClusterRole"
     off = rules(render(only), kind, "kvmedic")
 
@@ -156,7 +154,7 @@ MAKES_TRIALS = [
 
 @pytest.mark.light
 @pytest.mark.parametrize("only", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "in one"])
-def test_the_rights_for_trial_pods_come_where_they_are_switched_on(only: Object) -> None:
+def test_the_rights_for_trial_pods_come_where_they_are_switched_on(only):
     kind = "Role" if only else "ClusterRole"
     off = rules(render(only), kind, "kvmedic")
 
@@ -178,7 +176,7 @@ MAKES_EVALUATIONS = [
 
 @pytest.mark.light
 @pytest.mark.parametrize("only", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "in one"])
-def test_the_rights_for_evaluations_come_where_they_are_switched_on(only: Object) -> None:
+def test_the_rights_for_evaluations_come_where_they_are_switched_on(only):
     kind = "Role" if only else "ClusterRole"
     off = rules(render({"probe": {"trialPods": True}, **only}), kind, "kvmedic")
 
@@ -193,7 +191,7 @@ def test_the_rights_for_evaluations_come_where_they_are_switched_on(only: Object
 
 
 @pytest.mark.light
-def test_the_priority_class_is_the_one_that_trial_pods_ask_for_and_never_preempts() -> None:
+def test_the_priority_class_is_the_one_that_trial_pods_ask_for_and_never_preempts():
     (made,) = [
         each for (kind, _), each in render({"probe": {"trialPods": True}}).items() if kind == "PriorityClass"
     ]
@@ -210,7 +208,7 @@ def test_the_priority_class_is_the_one_that_trial_pods_ask_for_and_never_preempt
     [{}, {"probe": {"trialPods": True, "createPriorityClass": False}}],
     ids=["off", "somebody else's"],
 )
-def test_no_priority_class_is_made_that_nobody_asked_for(values: Object) -> None:
+def test_no_priority_class_is_made_that_nobody_asked_for(values):
     assert "PriorityClass" not in render(values).kinds()
 
 
@@ -227,18 +225,11 @@ def with_component(folder: Path, *components: str) -> Rendered:
     ("component", "added", "variable", "kinds"),
     [
         ("nvidia-smi", [EXEC], "KVMEDIC_HEALTH__NVIDIA_SMI", set()),
-        (
-            "trial-pods",
-            MAKES_TRIALS,
-            "KVMEDIC_PROBE__TRIAL_PODS",
-            {("PriorityClass", PRIORITY_CLASS)},
-        ),
+        ("trial-pods", MAKES_TRIALS, "KVMEDIC_PROBE__TRIAL_PODS", {("PriorityClass", PRIORITY_CLASS)}),
         ("evaluations", MAKES_EVALUATIONS, "KVMEDIC_PROBE__EVALUATIONS", set()),
     ],
 )
-def test_a_component_of_the_kustomization_adds_the_same(
-    tmp_path: Path, component: str, added: list[Object], variable: str, kinds: set[tuple[str, str]]
-) -> None:
+def test_a_component_of_the_kustomization_adds_the_same(tmp_path, component, added, variable, kinds):
     name = f"kvmedic-{component}"
 
     plain, made = kustomize(), with_component(tmp_path, component)
@@ -253,7 +244,7 @@ def test_a_component_of_the_kustomization_adds_the_same(
 
 
 @pytest.mark.light
-def test_components_go_together_and_their_priority_class_is_the_charts(tmp_path: Path) -> None:
+def test_components_go_together_and_their_priority_class_is_the_charts(tmp_path):
     made = with_component(tmp_path, "nvidia-smi", "trial-pods", "evaluations")
 
     (container,) = pod_of(made)["containers"]

@@ -1,11 +1,9 @@
 """The chart on a real API server: installed under the restricted level, upgraded, uninstalled."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ WATCHED, OTHER = "serving", "elsewhere"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LightCluster]:
+def cluster():
     """An API server of this module's own, because the chart's objects are cluster-wide."""
     with LightCluster(controllers=True, kwok=True) as light:
         light.create_namespace(NAMESPACE, RESTRICTED)
@@ -52,7 +50,7 @@ def install(cluster: LightCluster, values: Values | None = None) -> str:
 
 
 @pytest.fixture
-def installed(cluster: LightCluster, request: pytest.FixtureRequest) -> Iterator[str]:
+def installed(cluster, request):
     """An installation with the values that the test names; what helm said."""
     yield install(cluster, getattr(request, "param", None))
     run(cluster, "uninstall", RELEASE, "--wait")
@@ -75,15 +73,14 @@ def try_out(cluster: LightCluster, body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "every source option"])
-def test_the_pod_passes_the_restricted_level(cluster: LightCluster, values: Values) -> None:
+def test_the_pod_passes_the_restricted_level(cluster, values):
     try_out(cluster, pod(values))
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("allowPrivilegeEscalation", True), ("capabilities", {}), ("runAsUser", 0)],
+    ("field", "value"), [("allowPrivilegeEscalation", True), ("capabilities", {}), ("runAsUser", 0)]
 )
-def test_the_level_is_really_enforced(cluster: LightCluster, field: str, value: object) -> None:
+def test_the_level_is_really_enforced(cluster, field, value):
     loose = copy.deepcopy(pod({}))
     loose["spec"]["containers"][0]["securityContext"][field] = value
 
@@ -91,7 +88,7 @@ def test_the_level_is_really_enforced(cluster: LightCluster, field: str, value: 
         try_out(cluster, loose)
 
 
-def test_the_notes_tell_the_next_two_commands(installed: str) -> None:
+def test_the_notes_tell_the_next_two_commands(installed):
     assert "kubectl apply -f -" in installed
     assert "kubectl get kvr -A" in installed
     assert "create configmap kvmedic-stop" in installed
@@ -99,9 +96,7 @@ def test_the_notes_tell_the_next_two_commands(installed: str) -> None:
 
 
 @pytest.mark.parametrize("installed", [EVERYTHING], indirect=True)
-def test_the_resource_in_the_notes_is_one_that_the_api_server_takes(
-    cluster: LightCluster, installed: str
-) -> None:
+def test_the_resource_in_the_notes_is_one_that_the_api_server_takes(cluster, installed):
     shown = (
         installed.partition("<<'EOF'\n")[2].partition("EOF")[0].replace("MY-", "my-").replace("LLM", "llm")
     )
@@ -119,7 +114,7 @@ def _file(cluster: LightCluster, text: str) -> str:
 
 
 @pytest.mark.parametrize("installed", [EVERY_OBJECT], indirect=True)
-def test_every_object_is_taken_and_the_replicas_become_ready(cluster: LightCluster, installed: str) -> None:
+def test_every_object_is_taken_and_the_replicas_become_ready(cluster, installed):
     deployment = cluster.api.get("Deployment", RELEASE, NAMESPACE)
 
     assert installed
@@ -128,9 +123,7 @@ def test_every_object_is_taken_and_the_replicas_become_ready(cluster: LightClust
     assert cluster.api.get("NetworkPolicy", RELEASE, NAMESPACE)
 
 
-def test_uninstalling_leaves_the_crd_and_the_resources_and_installing_takes_them_up_again(
-    cluster: LightCluster,
-) -> None:
+def test_uninstalling_leaves_the_crd_and_the_resources_and_installing_takes_them_up_again(cluster):
     install(cluster)
     manifest = {
         "apiVersion": "kvmedic.io/v1alpha1",
@@ -149,7 +142,7 @@ def test_uninstalling_leaves_the_crd_and_the_resources_and_installing_takes_them
     run(cluster, "uninstall", RELEASE, "--wait")
 
 
-def test_an_installation_that_was_killed_in_the_middle_can_be_repeated(cluster: LightCluster) -> None:
+def test_an_installation_that_was_killed_in_the_middle_can_be_repeated(cluster):
     never_ready = json.dumps({"nodeSelector": {"no-such": "node"}})
     argv = [binary(Tool.HELM), "install", RELEASE, CHART, "--wait", "-n", NAMESPACE, "-f", "-"]
     killed = subprocess.Popen([*argv, f"--kubeconfig={cluster.kubeconfig}"], stdin=subprocess.PIPE, text=True)
@@ -168,7 +161,7 @@ def test_an_installation_that_was_killed_in_the_middle_can_be_repeated(cluster: 
     run(cluster, "uninstall", RELEASE, "--wait")
 
 
-def test_an_upgrade_brings_the_crd_of_its_own_version(cluster: LightCluster) -> None:
+def test_an_upgrade_brings_the_crd_of_its_own_version(cluster):
     install(cluster)
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD}"
     older = cluster.api.request("GET", path)
@@ -252,11 +245,7 @@ def granted(row: Permission, grant: Grant, rows: Sequence[Permission], reach: se
         (None, {WATCHED, OTHER}, {""}),
         ({"watchNamespaces": [WATCHED]}, {WATCHED}, {""}),
         ({"nodeHealth": {"nvidiaSmi": True}}, {WATCHED, OTHER}, {"", "nodeHealth.nvidiaSmi"}),
-        (
-            {"probe": {"trialPods": True}, "watchNamespaces": [WATCHED]},
-            {WATCHED},
-            {"", "probe.trialPods"},
-        ),
+        ({"probe": {"trialPods": True}, "watchNamespaces": [WATCHED]}, {WATCHED}, {"", "probe.trialPods"}),
         (
             {"probe": {"trialPods": True, "evaluations": True}},
             {WATCHED, OTHER},
@@ -266,9 +255,7 @@ def granted(row: Permission, grant: Grant, rows: Sequence[Permission], reach: se
     ids=["cluster-wide", "one namespace", "nvidia-smi", "trial pods in one namespace", "evaluations"],
     indirect=["installed"],
 )
-def test_the_service_account_may_do_what_the_table_says_where_it_says(
-    cluster: LightCluster, installed: str, reach: set[str], on: set[str]
-) -> None:
+def test_the_service_account_may_do_what_the_table_says_where_it_says(cluster, installed, reach, on):
     assert installed
     rows = [row for row in permissions() if row.only in on]
     for row in permissions():
@@ -280,7 +267,7 @@ def test_the_service_account_may_do_what_the_table_says_where_it_says(
                 assert allowed(cluster, grant.verb, row, NAMESPACE), (row, grant)
 
 
-def test_the_service_account_may_do_nothing_else(cluster: LightCluster, installed: str) -> None:
+def test_the_service_account_may_do_nothing_else(cluster, installed):
     given = [
         (verb, group, resource)
         for verb, group, resource, name in NEVER
@@ -291,9 +278,7 @@ def test_the_service_account_may_do_nothing_else(cluster: LightCluster, installe
     assert given == []
 
 
-def test_who_may_view_or_edit_a_namespace_may_view_or_edit_its_resources(
-    cluster: LightCluster, installed: str
-) -> None:
+def test_who_may_view_or_edit_a_namespace_may_view_or_edit_its_resources(cluster, installed):
     account = f"system:serviceaccount:{WATCHED}:default"
 
     def may(role: str, verb: str, *resource: str) -> bool:
@@ -323,7 +308,7 @@ def test_who_may_view_or_edit_a_namespace_may_view_or_edit_its_resources(
     assert not may("edit", "update", kind, "--subresource=status")
 
 
-def test_the_kustomize_base_is_taken_under_the_restricted_level(cluster: LightCluster) -> None:
+def test_the_kustomize_base_is_taken_under_the_restricted_level(cluster):
     base = kustomize()
     pod = base["Deployment", RELEASE]["spec"]["template"]["spec"] | {"serviceAccountName": "default"}
 

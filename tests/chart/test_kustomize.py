@@ -1,7 +1,5 @@
 """`kubectl apply -k deploy` installs what the chart installs with its defaults."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -44,14 +42,14 @@ def _plain(document: Object, config: str) -> Object:
     return left | {"metadata": {key: value for key, value in metadata.items() if value}}
 
 
-def test_kustomize_and_chart_make_the_same_objects() -> None:
+def test_kustomize_and_chart_make_the_same_objects():
     chart, base = plain(render()), plain(kustomize())
 
     assert base.keys() == chart.keys()
     assert {key: base[key] for key in base if base[key] != chart[key]} == {}
 
 
-def test_the_namespace_of_the_base_admits_restricted_pods_only() -> None:
+def test_the_namespace_of_the_base_admits_restricted_pods_only():
     labels = kustomize()["Namespace", "kvmedic-system"]["metadata"]["labels"]
 
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"

@@ -1,7 +1,5 @@
 """The chart's objects with each option."""
 
-from __future__ import annotations
-
 import pytest
 
 from chart.generated import CHART
@@ -26,13 +24,13 @@ DEFAULT_KINDS = [
 ]
 
 
-def test_the_chart_is_clean_by_helms_own_rules() -> None:
+def test_the_chart_is_clean_by_helms_own_rules():
     done = helm(["lint", "--strict", str(CHART)])
 
     assert done.returncode == 0, done.stdout
 
 
-def test_the_defaults_make_what_an_installation_needs_and_nothing_else() -> None:
+def test_the_defaults_make_what_an_installation_needs_and_nothing_else():
     assert render().kinds() == DEFAULT_KINDS
 
 
@@ -47,7 +45,7 @@ def test_the_defaults_make_what_an_installation_needs_and_nothing_else() -> None
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_option_adds_its_object(values: Values, kind: str) -> None:
+def test_an_option_adds_its_object(values, kind):
     assert render(values).kinds() == sorted([*DEFAULT_KINDS, kind])
 
 
@@ -63,11 +61,11 @@ def test_an_option_adds_its_object(values: Values, kind: str) -> None:
     ],
     ids=["crds", "serviceAccount", "rbac"],
 )
-def test_an_option_leaves_its_objects_out(values: Values, absent: set[str]) -> None:
+def test_an_option_leaves_its_objects_out(values, absent):
     assert set(render(values).kinds()) == set(DEFAULT_KINDS) - absent
 
 
-def test_the_crd_is_kept_on_uninstall_unless_told_otherwise() -> None:
+def test_the_crd_is_kept_on_uninstall_unless_told_otherwise():
     crd = ("CustomResourceDefinition", "kvremediations.kvmedic.io")
 
     kept, given_up = render()[crd], render({"crds": {"keep": False}})[crd]
@@ -89,16 +87,16 @@ def test_the_crd_is_kept_on_uninstall_unless_told_otherwise() -> None:
     ],
     ids=["default", "tag", "registry", "digest wins"],
 )
-def test_the_image_is_named_by_its_parts(image: Values, wanted: str) -> None:
+def test_the_image_is_named_by_its_parts(image, wanted):
     assert pod_of(render({"image": image}))["containers"][0]["image"] == wanted
 
 
-def test_the_release_gives_its_name_and_an_override_wins() -> None:
+def test_the_release_gives_its_name_and_an_override_wins():
     assert ("Deployment", "prod-kvmedic") in render(release="prod")
     assert ("Deployment", "healer") in render({"fullnameOverride": "healer"}, release="prod")
 
 
-def test_scheduling_options_reach_the_pod() -> None:
+def test_scheduling_options_reach_the_pod():
     options: Values = {
         "nodeSelector": {"pool": "system"},
         "tolerations": [{"key": "system", "operator": "Exists"}],
@@ -114,7 +112,7 @@ def test_scheduling_options_reach_the_pod() -> None:
     assert {name: pod[name] for name in options} == options
 
 
-def test_labels_and_annotations_reach_the_pod_and_selectors_stay() -> None:
+def test_labels_and_annotations_reach_the_pod_and_selectors_stay():
     made = render({"podLabels": {"team": "ml"}, "podAnnotations": {"note": "x"}})["Deployment", "kvmedic"][
         "spec"
     ]
@@ -125,7 +123,7 @@ def test_labels_and_annotations_reach_the_pod_and_selectors_stay() -> None:
     assert "team" not in made["selector"]["matchLabels"]
 
 
-def test_a_changed_configuration_is_a_rollout_and_an_unchanged_one_is_not() -> None:
+def test_a_changed_configuration_is_a_rollout_and_an_unchanged_one_is_not():
     def digest(values: Values) -> str:
         template = render(values)["Deployment", "kvmedic"]["spec"]["template"]
         return str(template["metadata"]["annotations"]["kvmedic.io/config-hash"])
@@ -135,7 +133,7 @@ def test_a_changed_configuration_is_a_rollout_and_an_unchanged_one_is_not() -> N
     assert digest(source) == digest(source | {"replicas": 2})
 
 
-def test_services_monitors_budgets_and_policies_select_the_operators_pods() -> None:
+def test_services_monitors_budgets_and_policies_select_the_operators_pods():
     made = render(
         {
             "podDisruptionBudget": {"enabled": True},
@@ -153,7 +151,7 @@ def test_services_monitors_budgets_and_policies_select_the_operators_pods() -> N
     assert monitored.items() <= made["Service", "kvmedic-metrics"]["metadata"]["labels"].items()
 
 
-def test_a_network_policy_limits_egress_only_when_told_to_what() -> None:
+def test_a_network_policy_limits_egress_only_when_told_to_what():
     def policy(**options: object) -> Values:
         made = render({"networkPolicy": {"enabled": True, **options}})
         return dict(made["NetworkPolicy", "kvmedic"]["spec"])
@@ -166,12 +164,12 @@ def test_a_network_policy_limits_egress_only_when_told_to_what() -> None:
     assert policy(metricsFrom=scraper)["ingress"][0]["from"] == scraper
 
 
-def test_the_operator_is_told_which_namespaces_to_watch() -> None:
+def test_the_operator_is_told_which_namespaces_to_watch():
     assert configuration(render({"watchNamespaces": ["serving"]}))["process"]["watch"] == ["serving"]
     assert "watch" not in configuration(render())["process"]
 
 
-def test_the_operator_listens_where_its_container_says() -> None:
+def test_the_operator_listens_where_its_container_says():
     made = render()
 
     ports = {port["name"]: port["containerPort"] for port in pod_of(made)["containers"][0]["ports"]}

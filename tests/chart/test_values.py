@@ -1,7 +1,5 @@
 """values.schema.json refuses what the chart or the operator could not use, and names the field."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any
@@ -12,7 +10,6 @@ import yaml
 from chart.generated import CHART
 from chart.rendering import Values, refusal, render
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions, SourceOptions
-from kvmedic.sections import Section
 from kvmedic.settings import (
     BudgetOptions,
     CompressionOptions,
@@ -104,7 +101,7 @@ def source(**fields: Any) -> Values:
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else None,
 )
-def test_a_bad_value_is_refused_by_name(values: Values, field: str) -> None:
+def test_a_bad_value_is_refused_by_name(values, field):
     message = refusal(values)
 
     assert field in message
@@ -112,11 +109,11 @@ def test_a_bad_value_is_refused_by_name(values: Values, field: str) -> None:
     assert "hunter2" not in message
 
 
-def test_a_missing_service_account_is_asked_for() -> None:
+def test_a_missing_service_account_is_asked_for():
     assert "serviceAccount.name" in refusal({"serviceAccount": {"create": False}})
 
 
-def test_two_identities_for_one_source_are_refused() -> None:
+def test_two_identities_for_one_source_are_refused():
     token = {"name": "a", "key": "b"}
 
     message = refusal(source(bearerTokenSecret=token, basicAuth={"username": "u", "passwordSecret": token}))
@@ -125,7 +122,7 @@ def test_two_identities_for_one_source_are_refused() -> None:
     assert "bearerTokenSecret" in message
 
 
-def test_every_object_of_the_schema_is_closed() -> None:
+def test_every_object_of_the_schema_is_closed():
     open_on_purpose = {"global", "affinity", "items", "strings", "quantities"}
 
     def closed(name: str, node: Any) -> None:
@@ -170,16 +167,14 @@ def test_every_object_of_the_schema_is_closed() -> None:
         "compression",
     ],
 )
-def test_every_setting_of_the_operator_has_its_value(
-    options: type[Section], schema: Values, elsewhere: dict[str, str | None]
-) -> None:
+def test_every_setting_of_the_operator_has_its_value(options, schema, elsewhere):
     settings = set(options.model_json_schema(by_alias=True)["properties"])
     wanted = {name for setting in settings if (name := elsewhere.get(setting, setting))}
 
     assert set(schema["properties"]) == wanted
 
 
-def test_the_defaults_satisfy_the_schema_and_cover_every_property() -> None:
+def test_the_defaults_satisfy_the_schema_and_cover_every_property():
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
 
     assert set(defaults) == set(SCHEMA["properties"]) - {"global"}

@@ -1,7 +1,5 @@
 """`kvmedic blocks` on a terminal and as JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -25,14 +23,14 @@ def blocks(*arguments: str) -> Result:
         ("runs:8", "free       681.2 of 1000 blocks (68.1 %)"),
     ],
 )
-def test_one_eviction_frees_by_where_the_survivors_are(pattern: str, line: str) -> None:
+def test_one_eviction_frees_by_where_the_survivors_are(pattern, line):
     done = blocks(*POST, "--pattern", pattern)
 
     assert done.exit_code == 0
     assert done.output.splitlines() == ["evicted    14000 of 16000 tokens (87.5 %)", line]
 
 
-def test_layers_that_choose_for_themselves_are_told_beside_one_choice_for_all() -> None:
+def test_layers_that_choose_for_themselves_are_told_beside_one_choice_for_all():
     done = blocks("--tokens", "16000", "--evict", "15840", "--layers", "4")
 
     assert done.output.splitlines() == [
@@ -43,7 +41,7 @@ def test_layers_that_choose_for_themselves_are_told_beside_one_choice_for_all() 
     assert json.loads(blocks(*POST, "--layers", "2", "-o", "json").output)["layers"] == 2
 
 
-def test_a_program_gets_every_number() -> None:
+def test_a_program_gets_every_number():
     told = json.loads(blocks(*POST, "-o", "json").output)
 
     assert (told["blocks"], told["evictedTokens"], told["pattern"]) == (1000, 14000, "scattered")
@@ -63,7 +61,7 @@ def test_a_program_gets_every_number() -> None:
         ((*POST, "--layers", "0"), "layers is 0: 1 or more are needed"),
     ],
 )
-def test_what_names_no_eviction_is_refused_with_what_may_be(arguments: tuple[str, ...], named: str) -> None:
+def test_what_names_no_eviction_is_refused_with_what_may_be(arguments, named):
     done = blocks(*arguments)
 
     assert done.exit_code == 2

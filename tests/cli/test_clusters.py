@@ -1,7 +1,5 @@
 """Which cluster a command asks, and that what is wrong on the way there is told in a sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -78,9 +76,7 @@ BAD: list[tuple[str, dict[str, object], str]] = [
 
 @pytest.mark.parametrize("command", ["diagnose", "plan", "explain", "approve"])
 @pytest.mark.parametrize(("changes", "said"), [each[1:] for each in BAD], ids=[each[0] for each in BAD])
-def test_a_kubeconfig_that_cannot_be_used_is_told_in_a_sentence(
-    tmp_path: Path, command: str, changes: dict[str, object], said: str
-) -> None:
+def test_a_kubeconfig_that_cannot_be_used_is_told_in_a_sentence(tmp_path, command, changes, said):
     result = kvmedic(command, "chat", "--kubeconfig", str(a_config(tmp_path, **changes)))
 
     assert result.exit_code == 2, result.exception
@@ -97,9 +93,7 @@ def test_a_kubeconfig_that_cannot_be_used_is_told_in_a_sentence(
         (b"7", "is no kubeconfig"),
     ],
 )
-def test_a_file_that_is_no_kubeconfig_is_told_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, said: str
-) -> None:
+def test_a_file_that_is_no_kubeconfig_is_told_in_a_sentence(tmp_path, monkeypatch, content, said):
     file = tmp_path / "config"
     if content is not None:
         file.write_bytes(content)
@@ -111,7 +105,7 @@ def test_a_file_that_is_no_kubeconfig_is_told_in_a_sentence(
     assert said in result.stderr
 
 
-def test_the_namespace_is_the_contexts_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_namespace_is_the_contexts_own(tmp_path, monkeypatch):
     file, other = a_config(tmp_path), tmp_path / "other"
     other.write_text(json.dumps({**CONFIG, "current-context": "there"}))
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join([str(file), str(tmp_path / "gone"), str(other)]))
@@ -129,9 +123,7 @@ def test_the_namespace_is_the_contexts_own(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "rest", [["plan", "chat"], ["diagnose", "--at", "0"], ["diagnose", "chat"]], ids=" ".join
 )
-def test_a_url_that_is_none_of_a_prometheus_is_told_in_a_sentence(
-    tmp_path: Path, url: str, rest: list[str]
-) -> None:
+def test_a_url_that_is_none_of_a_prometheus_is_told_in_a_sentence(tmp_path, url, rest):
     result = kvmedic(*rest, "--kubeconfig", str(a_config(tmp_path)), "--prometheus", url)
 
     assert result.exit_code == 2, result.exception
@@ -139,7 +131,7 @@ def test_a_url_that_is_none_of_a_prometheus_is_told_in_a_sentence(
     assert "secret" not in result.stderr
 
 
-def test_a_prometheus_that_cannot_be_reached_is_told_as_such() -> None:
+def test_a_prometheus_that_cannot_be_reached_is_told_as_such():
     result = kvmedic("diagnose", "--at", "1700000000", "-n", "x", "--prometheus", "http://127.0.0.1:1")
 
     assert result.exit_code == 3
@@ -149,7 +141,7 @@ def test_a_prometheus_that_cannot_be_reached_is_told_as_such() -> None:
     assert "scale" not in result.stdout
 
 
-def test_two_engines_in_a_manifest_are_told_apart_in_a_way_that_diagnose_has(tmp_path: Path) -> None:
+def test_two_engines_in_a_manifest_are_told_apart_in_a_way_that_diagnose_has(tmp_path):
     page, manifest = tmp_path / "page.txt", tmp_path / "two.yaml"
     page.write_text("vllm:num_requests_running 1\n")
     engines = [
@@ -180,7 +172,7 @@ def a_process(
 
 
 @pytest.mark.parametrize("arguments", [["crd"], ["blocks", "--help"]], ids=" ".join)
-def test_a_full_disk_is_told_in_a_sentence(arguments: list[str]) -> None:
+def test_a_full_disk_is_told_in_a_sentence(arguments):
     with Path("/dev/full").open("w") as full:
         found = a_process(*arguments, out=full.fileno())
 
@@ -191,7 +183,7 @@ def test_a_full_disk_is_told_in_a_sentence(arguments: list[str]) -> None:
     assert len(found.stderr.splitlines()) == 1
 
 
-def test_a_terminal_that_knows_only_ascii_gets_the_rest_escaped(tmp_path: Path) -> None:
+def test_a_terminal_that_knows_only_ascii_gets_the_rest_escaped(tmp_path):
     manifest = tmp_path / "gr\u00f6\u00dfe.yaml"
     container = {
         "name": "gr\u00f6\u00dfe",

@@ -1,7 +1,5 @@
 """What a person is told of KV compression where evidence is thin."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import inf
 
@@ -23,17 +21,17 @@ def told(evidence: Evidence) -> str:
     return "\n".join(account.lines())
 
 
-def test_every_branch_about_a_method_says_which_wall_it_is() -> None:
+def test_every_branch_about_a_method_says_which_wall_it_is():
     branches = {branch.reason for branch in RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS]}
 
     assert {str(reason) for reason in branches - set(WALLS)} == {"NoCompression"}
 
 
-def test_nothing_is_said_where_nothing_tells_and_nobody_asked() -> None:
+def test_nothing_is_said_where_nothing_tells_and_nobody_asked():
     assert account_of(CALM) is None
 
 
-def test_a_log_that_could_not_be_read_says_why() -> None:
+def test_a_log_that_could_not_be_read_says_why():
     unread = replace(CALM, started={"llm-0": Unread("forbidden")})
 
     account = account_of(unread)
@@ -46,7 +44,7 @@ def test_a_log_that_could_not_be_read_says_why() -> None:
     assert account.as_json()["startLogs"] == {"llm-0": {"unread": "forbidden"}}
 
 
-def test_a_start_of_old_is_told_in_blocks() -> None:
+def test_a_start_of_old_is_told_in_blocks():
     start = Started(backends=("XFormers",), size=LoggedSize(1234, SizeUnit.BLOCKS))
 
     line = told(replace(CALM, started={"llm-0": start})).splitlines()[0]
@@ -56,7 +54,7 @@ def test_a_start_of_old_is_told_in_blocks() -> None:
     )
 
 
-def test_a_method_of_no_known_class_asks_for_its_class() -> None:
+def test_a_method_of_no_known_class_asks_for_its_class():
     shown = told(compressed(THRASH, replace(EVICTS, name="Mine", method_class=None)))
 
     assert "method     Mine, of no known class, known by TRIATTN_RUNTIME_KV_BUDGET, which no engine" in shown
@@ -65,13 +63,13 @@ def test_a_method_of_no_known_class_asks_for_its_class() -> None:
     assert "spec.compression.class" in shown
 
 
-def test_pages_without_a_time_between_are_compared_with_nothing() -> None:
+def test_pages_without_a_time_between_are_compared_with_nothing():
     timeless = replace(THRASH, burn=replace(THRASH.burn, window_seconds=inf))
 
     assert "missing    the time between the pages" in told(compressed(timeless))
 
 
-def test_what_a_trial_showed_is_not_asked_for_again() -> None:
+def test_what_a_trial_showed_is_not_asked_for_again():
     tried = compressed(THRASH, replace(EVICTS, answer=answered(Reclaim.NONE), keep=Keep(2048)))
 
     assert "wall       wall 2: " in told(tried)
@@ -80,7 +78,7 @@ def test_what_a_trial_showed_is_not_asked_for_again() -> None:
     )
 
 
-def test_a_type_asks_for_the_blocks_of_before_and_pages_for_nothing_of_the_kind() -> None:
+def test_a_type_asks_for_the_blocks_of_before_and_pages_for_nothing_of_the_kind():
     bits, more = (compressed(CALM, each) for each in (FEWER_BITS, replace(FEWER_BITS, blocks_without=149)))
 
     assert "baseline.blocks" in told(bits)

@@ -1,7 +1,5 @@
 """`kvmedic diagnose --log`: which method compresses the KV cache, what tells of it, and which wall shows."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable
@@ -58,7 +56,7 @@ Give = Callable[..., Result]
 
 
 @pytest.fixture
-def give(tmp_path: Path) -> Give:
+def give(tmp_path) -> Give:
     """Diagnose two pages with more files, by option."""
 
     def given(pages: tuple[str, str] = (IDLE, THRASH), form: str = "json", **files: str | bytes) -> Result:
@@ -77,7 +75,7 @@ def answer(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_log_of_a_plain_engine_tells_of_no_method_and_changes_nothing(give: Give) -> None:
+def test_a_log_of_a_plain_engine_tells_of_no_method_and_changes_nothing(give):
     plain, found = answer(give()), answer(give(log=STARTED))
 
     assert plain["compression"] is None
@@ -92,7 +90,7 @@ def test_a_log_of_a_plain_engine_tells_of_no_method_and_changes_nothing(give: Gi
     }
 
 
-def test_a_method_that_only_its_log_line_tells_of_is_asked_on_a_trial_pod(give: Give) -> None:
+def test_a_method_that_only_its_log_line_tells_of_is_asked_on_a_trial_pod(give):
     result = give(log=EVICTS)
 
     found = answer(result)
@@ -114,7 +112,7 @@ def test_a_method_that_only_its_log_line_tells_of_is_asked_on_a_trial_pod(give: 
     assert [change["knob"] for change in found["plan"]] == ["trial pod"]
 
 
-def test_a_person_reads_method_class_blocks_wall_and_what_is_missing(give: Give) -> None:
+def test_a_person_reads_method_class_blocks_wall_and_what_is_missing(give):
     result = give(form="text", log=EVICTS)
 
     lines = result.stdout.splitlines()
@@ -130,7 +128,7 @@ def test_a_person_reads_method_class_blocks_wall_and_what_is_missing(give: Give)
     assert "plan       trial pod: 16384 tokens with TriAttention" in lines
 
 
-def test_a_variable_says_only_what_somebody_wants(give: Give) -> None:
+def test_a_variable_says_only_what_somebody_wants(give):
     manifest = MANIFEST + "        env: [{name: TRIATTN_RUNTIME_KV_BUDGET, value: '512'}]\n"
 
     wanted, told = answer(give(manifest=manifest)), answer(give(manifest=manifest, log=EVICTS))
@@ -154,8 +152,8 @@ def test_a_variable_says_only_what_somebody_wants(give: Give) -> None:
     ids=["not asked", "asked for", "no manifest"],
 )
 def test_a_type_that_the_start_up_log_names_is_applied_whatever_the_label_says(
-    give: Give, manifest: str | None, reason: str, branch: str
-) -> None:
+    give, manifest, reason, branch
+):
     result = give(log=EIGHT, **({"manifest": manifest} if manifest else {}))
 
     found = answer(result)
@@ -172,9 +170,7 @@ def test_a_type_that_the_start_up_log_names_is_applied_whatever_the_label_says(
         (None, "stores keys and values as auto"),
     ],
 )
-def test_a_type_that_the_template_asks_for_and_the_engine_has_not_is_not_applied(
-    give: Give, log: str | None, said: str
-) -> None:
+def test_a_type_that_the_template_asks_for_and_the_engine_has_not_is_not_applied(give, log, said):
     result = give(manifest=ASKS, **({"log": log} if log else {}))
 
     found = answer(result)
@@ -184,7 +180,7 @@ def test_a_type_that_the_template_asks_for_and_the_engine_has_not_is_not_applied
     assert found["compression"]["wall"].startswith("none yet")
 
 
-def test_a_label_alone_classifies(give: Give) -> None:
+def test_a_label_alone_classifies(give):
     pages = tuple(page.replace('cache_dtype="auto"', 'cache_dtype="fp8_e4m3"') for page in (IDLE, THRASH))
 
     told = answer(give(pages))["compression"]
@@ -221,9 +217,7 @@ COMPARED = [
 @pytest.mark.parametrize(
     ("times", "reason", "wall", "missing"), [row[1:] for row in COMPARED], ids=[row[0] for row in COMPARED]
 )
-def test_a_baseline_is_compared_with(
-    give: Give, times: tuple[float, float, float], reason: str, wall: str, missing: str
-) -> None:
+def test_a_baseline_is_compared_with(give, times, reason, wall, missing):
     found = answer(give())
     seen, seconds = found["evidence"]["replica"], found["windowSeconds"]
     arrived = seen["requestsFinished"] + seen["requestsInFlightChange"]
@@ -241,7 +235,7 @@ def test_a_baseline_is_compared_with(
     assert not any("spec.compression.baseline (with" in each for each in told["missing"])
 
 
-def test_a_spec_that_leaves_the_runbook_out_is_followed_and_a_note_says_so(give: Give) -> None:
+def test_a_spec_that_leaves_the_runbook_out_is_followed_and_a_note_says_so(give):
     spec = SPEC.replace(", CompressionWithoutSavings", "")
 
     found = answer(give(log=EVICTS, spec=spec))
@@ -251,7 +245,7 @@ def test_a_spec_that_leaves_the_runbook_out_is_followed_and_a_note_says_so(give:
     assert found["compression"]["reason"] == "CompressionUnproven"
 
 
-def test_what_a_spec_declares_and_no_log_tells_stops_no_cap(give: Give) -> None:
+def test_what_a_spec_declares_and_no_log_tells_stops_no_cap(give):
     spec = SPEC + "  compression: {method: fp8}\n"
 
     result = give(log=READY, spec=spec)
@@ -263,7 +257,7 @@ def test_what_a_spec_declares_and_no_log_tells_stops_no_cap(give: Give) -> None:
     assert any("head -c" in note for note in found["notes"])
 
 
-def test_pages_that_say_nothing_still_leave_the_method(give: Give) -> None:
+def test_pages_that_say_nothing_still_leave_the_method(give):
     result = give((IDLE, OTHER), log=EVICTS)
 
     told = answer(result)["compression"]
@@ -272,7 +266,7 @@ def test_pages_that_say_nothing_still_leave_the_method(give: Give) -> None:
     assert "different processes" in told["wall"]
 
 
-def test_a_log_tells_the_pool_that_no_metric_tells(give: Give) -> None:
+def test_a_log_tells_the_pool_that_no_metric_tells(give):
     pages = [(DATA / "generations" / f"v1-0.8.0-{name}.txt").read_text() for name in ("before", "thrash")]
 
     silent, told = answer(give(pages)), answer(give(pages, log=STARTED))
@@ -281,7 +275,7 @@ def test_a_log_tells_the_pool_that_no_metric_tells(give: Give) -> None:
     assert told["evidence"]["replica"]["poolBlocks"] == 149
 
 
-def test_nothing_of_a_log_is_shown_but_what_is_looked_for(give: Give) -> None:
+def test_nothing_of_a_log_is_shown_but_what_is_looked_for(give):
     quoted = f"INFO Received request a: prompt: '{PLUGIN} sesame'\n"
     log = (
         STARTED.replace("non-default args: {", "non-default args: {'api_key': ['sesame'], ") + READY + quoted
@@ -308,7 +302,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("log", [row[1] for row in FORMS], ids=[row[0] for row in FORMS])
-def test_a_log_is_read_as_it_was_saved(give: Give, log: bytes) -> None:
+def test_a_log_is_read_as_it_was_saved(give, log):
     assert answer(give(log=log))["compression"] == answer(give(log=EVICTS))["compression"]
 
 
@@ -320,7 +314,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("log", "why"), [row[1:] for row in UNFIT], ids=[row[0] for row in UNFIT])
-def test_a_file_that_is_no_log_ends_with_2_and_says_what_to_give(give: Give, log: bytes, why: str) -> None:
+def test_a_file_that_is_no_log_ends_with_2_and_says_what_to_give(give, log, why):
     result = give(log=log)
 
     assert (result.exit_code, result.stdout) == (2, "")
@@ -345,9 +339,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("argv", "told"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-def test_wrong_usage_ends_with_2(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argv: list[str], told: str
-) -> None:
+def test_wrong_usage_ends_with_2(monkeypatch, tmp_path, argv, told):
     for name, content in (("T0", IDLE), ("T1", THRASH), ("start.log", STARTED)):
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
@@ -358,7 +350,7 @@ def test_wrong_usage_ends_with_2(
     assert told in result.stderr
 
 
-def test_logs_of_several_replicas_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_logs_of_several_replicas_are_told_apart(monkeypatch, tmp_path):
     later = [page.replace("1.79523658462e+09", "1.79523664462e+09") for page in (IDLE, THRASH)]
     for name, content in zip(("a0", "a1", "b0", "b1"), (IDLE, THRASH, *later), strict=True):
         (tmp_path / name).write_text(content)

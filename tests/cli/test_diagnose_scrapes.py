@@ -1,7 +1,5 @@
 """`kvmedic diagnose` on saved pages: no cluster, no Prometheus, no clock."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -45,7 +43,7 @@ Write = Callable[[str, str | bytes], str]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path) -> Write:
     def written(name: str, content: str | bytes) -> str:
         data = content if isinstance(content, bytes) else content.encode()
         (tmp_path / name).write_bytes(data)
@@ -70,7 +68,7 @@ def answer(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def test_two_recorded_pages_of_thrash_lead_to_a_cap(write: Write) -> None:
+def test_two_recorded_pages_of_thrash_lead_to_a_cap(write):
     result = of(write, IDLE, THRASH)
 
     found = answer(result)
@@ -83,7 +81,7 @@ def test_two_recorded_pages_of_thrash_lead_to_a_cap(write: Write) -> None:
     assert found["evidence"]["replica"]["outputLengthMean"] == pytest.approx(433.66, abs=0.01)
 
 
-def test_a_manifest_may_hold_numbers_and_booleans_as_every_real_one_does(write: Write) -> None:
+def test_a_manifest_may_hold_numbers_and_booleans_as_every_real_one_does(write):
     whole = f"{MANIFEST}        ports: [{{containerPort: 8000}}]\n        stdin: false\n"
 
     found = answer(of(write, IDLE, THRASH, options=("--manifest", write("chat.yaml", whole))))
@@ -112,7 +110,7 @@ spec:
 """
 
 
-def test_a_flag_in_a_config_map_of_the_manifest_is_told_too(write: Write) -> None:
+def test_a_flag_in_a_config_map_of_the_manifest_is_told_too(write):
     seen = answer(of(write, IDLE, THRASH, options=("--manifest", write("chat.yaml", IN_A_FILE))))
     alone = IN_A_FILE.partition("---\n")[2]
     unseen = answer(of(write, IDLE, THRASH, options=("--manifest", write("chat.yaml", alone))))
@@ -123,14 +121,14 @@ def test_a_flag_in_a_config_map_of_the_manifest_is_told_too(write: Write) -> Non
     assert "ConfigMap/limits, which does not exist" in unseen["obstacle"]
 
 
-def test_the_manifest_tells_what_is_set_now(write: Write) -> None:
+def test_the_manifest_tells_what_is_set_now(write):
     result = of(write, IDLE, THRASH, options=("--manifest", write("chat.yaml", MANIFEST)))
 
     [change] = answer(result)["plan"]
     assert (change["before"], change["object"]) == ("64", "chat")
 
 
-def test_a_cap_that_is_set_already_is_not_planned_again(write: Write) -> None:
+def test_a_cap_that_is_set_already_is_not_planned_again(write):
     manifest = write("chat.yaml", MANIFEST.replace("64", "8"))
 
     found = answer(of(write, IDLE, THRASH, options=("--manifest", manifest)))
@@ -139,7 +137,7 @@ def test_a_cap_that_is_set_already_is_not_planned_again(write: Write) -> None:
     assert "at most 8 were running or allowed" in found["obstacle"]
 
 
-def test_a_command_line_that_cannot_be_edited_leaves_no_plan_and_says_what_was_wanted(write: Write) -> None:
+def test_a_command_line_that_cannot_be_edited_leaves_no_plan_and_says_what_was_wanted(write):
     manifest = write("chat.yaml", MANIFEST.replace('"64"', "$(CAP)"))
 
     found = answer(of(write, IDLE, THRASH, options=("--manifest", manifest)))
@@ -148,7 +146,7 @@ def test_a_command_line_that_cannot_be_edited_leaves_no_plan_and_says_what_was_w
     assert re.match(r"maxNumSeqs \d+ cannot be set: ", found["obstacle"])
 
 
-def test_the_spec_bounds_the_lever_and_sets_the_trigger(write: Write) -> None:
+def test_the_spec_bounds_the_lever_and_sets_the_trigger(write):
     bounded = write("kvr.yaml", SPEC)
     patient = write("patient.yaml", SPEC + "  trigger: {preemptionsPerRequest: 2}\n")
 
@@ -159,7 +157,7 @@ def test_the_spec_bounds_the_lever_and_sets_the_trigger(write: Write) -> None:
     assert (calm["branch"], calm["plan"]) == ("Healthy", [])
 
 
-def test_where_only_replicas_are_allowed_their_number_is_planned(write: Write) -> None:
+def test_where_only_replicas_are_allowed_their_number_is_planned(write):
     more = write("more.yaml", SPEC.replace("{name: maxNumSeqs, min: 14}", "{name: scaleOut, maxReplicas: 3}"))
 
     found = answer(of(write, IDLE, THRASH, options=("--spec", more)))
@@ -170,7 +168,7 @@ def test_where_only_replicas_are_allowed_their_number_is_planned(write: Write) -
     assert "given back after 60 minutes of calm" in found["because"]
 
 
-def test_where_nothing_is_left_the_numbers_for_a_split_are_printed(write: Write) -> None:
+def test_where_nothing_is_left_the_numbers_for_a_split_are_printed(write):
     none = write("none.yaml", SPEC.replace("{name: maxNumSeqs, min: 14}", "{name: scaleOut, maxReplicas: 1}"))
 
     found = answer(of(write, IDLE, THRASH, options=("--spec", none)))
@@ -181,7 +179,7 @@ def test_where_nothing_is_left_the_numbers_for_a_split_are_printed(write: Write)
     assert "answers of 434 tokens on average" in found["obstacle"]
 
 
-def test_a_lever_that_the_spec_does_not_allow_is_named(write: Write) -> None:
+def test_a_lever_that_the_spec_does_not_allow_is_named(write):
     spec = write("kvr.yaml", SPEC.replace("[{name: maxNumSeqs, min: 14}]", "[]"))
 
     found = answer(of(write, IDLE, THRASH, options=("--spec", spec)))
@@ -189,7 +187,7 @@ def test_a_lever_that_the_spec_does_not_allow_is_named(write: Write) -> None:
     assert (found["reason"], found["plan"]) == ("LeverNotAllowed", [])
 
 
-def test_an_idle_engine_is_healthy(write: Write) -> None:
+def test_an_idle_engine_is_healthy(write):
     later = IDLE.replace("process_cpu_seconds_total 6.46", "process_cpu_seconds_total 7.46")
 
     result = of(write, IDLE, later)
@@ -198,7 +196,7 @@ def test_an_idle_engine_is_healthy(write: Write) -> None:
     assert answer(result)["branch"] == "Healthy"
 
 
-def test_text_names_evidence_diagnosis_and_plan(write: Write) -> None:
+def test_text_names_evidence_diagnosis_and_plan(write):
     result = diagnose("--scrape", write("a", IDLE), "--scrape", write("b", THRASH))
 
     assert result.exit_code == 0
@@ -212,7 +210,7 @@ def started_later(page: str) -> str:
     return page.replace("1.79523658462e+09", "1.79523664462e+09")
 
 
-def test_several_replicas_are_told_apart_by_name(write: Write) -> None:
+def test_several_replicas_are_told_apart_by_name(write):
     pages = [("a", IDLE), ("a", THRASH), ("b", started_later(IDLE)), ("b", started_later(THRASH))]
     scrapes = [f"--scrape={name}={write(f'{name}{i}', page)}" for i, (name, page) in enumerate(pages)]
 
@@ -223,7 +221,7 @@ def test_several_replicas_are_told_apart_by_name(write: Write) -> None:
     assert len(found["plan"]) == 1
 
 
-def test_one_pressured_replica_of_two_is_one_to_be_replaced(write: Write) -> None:
+def test_one_pressured_replica_of_two_is_one_to_be_replaced(write):
     calm = re.sub(r"(?m)^(vllm:num_preemptions_total\S*) .*", r"\1 2.0", started_later(THRASH))
     pages = [("a", IDLE), ("a", THRASH), ("b", started_later(IDLE)), ("b", calm)]
     scrapes = [f"--scrape={name}={write(f'{name}{i}', page)}" for i, (name, page) in enumerate(pages)]
@@ -254,7 +252,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("page", [row[1] for row in FORMS], ids=[row[0] for row in FORMS])
-def test_a_page_is_read_as_it_was_saved(write: Write, page: str | bytes) -> None:
+def test_a_page_is_read_as_it_was_saved(write, page):
     plain = answer(of(write, IDLE, THRASH))
 
     assert answer(of(write, IDLE, page)) == plain
@@ -274,7 +272,7 @@ def of_v0(page: str) -> str:
     return text
 
 
-def test_an_engine_of_old_is_read_by_its_own_names(write: Write) -> None:
+def test_an_engine_of_old_is_read_by_its_own_names(write):
     found = answer(of(write, of_v0(IDLE), of_v0(THRASH)))
 
     assert found["branch"] == "FleetWideDemand"
@@ -305,9 +303,7 @@ UNFIT = [
 @pytest.mark.parametrize(
     ("page", "reason", "named"), [row[1:] for row in UNFIT], ids=[row[0] for row in UNFIT]
 )
-def test_pages_that_say_too_little_are_inconclusive_and_name_what_is_missing(
-    write: Write, page: str, reason: str, named: str
-) -> None:
+def test_pages_that_say_too_little_are_inconclusive_and_name_what_is_missing(write, page, reason, named):
     result = of(write, IDLE, page)
 
     found = answer(result)
@@ -316,20 +312,20 @@ def test_pages_that_say_too_little_are_inconclusive_and_name_what_is_missing(
     assert named in found["message"]
 
 
-def test_the_newer_page_first_is_noticed(write: Write) -> None:
+def test_the_newer_page_first_is_noticed(write):
     result = of(write, THRASH, IDLE)
 
     assert result.exit_code == 3
     assert "the older scrape must come first" in answer(result)["message"]
 
 
-def test_requests_that_stay_longer_than_the_time_between_are_inconclusive(write: Write) -> None:
+def test_requests_that_stay_longer_than_the_time_between_are_inconclusive(write):
     result = of(write, IDLE, THRASH, options=("--interval", "3s"))
 
     assert (result.exit_code, answer(result)["reason"]) == (3, "WindowTooShort")
 
 
-def test_the_time_between_is_taken_as_given(write: Write) -> None:
+def test_the_time_between_is_taken_as_given(write):
     found = answer(of(write, IDLE, THRASH, options=("--interval", "5m")))
 
     assert found["windowSeconds"] == 300
@@ -337,14 +333,14 @@ def test_the_time_between_is_taken_as_given(write: Write) -> None:
     assert len(found["plan"]) == 1
 
 
-def test_too_few_requests_are_counted(write: Write) -> None:
+def test_too_few_requests_are_counted(write):
     result = of(write, THRASH, RECOVERED)
 
     assert (result.exit_code, answer(result)["reason"]) == (3, "TooFewRequests")
     assert "72 requests finished" in answer(result)["message"]
 
 
-def test_scrapes_of_resting_engines_say_that_gauges_tell_nothing(write: Write) -> None:
+def test_scrapes_of_resting_engines_say_that_gauges_tell_nothing(write):
     result = of(write, IDLE, RECOVERED)
 
     assert result.exit_code == 3
@@ -384,9 +380,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("argv", "told"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-def test_wrong_usage_ends_with_2_and_says_what_to_write(
-    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argv: list[str], told: str
-) -> None:
+def test_wrong_usage_ends_with_2_and_says_what_to_write(write, monkeypatch, tmp_path, argv, told):
     for name, content in (
         ("T0", IDLE),
         ("T1", THRASH),
@@ -407,7 +401,7 @@ def test_wrong_usage_ends_with_2_and_says_what_to_write(
     assert result.stdout == ""
 
 
-def test_a_file_whose_name_has_an_equals_sign_is_a_file(write: Write) -> None:
+def test_a_file_whose_name_has_an_equals_sign_is_a_file(write):
     files = [write("pod=a,T0.txt", IDLE), write("pod=a,T1.txt", THRASH)]
 
     found = answer(diagnose("--scrape", files[0], "--scrape", files[1], "-o", "json"))

@@ -1,7 +1,5 @@
 """What `kvmedic explain` says to type, by the reason for which nothing is done."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest
@@ -24,36 +22,24 @@ def advice(condition: ConditionType, status: Truth, reason: Reason) -> list[str]
 
 
 ROWS = [
-    (
-        ConditionType.DIAGNOSED,
-        Truth.UNKNOWN,
-        Reason.METRICS_MISSING,
-        "/serving/pods/POD:8000/proxy",
-    ),
-    (
-        ConditionType.PROGRESSING,
-        Truth.FALSE,
-        Reason.STOPPED,
-        "-n kvmedic-system delete configmap",
-    ),
+    (ConditionType.DIAGNOSED, Truth.UNKNOWN, Reason.METRICS_MISSING, "/serving/pods/POD:8000/proxy"),
+    (ConditionType.PROGRESSING, Truth.FALSE, Reason.STOPPED, "-n kvmedic-system delete configmap"),
     (ConditionType.PROGRESSING, Truth.FALSE, Reason.OBSERVE_ONLY, """-p '{"spec":{"mode":"Auto"}}'"""),
     (ConditionType.ACTION_REQUIRED, Truth.TRUE, Reason.TARGET_SHARED, "-n serving delete kvr chat"),
 ]
 
 
 @pytest.mark.parametrize(("condition", "status", "reason", "typed"), ROWS, ids=[str(row[2]) for row in ROWS])
-def test_a_reason_comes_with_what_to_type(
-    condition: ConditionType, status: Truth, reason: Reason, typed: str
-) -> None:
+def test_a_reason_comes_with_what_to_type(condition, status, reason, typed):
     first, last = advice(condition, status, reason)
 
     assert typed in first
     assert LOOK.typed(NAMES) in last
 
 
-def test_a_remedy_that_is_a_look_is_said_once() -> None:
+def test_a_remedy_that_is_a_look_is_said_once():
     assert len(advice(ConditionType.DIAGNOSED, Truth.UNKNOWN, Reason.PARTIAL_PRESSURE)) == 1
 
 
-def test_a_condition_that_tells_nothing_asks_for_nothing() -> None:
+def test_a_condition_that_tells_nothing_asks_for_nothing():
     assert len(advice(ConditionType.DIAGNOSED, Truth.FALSE, Reason.HEALTHY)) == 1

@@ -1,7 +1,5 @@
 """What `kvmedic explain` tells of the turns of the two runbooks."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -22,7 +20,7 @@ def facts(record: Record) -> object:
     return found["runbookSwitch"]
 
 
-def test_the_newest_switch_is_told_after_the_diagnosis() -> None:
+def test_the_newest_switch_is_told_after_the_diagnosis():
     newer, older = RECORD.runbook_switches[0], replace(RECORD.runbook_switches[0], template="0" * 16)
 
     said = list(explain_resource(a_resource(replace(RECORD, runbook_switches=(newer, older))), PLACE))
@@ -32,7 +30,7 @@ def test_the_newest_switch_is_told_after_the_diagnosis() -> None:
     assert said[2] == LINE
 
 
-def test_a_program_gets_the_same_facts() -> None:
+def test_a_program_gets_the_same_facts():
     assert facts(RECORD) == {
         "from": "CompressionWithoutSavings",
         "to": "PreemptionThrash",
@@ -44,6 +42,6 @@ def test_a_program_gets_the_same_facts() -> None:
     }
 
 
-def test_where_no_runbook_left_the_fleet_nothing_is_told() -> None:
+def test_where_no_runbook_left_the_fleet_nothing_is_told():
     assert facts(Record()) is None
     assert not [line for line in explain_resource(a_resource(Record()), PLACE) if "left the fleet" in line]

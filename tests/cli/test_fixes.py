@@ -1,7 +1,5 @@
 """What `kvmedic explain` tells of the fix after the method: turned off, failed, scored."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -43,7 +41,7 @@ def told(record: Record, template: str = OLD) -> list[str]:
     return said[2 : said.index("No run is open.")]
 
 
-def test_what_was_turned_off_is_told_with_the_wall_and_with_what_failed_since() -> None:
+def test_what_was_turned_off_is_told_with_the_wall_and_with_what_failed_since():
     said = told(replace(RECORD, scores=()))
 
     assert said[0].startswith("Theirs was turned off (2026-03-01T02:00:00Z): BlocksNotFreed: KV compression ")
@@ -53,7 +51,7 @@ def test_what_was_turned_off_is_told_with_the_wall_and_with_what_failed_since() 
     ]
 
 
-def test_scores_are_told_the_newest_first_each_with_its_template() -> None:
+def test_scores_are_told_the_newest_first_each_with_its_template():
     assert told(replace(RECORD, turned_off=None)) == [
         "Accuracy not shown on another pod template (2026-03-01T04:00:00Z): fp8: the engine refuses it on "
         "this hardware: kv_cache_dtype not supported.",
@@ -62,18 +60,18 @@ def test_scores_are_told_the_newest_first_each_with_its_template() -> None:
     ]
 
 
-def test_a_template_that_is_not_known_is_not_called_another() -> None:
+def test_a_template_that_is_not_known_is_not_called_another():
     [said] = told(Record(scores=(SCORED,)), template="")
 
     assert said.startswith(f"Accuracy 0.870 over 200 samples on pod template {OLD} (")
 
 
-def test_without_a_record_of_it_nothing_is_told() -> None:
+def test_without_a_record_of_it_nothing_is_told():
     assert told(Record()) == []
     assert list(fixes_of(None, OLD, 1).as_text()) == []
 
 
-def test_a_program_gets_the_same_facts() -> None:
+def test_a_program_gets_the_same_facts():
     record = record_from_wire(record_to_wire(RECORD, ""))
 
     found = json.loads(json.dumps(as_json(a_resource(record), PLACE, None, fixes_of(record, OLD, 1))))
@@ -112,7 +110,7 @@ def test_a_program_gets_the_same_facts() -> None:
     assert any(line.startswith("Accuracy 0.870") for line in found["sentences"])
 
 
-def test_a_program_is_told_that_there_is_nothing() -> None:
+def test_a_program_is_told_that_there_is_nothing():
     found = as_json(a_resource(Record()), PLACE, None, fixes_of(Record(), "", 1))
 
     assert (found["turnedOff"], found["scores"]) == (None, [])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -39,13 +37,13 @@ def kvmedic(*arguments: str, text: str | bytes | None = None) -> Result:
 
 
 @pytest.fixture
-def manifest(tmp_path: Path) -> Path:
+def manifest(tmp_path) -> Path:
     path = tmp_path / "chat.yaml"
     path.write_bytes(MANIFEST.encode())
     return path
 
 
-def test_show_gives_typed_values_by_the_engines_names(manifest: Path) -> None:
+def test_show_gives_typed_values_by_the_engines_names(manifest):
     result = kvmedic("flags", "show", "-f", str(manifest), "-o", "json")
 
     assert result.exit_code == 0
@@ -56,7 +54,7 @@ def test_show_gives_typed_values_by_the_engines_names(manifest: Path) -> None:
     }
 
 
-def test_show_names_the_token_of_each_flag_and_no_secret(manifest: Path) -> None:
+def test_show_names_the_token_of_each_flag_and_no_secret(manifest):
     result = kvmedic("flags", "show", "-f", str(manifest))
 
     assert result.stdout.splitlines() == [
@@ -67,7 +65,7 @@ def test_show_names_the_token_of_each_flag_and_no_secret(manifest: Path) -> None
     ]
 
 
-def test_show_of_several_objects_has_each_container() -> None:
+def test_show_of_several_objects_has_each_container():
     text = (
         MANIFEST + "---\n" + MANIFEST.replace("chat", "code").replace("vllm\n", "coder\n").replace("64", "8")
     )
@@ -78,7 +76,7 @@ def test_show_of_several_objects_has_each_container() -> None:
     assert {name: flags["max_num_seqs"] for name, flags in shown.items()} == {"vllm": 64, "coder": 8}
 
 
-def test_show_says_that_a_file_is_read_besides() -> None:
+def test_show_says_that_a_file_is_read_besides():
     result = kvmedic(
         "flags", "show", "-f", "-", text=MANIFEST + "        - --config\n        - /etc/c.yaml\n"
     )
@@ -87,7 +85,7 @@ def test_show_says_that_a_file_is_read_besides() -> None:
     assert "also reads /etc/c.yaml" in result.stderr
 
 
-def test_show_says_when_nothing_is_given() -> None:
+def test_show_says_when_nothing_is_given():
     pod = "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, command: [vllm, serve, m]}]}\n"
 
     result = kvmedic("flags", "show", "-f", "-", text=pod)
@@ -101,7 +99,7 @@ def test_show_says_when_nothing_is_given() -> None:
 @pytest.mark.parametrize(
     "name", ["max_num_seqs", "max-num-seqs", "--max-num-seqs", "--max_num_seqs", "maxNumSeqs"]
 )
-def test_set_takes_a_name_in_every_spelling(manifest: Path, name: str) -> None:
+def test_set_takes_a_name_in_every_spelling(manifest, name):
     arguments = ["flags", "set", "-f", str(manifest), "--", f"{name}=16"]
 
     result = kvmedic(*arguments)
@@ -111,7 +109,7 @@ def test_set_takes_a_name_in_every_spelling(manifest: Path, name: str) -> None:
     assert "args[2] of container vllm of Deployment/chat: '64' -> '16'" in result.stderr
 
 
-def test_set_reads_standard_input_and_keeps_its_bytes() -> None:
+def test_set_reads_standard_input_and_keeps_its_bytes():
     text = b"\xef\xbb\xbf" + MANIFEST.replace("\n", "\r\n").rstrip().encode()
 
     result = kvmedic("flags", "set", "enable_prefix_caching=true", "-f", "-", text=text)
@@ -119,7 +117,7 @@ def test_set_reads_standard_input_and_keeps_its_bytes() -> None:
     assert result.stdout_bytes == text.replace(b"--no-enable", b"--enable")
 
 
-def test_set_to_the_value_that_is_there_prints_the_manifest_as_it_is(manifest: Path) -> None:
+def test_set_to_the_value_that_is_there_prints_the_manifest_as_it_is(manifest):
     result = kvmedic("flags", "set", "gpu_memory_utilization=0.90", "-f", str(manifest))
 
     assert result.exit_code == 0
@@ -140,9 +138,7 @@ def test_set_to_the_value_that_is_there_prints_the_manifest_as_it_is(manifest: P
         (["max_num_seqs=4", "--name", "code"], "no container of that name"),
     ],
 )
-def test_a_refusal_exits_3_with_its_reason_and_prints_no_manifest(
-    manifest: Path, arguments: list[str], said: str
-) -> None:
+def test_a_refusal_exits_3_with_its_reason_and_prints_no_manifest(manifest, arguments, said):
     result = kvmedic("flags", "set", *arguments, "-f", str(manifest))
 
     assert result.exit_code == 3
@@ -164,7 +160,7 @@ def test_a_refusal_exits_3_with_its_reason_and_prints_no_manifest(
         ("spec:", "spec: {", "not readable as YAML"),
     ],
 )
-def test_what_is_broken_is_refused_by_both(command: list[str], old: str, new: str, said: str) -> None:
+def test_what_is_broken_is_refused_by_both(command, old, new, said):
     result = kvmedic("flags", *command, "-f", "-", text=MANIFEST.replace(old, new, 1))
 
     assert result.exit_code == 3
@@ -172,7 +168,7 @@ def test_what_is_broken_is_refused_by_both(command: list[str], old: str, new: st
     assert "s3cret" not in result.stderr
 
 
-def test_a_list_with_an_anchor_is_shown_and_not_edited() -> None:
+def test_a_list_with_an_anchor_is_shown_and_not_edited():
     anchored = MANIFEST.replace("args:", "args: &a", 1)
 
     shown = kvmedic("flags", "show", "-f", "-", text=anchored)
@@ -183,7 +179,7 @@ def test_a_list_with_an_anchor_is_shown_and_not_edited() -> None:
     assert "has a YAML anchor" in edited.stderr
 
 
-def test_of_two_containers_of_one_name_none_is_shown() -> None:
+def test_of_two_containers_of_one_name_none_is_shown():
     result = kvmedic("flags", "show", "-f", "-", text=MANIFEST + "---\n" + MANIFEST)
 
     assert result.exit_code == 3
@@ -199,14 +195,14 @@ def test_of_two_containers_of_one_name_none_is_shown() -> None:
         (["show", "--engine-version", "latest"], "is not a version"),
     ],
 )
-def test_wrong_usage_exits_2(manifest: Path, arguments: list[str], said: str) -> None:
+def test_wrong_usage_exits_2(manifest, arguments, said):
     result = kvmedic("flags", *arguments, "-f", str(manifest))
 
     assert result.exit_code == 2
     assert said in result.stderr
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
     missing = kvmedic("flags", "show", "-f", str(tmp_path / "none.yaml"))
     (tmp_path / "odd").write_bytes(b"\xff\xfe\x00")
     odd = kvmedic("flags", "show", "-f", str(tmp_path / "odd"))
@@ -216,14 +212,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert "not UTF-8" in odd.stderr
 
 
-def test_version_and_help() -> None:
+def test_version_and_help():
     assert kvmedic("--version").stdout == f"kvmedic {__version__}\n"
     listed = kvmedic("--help").stdout
     assert all(name in listed for name in SUBCOMMANDS)
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
-def test_every_subcommand_has_help_of_its_own(name: str) -> None:
+def test_every_subcommand_has_help_of_its_own(name):
     result = kvmedic(name, "--help")
 
     assert result.exit_code == 0
@@ -231,7 +227,7 @@ def test_every_subcommand_has_help_of_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["flags", "show", "-f", "-"]])
-def test_neither_help_nor_flags_load_the_operator(arguments: list[str]) -> None:
+def test_neither_help_nor_flags_load_the_operator(arguments):
     heavy = {"kopf", "kubernetes", "httpx", "requests"}
     code = (
         "import sys; from kvmedic.cli.app import app_for; a = sys.argv[1:]\n"
@@ -250,7 +246,7 @@ def test_neither_help_nor_flags_load_the_operator(arguments: list[str]) -> None:
 CHAIN = "".join(f", {{name: V{i}, value: $(V{i - 1})$(V{i - 1})}}" for i in range(1, 40))
 
 
-def test_a_manifest_that_would_never_be_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_manifest_that_would_never_be_read_is_refused_in_a_sentence(tmp_path):
     path = tmp_path / "grows.yaml"
     path.write_text(MANIFEST + f"        env: [{{name: V0, value: xxxxxxxx}}{CHAIN}]\n")
 
@@ -276,7 +272,7 @@ ENVIRONMENT = """\
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["YAML", "JSON"])
-def test_a_variable_is_changed_beside_numbers_that_nobody_quoted(tmp_path: Path, as_json: bool) -> None:
+def test_a_variable_is_changed_beside_numbers_that_nobody_quoted(tmp_path, as_json):
     text = MANIFEST + ENVIRONMENT
     path = tmp_path / "chat.yaml"
     path.write_text(json.dumps(YAML(typ="safe").load(text), indent=1) if as_json else text)

@@ -1,9 +1,6 @@
 """What a manifest says about a workload: the pod counts, not the engine's container alone."""
 
-from __future__ import annotations
-
 from math import inf
-from pathlib import Path
 
 import pytest
 
@@ -40,9 +37,7 @@ spec:
         ("@sha256:0", None, None),
     ],
 )
-def test_a_version_that_is_given_beats_the_tag(
-    tmp_path: Path, tag: str, given: str | None, counts: str | None
-) -> None:
+def test_a_version_that_is_given_beats_the_tag(tmp_path, tag, given, counts):
     file = tmp_path / "llm.yaml"
     file.write_text(_MANIFEST.replace(":v0.32.0", tag))
 
@@ -60,9 +55,7 @@ def test_a_version_that_is_given_beats_the_tag(
         ("[{name: shm, emptyDir: {}}]", None),
     ],
 )
-def test_shared_memory_is_told_by_the_volumes_of_the_pod(
-    tmp_path: Path, volumes: str, holds: float | None
-) -> None:
+def test_shared_memory_is_told_by_the_volumes_of_the_pod(tmp_path, volumes, holds):
     file = tmp_path / "llm.yaml"
     file.write_text(f"{_MANIFEST}      volumes: {volumes}\n")
 
@@ -72,7 +65,7 @@ def test_shared_memory_is_told_by_the_volumes_of_the_pod(
     assert host_terms(workload).shared_bytes == holds
 
 
-def test_a_manifest_that_would_never_be_read_is_a_fault_in_a_sentence(tmp_path: Path) -> None:
+def test_a_manifest_that_would_never_be_read_is_a_fault_in_a_sentence(tmp_path):
     chain = "".join(f", {{name: V{i}, value: $(V{i - 1})$(V{i - 1})}}" for i in range(1, 40))
     path = tmp_path / "grows.yaml"
     path.write_text(_MANIFEST + f"        env: [{{name: V0, value: xxxxxxxx}}{chain}]\n")
@@ -83,7 +76,7 @@ def test_a_manifest_that_would_never_be_read_is_a_fault_in_a_sentence(tmp_path: 
     assert "env[14] (V14) of container vllm comes to more than 65536 characters" in found.message
 
 
-def test_a_manifest_with_numbers_that_nobody_quoted_is_told_apart_by_them(tmp_path: Path) -> None:
+def test_a_manifest_with_numbers_that_nobody_quoted_is_told_apart_by_them(tmp_path):
     path = tmp_path / "ports.yaml"
     hashes = []
     for port in (8000, 8001):

@@ -1,7 +1,5 @@
 """How a command finds the present pod template of a resource's target."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +27,7 @@ class World:
     is_kept: bool = False
 
     @property
-    def client(self) -> World:
+    def client(self):
         return self
 
     async def get(self, ref: Ref) -> dict[str, Any] | None:
@@ -43,17 +41,15 @@ async def found(world: World, resource: Resource = RESOURCE) -> str:
     return await template_of(world, resource)  # type: ignore[arg-type]
 
 
-async def test_it_is_the_hash_by_which_a_trial_remembers_it() -> None:
+async def test_it_is_the_hash_by_which_a_trial_remembers_it():
     assert await found(World(DEPLOYMENT)) == template_hash(TEMPLATE)
 
 
 @pytest.mark.parametrize("resource", [RESOURCE, replace(RESOURCE, policy=None)], ids=["gone", "nobody knows"])
-async def test_without_a_deployment_there_is_none(resource: Resource) -> None:
+async def test_without_a_deployment_there_is_none(resource):
     assert await found(World(None), resource) == ""
 
 
-async def test_who_may_not_read_deployments_is_told_and_gets_the_rest(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_who_may_not_read_deployments_is_told_and_gets_the_rest(capsys):
     assert await found(World(DEPLOYMENT, is_kept=True)) == ""
     assert "the present pod template is not known: get deployments/llm: 403" in capsys.readouterr().err

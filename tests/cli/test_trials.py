@@ -1,7 +1,5 @@
 """What `kvmedic explain` tells of a trial: a sentence, a picture, and readings for programs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -47,7 +45,7 @@ def a_resource(record: Record) -> Resource:
     return Resource("serving", "llm", UID, "1", 1, Wish.NONE, False, None, None, record)
 
 
-def test_a_trial_is_told_and_drawn_between_what_is_seen_and_what_is_done() -> None:
+def test_a_trial_is_told_and_drawn_between_what_is_seen_and_what_is_done():
     said = lines(ANSWER)
 
     at = said.index(SENTENCE)
@@ -59,7 +57,7 @@ def test_a_trial_is_told_and_drawn_between_what_is_seen_and_what_is_done() -> No
     assert said[at + 19] == "No run is open."
 
 
-def test_the_newest_trial_of_the_present_template_is_told() -> None:
+def test_the_newest_trial_of_the_present_template_is_told():
     newer = replace(ANSWER, at=NOW + timedelta(hours=1), message="the newest")
     newest = replace(ANSWER, template=NEW, at=NOW + timedelta(hours=2), message="elsewhere")
 
@@ -70,14 +68,14 @@ def test_the_newest_trial_of_the_present_template_is_told() -> None:
     assert said.count("Trial of") == 1
 
 
-def test_of_another_template_the_message_is_told_and_nothing_is_drawn() -> None:
+def test_of_another_template_the_message_is_told_and_nothing_is_drawn():
     said = lines(ANSWER, template=NEW)
 
     assert SENTENCE.replace("this", "another", 1) in said
     assert not [line for line in said if "blocks that came back" in line]
 
 
-def test_a_status_of_an_older_version_has_no_readings_and_only_the_message_is_told() -> None:
+def test_a_status_of_an_older_version_has_no_readings_and_only_the_message_is_told():
     wire = record_to_wire(Record(answers=(ANSWER,)), "")
     for field in ("seen", "blockTokens", "keep"):
         del wire["answers"][0][field]
@@ -87,7 +85,7 @@ def test_a_status_of_an_older_version_has_no_readings_and_only_the_message_is_to
     assert not [line for line in lines(old) if "blocks that came back" in line]
 
 
-def test_a_trial_that_showed_nothing_is_of_no_class() -> None:
+def test_a_trial_that_showed_nothing_is_of_no_class():
     said = lines(replace(ANSWER, reclaim=None, message="on a trial pod 90 tokens showed nothing: few"))
 
     assert (
@@ -96,7 +94,7 @@ def test_a_trial_that_showed_nothing_is_of_no_class() -> None:
     )
 
 
-def test_without_a_trial_nothing_is_told_of_one() -> None:
+def test_without_a_trial_nothing_is_told_of_one():
     assert not [line for line in lines() if "rial" in line]
     assert trial_of(None, OLD) is None
 
@@ -113,7 +111,7 @@ PROMPTS = Answer(
 )
 
 
-def test_what_was_shown_with_the_method_off_is_told_beside_it() -> None:
+def test_what_was_shown_with_the_method_off_is_told_beside_it():
     half = replace(
         PROMPTS,
         template=NEW,
@@ -141,14 +139,14 @@ def test_what_was_shown_with_the_method_off_is_told_beside_it() -> None:
     assert told["without"]["prompts"][-1] == {"tokens": 16_384, "deviceMemory": 40_960.0 * MIB}
 
 
-def test_a_start_with_the_method_off_is_told_by_itself() -> None:
+def test_a_start_with_the_method_off_is_told_by_itself():
     text = "on a trial pod without fp8 there are 299 blocks; attention by FLASH_ATTN"
     start = Answer(Question.START, NEW, text, NOW, 1, beside=OLD, blocks=299)
 
     assert f"Trial of 2026-03-01T03:00:00Z on another pod template: {text}." in lines(start)
 
 
-def test_prompts_are_told_in_a_table() -> None:
+def test_prompts_are_told_in_a_table():
     said = lines(PROMPTS, ANSWER)
 
     at = next(at for at, line in enumerate(said) if line.startswith("Trial of"))
@@ -163,7 +161,7 @@ def test_prompts_are_told_in_a_table() -> None:
     assert not [line for line in lines(PROMPTS, template=NEW) if "prompt tokens" in line]
 
 
-def test_a_program_gets_every_prompt() -> None:
+def test_a_program_gets_every_prompt():
     record = record_from_wire(record_to_wire(Record(answers=(PROMPTS,)), ""))
 
     told = as_json(a_resource(record), PLACE, trial_of(record, OLD), NO_FIXES)["trial"]
@@ -174,7 +172,7 @@ def test_a_program_gets_every_prompt() -> None:
     assert told["readings"] == []
 
 
-def test_a_program_gets_every_reading_and_no_picture() -> None:
+def test_a_program_gets_every_reading_and_no_picture():
     record = Record(answers=(ANSWER,))
 
     told = json.loads(json.dumps(as_json(a_resource(record), PLACE, trial_of(record, OLD), NO_FIXES)))
@@ -207,7 +205,7 @@ def test_a_program_gets_every_reading_and_no_picture() -> None:
     }
 
 
-def test_a_program_gets_no_trial_where_there_was_none_and_no_reading_where_none_is_on_record() -> None:
+def test_a_program_gets_no_trial_where_there_was_none_and_no_reading_where_none_is_on_record():
     bare = Record(answers=(replace(ANSWER, seen=(), reclaim=None),))
 
     without = as_json(a_resource(Record()), PLACE, None, NO_FIXES)

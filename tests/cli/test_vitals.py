@@ -1,7 +1,5 @@
 """What a report shows of GPUs and of ends."""
 
-from __future__ import annotations
-
 from builders import NO_SERIES, NOW, STALE, UNSUPPORTED
 from kvmedic.cli.report import absence, vitals_as_json, vitals_as_text
 from kvmedic.model.devices import Cause, Vitals
@@ -17,7 +15,7 @@ SEEN = {
 }
 
 
-def test_what_was_looked_at_is_shown_a_line_each() -> None:
+def test_what_was_looked_at_is_shown_a_line_each():
     assert list(vitals_as_text(SEEN)) == [
         "llm-0: GPUs missing (NoSeries); ended 02:58:00Z with exit code 1, cause DeviceMemory, "
         "3 restarts so far",
@@ -26,7 +24,7 @@ def test_what_was_looked_at_is_shown_a_line_each() -> None:
     ]
 
 
-def test_the_same_for_a_program() -> None:
+def test_the_same_for_a_program():
     end = {"cause": "DeviceMemory", "exitCode": 1, "at": "2026-03-01T02:58:00Z", "restarts": 3}
     gpu = {
         "clockReasons": "missing (NoSeries)",
@@ -42,14 +40,14 @@ def test_the_same_for_a_program() -> None:
     }
 
 
-def test_memory_in_use_is_shown_where_it_is_known() -> None:
+def test_memory_in_use_is_shown_where_it_is_known():
     seen = {"llm-0": Vitals("gpu-7", Measured((a_device(memory_in_use=0.93751),), NOW))}
 
     assert "memoryInUse=0.938" in next(vitals_as_text(seen))
     assert vitals_as_json(seen)["llm-0"]["devices"]["GPU 0"]["memoryInUse"] == 0.938
 
 
-def test_every_absence_has_words() -> None:
+def test_every_absence_has_words():
     assert [absence(each) for each in (NO_SERIES, STALE, UNSUPPORTED)] == [
         "missing (NoSeries)",
         "stale since 02:55:00Z",

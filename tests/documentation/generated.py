@@ -5,8 +5,6 @@
 * docs/images/overview.svg: the README's picture.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path

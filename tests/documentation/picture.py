@@ -3,8 +3,6 @@
 `chart.generated` writes it to docs/images/overview.svg with the other files that follow from code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape

@@ -1,7 +1,5 @@
 """The generated parts of the documentation hold what the code says, and all of it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -22,12 +20,12 @@ def rows(text: str, name: str) -> list[str]:
     return part.strip().splitlines()[2:]
 
 
-def test_no_page_is_stale() -> None:
+def test_no_page_is_stale():
     assert {path: path.read_text() for path in pages()} == pages(), "run `make manifests`"
 
 
 @pytest.mark.parametrize("runbook", RUNBOOKS)
-def test_each_branch_has_one_row_with_its_move(runbook: str) -> None:
+def test_each_branch_has_one_row_with_its_move(runbook):
     table = rows(pages()[runbook_page(runbook)], "decision table")
 
     assert len(table) == len(RUNBOOKS[runbook])
@@ -38,21 +36,21 @@ def test_each_branch_has_one_row_with_its_move(runbook: str) -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_each_reason_of_a_group_has_one_row_with_what_to_type(group: str) -> None:
+def test_each_reason_of_a_group_has_one_row_with_what_to_type(group):
     table = rows(REFUSALS.read_text(), group)
 
     assert [row.split("`")[1] for row in table] == [one for one in Reason if one in GROUPS[group]]
     assert all(re.search(r": `(kubectl|kvmedic) [^`]+` \|$", row) for row in table)
 
 
-def test_no_reason_is_in_two_groups_and_none_that_stops_a_fleet_is_left_out() -> None:
+def test_no_reason_is_in_two_groups_and_none_that_stops_a_fleet_is_left_out():
     listed = [reason for group in GROUPS.values() for reason in group]
 
     assert len(listed) == len(set(listed))
     assert set(listed) == NEEDS_A_PERSON | BLIND | set(REMEDIES)
 
 
-def test_each_complaint_is_listed_with_a_reason_that_has_a_remedy() -> None:
+def test_each_complaint_is_listed_with_a_reason_that_has_a_remedy():
     table = rows(REFUSALS.read_text(), "bad input")
 
     assert [row.split(" | ")[0].removeprefix("| ") for row in table] == list(COMPLAINTS)
@@ -60,7 +58,7 @@ def test_each_complaint_is_listed_with_a_reason_that_has_a_remedy() -> None:
 
 
 @pytest.mark.parametrize("reason", REMEDIES)
-def test_a_remedy_uses_no_name_that_is_not_given(reason: Reason) -> None:
+def test_a_remedy_uses_no_name_that_is_not_given(reason):
     typed = REMEDIES[reason].typed(NAMES)
 
     assert "$" not in typed
@@ -68,6 +66,6 @@ def test_a_remedy_uses_no_name_that_is_not_given(reason: Reason) -> None:
     assert REMEDIES[reason].purpose.startswith("to ")
 
 
-def test_a_page_without_a_place_for_its_part_is_refused_with_what_to_add() -> None:
+def test_a_page_without_a_place_for_its_part_is_refused_with_what_to_add():
     with pytest.raises(ValueError, match="<!-- generated: decision table -->"):
         with_part("# A page\n", "decision table", "| a |")

@@ -7,8 +7,6 @@ those of the recorded pages; names, labels, buckets and what is missing are as t
 declares them. Each page says in its head that it is no recording, and where each name comes from.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -204,12 +202,7 @@ GENERATIONS = (
         process=False,
         by_process=(USAGE,),
     ),
-    Generation(
-        "v1-0.32.0",
-        "V1 engine of 0.32.0",
-        V1_32,
-        answers=_RECORDED_ANSWERS,
-    ),
+    Generation("v1-0.32.0", "V1 engine of 0.32.0", V1_32, answers=_RECORDED_ANSWERS),
     Generation(
         "v1-0.32.0-servers",
         "the same with --api-server-count 2",
@@ -227,12 +220,7 @@ GENERATIONS = (
         blocks="300",
         engines=2,
     ),
-    Generation(
-        "v1-0.32.0-no-stats",
-        "the same with --disable-log-stats",
-        V1_32,
-        statistics=False,
-    ),
+    Generation("v1-0.32.0-no-stats", "the same with --disable-log-stats", V1_32, statistics=False),
 )
 
 

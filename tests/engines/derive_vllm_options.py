@@ -11,8 +11,6 @@ classes that these calls refer to, and the fields of the front end's classes. Ho
 becomes an argument follows `_compute_kwargs` in vLLM's `engine/arg_utils.py`.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

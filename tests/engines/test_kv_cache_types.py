@@ -1,7 +1,5 @@
 """Types of the cache of fewer bits: all that vLLM has, each with its bits and what a pool gains."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ def choices() -> list[str]:
 
 
 @pytest.mark.parametrize("name", [each for each in choices() if each not in OWN_TYPES])
-def test_each_type_of_fewer_bits_is_known_as_compression(name: str) -> None:
+def test_each_type_of_fewer_bits_is_known_as_compression(name):
     (known,) = [each for each in CACHE_TYPES if each.name == name]
     labelled, asked = (recognise_methods(METHODS, told) for told in (Told({}, name), Told({}, "", (), name)))
     logged = recognise_methods(
@@ -34,16 +32,16 @@ def test_each_type_of_fewer_bits_is_known_as_compression(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OWN_TYPES))
-def test_the_models_own_types_are_none(name: str) -> None:
+def test_the_models_own_types_are_none(name):
     assert recognise_methods(METHODS, Told({}, name, (), name)) == ()
     assert expected_ratio(name) == 1
 
 
-def test_a_type_of_a_later_release_counts_as_the_least_of_its_kin() -> None:
+def test_a_type_of_a_later_release_counts_as_the_least_of_its_kin():
     assert expected_ratio("turboquant_2bit") == 2.6
     assert expected_ratio("something") == 1
 
 
-def test_a_name_of_nothing_is_no_method() -> None:
+def test_a_name_of_nothing_is_no_method():
     assert method_named("") is None
     assert method_named("Mine") is None

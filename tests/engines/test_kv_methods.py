@@ -1,7 +1,5 @@
 """The catalogue of methods: whole, without doubles, and recognised by what real installations show."""
 
-from __future__ import annotations
-
 import re
 from typing import get_args
 
@@ -21,14 +19,14 @@ def found(
     return recognise_methods(METHODS, Told(environment or {}, dtype, log))
 
 
-def test_every_method_has_a_name_of_its_own_a_source_and_a_class_that_is_explained() -> None:
+def test_every_method_has_a_name_of_its_own_a_source_and_a_class_that_is_explained():
     assert len({method.name.lower() for method in METHODS}) == len(METHODS)
     assert all(method.source for method in METHODS)
     assert {method.method_class for method in METHODS} == set(MethodClass)
     assert all(len(each.frees) > 20 for each in MethodClass)
 
 
-def test_a_spec_may_declare_every_class() -> None:
+def test_a_spec_may_declare_every_class():
     declared = CompressionSpec.model_fields["method_class"].annotation
 
     assert {each for part in get_args(declared) for each in get_args(part)} == {
@@ -36,7 +34,7 @@ def test_a_spec_may_declare_every_class() -> None:
     }
 
 
-def test_every_setting_is_a_flag_or_a_variable_and_changes_something() -> None:
+def test_every_setting_is_a_flag_or_a_variable_and_changes_something():
     for method in METHODS:
         for setting in method.settings:
             assert bool(setting.flag) != bool(setting.env)
@@ -44,19 +42,19 @@ def test_every_setting_is_a_flag_or_a_variable_and_changes_something() -> None:
             assert not setting.flag or setting.flag.startswith("--")
 
 
-def test_patterns_can_be_read() -> None:
+def test_patterns_can_be_read():
     for method in METHODS:
         for pattern in (*method.variables, method.log):
             re.compile(pattern)
 
 
-def test_a_plain_engine_has_no_method() -> None:
+def test_a_plain_engine_has_no_method():
     assert (
         found({"VLLM_LOGGING_LEVEL": "INFO", "CUDA_VISIBLE_DEVICES": "0"}, "auto", "Using FLASH_ATTN") == ()
     )
 
 
-def test_triattention_is_configured_by_variables_and_confirmed_by_its_line() -> None:
+def test_triattention_is_configured_by_variables_and_confirmed_by_its_line():
     line = "[TriAttention] Runtime (V2) plugin activated: patch_scheduler=True patch_worker=True"
     variables = {"TRIATTN_RUNTIME_KV_BUDGET": "4096"}
 
@@ -69,26 +67,26 @@ def test_triattention_is_configured_by_variables_and_confirmed_by_its_line() -> 
 
 
 @pytest.mark.parametrize("off", ["0", "false", " 0 "])
-def test_a_method_that_is_switched_off_is_off_whatever_else_is_set(off: str) -> None:
+def test_a_method_that_is_switched_off_is_off_whatever_else_is_set(off):
     assert found({"TRIATTN_RUNTIME_KV_BUDGET": "4096", "ENABLE_TRIATTENTION": off}) == ()
 
 
 @pytest.mark.parametrize(
     ("plugins", "is_on"), [("triattention", True), ("a, triattention", True), ("", False), ("another", False)]
 )
-def test_a_plugin_that_the_engine_does_not_load_is_off(plugins: str, *, is_on: bool) -> None:
+def test_a_plugin_that_the_engine_does_not_load_is_off(plugins, *, is_on):
     assert bool(found({"TRIATTN_RUNTIME_KV_BUDGET": "4096", "VLLM_PLUGINS": plugins})) is is_on
 
 
 @pytest.mark.parametrize("budget", ["many", "-5", "", "2k"])
-def test_a_budget_that_is_no_number_is_the_default(budget: str) -> None:
+def test_a_budget_that_is_no_number_is_the_default(budget):
     (seen,) = found({"TRIATTN_RUNTIME_KV_BUDGET": budget})
 
     assert seen.budget == 2048
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3", "fp8_e5m2", "int8"])
-def test_the_type_of_the_cache_is_the_engines_own_word(dtype: str) -> None:
+def test_the_type_of_the_cache_is_the_engines_own_word(dtype):
     (by_label,), (by_line,) = found({}, dtype), found({}, "", EIGHT_BIT.format(dtype))
 
     assert (by_label.method, by_line.method) == (EIGHT_BITS, EIGHT_BITS)
@@ -96,13 +94,13 @@ def test_the_type_of_the_cache_is_the_engines_own_word(dtype: str) -> None:
     assert by_line.is_confirmed
 
 
-def test_two_methods_at_once_are_both_told() -> None:
+def test_two_methods_at_once_are_both_told():
     seen = found({"ENABLE_TRIATTENTION": "1"}, "fp8")
 
     assert [each.method.name for each in seen] == ["TriAttention", "fp8"]
 
 
-def test_the_lab_engine_switches_on_what_is_recognised() -> None:
+def test_the_lab_engine_switches_on_what_is_recognised():
     environment = {"LAB_PLUGINS": "triattention", "ENABLE_TRIATTENTION": "1"}
     parsed = parse_serve(["serve", "m", "--no-enable-prefix-caching", "--kv-cache-dtype=fp8"])
 

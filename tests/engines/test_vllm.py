@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -19,20 +17,20 @@ def a_flag(knob: Knob) -> Flag:
     return flag
 
 
-def test_every_engine_spells_every_knob_it_has_once() -> None:
+def test_every_engine_spells_every_knob_it_has_once():
     for engine in ENGINES:
         knobs = [flag.knob for flag in engine.flags]
         assert len(knobs) == len(set(knobs))
         assert set(engine.by_dest()) == {flag.dest for flag in engine.flags}
 
 
-def test_every_knob_has_a_flag_and_a_default() -> None:
+def test_every_knob_has_a_flag_and_a_default():
     assert {flag.knob for flag in VLLM.flags} == set(Knob)
     assert all(flag.default for flag in VLLM.flags)
 
 
 @pytest.mark.parametrize("flag", VLLM.flags, ids=lambda flag: flag.name)
-def test_every_flag_is_an_option_of_some_release(flag: Flag) -> None:
+def test_every_flag_is_an_option_of_some_release(flag):
     options = [option for option in VLLM.options if flag.name in option.names]
 
     assert options
@@ -40,7 +38,7 @@ def test_every_flag_is_an_option_of_some_release(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize("release", VLLM.releases, ids=str)
-def test_no_release_has_a_name_twice(release: Version) -> None:
+def test_no_release_has_a_name_twice(release):
     names = [name for option in VLLM.options_of(release) for name in option.names]
 
     assert len(names) == len(set(names))
@@ -49,13 +47,13 @@ def test_no_release_has_a_name_twice(release: Version) -> None:
     assert VLLM.dialect.needs_positional in names
 
 
-def test_switches_take_no_value_and_have_a_negative() -> None:
+def test_switches_take_no_value_and_have_a_negative():
     for option in VLLM.options:
         assert (option.arity is Arity.NONE) == (option.kind in {Kind.SWITCH, Kind.PRESENCE, Kind.HELP})
         assert any(name.startswith("--no-") for name in option.names) or option.kind is not Kind.SWITCH
 
 
-def test_0_32_has_as_many_options_as_its_own_parser() -> None:
+def test_0_32_has_as_many_options_as_its_own_parser():
     assert len(VLLM.options_of(v("0.32.0"))) == 317
 
 
@@ -71,9 +69,7 @@ HISTORY = [
 
 
 @pytest.mark.parametrize(("knob", "present", "absent"), HISTORY)
-def test_a_flag_is_there_from_when_it_came_until_it_went(
-    knob: Knob, present: str, absent: str | None
-) -> None:
+def test_a_flag_is_there_from_when_it_came_until_it_went(knob, present, absent):
     flag = a_flag(knob)
 
     assert Engine(VLLM, v(present)).presence(flag) is Presence.PRESENT
@@ -94,13 +90,11 @@ def test_a_flag_is_there_from_when_it_came_until_it_went(
         pytest.param(Knob.WATERMARK, "0.1.0", Presence.ABSENT, id="older than all counts as the oldest"),
     ],
 )
-def test_between_releases_only_what_both_agree_on_is_known(
-    knob: Knob, version: str, presence: Presence
-) -> None:
+def test_between_releases_only_what_both_agree_on_is_known(knob, version, presence):
     assert Engine(VLLM, v(version)).presence(a_flag(knob)) is presence
 
 
-def test_of_an_unknown_version_only_what_all_have_is_known() -> None:
+def test_of_an_unknown_version_only_what_all_have_is_known():
     engine = Engine(VLLM)
 
     known = {flag.knob for flag in VLLM.flags if engine.presence(flag) is Presence.PRESENT}
@@ -133,14 +127,14 @@ def is_ours(image: str) -> bool:
         "vllm",
     ],
 )
-def test_images_of_the_server_are_recognised_by_their_name(image: str) -> None:
+def test_images_of_the_server_are_recognised_by_their_name(image):
     assert is_ours(image)
 
 
 @pytest.mark.parametrize(
     "image", ["lmcache/lmstack-router", "vllm/vllm-router", "envoyproxy/envoy", "lmsysorg/sglang"]
 )
-def test_images_beside_the_server_are_not(image: str) -> None:
+def test_images_beside_the_server_are_not(image):
     assert not is_ours(image)
 
 
@@ -155,22 +149,20 @@ def test_images_beside_the_server_are_not(image: str) -> None:
         (Knob.CHUNKED_PREFILL, "0.11.0", True),
     ],
 )
-def test_a_switch_that_is_not_given_is_known_by_version_only_where_all_engines_agree(
-    knob: Knob, version: str, *, on: bool | None
-) -> None:
+def test_a_switch_that_is_not_given_is_known_by_version_only_where_all_engines_agree(knob, version, *, on):
     assert Engine(VLLM, v(version)).has_on(a_flag(knob), None) is on
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_what_is_given_counts_before_the_version(*, given: bool) -> None:
+def test_what_is_given_counts_before_the_version(*, given):
     assert Engine(VLLM, v("0.7.3")).has_on(a_flag(Knob.PREFIX_CACHING), given) is given
 
 
-def test_without_a_version_a_switch_that_is_not_given_is_not_known() -> None:
+def test_without_a_version_a_switch_that_is_not_given_is_not_known():
     assert Engine(VLLM).has_on(a_flag(Knob.PREFIX_CACHING), None) is None
 
 
-def test_what_decides_about_host_memory_are_options_of_some_release() -> None:
+def test_what_decides_about_host_memory_are_options_of_some_release():
     cache = VLLM.host_cache
     assert cache is not None
 

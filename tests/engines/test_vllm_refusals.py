@@ -1,7 +1,5 @@
 """Lines with which vLLM refuses a type of its KV cache: the phrase is kept, and nothing beside it."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvmedic.engines import ENGINES, REFUSALS
@@ -84,7 +82,7 @@ SELECTOR = "kv_cache_dtype not supported"
         "ROCm of old",
     ],
 )
-def test_a_refusal_is_known_and_only_its_phrase_kept(line: str, kept: str) -> None:
+def test_a_refusal_is_known_and_only_its_phrase_kept(line, kept):
     assert refusal_in(["Loading weights", line, "RuntimeError: Engine core failed"], VLLM_REFUSALS) == kept
 
 
@@ -101,9 +99,9 @@ def test_a_refusal_is_known_and_only_its_phrase_kept(line: str, kept: str) -> No
     ],
     ids=["empty", "another is taken", "another reason", "some only", "memory", "share", "far out"],
 )
-def test_another_line_is_no_refusal(line: str) -> None:
+def test_another_line_is_no_refusal(line):
     assert refusal_in([line], VLLM_REFUSALS) == ""
 
 
-def test_every_engine_has_its_refusals() -> None:
+def test_every_engine_has_its_refusals():
     assert set(REFUSALS) == {engine.name for engine in ENGINES}

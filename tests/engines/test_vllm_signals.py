@@ -1,7 +1,5 @@
 """vLLM's signals: complete, and named as the recorded pages name them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -58,7 +56,7 @@ def newest_names(source: SignalSource) -> tuple[str, ...]:
             return (name,)
 
 
-def test_every_signal_has_a_source_of_its_kind() -> None:
+def test_every_signal_has_a_source_of_its_kind():
     assert set(VLLM_SIGNALS.signals) == set(Signal)
     histograms = {s for s, source in VLLM_SIGNALS.signals.items() if isinstance(source, HistogramSource)}
     assert histograms == HISTOGRAMS
@@ -66,7 +64,7 @@ def test_every_signal_has_a_source_of_its_kind() -> None:
 
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("signal", list(Signal))
-def test_the_newest_name_is_on_every_recorded_page(name: str, signal: Signal) -> None:
+def test_the_newest_name_is_on_every_recorded_page(name, signal):
     page = recorded(name)
     missing = {n for n in newest_names(VLLM_SIGNALS.signals[signal]) if not page.find(n)}
 
@@ -77,7 +75,7 @@ def test_the_newest_name_is_on_every_recorded_page(name: str, signal: Signal) ->
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_no_label_of_the_engine_is_taken_for_a_scrapers(name: str) -> None:
+def test_no_label_of_the_engine_is_taken_for_a_scrapers(name):
     page = recorded(name)
     names = {n for source in VLLM_SIGNALS.signals.values() for n in newest_names(source)}
 
@@ -86,7 +84,7 @@ def test_no_label_of_the_engine_is_taken_for_a_scrapers(name: str) -> None:
     assert labels <= VLLM_SIGNALS.own_labels
 
 
-def test_queries_name_no_pod() -> None:
+def test_queries_name_no_pod():
     texts = [expression(source, SPAN, VLLM_SIGNALS, LABELS) for source in VLLM_SIGNALS.signals.values()]
 
     assert not [
@@ -106,7 +104,7 @@ QUERIES = {
 
 
 @pytest.mark.parametrize("signal", list(QUERIES))
-def test_the_query_is(signal: Signal) -> None:
+def test_the_query_is(signal):
     assert expression(VLLM_SIGNALS.signals[signal], SPAN, VLLM_SIGNALS, LABELS) == QUERIES[signal]
 
 
@@ -120,9 +118,7 @@ GRIDS = [
 
 
 @pytest.mark.parametrize(("hold", "resolution", "count", "step"), GRIDS)
-def test_a_hold_is_sampled_at_least_four_times_and_never_beyond_itself(
-    hold: timedelta, resolution: timedelta, count: int, step: str
-) -> None:
+def test_a_hold_is_sampled_at_least_four_times_and_never_beyond_itself(hold, resolution, count, step):
     moments = moments_of(Span(timedelta(minutes=5), hold, resolution))
 
     assert (moments.count, duration_text(moments.step)) == (count, step)
@@ -167,7 +163,7 @@ HISTOGRAM_CASES = [
 @pytest.mark.parametrize(
     ("given", "expected"), [row[1:] for row in HISTOGRAM_CASES], ids=[row[0] for row in HISTOGRAM_CASES]
 )
-def test_a_histogram_of_buckets(given: list[Series], expected: object) -> None:
+def test_a_histogram_of_buckets(given, expected):
     seen = histogram_of(given)
 
     assert ((seen.bounds, seen.counts) if isinstance(seen, Histogram) else seen) == expected
@@ -186,14 +182,14 @@ DUPLICATES = [
 @pytest.mark.parametrize(
     ("other", "agree"), [row[1:] for row in DUPLICATES], ids=[row[0] for row in DUPLICATES]
 )
-def test_histograms_of_two_scrapers_agree_or_not(other: list[Series], *, agree: bool) -> None:
+def test_histograms_of_two_scrapers_agree_or_not(other, *, agree):
     seen = histogram(replica(scrapers=2), [*buckets(0, (1, 2), (INF, 3)), *other])
 
     assert isinstance(seen, Measured) is agree
     assert agree or seen in {Missing(Absence.AMBIGUOUS), Missing(Absence.NOTHING_FOUND)}
 
 
-def test_histograms_of_engines_with_other_bounds_do_not_add_up() -> None:
+def test_histograms_of_engines_with_other_bounds_do_not_add_up():
     given = [
         Series({**one.labels, "engine": engine}, one.value, one.bound)
         for engine, bound in (("0", 1.0), ("1", 2.0))
@@ -204,7 +200,7 @@ def test_histograms_of_engines_with_other_bounds_do_not_add_up() -> None:
 
 
 @pytest.mark.parametrize("signal", list(Signal))
-def test_duplicates_and_engines_of_every_signal_are_settled(signal: Signal) -> None:
+def test_duplicates_and_engines_of_every_signal_are_settled(signal):
     source = VLLM_SIGNALS.signals[signal]
 
     assert agreement_of(source).agrees(3.0, 3.0)
@@ -215,11 +211,11 @@ AGREEING = [(100, 110, True), (100, 114, False), (0, 2, True), (0, 2.3, False), 
 
 
 @pytest.mark.parametrize(("a", "b", "agree"), AGREEING)
-def test_counts_agree_within_a_tenth_and_two(a: float, b: float, *, agree: bool) -> None:
+def test_counts_agree_within_a_tenth_and_two(a, b, *, agree):
     assert COUNTS_AGREE.agrees(a, b) is agree
 
 
-def test_of_two_scrapers_that_agree_the_more_recent_counts() -> None:
+def test_of_two_scrapers_that_agree_the_more_recent_counts():
     source = VLLM_SIGNALS.signals[Signal.PREEMPTIONS]
 
     seen = read_number(replica(scrapers=2), source, [series(100, scraper=0), series(104, scraper=1)])
@@ -227,7 +223,7 @@ def test_of_two_scrapers_that_agree_the_more_recent_counts() -> None:
     assert seen == Measured(104, NOW)
 
 
-def test_the_deviation_of_engines_is_that_of_a_typical_one() -> None:
+def test_the_deviation_of_engines_is_that_of_a_typical_one():
     source = VLLM_SIGNALS.signals[Signal.KV_CACHE_USAGE_DEVIATION]
 
     seen = read_number(replica("0", "1"), source, [series(0.3, engine="0"), series(0.1, engine="1")])
@@ -271,7 +267,7 @@ POOLS = [
 
 
 @pytest.mark.parametrize(("given", "expected"), [row[1:] for row in POOLS], ids=[row[0] for row in POOLS])
-def test_the_pool_is(given: list[Series], expected: object) -> None:
+def test_the_pool_is(given, expected):
     seen = read_pool(replica(scrapers=2), given)
 
     assert (seen.value if isinstance(seen, Measured) else seen) == expected
@@ -301,7 +297,7 @@ PARALLEL = [
 @pytest.mark.parametrize(
     ("given", "expected"), [row[1:] for row in PARALLEL], ids=[row[0] for row in PARALLEL]
 )
-def test_the_pool_of_two_engines_is(given: list[Series], expected: object) -> None:
+def test_the_pool_of_two_engines_is(given, expected):
     seen = read_pool(replica("0", "1", scrapers=2), given)
 
     assert (seen.value if isinstance(seen, Measured) else seen) == expected
@@ -321,5 +317,5 @@ def test_the_pool_of_two_engines_is(given: list[Series], expected: object) -> No
     ],
     ids=["no label", "no window", "a window, of some layers or all", "chunks or mixed layers"],
 )
-def test_what_of_a_model_frees_blocks_is_named(given: Series, named: str) -> None:
+def test_what_of_a_model_frees_blocks_is_named(given, named):
     assert window(replica(), [given]) == named

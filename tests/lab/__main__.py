@@ -1,7 +1,5 @@
 """`python -m lab up|down|status|load|tools|keda`: the lab's real cluster from the command line."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys
@@ -21,14 +19,7 @@ PROGRAMS = {
     "keda": (Tool.KUBE, Tool.HELM, Tool.KEDA_OPERATOR, Tool.KEDA_ADAPTER),
 }
 """What each of these commands builds."""
-EXPECTED = (
-    RuntimeError,
-    OSError,
-    LookupError,
-    ValueError,
-    subprocess.SubprocessError,
-    httpx.HTTPError,
-)
+EXPECTED = (RuntimeError, OSError, LookupError, ValueError, subprocess.SubprocessError, httpx.HTTPError)
 
 
 def main(arguments: list[str] | None = None) -> int:

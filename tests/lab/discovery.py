@@ -4,8 +4,6 @@ Debian builds Prometheus without its own Kubernetes discovery ("field kubernetes
 thread of the lab watches the pods. As there, targets stay as they are while the API server is away.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ buildah builds them on a machine without Docker, Docker where its engine answers
 of all it is made of, so that unchanged ones are neither built nor loaded again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -181,7 +179,6 @@ class DockerBuilder:
         return image
 
     def commands(self, recipe: Recipe, image: Image) -> list[list[str]]:
-        """The command lines that build and save the image."""
         arguments = {"BASE": DOCKER_BASE, **recipe.build_args}
         flags = [f"--build-arg={name}={value}" for name, value in arguments.items()]
         build = ["docker", "build", "-q", "-f", str(recipe.containerfile), "-t", image.reference, *flags]

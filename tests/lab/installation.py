@@ -1,7 +1,5 @@
 """The operator on the lab's cluster: its own image, by its chart, under restricted Pod Security."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -4,8 +4,6 @@ mutmut changes one place of a copy of the package at a time (`build/mutants`) an
 that function. What is drawn is the same for the same seed and the same code.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

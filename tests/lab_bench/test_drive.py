@@ -33,7 +33,7 @@ def number(looked: Observation, signal: Signal) -> float:
     return reading.value
 
 
-def test_scrapes_tell_what_the_clients_saw(uncapped: Outcome) -> None:
+def test_scrapes_tell_what_the_clients_saw(uncapped):
     looked = observed(uncapped, len(uncapped.pages))
 
     assert looked.window_seconds == pytest.approx(uncapped.seconds, rel=0.01)
@@ -43,7 +43,7 @@ def test_scrapes_tell_what_the_clients_saw(uncapped: Outcome) -> None:
     assert number(looked, Signal.KV_CACHE_USAGE_MEAN) > 0.8
 
 
-def test_a_cap_holds_and_ends_the_stalls(uncapped: Outcome) -> None:
+def test_a_cap_holds_and_ends_the_stalls(uncapped):
     capped = Drive(CHAT, 8).run(warm=48, count=260)
 
     looked = observed(capped, len(capped.pages))
@@ -55,14 +55,14 @@ def test_a_cap_holds_and_ends_the_stalls(uncapped: Outcome) -> None:
     assert capped.goodput <= capped.throughput
 
 
-def test_the_same_run_twice_is_the_same(uncapped: Outcome) -> None:
+def test_the_same_run_twice_is_the_same(uncapped):
     again = Drive(CHAT, UNCAPPED).run(warm=48, count=260)
 
     assert (again.tokens, again.good_tokens) == (uncapped.tokens, uncapped.good_tokens)
     assert again.seconds == pytest.approx(uncapped.seconds)
 
 
-def test_the_operator_reads_a_cap_off_the_scrapes(uncapped: Outcome) -> None:
+def test_the_operator_reads_a_cap_off_the_scrapes(uncapped):
     cap, reason = chosen_cap(uncapped)
 
     assert reason == "CapRightSized"
@@ -70,7 +70,7 @@ def test_the_operator_reads_a_cap_off_the_scrapes(uncapped: Outcome) -> None:
     assert 8 <= cap <= 20
 
 
-def test_two_pages_alone_tell_nearly_the_same_cap(uncapped: Outcome) -> None:
+def test_two_pages_alone_tell_nearly_the_same_cap(uncapped):
     cap, _ = chosen_cap(uncapped)
     glimpsed, reason = glimpsed_cap(uncapped)
 
@@ -80,7 +80,7 @@ def test_two_pages_alone_tell_nearly_the_same_cap(uncapped: Outcome) -> None:
     assert abs(glimpsed - cap) <= 0.2 * cap
 
 
-def test_prompts_of_one_group_begin_alike_and_no_two_are_the_same() -> None:
+def test_prompts_of_one_group_begin_alike_and_no_two_are_the_same():
     one, other = (prompt_of(number, Lengths(40, 1, shared=32, group=2)) for number in (1, 2))
 
     assert len(one) == len(other) == 40
@@ -89,7 +89,7 @@ def test_prompts_of_one_group_begin_alike_and_no_two_are_the_same() -> None:
     assert prompt_of(1, Lengths(3, 1)) != prompt_of(2, Lengths(3, 1))
 
 
-def test_draws_have_the_shape_that_their_name_says() -> None:
+def test_draws_have_the_shape_that_their_name_says():
     drawn = random.Random(1)
 
     assert 110 < sum(varied(120, 0.7, 1, 5000)(drawn) for _ in range(4000)) / 4000 < 130
@@ -101,7 +101,7 @@ def test_draws_have_the_shape_that_their_name_says() -> None:
 
 
 @pytest.mark.parametrize("workload", [*WORKLOADS, *LONG_PROMPTS], ids=lambda workload: workload.name)
-def test_every_request_fits_the_model_and_the_pool(workload: Workload) -> None:
+def test_every_request_fits_the_model_and_the_pool(workload):
     for lengths in islice(workload.lengths(), 3000):
         assert lengths.prompt >= 1
         assert lengths.output >= 1

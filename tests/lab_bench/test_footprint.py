@@ -1,7 +1,5 @@
 """The benchmark of the prediction: what runs under random arrivals, against what a crowd showed."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest
@@ -13,7 +11,7 @@ CHAT = WORKLOADS[0]
 REQUESTS = 150
 
 
-def test_under_random_arrivals_no_more_runs_than_the_share_of_a_crowd() -> None:
+def test_under_random_arrivals_no_more_runs_than_the_share_of_a_crowd():
     mean = sum(each.output for each in islice(CHAT.lengths(), 5000)) / 5000
     before = crowded(CHAT, REQUESTS)
 
@@ -25,7 +23,7 @@ def test_under_random_arrivals_no_more_runs_than_the_share_of_a_crowd() -> None:
     assert half.preemptions <= 0.5 * half.finished
 
 
-def test_a_prediction_that_fits_is_counted_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prediction_that_fits_is_counted_and_printed(capsys):
     held = tried(CHAT, 20_000)
 
     told = capsys.readouterr().out

@@ -38,11 +38,11 @@ CHAT = Workload("chat", varied(60, 0.6, 8, 400), varied(240, 0.7, 10, 900), 80, 
         pytest.param(GOOD, replace(STEP, ratio=0.97), 1, id="a step that throttles"),
     ],
 )
-def test_it_fails_where_a_bound_is_broken(row: Row, step: StepRow, code: int) -> None:
+def test_it_fails_where_a_bound_is_broken(row, step, code):
     assert _judged([row], [step]) == code
 
 
-def test_where_prompts_fill_the_cache_a_watermark_is_chosen_helps_and_does_no_harm() -> None:
+def test_where_prompts_fill_the_cache_a_watermark_is_chosen_helps_and_does_no_harm():
     row = row_of(AGENTS)
 
     assert row.growth < 0.2
@@ -52,14 +52,14 @@ def test_where_prompts_fill_the_cache_a_watermark_is_chosen_helps_and_does_no_ha
     assert row.regret < 0.03
 
 
-def test_where_outputs_fill_the_cache_a_cap_is_chosen_instead() -> None:
+def test_where_outputs_fill_the_cache_a_cap_is_chosen_instead():
     row = row_of(CHAT)
 
     assert row.choice.startswith("maxNumSeqs ")
     assert row.ratio > 1.1
 
 
-def test_a_step_that_the_traffic_fits_costs_hardly_anything() -> None:
+def test_a_step_that_the_traffic_fits_costs_hardly_anything():
     row = step_row_of(AGENTS)
 
     assert int(row.choice) < 8192

@@ -34,18 +34,18 @@ def run(cap: int) -> Outcome:
         pytest.param((replace(GOOD, gain=0.5), NONE), 1, id="scrapes lose too much"),
     ],
 )
-def test_it_fails_where_a_plan_loses_to_doing_nothing(looks: tuple[Planned, ...], code: int) -> None:
+def test_it_fails_where_a_plan_loses_to_doing_nothing(looks, code):
     assert judged([ROW, replace(ROW, looks=looks)]) == code
 
 
-def test_a_row_says_what_was_planned_and_what_that_lost() -> None:
+def test_a_row_says_what_was_planned_and_what_that_lost():
     row = replace(ROW, looks=(replace(GOOD, gain=0.9), NONE))
 
     assert row.loss == pytest.approx(0.1)
     assert str(row).split() == ["drawn", "1", "1.05", "60.0%", "16", "x0.90", "CapBelowLoad", "10.0%"]
 
 
-def test_no_drawn_request_is_longer_than_its_pool() -> None:
+def test_no_drawn_request_is_longer_than_its_pool():
     workload = drawn(1062)
 
     longest = max(one.prompt + one.output for one in islice(workload.lengths(), 20_000))
@@ -53,7 +53,7 @@ def test_no_drawn_request_is_longer_than_its_pool() -> None:
     assert longest == workload.blocks * workload.block_tokens
 
 
-def test_the_same_requests_come_whatever_the_engine_does_with_them() -> None:
+def test_the_same_requests_come_whatever_the_engine_does_with_them():
     free, capped = (OpenDrive(CHAT, cap, PER_SECOND, seed=3) for cap in (UNCAPPED, 2))
 
     seen = [drive.run_for(20, 60) for drive in (free, capped)]
@@ -65,7 +65,7 @@ def test_the_same_requests_come_whatever_the_engine_does_with_them() -> None:
     assert seen[0].finished > 1.5 * seen[1].finished
 
 
-def test_a_cap_below_what_is_offered_serves_hardly_anything_in_time() -> None:
+def test_a_cap_below_what_is_offered_serves_hardly_anything_in_time():
     free, capped = run(UNCAPPED), run(4)
 
     assert free.tokens > capped.tokens
@@ -81,14 +81,14 @@ def test_a_cap_below_what_is_offered_serves_hardly_anything_in_time() -> None:
         (Verdict.INCONCLUSIVE, False),
     ],
 )
-def test_a_starving_cap_is_kept_where_the_verdict_is_good(verdict: Verdict, *, kept: bool) -> None:
+def test_a_starving_cap_is_kept_where_the_verdict_is_good(verdict, *, kept):
     one = Starved(7, BASELINE, replace(BASELINE, time_to_first_token_p95_seconds=90.0), verdict)
 
     assert one.is_kept is kept
     assert str(one).endswith(f"-> 90.0 s: {verdict}")
 
 
-def test_the_parts_of_the_open_half_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_the_open_half_are_asked_for_by_name(monkeypatch):
     asked: list[object] = []
     monkeypatch.setattr("lab.bench.sizing.open_half", lambda seeds: asked.append(list(seeds)) or 0)
     monkeypatch.setattr("lab.bench.sizing.starving_half", lambda wanted: asked.append(wanted) or 1)

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from lab.bench.drive import UNCAPPED
-from lab.bench.shift import SHIFTS, WINDOW, WINDOWS_BEFORE, Followed, Shift, Turned
+from lab.bench.shift import SHIFTS, WINDOW, WINDOWS_BEFORE, Followed, Turned
 from lab.bench.sizing import DEFAULT_CAP, Row, _halved, _judged, _runs, row_of
 from lab.bench.workloads import Workload, varied
 
@@ -43,18 +43,18 @@ FOLLOWED = Turned("turns", (20,), 22, 0.05, 1)
         pytest.param(GOOD, replace(FOLLOWED, restarts=3), 1, id="too many restarts"),
     ],
 )
-def test_it_fails_where_a_bound_is_broken(row: Row, turned: Turned, code: int) -> None:
+def test_it_fails_where_a_bound_is_broken(row, turned, code):
     assert _judged([row], [turned]) == code
 
 
-def test_only_restarts_after_the_turn_count() -> None:
+def test_only_restarts_after_the_turn_count():
     followed = Followed(((1, 30), (2, 20), (4, 12)), ())
 
     assert (followed.restarts, followed.last) == (2, 12)
 
 
 @pytest.mark.parametrize("shift", SHIFTS, ids=lambda shift: shift.name)
-def test_outputs_grow_in_the_middle(shift: Shift) -> None:
+def test_outputs_grow_in_the_middle(shift):
     before = round(WINDOW * WINDOWS_BEFORE)
     drawn = list(islice(shift.lengths(), before + 1000))
 
@@ -63,7 +63,7 @@ def test_outputs_grow_in_the_middle(shift: Shift) -> None:
     assert sum(late) / len(late) > 2 * sum(early) / len(early)
 
 
-def test_a_row_compares_the_choice_with_the_sweep_and_with_halving() -> None:
+def test_a_row_compares_the_choice_with_the_sweep_and_with_halving():
     chat = Workload("chat", varied(60, 0.6, 8, 400), varied(240, 0.7, 10, 900), 80, 32, 24, tokens=60_000)
 
     row = row_of(chat)
@@ -76,7 +76,7 @@ def test_a_row_compares_the_choice_with_the_sweep_and_with_halving() -> None:
     assert str(row).startswith("chat ")
 
 
-def test_halving_stops_where_preemptions_are_few() -> None:
+def test_halving_stops_where_preemptions_are_few():
     calm = Workload("calm", varied(60, 0.6, 8, 400), varied(120, 0.7, 10, 600), 800, 32, 8, tokens=12_000)
 
     run = _runs(calm)

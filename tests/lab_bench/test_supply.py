@@ -29,11 +29,11 @@ HOST = HostRow("reasoning", (30.0, 20.0), (1.0, 0.8), 1.3, Verdict.IMPROVED)
         ),
     ],
 )
-def test_it_fails_where_a_bound_is_broken(prefix: PrefixRow, host: HostRow, faults: int) -> None:
+def test_it_fails_where_a_bound_is_broken(prefix, host, faults):
     assert len(faults_of([prefix], [host])) == faults
 
 
-def test_prompts_that_begin_alike_are_tried_gain_much_and_stay() -> None:
+def test_prompts_that_begin_alike_are_tried_gain_much_and_stay():
     row = prefix_row(replace(SHAPES[0], tokens=24_000), 512, 4)
 
     assert row.is_tried
@@ -41,7 +41,7 @@ def test_prompts_that_begin_alike_are_tried_gain_much_and_stay() -> None:
     assert row.goodput > 1.5
 
 
-def test_prompts_without_anything_in_common_are_left_alone() -> None:
+def test_prompts_without_anything_in_common_are_left_alone():
     row = prefix_row(replace(SHAPES[0], tokens=24_000), 0, 4)
 
     assert not row.is_tried

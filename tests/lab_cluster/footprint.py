@@ -1,7 +1,5 @@
 """What is on the machine that a node would change; compared before a cluster and after it."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

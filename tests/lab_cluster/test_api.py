@@ -1,7 +1,5 @@
 """The tests' own client of an API server."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from lab.cluster.access import Access
 from lab.cluster.api import Api
 
 
-def test_threads_share_no_connection_and_each_keeps_its_own() -> None:
+def test_threads_share_no_connection_and_each_keeps_its_own():
     with Server(lambda _: Reply(200, b"{}")) as server, Api(Access(server.url, Path(certifi.where()))) as api:
         other = threading.Thread(target=lambda: [api.request("GET", "/a") for _ in range(2)])
         api.request("GET", "/b")
@@ -23,7 +21,7 @@ def test_threads_share_no_connection_and_each_keeps_its_own() -> None:
         assert (server.connections, len(server.requests)) == (2, 4)
 
 
-def test_the_connections_of_all_threads_are_closed_together() -> None:
+def test_the_connections_of_all_threads_are_closed_together():
     clients = []
     with Server(lambda _: Reply()) as server, Api(Access(server.url, Path(certifi.where()))) as api:
         other = threading.Thread(target=lambda: clients.append(api.http))

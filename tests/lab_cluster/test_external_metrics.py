@@ -1,10 +1,7 @@
 """The HPA controller asks for external metrics where KEDA registers its adapter; a server stands for that."""
 
-from __future__ import annotations
-
 import json
 import ssl
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -86,9 +83,7 @@ def an_hpa() -> dict[str, Any]:
     }
 
 
-def test_a_metric_reaches_the_hpa_controller_through_the_api_server(
-    private_light: Callable[..., LightCluster], tmp_path: Path
-) -> None:
+def test_a_metric_reaches_the_hpa_controller_through_the_api_server(private_light, tmp_path):
     cluster = private_light(controllers=True)
     authority = certified(tmp_path)
     cluster.create_namespace(NAMESPACE)

@@ -1,7 +1,5 @@
 """What of KEDA's installation can be told without building it; a scenario's stage tells whether it works."""
 
-from __future__ import annotations
-
 import base64
 import subprocess
 from pathlib import Path
@@ -28,7 +26,7 @@ from lab.keda.installation import (
 PORTS = Ports(grpc=20001, metrics=20002)
 
 
-def test_the_module_pins_what_is_built() -> None:
+def test_the_module_pins_what_is_built():
     lines = Path(Tool.KEDA_OPERATOR.value.module, "go.mod").read_text().split("\n")
 
     assert f"\t{MODULE} v2.21.0 // indirect" in lines, "kvmedic's facts of KEDA say 2.21: look at them again"
@@ -36,9 +34,7 @@ def test_the_module_pins_what_is_built() -> None:
         assert any(line.removeprefix("tool").strip() == tool.value.package for line in lines)
 
 
-def test_the_adapter_asks_the_operator_where_it_listens_and_by_a_name_of_its_certificate(
-    tmp_path: Path,
-) -> None:
+def test_the_adapter_asks_the_operator_where_it_listens_and_by_a_name_of_its_certificate(tmp_path):
     certificate = certified(tmp_path).directory / "tls.crt"
 
     shown = subprocess.run(
@@ -54,7 +50,7 @@ def test_the_adapter_asks_the_operator_where_it_listens_and_by_a_name_of_its_cer
     assert f"DNS:{service(ADAPTER)}" in shown, "the API server asks the adapter by its Service's name"
 
 
-def test_the_api_server_is_told_where_the_adapter_listens_and_whom_to_trust(tmp_path: Path) -> None:
+def test_the_api_server_is_told_where_the_adapter_listens_and_whom_to_trust(tmp_path):
     authority = certified(tmp_path).certificate.read_bytes()
 
     named, registered = aggregation(PORTS, authority)
@@ -75,9 +71,7 @@ def written(config: Path, name: str) -> None:
     path.write_text(f"{{kind: K, metadata: {{name: {name}}}}}\n")
 
 
-def test_only_definitions_and_rights_are_taken_of_its_manifests_in_an_order_that_can_be_applied(
-    tmp_path: Path,
-) -> None:
+def test_only_definitions_and_rights_are_taken_of_its_manifests_in_an_order_that_can_be_applied(tmp_path):
     for each in (*(pattern.replace("*", "b") for pattern in MANIFESTS), "crd/bases/a.yaml"):
         written(tmp_path, each)
     for each in ("manager/manager.yaml", "metrics-server/deployment.yaml", "webhooks/webhooks.yaml"):
@@ -89,7 +83,7 @@ def test_only_definitions_and_rights_are_taken_of_its_manifests_in_an_order_that
     assert names[4:] == list(MANIFESTS[3:])
 
 
-def test_a_version_that_has_its_rights_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_a_version_that_has_its_rights_elsewhere_is_refused(tmp_path):
     for each in MANIFESTS[:-1]:
         written(tmp_path, each.replace("*", "b"))
 
@@ -100,7 +94,7 @@ def test_a_version_that_has_its_rights_elsewhere_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("version", "needed"), [("keda.sh/v1alpha1", True), ("autoscaling/v2", False), ("v1", False)]
 )
-def test_keda_runs_for_objects_of_its_own_and_for_no_others(version: str, needed: bool) -> None:
+def test_keda_runs_for_objects_of_its_own_and_for_no_others(version, needed):
     other = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "a"}}
     one = {"apiVersion": version, "kind": "Any", "metadata": {"name": "b"}}
 
@@ -108,5 +102,5 @@ def test_keda_runs_for_objects_of_its_own_and_for_no_others(version: str, needed
     assert not is_needed(())
 
 
-def test_processes_of_others_are_none_of_a_clusters_keda(tmp_path: Path) -> None:
+def test_processes_of_others_are_none_of_a_clusters_keda(tmp_path):
     assert installation._processes(tmp_path) == []

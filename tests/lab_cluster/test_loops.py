@@ -1,12 +1,10 @@
 """Nothing is left to the garbage collector of what a thread's event loop had open."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import socket
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import closing
 
 import httpx
@@ -16,7 +14,7 @@ from lab.cluster.loops import run_and_cut
 
 
 @pytest.fixture
-def silent() -> Iterator[int]:
+def silent():
     """The port of a server that takes connections and never says anything."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         yield listening.getsockname()[1]
@@ -38,15 +36,15 @@ async def opened(port: int) -> None:
     await asyncio.get_running_loop().create_connection(asyncio.Protocol, "127.0.0.1", port)
 
 
-def test_what_is_open_would_be_found_by_the_collector(silent: int) -> None:
+def test_what_is_open_would_be_found_by_the_collector(silent):
     assert left(asyncio.run, opened(silent))
 
 
-def test_what_is_open_is_cut(silent: int) -> None:
+def test_what_is_open_is_cut(silent):
     assert left(run_and_cut, opened(silent)) == []
 
 
-async def test_a_handshake_of_httpx_is_cut(silent: int) -> None:
+async def test_a_handshake_of_httpx_is_cut(silent):
     async def shaking() -> None:
         async with httpx.AsyncClient() as http:
             task = asyncio.create_task(http.get(f"https://127.0.0.1:{silent}/"))
@@ -56,7 +54,7 @@ async def test_a_handshake_of_httpx_is_cut(silent: int) -> None:
     assert await asyncio.to_thread(left, run_and_cut, shaking()) == []
 
 
-def test_a_client_that_goes_on_is_cut_by_its_server() -> None:
+def test_a_client_that_goes_on_is_cut_by_its_server():
     clients: list[socket.socket] = []
 
     async def serving() -> None:
@@ -72,7 +70,7 @@ def test_a_client_that_goes_on_is_cut_by_its_server() -> None:
         each.close()
 
 
-def test_what_the_coroutine_raises_is_raised() -> None:
+def test_what_the_coroutine_raises_is_raised():
     async def failing() -> None:
         raise KeyError("uid")
 

@@ -1,7 +1,5 @@
 """What a person is told who waits for a step."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -10,12 +8,12 @@ from lab.cluster import progress
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.1)
     monkeypatch.setattr(progress, "STILL_SECONDS", 0.1)
 
 
-def test_a_long_step_is_announced_and_goes_on_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_step_is_announced_and_goes_on_and_ends(capsys):
     with progress.step("a build"):
         time.sleep(0.6)
 
@@ -25,7 +23,7 @@ def test_a_long_step_is_announced_and_goes_on_and_ends(capsys: pytest.CaptureFix
     assert lines[-1].startswith("[lab] a build: 0.")
 
 
-def test_a_short_step_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_step_is_told_once(capsys):
     with progress.step("a look"):
         pass
 
@@ -33,7 +31,7 @@ def test_a_short_step_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_step_that_fails_says_so_and_is_silent_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_fails_says_so_and_is_silent_afterwards(capsys):
     with pytest.raises(ValueError, match="broken"), progress.step("a look"):
         raise ValueError("broken")
 

@@ -1,7 +1,5 @@
 """What a watch tells, also of what happened while it was broken."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator
@@ -56,7 +54,7 @@ async def told(monkeypatch: pytest.MonkeyPatch, *answers: httpx.Response) -> lis
     return heard
 
 
-async def test_a_list_then_every_event_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_then_every_event_in_its_order(monkeypatch):
     events = streamed(("MODIFIED", pod("a", "Failed")), ("ADDED", pod("b")), ("DELETED", pod("a", "Failed")))
 
     heard = await told(monkeypatch, listed(pod("a")), events)
@@ -74,21 +72,19 @@ async def test_a_list_then_every_event_in_its_order(monkeypatch: pytest.MonkeyPa
     [streamed(), streamed(("ERROR", {"code": 410})), httpx.Response(410)],
     ids=["ended", "too-old", "refused"],
 )
-async def test_what_went_during_a_break_is_told_as_deleted(
-    monkeypatch: pytest.MonkeyPatch, broken: httpx.Response
-) -> None:
+async def test_what_went_during_a_break_is_told_as_deleted(monkeypatch, broken):
     heard = await told(monkeypatch, listed(pod("a"), pod("b")), broken, listed(pod("b", "Failed"), pod("c")))
 
     assert heard[2:] == [("ADDED", "b", "Failed"), ("ADDED", "c", "Running"), ("DELETED", "a", "Running")]
 
 
-async def test_what_was_told_as_deleted_is_not_told_so_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_told_as_deleted_is_not_told_so_again(monkeypatch):
     heard = await told(monkeypatch, listed(pod("a")), streamed(("DELETED", pod("a"))), listed(pod("b")))
 
     assert heard == [("ADDED", "a", "Running"), ("DELETED", "a", "Running"), ("ADDED", "b", "Running")]
 
 
-def test_a_mirror_holds_what_is_there_in_the_order_of_first_sight() -> None:
+def test_a_mirror_holds_what_is_there_in_the_order_of_first_sight():
     seen: list[list[str]] = []
     mirror = Mirror(lambda held: seen.append(sorted(held)))
 

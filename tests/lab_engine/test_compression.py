@@ -123,11 +123,7 @@ def a_table(slots: list[int], size: int, pool: BlockPool) -> BlockTable:
 
 
 @STEADY
-@given(
-    st.lists(st.booleans(), min_size=1, max_size=80),
-    st.integers(1, 9),
-    st.sampled_from(Compaction),
-)
+@given(st.lists(st.booleans(), min_size=1, max_size=80), st.integers(1, 9), st.sampled_from(Compaction))
 def test_compaction_loses_no_token_and_fills_as_few_blocks_as_can_be(kept, size, compaction):
     slots = [position if keep else HOLE for position, keep in enumerate(kept)]
     pool = BlockPool(100, caching=False)

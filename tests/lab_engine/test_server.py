@@ -232,8 +232,7 @@ async def test_requests_on_one_connection_are_answered_in_order():
 
 
 @pytest.mark.parametrize(
-    ("sent", "status"),
-    [(b"nonsense\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000, 431)],
+    ("sent", "status"), [(b"nonsense\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000, 431)]
 )
 async def test_what_is_not_http_is_refused(sent, status):
     async with an_engine() as engine:

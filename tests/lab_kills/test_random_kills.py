@@ -1,7 +1,5 @@
 """What `make random-kills` draws, and what it takes for another end."""
 
-from __future__ import annotations
-
 from random import Random
 
 from lab.kills.ending import differences

@@ -1,7 +1,5 @@
 """Scenarios and results for tests; small, and of no file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lab.play.expectation import Expectation

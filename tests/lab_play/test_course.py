@@ -1,7 +1,5 @@
 """When something of a play is due, and when it is over: by the status alone, without a cluster or a clock."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -30,26 +28,26 @@ def a_course(expect: dict[str, Any] | None = None, **changes: Any) -> tuple[Cour
         ("settled+5s", Moment(Cue.SETTLED, 5)),
     ],
 )
-def test_moments_are_written_as_people_say_them(text: str, at: Moment) -> None:
+def test_moments_are_written_as_people_say_them(text, at):
     assert moment(text) == at
     assert moment(str(at)) == at
 
 
 @pytest.mark.parametrize("text", ["soon", "plan-5s", "plan+", "30", 30, "branch+x"])
-def test_what_is_no_moment_is_answered_with_how_to_write_one(text: object) -> None:
+def test_what_is_no_moment_is_answered_with_how_to_write_one(text):
     with pytest.raises(
         ValueError, match="is no moment: write a duration such as 30s, or one of start, branch"
     ):
         moment(text)
 
 
-def test_a_duration_needs_its_unit() -> None:
+def test_a_duration_needs_its_unit():
     assert seconds("90s") == 90
     with pytest.raises(ValueError, match="has no unit"):
         seconds(90)
 
 
-def test_an_incident_happens_once_after_its_cue_and_again_where_the_file_says_so() -> None:
+def test_an_incident_happens_once_after_its_cue_and_again_where_the_file_says_so():
     course, told = a_course(
         incidents=[
             {"at": "5s", "do": "kill"},
@@ -76,7 +74,7 @@ def test_an_incident_happens_once_after_its_cue_and_again_where_the_file_says_so
     }
 
 
-def test_streams_begin_and_end_at_their_moments_each_once() -> None:
+def test_streams_begin_and_end_at_their_moments_each_once():
     load = [
         {"clients": 1, "lengths": "8+8", "ends": "20s"},
         {"clients": 2, "lengths": "8+8", "begins": "20s"},
@@ -93,7 +91,7 @@ def test_streams_begin_and_end_at_their_moments_each_once() -> None:
     assert [stream.clients for _, stream in course.starting(30)] == [3]
 
 
-def test_each_cue_keeps_the_time_at_which_it_came_first() -> None:
+def test_each_cue_keeps_the_time_at_which_it_came_first():
     course, told = a_course()
     course.look(1)
     told.learn(a_status("TooFewRequests"))
@@ -111,7 +109,7 @@ def test_each_cue_keeps_the_time_at_which_it_came_first() -> None:
     assert course.cues == {Cue.START: 0, Cue.BRANCH: 3, Cue.PLAN: 3, Cue.SETTLED: 5, Cue.CLOSED: 6}
 
 
-def test_the_figures_of_after_begin_with_the_change_that_counts() -> None:
+def test_the_figures_of_after_begin_with_the_change_that_counts():
     course, told = a_course()
     course.scenario = course.scenario.model_copy(
         update={"expect": course.scenario.expect.model_copy(update={"measured_change": 2})}
@@ -126,7 +124,7 @@ def test_the_figures_of_after_begin_with_the_change_that_counts() -> None:
     assert (first, course.measured_from) == (None, 2)
 
 
-def test_a_trial_changes_nothing_and_is_no_turning_point() -> None:
+def test_a_trial_changes_nothing_and_is_no_turning_point():
     course, told = a_course()
     trial = {**a_run(), "steps": [{"step": {"kind": "TrialStep"}, "state": "RollingOut"}]}
     course.look(1)
@@ -141,7 +139,7 @@ def test_a_trial_changes_nothing_and_is_no_turning_point() -> None:
     assert (course.cues[Cue.PLAN], course.turned_at) == (2, 3)
 
 
-def test_a_play_with_a_run_ends_when_it_is_closed_and_all_is_measured() -> None:
+def test_a_play_with_a_run_ends_when_it_is_closed_and_all_is_measured():
     bounds = {**HEALS, "ratios": {"tokens_per_second": {"at_least": 0.95}}}
     course, told = a_course(bounds, limits={"measure": "60s"})
     told.learn(a_status(DEMAND, run=a_run(settled=True)))
@@ -154,7 +152,7 @@ def test_a_play_with_a_run_ends_when_it_is_closed_and_all_is_measured() -> None:
     assert course.is_over(160)
 
 
-def test_a_play_with_a_run_ends_at_its_limits_all_the_same() -> None:
+def test_a_play_with_a_run_ends_at_its_limits_all_the_same():
     course, told = a_course(limits={"diagnosis": "100s", "run": "200s"})
     assert (course.is_over(99), course.is_over(100)) == (False, True)
 
@@ -163,7 +161,7 @@ def test_a_play_with_a_run_ends_at_its_limits_all_the_same() -> None:
     assert (course.is_over(289), course.is_over(290)) == (False, True)
 
 
-def test_after_a_run_a_reason_that_is_expected_is_waited_for() -> None:
+def test_after_a_run_a_reason_that_is_expected_is_waited_for():
     course, told = a_course({**HEALS, "held": "LeverExhausted"})
     told.learn(a_status(DEMAND, run=a_run()))
     told.learn(a_status("Healthy", history=[a_closed_run()]))
@@ -174,7 +172,7 @@ def test_after_a_run_a_reason_that_is_expected_is_waited_for() -> None:
     assert course.is_over(210)
 
 
-def test_where_no_run_is_expected_it_is_watched_after_all_was_seen() -> None:
+def test_where_no_run_is_expected_it_is_watched_after_all_was_seen():
     course, told = a_course(OBSERVED, limits={"quiet": "15s"})
     told.learn(a_status(DEMAND, plan=a_plan()))
     course.look(40)
@@ -185,7 +183,7 @@ def test_where_no_run_is_expected_it_is_watched_after_all_was_seen() -> None:
     assert (course.is_over(74), course.is_over(75)) == (False, True)
 
 
-def test_where_no_run_is_expected_the_words_of_the_file_are_waited_for() -> None:
+def test_where_no_run_is_expected_the_words_of_the_file_are_waited_for():
     course, told = a_course({**OBSERVED, "says": ["is out of rotation"]}, limits={"quiet": "15s"})
     told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
     course.look(40)
@@ -196,7 +194,7 @@ def test_where_no_run_is_expected_the_words_of_the_file_are_waited_for() -> None
     assert (course.is_over(74), course.is_over(75)) == (False, True)
 
 
-def test_what_was_expected_must_last() -> None:
+def test_what_was_expected_must_last():
     course, told = a_course(OBSERVED, limits={"quiet": "15s"})
     told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
     course.look(60)
@@ -208,7 +206,7 @@ def test_what_was_expected_must_last() -> None:
     assert (course.is_over(94), course.is_over(95)) == (False, True)
 
 
-def test_a_run_that_must_not_be_ends_the_play_at_once() -> None:
+def test_a_run_that_must_not_be_ends_the_play_at_once():
     course, told = a_course(OBSERVED)
     told.learn(a_status(DEMAND, run=a_run()))
     course.look(50)
@@ -216,7 +214,7 @@ def test_a_run_that_must_not_be_ends_the_play_at_once() -> None:
     assert course.is_over(50)
 
 
-def test_a_branch_that_never_comes_ends_the_play_at_its_limit() -> None:
+def test_a_branch_that_never_comes_ends_the_play_at_its_limit():
     course, told = a_course(OBSERVED, limits={"diagnosis": "100s", "quiet": "20s"})
     told.learn(a_status("Healthy"))
     course.look(119)

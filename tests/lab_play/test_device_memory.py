@@ -1,8 +1,5 @@
 """Device memory of a play's fleet: from an engine by way of exporter and Prometheus to the operator."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -26,7 +23,7 @@ START = {USED: 92, FREE: 8}
 
 
 @pytest.fixture
-def engine() -> Iterator[int]:
+def engine():
     """Port of an engine on a GPU of 100 MiB whose attention is not fused."""
     with a_process(**UNFUSED) as (_, url):
         until_healthy(url)
@@ -34,11 +31,11 @@ def engine() -> Iterator[int]:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(device_memory, "INTERVAL_SECONDS", 0.05)
 
 
-def test_memory_grows_where_attention_is_not_fused(engine: int) -> None:
+def test_memory_grows_where_attention_is_not_fused(engine):
     told: list[Memory] = []
 
     with Meter(lambda: {"a": HERE}, engine, told.append):
@@ -51,7 +48,7 @@ def test_memory_grows_where_attention_is_not_fused(engine: int) -> None:
     assert told[-1] == {}, "nothing is told of a play that ended"
 
 
-def test_an_engine_that_falls_silent_keeps_its_memory_until_its_pod_is_gone(engine: int) -> None:
+def test_an_engine_that_falls_silent_keeps_its_memory_until_its_pod_is_gone(engine):
     told: list[Memory] = []
     pods = {"a": HERE, "starting": NOWHERE}
 
@@ -65,7 +62,7 @@ def test_an_engine_that_falls_silent_keeps_its_memory_until_its_pod_is_gone(engi
         until(lambda: told[-1] == {}, what="a pod that is gone has no GPU")
 
 
-def test_a_cluster_that_does_not_answer_is_asked_again(engine: int) -> None:
+def test_a_cluster_that_does_not_answer_is_asked_again(engine):
     told: list[Memory] = []
     refusals = [ApiError(503, "not now"), httpx.ConnectError("refused")]
 
@@ -78,7 +75,7 @@ def test_a_cluster_that_does_not_answer_is_asked_again(engine: int) -> None:
         until(lambda: {"a": START} in told, what="the memory of the engine")
 
 
-async def test_the_operator_reads_it() -> None:
+async def test_the_operator_reads_it():
     with (
         Exporter(HERE) as exporter,
         Prometheus(static_targets={exporter.address: LABELS}, scrape_interval="1s") as prometheus,

@@ -1,7 +1,5 @@
 """Scenarios are files: what one may leave out, and how a wrong one is answered."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -38,7 +36,7 @@ Put = Callable[[str, str], None]
 
 
 @pytest.fixture
-def put(tmp_path: Path) -> Put:
+def put(tmp_path) -> Put:
     """Writes one file beside the lab's own defaults."""
     defaults = files.DIRECTORY / "defaults.yaml"
     (tmp_path / "defaults.yaml").write_text(defaults.read_text())
@@ -55,7 +53,7 @@ def problems(directory: Path, name: str = "hot") -> list[str]:
     return list(refused.value.problems)
 
 
-def test_what_a_file_leaves_out_comes_from_the_defaults(tmp_path: Path, put: Put) -> None:
+def test_what_a_file_leaves_out_comes_from_the_defaults(tmp_path, put):
     put("hot", GOOD)
 
     found = read("hot", tmp_path)
@@ -64,7 +62,7 @@ def test_what_a_file_leaves_out_comes_from_the_defaults(tmp_path: Path, put: Put
     assert found.remediation["targetRef"]["name"] == "inference-llm"
 
 
-def test_a_file_that_is_like_another_says_only_what_differs(tmp_path: Path, put: Put) -> None:
+def test_a_file_that_is_like_another_says_only_what_differs(tmp_path, put):
     put("hot", GOOD + "fleet: {replicas: 3, flags: {max-num-seqs: 32}, environment: {LAB_TIME_SCALE: '2'}}\n")
     put("calm", CALM + "fleet: {flags: {block-size: null}}\n")
 
@@ -79,7 +77,7 @@ def test_a_file_that_is_like_another_says_only_what_differs(tmp_path: Path, put:
     assert (calm.twin, calm.title) == (None, "nothing"), "title and twin are each file's own"
 
 
-def test_merging_takes_null_for_away() -> None:
+def test_merging_takes_null_for_away():
     assert merged({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": None, "e": 3}, "d": [2]}) == {
         "a": {"c": 2, "e": 3},
         "d": [2],
@@ -172,9 +170,7 @@ def test_merging_takes_null_for_away() -> None:
         (GOOD + "like: hut\n", "hot.yaml: like: there is no scenario hut: did you mean hot?"),
     ],
 )
-def test_a_wrong_file_is_answered_with_file_field_and_fix(
-    tmp_path: Path, put: Put, text: str, told: str
-) -> None:
+def test_a_wrong_file_is_answered_with_file_field_and_fix(tmp_path, put, text, told):
     put("hot", text)
 
     found = problems(tmp_path)
@@ -183,7 +179,7 @@ def test_a_wrong_file_is_answered_with_file_field_and_fix(
     assert found[0].startswith(told)
 
 
-def test_all_that_is_wrong_with_all_files_is_told_at_once(tmp_path: Path, put: Put) -> None:
+def test_all_that_is_wrong_with_all_files_is_told_at_once(tmp_path, put):
     put("hot", GOOD.replace("title: a play\n", "") + "fleet: {replicas: 0}\n")
     put("calm", "title: nothing\n")
 
@@ -197,7 +193,7 @@ def test_all_that_is_wrong_with_all_files_is_told_at_once(tmp_path: Path, put: P
     ]
 
 
-def test_every_scenario_has_a_twin_or_is_one(tmp_path: Path, put: Put) -> None:
+def test_every_scenario_has_a_twin_or_is_one(tmp_path, put):
     put("hot", GOOD)
     put("calm", CALM)
     assert [each.name for each in read_all(tmp_path)] == ["calm", "hot"]
@@ -213,13 +209,13 @@ def test_every_scenario_has_a_twin_or_is_one(tmp_path: Path, put: Put) -> None:
     )
 
 
-def test_a_name_that_is_nearly_right_is_guessed(tmp_path: Path, put: Put) -> None:
+def test_a_name_that_is_nearly_right_is_guessed(tmp_path, put):
     put("hot", GOOD)
 
     assert problems(tmp_path, "hott") == ["there is no scenario hott: did you mean hot?"]
 
 
-def test_every_scenario_of_the_lab_can_be_played() -> None:
+def test_every_scenario_of_the_lab_can_be_played():
     found = read_all()
 
     assert {each.name for each in found} == set(names())
@@ -227,7 +223,7 @@ def test_every_scenario_of_the_lab_can_be_played() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_the_objects_of_every_scenario_are_whole(name: str) -> None:
+def test_the_objects_of_every_scenario_are_whole(name):
     made = list(objects(read(name), "image"))
 
     assert [each["kind"] for each in made][-1] == "KVRemediation"
@@ -238,7 +234,7 @@ def test_the_objects_of_every_scenario_are_whole(name: str) -> None:
     assert all(isinstance(each, str) for each in args)
 
 
-def test_flags_become_a_command_line(tmp_path: Path, put: Put) -> None:
+def test_flags_become_a_command_line(tmp_path, put):
     put(
         "hot",
         GOOD + "fleet: {flags: {max-num-seqs: 8, enforce-eager: true, block-size: null, watermark: 0.01}}\n",
@@ -253,7 +249,7 @@ def test_flags_become_a_command_line(tmp_path: Path, put: Put) -> None:
     assert args[args.index("--watermark") + 1] == "0.01"
 
 
-def test_a_patch_of_deployment_and_container_is_taken_over(tmp_path: Path, put: Put) -> None:
+def test_a_patch_of_deployment_and_container_is_taken_over(tmp_path, put):
     limits = "resources: {limits: {memory: 1Gi}}"
     put(
         "hot",
@@ -267,9 +263,7 @@ def test_a_patch_of_deployment_and_container_is_taken_over(tmp_path: Path, put: 
     assert container["resources"]["limits"] == {"memory": "1Gi", "nvidia.com/gpu": "1"}
 
 
-def test_an_evaluation_is_a_suspended_cron_job_that_runs_from_the_engines_image(
-    tmp_path: Path, put: Put
-) -> None:
+def test_an_evaluation_is_a_suspended_cron_job_that_runs_from_the_engines_image(tmp_path, put):
     put("hot", f"{GOOD}evaluation: {{samples: 50, prompt_tokens: 1200}}\n")
 
     made = {each["kind"]: each for each in objects(read("hot", tmp_path), "image")}["CronJob"]
@@ -286,17 +280,14 @@ def test_an_evaluation_is_a_suspended_cron_job_that_runs_from_the_engines_image(
     assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
 
 
-def test_every_pod_is_as_restricted_as_its_namespace(tmp_path: Path, put: Put) -> None:
+def test_every_pod_is_as_restricted_as_its_namespace(tmp_path, put):
     put("hot", f"{GOOD}evaluation: {{}}\n")
     scenario = read("hot", tmp_path)
     made = {each["kind"]: each["spec"] for each in objects(scenario, "image")}
 
     for template in (made["Deployment"]["template"], made["CronJob"]["jobTemplate"]["spec"]["template"]):
         pod = template["spec"]
-        assert pod["securityContext"] == {
-            "runAsNonRoot": True,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
+        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         (container,) = pod["containers"]
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -304,7 +295,7 @@ def test_every_pod_is_as_restricted_as_its_namespace(tmp_path: Path, put: Put) -
     assert labels == {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
-def test_the_defaults_of_an_evaluation_are_those_of_its_program(tmp_path: Path, put: Put) -> None:
+def test_the_defaults_of_an_evaluation_are_those_of_its_program(tmp_path, put):
     put("hot", f"{GOOD}evaluation: {{}}\n")
 
     found = read("hot", tmp_path).evaluation
@@ -314,7 +305,7 @@ def test_the_defaults_of_an_evaluation_are_those_of_its_program(tmp_path: Path, 
     assert {name: getattr(own, name) for name in found.model_dump()} == found.model_dump()
 
 
-def test_the_engines_image_is_made_of_the_evaluation_too() -> None:
+def test_the_engines_image_is_made_of_the_evaluation_too():
     recipe = engine_recipe()
 
     assert [path.name for path in recipe.inputs] == ["engine", "evaluation"]
@@ -322,13 +313,13 @@ def test_the_engines_image_is_made_of_the_evaluation_too() -> None:
     assert {"lab/engine", "lab/evaluation"} <= {*copied}
 
 
-def test_a_fleet_without_an_evaluation_has_no_cron_job(tmp_path: Path, put: Put) -> None:
+def test_a_fleet_without_an_evaluation_has_no_cron_job(tmp_path, put):
     put("hot", GOOD)
 
     assert "CronJob" not in {each["kind"] for each in objects(read("hot", tmp_path), "image")}
 
 
-def test_real_vllm_gets_what_it_needs_and_nothing_else_changes() -> None:
+def test_real_vllm_gets_what_it_needs_and_nothing_else_changes():
     real = scenario("thrash", "vllm").fleet
     pod = deployment(real, "image")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -348,18 +339,18 @@ def test_real_vllm_gets_what_it_needs_and_nothing_else_changes() -> None:
         ("healthy", "vllm", "SCENARIO=healthy has no variant with ENGINE=vllm; thrash has"),
     ],
 )
-def test_the_demo_refuses_by_name_what_there_is_not(name: str, engine: str, message: str) -> None:
+def test_the_demo_refuses_by_name_what_there_is_not(name, engine, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         scenario(name, engine)
 
 
-def test_a_file_that_asks_for_real_vllm_is_the_demos_variant() -> None:
+def test_a_file_that_asks_for_real_vllm_is_the_demos_variant():
     real = scenario("thrash", "vllm")
 
     assert (real.name, real.fleet.engine) == ("thrash-vllm", Engine.VLLM)
 
 
-def test_the_page_for_authors_names_every_field() -> None:
+def test_the_page_for_authors_names_every_field():
     told = PAGE.read_text()
 
     missing = {

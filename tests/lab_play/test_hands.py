@@ -1,10 +1,7 @@
 """What a scenario says that happens does happen: on a real API server, and beside a real Prometheus."""
 
-from __future__ import annotations
-
 import copy
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +27,7 @@ FLEET_OF_TWO = {"replicas": 2, "flags": {"max-num-seqs": 64}, "devices": {XID: 0
 
 
 @pytest.fixture
-def exporter() -> Iterator[Exporter]:
+def exporter():
     with Exporter("127.0.0.1") as running:
         yield running
 
@@ -42,7 +39,7 @@ def is_served(light: LightCluster, kind: str) -> bool:
 
 
 @pytest.fixture
-def fleet(light: LightCluster, namespace: str, exporter: Exporter) -> tuple[Hands, str]:
+def fleet(light, namespace, exporter) -> tuple[Hands, str]:
     """A fleet of two on the light tier as its owner applied it, and who acts on it."""
     scenario = a_scenario(fleet=FLEET_OF_TWO)
     for kind in KINDS:
@@ -60,7 +57,7 @@ def happening(**incident: Any) -> Incident:
     return held.incidents[0]
 
 
-def test_an_edit_is_made_under_the_name_of_a_person(light: LightCluster, fleet: tuple[Hands, str]) -> None:
+def test_an_edit_is_made_under_the_name_of_a_person(light, fleet):
     hands, namespace = fleet
 
     told = hands.carry_out(happening(do="patch", kind="Deployment", patch={"spec": {"paused": True}}), "")
@@ -71,7 +68,7 @@ def test_an_edit_is_made_under_the_name_of_a_person(light: LightCluster, fleet: 
     assert told == "Deployment/inference-llm is edited by hand"
 
 
-def test_the_first_replica_is_deleted_and_no_other(light: LightCluster, fleet: tuple[Hands, str]) -> None:
+def test_the_first_replica_is_deleted_and_no_other(light, fleet):
     hands, namespace = fleet
     first, second = sorted(pod["metadata"]["name"] for pod in light.api.list("Pod", namespace))
     hands.meet([first, second])
@@ -85,9 +82,7 @@ def test_the_first_replica_is_deleted_and_no_other(light: LightCluster, fleet: t
     until(lambda: first not in names() and second in names(), what="the first one is gone")
 
 
-def test_the_owner_applies_what_stood_there_or_another_revision(
-    light: LightCluster, fleet: tuple[Hands, str]
-) -> None:
+def test_the_owner_applies_what_stood_there_or_another_revision(light, fleet):
     hands, namespace = fleet
     before = light.api.get("Deployment", FLEET, namespace)["spec"]["template"]
     changed = copy.deepcopy(deployment(a_scenario(fleet=FLEET_OF_TWO).fleet, "image"))
@@ -102,7 +97,7 @@ def test_the_owner_applies_what_stood_there_or_another_revision(
     assert container["args"][-1] == "128"
 
 
-def test_the_plan_that_is_shown_is_approved(light: LightCluster, fleet: tuple[Hands, str]) -> None:
+def test_the_plan_that_is_shown_is_approved(light, fleet):
     hands, namespace = fleet
 
     hands.carry_out(happening(do="approve"), "0123456789abcdef")
@@ -112,9 +107,7 @@ def test_the_plan_that_is_shown_is_approved(light: LightCluster, fleet: tuple[Ha
     assert approval["spec"] == {"remediation": FLEET, "digest": "0123456789abcdef"}
 
 
-def test_the_operator_is_stopped_as_a_whole_and_goes_on(
-    light: LightCluster, fleet: tuple[Hands, str]
-) -> None:
+def test_the_operator_is_stopped_as_a_whole_and_goes_on(light, fleet):
     hands, _ = fleet
     light.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR}})
 
@@ -128,7 +121,7 @@ def test_the_operator_is_stopped_as_a_whole_and_goes_on(
         light.api.get("ConfigMap", "kvmedic-stop", OPERATOR)
 
 
-def test_an_object_is_created(light: LightCluster, fleet: tuple[Hands, str]) -> None:
+def test_an_object_is_created(light, fleet):
     hands, namespace = fleet
     quota = {
         "apiVersion": "v1",
@@ -142,9 +135,7 @@ def test_an_object_is_created(light: LightCluster, fleet: tuple[Hands, str]) -> 
     assert light.api.get("ResourceQuota", "few", namespace)["spec"]["hard"] == {"pods": "2"}
 
 
-def test_a_place_is_cleared_of_everything_that_a_play_left(
-    light: LightCluster, fleet: tuple[Hands, str]
-) -> None:
+def test_a_place_is_cleared_of_everything_that_a_play_left(light, fleet):
     _, namespace = fleet
     light.api.patch("KVRemediation", FLEET, {"metadata": {"finalizers": ["kvmedic.io/run"]}}, namespace)
 
@@ -157,7 +148,7 @@ def test_a_place_is_cleared_of_everything_that_a_play_left(
     assert left == {"KVRemediation": [], "Deployment": [], "Service": [], "Pod": []}
 
 
-def test_what_an_earlier_play_left_standing_is_removed(light: LightCluster, fleet: tuple[Hands, str]) -> None:
+def test_what_an_earlier_play_left_standing_is_removed(light, fleet):
     _, namespace = fleet
     assert light.api.list("Deployment", namespace)
 
@@ -167,7 +158,7 @@ def test_what_an_earlier_play_left_standing_is_removed(light: LightCluster, flee
     assert left == {"KVRemediation": [], "Deployment": [], "Pod": []}
 
 
-def test_gpus_are_told_of_as_prometheus_labels_those_of_another_pod(exporter: Exporter) -> None:
+def test_gpus_are_told_of_as_prometheus_labels_those_of_another_pod(exporter):
     hands = Hands(None, "serving", a_scenario(fleet=FLEET_OF_TWO).fleet, "image", exporter)  # type: ignore[arg-type]
     hands.meet(["a", "b"])
     hands.tell_devices(["a", "b"])
@@ -184,7 +175,7 @@ def test_gpus_are_told_of_as_prometheus_labels_those_of_another_pod(exporter: Ex
     assert {each["metric"]["pod"] for each in found} == {LABELS["pod"]}
 
 
-def test_memory_that_is_measured_is_told_of_each_pod_of_the_namespace(exporter: Exporter) -> None:
+def test_memory_that_is_measured_is_told_of_each_pod_of_the_namespace(exporter):
     hands = Hands(None, "ours", a_scenario().fleet, "image", exporter)  # type: ignore[arg-type]
     before = hands.device_memory()
 
@@ -194,7 +185,7 @@ def test_memory_that_is_measured_is_told_of_each_pod_of_the_namespace(exporter: 
     assert (before, hands.device_memory()) == ({}, {"a": 160})
 
 
-def test_a_new_replicas_gpu_is_well_and_one_that_is_gone_has_none(exporter: Exporter) -> None:
+def test_a_new_replicas_gpu_is_well_and_one_that_is_gone_has_none(exporter):
     hands = Hands(None, "serving", a_scenario(fleet=FLEET_OF_TWO).fleet, "image", exporter)  # type: ignore[arg-type]
     hands.meet(["a", "b"])
     hands.tell_devices(["a", "b"])

@@ -1,15 +1,11 @@
 """What counts as a good end of a play, and that each miss is named."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from lab.demo.table import table
-from lab.play.figures import Figures
 from lab.play.judgement import misses
 from lab_play.plays import BEFORE, CAP, HEALS, a_result, a_scenario, bounded
 
@@ -19,7 +15,7 @@ AFTER = replace(
 GOALS = bounded(longest_gap_p95={"at_most": 0.25}, tokens_per_second={"at_least": 0.95})
 
 
-def test_a_good_end_misses_nothing() -> None:
+def test_a_good_end_misses_nothing():
     assert misses(a_result()) == []
 
 
@@ -44,7 +40,7 @@ def test_a_good_end_misses_nothing() -> None:
         ({"trouble": "TimeoutError: no pods"}, "it could not be played to its end: TimeoutError: no pods"),
     ],
 )
-def test_each_miss_is_named(changes: dict[str, Any], named: str) -> None:
+def test_each_miss_is_named(changes, named):
     found = misses(a_result(**changes))
 
     assert len(found) == 1
@@ -52,7 +48,7 @@ def test_each_miss_is_named(changes: dict[str, Any], named: str) -> None:
 
 
 @pytest.mark.parametrize("after", ["10", "30"])
-def test_the_bounds_of_a_move_belong_to_it(after: str) -> None:
+def test_the_bounds_of_a_move_belong_to_it(after):
     assert misses(a_result(moves=[CAP | {"after": after}])) == []
 
 
@@ -71,13 +67,13 @@ def test_the_bounds_of_a_move_belong_to_it(after: str) -> None:
     ],
     ids=["good", "the bounds", "gap", "nan", "throughput", "none"],
 )
-def test_ratios_after_over_before_are_bounded(after: Figures | None, named: str) -> None:
+def test_ratios_after_over_before_are_bounded(after, named):
     found = misses(a_result(GOALS, before=BEFORE, after=after))
 
     assert [miss[: len(named)] for miss in found] == ([named] if named else [])
 
 
-def test_a_figure_that_was_zero_before_must_not_come_up() -> None:
+def test_a_figure_that_was_zero_before_must_not_come_up():
     bound = bounded(preemptions_per_request={"at_most": 2})
     none = replace(BEFORE, preemptions_per_request=0.0)
 
@@ -101,7 +97,7 @@ ALONE = {"branch": "Healthy", "writes": "untouched", "restarts_per_replica": 0}
         ({"restarts_per_replica": 1 / 3}, "0.33 restarts per replica, expected 0 at most"),
     ],
 )
-def test_a_fleet_that_must_be_left_alone_is(changes: dict[str, Any], named: str) -> None:
+def test_a_fleet_that_must_be_left_alone_is(changes, named):
     calm = {
         "moves": [],
         "verdicts": [],
@@ -115,7 +111,7 @@ def test_a_fleet_that_must_be_left_alone_is(changes: dict[str, Any], named: str)
     assert [miss[: len(named)] for miss in found] == ([named] if named else [])
 
 
-def test_a_twin_must_not_find_its_scenarios_branch_even_for_a_moment() -> None:
+def test_a_twin_must_not_find_its_scenarios_branch_even_for_a_moment():
     forbidden = frozenset({"FleetWideDemand", "Healthy"})
     calm = a_result(ALONE, moves=[], verdicts=[], branch="Healthy", restarts_per_replica=0.0)
 
@@ -123,7 +119,7 @@ def test_a_twin_must_not_find_its_scenarios_branch_even_for_a_moment() -> None:
     assert misses(a_result(branches=["FleetWideDemand"]), frozenset({"FleetWideDemand"})) == []
 
 
-def test_what_holds_a_plan_back_must_be_said() -> None:
+def test_what_holds_a_plan_back_must_be_said():
     held = {"branch": "FleetWideDemand", "held": "ObserveOnly", "plan": [{"knob": "maxNumSeqs"}]}
     shown = a_result(held, moves=[], verdicts=[], planned=[CAP], reasons=["ObserveOnly", "TargetFound"])
 
@@ -132,21 +128,21 @@ def test_what_holds_a_plan_back_must_be_said() -> None:
     assert misses(shown) == ["no condition says ObserveOnly; there are TargetFound"]
 
 
-def test_what_an_incident_costs_is_not_the_operators() -> None:
+def test_what_an_incident_costs_is_not_the_operators():
     hard = {**HEALS, "failed_requests": "any", "min_in_rotation": 1}
 
     assert misses(a_result(hard, failed_requests=40, min_in_rotation=1)) == []
     assert len(misses(a_result(hard, min_in_rotation=0))) == 1
 
 
-def test_of_several_verdicts_any_will_do() -> None:
+def test_of_several_verdicts_any_will_do():
     either = {**HEALS, "verdicts": [["Recovered", "Improved"]]}
 
     assert misses(a_result(either, verdicts=["Improved"])) == []
     assert "expected Recovered or Improved" in misses(a_result(either, verdicts=["NotRecovered"]))[0]
 
 
-def test_the_table_of_the_demo_shows_both_sides_and_every_miss() -> None:
+def test_the_table_of_the_demo_shows_both_sides_and_every_miss():
     result = a_result(before=BEFORE, after=AFTER, failed_requests=2)
     result.missed = misses(result)
 
@@ -158,7 +154,7 @@ def test_the_table_of_the_demo_shows_both_sides_and_every_miss() -> None:
     assert "as it should be" in table(a_result())
 
 
-def test_the_summary_has_the_promised_fields_and_no_nan() -> None:
+def test_the_summary_has_the_promised_fields_and_no_nan():
     summary = a_result(before=BEFORE, after=replace(AFTER, ttft_p95=math.nan)).as_json()
 
     promised = {"before", "after", "failed_requests", "min_in_rotation", "replicas", "restarts_per_replica"}
@@ -167,7 +163,7 @@ def test_the_summary_has_the_promised_fields_and_no_nan() -> None:
     assert (summary["plan"], summary["verdict"]) == ("maxNumSeqs 64 -> 18", "Recovered")
 
 
-def test_a_scenario_without_a_run_is_named_by_what_held_it() -> None:
+def test_a_scenario_without_a_run_is_named_by_what_held_it():
     held = a_result({"branch": "FleetWideDemand", "held": "ObserveOnly"}, verdicts=[], moves=[])
 
     assert held.verdict == "ObserveOnly"

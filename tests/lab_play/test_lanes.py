@@ -1,9 +1,6 @@
 """Several plays side by side, and the one table of them."""
 
-from __future__ import annotations
-
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,7 @@ from lab_play.plays import CAP, SPEC, a_result, a_scenario
 QUIET = {"branch": "Healthy"}
 
 
-def test_as_many_are_played_at_once_as_there_are_lanes() -> None:
+def test_as_many_are_played_at_once_as_there_are_lanes():
     both, most, lock = threading.Barrier(2, timeout=20), [0, 0], threading.Lock()
 
     def played(scenario: Scenario, stopped: threading.Event) -> Result:
@@ -35,7 +32,7 @@ def test_as_many_are_played_at_once_as_there_are_lanes() -> None:
     assert most[1] == 2
 
 
-def test_one_plays_trouble_is_its_own() -> None:
+def test_one_plays_trouble_is_its_own():
     def played(scenario: Scenario, stopped: threading.Event) -> Result:
         if scenario.name == "bad":
             raise TimeoutError("3 replicas in rotation: not within 180 s")
@@ -51,7 +48,7 @@ def test_one_plays_trouble_is_its_own() -> None:
     }
 
 
-def test_who_interrupts_ends_every_play() -> None:
+def test_who_interrupts_ends_every_play():
     ended: list[str] = []
 
     def played(scenario: Scenario, stopped: threading.Event) -> Result:
@@ -70,13 +67,13 @@ def test_who_interrupts_ends_every_play() -> None:
     assert ended == ["long"]
 
 
-def test_what_takes_long_begins_first() -> None:
+def test_what_takes_long_begins_first():
     plays = [a_scenario(QUIET, name="quiet"), a_scenario(name="run")]
 
     assert [each.name for each in in_order(plays)] == ["run", "quiet"]
 
 
-def test_who_is_named_first_is_played_first_and_the_rest_as_ever() -> None:
+def test_who_is_named_first_is_played_first_and_the_rest_as_ever():
     plays = [a_scenario(QUIET, name="quiet"), a_scenario(QUIET, name="silent"), a_scenario(name="run")]
 
     ordered = in_order(plays, ["silent", "quiet"])
@@ -84,7 +81,7 @@ def test_who_is_named_first_is_played_first_and_the_rest_as_ever() -> None:
     assert [each.name for each in ordered] == ["silent", "quiet", "run"]
 
 
-def test_who_stops_the_operator_is_played_last_and_alone() -> None:
+def test_who_stops_the_operator_is_played_last_and_alone():
     stops = [{"at": "5s", "do": "stop"}]
     plays = [
         a_scenario(name="stop-a", incidents=stops),
@@ -112,28 +109,28 @@ def test_who_stops_the_operator_is_played_last_and_alone() -> None:
     assert len(results) == 4
 
 
-def test_replicas_that_may_be_added_need_gpus_too() -> None:
+def test_replicas_that_may_be_added_need_gpus_too():
     levers = [{"name": "scaleOut", "maxReplicas": 5}]
     play = a_scenario(fleet={"replicas": 2}, remediation={**SPEC, "levers": levers})
 
     assert (play.gpus, a_scenario(fleet={"replicas": 3}).gpus) == (5 + 1, 3 + 1)
 
 
-def test_the_node_has_a_gpu_for_every_replica_and_spare_that_may_stand_at_once() -> None:
+def test_the_node_has_a_gpu_for_every_replica_and_spare_that_may_stand_at_once():
     plays = [a_scenario(fleet={"replicas": count}) for count in (1, 3, 2)]
 
     assert most_gpus(plays, 2) == (3 + 1) + (2 + 1)
     assert most_gpus(plays, 9) == 4 + 3 + 2
 
 
-def test_the_branches_of_all_whose_twin_it_is_are_forbidden() -> None:
+def test_the_branches_of_all_whose_twin_it_is_are_forbidden():
     plays = [a_scenario(name="hot", twin="calm"), a_scenario({"branch": "GpuFault"}, name="ill", twin="calm")]
 
     assert forbidden("calm", plays) == {"FleetWideDemand", "GpuFault"}
     assert forbidden("hot", plays) == frozenset()
 
 
-def test_what_has_ended_so_far_is_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_ended_so_far_is_in_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr(main, "OUT", tmp_path)
     told = main.teller([])
 
@@ -145,12 +142,12 @@ def test_what_has_ended_so_far_is_in_the_table(tmp_path: Path, monkeypatch: pyte
     assert "MISSED a-play: 3 requests failed" in (tmp_path / "table.md").read_text()
 
 
-def test_a_name_that_there_is_not_is_refused_with_its_variable() -> None:
+def test_a_name_that_there_is_not_is_refused_with_its_variable():
     with pytest.raises(ValueError, match="FIRST=thrush: there are a-play"):
         main.require_known([a_scenario()], ["thrush"], "FIRST")
 
 
-def test_the_table_has_a_row_for_each_play_and_a_line_for_each_miss() -> None:
+def test_the_table_has_a_row_for_each_play_and_a_line_for_each_miss():
     shown = a_result(
         {"branch": "FleetWideDemand", "held": "ObserveOnly"}, moves=[], verdicts=[], planned=[CAP]
     )

@@ -1,10 +1,7 @@
 """A whole play with a real engine and real clients; only cluster and operator are a script."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,7 +87,7 @@ class Others:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[int]:
+def engine():
     """Port of an engine that serves."""
     with a_process(f"--served-model-name={MODEL}") as (_, url):
         until_healthy(url)
@@ -98,7 +95,7 @@ def engine() -> Iterator[int]:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(playing, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(playing, "ROUTED_SECONDS", 0.0)
     monkeypatch.setattr(playing, "RAMP_SECONDS", 0.0)
@@ -121,7 +118,7 @@ def played(
     return play.run(directory), notes
 
 
-def test_a_fleet_that_is_healed_has_figures_moves_and_a_verdict(engine: int, tmp_path: Path) -> None:
+def test_a_fleet_that_is_healed_has_figures_moves_and_a_verdict(engine, tmp_path):
     healed = {
         "branch": DEMAND,
         "moves": [{"knob": "maxNumSeqs", "after": (10, 30)}],
@@ -153,9 +150,7 @@ def test_a_fleet_that_is_healed_has_figures_moves_and_a_verdict(engine: int, tmp
     assert any("approve happened" in line for line in notes.lines)
 
 
-def test_a_plan_before_the_pools_are_full_leaves_no_figures_of_before(
-    engine: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_before_the_pools_are_full_leaves_no_figures_of_before(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(playing, "RAMP_SECONDS", 60.0)
     healed = {
         "branch": DEMAND,
@@ -174,7 +169,7 @@ def test_a_plan_before_the_pools_are_full_leaves_no_figures_of_before(
     assert result.after is not None
 
 
-def test_where_nothing_must_happen_it_is_watched_and_ends_early(engine: int, tmp_path: Path) -> None:
+def test_where_nothing_must_happen_it_is_watched_and_ends_early(engine, tmp_path):
     shown = {"branch": DEMAND, "held": "ObserveOnly", "plan": [{"knob": "maxNumSeqs"}], "writes": "untouched"}
     scenario = one_replica(shown, limits={"quiet": "6s"})
     script = {1.0: a_status(DEMAND, plan=a_plan(), conditions=[HELD])}
@@ -186,7 +181,7 @@ def test_where_nothing_must_happen_it_is_watched_and_ends_early(engine: int, tmp
     assert result.seconds < scenario.limits.diagnosis
 
 
-def test_an_operator_that_acts_where_it_must_not_is_caught(engine: int, tmp_path: Path) -> None:
+def test_an_operator_that_acts_where_it_must_not_is_caught(engine, tmp_path):
     scenario = one_replica({"branch": "Healthy", "writes": "none"}, limits={"quiet": "20s"})
 
     result, _ = played(scenario, engine, {0.5: a_status(DEMAND, run=a_run())}, tmp_path)
@@ -196,7 +191,7 @@ def test_an_operator_that_acts_where_it_must_not_is_caught(engine: int, tmp_path
     assert "the runs had maxNumSeqs 64 -> 18; expected none" in result.missed
 
 
-def test_requests_that_are_cut_are_counted(tmp_path: Path) -> None:
+def test_requests_that_are_cut_are_counted(tmp_path):
     shown = {"branch": DEMAND, "held": "ObserveOnly"}
     scenario = one_replica(shown, load=[{"clients": 2, "lengths": "10+400"}], limits={"quiet": "1s"})
     with a_process(f"--served-model-name={MODEL}") as (process, url):
@@ -210,7 +205,7 @@ def test_requests_that_are_cut_are_counted(tmp_path: Path) -> None:
     assert any("requests failed or were cut, expected 0" in miss for miss in result.missed)
 
 
-def test_a_play_can_be_stopped_and_leaves_no_client(engine: int, tmp_path: Path) -> None:
+def test_a_play_can_be_stopped_and_leaves_no_client(engine, tmp_path):
     scenario, stopped = one_replica({"branch": "Healthy"}, limits={"quiet": "60s"}), threading.Event()
     play = Play(scenario, ScriptedWitness(engine, {}), Others(), f"http://127.0.0.1:{engine}", Notes())
     threading.Timer(1.0, stopped.set).start()
@@ -223,9 +218,7 @@ def test_a_play_can_be_stopped_and_leaves_no_client(engine: int, tmp_path: Path)
     assert (tmp_path / "requests-0.jsonl").stat().st_size == size
 
 
-def test_clients_that_break_off_end_the_play(
-    engine: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_that_break_off_end_the_play(engine, tmp_path, monkeypatch):
     scenario = one_replica({"branch": "Healthy"}, load=[{"clients": 1, "lengths": "10+10", "to": "replica"}])
     play = Play(scenario, ScriptedWitness(engine, {}), Others(), "ftp://127.0.0.1", Notes())
     monkeypatch.setattr(play, "_urls", lambda: dict.fromkeys(playing.Route, ("ftp://127.0.0.1",)))

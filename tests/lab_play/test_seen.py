@@ -1,7 +1,5 @@
 """How a play reads engines, pods and EndpointSlices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ def sample(at: float, preemptions: float, finished: float) -> Sample:
     return Sample(at, preemptions, finished, generated=0, running=0, waiting=0, usage=0)
 
 
-def test_a_page_of_real_vllm_is_read() -> None:
+def test_a_page_of_real_vllm_is_read():
     text = THRASH_PAGE.read_text()
 
     seen = parse(text, 5.0)
@@ -33,7 +31,7 @@ def test_a_page_of_real_vllm_is_read() -> None:
     assert seen.at == 5.0
 
 
-def test_increases_are_counted_per_replica_within_the_window() -> None:
+def test_increases_are_counted_per_replica_within_the_window():
     samples = {
         "old": [sample(0, 10, 5), sample(10, 20, 10), sample(20, 26, 14)],
         "new": [sample(15, 0, 0), sample(20, 1, 2)],
@@ -43,7 +41,7 @@ def test_increases_are_counted_per_replica_within_the_window() -> None:
     assert increase(samples, 10, 30) == (16 + 1, 9 + 2)
 
 
-def test_a_rate_needs_two_samples() -> None:
+def test_a_rate_needs_two_samples():
     assert rate([], 10) == 0
     assert rate([sample(0, 3, 0)], 10) == 0
     assert rate([sample(0, 3, 0), sample(5, 8, 0), sample(10, 18, 0)], 5) == 2
@@ -58,7 +56,7 @@ def test_a_rate_needs_two_samples() -> None:
         (["--max-num-seqs"], None),
     ],
 )
-def test_the_cap_is_read_from_a_command_line(args: list[str], cap: int | None) -> None:
+def test_the_cap_is_read_from_a_command_line(args, cap):
     assert cap_of(args) == cap
 
 
@@ -66,12 +64,8 @@ def record(outcome: Outcome, ended_at: float, gap_ms: float) -> Record:
     return Record(1, outcome, ConnectionMode.FRESH, ended_at - 5, ended_at, ended_at - 4, 10, 2, (gap_ms,))
 
 
-def test_figures_join_what_clients_and_engines_saw() -> None:
-    records = [
-        record(Outcome.OK, 15, 500.0),
-        record(Outcome.OK, 16, 3000.0),
-        record(Outcome.OK, 40, 9000.0),
-    ]
+def test_figures_join_what_clients_and_engines_saw():
+    records = [record(Outcome.OK, 15, 500.0), record(Outcome.OK, 16, 3000.0), record(Outcome.OK, 40, 9000.0)]
     samples = {"a": [sample(9, 0, 0), sample(20, 4, 2)]}
 
     seen = figures(Window(10, 20), records, samples)
@@ -93,7 +87,7 @@ def witness() -> Witness:
     return Witness(None, "a-namespace")  # type: ignore[arg-type]
 
 
-def test_the_shortest_dip_of_rotation_is_kept() -> None:
+def test_the_shortest_dip_of_rotation_is_kept():
     seen = witness()
     seen._see_slices({"s": piece(("a", True), ("b", True), ("c", True))})
     seen.arm()
@@ -107,7 +101,7 @@ def test_the_shortest_dip_of_rotation_is_kept() -> None:
     assert seen.facts.served == {"a", "b", "c", "d"}
 
 
-def test_what_happened_before_the_fleet_was_whole_does_not_count() -> None:
+def test_what_happened_before_the_fleet_was_whole_does_not_count():
     seen = witness()
     seen._see_slices({"s": piece(("a", True))})
     seen._see_slices({"s": piece(("a", True), ("b", True))})
@@ -117,7 +111,7 @@ def test_what_happened_before_the_fleet_was_whole_does_not_count() -> None:
     assert seen.facts.fewest_in_rotation == 2
 
 
-def test_the_operators_events_are_heard_once() -> None:
+def test_the_operators_events_are_heard_once():
     event = {
         "metadata": {"uid": "1"},
         "type": "Normal",
@@ -137,7 +131,7 @@ def test_the_operators_events_are_heard_once() -> None:
     assert seen.hear() == []
 
 
-def test_who_wrote_to_a_pod_is_noted_also_when_it_is_gone() -> None:
+def test_who_wrote_to_a_pod_is_noted_also_when_it_is_gone():
     pod = {
         "metadata": {
             "labels": {"app": FLEET},
@@ -154,7 +148,7 @@ def test_who_wrote_to_a_pod_is_noted_also_when_it_is_gone() -> None:
     assert seen.facts.restarts == {"1": 2}
 
 
-def test_each_state_of_the_fleets_resource_is_learnt_and_no_others() -> None:
+def test_each_state_of_the_fleets_resource_is_learnt_and_no_others():
     seen = witness()
 
     for reason in ("Healthy", "FleetWideDemand"):

@@ -1,10 +1,6 @@
 """What a person hears of a play: a trial with its picture, the dashboard, and names that fit a screen."""
 
-from __future__ import annotations
-
 from typing import Any
-
-import pytest
 
 from kvmedic.api.status import record_to_wire
 from kvmedic.model.compression import Keep
@@ -41,7 +37,7 @@ def a_scene(elapsed: float = 3.0, **memory: float) -> Scene:
     return Scene(elapsed, "the fleet is watched", (), 1, 0.5, 100, 7, 0, memory)
 
 
-def test_what_a_trial_showed_is_drawn_once() -> None:
+def test_what_a_trial_showed_is_drawn_once():
     notes = Notes()
     story = a_story(notes, **answered(ANSWER))
 
@@ -52,7 +48,7 @@ def test_what_a_trial_showed_is_drawn_once() -> None:
     assert any("blocks that came back (" in line for line in notes.lines)
 
 
-def test_a_trial_without_readings_is_not_drawn() -> None:
+def test_a_trial_without_readings_is_not_drawn():
     notes = Notes()
 
     a_story(notes, **answered(Answer(Question.RECLAMATION, OLD, "", NOW, 1))).go_on(60)
@@ -60,7 +56,7 @@ def test_a_trial_without_readings_is_not_drawn() -> None:
     assert notes.lines == []
 
 
-def test_a_method_is_named_when_the_play_begins_and_other_fleets_have_none() -> None:
+def test_a_method_is_named_when_the_play_begins_and_other_fleets_have_none():
     notes = Notes()
     story = a_story(notes)
 
@@ -70,22 +66,20 @@ def test_a_method_is_named_when_the_play_begins_and_other_fleets_have_none() -> 
     assert notes.lines == ["    0.0  engine    TOVA evicts 90 % of all tokens"]
 
 
-def test_pods_have_short_names() -> None:
+def test_pods_have_short_names():
     told = f"{FLEET}-77c9d54756-45zxm serves, {FLEET}-trial-20260301-025500 starts"
 
     assert shortened(told) == "45zxm serves, trial pod starts"
 
 
-def test_an_open_trial_is_a_phase_of_its_own() -> None:
+def test_an_open_trial_is_a_phase_of_its_own():
     now = a_story(Notes(), run={"id": "1", "steps": [TRIAL]}).scene(5, [], {f"{FLEET}-7f-45zxm": 160.0})
 
     assert now.phase.startswith("a trial pod, to which nobody leads requests")
     assert now.device_mib == {"45zxm": 160.0}
 
 
-def test_a_plain_view_prints_the_picture_as_it_is_and_the_dashboard(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_plain_view_prints_the_picture_as_it_is_and_the_dashboard(capsys):
     view = PlainView()
 
     view.show(a_scene(a=160.0, b=160.4))
@@ -100,9 +94,7 @@ def test_a_plain_view_prints_the_picture_as_it_is_and_the_dashboard(
     assert memory_line(a_scene()) == ""
 
 
-def test_a_live_view_shows_the_picture_for_a_while_and_leaves_it_behind(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_live_view_shows_the_picture_for_a_while_and_leaves_it_behind(capsys):
     view = LiveView()
 
     view.tell(1, "operator", "looks")

@@ -1,7 +1,5 @@
 """The clients of a play are processes of their own, and end with it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -30,7 +28,7 @@ def argv(file: Path) -> list[str]:
     return command(Stream(rate=1, lengths="10+10"), (NOBODY,), file)
 
 
-def test_the_load_ends_with_a_play_that_is_killed(tmp_path: Path) -> None:
+def test_the_load_ends_with_a_play_that_is_killed(tmp_path):
     file = tmp_path / "requests.jsonl"
     arguments = [sys.executable, "-c", PLAY, json.dumps(argv(file)), str(file)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as play:
@@ -43,7 +41,7 @@ def test_the_load_ends_with_a_play_that_is_killed(tmp_path: Path) -> None:
     until(lambda: not is_running(sender), 10, "the load generator is gone")
 
 
-def test_the_load_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_the_load_ends_when_it_is_told_to(tmp_path):
     file = tmp_path / "requests.jsonl"
     clients = Clients(argv(file), file)
     clients.start()

@@ -1,7 +1,5 @@
 """What one resource's stored status says to the others; what cannot be read counts on the safe side."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -33,7 +31,7 @@ def closed(outcome: Reason, minutes_ago: float) -> ClosedRun:
     return ClosedRun("1", Reason.FLEET_WIDE_DEMAND, outcome, "", (), end, end)
 
 
-def test_a_resource_without_a_status_has_no_run() -> None:
+def test_a_resource_without_a_status_has_no_run():
     found = peer_of(BODY)
 
     assert (str(found), found.uid, found.target) == ("serving/chat", "u", "llm")
@@ -43,7 +41,7 @@ def test_a_resource_without_a_status_has_no_run() -> None:
 @pytest.mark.parametrize(
     ("run", "begun"), [(a_run(), False), (a_run(StepState.ROLLING_OUT, an_intent()), True)]
 )
-def test_an_open_run_has_begun_once_an_assignment_is_written_down(run: Any, begun: bool) -> None:
+def test_an_open_run_has_begun_once_an_assignment_is_written_down(run, begun):
     found = peer_of(body(Record(run=run)))
 
     assert (found.opened_at, found.begun) == (run.started_at, begun)
@@ -59,9 +57,7 @@ def test_an_open_run_has_begun_once_an_assignment_is_written_down(run: Any, begu
     ],
     ids=["its window is open", "its verdict is waited for", "it walks", "it walks back"],
 )
-def test_a_run_that_waits_for_a_verdict_takes_no_place(
-    state: StepState, reason: Reason, *, takes_a_place: bool
-) -> None:
+def test_a_run_that_waits_for_a_verdict_takes_no_place(state, reason, *, takes_a_place):
     run = a_run(state, an_intent())
     record = report_decision(Record(run=run), Outcome(reason, ""), 1, NOW)
 
@@ -74,13 +70,13 @@ def test_a_run_that_waits_for_a_verdict_takes_no_place(
 @pytest.mark.parametrize(
     "run", [{"id": "1"}, {"startedAt": "soon"}, {"startedAt": "2026-03-01T03:00:00"}, "x"]
 )
-def test_a_run_that_cannot_be_read_keeps_its_place(run: Any) -> None:
+def test_a_run_that_cannot_be_read_keeps_its_place(run):
     found = peer_of(body(run=run))
 
     assert (found.opened_at, found.begun) == (LONG_AGO, True)
 
 
-def test_only_bad_ends_are_told_and_unknown_ones_are_passed_over() -> None:
+def test_only_bad_ends_are_told_and_unknown_ones_are_passed_over():
     history = (closed(Reason.RECOVERED, 1), closed(Reason.NOT_RECOVERED, 2), closed(Reason.FLAG_DRIFTED, 3))
     record = replace(Record(), history=history)
     stored = body(record)

@@ -1,7 +1,5 @@
 """What the operator's own gauges say of its resources."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -65,7 +63,7 @@ def gauges(reporter: Reporter, severity: str = "ticket") -> tuple[float | None, 
     ],
     ids=["nothing said", "waits", "waits no more", "stalled", "blind", "sees", "unreadable record"],
 )
-def test_a_resource_counts_as_it_was_loaded(record: Record | None, counted: tuple[float, ...]) -> None:
+def test_a_resource_counts_as_it_was_loaded(record, counted):
     reporter = Reporter(Discarded(), Telemetry())
 
     reporter.seen(a_resource(record))
@@ -83,7 +81,7 @@ def test_a_resource_counts_as_it_was_loaded(record: Record | None, counted: tupl
     ],
     ids=["page", "ticket", "no trouble"],
 )
-def test_trouble_counts_under_its_severity(urgency: Urgency | None, page: float, ticket: float) -> None:
+def test_trouble_counts_under_its_severity(urgency, page, ticket):
     reporter = Reporter(Discarded(), Telemetry())
     waits = saying((ConditionType.ACTION_REQUIRED, Truth.TRUE), (ConditionType.STALLED, Truth.TRUE))
 
@@ -96,7 +94,7 @@ def test_trouble_counts_under_its_severity(urgency: Urgency | None, page: float,
 
 
 @pytest.mark.parametrize("reason", sorted(DIVERTS))
-def test_a_diagnosis_for_another_runbook_counts_under_its_reason(reason: Reason) -> None:
+def test_a_diagnosis_for_another_runbook_counts_under_its_reason(reason):
     reporter = Reporter(Discarded(), Telemetry())
     shown = ShownDiagnosis(reason, "who", "PreemptionThrash", NOW)
     late = Urgency(Severity.PAGE, "late", NOW, ("e2eP95",))
@@ -112,7 +110,7 @@ def test_a_diagnosis_for_another_runbook_counts_under_its_reason(reason: Reason)
         assert counts == {each: float(each is reason) for each in DIVERTS}
 
 
-async def test_a_save_moves_a_resource_and_a_forgotten_one_counts_nowhere() -> None:
+async def test_a_save_moves_a_resource_and_a_forgotten_one_counts_nowhere():
     reporter = Reporter(Discarded(), Telemetry())
     waits = saying((ConditionType.ACTION_REQUIRED, Truth.TRUE))
     reporter.seen(a_resource(waits, "1"))

@@ -1,7 +1,5 @@
 """What turns of the supply leave behind: shares that were too much, and what speaks against a change."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
@@ -17,11 +15,7 @@ from kvmedic.record.runs import after_trouble, close_run, raised_share, with_out
 from run_builder import CONFIG, NEW, NOW, OLD, REPLACE, STEP, a_fleet, a_pod, a_run, an_intent
 
 RAISED = replace(
-    STEP,
-    knob=Knob.GPU_MEMORY_UTILIZATION,
-    before="0.9",
-    after="0.92",
-    reason=Reason.MEMORY_STEPPED_UP,
+    STEP, knob=Knob.GPU_MEMORY_UTILIZATION, before="0.9", after="0.92", reason=Reason.MEMORY_STEPPED_UP
 )
 IN_FILE = replace(
     CONFIG, knob=Knob.GPU_MEMORY_UTILIZATION, before="0.9", after="0.92", reason=Reason.MEMORY_STEPPED_UP
@@ -47,7 +41,7 @@ def after(run: Run, ending: Reason, before: Record | None = None) -> Record:
     return close_run(record, run, Outcome(ending, ""), 1, NOW)
 
 
-def test_a_share_that_was_too_much_is_written_down_once() -> None:
+def test_a_share_that_was_too_much_is_written_down_once():
     once = with_outgrown(Record(), 0.92, template(), NOW)
 
     again = with_outgrown(once, 0.92, template(), NOW + timedelta(hours=1))
@@ -59,13 +53,13 @@ def test_a_share_that_was_too_much_is_written_down_once() -> None:
 @pytest.mark.parametrize(
     ("share", "expected"), [(0.9, 0.9), (0.95, 0.92)], ids=["a lower one", "a higher one"]
 )
-def test_of_one_template_the_lowest_counts(share: float, expected: float) -> None:
+def test_of_one_template_the_lowest_counts(share, expected):
     record = with_outgrown(with_outgrown(Record(), 0.92, template(), NOW), share, template(), NOW)
 
     assert [one.share for one in record.outgrown] == [expected]
 
 
-def test_templates_are_told_apart_and_bounded_in_number() -> None:
+def test_templates_are_told_apart_and_bounded_in_number():
     record = Record()
     for number in range(HISTORY_LENGTH + 3):
         record = with_outgrown(record, 0.9, template(f"image-{number}"), NOW)
@@ -85,11 +79,11 @@ def test_templates_are_told_apart_and_bounded_in_number() -> None:
     ],
     ids=["the same", "restarted", "other flags", "another image", "other nodes"],
 )
-def test_a_template_is_the_same_as_long_as_its_memory_is(other: dict[str, object], *, same: bool) -> None:
+def test_a_template_is_the_same_as_long_as_its_memory_is(other, *, same):
     assert (body_hash(other) == HERE) is same
 
 
-def test_a_template_without_containers_has_a_hash_too() -> None:
+def test_a_template_without_containers_has_a_hash_too():
     assert body_hash({}) == body_hash({"spec": None})
 
 
@@ -105,7 +99,7 @@ def test_a_template_without_containers_has_a_hash_too() -> None:
     ],
     ids=["raised", "raised in a file", "lowered", "put back", "another knob", "another step"],
 )
-def test_only_a_raise_raises(step: FlagStep | ConfigStep, share: float | None) -> None:
+def test_only_a_raise_raises(step, share):
     assert raised_share(step) == share
 
 
@@ -128,9 +122,7 @@ def test_only_a_raise_raises(step: FlagStep | ConfigStep, share: float | None) -
         "another knob",
     ],
 )
-def test_replicas_that_end_with_more_memory_mark_the_share(
-    step: FlagStep | ConfigStep, revision: str, restarts: int, known: list[float]
-) -> None:
+def test_replicas_that_end_with_more_memory_mark_the_share(step, revision, restarts, known):
     fleet = a_fleet(pods=(a_pod("x", revision, restarts=restarts), a_pod("y", NEW)))
 
     done = after_trouble(Record(), verified(step), fleet, template(), NOW)
@@ -150,7 +142,7 @@ def test_replicas_that_end_with_more_memory_mark_the_share(
     ],
     ids=["a larger share", "in a file", "host memory", "prefixes", "a cap", "a smaller share"],
 )
-def test_a_change_whose_first_replica_does_not_come_up_is_remembered(step: FlagStep | ConfigStep) -> None:
+def test_a_change_whose_first_replica_does_not_come_up_is_remembered(step):
     run = verified(step).turned_back(FAILED, None).reverted()
 
     done = after(run, Reason.CANARY_FAILED)
@@ -159,13 +151,13 @@ def test_a_change_whose_first_replica_does_not_come_up_is_remembered(step: FlagS
 
 
 @pytest.mark.parametrize("reason", [Reason.SPARE_UNSCHEDULABLE, Reason.ROLLED_BACK_BY_HAND])
-def test_a_change_that_was_never_judged_is_not_remembered(reason: Reason) -> None:
+def test_a_change_that_was_never_judged_is_not_remembered(reason):
     run = verified(STEP).turned_back(Outcome(reason, ""), None).reverted()
 
     assert after(run, reason).failed_attempts == ()
 
 
-def test_the_same_knob_up_and_down_are_two_memories() -> None:
+def test_the_same_knob_up_and_down_are_two_memories():
     back = Outcome(Reason.NOT_RECOVERED, "")
     down = replace(RAISED, after="0.88", reason=Reason.MEMORY_STEPPED_DOWN)
 

@@ -1,7 +1,5 @@
 """What a look at a fleet leaves in the record about its plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
@@ -36,14 +34,14 @@ def first(plan: Plan = PLAN) -> Record:
     return record_plan(Record(), plan, ASK, 3, NOW)
 
 
-def test_the_plan_is_kept_whole_so_that_an_approval_can_bind_to_it() -> None:
+def test_the_plan_is_kept_whole_so_that_an_approval_can_bind_to_it():
     shown = first().plan
 
     assert shown is not None
     assert (shown.digest, shown.at, shown.bound) == (PLAN.digest, NOW, PLAN)
 
 
-def test_a_plan_that_is_not_the_one_of_its_digest_binds_nothing() -> None:
+def test_a_plan_that_is_not_the_one_of_its_digest_binds_nothing():
     shown = first().plan
 
     assert shown is not None
@@ -51,7 +49,7 @@ def test_a_plan_that_is_not_the_one_of_its_digest_binds_nothing() -> None:
     assert replace(shown, exact=None).bound is None
 
 
-def test_the_same_plan_is_shown_since_it_was_first_shown() -> None:
+def test_the_same_plan_is_shown_since_it_was_first_shown():
     again = record_plan(first(), PLAN, ASK, 3, NOW + timedelta(days=1))
 
     assert again == first()
@@ -59,14 +57,10 @@ def test_the_same_plan_is_shown_since_it_was_first_shown() -> None:
 
 @pytest.mark.parametrize(
     ("cap", "after", "is_new"),
-    [
-        (17, REFRESH - SECOND, False),
-        (17, REFRESH, True),
-        (20, SECOND, True),
-    ],
+    [(17, REFRESH - SECOND, False), (17, REFRESH, True), (20, SECOND, True)],
     ids=["noise is not worth a write", "noise of long ago is", "another plan is at once"],
 )
-def test_another_plan_takes_its_place(cap: int, after: timedelta, is_new: bool) -> None:
+def test_another_plan_takes_its_place(cap, after, is_new):
     then = record_plan(first(), to(cap), ASK, 3, NOW + after).plan
 
     assert then is not None
@@ -74,7 +68,7 @@ def test_another_plan_takes_its_place(cap: int, after: timedelta, is_new: bool) 
     assert then.at == (NOW + after if is_new else NOW)
 
 
-def test_a_record_of_a_version_that_kept_no_plan_gets_one() -> None:
+def test_a_record_of_a_version_that_kept_no_plan_gets_one():
     old = first()
     assert old.plan is not None
 
@@ -84,7 +78,7 @@ def test_a_record_of_a_version_that_kept_no_plan_gets_one() -> None:
     assert (then.bound, then.at) == (PLAN, NOW + SECOND)
 
 
-def test_what_a_person_has_to_type_is_written_anew_when_it_changes() -> None:
+def test_what_a_person_has_to_type_is_written_anew_when_it_changes():
     told = Outcome(Reason.AWAITING_APPROVAL, "plan ffff waits for approval")
 
     record = record_plan(first(), to(20), told, 3, NOW + SECOND)
@@ -96,7 +90,7 @@ def test_what_a_person_has_to_type_is_written_anew_when_it_changes() -> None:
         assert condition.changed_at == NOW, "it waits for as long as before"
 
 
-def test_numbers_that_changed_are_not() -> None:
+def test_numbers_that_changed_are_not():
     blocked = record_plan(Record(), PLAN, Outcome(Reason.IN_COOLDOWN, "until 03:10"), 3, NOW)
 
     assert record_plan(blocked, PLAN, Outcome(Reason.IN_COOLDOWN, "until 03:11"), 3, NOW + SECOND) == blocked
@@ -112,7 +106,7 @@ def test_numbers_that_changed_are_not() -> None:
         (Reason.IN_COOLDOWN, "Planned"),
     ],
 )
-def test_one_word_says_that_a_person_is_waited_for(reason: Reason, expected: str) -> None:
+def test_one_word_says_that_a_person_is_waited_for(reason, expected):
     assert phase(record_plan(Record(), PLAN, Outcome(reason, "why"), 3, NOW)) == expected
 
 
@@ -123,7 +117,7 @@ def seen(*findings: str, after: timedelta = timedelta(0), record: Record | None 
     )
 
 
-def test_what_is_noticed_of_a_calm_fleet_is_written_down_once() -> None:
+def test_what_is_noticed_of_a_calm_fleet_is_written_down_once():
     noticed = seen("usage 0.3", record=seen())
 
     assert noticed.diagnosis is not None
@@ -145,7 +139,7 @@ def with_switches(*given: RunbookSwitch | None) -> Record:
     return record
 
 
-def test_a_switch_of_runbooks_is_written_down_once_each_way() -> None:
+def test_a_switch_of_runbooks_is_written_down_once_each_way():
     again = replace(OVER, message="other figures", at=NOW + REFRESH)
 
     assert with_switches(None) == Record()
@@ -153,7 +147,7 @@ def test_a_switch_of_runbooks_is_written_down_once_each_way() -> None:
     assert with_switches(OVER, BACK, again, replace(BACK, message="more")).runbook_switches == (BACK, OVER)
 
 
-def test_the_newest_switch_comes_first_and_the_oldest_goes() -> None:
+def test_the_newest_switch_comes_first_and_the_oldest_goes():
     given = [replace(OVER, template=f"{at:016d}") for at in range(RUNBOOK_SWITCHES_LENGTH + 1)]
 
     assert with_switches(*given).runbook_switches == tuple(reversed(given[1:]))

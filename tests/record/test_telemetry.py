@@ -1,13 +1,11 @@
 """What the operator exports of itself."""
 
-from __future__ import annotations
-
 from prometheus_client import generate_latest
 
 from kvmedic.record.reporter import Telemetry
 
 
-def test_no_series_says_when_another_was_created() -> None:
+def test_no_series_says_when_another_was_created():
     telemetry = Telemetry()
     telemetry.failures.labels(kind="Conflict").inc()
 

@@ -1,21 +1,12 @@
 """What people are told when a record changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
-from kvmedic.model.status import (
-    ClosedRun,
-    Record,
-    RunbookSwitch,
-    Severity,
-    ShownDiagnosis,
-    Urgency,
-)
+from kvmedic.model.status import ClosedRun, Record, RunbookSwitch, Severity, ShownDiagnosis, Urgency
 from kvmedic.record.events import notes
 from run_builder import NOW, a_run, an_intent
 
@@ -27,21 +18,21 @@ def told(before: Record | None, after: Record) -> list[Reason]:
     return [note.reason for note in notes(before, after)]
 
 
-def test_the_diagnosis_that_a_run_is_opened_on_is_told_before_the_plan() -> None:
+def test_the_diagnosis_that_a_run_is_opened_on_is_told_before_the_plan():
     opened = Record(diagnosis=DEMAND, run=a_run(StepState.PENDING))
 
     assert told(Record(diagnosis=HEALTHY), opened) == [Reason.FLEET_WIDE_DEMAND, Reason.PLANNED]
     assert told(Record(diagnosis=DEMAND), opened) == [Reason.PLANNED]
 
 
-def test_a_diagnosis_is_told_once_however_often_it_is_made() -> None:
+def test_a_diagnosis_is_told_once_however_often_it_is_made():
     again = Record(diagnosis=replace(DEMAND, message="other numbers"))
 
     assert told(None, Record(diagnosis=DEMAND)) == [Reason.FLEET_WIDE_DEMAND]
     assert told(Record(diagnosis=DEMAND), again) == []
 
 
-def test_a_run_tells_each_state_once() -> None:
+def test_a_run_tells_each_state_once():
     rolling = Record(diagnosis=DEMAND, run=a_run(StepState.ROLLING_OUT, an_intent()))
 
     assert told(Record(diagnosis=DEMAND, run=a_run(StepState.PENDING)), rolling) == [Reason.ROLLING_OUT]
@@ -52,7 +43,7 @@ LATE = Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e
 CALMER = Urgency(Severity.TICKET, "every objective of the spec is met", NOW)
 
 
-def test_a_page_is_told_when_it_begins_and_when_it_ends_while_there_is_trouble() -> None:
+def test_a_page_is_told_when_it_begins_and_when_it_ends_while_there_is_trouble():
     rolling = Record(diagnosis=DEMAND, run=a_run(StepState.ROLLING_OUT, an_intent()), urgency=CALMER)
     paged = replace(rolling, urgency=LATE)
 
@@ -66,7 +57,7 @@ def test_a_page_is_told_when_it_begins_and_when_it_ends_while_there_is_trouble()
     ]
 
 
-def test_a_page_that_begins_is_a_warning_with_its_numbers_and_one_that_ends_is_none() -> None:
+def test_a_page_that_begins_is_a_warning_with_its_numbers_and_one_that_ends_is_none():
     begun, ended = (
         notes(Record(urgency=one), Record(urgency=other))[0]
         for one, other in ((CALMER, LATE), (LATE, CALMER))
@@ -77,7 +68,7 @@ def test_a_page_that_begins_is_a_warning_with_its_numbers_and_one_that_ends_is_n
     assert CALMER.message in ended.message
 
 
-def test_every_note_has_the_severity_of_the_trouble_that_it_is_about() -> None:
+def test_every_note_has_the_severity_of_the_trouble_that_it_is_about():
     opened = Record(diagnosis=DEMAND, run=a_run(StepState.PENDING), urgency=LATE)
     healed = Record(diagnosis=HEALTHY)
 
@@ -94,7 +85,7 @@ def test_every_note_has_the_severity_of_the_trouble_that_it_is_about() -> None:
         (Reason.NOT_RECOVERED, True),
     ],
 )
-def test_an_end_is_a_warning_where_somebody_may_want_to_look(outcome: Reason, warns: bool) -> None:
+def test_an_end_is_a_warning_where_somebody_may_want_to_look(outcome, warns):
     open_run = a_run(StepState.VERIFYING, an_intent())
     ended = ClosedRun(open_run.id, Reason.FLEET_WIDE_DEMAND, outcome, "", (), NOW, NOW)
 
@@ -114,7 +105,7 @@ OVER = RunbookSwitch(
 )
 
 
-def test_a_switch_of_runbooks_is_told_once_also_where_a_run_is_opened_on_it() -> None:
+def test_a_switch_of_runbooks_is_told_once_also_where_a_run_is_opened_on_it():
     before, seen = Record(diagnosis=HEALTHY), Record(diagnosis=DEMAND, runbook_switches=(OVER,))
     opened = replace(seen, run=a_run(StepState.PENDING))
 
@@ -124,7 +115,7 @@ def test_a_switch_of_runbooks_is_told_once_also_where_a_run_is_opened_on_it() ->
     assert told(seen, replace(seen, runbook_switches=())) == []
 
 
-def test_a_switch_of_runbooks_says_which_way_and_why() -> None:
+def test_a_switch_of_runbooks_says_which_way_and_why():
     note = notes(Record(), Record(runbook_switches=(OVER,)))[0]
 
     assert note.message == (
@@ -134,7 +125,7 @@ def test_a_switch_of_runbooks_says_which_way_and_why() -> None:
     assert (note.warning, note.on_target, note.run) == (False, False, "")
 
 
-def test_the_way_back_and_another_template_are_told_too() -> None:
+def test_the_way_back_and_another_template_are_told_too():
     back = replace(OVER, from_runbook=OVER.to_runbook, to_runbook=OVER.from_runbook)
     seen = Record(diagnosis=DEMAND, runbook_switches=(OVER,))
 

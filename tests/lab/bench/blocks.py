@@ -6,8 +6,6 @@ The example everywhere: 14,000 of 16,000 tokens evicted, in 1,000 blocks of 16 t
 every pass of 128 tokens, as a method does it; where nothing is moved passes and a single one free the same.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import dataclass
@@ -42,7 +40,6 @@ class Case:
 
     @property
     def mean(self) -> float:
-        """Return the blocks that arithmetic has come free."""
         is_number = isinstance(self.expected, float)
         return self.expected if is_number else blocks.freed_blocks(WHOLE, self.expected).mean
 

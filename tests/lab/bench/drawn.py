@@ -16,7 +16,6 @@ _SHAPES = ("varied", "varied", "varied", "two kinds", "fixed", "even")
 
 
 def drawn(seed: int) -> Workload:
-    """Return the workload of a seed."""
     source = random.Random(seed)
     prompt, prompt_mean = _lengths(source, _between(source, 40, 1200))
     output, output_mean = _lengths(source, _between(source, 80, 1200))
@@ -38,7 +37,6 @@ def _between(source: random.Random, low: float, high: float) -> float:
 
 
 def _lengths(source: random.Random, mean: float) -> tuple[Draw, float]:
-    """Return lengths of a shape that is drawn, with their mean."""
     match source.choice(_SHAPES):
         case "fixed":
             return fixed(round(mean)), mean

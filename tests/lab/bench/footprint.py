@@ -6,8 +6,6 @@ per second come out. Then requests arrive at random at shares of T, and what run
 compared with what was predicted: at most the share of R, and where that fits, no more than the trigger.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from dataclasses import dataclass, field
@@ -115,7 +113,6 @@ def _seen(drive: Drive, requests: int) -> Seen:
 
 
 def moments_of(lengths: list[int]) -> Moments:
-    """Return the moments of lengths."""
     return Moments(*(sum(length**power for length in lengths) / len(lengths) for power in (1, 2, 3)))
 
 

@@ -12,8 +12,6 @@ Bounds: a chosen watermark loses at most 2 % against doing nothing and 5 % again
 keeps it; a smaller step loses at most 2 %. Runs of these lengths differ by 1 % by chance.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor

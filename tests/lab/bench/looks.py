@@ -8,8 +8,6 @@ and the whole look that any other needs. Each round is a moment of its own, so t
 from memory. Printed are queries, series in their answers, and the median seconds of a round.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import tempfile
@@ -36,10 +34,7 @@ PODS, ROUNDS = 200, 7
 HISTORY, STEP = timedelta(minutes=36), timedelta(seconds=30)
 HOLD = timedelta(minutes=2)
 """The spec's defaults: trigger over five minutes, held for two; sizing over thirty."""
-LOOKS = {
-    "glance": (Look(FIVE, HOLD, TRIGGER),),
-    "whole look": (Look(FIVE, HOLD), Look(THIRTY)),
-}
+LOOKS = {"glance": (Look(FIVE, HOLD, TRIGGER),), "whole look": (Look(FIVE, HOLD), Look(THIRTY))}
 
 
 @dataclass(slots=True)
@@ -102,7 +97,6 @@ async def cost(url: str, pods: Sequence[str], looks: tuple[Look, ...]) -> Cost:
 
 
 def main() -> None:
-    """Print the table."""
     pods = [f"llm-{i}" for i in range(int(sys.argv[1]) if len(sys.argv) > 1 else PODS)]
     with tempfile.TemporaryDirectory() as directory:
         history(Path(directory), pods)

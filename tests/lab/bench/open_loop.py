@@ -84,7 +84,6 @@ HEADER = f"{'workload':14} {'load':>5} {'in time':>8} {'scrapes':>16} {'2 pages'
 
 
 def rows_of(workload: Workload) -> tuple[Row, ...]:
-    """Return the rows of one workload."""
     mean = sum(one.output for one in islice(workload.lengths(), 2000)) / 2000
     best = _most_goodput(workload, round(SWEPT_TOKENS / mean))
     return tuple(_row(workload, load, load * best / mean) for load in LOADS)

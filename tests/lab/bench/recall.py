@@ -7,8 +7,6 @@ takes a second. Each follows from the slots that are left when a request ends. B
 expected: the share of prompts that the model understands, times the share of needles that survive.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import deque
 from dataclasses import dataclass
@@ -80,7 +78,6 @@ def _run(scheduler: Scheduler) -> None:
 
 
 def main() -> None:
-    """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench.recall", description=__doc__)
     parser.add_argument("--samples", type=int, default=200, help="questions for each score")
     samples = parser.parse_args().samples

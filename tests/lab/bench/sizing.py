@@ -97,7 +97,6 @@ HEADER = (
 
 
 def row_of(workload: Workload) -> Row:
-    """Return one workload's row of the table."""
     run = _runs(workload)
     idle = run(UNCAPPED)
     running = _running(idle)
@@ -178,7 +177,6 @@ def _most_running(idle: Outcome) -> float:
 
 
 def _preemptions(outcome: Outcome) -> float:
-    """Return preemptions per request."""
     found = _series(outcome, "vllm:num_preemptions_total")
     return (found[-1] - found[0]) / outcome.finished
 
@@ -189,7 +187,6 @@ def _did(idle: Outcome, capped: Outcome) -> str:
 
 
 def _verdicts(before: Baseline, idle: Outcome, swept: Iterable[Outcome]) -> tuple[tuple[str, str], ...]:
-    """Return what each cap did, and what the operator said of it."""
     once = {outcome.cap: outcome for outcome in swept}
     return tuple((_did(idle, capped), _said(before, capped)) for capped in once.values())
 

@@ -6,8 +6,6 @@ kept although it shares none. Second table: workloads with and without room for 
 memory. It fails where host memory stays although fewer tokens of requests without a stall come out.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -126,7 +124,6 @@ def prefix_row(shape: Workload, common: int, groups: int) -> PrefixRow:
 
 
 def host_row(workload: Workload) -> HostRow:
-    """Return what a workload gains from host memory."""
     off, on = (_run(workload, host_blocks=blocks) for blocks in (0, POOLS_IN_HOST * workload.blocks))
     before, after = _figures(off), _figures(on)
     return HostRow(

@@ -8,8 +8,6 @@ the caps, the share of pairs of them that lie within 5, 10 and 20 % (or one) of 
 goodput of caps that are 10 and 20 % off the median one, against the median's.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from itertools import combinations
@@ -46,7 +44,6 @@ def near(caps: Sequence[int], share: float) -> float:
 
 
 def goodput(workload: Workload, cap: int) -> float:
-    """Return the mean goodput at a cap."""
     runs = (
         Drive(workload, cap, workload.lengths(100 + seed)).run(2 * workload.clients, REQUESTS)
         for seed in range(JUDGED)
@@ -55,7 +52,6 @@ def goodput(workload: Workload, cap: int) -> float:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the table."""
     heads = [f"{share:.0%}" for share in NEAR] + [f"x{off:g}" for off in OFF]
     print(f"{'workload':26} {'caps':>22} {' '.join(f'{head:>6}' for head in heads)}")
     for workload in WORKLOADS:

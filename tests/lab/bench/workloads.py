@@ -88,7 +88,6 @@ def even(low: int, high: int) -> Draw:
 
 
 def fixed(length: int) -> Draw:
-    """Return one length."""
     return lambda _: length
 
 

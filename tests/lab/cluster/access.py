@@ -1,7 +1,5 @@
 """How a client reaches a cluster: address, authority, token, kubeconfig."""
 
-from __future__ import annotations
-
 import json
 import os
 import ssl
@@ -29,7 +27,6 @@ class Access:
         return context
 
     def headers(self) -> dict[str, str]:
-        """The bearer token, if there is one."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def kubeconfig(self) -> dict[str, Any]:
@@ -45,7 +42,6 @@ class Access:
         }
 
     def write_kubeconfig(self, path: Path) -> Path:
-        """Write the kubeconfig, readable by its owner only."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(self.kubeconfig(), file, indent=1)

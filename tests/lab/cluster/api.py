@@ -207,7 +207,6 @@ def documents(manifest: str | Object | Iterable[Object]) -> list[Object]:
 
 
 def read_manifests(path: Path) -> list[Object]:
-    """The objects in a YAML file."""
     return documents(path.read_text())
 
 

@@ -1,7 +1,5 @@
 """Which cluster this machine gets: kind where a Docker engine answers, else the native one."""
 
-from __future__ import annotations
-
 import os
 
 from .interface import Cluster

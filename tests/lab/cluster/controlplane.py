@@ -1,7 +1,5 @@
 """Command lines of etcd and the control plane, the same for the light tier and the native cluster."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -59,7 +57,6 @@ class ControlPlane:
 
     @property
     def url(self) -> str:
-        """Address of the API server."""
         return f"https://{self.addresses.host}:{self.addresses.api}"
 
     def identity(self, user: str, group: str) -> Access:

@@ -1,7 +1,5 @@
 """Debian packages that the lab needs; installed when missing, without letting their services start."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What tests and the demo may ask of a cluster, whichever kind it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cluster by kind, where a Docker engine answers: Kubernetes in a container, any system, no root."""
 
-from __future__ import annotations
-
 import base64
 import ipaddress
 import json
@@ -63,7 +61,6 @@ class KindCluster:
         say(f"the cluster is up; kubeconfig {self.kubeconfig}")
 
     def down(self) -> None:
-        """Delete the cluster with its container."""
         if NAME in _kind("get", "clusters").split():
             with step("deleting the kind cluster"):
                 _kind("delete", "cluster", "--name", NAME)

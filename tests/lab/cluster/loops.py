@@ -6,8 +6,6 @@ the middle of a test that has nothing to do with it. Cancelling what is under wa
 clients go on has taken more of them by then.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 

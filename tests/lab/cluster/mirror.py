@@ -1,7 +1,5 @@
 """The objects of one collection as a watch told of them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Needs root. Everything lies in `build/lab/native`; what a node must change elsew
 chains, control groups, kernel settings) is taken back by `down`, also after a crash.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -54,7 +52,6 @@ class NativeCluster:
 
     @property
     def access(self) -> Access:
-        """The administrator's access."""
         return read_kubeconfig(KUBECONFIG)
 
     @property

@@ -1,7 +1,5 @@
 """The pod network of the native cluster: one bridge whose address is the node's."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """One real node: containerd, kubelet and kube-proxy with their configuration."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +26,10 @@ class Node:
 
     @property
     def socket(self) -> Path:
-        """containerd's socket."""
         return self.directory / "containerd" / "sock"
 
     @property
     def logs(self) -> Path:
-        """Logs of the pods."""
         return self.directory / "pods"
 
     def containerd(self) -> Component:
@@ -66,7 +62,6 @@ class Node:
         return self._component("kube-proxy", str(self.kube), "kube-proxy", f"--config={config}")
 
     def is_serving(self) -> bool:
-        """Whether containerd answers."""
         return self.ctr("version").returncode == 0
 
     def ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,5 @@
 """Where the lab keeps what it builds and runs: everything lies under the repository's `build/`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]

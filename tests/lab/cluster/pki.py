@@ -1,7 +1,5 @@
 """Keys, certificates and tokens of one cluster, made by openssl in its own directory."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +35,6 @@ class Authority:
 
     @property
     def certificate(self) -> Path:
-        """What clients trust."""
         return self.directory / "ca.crt"
 
     def sign(self, name: str, subject: str, names: Sequence[str] = ()) -> tuple[Path, Path]:

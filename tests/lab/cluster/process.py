@@ -1,7 +1,5 @@
 """One server process of the lab: start, wait until it serves, end; its log lies beside its data."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import re

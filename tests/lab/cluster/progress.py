@@ -1,7 +1,5 @@
 """Progress on standard error: what the lab is doing now, and how long each step took."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

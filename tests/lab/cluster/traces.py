@@ -4,8 +4,6 @@ Processes are found by a marker in their environment (containerd passes it on to
 of those; nothing depends on a list of process ids that a crash could have left incomplete.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -3,8 +3,6 @@
 SCENARIO=thrash|healthy|bad-canary|compression or any other name of a file there; ENGINE=lab|vllm.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The end of the play on one screen: before and after, and what must be true."""
 
-from __future__ import annotations
-
 import math
 
 from lab.play.figures import Figures
@@ -12,7 +10,6 @@ Row = tuple[str, str, str, str]
 
 
 def table(result: Result) -> str:
-    """Return the closing table as plain text."""
     lines = ["", _rule(), *_head(result), _rule()]
     if result.before is not None and result.after is not None:
         lines += [_row(row) for row in (("", "before", "after", ""), *_rows(result.before, result.after))]

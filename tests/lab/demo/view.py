@@ -1,7 +1,5 @@
 """The play in a terminal: a calm live screen where there is one, plain lines with times everywhere else."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Sequence
@@ -37,7 +35,6 @@ def clock(elapsed: float) -> str:
 
 
 def summary_line(scene: Scene) -> str:
-    """Return the fleet and its clients in one line."""
     gap = "-" if math.isnan(scene.longest_gap_p95) else f"{scene.longest_gap_p95:.1f} s"
     return (
         f"{scene.in_rotation} in rotation | {scene.preemptions_per_second:.1f} preemptions/s | "
@@ -47,7 +44,6 @@ def summary_line(scene: Scene) -> str:
 
 
 def replica_line(each: ReplicaLine) -> str:
-    """Return one replica in one line."""
     head = f"{each.name}  cap {each.cap:<4} {each.state:<12}"
     if not each.answers:
         return head.rstrip()
@@ -74,7 +70,6 @@ class Told:
     """In one line."""
 
     def print(self) -> None:
-        """Print it as it is."""
         print(f"{clock(self.elapsed)}  {self.who:<9} " + f"\n{INDENT}".join(self.lines), flush=True)
 
 
@@ -95,7 +90,6 @@ class PlainView:
         line_of(elapsed, who, text).print()
 
     def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
-        """Print a picture."""
         Told(elapsed, who, tuple(lines), "").print()
 
     def show(self, scene: Scene) -> None:
@@ -130,7 +124,6 @@ class LiveView:
         self._story.append(self._picture)
 
     def show(self, scene: Scene) -> None:
-        """Redraw the screen."""
         head, foot = Text(scene.phase, style="bold"), Text(summary_line(scene))
         memory = [Text(memory_line(scene))] if scene.device_mib else []
         drawn = self._picture

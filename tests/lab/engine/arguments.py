@@ -223,7 +223,6 @@ def _json_or_text(text: str) -> object:
 
 
 def parse_serve(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments of `vllm serve …`; `arguments` starts with `serve`."""
     parser = FlexibleParser(prog="vllm")
     parser.add_argument("-v", "--version", action="version", version=VERSION)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=argparse.ArgumentParser)

@@ -75,7 +75,6 @@ class Comparison:
 
 
 def measured_rows(path: Path = TABLE) -> list[Measured]:
-    """Return the measured table."""
     lines = (line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
     return [
         Measured(

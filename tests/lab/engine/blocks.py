@@ -66,7 +66,6 @@ class BlockPool:
         return sum(len(same) for same in self._cached.values())
 
     def is_free(self, block: Block) -> bool:
-        """Return whether no request holds the block."""
         return block.block_id in self._free
 
     def take(self, count: int) -> list[Block]:

@@ -22,7 +22,6 @@ class Number:
     created: float = field(default_factory=time.time)
 
     def add(self, amount: float = 1.0) -> None:
-        """Add to the value."""
         self.value += amount
 
 
@@ -44,7 +43,6 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Number of observations."""
         return sum(self.counts)
 
 
@@ -140,7 +138,6 @@ class Page:
 
 
 def family_rows() -> list[list[str]]:
-    """Return the rows of `families.tsv`."""
     text = Path(__file__).with_name("families.tsv").read_text(encoding="utf-8")
     return [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
 

@@ -52,7 +52,6 @@ class Connection(asyncio.Protocol):
         self._status = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember the connection."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._connections.add(self)
@@ -71,7 +70,6 @@ class Connection(asyncio.Protocol):
         self._next_request()
 
     def respond(self, status: int, body: bytes, content_type: str = "application/json") -> None:
-        """Send a whole response."""
         head = self._head(status, f"content-length: {len(body)}\r\ncontent-type: {content_type}\r\n")
         self._write(head + body)
         self._done()
@@ -87,7 +85,6 @@ class Connection(asyncio.Protocol):
             self.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
 
     def end_stream(self) -> None:
-        """End a stream properly."""
         self._write(b"0\r\n\r\n")
         self._done()
 
@@ -98,7 +95,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered."""
         return self._request is not None
 
     def _head(self, status: int, fields: str) -> bytes:

@@ -67,7 +67,6 @@ class LiveEngine:
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens of requests that have no output yet."""
         return sum(request.prompt_length for request in self._listeners if not request.output_length)
 
     def submit(self, tokens: list[int], max_tokens: int, listener: Listener) -> Request:

@@ -112,7 +112,6 @@ class EngineMetrics:
         self.page["vllm:admission_rejections_total"].number(model_name=name, reason=reason).add()
 
     def text(self) -> str:
-        """Return the page."""
         return self.page.text(process_families(), self._faults.dropped, self._faults.not_a_number)
 
     def _record_first_token(self, output: Output, times: Times, now: float) -> int:

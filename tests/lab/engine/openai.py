@@ -189,7 +189,6 @@ def error_body(message: str, kind: str, code: int) -> bytes:
 
 
 def model_list(served: str, root: str, max_model_len: int) -> bytes:
-    """Return the body of `/v1/models`."""
     card = {
         "id": served,
         "object": "model",

@@ -17,7 +17,6 @@ _GC = (
 
 
 def process_families() -> list[Family]:
-    """Return the families with the values of this moment."""
     return [*_gc_families(), _python_info(), *_process_families()]
 
 

@@ -57,7 +57,6 @@ class BlockTable:
     positions: list[int] = field(default_factory=list)
 
     def blocks_for(self, slots: int) -> int:
-        """Return how many blocks have `slots` slots."""
         return -(-slots // self.block_size)
 
     def blocks_short_of(self, slots: int) -> int:

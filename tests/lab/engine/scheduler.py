@@ -360,7 +360,6 @@ class Scheduler:
             self.waiting.remove(request)
 
     def _give_back(self, request: Request) -> None:
-        """Free all blocks of a request."""
         self.pool.release(request.table.clear())
         if self.compressor is not None:
             self.compressor.forget(request)

@@ -39,13 +39,11 @@ class Answer:
         self._cut_when_dead = cut_when_dead
 
     def start(self) -> None:
-        """Send what precedes the first token."""
         if self._streams:
             self._connection.start_stream()
             self._send(self._writer.first_event())
 
     def on_token(self, token: int, finish_reason: str | None) -> None:
-        """Take one token of the engine."""
         self._tokens.append(token)
         if self._streams:
             self._connection.send(self._writer.token_event(token, finish_reason))
@@ -107,7 +105,6 @@ class ApiServer:
         }
 
     async def listen(self) -> int:
-        """Start to listen; return the port."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: Connection(self.answer, self.connections),
@@ -118,7 +115,6 @@ class ApiServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     def answer(self, connection: Connection, request: HttpRequest) -> None:
-        """Answer one HTTP request."""
         if request.path not in QUIET:
             connection.on_answered = partial(self._count, request, time.monotonic())
         if not self._admits(request):

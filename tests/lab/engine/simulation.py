@@ -53,7 +53,6 @@ class Experience:
     is_finished: bool = False
 
     def see_token(self, now: float) -> None:
-        """Count one more token."""
         if self.tokens:
             self.longest_gap = max(self.longest_gap, now - self.last_token_at)
         else:
@@ -73,7 +72,6 @@ class Result:
 
     @property
     def tokens(self) -> int:
-        """All tokens generated."""
         return sum(experience.tokens for experience in self.experiences)
 
     @property

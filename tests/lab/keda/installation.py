@@ -6,8 +6,6 @@ certificates are the lab's: what KEDA makes itself (`--enable-cert-rotation`) en
 kubelet to start it again with the Secret mounted. Its admission webhooks are not part of it.
 """
 
-from __future__ import annotations
-
 import base64
 import socket
 from collections.abc import Iterable, Iterator

@@ -5,8 +5,6 @@ whose name has the word. Each course is played once undisturbed; exit 1 when one
 a replica went undrained, anything of the operator was left, or there were fewer kills.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -57,7 +55,6 @@ class Row:
     wrong: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        """Return the row of the table."""
         said = "same end" if not self.wrong else f"{len(self.wrong)} DIFFERENCES"
         kills = f"{self.kills:5} ({self.at_moments:3} at moments)"
         return f"{self.course.name:28} {self.plays:4} {kills} {self.seconds:6.0f} s  {said}"

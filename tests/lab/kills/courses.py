@@ -1,7 +1,5 @@
 """The courses that are killed: how a fleet is made, and what happens to it until nothing of a run is open."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

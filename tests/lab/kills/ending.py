@@ -1,7 +1,5 @@
 """How a course ended: all that may not depend on how often the operator died on the way."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Who kills the operator's process: at a write that was drawn, or at a moment that was drawn."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field

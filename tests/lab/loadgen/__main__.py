@@ -16,7 +16,6 @@ from lab.loadgen.record import Record, Summary, summarise
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Return the command line."""
     parser = argparse.ArgumentParser(prog="python -m lab.loadgen", description=__doc__)
     parser.add_argument(
         "--url", action="append", required=True, help="base URL; of several one is drawn each time"
@@ -85,7 +84,6 @@ async def send(plan: Plan, out: TextIO | None) -> list[Record]:
 
 
 def printed(summary: Summary) -> str:
-    """Return the summary as aligned lines."""
     return "\n".join(f"{field.name:20} {getattr(summary, field.name):12.3f}" for field in fields(summary))
 
 

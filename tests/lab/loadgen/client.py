@@ -82,7 +82,6 @@ class Watch:
         self.tokens += tokens
 
     def record(self, ask: Ask, end: End, mode: ConnectionMode) -> Record:
-        """Return the record of the request, which has ended."""
         shift = self.started_at - self.started
         return Record(
             number=ask.number,
@@ -115,7 +114,6 @@ class StreamProtocol(asyncio.Protocol):
         return self.transport is not None and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember the connection."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
@@ -129,7 +127,6 @@ class StreamProtocol(asyncio.Protocol):
         self._finish()
 
     def send(self, request: bytes, watch: Watch) -> "asyncio.Future[End]":
-        """Send one request; the future holds how it ended."""
         assert self.transport is not None
         self._watch, self._rest, self._status, self._end = watch, b"", 0, None
         self._done = asyncio.get_running_loop().create_future()

@@ -77,7 +77,6 @@ class Table:
 
 
 def names() -> list[str]:
-    """Return the names of the tables in `lengths.json`."""
     return sorted(json.loads(TABLES.read_text(encoding="utf-8")))
 
 

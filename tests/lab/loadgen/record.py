@@ -59,7 +59,6 @@ class Record:
         return max(self.gaps_ms, default=0.0) / 1e3
 
     def token_times(self) -> Iterator[float]:
-        """Yield when each token arrived."""
         if self.first_token_at is None:
             return
         now = self.first_token_at
@@ -69,12 +68,10 @@ class Record:
             yield now
 
     def line(self) -> str:
-        """Return the record as one line of JSON."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str) -> "Record":
-        """Return the record that `line` wrote."""
         fields = json.loads(line)
         fields["outcome"] = Outcome(fields["outcome"])
         fields["connection"] = ConnectionMode(fields["connection"])

@@ -5,8 +5,6 @@ LIST=1 only checks and lists them, LANES=2 plays two at once instead of five. Th
 far is in build/scenarios/table.md.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

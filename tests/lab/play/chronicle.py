@@ -1,7 +1,5 @@
 """What the operator said about one resource over a play, from its status alone."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Mapping
@@ -68,7 +66,6 @@ class Chronicle:
 
     @property
     def closed(self) -> list[Object]:
-        """Return the closed runs, oldest first."""
         return [dict(run) for run in reversed(self.status.get("history") or ())]
 
     @property
@@ -95,7 +92,6 @@ class Chronicle:
 
     @property
     def is_trying(self) -> bool:
-        """Return whether the open run is a trial."""
         return any(each["step"].get("kind") in TRIALS for each in self.run.get("steps", ()))
 
     @property
@@ -116,7 +112,6 @@ class Chronicle:
 
     @property
     def reasons(self) -> set[str]:
-        """Return the reasons of all conditions."""
         return {str(each["reason"]) for each in self.status.get("conditions", ())}
 
     def condition(self, kind: str) -> Object:

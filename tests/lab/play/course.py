@@ -3,8 +3,6 @@
 Knows no cluster and reads no clock: the time is an argument, in seconds since the play began.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

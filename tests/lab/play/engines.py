@@ -1,7 +1,5 @@
 """What the replicas export, asked of each once a second: independent of Prometheus and operator."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -52,7 +52,6 @@ class Move(_Part):
         return kind
 
     def is_met_by(self, step: dict[str, Any]) -> bool:
-        """Return whether a step, as the status writes it, is this one."""
         if step.get("kind") != self.kind or (self.knob and step.get("knob") != self.knob):
             return False
         written = str(step.get("after", ""))

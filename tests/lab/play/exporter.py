@@ -35,7 +35,6 @@ class Exporter:
 
     @property
     def address(self) -> str:
-        """Return host and port."""
         host, port = self._server.server_address[:2]
         return f"{host!s}:{port}"
 

@@ -1,7 +1,5 @@
 """The fleet in figures over one window, as its clients and its engines saw it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +19,6 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
         return self.until - self.since
 
 
@@ -44,7 +41,6 @@ class Figures:
 
 
 def figures(window: Window, records: Sequence[Record], samples: dict[str, list[Sample]]) -> Figures:
-    """Return the figures of a window."""
     seen = summarise(records, window.since, window.until)
     preemptions, finished = increase(samples, window.since, window.until)
     ended = [each for each in records if window.since <= each.ended_at < window.until]

@@ -1,7 +1,5 @@
 """Reads scenarios. What is wrong with a file is said with file, field and what to do about it."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path

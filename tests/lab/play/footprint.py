@@ -1,7 +1,5 @@
 """What the operator itself costs, read from /proc of the machine that runs its container."""
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Carries out what a scenario says that happens: by the API server, and by the exporter of the GPUs."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never

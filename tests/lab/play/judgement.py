@@ -1,7 +1,5 @@
 """What must be true at the end of a play; each miss is one sentence."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

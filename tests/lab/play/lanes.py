@@ -1,7 +1,5 @@
 """Plays several scenarios side by side, each in a namespace of its own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed

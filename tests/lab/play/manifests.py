@@ -1,7 +1,5 @@
 """The fleet as its owner would write it: namespace, Deployment, Service, KVRemediation, and what else."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -27,11 +25,7 @@ POD_SECURITY: Mapping[str, Any] = MappingProxyType(
     {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 )
 CONTAINER_SECURITY: Mapping[str, Any] = MappingProxyType(
-    {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 )
 LEVELS = {Engine.LAB: "restricted", Engine.VLLM: "privileged"}
 """Pod Security level by engine: real vLLM comes from the host's file system, which only one level allows."""
@@ -157,10 +151,7 @@ def _evaluator(asked: Evaluation, image: str) -> Object:
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-m", "lab.evaluation"],
         "env": [{"name": name, "value": value} for name, value in settings.items()],
-        "resources": {
-            "requests": {"cpu": "50m", "memory": "32Mi"},
-            "limits": {"memory": "256Mi"},
-        },
+        "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
         "securityContext": {**CONTAINER_SECURITY},
     }
 

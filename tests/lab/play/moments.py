@@ -1,7 +1,5 @@
 """When something of a scenario is due: so long after one of a few things that happen in every play."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The order of things: a whole fleet, traffic, what happens meanwhile, the end; and what is left of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -155,11 +153,7 @@ class Play:
         first = next(
             (f"http://{addresses[pod]}:{PORT}" for pod in self.witness.pods() if pod in addresses), ""
         )
-        return {
-            Route.SERVICE: (self._url,),
-            Route.REPLICA: (first,),
-            Route.REPLICA_FIRST: (first, self._url),
-        }
+        return {Route.SERVICE: (self._url,), Route.REPLICA: (first,), Route.REPLICA_FIRST: (first, self._url)}
 
     def _look(self, traffic: Traffic) -> None:
         """Tell what changed since the last look."""

@@ -1,7 +1,5 @@
 """The one table of all scenarios, and what was missed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -48,7 +46,6 @@ def row(result: Result) -> str:
 
 
 def listed(scenarios: Iterable[Scenario]) -> str:
-    """Return what there is to be played, one line each."""
     lines = []
     for each in scenarios:
         ends = ", ".join(_choice(verdict) for verdict in each.expect.verdicts)
@@ -59,7 +56,6 @@ def listed(scenarios: Iterable[Scenario]) -> str:
 
 
 def write(results: Iterable[Result], path: Path) -> None:
-    """Write all results as JSON."""
     path.write_text(json.dumps([each.as_json() for each in results], indent=2) + "\n", encoding="utf-8")
 
 

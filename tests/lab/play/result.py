@@ -1,7 +1,5 @@
 """All that is left of one play."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass, field
 from typing import Any

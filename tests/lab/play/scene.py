@@ -1,7 +1,5 @@
 """One moment of the play as a person should see it; made from what was witnessed, never from plans."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +53,6 @@ class Scene:
 
 
 def scene(phase: str, elapsed: float, witness: Witness, records: Sequence[Record]) -> Scene:
-    """Return the present moment."""
     now = time.time()
     samples = witness.scraper.samples()
     seen = witness.replicas()

@@ -1,7 +1,5 @@
 """What is there before a play begins: cluster, images, Prometheus, exporter, operator; and a fresh fleet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -35,12 +33,7 @@ SCRAPE_INTERVAL = "2s"
 ENGINE_VERSION = "0.32.0"
 """The vLLM that the lab engine behaves like; its image's tag says so, as the operator reads it there."""
 
-PACE = {
-    "idle": "5s",
-    "verifying": "3s",
-    "replica": "1s",
-    "spareLimit": "30s",
-}
+PACE = {"idle": "5s", "verifying": "3s", "replica": "1s", "spareLimit": "30s"}
 """A lab's pace; the defaults (30s, 15s, 2s, 5m) suit fleets whose troubles last longer."""
 ALONE = {
     "budgets": {"runs": 100, "runsPerNamespace": 2, "fleetShare": 1},
@@ -149,12 +142,7 @@ def engine_recipe() -> Recipe:
 
 def operator_values(prometheus: str) -> dict[str, Any]:
     """The chart's values: where the metrics are, a pace that suits a lab, budgets that leave plays alone."""
-    source = {
-        "url": prometheus,
-        "freshness": "20s",
-        "resolution": SCRAPE_INTERVAL,
-        "reuse": "1s",
-    }
+    source = {"url": prometheus, "freshness": "20s", "resolution": SCRAPE_INTERVAL, "reuse": "1s"}
     return {
         "sources": {"default": source},
         "pace": PACE,

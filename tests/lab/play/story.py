@@ -1,7 +1,5 @@
 """What a person should hear of a play: Events, replicas, what a run waits for, each in one line and once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -67,7 +65,6 @@ class Story:
         self._view.tell(elapsed, who, shortened(text))
 
     def go_on(self, elapsed: float) -> None:
-        """Tell what changed."""
         for said in self._witness.hear():
             self.tell(elapsed, "WARNING" if said.warning else "operator", self._news(said))
         self._tell_progress(elapsed)
@@ -75,7 +72,6 @@ class Story:
         self._tell_replicas(elapsed, self._witness.replicas())
 
     def show(self, now: Scene) -> None:
-        """Show the present moment."""
         self._view.show(now)
 
     def scene(self, elapsed: float, records: Sequence[Record], memory: Mapping[str, float]) -> Scene:
@@ -108,7 +104,6 @@ class Story:
             self.tell(elapsed, "run", text)
 
     def _draw_trials(self, elapsed: float) -> None:
-        """Draw what a trial showed, each once."""
         for answer in self._witness.chronicle.answers:
             trace = trace_of(answer)
             if trace is not None and answer not in self._drawn:
@@ -137,5 +132,4 @@ class Story:
 
 
 def shortened(text: str) -> str:
-    """Return a text with pods named as on the screen."""
     return POD_NAME.sub(r"\1", TRIAL_POD.sub("trial pod", text))

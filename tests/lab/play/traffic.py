@@ -1,7 +1,5 @@
 """The clients: one process of the lab's load generator for each stream, and what they have written so far."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -36,7 +34,6 @@ class Clients:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begin to send."""
         env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -118,7 +115,6 @@ class Traffic:
             clients.wait()
 
     def kill(self) -> None:
-        """End everything now."""
         for clients in self._streams.values():
             clients.kill()
 

@@ -1,7 +1,5 @@
 """Where the story of a play is told while it is played."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -35,7 +33,6 @@ class Notes:
         self.lines.append(f"{elapsed:7.1f}  {who:<9} {text}")
 
     def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
-        """Add a picture line by line."""
         for line in lines:
             self.tell(elapsed, who, line)
 

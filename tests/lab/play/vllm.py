@@ -3,8 +3,6 @@
 The weights are random and never leave memory; nothing but Python packages is fetched.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What really happened to the fleet, seen from outside of it: rotation, pods, the operator's words."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
@@ -189,12 +187,10 @@ class Witness:
 
 
 def name(body: Object) -> str:
-    """Return an object's name."""
     return str(body["metadata"]["name"])
 
 
 def managers(body: Object) -> set[str]:
-    """Return the field managers of an object."""
     return {str(entry.get("manager")) for entry in body["metadata"].get("managedFields", ())}
 
 

@@ -1,7 +1,5 @@
 """A WebSocket server on loopback that plays the kubelet's part of `pods/exec`, from a script."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl
@@ -44,8 +42,6 @@ NO_PROGRAM = (
 
 
 def prints(text: str, code: int = 0) -> Play:
-    """A command that prints and ends."""
-
     async def play(socket: web.WebSocketResponse, words: list[str]) -> None:
         await socket.send_bytes(STDOUT + text.encode())
         await socket.send_bytes(exit_status(code))

@@ -10,8 +10,6 @@ exporter tells of any GPU. `memoryInUse` and `memoryFreeMiB` of such a GPU are n
 `"version": "0.32.0"` is what every engine calls itself; without it none has such a page.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ What this process began it alone knows, as with real tests. `"answered": 200` is
 evaluation sends to the trial pod, `"stored": "fp8"` the type of the pod's cache.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A test may kill it at any moment; the next one is up in a fraction of a second.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -70,7 +68,6 @@ def run(arrangement: Arrangement) -> None:
 
 
 def jobs_in(kubeconfig: Path) -> Callable[[str], list[Any]]:
-    """Return what lists the Jobs of a namespace."""
     api = BatchV1Api(new_client_from_config(str(kubeconfig)))
     return lambda namespace: api.list_namespaced_job(namespace).items
 

@@ -1,7 +1,5 @@
 """What a replica would export, by the name of a state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -200,7 +198,6 @@ MEASURED = {
 
 
 def readings(state: State, at: datetime) -> PodReadings:
-    """Return all readings of a replica in a state."""
     if state in MEASURED:
         return _measured(MEASURED[state], at)
     absent = {
