@@ -24,8 +24,8 @@ from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import PodKey
 from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Signal
 from kvmedic.model.readings import Alone
+from lab.cluster.paths import free_ports
 from lab.cluster.pki import Authority
-from lab.cluster.ports import free_ports
 from prometheus_server import PrometheusServer
 from scripted_fleet import END, FIVE, NAMESPACE, source
 

@@ -1,8 +1,9 @@
-"""What `kvmedic explain` tells of changes that did not help."""
+"""What `kvmedic explain` tells of changes that did not help, and what it says to type."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -10,14 +11,18 @@ from api.records import holding_record
 from kvmedic.cli.explain import Place, explain_resource
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Cost, Summary
+from kvmedic.model.sentences import LOOK
 from kvmedic.model.status import (
     Attempt,
+    Condition,
+    ConditionType,
     ConfigCopy,
     OutgrownShare,
     Record,
     Resource,
     Severity,
     ShownDiagnosis,
+    Truth,
     Urgency,
     Wish,
 )
@@ -135,3 +140,38 @@ def test_what_is_held_and_was_never_calm_says_so() -> None:
 
     assert any(line.endswith("; not calm yet.") for line in said)
     assert not any("Would fewer do" in line for line in said)
+
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+NAMES = {"name": "chat", "namespace": "serving"}
+
+
+def advice(condition: ConditionType, status: Truth, reason: Reason) -> list[str]:
+    """Return the lines with something to type for a resource of which one condition is known."""
+    record = Record(conditions=(Condition(condition, status, reason, "", AT, 1),))
+    resource = Resource("serving", "chat", "1", "7", 1, Wish.NONE, False, None, None, record)
+    return [line for line in explain_resource(resource, PLACE) if line.startswith("To ")]
+
+
+ROWS = [
+    (ConditionType.DIAGNOSED, Truth.UNKNOWN, Reason.METRICS_MISSING, "/serving/pods/POD:8000/proxy"),
+    (ConditionType.PROGRESSING, Truth.FALSE, Reason.STOPPED, "-n kvmedic-system delete configmap"),
+    (ConditionType.PROGRESSING, Truth.FALSE, Reason.OBSERVE_ONLY, """-p '{"spec":{"mode":"Auto"}}'"""),
+    (ConditionType.ACTION_REQUIRED, Truth.TRUE, Reason.TARGET_SHARED, "-n serving delete kvr chat"),
+]
+
+
+@pytest.mark.parametrize(("condition", "status", "reason", "typed"), ROWS, ids=[str(row[2]) for row in ROWS])
+def test_a_reason_comes_with_what_to_type(condition, status, reason, typed):
+    first, last = advice(condition, status, reason)
+
+    assert typed in first
+    assert LOOK.typed(NAMES) in last
+
+
+def test_a_remedy_that_is_a_look_is_said_once():
+    assert len(advice(ConditionType.DIAGNOSED, Truth.UNKNOWN, Reason.PARTIAL_PRESSURE)) == 1
+
+
+def test_a_condition_that_tells_nothing_asks_for_nothing():
+    assert len(advice(ConditionType.DIAGNOSED, Truth.FALSE, Reason.HEALTHY)) == 1

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .cluster.access import Access
-from .cluster.api import Object
-from .cluster.mirror import Mirror
-from .cluster.watch import Watches
+from lab.cluster.api import Object
+from lab.cluster.pki import Access
+from lab.cluster.watch import Mirror, Watches
 
 PODS = "/api/v1/pods"
 

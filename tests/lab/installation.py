@@ -5,12 +5,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from .cluster.api import Api, until
-from .cluster.interface import Cluster
-from .cluster.paths import KUBECONFIG, ROOT
-from .cluster.progress import step
-from .cluster.toolchain import Tool, binary
-from .images import Recipe, provide
+from lab.cluster.api import Api, until
+from lab.cluster.interface import Cluster
+from lab.cluster.paths import KUBECONFIG, ROOT
+from lab.cluster.progress import step
+from lab.cluster.toolchain import Tool, binary
+from lab.images import Recipe, provide
 
 NAMESPACE = "kvmedic-system"
 RELEASE = "kvmedic"

@@ -21,15 +21,14 @@ from typing import Any
 
 import yaml
 
-from .cluster import debian, scratch
-from .cluster.access import Access
-from .cluster.api import Api, until
-from .cluster.interface import Cluster
-from .cluster.kind import KindCluster
-from .cluster.paths import BUILD
-from .cluster.ports import free_ports
-from .cluster.process import Component
-from .discovery import Discovery, PodScrape, PodWatch
+from lab.cluster import debian, paths
+from lab.cluster.api import Api, until
+from lab.cluster.interface import Cluster
+from lab.cluster.kind import KindCluster
+from lab.cluster.paths import BUILD, free_ports
+from lab.cluster.pki import Access
+from lab.cluster.process import Component
+from lab.discovery import Discovery, PodScrape, PodWatch
 
 DIRECTORY = BUILD / "prometheus"
 PORT = 26990
@@ -60,7 +59,7 @@ class Prometheus:
 
     def __enter__(self) -> Prometheus:
         debian.ensure(debian.PROMETHEUS)
-        self.directory = scratch.make(DIRECTORY)
+        self.directory = paths.make_scratch(DIRECTORY)
         self.port = self.port or free_ports(1)[0]
         self._component = Component("prometheus", self._argv(), self.directory)
         self._watch: PodWatch | None = None

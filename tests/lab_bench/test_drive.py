@@ -4,8 +4,7 @@ from itertools import islice
 import pytest
 
 from kvmedic.model.evidence import Measured, Observation, Signal
-from lab.bench.drive import UNCAPPED, Drive, Outcome, prompt_of
-from lab.bench.judging import chosen_cap, glimpsed_cap, observed
+from lab.bench.drive import UNCAPPED, Drive, Outcome, chosen_cap, glimpsed_cap, observed, prompt_of
 from lab.bench.workloads import (
     AZURE_OUTPUT,
     LONG_PROMPTS,

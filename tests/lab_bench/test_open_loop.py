@@ -6,12 +6,10 @@ from itertools import islice
 import pytest
 
 from kvmedic.model.run import Verdict
-from lab.bench.drawn import drawn
 from lab.bench.drive import UNCAPPED, Outcome
-from lab.bench.open_drive import OpenDrive
-from lab.bench.open_loop import Planned, Row, Starved, judged
+from lab.bench.open_loop import OpenDrive, Planned, Row, Starved, judged
 from lab.bench.sizing import main
-from lab.bench.workloads import Workload, varied
+from lab.bench.workloads import Workload, drawn, varied
 from run_builder import BASELINE
 
 CHAT = Workload("chat", varied(60, 0.6, 8, 400), varied(240, 0.7, 10, 900), 80, 32, 24)

@@ -5,10 +5,15 @@ from itertools import islice
 
 import pytest
 
+from kvmedic.model import compression as blocks
+from lab.bench.blocks import CASES, ERRORS, counted
 from lab.bench.drive import UNCAPPED
+from lab.bench.footprint import arriving, crowded, room_of, tried
+from lab.bench.recall import score
 from lab.bench.shift import SHIFTS, WINDOW, WINDOWS_BEFORE, Followed, Turned
 from lab.bench.sizing import DEFAULT_CAP, Row, _halved, _judged, _runs, row_of
-from lab.bench.workloads import Workload, varied
+from lab.bench.workloads import WORKLOADS, Workload, varied
+from lab.engine.eviction import Eviction, Survival
 
 GOOD = Row(
     name="good",
@@ -82,3 +87,63 @@ def test_halving_stops_where_preemptions_are_few():
     run = _runs(calm)
 
     assert _halved(run, run(UNCAPPED)) == (run(UNCAPPED), 0)
+
+
+SEEDS = 8
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_block_tables_free_what_arithmetic_says(case):
+    assert abs(counted(case, SEEDS).off) <= ERRORS
+
+
+def test_other_arithmetic_is_seen_to_be_wrong():
+    scattered = next(case for case in CASES if case.name == "scattered")
+
+    assert abs(counted(replace(scattered, expected=blocks.InRuns(2)), SEEDS).off) > ERRORS
+
+
+def test_filling_holes_moves_far_less_than_keeping_the_order():
+    in_order, filled = (counted(case, 2).moved for case in CASES if case.compaction is not None)
+
+    assert in_order > 10 * filled > 0
+
+
+@pytest.mark.parametrize("survival", [Survival.SCATTERED, Survival.RUNS, Survival.PER_HEAD])
+@pytest.mark.parametrize(("keep", "salience"), [(0.5, 0.0), (0.1, 0.9)])
+def test_a_score_is_near_what_arithmetic_says(survival, keep, salience):
+    found = score(Eviction(survival, keep=keep, salience=salience, heads=4), samples=120)
+
+    assert found.right == pytest.approx(found.expected, abs=0.14)  # three standard errors of 120 samples
+
+
+def test_who_keeps_all_scores_exactly_what_the_model_understands():
+    found = score(Eviction(keep=1, salience=0), samples=60)
+
+    assert found.right == found.expected
+
+
+CHAT = WORKLOADS[0]
+REQUESTS = 150
+
+
+def test_under_random_arrivals_no_more_runs_than_the_share_of_a_crowd():
+    mean = sum(each.output for each in islice(CHAT.lengths(), 5000)) / 5000
+    before = crowded(CHAT, REQUESTS)
+
+    half = arriving(CHAT, 0.5 * before.tokens_per_second / mean, REQUESTS)
+
+    assert before.preemptions > 0.5 * before.finished
+    assert 0 < half.running <= 0.5 * before.running
+    assert half.tokens_per_second == pytest.approx(0.5 * before.tokens_per_second, rel=0.35)
+    assert half.preemptions <= 0.5 * half.finished
+
+
+def test_a_prediction_that_fits_is_counted_and_printed(capsys):
+    held = tried(CHAT, 20_000)
+
+    told = capsys.readouterr().out
+    assert held
+    assert all(held)
+    assert told.count("fits ") == len(held)
+    assert f"room for {room_of(CHAT)}" in told

@@ -12,8 +12,7 @@ import pytest
 from lab.cluster.choice import choose
 from lab.cluster.kind import KindCluster, access_from, docker_answers, gateway
 from lab.cluster.native import NativeCluster
-from lab.cluster.tarball import write_program_image
-from lab.images import DockerBuilder, Image, Recipe
+from lab.images import DockerBuilder, Image, Recipe, write_program_image
 
 NODE = "kvmedic-lab-control-plane"
 IMAGE = "localhost/kvmedic-lab/engine:0123456789abcdef"

@@ -1,9 +1,13 @@
-"""Programs are built when their sources changed, with a Go that is new enough."""
+"""Programs and images are made when their sources changed; what is missing is installed; steps are told."""
+
+import subprocess
+import time
 
 import pytest
 
-from lab.cluster import toolchain
+from lab.cluster import debian, progress, toolchain
 from lab.cluster.toolchain import Build
+from lab.images import Recipe
 
 
 @pytest.fixture
@@ -60,3 +64,158 @@ def test_go_comes_from_pypi_where_the_machine_has_none_that_is_new_enough(machin
         a_go(machine / "usr" / "go", version)
 
     assert toolchain.go() == str(machine / "build" / "go" / "go" / "bin" / "go")
+
+
+class Apt:
+    """Takes notes; `outcomes` are the exit codes of the next calls, 0 when there are none left."""
+
+    def __init__(self, policy):
+        self.policy = policy
+        self.outcomes = []
+        self.calls = []
+
+    def __call__(self, *arguments):
+        policy = self.policy.read_text() if self.policy.exists() else ""
+        self.calls.append((arguments[0], policy))
+        code = self.outcomes.pop(0) if self.outcomes else 0
+        return subprocess.CompletedProcess(arguments, code, stdout="E: no such package")
+
+
+@pytest.fixture
+def apt(tmp_path, monkeypatch):
+    fake = Apt(tmp_path / "policy-rc.d")
+    monkeypatch.setattr(debian, "_POLICY", fake.policy)
+    monkeypatch.setattr(debian, "_apt", fake)
+    monkeypatch.setattr(debian, "_disable_services", lambda installed: None)
+    monkeypatch.setattr(debian, "NEEDS", {"there": "sh", "missing": "/nowhere/missing"})
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    return fake
+
+
+def test_what_is_there_is_not_asked_for(apt):
+    debian.ensure(["there"])
+
+    assert apt.calls == []
+
+
+def test_services_may_not_start_during_the_installation_and_may_afterwards(apt):
+    debian.ensure(["there", "missing"])
+
+    assert apt.calls == [("install", "#!/bin/sh\nexit 101\n")]
+    assert not apt.policy.exists()
+
+
+def test_the_policy_of_the_machine_is_left_alone(apt):
+    apt.policy.write_text("its own")
+
+    debian.ensure(["missing"])
+
+    assert apt.calls == [("install", "its own")]
+    assert apt.policy.read_text() == "its own"
+
+
+def test_lists_are_fetched_when_the_installation_fails_without_them(apt):
+    apt.outcomes = [100, 100]
+
+    debian.ensure(["missing"])
+
+    assert [call for call, _ in apt.calls] == ["install", "update", "install"]
+
+
+def test_a_failure_names_the_package_and_lifts_the_policy(apt):
+    apt.outcomes = [100, 0, 100]
+
+    with pytest.raises(RuntimeError, match="apt-get install missing failed:\nE: no such package"):
+        debian.ensure(["missing"])
+
+    assert not apt.policy.exists()
+
+
+def test_without_root_the_missing_package_is_named(apt, monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+    with pytest.raises(PermissionError, match="missing missing; install them, or run this as root"):
+        debian.ensure(["there", "missing"])
+
+    assert apt.calls == []
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "Containerfile").write_text("ARG BASE\nFROM ${BASE}\nCOPY app /app\n")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "main.py").write_text("print(1)\n")
+    return Recipe("app", tmp_path / "Containerfile", context=tmp_path, inputs=[tmp_path / "app"])
+
+
+def change_source(recipe):
+    (recipe.context / "app" / "main.py").write_text("print(2)\n")
+
+
+def rename_source(recipe):
+    (recipe.context / "app" / "main.py").rename(recipe.context / "app" / "other.py")
+
+
+def change_mode(recipe):
+    (recipe.context / "app" / "main.py").chmod(0o755)
+
+
+def change_containerfile(recipe):
+    recipe.containerfile.write_text("ARG BASE\nFROM ${BASE}\n")
+
+
+@pytest.mark.parametrize("change", [change_source, rename_source, change_mode, change_containerfile])
+def test_a_change_of_what_goes_in_gives_another_name(recipe, change):
+    before = recipe.key("base")
+
+    change(recipe)
+
+    assert recipe.key("base") != before
+
+
+def test_another_base_or_argument_gives_another_name(recipe):
+    more = Recipe(recipe.name, recipe.containerfile, recipe.context, recipe.inputs, {"A": "1"})
+
+    assert len({recipe.key("base"), recipe.key("other"), more.key("base")}) == 3
+
+
+def test_bytecode_and_files_outside_the_inputs_do_not_count(recipe):
+    before = recipe.key("base")
+
+    (recipe.context / "app" / "__pycache__").mkdir()
+    (recipe.context / "app" / "__pycache__" / "main.cpython-311.pyc").write_bytes(b"x")
+    (recipe.context / "notes.txt").write_text("x")
+
+    assert recipe.key("base") == before
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(progress, "STILL_SECONDS", 0.1)
+
+
+def test_a_long_step_is_announced_and_goes_on_and_ends(capsys):
+    with progress.step("a build"):
+        time.sleep(0.6)
+
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "[lab] a build ..."
+    assert lines[1].endswith("so far")
+    assert lines[-1].startswith("[lab] a build: 0.")
+
+
+def test_a_short_step_is_told_once(capsys):
+    with progress.step("a look"):
+        pass
+
+    time.sleep(0.3)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_step_that_fails_says_so_and_is_silent_afterwards(capsys):
+    with pytest.raises(ValueError, match="broken"), progress.step("a look"):
+        raise ValueError("broken")
+
+    time.sleep(0.3)
+    assert "failed after" in capsys.readouterr().err.splitlines()[-1]

@@ -1,16 +1,26 @@
-"""What a watch tells, also of what happened while it was broken."""
+"""The tests' own client of an API server: watches, connections, and loops that leave nothing open."""
 
 import asyncio
+import gc
 import json
-from collections.abc import Iterator
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import certifi
 import httpx
 import pytest
 
+from http_double import Reply, Server
 from lab.cluster import watch
-from lab.cluster.mirror import Mirror
-from lab.cluster.watch import follow
+from lab.cluster.api import Api
+from lab.cluster.loops import run_and_cut
+from lab.cluster.pki import Access
+from lab.cluster.watch import Mirror, follow
 
 PATH = "/api/v1/namespaces/default/pods"
 
@@ -99,3 +109,90 @@ def test_a_mirror_holds_what_is_there_in_the_order_of_first_sight():
 
     assert mirror.objects() == [pod("b", "Failed")]
     assert seen == [["b"], ["a", "b"], ["a", "b"], ["b"], ["b"]]
+
+
+def test_threads_share_no_connection_and_each_keeps_its_own():
+    with Server(lambda _: Reply(200, b"{}")) as server, Api(Access(server.url, Path(certifi.where()))) as api:
+        other = threading.Thread(target=lambda: [api.request("GET", "/a") for _ in range(2)])
+        api.request("GET", "/b")
+        other.start()
+        other.join()
+        api.request("GET", "/b")
+
+        assert (server.connections, len(server.requests)) == (2, 4)
+
+
+def test_the_connections_of_all_threads_are_closed_together():
+    clients = []
+    with Server(lambda _: Reply()) as server, Api(Access(server.url, Path(certifi.where()))) as api:
+        other = threading.Thread(target=lambda: clients.append(api.http))
+        other.start()
+        other.join()
+        clients.append(api.http)
+
+    assert [client.is_closed for client in clients] == [True, True]
+
+
+@pytest.fixture
+def silent():
+    """The port of a server that takes connections and never says anything."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        yield listening.getsockname()[1]
+
+
+def left(
+    run: Callable[[Coroutine[object, object, None]], None], main: Coroutine[object, object, None]
+) -> list[str]:
+    """What the collector finds open once a loop has ended."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run(main)
+        gc.collect()
+    return [str(each.message) for each in found if each.category is ResourceWarning]
+
+
+async def opened(port: int) -> None:
+    """Open a connection, and leave it."""
+    await asyncio.get_running_loop().create_connection(asyncio.Protocol, "127.0.0.1", port)
+
+
+def test_what_is_open_would_be_found_by_the_collector(silent):
+    assert left(asyncio.run, opened(silent))
+
+
+def test_what_is_open_is_cut(silent):
+    assert left(run_and_cut, opened(silent)) == []
+
+
+async def test_a_handshake_of_httpx_is_cut(silent):
+    async def shaking() -> None:
+        async with httpx.AsyncClient() as http:
+            task = asyncio.create_task(http.get(f"https://127.0.0.1:{silent}/"))
+            await asyncio.sleep(0.2)
+            task.cancel()
+
+    assert await asyncio.to_thread(left, run_and_cut, shaking()) == []
+
+
+def test_a_client_that_goes_on_is_cut_by_its_server():
+    clients: list[socket.socket] = []
+
+    async def serving() -> None:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()[:2]
+        clients.extend(socket.create_connection(address) for _ in range(3))
+        await asyncio.sleep(0.1)
+        server.close()
+
+    assert left(run_and_cut, serving()) == []
+    assert [each.recv(1) for each in clients] == [b"", b"", b""]
+    for each in clients:
+        each.close()
+
+
+def test_what_the_coroutine_raises_is_raised():
+    async def failing() -> None:
+        raise KeyError("uid")
+
+    with pytest.raises(KeyError, match="uid"):
+        run_and_cut(failing())

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from lab.engine.blocks import BlockPool
+from lab.engine.blocks import BlockPool, HostTier
 from lab.engine.compression import Compaction, Compression
-from lab.engine.host_tier import HostTier
 from lab.engine.requests import HOLE, BlockTable, FinishReason, Request, Status
 from lab.engine.scheduler import Limits, Scheduler, Step
 

@@ -1,15 +1,14 @@
-"""Defaults and bounds against what vLLM 0.32 resolved from the same arguments."""
+"""Command line, defaults and bounds against what vLLM 0.32 made of the same arguments."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from lab.engine.arguments import parse_serve
+from lab.engine.arguments import parse_api_server, parse_serve
 from lab.engine.config import ConfigError, resolve
-from lab.engine.faults import Faults
 from lab.engine.logs import log_pool
-from lab.engine.settings import LabSettings
+from lab.engine.settings import Faults, LabSettings
 
 DATA = Path(__file__).parents[1] / "data" / "vllm"
 CASES = json.loads((DATA / "argv_cases.json").read_text())
@@ -181,3 +180,27 @@ def test_the_time_scale_touches_step_and_start_up():
 def test_a_setting_that_is_no_number_is_named():
     with pytest.raises(ValueError, match="LAB_STEP_MS='fast' is not a number"):
         LabSettings.from_environ({"LAB_STEP_MS": "fast"})
+
+
+def parse(argv):
+    local = [part.replace("/config/", f"{DATA}/config/") for part in argv]
+    if local[0] == "python":
+        return vars(parse_api_server(local[3:]))
+    return vars(parse_serve(local[1:]))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case["argv"][2:]))
+def test_arguments_are_read_as_vllm_read_them(case, capsys):
+    if "parsed" in case:
+        parsed = parse(case["argv"])
+        assert {name: parsed[name] for name in case["parsed"]} == case["parsed"]
+        return
+
+    with pytest.raises((SystemExit, FileNotFoundError)) as stopped:
+        parse(case["argv"])
+
+    if stopped.type is SystemExit:
+        assert stopped.value.code == case["exit"] == 2
+        assert capsys.readouterr().err.strip().splitlines()[-1] == case["error"]
+    else:
+        assert case["error"].startswith("FileNotFoundError")

@@ -8,9 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lab.engine.arguments import parse_serve
 from lab.engine.config import resolve
-from lab.engine.exposition import spelt
-from lab.engine.faults import Faults
-from lab.engine.metrics import EngineMetrics
+from lab.engine.metrics import EngineMetrics, spelt
+from lab.engine.settings import Faults
 
 DATA = Path(__file__).parents[1] / "data" / "vllm"
 NO_FAULTS = Faults()

@@ -11,8 +11,7 @@ from lab.engine.arguments import parse_serve
 from lab.engine.blocks import BlockPool
 from lab.engine.compression import Compaction, Compression
 from lab.engine.config import ConfigError, resolve
-from lab.engine.eviction import Eviction, Survival
-from lab.engine.recall import Recall
+from lab.engine.eviction import Eviction, Recall, Survival
 from lab.engine.requests import NEEDLE_MARK, BlockTable, Request, Status, needle_in
 from lab.engine.scheduler import Limits, Scheduler
 

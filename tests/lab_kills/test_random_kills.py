@@ -2,8 +2,8 @@
 
 from random import Random
 
+from lab.kills.courses import RandomKiller
 from lab.kills.ending import differences
-from lab.kills.killer import RandomKiller
 from lab.scripted.proxy import Fate, Write
 
 LEASE = Write("PATCH", "leases", "no run")

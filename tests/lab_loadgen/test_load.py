@@ -1,21 +1,24 @@
-"""Whole loads against a lab engine: bounded, reproducible, complete."""
+"""Loads, the lengths of their requests, and what is recorded of them."""
 
 import asyncio
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from random import Random
 
 import pytest
 
+from lab.loadgen import lengths
 from lab.loadgen.__main__ import arguments, plan_from
 from lab.loadgen.client import Target
-from lab.loadgen.lengths import Fixed, table
+from lab.loadgen.lengths import Fixed, Quantiles, table
 from lab.loadgen.load import ClosedLoop, Load, OpenLoop, Plan, prompt_ids
-from lab.loadgen.record import ConnectionMode, Outcome, read
+from lab.loadgen.record import ConnectionMode, Outcome, Record, percentile, read, summarise
 from lab_engine.engine_process import TESTS, a_process, an_engine, until_healthy
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(TESTS)}
@@ -199,3 +202,150 @@ def test_a_load_is_either_closed_or_open(given):
 
     with pytest.raises(ValueError, match="--clients for a closed loop or --rate for an open one"):
         plan_from(parsed)
+
+
+TABLES = json.loads(lengths.TABLES.read_text())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_names_its_source_and_licence(name):
+    assert {"source", "licence", "mean", "prompt", "output"} == set(TABLES[name])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_mean_of_a_table_is_near_the_published_mean(name):
+    table = lengths.table(name)
+
+    for side in ("prompt", "output"):
+        # Linear between quantiles: the ends of a long tail come out a little heavy.
+        assert getattr(table, side).mean == pytest.approx(TABLES[name]["mean"][side], rel=0.12)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_draws_follow_the_quantiles(name):
+    table, random = lengths.table(name), Random(1)
+    outputs = sorted(table.draw(random)[1] for _ in range(4000))
+
+    for share, tokens in TABLES[name]["output"][1:-2]:
+        below = sum(output <= tokens for output in outputs) / len(outputs)
+        assert below == pytest.approx(share, abs=0.03)
+
+
+def test_the_same_seed_draws_the_same():
+    table = lengths.table("spread")
+
+    draws = [[table.draw(random) for _ in range(50)] for random in (Random(7), Random(7), Random(8))]
+
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_the_longest_bounds_prompt_and_output_together():
+    table, random = lengths.table("azure-2023-conversation", longest=600), Random(1)
+
+    sums = [sum(table.draw(random)) for _ in range(500)]
+
+    assert max(sums) <= 600
+    assert min(sums) >= 2
+
+
+def test_a_scale_shrinks_a_trace():
+    whole, tenth = (
+        lengths.table("azure-2023-conversation"),
+        lengths.table("azure-2023-conversation", scale=0.1),
+    )
+
+    assert tenth.output.mean == pytest.approx(whole.output.mean / 10)
+
+
+def test_fixed_lengths_are_written_with_a_plus():
+    assert lengths.parse("64+512") == Fixed(64, 512)
+    assert lengths.parse("64+512").draw(Random(1)) == (64, 512)
+
+
+def test_an_unknown_table_is_answered_with_those_there_are():
+    with pytest.raises(
+        ValueError, match="no lengths named 'sharegpt'; there are azure-2023-conversation, prompts, spread"
+    ):
+        lengths.parse("sharegpt")
+
+
+@pytest.mark.parametrize("points", [((0.1, 1), (1.0, 2)), ((0.0, 1), (0.9, 2)), ((0.0, 5), (1.0, 2))])
+def test_quantiles_that_do_not_rise_from_0_to_1_are_refused(points):
+    with pytest.raises(ValueError, match="quantiles must rise"):
+        Quantiles(points)
+
+
+SMOOTH = Record(
+    number=1,
+    outcome=Outcome.OK,
+    connection=ConnectionMode.FRESH,
+    started_at=100.0,
+    ended_at=102.0,
+    first_token_at=101.0,
+    prompt_tokens=5,
+    tokens=3,
+    gaps_ms=(400.0, 600.0),
+)
+STALLED = replace(SMOOTH, number=2, started_at=100.0, ended_at=105.0, gaps_ms=(500.0, 3000.0))
+
+
+def test_a_record_survives_its_line():
+    assert Record.from_line(SMOOTH.line()) == SMOOTH
+
+
+def test_a_half_written_last_line_is_left_out(tmp_path):
+    file = tmp_path / "requests.jsonl"
+    file.write_text(SMOOTH.line() + "\n" + STALLED.line()[:20])
+
+    assert read(file) == [SMOOTH]
+
+
+def test_tokens_and_gaps_count_where_they_arrive_and_requests_where_they_end():
+    summary = summarise([SMOOTH, STALLED], 100.0, 104.0)
+
+    assert summary.ok == 1  # the stalled one ends at 105
+    assert summary.tokens_per_second == 5 / 4  # 3 of the smooth one, 2 of the stalled one before its stall
+    assert summary.inter_token_p95 == 0.6
+    assert summary.longest_gap_p95 == 0.6
+
+
+def test_goodput_leaves_out_requests_that_waited_over_two_seconds():
+    summary = summarise([SMOOTH, STALLED], 100.0, 110.0)
+
+    assert summary.tokens_per_second == 6 / 10
+    assert summary.goodput_per_second == 3 / 10
+    assert summary.longest_gap_p95 == 3.0
+
+
+@pytest.mark.parametrize(("gap", "counts"), [(1999.9, True), (2000.0, True), (2000.1, False)])
+def test_two_seconds_is_not_over_two_seconds(gap, counts):
+    summary = summarise([replace(SMOOTH, gaps_ms=(100.0, gap))], 100.0, 110.0)
+
+    assert (summary.goodput_per_second > 0) == counts
+
+
+def test_lost_requests_are_counted_by_how_they_were_lost():
+    lost = [replace(SMOOTH, outcome=outcome) for outcome in Outcome]
+
+    summary = summarise(lost, 100.0, 110.0)
+
+    assert (summary.ok, summary.failed, summary.aborted, summary.refused, summary.lost) == (1, 1, 1, 1, 3)
+
+
+def test_nothing_is_nan_and_not_zero():
+    summary = summarise([], 0.0, 1.0)
+
+    assert math.isnan(summary.longest_gap_p95)
+    assert math.isnan(summary.ttft_p95)
+    assert math.isnan(summary.inter_token_mean)
+    assert summary.tokens_per_second == 0.0
+
+
+def test_an_empty_window_is_refused():
+    with pytest.raises(ValueError, match="not after"):
+        summarise([SMOOTH], 10.0, 10.0)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 5), (0.95, 10), (1.0, 10)])
+def test_percentiles_are_nearest_rank(share, value):
+    assert percentile(list(range(1, 11)), share) == value

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from lab.play.expectation import Expectation
 from lab.play.figures import Figures
 from lab.play.result import Result
-from lab.play.schema import Scenario
+from lab.play.schema import Expectation, Scenario
 
 SPEC: dict[str, Any] = {
     "targetRef": {"kind": "Deployment", "name": "inference-llm"},

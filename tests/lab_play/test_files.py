@@ -10,11 +10,10 @@ import pytest
 from lab.demo.__main__ import scenario
 from lab.evaluation.__main__ import Settings
 from lab.play import files
-from lab.play.expectation import Writes
 from lab.play.files import PARTS, ScenarioInvalid, merged, names, read, read_all
+from lab.play.lanes import listed
 from lab.play.manifests import arguments, deployment, namespace, objects
-from lab.play.report import listed
-from lab.play.schema import Engine, Scenario
+from lab.play.schema import Engine, Scenario, Writes
 from lab.play.stage import engine_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "add-a-scenario.md"

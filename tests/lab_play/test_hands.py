@@ -11,8 +11,7 @@ from lab.cluster.api import ApiError, read_manifests, until
 from lab.cluster.light import LightCluster
 from lab.cluster.paths import ROOT
 from lab.installation import NAMESPACE as OPERATOR
-from lab.play.device_memory import FREE, USED
-from lab.play.exporter import LABELS, Exporter
+from lab.play.exporter import FREE, LABELS, USED, Exporter
 from lab.play.hands import Hands
 from lab.play.manifests import deployment, objects
 from lab.play.schema import FLEET, Incident, Scenario

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.demo.table import table
+from lab.demo.view import table
 from lab.play.judgement import misses
 from lab_play.plays import BEFORE, CAP, HEALS, a_result, a_scenario, bounded
 

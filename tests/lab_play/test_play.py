@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from lab.play import play as playing
-from lab.play.engines import Scraper
+from lab.play.figures import Scraper
 from lab.play.manifests import MODEL
 from lab.play.play import Play
 from lab.play.result import Result
 from lab.play.schema import FLEET, Incident, Scenario
-from lab.play.view import Notes
+from lab.play.story import Notes
 from lab.play.witness import Replica, Witness
 from lab_engine.engine_process import a_process, until_healthy
 from lab_play.plays import CAP, a_closed_run, a_plan, a_run, a_scenario, a_status

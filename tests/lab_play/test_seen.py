@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from lab.loadgen.record import ConnectionMode, Outcome, Record
-from lab.play.engines import Sample, increase, parse, rate
-from lab.play.figures import Window, figures
+from lab.play.figures import Sample, Window, figures, increase, parse, rate
 from lab.play.schema import FLEET
 from lab.play.witness import Witness, cap_of
 

@@ -1,16 +1,22 @@
-"""What a person hears of a play: a trial with its picture, the dashboard, and names that fit a screen."""
+"""What a person hears of a play, and that its clients end with it."""
 
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from kvmedic.api.status import record_to_wire
 from kvmedic.model.compression import Keep
 from kvmedic.model.status import Record
 from kvmedic.model.trial import Answer, Question, Reclaim, Sample
+from lab.cluster.api import until
+from lab.cluster.traces import is_running
 from lab.demo.view import LiveView, PlainView, memory_line
-from lab.play.scene import Scene
-from lab.play.schema import FLEET
-from lab.play.story import Story, shortened
-from lab.play.view import Notes, View
+from lab.play.schema import FLEET, Stream
+from lab.play.story import Notes, Scene, Story, View, shortened
+from lab.play.traffic import Clients, command
 from lab.play.witness import Witness
 from lab_play.plays import a_status
 from run_builder import NOW, OLD
@@ -106,3 +112,47 @@ def test_a_live_view_shows_the_picture_for_a_while_and_leaves_it_behind(capsys):
 
     said = capsys.readouterr().out.splitlines()
     assert said[-3:] == [" 0:01  operator  looks", " 1:02  trial       o  ", f"{'':17}numbers"]
+
+
+PLAY = """
+import json, sys, time
+from pathlib import Path
+from lab.play.traffic import Clients
+clients = Clients(json.loads(sys.argv[1]), Path(sys.argv[2]))
+clients.start()
+print(clients._process.pid, flush=True)
+time.sleep(600)
+"""
+NOBODY = "http://127.0.0.1:9"
+"""The discard port: nobody listens, so clients try again and again."""
+
+
+def argv(file: Path) -> list[str]:
+    return command(Stream(rate=1, lengths="10+10"), (NOBODY,), file)
+
+
+def test_the_load_ends_with_a_play_that_is_killed(tmp_path):
+    file = tmp_path / "requests.jsonl"
+    arguments = [sys.executable, "-c", PLAY, json.dumps(argv(file)), str(file)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as play:
+        assert play.stdout is not None
+        sender = int(play.stdout.readline())
+        until(file.read_text, 30, "a request was sent")
+
+        play.send_signal(signal.SIGKILL)
+
+    until(lambda: not is_running(sender), 10, "the load generator is gone")
+
+
+def test_the_load_ends_when_it_is_told_to(tmp_path):
+    file = tmp_path / "requests.jsonl"
+    clients = Clients(argv(file), file)
+    clients.start()
+    until(clients.records, 30, "a request was sent")
+
+    clients.stop()
+    clients.wait()
+
+    assert clients._process is not None
+    assert clients._process.poll() == 1, "requests were lost: nobody listened"
+    clients.require_alive()

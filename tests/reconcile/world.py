@@ -17,8 +17,7 @@ import yaml
 from kvmedic.model.fleet import template_hash
 from lab.cluster.api import ApiError, is_rolled_out
 from lab.cluster.light import LightCluster, gpus
-from lab.cluster.mirror import Mirror
-from lab.cluster.watch import Watches
+from lab.cluster.watch import Mirror, Watches
 from lab.scripted.process import Arrangement, Operator
 from lab.scripted.proxy import Fate, Proxy, Write
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from prometheus_client import generate_latest
 
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import (
@@ -120,3 +121,13 @@ async def test_a_save_moves_a_resource_and_a_forgotten_one_counts_nowhere():
     assert gauges(reporter) == (0, 1, 0, 0)
     reporter.forget("2")
     assert gauges(reporter) == (0, 0, 0, 0)
+
+
+def test_no_series_says_when_another_was_created():
+    telemetry = Telemetry()
+    telemetry.failures.labels(kind="Conflict").inc()
+
+    page = generate_latest(telemetry.registry).decode()
+
+    assert "kvmedic_tick_failures_total" in page
+    assert "_created" not in page

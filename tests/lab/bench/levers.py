@@ -26,10 +26,8 @@ from kvmedic.runbooks.preemption.traffic_levers import shorten_steps
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.goals import judge_relief
 from kvmedic.verdict.vetoes import VerdictInput
-from lab.bench.drawn import drawn
-from lab.bench.drive import UNCAPPED, Drive, Outcome
-from lab.bench.judging import TRIGGER, advice_on, observed, seen
-from lab.bench.workloads import LONG_PROMPTS, WORKLOADS, Workload
+from lab.bench.drive import TRIGGER, UNCAPPED, Drive, Outcome, advice_on, observed, seen
+from lab.bench.workloads import LONG_PROMPTS, WORKLOADS, Workload, drawn
 
 WATERMARKS = (0.01, 0.02, 0.05)
 LARGE_STEP = 8192

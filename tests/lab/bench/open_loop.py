@@ -21,11 +21,67 @@ from kvmedic.model.spec import Objectives, Trigger
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.comparison import Comparison
 from kvmedic.verdict.goals import compare_for_relief
-from lab.bench.drawn import drawn
-from lab.bench.drive import UNCAPPED, Drive, Outcome
-from lab.bench.judging import chosen_cap, glimpsed_cap, observed
-from lab.bench.open_drive import FIRST_TOKEN_SECONDS, OpenDrive
-from lab.bench.workloads import Workload
+from lab.bench.drive import (
+    PAGES,
+    STALL_SECONDS,
+    UNCAPPED,
+    Client,
+    Drive,
+    Outcome,
+    chosen_cap,
+    glimpsed_cap,
+    observed,
+)
+from lab.bench.workloads import Workload, drawn
+from lab.engine.requests import Request
+
+FIRST_TOKEN_SECONDS = 30.0
+"""A request whose first token comes later does not count as served in time."""
+
+
+class OpenDrive(Drive):
+    """A run in which requests come by a Poisson process, however long others wait.
+
+    The same seed gives the same requests at the same moments, whatever the engine does with them.
+
+    Args:
+        workload: lengths and engine; its clients do not count.
+        cap: most sequences that run at once.
+        per_second: requests per second.
+        seed: of the arrivals and the lengths.
+    """
+
+    def __init__(self, workload: Workload, cap: int, per_second: float, seed: int) -> None:
+        super().__init__(workload, cap, workload.lengths(seed))
+        self._chance = random.Random(seed)
+        self._per_second = per_second
+        self._next_at = self._chance.expovariate(per_second)
+
+    def run_for(self, warm_seconds: float, seconds: float) -> Outcome:
+        """Serve for a while, then for a while that is measured and scraped."""
+        while self.now < warm_seconds:
+            self._advance()
+        until = self.now + seconds
+        return self._measured(seconds / PAGES, lambda _: self.now >= until)
+
+    def _count(self, outcome: Outcome, client: Client, request: Request) -> None:
+        outcome.finished += 1
+        outcome.tokens += request.output_length
+        waited = client.times.first_token_at - client.times.arrived_at
+        if waited <= FIRST_TOKEN_SECONDS and client.longest_gap <= STALL_SECONDS:
+            outcome.good_tokens += request.output_length
+
+    def _advance(self) -> list[tuple[Client, Request]]:
+        if not self._in_flight and not self.scheduler.has_requests:
+            self.now = max(self.now, self._next_at)
+        while self._next_at <= self.now:
+            self._send(self._next_at)
+            self._next_at += self._chance.expovariate(self._per_second)
+        return super()._advance()
+
+    def _follow_up(self) -> None:
+        """Send nothing: who comes next does not ask how others fared."""
+
 
 LOADS = (0.8, 0.9, 0.95, 1.05, 1.1)
 """Tokens that are offered, over what the best setting serves without a stall."""

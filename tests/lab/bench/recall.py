@@ -14,9 +14,8 @@ from functools import cache
 
 from lab.engine.blocks import BlockPool
 from lab.engine.compression import Compression
-from lab.engine.eviction import Eviction, Survival
+from lab.engine.eviction import Eviction, Recall, Survival
 from lab.engine.openai import WORDS
-from lab.engine.recall import Recall
 from lab.engine.requests import BlockTable, Request
 from lab.engine.scheduler import Limits, Scheduler, Step
 from lab.evaluation.samples import Sample, samples_of

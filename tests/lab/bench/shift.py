@@ -15,8 +15,7 @@ from kvmedic.model.spec import Objectives
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.goals import judge_relief
 from kvmedic.verdict.vetoes import VerdictInput
-from lab.bench.drive import UNCAPPED, Drive, Outcome
-from lab.bench.judging import TRIGGER, chosen_cap, observed
+from lab.bench.drive import TRIGGER, UNCAPPED, Drive, Outcome, chosen_cap, observed
 from lab.bench.workloads import CHAT_OUTPUT, CHAT_PROMPT, GPU, Lengths, Workload, varied
 
 WINDOW = 400

@@ -23,12 +23,10 @@ from kvmedic.model.spec import Objectives
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.goals import judge_relief
 from kvmedic.verdict.vetoes import VerdictInput
-from lab.bench.drawn import drawn
-from lab.bench.drive import UNCAPPED, Drive, Outcome
-from lab.bench.judging import TRIGGER, chosen_cap, glimpsed_cap, observed
+from lab.bench.drive import TRIGGER, UNCAPPED, Drive, Outcome, chosen_cap, glimpsed_cap, observed
 from lab.bench.open_loop import SEEDS, STARVING, open_half, starving_half
 from lab.bench.shift import SHIFTS, Turned, turned_at
-from lab.bench.workloads import WORKLOADS, Workload
+from lab.bench.workloads import WORKLOADS, Workload, drawn
 
 SWEEP = (0.45, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 """Caps of the sweep, as shares of the mean running set without a cap."""

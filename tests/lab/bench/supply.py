@@ -22,8 +22,7 @@ from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.goals import judge_relief
 from kvmedic.verdict.sizing import Supply
 from kvmedic.verdict.vetoes import VerdictInput
-from lab.bench.drive import UNCAPPED, Drive, Outcome
-from lab.bench.judging import TRIGGER, observed, seen
+from lab.bench.drive import TRIGGER, UNCAPPED, Drive, Outcome, observed, seen
 from lab.bench.workloads import (
     AZURE_OUTPUT,
     AZURE_PROMPT,

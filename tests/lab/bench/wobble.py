@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import mean, median
 
-from lab.bench.drive import UNCAPPED, Drive
-from lab.bench.judging import chosen_cap
+from lab.bench.drive import UNCAPPED, Drive, chosen_cap
 from lab.bench.workloads import WORKLOADS, Workload
 
 NAMES = ("chat", "shared chats", "reasoning, small pool", "even 201 to 500", "bimodal")

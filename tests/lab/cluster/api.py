@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 import yaml
 
-from .access import Access
+from lab.cluster.pki import Access
 
 T = TypeVar("T")
 Object = dict[str, Any]

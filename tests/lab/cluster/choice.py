@@ -2,9 +2,9 @@
 
 import os
 
-from .interface import Cluster
-from .kind import KindCluster, docker_answers
-from .native import NativeCluster
+from lab.cluster.interface import Cluster
+from lab.cluster.kind import KindCluster, docker_answers
+from lab.cluster.native import NativeCluster
 
 VARIABLE = "LAB_CLUSTER"
 

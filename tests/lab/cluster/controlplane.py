@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .access import Access
-from .pki import Authority
-from .process import Component
+from lab.cluster.pki import Access, Authority
+from lab.cluster.process import Component
 
 ADMIN, KUBELET_GROUP = "system:masters", "system:nodes"
 FRONT_PROXY = "front-proxy-client"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from .progress import say, step
+from lab.cluster.progress import say, step
 
 # A program or file of each package: where it is there already, however it came, the package is not asked for.
 NEEDS = {

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from .access import Access
-from .api import Api, until
+from lab.cluster.api import Api, until
+from lab.cluster.pki import Access
 
 GPU = "nvidia.com/gpu"
 

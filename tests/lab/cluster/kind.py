@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from .access import Access
-from .interface import is_ready, set_gpus
-from .paths import BUILD, KUBECONFIG
-from .progress import Stopwatch, say, step
-from .toolchain import Tool, binary
+from lab.cluster.interface import is_ready, set_gpus
+from lab.cluster.paths import BUILD, KUBECONFIG
+from lab.cluster.pki import Access
+from lab.cluster.progress import Stopwatch, say, step
+from lab.cluster.toolchain import Tool, binary
 
 CONFIG = Path(__file__).with_name("kind.yaml")
 NAME = "kvmedic-lab"

@@ -18,15 +18,14 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
-from . import scratch, simulation
-from .access import Access
-from .api import Api, Object, create_namespace
-from .controlplane import LIGHT_CONTROLLERS, Addresses, ControlPlane
-from .paths import BUILD
-from .ports import free_ports
-from .process import Component, ComponentDiedError
-from .progress import Stopwatch
-from .toolchain import Tool, binary
+from lab.cluster import paths, simulation
+from lab.cluster.api import Api, Object, create_namespace
+from lab.cluster.controlplane import LIGHT_CONTROLLERS, Addresses, ControlPlane
+from lab.cluster.paths import BUILD, free_ports
+from lab.cluster.pki import Access
+from lab.cluster.process import Component, ComponentDiedError
+from lab.cluster.progress import Stopwatch
+from lab.cluster.toolchain import Tool, binary
 
 DIRECTORY = BUILD / "light"
 START_ATTEMPTS = 3
@@ -154,7 +153,7 @@ class LightCluster:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _prepare(self) -> None:
-        self.directory = scratch.make(DIRECTORY)
+        self.directory = paths.make_scratch(DIRECTORY)
         flags = [
             *self.api_flags,
             *([] if self.controllers else ["--disable-admission-plugins=ServiceAccount"]),

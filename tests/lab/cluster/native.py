@@ -9,19 +9,17 @@ import os
 import platform
 from pathlib import Path
 
-from . import debian, network, traces
-from .access import Access, read_kubeconfig
-from .api import Api, until
-from .controlplane import KUBELET_GROUP, Addresses, ControlPlane
-from .interface import is_ready, set_gpus
-from .locks import locked
-from .node import NAME, PAUSE_IMAGE, Node
-from .paths import BUILD, KUBECONFIG
-from .ports import free_ports
-from .process import Component
-from .progress import Stopwatch, say, step
-from .tarball import write_program_image
-from .toolchain import Tool, binary
+from lab.cluster import debian, network, traces
+from lab.cluster.api import Api, until
+from lab.cluster.controlplane import KUBELET_GROUP, Addresses, ControlPlane
+from lab.cluster.interface import is_ready, set_gpus
+from lab.cluster.node import NAME, PAUSE_IMAGE, Node
+from lab.cluster.paths import BUILD, KUBECONFIG, free_ports, locked
+from lab.cluster.pki import Access, read_kubeconfig
+from lab.cluster.process import Component
+from lab.cluster.progress import Stopwatch, say, step
+from lab.cluster.toolchain import Tool, binary
+from lab.images import write_program_image
 
 DIRECTORY = BUILD / "native"
 API_PORT = 26443

@@ -6,8 +6,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from .debian import program
-from .traces import remove_empty
+from lab.cluster.debian import program
+from lab.cluster.traces import remove_empty
 
 BRIDGE = "kvlab0"
 NODE_IP = "10.77.0.1"

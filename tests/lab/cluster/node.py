@@ -6,11 +6,11 @@ from pathlib import Path
 
 import yaml
 
-from .access import Access
-from .debian import program
-from .network import NODE_IP, PODS
-from .process import Component
-from .traces import MARKER
+from lab.cluster.debian import program
+from lab.cluster.network import NODE_IP, PODS
+from lab.cluster.pki import Access
+from lab.cluster.process import Component
+from lab.cluster.traces import MARKER
 
 NAME = "node1"
 KUBELET_PORT = 26250

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .reaper import REAPER
+from lab.cluster.reaper import REAPER
 
 POLL_SECONDS = 0.02
 # As klog, zap and Go's runtime begin a line that tells why a server gave up.

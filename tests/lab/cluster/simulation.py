@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from .process import Component
+from lab.cluster.process import Component
 
 ANNOTATION = "lab.kvmedic.io/"
 POD_NETWORK = "10.79.0.0/16"

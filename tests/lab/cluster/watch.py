@@ -7,13 +7,13 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import httpx
 
-from .access import Access
-from .loops import run_and_cut
+from lab.cluster.loops import run_and_cut
+from lab.cluster.pki import Access
 
 Object = dict[str, Any]
 Tell: TypeAlias = Callable[[str, Object], None]
@@ -144,3 +144,32 @@ class Watches:
             await self._stopped.wait()
             for each in following:
                 each.cancel()
+
+
+Told: TypeAlias = Callable[[dict[str, Object]], None]
+"""Called with all objects by uid after each change; must be quick."""
+
+
+@dataclass(slots=True)
+class Mirror:
+    """Keeps what it is told; readable from every thread."""
+
+    told: Told | None = None
+    _objects: dict[str, Object] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def tell(self, event: str, body: Object) -> None:
+        """Take one event of a watch."""
+        with self._lock:
+            if event == "DELETED":
+                self._objects.pop(body["metadata"]["uid"], None)
+            else:
+                self._objects[body["metadata"]["uid"]] = body
+            held = dict(self._objects) if self.told is not None else {}
+        if self.told is not None:
+            self.told(held)
+
+    def objects(self) -> list[Object]:
+        """Return the objects as last told, in the order in which they were first seen."""
+        with self._lock:
+            return list(self._objects.values())

@@ -13,8 +13,7 @@ from lab.cluster.api import ApiError
 from lab.cluster.choice import choose
 from lab.cluster.paths import ROOT
 from lab.cluster.progress import say
-from lab.demo.table import table
-from lab.demo.view import view_for
+from lab.demo.view import table, view_for
 from lab.play.files import names, read
 from lab.play.lanes import most_gpus
 from lab.play.play import Play

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from lab.engine import logs
 from lab.engine.arguments import non_default, parse_api_server, parse_serve
 from lab.engine.config import ConfigError, EngineConfig, resolve
-from lab.engine.faults import Faults
 from lab.engine.live import LiveEngine
 from lab.engine.metrics import EngineMetrics
 from lab.engine.server import ApiServer
-from lab.engine.settings import LabSettings
+from lab.engine.settings import Faults, LabSettings
 
 LOAD_SHARE = 0.8
 """Share of the start-up time before the pool is sized; a crash at start comes there, as it does on vLLM."""

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lab.engine.attention import Attention
-from lab.engine.faults import Faults
-from lab.engine.methods import Method, method_of
-from lab.engine.recall import Recall
+from lab.engine.compression import Method, method_of
+from lab.engine.eviction import Recall
 from lab.engine.scheduler import Limits
-from lab.engine.settings import number
+from lab.engine.settings import Faults, number
 
 GIB = 1 << 30
 DEFAULT_BLOCK_SIZE = 128

@@ -4,13 +4,17 @@ A pass keeps the highest scores of all tokens so far. Scores are drawn once and 
 same as if all had been chosen at once; but `RESCORED` draws those of all survivors anew in each pass.
 """
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from itertools import chain, count, islice
 from random import Random
+from zlib import crc32
+
+from lab.engine.settings import number
 
 SALIENCE = 0.9
 """Share of needles that a head knows for what they are. An assumption of the lab: nobody measured it."""
@@ -146,3 +150,39 @@ def _of_runs(draw: Callable[[], float], length: int) -> Iterator[float]:
         starts.append(draw())
         yield max(starts)
         del starts[0]
+
+
+COMPETENCE = 0.9
+"""Share of prompts that the model understands with a whole cache. An assumption of the lab."""
+EIGHT_BIT_LOSS = 0.01
+"""Share of those that it no longer does where keys and values have eight bits. An assumption of the lab."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """How well the model understands.
+
+    Raises:
+        ValueError: the competence is out of its bounds.
+    """
+
+    competence: float = COMPETENCE
+    """Share of prompts, 0 to 1; the same prompt is understood each time, or never."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.competence <= 1:
+            raise ValueError(f"the competence is {self.competence}: 0 to 1 may be")
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], *, eight_bit: bool) -> "Recall":
+        """Return what LAB_COMPETENCE says, less LAB_EIGHT_BIT_LOSS of it where keys have eight bits.
+
+        Raises:
+            ValueError: a variable is no number, or out of its bounds.
+        """
+        loss = number(environ, "LAB_EIGHT_BIT_LOSS", EIGHT_BIT_LOSS) if eight_bit else 0.0
+        return cls(number(environ, "LAB_COMPETENCE", COMPETENCE) * (1 - loss))
+
+    def understands(self, prompt: list[int]) -> bool:
+        """Return whether the model gets this prompt right when it has all of it."""
+        return crc32(array("q", prompt).tobytes()) < self.competence * (1 << 32)

@@ -10,9 +10,8 @@ from collections import deque
 from typing import Protocol
 
 from lab.engine.attention import DeviceMemory
-from lab.engine.blocks import BlockPool
+from lab.engine.blocks import BlockPool, HostTier
 from lab.engine.config import EngineConfig
-from lab.engine.host_tier import HostTier
 from lab.engine.metrics import EngineMetrics, Times
 from lab.engine.requests import BlockTable, Request
 from lab.engine.scheduler import Output, Scheduler, Step

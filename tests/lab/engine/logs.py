@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from lab.engine.compression import Pass
 from lab.engine.config import EngineConfig
-from lab.engine.exposition import Number
+from lab.engine.metrics import Number
 from lab.engine.requests import Request
 from lab.engine.scheduler import Scheduler
 

@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lab.engine.blocks import Block, BlockPool
+from lab.engine.blocks import Block, BlockPool, HostTier
 from lab.engine.compression import Compression, Compressor
-from lab.engine.host_tier import HostTier
-from lab.engine.recall import Recall
+from lab.engine.eviction import Recall
 from lab.engine.requests import FinishReason, Request, Status
 
 

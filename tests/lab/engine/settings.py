@@ -82,3 +82,90 @@ def number(environ: Mapping[str, str], name: str, default: float) -> float:
         return float(text) if text else default
     except ValueError:
         raise ValueError(f"{name}={text!r} is not a number") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong; nothing by default.
+
+    LAB_FAULT_CRASH_BELOW_SEQS, LAB_FAULT_CRASH_ABOVE_SEQS: exit 1 at start where `max_num_seqs` is below or
+    above this.
+    LAB_FAULT_CRASH_MESSAGE: the last log line of such a crash, e.g. a torch.OutOfMemoryError.
+    LAB_FAULT_OOM_ABOVE_UTILIZATION: the GPU's memory runs out where `gpu_memory_utilization` is above this:
+    exit 1 at start with torch's message, as vLLM does.
+    LAB_FAULT_OOM_RUNNING: not at start then but while serving, once that many sequences run.
+    LAB_FAULT_NEVER_READY=1: loads for ever and never listens.
+    LAB_FAULT_SLOW_START_SECONDS: added to the start-up time, not scaled.
+    LAB_FAULT_MISSING_BLOCKS: that many blocks fewer than configured.
+    LAB_FAULT_UNTOLD_POOL=1: neither metrics nor log tell of blocks, as where the cache is no pool of them.
+    LAB_FAULT_DROP_METRICS: comma-separated family names that are not exported.
+    LAB_FAULT_NAN_METRICS: comma-separated family names whose values are NaN.
+    LAB_FAULT_SLOWDOWN: every step takes so many times as long.
+    LAB_FAULT_HOST_MEMORY_MIB: takes, and fills, that much of its host's memory, so that the kernel ends it
+    where its container's limit is lower; once LAB_FAULT_HOST_MEMORY_RUNNING sequences run (1 without it).
+    LAB_FAULT_ONLY_BELOW_SEQS: all of the above only where `max_num_seqs` is below this. A fleet's replicas
+    share their environment: so a changed setting goes wrong while the old one is fine.
+    """
+
+    crash_below_seqs: int = 0
+    crash_above_seqs: int | None = None
+    crash_text: str = ""
+    oom_above_utilization: float = float("inf")
+    oom_running: int = 0
+    never_ready: bool = False
+    slow_start_seconds: float = 0.0
+    missing_blocks: int = 0
+    untold_pool: bool = False
+    slowdown: float = 1.0
+    host_memory_mib: int = 0
+    host_memory_running: int = 1
+    dropped: frozenset[str] = frozenset()
+    not_a_number: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_environ(cls, max_num_seqs: int, environ: Mapping[str, str] = os.environ) -> "Faults":
+        """Return the faults that an engine with this setting has.
+
+        Raises:
+            ValueError: a variable is not a number; the message names it.
+        """
+        if max_num_seqs >= number(environ, "LAB_FAULT_ONLY_BELOW_SEQS", float("inf")):
+            return cls()
+        above = environ.get("LAB_FAULT_CRASH_ABOVE_SEQS")
+        return cls(
+            crash_below_seqs=int(number(environ, "LAB_FAULT_CRASH_BELOW_SEQS", 0)),
+            crash_above_seqs=None if above is None else int(above),
+            crash_text=environ.get("LAB_FAULT_CRASH_MESSAGE", ""),
+            oom_above_utilization=number(environ, "LAB_FAULT_OOM_ABOVE_UTILIZATION", float("inf")),
+            oom_running=int(number(environ, "LAB_FAULT_OOM_RUNNING", 0)),
+            never_ready=environ.get("LAB_FAULT_NEVER_READY") == "1",
+            slow_start_seconds=number(environ, "LAB_FAULT_SLOW_START_SECONDS", 0.0),
+            missing_blocks=int(number(environ, "LAB_FAULT_MISSING_BLOCKS", 0)),
+            slowdown=number(environ, "LAB_FAULT_SLOWDOWN", 1.0),
+            host_memory_mib=int(number(environ, "LAB_FAULT_HOST_MEMORY_MIB", 0)),
+            host_memory_running=int(number(environ, "LAB_FAULT_HOST_MEMORY_RUNNING", 1)),
+            untold_pool=environ.get("LAB_FAULT_UNTOLD_POOL", "") not in ("", "0"),
+            dropped=_names(environ, "LAB_FAULT_DROP_METRICS"),
+            not_a_number=_names(environ, "LAB_FAULT_NAN_METRICS"),
+        )
+
+    def crash_message(self, max_num_seqs: int) -> str | None:
+        """Return why the engine must die at start with this setting, None if it may live."""
+        reason = None
+        if max_num_seqs < self.crash_below_seqs:
+            reason = f"[lab fault] max_num_seqs {max_num_seqs} is below {self.crash_below_seqs}"
+        elif self.crash_above_seqs is not None and max_num_seqs > self.crash_above_seqs:
+            reason = f"[lab fault] max_num_seqs {max_num_seqs} is above {self.crash_above_seqs}"
+        return reason and (self.crash_text or reason)
+
+    def runs_out_at_start(self, utilization: float) -> bool:
+        """Return whether an engine that takes this share of its GPU dies of memory at start."""
+        return utilization > self.oom_above_utilization and not self.oom_running
+
+    def runs_out_at(self, utilization: float) -> int | None:
+        """Return at how many running sequences it dies of memory while serving, None if it does not."""
+        return self.oom_running if self.oom_running and utilization > self.oom_above_utilization else None
+
+
+def _names(environ: Mapping[str, str], variable: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in environ.get(variable, "").split(",") if name.strip())

@@ -14,11 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from lab.cluster import traces
-from lab.cluster.access import Access
 from lab.cluster.api import Api, ApiError, Object, read_manifests
-from lab.cluster.locks import locked
-from lab.cluster.pki import Authority
-from lab.cluster.ports import free_ports
+from lab.cluster.paths import free_ports, locked
+from lab.cluster.pki import Access, Authority
 from lab.cluster.process import Component
 from lab.cluster.progress import step
 from lab.cluster.toolchain import Tool, binary, module_directory

@@ -18,9 +18,8 @@ from tempfile import TemporaryDirectory
 
 from lab.cluster.light import LightCluster
 from lab.cluster.progress import Stopwatch
-from lab.kills.courses import COURSES, Course
+from lab.kills.courses import COURSES, Course, RandomKiller
 from lab.kills.ending import differences, ending, harm
-from lab.kills.killer import RandomKiller
 from reconcile.world import Eye, Maker, World, define
 
 KILLS = 200

@@ -18,13 +18,13 @@ from lab.cluster.api import ApiError
 from lab.cluster.choice import choose
 from lab.cluster.paths import ROOT
 from lab.cluster.progress import say
-from lab.play import lanes, report
+from lab.play import lanes
 from lab.play.files import read_all
 from lab.play.play import Play
 from lab.play.result import Result
 from lab.play.schema import Engine, Scenario
 from lab.play.stage import Stage, stage
-from lab.play.view import Notes
+from lab.play.story import Notes
 from lab.play.witness import Witness
 
 OUT = ROOT / "build" / "scenarios"
@@ -41,7 +41,7 @@ def main() -> int:
         require_known(known, first, "FIRST")
         chosen = lanes.in_order(_chosen(known, named), first)
         if os.environ.get("LIST"):
-            print(report.listed(chosen))
+            print(lanes.listed(chosen))
             return 0
         return _play(chosen, known, int(os.environ.get("LANES") or LANES))
     except KeyboardInterrupt:
@@ -83,7 +83,7 @@ def _play(chosen: Sequence[Scenario], known: Sequence[Scenario], at_once: int) -
             return _played(made, scenario, lanes.forbidden(scenario.name, known), stopped)
 
         results = lanes.play_all(chosen, at_once, played, teller([]))
-    print(report.table(results))
+    print(lanes.table(results))
     missed = sum(bool(each.missed) for each in results)
     say(f"{len(results)} scenarios in {(time.time() - began) / 60:.1f} min, {missed} ended otherwise")
     return 1 if missed else 0
@@ -95,9 +95,9 @@ def teller(so_far: list[Result]) -> Callable[[Result], None]:
 
     def told(result: Result) -> None:
         so_far.append(result)
-        report.write(so_far, OUT / "summary.json")
-        (OUT / "table.md").write_text(report.table(so_far), encoding="utf-8")
-        say("\n".join([report.row(result), *result.missed]))
+        lanes.write(so_far, OUT / "summary.json")
+        (OUT / "table.md").write_text(lanes.table(so_far), encoding="utf-8")
+        say("\n".join([lanes.row(result), *result.missed]))
 
     return told
 

@@ -10,16 +10,18 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from lab.cluster.paths import ROOT
-from lab.play.expectation import Bound, Expectation, Move
 from lab.play.schema import (
     Apply,
     Approve,
+    Bound,
     Create,
     Devices,
     Evaluation,
+    Expectation,
     Fleet,
     Kill,
     Limits,
+    Move,
     Patch,
     Resume,
     Scenario,

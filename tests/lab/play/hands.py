@@ -9,8 +9,7 @@ import httpx
 from lab.cluster.api import Api
 from lab.engine.server import SLOWDOWN
 from lab.installation import NAMESPACE
-from lab.play.device_memory import USED
-from lab.play.exporter import Exporter
+from lab.play.exporter import USED, Exporter
 from lab.play.files import merged
 from lab.play.manifests import PORT, deployment
 from lab.play.schema import (

@@ -10,14 +10,12 @@ from lab.cluster.api import until
 from lab.cluster.progress import step
 from lab.play.course import Course
 from lab.play.figures import Figures, Window, figures, lost
-from lab.play.footprint import Footprint
-from lab.play.judgement import misses
+from lab.play.judgement import Footprint, misses
 from lab.play.manifests import PORT
 from lab.play.result import Result
 from lab.play.schema import Apply, Incident, Route, Scenario
-from lab.play.story import Story
+from lab.play.story import Story, View
 from lab.play.traffic import Traffic
-from lab.play.view import View
 from lab.play.witness import OWNERS, Witness
 
 TICK_SECONDS = 0.5

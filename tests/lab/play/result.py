@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lab.play.chronicle import line
+from lab.play.course import line
 from lab.play.figures import Figures
 from lab.play.schema import Scenario
 

@@ -6,12 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.cluster.access import Access
 from lab.cluster.api import Api
-from lab.cluster.mirror import Mirror
-from lab.cluster.watch import Watches
-from lab.play.chronicle import Chronicle
-from lab.play.engines import Scraper
+from lab.cluster.pki import Access
+from lab.cluster.watch import Mirror, Watches
+from lab.play.course import Chronicle
+from lab.play.figures import Scraper
 from lab.play.manifests import PORT, ROTATION_LABEL
 from lab.play.schema import CAP, FLEET
 

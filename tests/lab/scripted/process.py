@@ -26,8 +26,8 @@ from kvmedic.metrics.scrape import load_authorities
 from kvmedic.record.reporter import Telemetry
 from kvmedic.settings import Settings
 from kvmedic.wiring import Substitutes, operate
-from lab.scripted.metrics import ScriptedMetrics
 from lab.scripted.probes import ScriptedProbes
+from lab.scripted.readings import ScriptedMetrics
 
 load_authorities()  # once, in the process that the others are forked from
 
