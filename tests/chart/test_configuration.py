@@ -50,9 +50,10 @@ EVERYTHING: Values = {
 
 def mounted(rendered: Rendered) -> dict[str, tuple[str, str, str]]:
     """Paths inside the credentials' volume, each with the kind, name and key that it comes from."""
-    volume = next(v for v in pod_of(rendered)["volumes"] if v["name"] == "credentials")
     return {
         item["path"]: (kind, part["name"], item["key"])
+        for volume in pod_of(rendered)["volumes"]
+        if volume["name"] == "credentials"
         for projection in volume["projected"]["sources"]
         for kind, part in projection.items()
         for item in part["items"]
@@ -84,29 +85,40 @@ def test_the_operator_reads_every_option(tmp_path, monkeypatch):
     assert (default.ca_file, default.key_file) == (tmp_path / "default/ca.crt", tmp_path / "default/tls.key")
     assert default.timeout.total_seconds() == 5
     assert default.labels.pod == "exported_pod"
-    assert batch.basic_auth is not None
     assert (batch.basic_auth.username, batch.basic_auth.password.read()) == ("kvmedic", "batch/password")
     assert (read.scrape.port, read.scrape.url_template) == (8001, "http://{address}:{port}/m")
 
 
-def test_an_installation_without_sources_is_read_too(tmp_path, monkeypatch):
-    file = tmp_path / "config.yaml"
-    file.write_text(render()["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
-    monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
-
-    assert settings.load_settings().sources == {}
+def health(read: settings.Settings) -> tuple[object, ...]:
+    return read.health.nvidia_smi, read.health.timeout.total_seconds(), read.health.at_once
 
 
-@pytest.mark.parametrize("values", [{}, {"nodeHealth": {"nvidiaSmi": True, "timeout": "5s", "atOnce": 2}}])
-def test_drivers_are_asked_only_where_the_values_say_so(values, tmp_path, monkeypatch):
-    file = tmp_path / "config.yaml"
-    file.write_text(render(values)["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
-    monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
+def probe(read: settings.Settings) -> tuple[object, ...]:
+    return read.probe.trial_pods, read.probe.api_key, read.probe.evaluations
 
-    read = settings.load_settings().health
 
-    wanted = (True, 5, 2) if values else (False, 10, 8)
-    assert (read.nvidia_smi, read.timeout.total_seconds(), read.at_once) == wanted
+HEALTH = {"nodeHealth": {"nvidiaSmi": True, "timeout": "5s", "atOnce": 2}}
+OPTIONS = {
+    "no sources": ({}, lambda read: read.sources, {}),
+    "drivers are not asked": ({}, health, (False, 10, 8)),
+    "drivers are asked": (HEALTH, health, (True, 5, 2)),
+    "trial pods, no key": ({"probe": {"trialPods": True}}, probe, (True, None, False)),
+    "evaluations": (
+        {"probe": {"trialPods": True, "evaluations": True}},
+        probe,
+        (True, None, True),
+    ),
+    "no evaluations": (
+        {"probe": {"trialPods": True, "evaluations": False}},
+        probe,
+        (True, None, False),
+    ),
+}
+
+
+@pytest.mark.parametrize(("values", "part", "expected"), OPTIONS.values(), ids=OPTIONS)
+def test_the_operator_does_only_what_the_values_say(values, part, expected, tmp_path, monkeypatch):
+    assert part(load(render(values), tmp_path, monkeypatch)) == expected
 
 
 TRIALS: Values = {"probe": {"trialPods": True, "apiKeySecret": {"name": "vllm", "key": "api-key"}}}
@@ -118,7 +130,6 @@ def test_the_key_for_engines_under_test_is_read_from_its_file(tmp_path, monkeypa
     read = load(made, tmp_path, monkeypatch).probe
 
     assert read.trial_pods
-    assert read.api_key is not None
     assert read.api_key.read() == "probe.api-key"
     assert mounted(made) == {"probe.api-key": ("secret", "vllm", "api-key")}
 
@@ -129,29 +140,6 @@ def test_the_key_is_mounted_beside_those_of_sources_and_only_where_trial_pods_ar
     assert mounted(render(EVERYTHING | TRIALS)).items() > mounted(render(EVERYTHING)).items()
     assert "credentials" not in {volume["name"] for volume in pod_of(render(off))["volumes"]}
     assert "probe" not in configuration(render(off))
-
-
-def test_trial_pods_without_a_key_are_read_too(tmp_path, monkeypatch):
-    file = tmp_path / "config.yaml"
-    made = render({"probe": {"trialPods": True}})
-    file.write_text(made["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
-    monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
-
-    read = settings.load_settings().probe
-
-    assert (read.trial_pods, read.api_key) == (True, None)
-
-
-@pytest.mark.parametrize("evaluations", [True, False])
-def test_evaluations_are_made_only_where_the_values_say_so(evaluations, tmp_path, monkeypatch):
-    file = tmp_path / "config.yaml"
-    made = render({"probe": {"trialPods": True, "evaluations": evaluations}})
-    file.write_text(made["ConfigMap", "kvmedic-config"]["data"]["config.yaml"])
-    monkeypatch.setenv("KVMEDIC_CONFIG", str(file))
-
-    read = settings.load_settings().probe
-
-    assert (read.trial_pods, read.evaluations) == (True, evaluations)
 
 
 def test_each_secret_is_mounted_from_where_the_value_says():

@@ -132,62 +132,42 @@ def test_nobody_may_run_commands_in_pods_by_default(rendered):
     assert not may_run_commands(rendered())
 
 
-@pytest.mark.light
-@pytest.mark.parametrize("only", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "in one"])
-def test_the_right_to_run_commands_comes_with_both_verbs_and_where_it_is_switched_on(only):
-    kind = "Role" if only else "ClusterRole"
-    off = rules(render(only), kind, "kvmedic")
-
-    on = rules(render({"nodeHealth": {"nvidiaSmi": True}, **only}), kind, "kvmedic")
-
-    assert [rule for rule in on if rule not in off] == [EXEC]
-    assert [rule for rule in off if rule not in on] == []
-    assert on == table("watched", ("", "nodeHealth.nvidiaSmi"))
-    assert rules(render({"nodeHealth": {"nvidiaSmi": True}}), "Role", "kvmedic-own") == table("own")
-
-
 MAKES_TRIALS = [
     {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]},
 ]
-
-
-@pytest.mark.light
-@pytest.mark.parametrize("only", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "in one"])
-def test_the_rights_for_trial_pods_come_where_they_are_switched_on(only):
-    kind = "Role" if only else "ClusterRole"
-    off = rules(render(only), kind, "kvmedic")
-
-    made = render({"probe": {"trialPods": True}, **only})
-
-    on = rules(made, kind, "kvmedic")
-    assert [rule for rule in on if rule not in off] == MAKES_TRIALS
-    assert [rule for rule in off if rule not in on] == []
-    assert on == table("watched", ("", "probe.trialPods"))
-    assert rules(made, "Role", "kvmedic-own") == table("own")
-    assert not may_run_commands(made)
-
-
 MAKES_EVALUATIONS = [
     {"apiGroups": ["batch"], "resources": ["cronjobs"], "verbs": ["get"]},
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "create", "delete"]},
 ]
+TRIALS = {"probe": {"trialPods": True}}
+SWITCHES = {
+    "commands in pods": ({}, {"nodeHealth": {"nvidiaSmi": True}}, [EXEC], ("nodeHealth.nvidiaSmi",)),
+    "trial pods": ({}, TRIALS, MAKES_TRIALS, ("probe.trialPods",)),
+    "evaluations": (
+        TRIALS,
+        {"probe": {"trialPods": True, "evaluations": True}},
+        MAKES_EVALUATIONS,
+        ("probe.trialPods", "probe.evaluations"),
+    ),
+}
 
 
 @pytest.mark.light
 @pytest.mark.parametrize("only", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "in one"])
-def test_the_rights_for_evaluations_come_where_they_are_switched_on(only):
+@pytest.mark.parametrize(("before", "values", "added", "rows"), SWITCHES.values(), ids=SWITCHES)
+def test_rights_come_with_every_verb_and_only_where_they_are_switched_on(only, before, values, added, rows):
     kind = "Role" if only else "ClusterRole"
-    off = rules(render({"probe": {"trialPods": True}, **only}), kind, "kvmedic")
+    off = rules(render({**before, **only}), kind, "kvmedic")
 
-    made = render({"probe": {"trialPods": True, "evaluations": True}, **only})
+    made = render({**values, **only})
 
     on = rules(made, kind, "kvmedic")
-    assert [rule for rule in on if rule not in off] == MAKES_EVALUATIONS
+    assert [rule for rule in on if rule not in off] == added
     assert [rule for rule in off if rule not in on] == []
-    assert on == table("watched", ("", "probe.trialPods", "probe.evaluations"))
+    assert on == table("watched", ("", *rows))
     assert rules(made, "Role", "kvmedic-own") == table("own")
-    assert not may_run_commands(made)
+    assert may_run_commands(made) == (added == [EXEC])
 
 
 @pytest.mark.light

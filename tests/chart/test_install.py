@@ -146,7 +146,6 @@ def test_an_installation_that_was_killed_in_the_middle_can_be_repeated(cluster):
     never_ready = json.dumps({"nodeSelector": {"no-such": "node"}})
     argv = [binary(Tool.HELM), "install", RELEASE, CHART, "--wait", "-n", NAMESPACE, "-f", "-"]
     killed = subprocess.Popen([*argv, f"--kubeconfig={cluster.kubeconfig}"], stdin=subprocess.PIPE, text=True)
-    assert killed.stdin is not None
     killed.stdin.write(never_ready)
     killed.stdin.close()
     until(lambda: cluster.api.get("Deployment", RELEASE, NAMESPACE), 30)

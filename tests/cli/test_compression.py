@@ -20,7 +20,6 @@ from vitals_builder import a_device, an_end
 
 def told(evidence: Evidence) -> str:
     account = account_of(evidence)
-    assert account is not None
     return "\n".join(account.lines())
 
 

@@ -299,7 +299,6 @@ def test_the_defaults_of_an_evaluation_are_those_of_its_program(tmp_path, put):
 
     found = read("hot", tmp_path).evaluation
 
-    assert found is not None
     own = Settings.from_environ({"OPENAI_BASE_URL": "http://10.0.0.1:8000"})
     assert {name: getattr(own, name) for name in found.model_dump()} == found.model_dump()
 

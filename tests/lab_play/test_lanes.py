@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from lab.play import __main__ as main
-from lab.play import report
+from lab.play import lanes
 from lab.play.lanes import forbidden, in_order, most_gpus, play_all
 from lab.play.result import Result
 from lab.play.schema import Scenario
@@ -153,9 +153,9 @@ def test_the_table_has_a_row_for_each_play_and_a_line_for_each_miss():
     )
     good, bad = a_result(seconds=251.4), a_result(failed_requests=3, missed=["3 requests failed"])
 
-    lines = report.table([good, bad, shown]).splitlines()
+    lines = lanes.table([good, bad, shown]).splitlines()
 
-    assert [cell.strip() for cell in lines[0].strip("|").split("|")] == list(report.COLUMNS)
+    assert [cell.strip() for cell in lines[0].strip("|").split("|")] == list(lanes.COLUMNS)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:5]]
     assert rows[0] == [
         "a-play",

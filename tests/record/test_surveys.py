@@ -37,7 +37,6 @@ def first(plan: Plan = PLAN) -> Record:
 def test_the_plan_is_kept_whole_so_that_an_approval_can_bind_to_it():
     shown = first().plan
 
-    assert shown is not None
     assert (shown.digest, shown.at, shown.bound) == (PLAN.digest, NOW, PLAN)
 
 
@@ -63,7 +62,6 @@ def test_the_same_plan_is_shown_since_it_was_first_shown():
 def test_another_plan_takes_its_place(cap, after, is_new):
     then = record_plan(first(), to(cap), ASK, 3, NOW + after).plan
 
-    assert then is not None
     assert then.digest == (to(cap) if is_new else PLAN).digest
     assert then.at == (NOW + after if is_new else NOW)
 
@@ -74,7 +72,6 @@ def test_a_record_of_a_version_that_kept_no_plan_gets_one():
 
     then = record_plan(replace(old, plan=replace(old.plan, exact=None)), PLAN, ASK, 3, NOW + SECOND).plan
 
-    assert then is not None
     assert (then.bound, then.at) == (PLAN, NOW + SECOND)
 
 
@@ -85,7 +82,6 @@ def test_what_a_person_has_to_type_is_written_anew_when_it_changes():
 
     for kind in (ConditionType.PROGRESSING, ConditionType.ACTION_REQUIRED):
         condition = record.condition(kind)
-        assert condition is not None
         assert condition.message == told.message
         assert condition.changed_at == NOW, "it waits for as long as before"
 
@@ -120,7 +116,6 @@ def seen(*findings: str, after: timedelta = timedelta(0), record: Record | None 
 def test_what_is_noticed_of_a_calm_fleet_is_written_down_once():
     noticed = seen("usage 0.3", record=seen())
 
-    assert noticed.diagnosis is not None
     assert noticed.diagnosis.findings == ("fleet: usage 0.3",)
     assert seen("usage 0.4", after=2 * REFRESH, record=noticed) == noticed
     assert seen(after=2 * REFRESH, record=noticed) == noticed
