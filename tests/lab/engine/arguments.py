@@ -139,8 +139,8 @@ class FlexibleParser(argparse.ArgumentParser):
         index = arguments.index("--config")
         if index == len(arguments) - 1:
             raise ValueError("No config file specified! Please check your command-line arguments.")
-        settings = arguments.read(arguments[index + 1])
-        from_file = arguments.as_arguments(settings, self._option_string_actions)
+        settings = read_config_file(arguments[index + 1])
+        from_file = as_arguments(settings, self._option_string_actions)
         before, after = arguments[:index], arguments[index + 2 :]
         if arguments[0] != "serve":
             return from_file + before + after
@@ -261,7 +261,7 @@ class UnsupportedYamlError(ValueError):
     """The file uses YAML beyond flat keys and lists; the message names the line."""
 
 
-def read(path: str) -> dict[str, Value]:
+def read_config_file(path: str) -> dict[str, Value]:
     """Return the settings of a configuration file in their order.
 
     Raises:
