@@ -1,23 +1,26 @@
 """`kvmedic diagnose --log`: which method compresses the KV cache, what tells of it, and which wall shows."""
 
 import gzip
-import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from kvmedic.cli.app import app_for
 from kvmedic.cli.saved import LARGEST_LOG_BYTES as LARGEST_BYTES
 from lab.engine.logs import BACKEND, EIGHT_BIT
-
-DATA = Path(__file__).parent.parent / "data" / "vllm"
-IDLE, THRASH, OTHER = (
-    (DATA / f"metrics-{name}.txt").read_text() for name in ("idle", "thrash", "after-restart-seqs8")
+from worlds.saved_pages import (
+    DATA,
+    IDLE,
+    MANIFEST,
+    OTHER,
+    STARTED,
+    THRASH,
+    answer,
+    diagnose,
+    started_later,
 )
-STARTED = (DATA / "startup-0.32-cpu.log").read_text()
+from worlds.saved_pages import SPEC as PLAIN
+
 PLUGIN = "[TriAttention] Runtime (V2) plugin activated: patch_scheduler=True patch_worker=True"
 READY = "INFO:     Application startup complete.\n"
 
@@ -30,27 +33,8 @@ def saying(*lines: str) -> str:
 
 EVICTS = saying(PLUGIN, f"INFO 11-21 04:50:00 [cuda.py:446] {BACKEND.format('FLASH_ATTN')}")
 EIGHT = saying(f"INFO 11-21 04:49:51 [cache.py:232] {EIGHT_BIT.format('fp8')}")
-MANIFEST = """\
-kind: Deployment
-metadata: {name: chat}
-spec:
-  template:
-    spec:
-      containers:
-      - name: vllm
-        image: vllm/vllm-openai:v0.32.0
-        command: [vllm, serve]
-        args: [/models/tiny, --max-num-seqs, "64"]
-"""
 ASKS = MANIFEST.replace('"64"]', '"64", --kv-cache-dtype, fp8]')
-SPEC = """\
-apiVersion: kvmedic.io/v1alpha1
-kind: KVRemediation
-metadata: {name: chat}
-spec:
-  targetRef: {name: chat}
-  runbooks: [PreemptionThrash, CompressionWithoutSavings]
-"""
+SPEC = PLAIN + "  runbooks: [PreemptionThrash, CompressionWithoutSavings]\n"
 
 Give = Callable[..., Result]
 
@@ -60,19 +44,14 @@ def give(tmp_path) -> Give:
     """Diagnose two pages with more files, by option."""
 
     def given(pages: tuple[str, str] = (IDLE, THRASH), form: str = "json", **files: str | bytes) -> Result:
-        argv = ["diagnose", "-o", form]
+        argv = ["-o", form]
         for option, content in (("scrape", pages[0]), ("scrape", pages[1]), *files.items()):
             file = tmp_path / f"{option}{len(argv)}"
             file.write_bytes(content if isinstance(content, bytes) else content.encode())
             argv += [f"--{option}", str(file)]
-        return CliRunner().invoke(app_for(argv), argv)
+        return diagnose(*argv)
 
     return given
-
-
-def answer(result: Result) -> Any:
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return json.loads(result.stdout)
 
 
 def test_a_log_of_a_plain_engine_tells_of_no_method_and_changes_nothing(give):
@@ -344,21 +323,21 @@ def test_wrong_usage_ends_with_2(monkeypatch, tmp_path, argv, told):
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
 
-    result = CliRunner().invoke(app_for(["diagnose", *argv]), ["diagnose", *argv])
+    result = diagnose(*argv)
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert told in result.stderr
 
 
 def test_logs_of_several_replicas_are_told_apart(monkeypatch, tmp_path):
-    later = [page.replace("1.79523658462e+09", "1.79523664462e+09") for page in (IDLE, THRASH)]
+    later = [started_later(page) for page in (IDLE, THRASH)]
     for name, content in zip(("a0", "a1", "b0", "b1"), (IDLE, THRASH, *later), strict=True):
         (tmp_path / name).write_text(content)
     (tmp_path / "b.log").write_text(EVICTS)
     monkeypatch.chdir(tmp_path)
-    argv = ["diagnose", *(f"--scrape={file[0]}={file}" for file in ("a0", "a1", "b0", "b1")), "--log=b=b.log"]
+    argv = [*(f"--scrape={file[0]}={file}" for file in ("a0", "a1", "b0", "b1")), "--log=b=b.log"]
 
-    found = answer(CliRunner().invoke(app_for(argv), [*argv, "-o", "json"]))
+    found = answer(diagnose(*argv, "-o", "json"))
 
     assert list(found["compression"]["startLogs"]) == ["b"]
     assert found["compression"]["method"] == "TriAttention"
