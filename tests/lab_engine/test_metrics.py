@@ -57,10 +57,9 @@ def test_the_page_parses_as_prometheus_text():
 
 
 def test_a_dropped_family_is_gone_and_a_nan_family_is_nan():
-    faults = Faults(
-        dropped=frozenset({"vllm:num_preemptions_total"}),
-        not_a_number=frozenset({"vllm:kv_cache_usage_perc"}),
-    )
+    environ = {"LAB_FAULT_DROP_METRICS": "vllm:num_preemptions_total, "}
+    environ["LAB_FAULT_NAN_METRICS"] = "vllm:kv_cache_usage_perc"
+    faults = Faults.from_environ(64, environ)
 
     page = an_engine(faults).text()
 

@@ -208,12 +208,6 @@ def test_every_scenario_has_a_twin_or_is_one(tmp_path, put):
     )
 
 
-def test_a_name_that_is_nearly_right_is_guessed(tmp_path, put):
-    put("hot", GOOD)
-
-    assert problems(tmp_path, "hott") == ["there is no scenario hott: did you mean hot?"]
-
-
 def test_every_scenario_of_the_lab_can_be_played():
     found = read_all()
 

@@ -17,7 +17,7 @@ from lab.play.schema import FLEET, Incident, Scenario
 from lab.play.story import Notes
 from lab.play.witness import Replica, Witness
 from lab_engine.engine_process import a_process, until_healthy
-from lab_play.plays import CAP, a_closed_run, a_plan, a_run, a_scenario, a_status
+from lab_play.plays import CAP, HEALS, a_closed_run, a_plan, a_run, a_scenario, a_status
 
 DEMAND = "FleetWideDemand"
 HELD = {"type": "Progressing", "status": "False", "reason": "ObserveOnly", "message": "only shown"}
@@ -119,14 +119,9 @@ def played(
 
 
 def test_a_fleet_that_is_healed_has_figures_moves_and_a_verdict(engine, tmp_path):
-    healed = {
-        "branch": DEMAND,
-        "moves": [{"knob": "maxNumSeqs", "after": (10, 30)}],
-        "verdicts": ["Recovered"],
-    }
     bounds = {"ratios": {"tokens_per_second": {"at_least": 0.1}}}
     incident = {"at": "plan", "do": "approve"}
-    scenario = one_replica({**healed, **bounds}, incidents=[incident], limits={"measure": "2s"})
+    scenario = one_replica({**HEALS, **bounds}, incidents=[incident], limits={"measure": "2s"})
     script = {
         2.0: a_status(DEMAND, plan=a_plan()),
         2.5: a_status(DEMAND, plan=a_plan(), run=a_run()),
@@ -151,17 +146,12 @@ def test_a_fleet_that_is_healed_has_figures_moves_and_a_verdict(engine, tmp_path
 
 def test_a_plan_before_the_pools_are_full_leaves_no_figures_of_before(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(playing, "RAMP_SECONDS", 60.0)
-    healed = {
-        "branch": DEMAND,
-        "moves": [{"knob": "maxNumSeqs", "after": (10, 30)}],
-        "verdicts": ["Recovered"],
-    }
     script = {
         0.5: a_status(DEMAND, run=a_run(settled=True)),
         2.5: a_status("Healthy", history=[a_closed_run()]),
     }
 
-    result, _ = played(one_replica(healed, limits={"measure": "1s"}), engine, script, tmp_path)
+    result, _ = played(one_replica(HEALS, limits={"measure": "1s"}), engine, script, tmp_path)
 
     assert result.missed == []
     assert result.before is None

@@ -27,7 +27,7 @@ from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.goals import judge_relief
 from kvmedic.verdict.vetoes import VerdictInput
 from lab.bench.drive import TRIGGER, UNCAPPED, Drive, Outcome, advice_on, observed, seen
-from lab.bench.workloads import LONG_PROMPTS, WORKLOADS, Workload, drawn
+from lab.bench.workloads import LONG_PROMPTS, WORKLOADS, Workload, drawn, range_of
 
 WATERMARKS = (0.01, 0.02, 0.05)
 LARGE_STEP = 8192
@@ -111,7 +111,7 @@ def row_of(workload: Workload) -> Row:
 
 def step_row_of(workload: Workload) -> StepRow:
     """Return one workload's row of the second table."""
-    warm, count = _size(workload)
+    warm, count = workload.requests
     large = Drive(workload, UNCAPPED, batched_tokens=LARGE_STEP).run(warm, count)
     found = seen_of(seen(large), ["bench-0"])
     if isinstance(found, Inconclusive):
@@ -143,17 +143,9 @@ def _row_drawn(seed: int) -> Row:
     return row_of(drawn(seed))
 
 
-def _size(workload: Workload) -> tuple[int, int]:
-    """Return how many requests warm the engine, and how many are measured."""
-    lengths = workload.lengths()
-    mean = sum(next(lengths).output for _ in range(2000)) / 2000
-    count = round(workload.tokens / mean)
-    return max(2 * workload.clients, count // 4), count
-
-
 def _runs(workload: Workload) -> Run:
     """Return what runs a workload at a setting, and remembers it."""
-    warm, count = _size(workload)
+    warm, count = workload.requests
     known: dict[tuple[int, float], Outcome] = {}
 
     def run(cap: int, mark: float) -> Outcome:
@@ -207,7 +199,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     Args:
         arguments: parts of workloads' names (all by default), or `drawn=0-98` for some drawn at random.
     """
-    seeds = [seed for text in arguments if text.startswith("drawn=") for seed in _range(text[6:])]
+    seeds = [seed for text in arguments if text.startswith("drawn=") for seed in range_of(text[6:])]
     names = [text for text in arguments if not text.startswith("drawn=")]
     every = not names and not seeds
     wanted = [i for i, one in enumerate(SEVERAL) if every or any(name in one.name for name in names)]
@@ -223,11 +215,6 @@ def main(arguments: Sequence[str] = ()) -> int:
             steps.append(one)
             print(one, flush=True)
     return _judged(rows, steps)
-
-
-def _range(text: str) -> range:
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
 
 
 def _judged(rows: Sequence[Row], steps: Sequence[StepRow]) -> int:

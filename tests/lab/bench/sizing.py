@@ -26,7 +26,7 @@ from kvmedic.verdict.vetoes import VerdictInput
 from lab.bench.drive import TRIGGER, UNCAPPED, Drive, Outcome, chosen_cap, glimpsed_cap, observed
 from lab.bench.open_loop import SEEDS, STARVING, open_half, starving_half
 from lab.bench.shift import SHIFTS, Turned, turned_at
-from lab.bench.workloads import WORKLOADS, Workload, drawn
+from lab.bench.workloads import WORKLOADS, Workload, drawn, range_of
 
 SWEEP = (0.45, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 """Caps of the sweep, as shares of the mean running set without a cap."""
@@ -133,10 +133,7 @@ def _row_drawn(seed: int) -> Row:
 
 def _runs(workload: Workload) -> Run:
     """Return what runs a workload at a cap, and remembers it."""
-    lengths = workload.lengths()
-    mean = sum(next(lengths).output for _ in range(2000)) / 2000
-    count = round(workload.tokens / mean)
-    warm = max(2 * workload.clients, count // 4)
+    warm, count = workload.requests
     known: dict[int, Outcome] = {}
 
     def run(cap: int) -> Outcome:
@@ -207,7 +204,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     halves = [_open_half(*text.partition("=")[::2]) for text in arguments if text.startswith(OPEN)]
     if halves:
         return max(halves)
-    seeds = [seed for text in arguments if text.startswith("drawn=") for seed in _range(text[6:])]
+    seeds = [seed for text in arguments if text.startswith("drawn=") for seed in range_of(text[6:])]
     names = [text for text in arguments if not text.startswith("drawn=")]
     wanted = _chosen([one.name for one in WORKLOADS], names, bool(seeds))
     turning = _chosen([one.name for one in SHIFTS], names, bool(seeds))
@@ -232,7 +229,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 def _open_half(name: str, which: str) -> int:
     """Run a part of the open half; it names drawn workloads, or how many starving caps there should be."""
     if name == "open":
-        return open_half(_range(which) if which else SEEDS)
+        return open_half(range_of(which) if which else SEEDS)
     return starving_half(int(which or STARVING))
 
 
@@ -240,11 +237,6 @@ def _chosen(known: Sequence[str], names: Sequence[str], others: bool) -> list[in
     """Return the places of the names that are asked for: all where nothing else is."""
     every = not names and not others
     return [i for i, one in enumerate(known) if every or any(name in one for name in names)]
-
-
-def _range(text: str) -> range:
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
 
 
 def _judged(rows: Sequence[Row], turned: Sequence[Turned]) -> int:

@@ -135,11 +135,8 @@ def host_row(workload: Workload) -> HostRow:
 
 
 def _run(workload: Workload, groups: int = 4, *, caching: bool = True, host_blocks: int = 0) -> Outcome:
-    drawn = workload.lengths()
-    mean = sum(next(drawn).output for _ in range(2000)) / 2000
-    count = round(workload.tokens / mean)
     drive = Drive(workload, UNCAPPED, _grouped(workload, groups), caching=caching, host_blocks=host_blocks)
-    return drive.run(max(2 * workload.clients, count // 4), count)
+    return drive.run(*workload.requests)
 
 
 def _grouped(workload: Workload, groups: int) -> Iterator[Lengths]:

@@ -65,6 +65,14 @@ class Workload:
         budget = self.method.eviction.budget if self.tells_budget else None
         return TokenEviction("eviction", pattern, budget)
 
+    @property
+    def requests(self) -> tuple[int, int]:
+        """How many requests warm an engine, and how many are measured then."""
+        lengths = self.lengths()
+        mean = sum(next(lengths).output for _ in range(2000)) / 2000
+        count = round(self.tokens / mean)
+        return max(2 * self.clients, count // 4), count
+
     def lengths(self, seed: int = 7) -> Iterator[Lengths]:
         """Yield the requests' lengths, the same ones for the same seed."""
         drawn = random.Random(seed)
@@ -194,6 +202,12 @@ LONG_PROMPTS = (
 LONGEST_MODEL = 16_384
 """Tokens of prompt and answer, at most; vLLM does not start with more than its pool holds."""
 _SHAPES = ("varied", "varied", "varied", "two kinds", "fixed", "even")
+
+
+def range_of(text: str) -> range:
+    """Return `20-29` as those ten numbers, and a number alone as itself."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
 
 
 def drawn(seed: int) -> Workload:
