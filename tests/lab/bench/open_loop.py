@@ -43,12 +43,6 @@ class OpenDrive(Drive):
     """A run in which requests come by a Poisson process, however long others wait.
 
     The same seed gives the same requests at the same moments, whatever the engine does with them.
-
-    Args:
-        workload: lengths and engine; its clients do not count.
-        cap: most sequences that run at once.
-        per_second: requests per second.
-        seed: of the arrivals and the lengths.
     """
 
     def __init__(self, workload: Workload, cap: int, per_second: float, seed: int) -> None:
@@ -241,12 +235,7 @@ def starved_by(seed: int) -> Starved | None:
 
 
 def starving_half(wanted: int, first: int = 1000) -> int:
-    """Print what the verdict says of drawn caps that starve users; return 0 if it keeps hardly any, else 1.
-
-    Args:
-        wanted: how many such caps.
-        first: the first seed.
-    """
+    """Print what the verdict says of drawn caps that starve users; return 1 if it keeps too many."""
     found: list[Starved] = []
     with ProcessPoolExecutor(2) as workers:
         jobs = [workers.submit(starved_by, seed) for seed in range(first, first + DRAWS * wanted)]

@@ -31,12 +31,6 @@ async def follow(http: httpx.AsyncClient, path: str, tell: Tell, listed: Callabl
 
     After a break it begins with a list again: an object may be told twice, and one that went meanwhile is
     told as DELETED in the state in which it was last seen, after all that are there.
-
-    Args:
-        http: connections to the API server.
-        path: of the collection.
-        tell: gets every event.
-        listed: called each time a list was told.
     """
     known: dict[str, Object] = {}
     while True:

@@ -141,11 +141,7 @@ def chained_digest(before: int, tokens: Sequence[int]) -> int:
 
 
 class HostTier:
-    """Digests of the blocks that the host holds.
-
-    Args:
-        blocks: how many it holds at most.
-    """
+    """Digests of the blocks that the host holds."""
 
     def __init__(self, blocks: int) -> None:
         if blocks < 1:

@@ -113,13 +113,7 @@ def log_reclaim(request: Request, done: Pass) -> None:
 
 
 async def log_stats(scheduler: Scheduler, prompted: Number, generated: Number) -> None:
-    """Print the statistics line every 10 s while anything happens.
-
-    Args:
-        scheduler: whose state the line tells.
-        prompted: counter of prompt tokens.
-        generated: counter of generated tokens.
-    """
+    """Print the statistics line every 10 s while anything happens."""
     before = (prompted.value, generated.value)
     while True:
         await asyncio.sleep(STATS_SECONDS)

@@ -110,12 +110,7 @@ class Family:
 
 
 class Page:
-    """All families of one engine, in the order of the recorded page.
-
-    Args:
-        model_name: value of the label `model_name`.
-        max_model_len: where the buckets of token counts end.
-    """
+    """All families of one engine, in the order of the recorded page."""
 
     def __init__(self, model_name: str, max_model_len: int) -> None:
         self.families: dict[str, Family] = {}
@@ -302,14 +297,7 @@ class Times:
 
 
 class EngineMetrics:
-    """The `/metrics` page of one engine.
-
-    Args:
-        model_name: label `model_name`, the served name.
-        max_model_len: bounds the buckets of token counts.
-        cache_labels: all labels of `vllm:cache_config_info`.
-        faults: which families are dropped or NaN on purpose.
-    """
+    """The `/metrics` page of one engine."""
 
     def __init__(
         self,

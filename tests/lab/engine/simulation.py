@@ -89,13 +89,7 @@ class Result:
 
 
 class Simulation:
-    """One engine and its clients.
-
-    Args:
-        scheduler: an idle scheduler.
-        cost: how long its steps take.
-        lengths: lengths of the requests in the order in which they are sent; must not run dry.
-    """
+    """One engine and its clients."""
 
     def __init__(self, scheduler: Scheduler, cost: StepCost, lengths: Iterable[Lengths]) -> None:
         self.scheduler = scheduler

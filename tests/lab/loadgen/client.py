@@ -198,13 +198,7 @@ def end_of(events: bytes, watch: Watch) -> End:
 
 
 class Client:
-    """Sends one request after the other, on fresh connections or on one that it keeps.
-
-    Args:
-        model: name that the server serves.
-        mode: fresh connections or a kept one.
-        timeout_seconds: longest time for one request, connecting included.
-    """
+    """Sends one request after the other, on fresh connections or on one that it keeps."""
 
     def __init__(self, model: str, mode: ConnectionMode, timeout_seconds: float) -> None:
         self.mode = mode

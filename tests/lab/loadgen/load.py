@@ -72,12 +72,7 @@ class Plan:
 
 
 class Load:
-    """One run of a plan.
-
-    Args:
-        plan: what to send.
-        on_record: called with each ended request, in the order in which they end.
-    """
+    """One run of a plan."""
 
     def __init__(self, plan: Plan, on_record: Callable[[Record], None]) -> None:
         self.plan = plan

@@ -123,11 +123,6 @@ class Meter(threading.Thread):
     """Asks every engine again and again; a context manager, after which nothing is told any more.
 
     Of an engine that does not answer the last number stays, and of one that never did there is none.
-
-    Args:
-        addresses: returns the addresses of the pods that are there, by name.
-        port: of the engines.
-        told: gets the memory of all of them, each time anew.
     """
 
     def __init__(self, addresses: Addresses, port: int, told: Callable[[Memory], None]) -> None:

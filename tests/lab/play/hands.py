@@ -60,10 +60,6 @@ class Hands:
     def carry_out(self, incident: Incident, digest: str) -> str:
         """Make it happen; return it in one line.
 
-        Args:
-            incident: what happens.
-            digest: of the plan that is shown; empty when there is none.
-
         Raises:
             ApiError: the API server refused.
             HTTPError: an engine did not answer.

@@ -22,10 +22,6 @@ def in_order(scenarios: Sequence[Scenario], first: Sequence[str] = ()) -> list[S
     """Return the scenarios in the order of playing.
 
     Those that take long come early, so that none of them is left over alone.
-
-    Args:
-        scenarios: what is played.
-        first: names of those that come before all others, in this order.
     """
     place = {name: number for number, name in enumerate(first)}
     return sorted(

@@ -43,15 +43,7 @@ class Others(Protocol):
 
 
 class Play:
-    """One scenario in a place that is set.
-
-    Args:
-        scenario: what is played.
-        witness: follows the fleet; not started yet.
-        others: carry out the incidents.
-        url: the Service's address.
-        view: where the story is told.
-    """
+    """One scenario in a place that is set."""
 
     def __init__(self, scenario: Scenario, witness: Witness, others: Others, url: str, view: View) -> None:
         self.scenario, self.witness = scenario, witness
@@ -66,11 +58,6 @@ class Play:
         self, directory: Path, forbidden: frozenset[str] = frozenset(), stopped: Event | None = None
     ) -> Result:
         """Play to the end; Ctrl-C and errors leave no client behind.
-
-        Args:
-            directory: where the clients write what became of their requests.
-            forbidden: branches that must not be found.
-            stopped: ends the play before its time.
 
         Raises:
             RuntimeError: it was stopped, or its clients broke off.

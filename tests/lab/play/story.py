@@ -208,13 +208,7 @@ class Story:
         self._view.show(now)
 
     def scene(self, elapsed: float, records: Sequence[Record], memory: Mapping[str, float]) -> Scene:
-        """Return the present moment, with its phase in words.
-
-        Args:
-            elapsed: seconds since the play began.
-            records: of the requests that ended.
-            memory: MiB in use of each pod's GPU, where somebody tells.
-        """
+        """Return the present moment, with its phase in words."""
         now = scene("", elapsed, self._witness, records)
         told = self._witness.chronicle
         phase = PHASES.get(told.run["steps"][0]["state"] if told.run else "", "")
