@@ -46,36 +46,32 @@ def a_cluster(**fields: object) -> list[object]:
     return [{"name": "c", "cluster": {"server": "https://192.0.2.1:1", **fields}}]
 
 
-BAD: list[tuple[str, dict[str, object], str]] = [
-    ("no current context", {"current-context": ""}, "has no current-context: name a context (here, there)"),
-    ("an unknown context", {"current-context": "gone"}, "has no context gone; its contexts are: here, there"),
-    (
-        "an unknown cluster",
+BAD = {
+    "no current context": ({"current-context": ""}, "has no current-context: name a context (here, there)"),
+    "an unknown context": ({"current-context": "gone"}, "has no context gone; its contexts are: here, there"),
+    "an unknown cluster": (
         {"contexts": a_context(cluster="gone")},
         "names the cluster gone, which is not in it",
     ),
-    ("an unknown user", {"contexts": a_context(user="gone")}, "names the user gone, which is not in it"),
-    (
-        "a CA file that is gone",
+    "an unknown user": ({"contexts": a_context(user="gone")}, "names the user gone, which is not in it"),
+    "a CA file that is gone": (
         {"clusters": a_cluster(**{"certificate-authority": "/gone.pem"})},
         "/gone.pem",
     ),
-    (
-        "a CA that is none",
+    "a CA that is none": (
         {"clusters": a_cluster(**{"certificate-authority-data": "bm9uZQ=="})},
         "certificate",
     ),
-    (
-        "a CA that is no text",
+    "a CA that is no text": (
         {"clusters": a_cluster(**{"certificate-authority-data": "%"})},
         "cannot be used",
     ),
-    ("contexts that are none", {"contexts": 7}, "has no context here"),
-]
+    "contexts that are none": ({"contexts": 7}, "has no context here"),
+}
 
 
 @pytest.mark.parametrize("command", ["diagnose", "plan", "explain", "approve"])
-@pytest.mark.parametrize(("changes", "said"), [each[1:] for each in BAD], ids=[each[0] for each in BAD])
+@pytest.mark.parametrize(("changes", "said"), BAD.values(), ids=BAD)
 def test_a_kubeconfig_that_cannot_be_used_is_told_in_a_sentence(tmp_path, command, changes, said):
     result = kvmedic(command, "chat", "--kubeconfig", str(a_config(tmp_path, **changes)))
 

@@ -8,17 +8,7 @@ from typer.testing import Result
 
 from kvmedic.cli.saved import LARGEST_LOG_BYTES as LARGEST_BYTES
 from lab.engine.logs import BACKEND, EIGHT_BIT
-from worlds.saved_pages import (
-    DATA,
-    IDLE,
-    MANIFEST,
-    OTHER,
-    STARTED,
-    THRASH,
-    answer,
-    diagnose,
-    started_later,
-)
+from worlds.saved_pages import DATA, IDLE, MANIFEST, OTHER, STARTED, THRASH, answer, diagnose, started_later
 from worlds.saved_pages import SPEC as PLAIN
 
 PLUGIN = "[TriAttention] Runtime (V2) plugin activated: patch_scheduler=True patch_worker=True"
@@ -179,23 +169,20 @@ PATIENT = (
       kvCacheUsage: %.4f
 """
 )
-COMPARED = [
-    ("fewer preemptions than before", (1, 1, 3), "CompressionSaves", "none: it saves", ""),
-    ("as before", (1, 1, 1), "CompressionUnproven", "not told", "wall 2"),
-    ("slower than before", (1, 2, 1), "CompressionUnproven", "not told", "wall 2"),
-    (
-        "another load than before",
+COMPARED = {
+    "fewer preemptions than before": ((1, 1, 3), "CompressionSaves", "none: it saves", ""),
+    "as before": ((1, 1, 1), "CompressionUnproven", "not told", "wall 2"),
+    "slower than before": ((1, 2, 1), "CompressionUnproven", "not told", "wall 2"),
+    "another load than before": (
         (9, 1, 1),
         "CompressionUndoubted",
         "none shows",
         "figures to compare: the load",
     ),
-]
+}
 
 
-@pytest.mark.parametrize(
-    ("times", "reason", "wall", "missing"), [row[1:] for row in COMPARED], ids=[row[0] for row in COMPARED]
-)
+@pytest.mark.parametrize(("times", "reason", "wall", "missing"), COMPARED.values(), ids=COMPARED)
 def test_a_baseline_is_compared_with(give, times, reason, wall, missing):
     found = answer(give())
     seen, seconds = found["evidence"]["replica"], found["windowSeconds"]
@@ -269,30 +256,29 @@ def test_nothing_of_a_log_is_shown_but_what_is_looked_for(give):
 
 
 CUT_IN_A_LETTER = EVICTS.encode() + "█".encode()[:2]
-FORMS = [
-    ("compressed", gzip.compress(EVICTS.encode())),
-    ("in UTF-16, as PowerShell redirects", EVICTS.encode("utf-16")),
-    ("cut off inside a letter", CUT_IN_A_LETTER),
-    (
-        "with the times of kubectl",
-        "".join(f"2026-03-01T02:58:00Z {line}\n" for line in EVICTS.splitlines()).encode(),
-    ),
-]
+FORMS = {
+    "compressed": gzip.compress(EVICTS.encode()),
+    "in UTF-16, as PowerShell redirects": EVICTS.encode("utf-16"),
+    "cut off inside a letter": CUT_IN_A_LETTER,
+    "with the times of kubectl": "".join(
+        f"2026-03-01T02:58:00Z {line}\n" for line in EVICTS.splitlines()
+    ).encode(),
+}
 
 
-@pytest.mark.parametrize("log", [row[1] for row in FORMS], ids=[row[0] for row in FORMS])
+@pytest.mark.parametrize("log", FORMS.values(), ids=FORMS)
 def test_a_log_is_read_as_it_was_saved(give, log):
     assert answer(give(log=log))["compression"] == answer(give(log=EVICTS))["compression"]
 
 
-UNFIT = [
-    ("no text", b"\x1f\x8b\x00\xff\xfe", "neither text nor gzip"),
-    ("a core dump", b"\x7fELF\x00\x00", "neither text nor gzip"),
-    ("huge", b"x" * (LARGEST_BYTES + 1), "larger than 16 MiB"),
-]
+UNFIT = {
+    "no text": (b"\x1f\x8b\x00\xff\xfe", "neither text nor gzip"),
+    "a core dump": (b"\x7fELF\x00\x00", "neither text nor gzip"),
+    "huge": (b"x" * (LARGEST_BYTES + 1), "larger than 16 MiB"),
+}
 
 
-@pytest.mark.parametrize(("log", "why"), [row[1:] for row in UNFIT], ids=[row[0] for row in UNFIT])
+@pytest.mark.parametrize(("log", "why"), UNFIT.values(), ids=UNFIT)
 def test_a_file_that_is_no_log_ends_with_2_and_says_what_to_give(give, log, why):
     result = give(log=log)
 

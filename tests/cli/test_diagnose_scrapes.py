@@ -7,16 +7,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
-from worlds.saved_pages import (
-    IDLE,
-    MANIFEST,
-    OTHER,
-    RECOVERED,
-    THRASH,
-    answer,
-    diagnose,
-    started_later,
-)
+from worlds.saved_pages import IDLE, MANIFEST, OTHER, RECOVERED, THRASH, answer, diagnose, started_later
 from worlds.saved_pages import SPEC as PLAIN
 
 SPEC = PLAIN + "  levers: [{name: maxNumSeqs, min: 14}]\n"
@@ -206,17 +197,17 @@ def test_one_pressured_replica_of_two_is_one_to_be_replaced(write):
 
 
 HEADERS = "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n"
-FORMS = [
-    ("compressed", gzip.compress(THRASH.encode())),
-    ("with another system's line ends", THRASH.replace("\n", "\r\n")),
-    ("in UTF-16, as PowerShell redirects", THRASH.encode("utf-16")),
-    ("with a byte order mark", "\ufeff" + THRASH),
-    ("with the headers of curl -i", HEADERS + THRASH),
-    ("as OpenMetrics", re.sub(r"(# TYPE \S+?)_total counter", r"\1 counter", THRASH) + "# EOF\n"),
-]
+FORMS = {
+    "compressed": gzip.compress(THRASH.encode()),
+    "with another system's line ends": THRASH.replace("\n", "\r\n"),
+    "in UTF-16, as PowerShell redirects": THRASH.encode("utf-16"),
+    "with a byte order mark": "\ufeff" + THRASH,
+    "with the headers of curl -i": HEADERS + THRASH,
+    "as OpenMetrics": re.sub(r"(# TYPE \S+?)_total counter", r"\1 counter", THRASH) + "# EOF\n",
+}
 
 
-@pytest.mark.parametrize("page", [row[1] for row in FORMS], ids=[row[0] for row in FORMS])
+@pytest.mark.parametrize("page", FORMS.values(), ids=FORMS)
 def test_a_page_is_read_as_it_was_saved(write, page):
     plain = answer(of(write, IDLE, THRASH))
 
@@ -253,21 +244,19 @@ NAN = THRASH.replace(
     'vllm:num_preemptions_total{engine="0",model_name="tiny"} NaN',
 )
 MIXED = THRASH + 'vllm:num_requests_running{engine="0",model_name="other"} 3.0\n'
-UNFIT = [
-    ("statistics are off", dropped("vllm:"), "MetricsMissing", "--disable-log-stats"),
-    ("no preemptions", dropped("vllm:num_preemptions_total"), "MetricsMissing", "preemptionsPerRequestHeld"),
-    ("no gaps", dropped("vllm:inter_token_latency_seconds"), "MetricsMissing", "interTokenSeconds"),
-    ("no lengths", dropped("vllm:request_generation_tokens"), "MetricsMissing", "outputLength"),
-    ("no pool", dropped("vllm:cache_config_info"), "MetricsMissing", "KV-cache pool"),
-    ("not a number", NAN, "MetricsMissing", "NaN"),
-    ("two models", MIXED, "SeveralModels", "other, tiny"),
-    ("another process", OTHER, "MetricsMissing", "different processes"),
-]
+UNFIT = {
+    "statistics are off": (dropped("vllm:"), "MetricsMissing", "--disable-log-stats"),
+    "no preemptions": (dropped("vllm:num_preemptions_total"), "MetricsMissing", "preemptionsPerRequestHeld"),
+    "no gaps": (dropped("vllm:inter_token_latency_seconds"), "MetricsMissing", "interTokenSeconds"),
+    "no lengths": (dropped("vllm:request_generation_tokens"), "MetricsMissing", "outputLength"),
+    "no pool": (dropped("vllm:cache_config_info"), "MetricsMissing", "KV-cache pool"),
+    "not a number": (NAN, "MetricsMissing", "NaN"),
+    "two models": (MIXED, "SeveralModels", "other, tiny"),
+    "another process": (OTHER, "MetricsMissing", "different processes"),
+}
 
 
-@pytest.mark.parametrize(
-    ("page", "reason", "named"), [row[1:] for row in UNFIT], ids=[row[0] for row in UNFIT]
-)
+@pytest.mark.parametrize(("page", "reason", "named"), UNFIT.values(), ids=UNFIT)
 def test_pages_that_say_too_little_are_inconclusive_and_name_what_is_missing(write, page, reason, named):
     result = of(write, IDLE, page)
 
@@ -312,39 +301,37 @@ def test_scrapes_of_resting_engines_say_that_gauges_tell_nothing(write):
     assert any("scrape while requests are being served" in note for note in answer(result)["notes"])
 
 
-WRONG = [
-    ("one scrape", ["--scrape", "T0"], "give two"),
-    ("one scrape of a replica", ["--scrape", "a=T0", "--scrape", "a=T1", "--scrape", "b=T1"], "of b"),
-    ("the same twice", ["--scrape", "T0", "--scrape", "T0"], "the same scrape"),
-    ("no such file", ["--scrape", "T0", "--scrape", "nowhere"], "No such file"),
-    ("a web page", ["--scrape", "T0", "--scrape", "page.html"], "no metrics page"),
-    ("half a page", ["--scrape", "T0", "--scrape", "half"], "no metrics page"),
-    ("no text", ["--scrape", "T0", "--scrape", "noise"], "neither text nor gzip"),
-    ("some named", ["--scrape", "T0", "--scrape", "a=T1"], "NAME=FILE for each"),
-    ("no name", ["--scrape", "=T0", "--scrape", "=T1"], "NAME=FILE"),
-    ("no duration", ["--scrape", "T0", "--scrape", "T1", "--interval", "soon"], "--interval soon"),
-    ("no time at all", ["--scrape", "T0", "--scrape", "T1", "--interval", "0s"], "comes after"),
-    ("no manifest", ["--scrape", "T0", "--scrape", "T1", "--manifest", "half"], "half"),
-    ("no spec", ["--scrape", "T0", "--scrape", "T1", "--spec", "chat.yaml"], "0 objects of kind KVRem"),
-    ("a wrong spec", ["--scrape", "T0", "--scrape", "T1", "--spec", "bad.yaml"], "spec.mode"),
-    ("a spec for later", ["--scrape", "T0", "--scrape", "T1", "--spec", "later.yaml"], "not implemented"),
-    (
-        "no version",
+WRONG = {
+    "one scrape": (["--scrape", "T0"], "give two"),
+    "one scrape of a replica": (["--scrape", "a=T0", "--scrape", "a=T1", "--scrape", "b=T1"], "of b"),
+    "the same twice": (["--scrape", "T0", "--scrape", "T0"], "the same scrape"),
+    "no such file": (["--scrape", "T0", "--scrape", "nowhere"], "No such file"),
+    "a web page": (["--scrape", "T0", "--scrape", "page.html"], "no metrics page"),
+    "half a page": (["--scrape", "T0", "--scrape", "half"], "no metrics page"),
+    "no text": (["--scrape", "T0", "--scrape", "noise"], "neither text nor gzip"),
+    "some named": (["--scrape", "T0", "--scrape", "a=T1"], "NAME=FILE for each"),
+    "no name": (["--scrape", "=T0", "--scrape", "=T1"], "NAME=FILE"),
+    "no duration": (["--scrape", "T0", "--scrape", "T1", "--interval", "soon"], "--interval soon"),
+    "no time at all": (["--scrape", "T0", "--scrape", "T1", "--interval", "0s"], "comes after"),
+    "no manifest": (["--scrape", "T0", "--scrape", "T1", "--manifest", "half"], "half"),
+    "no spec": (["--scrape", "T0", "--scrape", "T1", "--spec", "chat.yaml"], "0 objects of kind KVRem"),
+    "a wrong spec": (["--scrape", "T0", "--scrape", "T1", "--spec", "bad.yaml"], "spec.mode"),
+    "a spec for later": (["--scrape", "T0", "--scrape", "T1", "--spec", "later.yaml"], "not implemented"),
+    "no version": (
         ["--scrape", "T0", "--scrape", "T1", "--manifest", "chat.yaml", "--engine-version", "latest"],
         "not a version",
     ),
-    (
-        "a version of nothing",
+    "a version of nothing": (
         ["--scrape", "T0", "--scrape", "T1", "--engine-version", "0.32.0"],
         "--manifest",
     ),
-    ("a version beside a resource", ["chat", "--engine-version", "0.32.0"], "--engine-version out"),
-    ("nothing to look at", [], "say what to look at"),
-    ("two things to look at", ["chat", "--scrape", "T0"], "say what to look at"),
-]
+    "a version beside a resource": (["chat", "--engine-version", "0.32.0"], "--engine-version out"),
+    "nothing to look at": ([], "say what to look at"),
+    "two things to look at": (["chat", "--scrape", "T0"], "say what to look at"),
+}
 
 
-@pytest.mark.parametrize(("argv", "told"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+@pytest.mark.parametrize(("argv", "told"), WRONG.values(), ids=WRONG)
 def test_wrong_usage_ends_with_2_and_says_what_to_write(write, monkeypatch, tmp_path, argv, told):
     for name, content in (
         ("T0", IDLE),

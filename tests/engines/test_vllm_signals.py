@@ -142,46 +142,40 @@ def buckets(scraper: int, *values: tuple[float, float], total: float = 5.0) -> l
     return [series(v, b, scraper) for b, v in values] + [series(total, None, scraper)]
 
 
-HISTOGRAM_CASES = [
-    (
-        "counts are those between two bounds",
+HISTOGRAM_CASES = {
+    "counts are those between two bounds": (
         [*buckets(0, (1, 2), (10, 5), (INF, 6))],
         ((1.0, 10.0), (2, 3, 1)),
     ),
-    (
-        "a bucket below the one before it holds none",
+    "a bucket below the one before it holds none": (
         buckets(0, (1, 2.1), (10, 2.0), (INF, 3)),
         ((1.0, 10.0), (2.1, 0, pytest.approx(0.9))),
     ),
-    ("without a sum", [series(1, INF)], Missing(Absence.NOTHING_FOUND)),
-    ("without the last bucket", buckets(0, (1, 2)), Missing(Absence.NOTHING_FOUND)),
-    ("a sum that is no number", buckets(0, (INF, 2), total=float("nan")), Missing(Absence.NOT_A_NUMBER)),
-    ("a bound that is no number", buckets(0, (-INF, 2), (INF, 3)), Missing(Absence.NOT_A_NUMBER)),
-]
+    "without a sum": ([series(1, INF)], Missing(Absence.NOTHING_FOUND)),
+    "without the last bucket": (buckets(0, (1, 2)), Missing(Absence.NOTHING_FOUND)),
+    "a sum that is no number": (buckets(0, (INF, 2), total=float("nan")), Missing(Absence.NOT_A_NUMBER)),
+    "a bound that is no number": (buckets(0, (-INF, 2), (INF, 3)), Missing(Absence.NOT_A_NUMBER)),
+}
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [row[1:] for row in HISTOGRAM_CASES], ids=[row[0] for row in HISTOGRAM_CASES]
-)
+@pytest.mark.parametrize(("given", "expected"), HISTOGRAM_CASES.values(), ids=HISTOGRAM_CASES)
 def test_a_histogram_of_buckets(given, expected):
     seen = histogram_of(given)
 
     assert ((seen.bounds, seen.counts) if isinstance(seen, Histogram) else seen) == expected
 
 
-DUPLICATES = [
-    ("the same", buckets(1, (1, 2), (INF, 3)), True),
-    ("other bounds", buckets(1, (2, 2), (INF, 3)), False),
-    ("other counts", buckets(1, (1, 20), (INF, 30), total=50.0), False),
-    ("another mean", buckets(1, (1, 2), (INF, 3), total=9.0), False),
-    ("no sum", buckets(1, (1, 2), (INF, 3))[:-1], False),
-    ("nothing observed yet", buckets(1, (1, 0), (INF, 1), total=5 / 3), True),
-]
+DUPLICATES = {
+    "the same": (buckets(1, (1, 2), (INF, 3)), True),
+    "other bounds": (buckets(1, (2, 2), (INF, 3)), False),
+    "other counts": (buckets(1, (1, 20), (INF, 30), total=50.0), False),
+    "another mean": (buckets(1, (1, 2), (INF, 3), total=9.0), False),
+    "no sum": (buckets(1, (1, 2), (INF, 3))[:-1], False),
+    "nothing observed yet": (buckets(1, (1, 0), (INF, 1), total=5 / 3), True),
+}
 
 
-@pytest.mark.parametrize(
-    ("other", "agree"), [row[1:] for row in DUPLICATES], ids=[row[0] for row in DUPLICATES]
-)
+@pytest.mark.parametrize(("other", "agree"), DUPLICATES.values(), ids=DUPLICATES)
 def test_histograms_of_two_scrapers_agree_or_not(other, *, agree):
     seen = histogram(replica(scrapers=2), [*buckets(0, (1, 2), (INF, 3)), *other])
 
@@ -237,36 +231,34 @@ def info(scraper: int = 0, **labels: str) -> Series:
     )
 
 
-POOLS = [
-    ("an engine of old", [info()], Pool(149, 32)),
-    ("fp8", [info(cache_dtype="fp8")], Pool(149, 32, "fp8")),
-    ("prefixes reused", [info(enable_prefix_caching="True")], Pool(149, 32, "auto", True)),
-    ("prefixes not reused", [info(enable_prefix_caching="False")], Pool(149, 32, "auto", False)),
-    ("an engine that does not say", [info(enable_prefix_caching="None")], Pool(149, 32)),
-    (
-        "the effective block size counts",
+POOLS = {
+    "an engine of old": ([info()], Pool(149, 32)),
+    "fp8": ([info(cache_dtype="fp8")], Pool(149, 32, "fp8")),
+    "prefixes reused": ([info(enable_prefix_caching="True")], Pool(149, 32, "auto", True)),
+    "prefixes not reused": ([info(enable_prefix_caching="False")], Pool(149, 32, "auto", False)),
+    "an engine that does not say": ([info(enable_prefix_caching="None")], Pool(149, 32)),
+    "the effective block size counts": (
         [info(effective_attention_block_size="64", kv_cache_size_tokens="9600")],
         Pool(149, 64),
     ),
-    (
-        "None is not a size",
+    "None is not a size": (
         [info(effective_attention_block_size="None", kv_cache_size_tokens="None")],
         Pool(149, 32),
     ),
-    ("rounding to whole requests is no hybrid", [info(kv_cache_size_tokens="4700")], Pool(149, 32)),
-    ("a hybrid's block holds more than its size", [info(kv_cache_size_tokens="217000")], Pool(149, 1447)),
-    ("blocks left out", [info(num_gpu_blocks="None")], Unsupported()),
-    ("block size left out", [info(block_size="None")], Unsupported()),
-    ("blocks that are no number", [info(num_gpu_blocks="many")], Missing(Absence.NOT_A_NUMBER)),
-    ("one block, which is the null block", [info(num_gpu_blocks="1")], Missing(Absence.NOT_A_NUMBER)),
-    ("two scrapers agree", [info(), info(scraper=1)], Pool(149, 32)),
-    ("two scrapers differ", [info(), info(scraper=1, num_gpu_blocks="151")], Missing(Absence.AMBIGUOUS)),
-    ("one scraper says two things", [info(), info(num_gpu_blocks="151")], Missing(Absence.AMBIGUOUS)),
-    ("an unknown scraper", [info(scraper=7)], Missing(Absence.NOTHING_FOUND)),
-]
+    "rounding to whole requests is no hybrid": ([info(kv_cache_size_tokens="4700")], Pool(149, 32)),
+    "a hybrid's block holds more than its size": ([info(kv_cache_size_tokens="217000")], Pool(149, 1447)),
+    "blocks left out": ([info(num_gpu_blocks="None")], Unsupported()),
+    "block size left out": ([info(block_size="None")], Unsupported()),
+    "blocks that are no number": ([info(num_gpu_blocks="many")], Missing(Absence.NOT_A_NUMBER)),
+    "one block, which is the null block": ([info(num_gpu_blocks="1")], Missing(Absence.NOT_A_NUMBER)),
+    "two scrapers agree": ([info(), info(scraper=1)], Pool(149, 32)),
+    "two scrapers differ": ([info(), info(scraper=1, num_gpu_blocks="151")], Missing(Absence.AMBIGUOUS)),
+    "one scraper says two things": ([info(), info(num_gpu_blocks="151")], Missing(Absence.AMBIGUOUS)),
+    "an unknown scraper": ([info(scraper=7)], Missing(Absence.NOTHING_FOUND)),
+}
 
 
-@pytest.mark.parametrize(("given", "expected"), [row[1:] for row in POOLS], ids=[row[0] for row in POOLS])
+@pytest.mark.parametrize(("given", "expected"), POOLS.values(), ids=POOLS)
 def test_the_pool_is(given, expected):
     seen = read_pool(replica(scrapers=2), given)
 
