@@ -171,7 +171,6 @@ class DockerBuilder:
         directory.mkdir(parents=True, exist_ok=True)
 
     def build(self, recipe: Recipe) -> Image:
-        """The image as a docker-archive under `build/lab/images`."""
         image = _image(recipe, DOCKER_BASE, self.directory)
         if not image.archive.exists():
             with step(f"building image {recipe.name}"):

@@ -92,7 +92,6 @@ class Prometheus:
         os.kill(self._component.pid, sig)
 
     def close(self) -> None:
-        """End it and remove its data."""
         if self._watch:
             self._watch.close()
         self._component.stop()

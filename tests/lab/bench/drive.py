@@ -196,7 +196,6 @@ _LEVERS = (LeverBound(Knob.MAX_NUM_SEQS),)
 
 
 def observed(outcome: Outcome, pages: int) -> Observation:
-    """Return what the last pages of a run say."""
     parsed = [parse_page(text, at) for at, text in outcome.pages[-pages:]]
     return observe_pages({"bench-0": parsed}, VLLM_SIGNALS)
 

@@ -58,7 +58,6 @@ class Arrivals:
     due: float = 0.0
 
     def next(self) -> None:
-        """Draw the time of the next arrival."""
         self.due += self.drawn.expovariate(self.rate)
 
 
@@ -91,7 +90,6 @@ def crowded(workload: Workload, requests: int) -> Seen:
 
 
 def arriving(workload: Workload, rate: float, requests: int) -> Seen:
-    """Return the engine under random arrivals."""
     drive = OpenDrive(workload, rate)
     while drive._finished < WARM * requests:
         drive.step()

@@ -87,7 +87,6 @@ HEADER = (
 
 
 def row_of(workload: Workload) -> Row:
-    """Return one workload's row of the first table."""
     run = _runs(workload)
     idle = run(UNCAPPED, 0.0)
     marked = [run(UNCAPPED, mark) for mark in WATERMARKS]
@@ -110,7 +109,6 @@ def row_of(workload: Workload) -> Row:
 
 
 def step_row_of(workload: Workload) -> StepRow:
-    """Return one workload's row of the second table."""
     warm, count = workload.requests
     large = Drive(workload, UNCAPPED, batched_tokens=LARGE_STEP).run(warm, count)
     found = seen_of(seen(large), ["bench-0"])
@@ -144,7 +142,6 @@ def _row_drawn(seed: int) -> Row:
 
 
 def _runs(workload: Workload) -> Run:
-    """Return what runs a workload at a setting, and remembers it."""
     warm, count = workload.requests
     known: dict[tuple[int, float], Outcome] = {}
 

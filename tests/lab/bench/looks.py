@@ -46,7 +46,6 @@ class Counting:
     series: int = 0
 
     async def query(self, expression: str, at: datetime) -> Reply:
-        """Return the source's answer."""
         reply = await self.client.query(expression, at)
         self.queries += 1
         if isinstance(reply, Answer):
@@ -54,7 +53,6 @@ class Counting:
         return reply
 
     def close(self) -> None:
-        """End all that is under way."""
         self.client.close()
 
 

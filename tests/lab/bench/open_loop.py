@@ -205,7 +205,6 @@ class Starved:
 
     @property
     def is_kept(self) -> bool:
-        """Return whether the cap stays as one that helped."""
         return self.verdict in (Verdict.RECOVERED, Verdict.IMPROVED)
 
     def __str__(self) -> str:

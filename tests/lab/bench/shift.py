@@ -138,7 +138,6 @@ class Turned:
 
 
 def turned_at(index: int) -> Turned:
-    """Return the row of a shift by its place."""
     shift = SHIFTS[index]
     followed = follow(shift)
     rough = {cap: _static(shift, cap) for cap in range(8, shift.after.clients, 6)}

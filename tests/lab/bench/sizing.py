@@ -132,7 +132,6 @@ def _row_drawn(seed: int) -> Row:
 
 
 def _runs(workload: Workload) -> Run:
-    """Return what runs a workload at a cap, and remembers it."""
     warm, count = workload.requests
     known: dict[int, Outcome] = {}
 

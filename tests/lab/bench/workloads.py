@@ -91,7 +91,6 @@ def varied(mean: float, variation: float, low: int, high: int) -> Draw:
 
 
 def even(low: int, high: int) -> Draw:
-    """Return lengths spread evenly."""
     return lambda drawn: drawn.randint(low, high)
 
 

@@ -61,7 +61,6 @@ class Api:
 
     @property
     def http(self) -> httpx.Client:
-        """The connections of this thread."""
         client: httpx.Client | None = getattr(self._of_this_thread, "client", None)
         if client is None:
             client = httpx.Client(
@@ -82,12 +81,10 @@ class Api:
         self.close()
 
     def close(self) -> None:
-        """Close the connections of all threads."""
         for client in self._clients:
             client.close()
 
     def is_ready(self) -> bool:
-        """Whether `/readyz` says yes."""
         try:
             return self.http.get("/readyz", timeout=2).status_code == httpx.codes.OK
         except httpx.HTTPError:

@@ -90,7 +90,6 @@ class LightCluster:
 
     @property
     def token(self) -> str:
-        """The administrator's bearer token."""
         return self.access.token
 
     @property
@@ -100,7 +99,6 @@ class LightCluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig."""
         return self.directory / "kubeconfig"
 
     def apply(self, manifest: str | Object | Iterable[Object], namespace: str = "default") -> list[Object]:
@@ -188,5 +186,4 @@ class LightCluster:
 
 
 def gpus(count: int) -> dict[str, Any]:
-    """Container resources that ask for GPUs."""
     return {"limits": {"nvidia.com/gpu": str(count)}, "requests": {"nvidia.com/gpu": str(count)}}

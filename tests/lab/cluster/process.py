@@ -77,7 +77,6 @@ class Component:
             REAPER.watch(self.pid)
 
     def is_alive(self) -> bool:
-        """Whether the process was started and has not ended."""
         return self.process is not None and self.process.poll() is None
 
     def stop(self, sig: signal.Signals = signal.SIGKILL, timeout_seconds: float = 30) -> None:

@@ -49,5 +49,4 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Elapsed wall-clock seconds."""
         return time.monotonic() - self.started

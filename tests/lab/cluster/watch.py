@@ -153,7 +153,6 @@ class Mirror:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, event: str, body: Object) -> None:
-        """Take one event of a watch."""
         with self._lock:
             if event == "DELETED":
                 self._objects.pop(body["metadata"]["uid"], None)

@@ -26,12 +26,10 @@ PICTURE_SECONDS = 20.0
 
 
 def view_for(stdout_is_terminal: bool) -> View:
-    """Return the live screen for a terminal, the plain view otherwise."""
     return LiveView() if stdout_is_terminal else PlainView()
 
 
 def clock(elapsed: float) -> str:
-    """Return seconds as minutes and seconds."""
     return f"{int(elapsed) // 60:2d}:{int(elapsed) % 60:02d}"
 
 

@@ -108,7 +108,6 @@ def flag_table() -> tuple[tuple[tuple[str, ...], str], ...]:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the positional model and all flags."""
     parser.add_argument("model_tag", nargs="?")
     for spellings, kind in flag_table():
         destination = spellings[0].removeprefix("--").replace("-", "_")

@@ -61,7 +61,6 @@ class LiveEngine:
 
     @property
     def unfinished(self) -> int:
-        """Requests running and waiting."""
         return len(self._listeners)
 
     @property

@@ -38,7 +38,6 @@ def log(process: str, place: str, message: str, level: str = "INFO") -> None:
 
 
 def log_arguments(arguments: dict[str, object]) -> None:
-    """Print the arguments that differ from their defaults."""
     log("APIServer", "api_utils.py:347", f"version 0.32.0  model {arguments.get('model', '')}")
     log("APIServer", "api_utils.py:286", f"non-default args: {arguments}")
 
@@ -79,7 +78,6 @@ def log_pool(config: EngineConfig, seconds: float) -> None:
 
 
 def log_serving(config: EngineConfig, port: int) -> None:
-    """Print that the server listens."""
     log("APIServer", "entry.py:136", "Supported tasks: ['generate']")
     log("APIServer", "entry.py:140", f"Starting vLLM server on http://{config.host}:{port}")
     log("APIServer", "launcher.py:186", "Available routes are:")

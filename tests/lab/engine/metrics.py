@@ -152,7 +152,6 @@ def ordered(labels: Mapping[str, str]) -> Labels:
 
 
 def written(labels: Labels) -> str:
-    """Return the labels in braces; nothing if there are none."""
     if not labels:
         return ""
     escaped = (

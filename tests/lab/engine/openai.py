@@ -184,7 +184,6 @@ class Writer:
 
 
 def error_body(message: str, kind: str, code: int) -> bytes:
-    """Return an error as vLLM words it."""
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
 
 

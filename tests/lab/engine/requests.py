@@ -108,7 +108,6 @@ class Request:
 
     @property
     def output_length(self) -> int:
-        """Tokens generated so far."""
         return len(self.tokens) - self.prompt_length
 
     @property

@@ -84,7 +84,6 @@ class Connection(asyncio.Protocol):
         self._done()
 
     def start_stream(self) -> None:
-        """Begin a stream of server-sent events."""
         fields = "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n"
         self._write(self._head(200, fields))
 

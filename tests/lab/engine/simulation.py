@@ -104,7 +104,6 @@ class Simulation:
         self._last_end = 0.0
 
     def run(self, load: ClosedLoop) -> Result:
-        """Serve all requests of the load and return what happened."""
         for client in range(min(load.clients, load.requests)):
             heapq.heappush(self._arrivals, (client * load.stagger_seconds, next(self._numbers)))
         finished = 0

@@ -163,16 +163,13 @@ class RandomKiller:
             self._left = self.random.randrange(max(1, round(SPREAD * self.writes / self.kills)))
 
     def end(self) -> None:
-        """Kill nobody any more."""
         self.kills = 0
         self.begin()
 
     def count(self) -> int:
-        """Return the kills until now."""
         return len(self.at_writes) + self.at_moments
 
     def decide(self, write: Write) -> Fate:
-        """Say what becomes of a write."""
         if write.object in UNBOUNDED or self._left < 0:
             return Fate.PASS
         self._left -= 1

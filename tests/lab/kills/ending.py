@@ -19,7 +19,6 @@ NOT_OF_THE_END = frozenset(
 
 
 def ending(world: World) -> dict[str, Any]:
-    """Return how the fleet and its resource are."""
     deployment, pods, resource = world.deployment(), world.pods(), world.resource()
     status = resource.get("status", {})
     return {

@@ -26,7 +26,6 @@ class Fixed:
     output: int
 
     def draw(self, random: Random) -> tuple[int, int]:
-        """Return the lengths; the random source is not used."""
         del random
         return self.prompt, self.output
 
@@ -68,7 +67,6 @@ class Table:
     longest: int | None = None
 
     def draw(self, random: Random) -> tuple[int, int]:
-        """Return the lengths of the next request."""
         prompt, output = self.prompt.at(random.random()), self.output.at(random.random())
         if self.longest is not None:
             prompt = min(prompt, self.longest - 1)

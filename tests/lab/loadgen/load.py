@@ -83,11 +83,9 @@ class Load:
         self._until = 0.0
 
     def stop(self) -> None:
-        """Send nothing more."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Send the load; returns when all of it has ended."""
         self._until = time.monotonic() + self.plan.seconds
         arrivals = self.plan.arrivals
         sending = self._closed(arrivals) if isinstance(arrivals, ClosedLoop) else self._open(arrivals)

@@ -34,7 +34,6 @@ LANES = 5
 
 
 def main() -> int:
-    """List the scenarios, or play them."""
     try:
         known = read_all()
         named, first = (os.environ.get(name, "").split() for name in ("SCENARIOS", "FIRST"))

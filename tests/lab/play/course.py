@@ -33,7 +33,6 @@ class Chronicle:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def learn(self, status: Mapping[str, Any]) -> None:
-        """Take the next state."""
         with self._lock:
             before = self.reason
             self.status = dict(status)

@@ -68,7 +68,6 @@ class Scraper(threading.Thread):
         self._stopped.set()
 
     def samples(self) -> dict[str, list[Sample]]:
-        """Return all samples by pod name, oldest first."""
         return {name: list(kept) for name, kept in list(self._samples.items())}
 
     def run(self) -> None:

@@ -53,7 +53,6 @@ class ScenarioInvalid(ValueError):  # noqa: N818 - said of the scenario, as Spec
 
 
 def names(directory: Path = DIRECTORY) -> tuple[str, ...]:
-    """Return the names of all scenarios, in the order of the alphabet."""
     return tuple(sorted(path.stem for path in directory.glob("*.yaml") if path.stem != DEFAULTS))
 
 

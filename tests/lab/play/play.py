@@ -76,7 +76,6 @@ class Play:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start of the play."""
         return time.time() - self._started
 
     def _await_fleet(self) -> None:

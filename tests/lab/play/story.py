@@ -75,7 +75,6 @@ def scene(phase: str, elapsed: float, witness: Witness, records: Sequence[Record
 
 
 def state_of(replica: Replica) -> str:
-    """Return where a replica stands in one or two words."""
     if replica.terminating:
         return "leaving"
     if replica.trouble:
@@ -132,7 +131,6 @@ class Notes:
         self.lines: list[str] = []
 
     def tell(self, elapsed: float, who: str, text: str) -> None:
-        """Add one line to the story."""
         self.lines.append(f"{elapsed:7.1f}  {who:<9} {text}")
 
     def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
@@ -194,7 +192,6 @@ class Story:
             self.tell(0, "engine", f"{method.get('method', 'a method')} evicts {share:.0f} % of all tokens")
 
     def tell(self, elapsed: float, who: str, text: str) -> None:
-        """Add one line."""
         self._view.tell(elapsed, who, shortened(text))
 
     def go_on(self, elapsed: float) -> None:

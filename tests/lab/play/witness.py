@@ -114,7 +114,6 @@ class Witness:
             self.facts.versions = self._versions()
 
     def deployment(self) -> Object:
-        """Return the Deployment; empty when there is none."""
         return next((each for each in self._deployments.objects() if each["metadata"]["name"] == FLEET), {})
 
     def rewritten(self) -> list[str]:
@@ -141,7 +140,6 @@ class Witness:
         return [each.name for each in self.replicas() if not each.terminating]
 
     def replicas(self) -> list[Replica]:
-        """Return the pods of the fleet, oldest first."""
         pods = sorted(self._pods.objects(), key=lambda pod: (pod["metadata"]["creationTimestamp"], name(pod)))
         return [_replica(pod, self.facts.in_rotation) for pod in pods if _labels(pod).get("app") == FLEET]
 

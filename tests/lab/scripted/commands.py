@@ -65,7 +65,6 @@ async def hangs(socket: web.WebSocketResponse, words: list[str]) -> None:
 
 
 async def floods(socket: web.WebSocketResponse, words: list[str]) -> None:
-    """A command that prints for ever."""
     while not socket.closed:
         await socket.send_bytes(STDOUT + b"x" * 1024)
 
@@ -122,7 +121,6 @@ def _place(request: web.Request) -> tuple[str, str]:
 
 @asynccontextmanager
 async def serving(commands: Commands, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """Serve on loopback and give the port."""
     runner = web.ServerRunner(web.Server(commands.answer), shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)

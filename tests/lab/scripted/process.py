@@ -48,7 +48,6 @@ class Arrangement:
 
 
 def run(arrangement: Arrangement) -> None:
-    """Be the operator until killed."""
     os.environ.pop("KVMEDIC_CONFIG", None)
     os.environ["KUBECONFIG"] = str(arrangement.kubeconfig)
     sys.stdout = sys.stderr = open(arrangement.log, "a", buffering=1)  # noqa: SIM115 - lives as long as the process
