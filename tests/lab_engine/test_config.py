@@ -75,32 +75,27 @@ def test_a_device_with_less_memory_than_its_weights_has_no_blocks():
         resolved("m", LAB_DEVICE_MEMORY_MIB="100", LAB_WEIGHTS_MIB="99")
 
 
-def test_utilization_sizes_the_pool_of_a_device():
-    sizes = [
-        resolved(
-            "m",
-            "--gpu-memory-utilization",
-            u,
-            "--block-size=32",
-            LAB_DEVICE_MEMORY_MIB="100",
-            LAB_WEIGHTS_MIB="50",
-        ).pool.total_blocks
-        for u in ("0.8", "0.9")
-    ]
-
-    assert sizes == [30 * 32, 40 * 32]  # MiB left x 32 blocks of 32 KiB
-
-
 DEVICE = {"LAB_DEVICE_MEMORY_MIB": "100", "LAB_WEIGHTS_MIB": "50"}
+LARGE_STEPS = DEVICE | {"LAB_STEP_TOKEN_KIB": "4"}
+FEWER = {"LAB_FAULT_MISSING_BLOCKS": "10", "LAB_FAULT_ONLY_BELOW_SEQS": "64"}
+# On a device: MiB left x 32 blocks of 32 KiB; a large step takes 4 KiB for each of its tokens.
+POOLS = {
+    "a share of the device": (["--gpu-memory-utilization=0.8"], DEVICE, 30 * 32),
+    "a larger share": (["--gpu-memory-utilization=0.9"], DEVICE, 40 * 32),
+    "beside a step of 1024 tokens": (["--max-num-batched-tokens=1024"], LARGE_STEPS, (42 - 4) * 32),
+    "beside a step of 5120 tokens": (["--max-num-batched-tokens=5120"], LARGE_STEPS, (42 - 20) * 32),
+    "a fault for a changed setting only": (
+        ["--num-gpu-blocks-override=150", "--max-num-seqs=64"],
+        FEWER,
+        150,
+    ),
+    "the changed setting": (["--num-gpu-blocks-override=150", "--max-num-seqs=63"], FEWER, 140),
+}
 
 
-def test_a_larger_step_takes_memory_from_the_pool():
-    sizes = [
-        resolved("m", "--block-size=32", *step, LAB_STEP_TOKEN_KIB="4", **DEVICE).pool.total_blocks
-        for step in (["--max-num-batched-tokens=1024"], ["--max-num-batched-tokens=5120"])
-    ]
-
-    assert sizes == [(42 - 4) * 32, (42 - 20) * 32]  # MiB left beside 4 KiB for each token of a step
+@pytest.mark.parametrize(("argv", "environ", "blocks"), POOLS.values(), ids=POOLS)
+def test_the_pool_has_what_is_left_for_it(argv, environ, blocks):
+    assert resolved("m", "--block-size=32", *argv, **environ).pool.total_blocks == blocks
 
 
 def test_without_chunks_a_step_holds_the_longest_request_and_the_pool_is_smaller():
@@ -155,19 +150,6 @@ def test_an_engine_told_to_crash_does_so_outside_its_bounds_only(seqs, crashes):
     faults = Faults.from_environ(seqs, environ)
 
     assert (faults.crash_message(seqs) is not None) == crashes
-
-
-def test_faults_can_be_for_a_changed_setting_only():
-    environ = {"LAB_FAULT_MISSING_BLOCKS": "10", "LAB_FAULT_ONLY_BELOW_SEQS": "64"}
-
-    blocks = [
-        resolved(
-            "m", "--block-size=32", "--num-gpu-blocks-override=150", f"--max-num-seqs={seqs}", **environ
-        ).pool.total_blocks
-        for seqs in (64, 63)
-    ]
-
-    assert blocks == [150, 140]
 
 
 def test_the_time_scale_touches_step_and_start_up():
