@@ -112,30 +112,23 @@ def test_of_an_unknown_version_only_what_all_have_is_known():
     }
 
 
-def is_ours(image: str) -> bool:
-    return any(re.fullmatch(pattern, image) for pattern in VLLM.launch.images)
-
-
 @pytest.mark.parametrize(
-    "image",
+    ("image", "ours"),
     [
-        "vllm/vllm-openai",
-        "docker.io/vllm/vllm-openai",
-        "registry.example:5000/mirror/vllm/vllm-openai-rocm",
-        "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo",
-        "team/qwen-vllm",
-        "vllm",
+        ("vllm/vllm-openai", True),
+        ("docker.io/vllm/vllm-openai", True),
+        ("registry.example:5000/mirror/vllm/vllm-openai-rocm", True),
+        ("public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo", True),
+        ("team/qwen-vllm", True),
+        ("vllm", True),
+        ("lmcache/lmstack-router", False),
+        ("vllm/vllm-router", False),
+        ("envoyproxy/envoy", False),
+        ("lmsysorg/sglang", False),
     ],
 )
-def test_images_of_the_server_are_recognised_by_their_name(image):
-    assert is_ours(image)
-
-
-@pytest.mark.parametrize(
-    "image", ["lmcache/lmstack-router", "vllm/vllm-router", "envoyproxy/envoy", "lmsysorg/sglang"]
-)
-def test_images_beside_the_server_are_not(image):
-    assert not is_ours(image)
+def test_images_of_the_server_are_recognised_by_their_name(image, ours):
+    assert any(re.fullmatch(pattern, image) for pattern in VLLM.launch.images) is ours
 
 
 @pytest.mark.parametrize(

@@ -218,14 +218,20 @@ async def test_a_full_queue_answers_503(flag, reason):
         assert len(await first) == 5
 
 
-async def test_requests_on_one_connection_are_answered_in_order():
+async def told(sent):
+    """Return all that an engine answers to these bytes."""
     async with an_engine() as engine:
         port = int(str(engine.http.base_url).rstrip("/").rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /version HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+        writer.write(sent)
         text = (await reader.read()).decode()
         writer.close()
         await writer.wait_closed()
+    return text
+
+
+async def test_requests_on_one_connection_are_answered_in_order():
+    text = await told(b"GET /version HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
 
     assert text.count("HTTP/1.1 200 OK") == 2
     assert text.index("0.32.0") < text.index("connection: close")
@@ -235,15 +241,7 @@ async def test_requests_on_one_connection_are_answered_in_order():
     ("sent", "status"), [(b"nonsense\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000, 431)]
 )
 async def test_what_is_not_http_is_refused(sent, status):
-    async with an_engine() as engine:
-        port = int(str(engine.http.base_url).rstrip("/").rpartition(":")[2])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent)
-        text = (await reader.read()).decode()
-        writer.close()
-        await writer.wait_closed()
-
-    assert text.startswith(f"HTTP/1.1 {status} ")
+    assert (await told(sent)).startswith(f"HTTP/1.1 {status} ")
 
 
 async def test_without_statistics_there_are_no_metrics():
