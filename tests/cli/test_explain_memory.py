@@ -1,7 +1,5 @@
 """What `kvmedic explain` tells of changes that did not help, and what it says to type."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -59,7 +57,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("attempt", ENDS)
-def test_what_did_not_help_is_told_with_what_it_rests_on(attempt: Attempt) -> None:
+def test_what_did_not_help_is_told_with_what_it_rests_on(attempt):
     said = lines(Record(failed_attempts=(a_failure(attempt, change="replica llm-a -> a new one"),)))
 
     assert (
@@ -68,7 +66,7 @@ def test_what_did_not_help_is_told_with_what_it_rests_on(attempt: Attempt) -> No
     ) in said
 
 
-def test_a_share_that_was_too_much_and_what_is_borrowed_are_told() -> None:
+def test_a_share_that_was_too_much_and_what_is_borrowed_are_told():
     record = Record(
         outgrown=(OutgrownShare(0.92, OLD, NOW),),
         borrowed=holding_record().borrowed,
@@ -84,11 +82,11 @@ def test_a_share_that_was_too_much_and_what_is_borrowed_are_told() -> None:
     assert any(line.startswith("  Would the fleet do without (2026-03-01T03:00:00Z)? ") for line in said)
 
 
-def test_an_open_replacement_names_the_replica() -> None:
+def test_an_open_replacement_names_the_replica():
     assert any("replica a -> a new one: Pending" in line for line in lines(Record(run=a_run(step=REPLACE))))
 
 
-def test_how_urgent_it_is_and_what_the_last_run_came_to_are_told() -> None:
+def test_how_urgent_it_is_and_what_the_last_run_came_to_are_told():
     late = Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",))
     cost = Cost(3, 120.0, 480.0)
     summary = Summary(
@@ -102,26 +100,26 @@ def test_how_urgent_it_is_and_what_the_last_run_came_to_are_told() -> None:
     assert "What run 20260301-025500 came to: 16 was better; cost: 480 GPU-seconds." in said
 
 
-def test_a_fleet_without_trouble_is_no_page_and_no_ticket() -> None:
+def test_a_fleet_without_trouble_is_no_page_and_no_ticket():
     calm = ShownDiagnosis(Reason.HEALTHY, "calm", "PreemptionThrash", NOW)
 
     assert not [line for line in lines(Record(diagnosis=calm)) if "page" in line or "ticket" in line]
 
 
-def test_an_open_rollback_names_both_revisions() -> None:
+def test_an_open_rollback_names_both_revisions():
     said = lines(Record(run=a_run(step=RECALL)))
 
     assert any("pod template of revision 7 -> of revision 6: Pending" in line for line in said)
 
 
-def test_a_change_in_a_file_names_the_file_and_a_copy_that_is_left_is_told() -> None:
+def test_a_change_in_a_file_names_the_file_and_a_copy_that_is_left_is_told():
     said = lines(Record(run=a_run(step=CONFIG), copies=(ConfigCopy("limits-0123456789", OLD),)))
 
     assert any("maxNumSeqs 64 -> 16 (ConfigMap/limits, engine.yaml): Pending" in line for line in said)
     assert any(line.startswith("ConfigMap limits-0123456789 is a copy of ours") for line in said)
 
 
-def test_what_is_held_for_a_while_is_told_with_what_it_waits_for() -> None:
+def test_what_is_held_for_a_while_is_told_with_what_it_waits_for():
     said = lines(replace(holding_record(), run=None))
 
     assert (
@@ -132,7 +130,7 @@ def test_what_is_held_for_a_while_is_told_with_what_it_waits_for() -> None:
     assert any(line.startswith("replicas 4 -> 5 was tried") for line in said)
 
 
-def test_what_is_held_and_was_never_calm_says_so() -> None:
+def test_what_is_held_and_was_never_calm_says_so():
     record = holding_record()
     assert record.footprint is not None
 

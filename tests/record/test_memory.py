@@ -1,7 +1,5 @@
 """What a closed run leaves in memory, so that it is not tried again on the same evidence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -75,9 +73,7 @@ REMEMBERED = {
 
 
 @pytest.mark.parametrize(("step", "attempt", "key", "change"), REMEMBERED.values(), ids=REMEMBERED)
-def test_what_did_not_help_is_remembered_with_its_template(
-    step: Step, attempt: Attempt, key: str, change: str
-) -> None:
+def test_what_did_not_help_is_remembered_with_its_template(step, attempt, key, change):
     done = after_verdict(step, Verdict.NOT_RECOVERED)
 
     [found] = done.failed_attempts
@@ -89,7 +85,7 @@ def test_what_did_not_help_is_remembered_with_its_template(
     assert failed_before((), attempt, key, OLD) is None
 
 
-def test_the_load_that_it_failed_on_is_remembered_where_it_was_measured() -> None:
+def test_the_load_that_it_failed_on_is_remembered_where_it_was_measured():
     run = a_run(StepState.VERIFYING, an_intent(), step=STEP).turned_back(OVER, FAILED.verdict).reverted()
     measured = replace(run, baseline=replace(BASELINE, running_mean=60.0))
 
@@ -102,16 +98,16 @@ def test_the_load_that_it_failed_on_is_remembered_where_it_was_measured() -> Non
 
 @pytest.mark.parametrize("step", [REPLACE, STEP, CONFIG, RECALL, BUNDLE, SCALE])
 @pytest.mark.parametrize("verdict", [Verdict.RECOVERED, Verdict.INCONCLUSIVE])
-def test_what_may_have_helped_is_not_remembered(step: Step, verdict: Verdict) -> None:
+def test_what_may_have_helped_is_not_remembered(step, verdict):
     assert after_verdict(step, verdict).failed_attempts == ()
 
 
-def test_fewer_replicas_that_were_too_few_are_no_attempt_that_failed() -> None:
+def test_fewer_replicas_that_were_too_few_are_no_attempt_that_failed():
     assert after_verdict(SCALE.inverse(), Verdict.NOT_RECOVERED).failed_attempts == ()
 
 
 @pytest.mark.parametrize("step", [STEP, RECALL, BUNDLE])
-def test_what_could_not_start_is_remembered(step: Step) -> None:
+def test_what_could_not_start_is_remembered(step):
     assert [one.why for one in after_way_back(Reason.CANARY_FAILED, step=step).failed_attempts] == [
         "CanaryFailed"
     ]
@@ -121,12 +117,12 @@ def test_what_could_not_start_is_remembered(step: Step) -> None:
 @pytest.mark.parametrize(
     "reason", [Reason.ROLLED_BACK_BY_HAND, Reason.SPARE_UNSCHEDULABLE, Reason.REVISION_GONE]
 )
-def test_what_was_taken_back_for_another_reason_may_be_tried_again(step: Step, reason: Reason) -> None:
+def test_what_was_taken_back_for_another_reason_may_be_tried_again(step, reason):
     assert after_way_back(reason, step=step).failed_attempts == ()
 
 
 @pytest.mark.parametrize("attempt", Attempt)
-def test_the_same_attempt_is_remembered_once_and_each_kind_is_bounded_by_itself(attempt: Attempt) -> None:
+def test_the_same_attempt_is_remembered_once_and_each_kind_is_bounded_by_itself(attempt):
     old = tuple(a_failure(attempt, key) for key in (3, *range(10, 20)))
     other = a_failure(Attempt.REPLACE_REPLICA, 4)
 
@@ -149,14 +145,14 @@ FIRST = SizedCap(NEW, "16", NOW)
 AGAIN = replace(STEP, before="16", after="11", before_template=NEW, after_template="c")
 
 
-def test_a_cap_that_was_kept_is_remembered_so_that_it_can_be_corrected_once() -> None:
+def test_a_cap_that_was_kept_is_remembered_so_that_it_can_be_corrected_once():
     assert kept(STEP) == FIRST
     assert kept(CONFIG) == FIRST
     assert kept(AGAIN, FIRST) == SizedCap("c", "11", NOW, is_corrected=True)
     assert kept(AGAIN, replace(FIRST, revision="other")) == SizedCap("c", "11", NOW)
 
 
-def test_a_cap_that_was_taken_back_and_another_lever_leave_what_is_remembered() -> None:
+def test_a_cap_that_was_taken_back_and_another_lever_leave_what_is_remembered():
     watermark = replace(STEP, knob=Knob.WATERMARK)
 
     assert kept(AGAIN, FIRST, Verdict.NOT_RECOVERED) == FIRST
@@ -172,7 +168,7 @@ def after_keeping(step: Step, before: Record | None = None) -> Record:
     return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
-def test_a_method_that_is_off_for_good_is_remembered_until_something_takes_its_place() -> None:
+def test_a_method_that_is_off_for_good_is_remembered_until_something_takes_its_place():
     gone = after_keeping(BUNDLE)
     assert gone.turned_off == TurnedOff("TriAttention", Reason.FLEET_WIDE_DEMAND, NOW)
 
@@ -183,13 +179,13 @@ def test_a_method_that_is_off_for_good_is_remembered_until_something_takes_its_p
     assert back.turned_off == gone.turned_off
 
 
-def test_a_fix_that_had_to_go_again_has_failed() -> None:
+def test_a_fix_that_had_to_go_again_has_failed():
     gone = after_keeping(replace(BUNDLE, undoes=Fix.COMPACTING_METHOD))
 
     assert [(one.key, one.generation) for one in gone.failed_fixes] == [(Fix.COMPACTING_METHOD, 1)]
 
 
-def test_the_next_method_that_goes_for_good_begins_without_failed_fixes() -> None:
+def test_the_next_method_that_goes_for_good_begins_without_failed_fixes():
     failed = (failed_fix(Fix.FP8_KV_CACHE, "a loss", 1, NOW), a_failure(Attempt.TURN_LEVER))
 
     gone = after_keeping(BUNDLE, Record(failed_attempts=failed))
@@ -197,7 +193,7 @@ def test_the_next_method_that_goes_for_good_begins_without_failed_fixes() -> Non
     assert gone.failed_attempts == failed[1:]
 
 
-def test_runs_that_only_asked_a_trial_pod_make_room_for_those_that_changed_something() -> None:
+def test_runs_that_only_asked_a_trial_pod_make_room_for_those_that_changed_something():
     def asked(number: int) -> ClosedRun:
         return ClosedRun(f"t{number}", Reason.FIX_DUE, Reason.TRIAL_ANSWERED, "", (), NOW, NOW)
 
