@@ -120,7 +120,6 @@ async def test_a_storm_ends_by_the_administrators_word_which_is_read_now_and_the
     still = await crowd.hint("2", NOW + 0.9 * MINUTE)
     over = await crowd.hint("2", NOW + MINUTE)
 
-    assert blocked is not None
     assert blocked.reason is Reason.STORM_BREAKER_TRIPPED
     assert blocked.message.endswith("kubectl create it")
     assert still == blocked

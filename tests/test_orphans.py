@@ -96,12 +96,10 @@ def test_a_fleet_with_both_settings_is_walked_back_to_the_one_from_before(body: 
 
     run = run_that_gives_back(fleet, body, note, 1, NOW)
 
-    assert run is not None
     assert run.current.state is StepState.ROLLING_BACK
     assert run.current.step.before.replica_set == "llm-old"
     assert (run.current.step.before_template, run.current.step.after_template) == (OLD, NEW)
     assert run.recorded == OWN_FIELDS
-    assert run.ending is not None
     assert run.ending.reason is Reason.FLEET_GIVEN_BACK
     assert target_standing(run, UID, fleet) is Standing.AS_RECORDED
 
@@ -114,7 +112,6 @@ def test_a_fleet_with_both_settings_is_walked_back_to_the_one_from_before(body: 
 def test_where_nothing_is_to_be_walked_only_the_fields_go_back(body: dict, pods, sets) -> None:
     run = run_that_gives_back(frozen_fleet(body, pods, sets), body, NOTE, 1, NOW)
 
-    assert run is not None
     assert run.current.state is StepState.LEFT
     assert run.recorded == OWN_FIELDS
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from core.test_config_map import CONTENTS, SECRET, an_edit
 from kvmedic.cluster.config_maps import StoredCopies, config_maps_of, read_config_map, sweep
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
@@ -22,6 +21,7 @@ from kvmedic.runbooks.workload import EngineLine, Fault, View
 from lab.cluster.light import LightCluster
 from live_fleet import deployment
 from run_builder import a_fleet
+from worlds.config_maps import CONTENTS, SECRET, an_edit
 
 pytestmark = pytest.mark.light
 
@@ -129,7 +129,6 @@ async def test_whose_a_config_map_is_and_when_it_was_edited_is_known(place: Plac
 
     assert isinstance(seen, ConfigMap)
     assert seen.contents == CONTENTS
-    assert seen.owner is not None
     assert seen.owner.reason is Reason.MANAGED_BY_HELM
     assert seen.edited_at is not None
     assert (seen.copy_of, seen.for_target) == ("", "")

@@ -468,7 +468,6 @@ SOMEBODY: list[tuple[str, dict[str, Any], Reason, str]] = [
 def test_somebody_else_decides(body: dict[str, Any], reason: Reason, name: str) -> None:
     owner = owner_of(body)
 
-    assert owner is not None
     assert (owner.reason, owner.name) == (reason, name)
     assert str(owner.template) == name
 

@@ -135,7 +135,6 @@ def full_record() -> Record:
 def urgent_record() -> Record:
     """Return a record with an urgency, and a run whose cost was counted."""
     record = full_record()
-    assert record.run is not None
     assert record.run.baseline is not None
     figures = replace(record.run.baseline, models=("chat",), aborted_share=0.01, memory_free_mib=4000)
     step = replace(record.run.steps[0], after=figures)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import httpx
+
 Schema = dict[str, Any]
 
 
@@ -31,3 +33,8 @@ def rules(schema: Schema, path: str) -> list[Placed]:
         for at, node in nodes(schema, path)
         for rule in node.get("x-kubernetes-validations", ())
     ]
+
+
+def causes(response: httpx.Response) -> list[tuple[str, str]]:
+    """Return what the API server found, as (field, message)."""
+    return [(cause["field"], cause["message"]) for cause in response.json()["details"]["causes"]]

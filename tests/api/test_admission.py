@@ -21,6 +21,7 @@ from api.records import (
     recalled_record,
     urgent_record,
 )
+from api.rules_of import causes
 from kvmedic.api.resource import spec_from_wire
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.api.status import record_from_wire, record_to_wire
@@ -29,11 +30,6 @@ from kvmedic.model.status import Record
 pytestmark = pytest.mark.light
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("*.yaml"))
-
-
-def causes(response: httpx.Response) -> list[tuple[str, str]]:
-    """Return what the API server found, as (field, message)."""
-    return [(cause["field"], cause["message"]) for cause in response.json()["details"]["causes"]]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.claim)

@@ -12,8 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from api.rules_of import nodes, rules
-from api.test_admission import causes
+from api.rules_of import causes, nodes, rules
 from chart.rendering import render
 from kvmedic.api.approval import (
     KVApproval,

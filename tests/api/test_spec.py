@@ -94,7 +94,6 @@ def test_the_whole_compression_block_reads() -> None:
 
     read = spec_from_wire({**MINIMAL, "compression": given}).compression
 
-    assert read is not None
     assert read.model_dump(by_alias=True, exclude_none=True) == {
         **given,
         "probe": {"tokens": 16384, "timeout": "30m"},

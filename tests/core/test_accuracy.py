@@ -196,8 +196,6 @@ def test_the_documented_example_passes() -> None:
     accepted = re.search(r"maxLoss: ([0-9.]+)", page)
     before, after = re.findall(r'^\{"score": .*\}$', section, re.MULTILINE)
     program = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert accepted is not None
-    assert program is not None
     scores = []
     for message in (before, after):
         samples = json.loads(message)["samples"]

@@ -21,28 +21,13 @@ from kvmedic.rollout.scaling import Autoscaling, autoscaling_move
 from kvmedic.rollout.scaling import leave_autoscaling as leaving_move
 from kvmedic.runbooks.preemption.loans import footprint_after, is_held, returning_step
 from run_builder import NOW, OLD, SCALE, UID, a_fleet, a_pod, a_run
+from worlds.steps import HPA, a_minimum
+from worlds.steps import MINIMUM as STEP
 
-HPA = ObjectRef("HorizontalPodAutoscaler", "llm")
 LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))
-STEP = AutoscalerStep(
-    target=ObjectRef("Deployment", "llm"),
-    container="vllm",
-    holder=HPA,
-    holder_uid="hpa-1",
-    before=2,
-    after=4,
-    is_given=True,
-    template=OLD,
-    reason=Reason.REPLICAS_ADDED,
-)
 CLAIMED = Intent(1, "Claim", OLD, OLD, False, NOW, was_frozen=False)
 RUN = "20260301-025500"
 A_MOMENT = timedelta(seconds=1)
-
-
-def a_minimum(number: int = 2, **changes: object) -> Minimum:
-    found = Minimum(HPA.kind, HPA.name, "hpa-1", "7", number, is_given=True, most=8)
-    return replace(found, **changes)
 
 
 def marked(number: int, mark: int | None = None, **changes: object) -> Minimum:
@@ -278,7 +263,6 @@ def test_what_is_held_is_the_minimum_and_it_is_given_back_through_it():
 
     held = footprint_after(HELD_RUN, None, fleet, Outcome(Reason.RECOVERED, ""), NOW)
 
-    assert held is not None
     assert (held.before, held.after, held.fewest, held.holder) == (2, 4, 3, HPA)
     assert "minimum of HorizontalPodAutoscaler 2 -> 4" in held.line()
     assert is_held(held, with_minimum(a_minimum(4), four(cordoned=False)))

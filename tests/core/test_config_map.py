@@ -8,18 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmedic.model.config_edits import NAME_LENGTH, Contents, FileEdit, copy_name, names_in, with_value
+from kvmedic.model.config_edits import NAME_LENGTH, Contents, FileEdit, copy_name, names_in
+from worlds.config_maps import CONTENTS, SECRET, an_edit
 
-SECRET = "s3cret"
-CONTENTS = Contents({"engine.yaml": f"max-num-seqs: 64\napi-key: {SECRET}\n", "other": "x"}, {"logo": "AAAA"})
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?", fullmatch=True)
-
-
-def an_edit(contents: Contents = CONTENTS, value: str = "16") -> FileEdit:
-    changed = with_value(contents, "engine.yaml", slice(14, 16), value)
-    name = copy_name("limits", changed, "uid")
-    return FileEdit("limits", name, "engine.yaml", 14, "64", value, contents.digest, changed.digest)
 
 
 def test_the_copy_differs_in_the_one_value() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from core.test_config_map import CONTENTS, an_edit
 from kvmedic.model.config_edits import ConfigMap, Contents, Sight, Unseen
 from kvmedic.model.fleet import frozen
 from kvmedic.model.reasons import Reason
@@ -19,6 +18,7 @@ from kvmedic.rollout.config_copy import (
 )
 from kvmedic.rollout.moves import Cordon, DeletePod, Failed, MakeCopy, Pause, Pulse, Refused, Restore, Settled
 from run_builder import OWN_FIELDS, a_pod
+from worlds.config_maps import CONTENTS, an_edit
 
 EDIT = an_edit()
 COPIED = EDIT.copied(CONTENTS)

@@ -122,7 +122,6 @@ def test_of_many_that_have_a_run_the_first_are_named() -> None:
 
     blocked = find_full_budget(replace(WIDE, runs=5), peers, "me")
 
-    assert blocked is not None
     assert blocked.message.startswith(
         "a/r0, a/r1, a/r2 and 2 more have runs open; the operator's budgets.runs"
     )
@@ -203,7 +202,6 @@ def test_bad_ends_before_the_administrators_word_do_not_count(over: float, stand
 def test_it_says_who_why_until_when_and_what_to_type() -> None:
     found = trip(replace(BREAKER, runs=4), (ended(1, 5, 20, 21),), None, NOW, "a")
 
-    assert found is not None
     blocked = stormy(found, "kubectl create it")
     assert blocked.reason is Reason.STORM_BREAKER_TRIPPED
     assert "4 runs ended badly within 20 min (a/r1 CanaryFailed, " in blocked.message

@@ -55,7 +55,6 @@ def test_replicas_that_helped_are_held_with_the_load_that_was_too_much():
 
     held = footprint_after(run, None, fleet_of(4), KEPT, NOW)
 
-    assert held is not None
     assert (held.before, held.after, held.run, held.at, held.calm_since) == (3, 4, run.id, NOW, None)
     assert held.load == Load(
         running=20, tokens_per_second=380, prompt_tokens=BASELINE.prompt_tokens_mean, output_tokens=190
@@ -65,7 +64,6 @@ def test_replicas_that_helped_are_held_with_the_load_that_was_too_much():
 def test_a_load_that_was_not_measured_is_not_made_up():
     held = footprint_after(a_scaled_run(3, 4), None, fleet_of(4), KEPT, NOW)
 
-    assert held is not None
     assert held.load is None
 
 

@@ -8,29 +8,16 @@ from datetime import timedelta
 import pytest
 
 from builders import NOW
-from core.test_trial_moves import CHANGE, LIMITS, POD, STARTING, an_end
-from kvmedic.model.fleet import ObjectRef, Pod
+from kvmedic.model.fleet import Pod
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
 from kvmedic.model.trial import Counted, GateStep, JobEnd, JobSight, Score, Scored, Served
 from kvmedic.rollout.moves import Failed, Wait
 from kvmedic.rollout.trial import Evaluated, GateMove, GateSight, LastWords, MakeJob, MakeTrial, gate_move
 from run_builder import a_run
+from worlds.steps import CHANGE, LIMITS, POD, STARTING, an_end
+from worlds.steps import GATE as STEP
 
-STEP = GateStep(
-    target=ObjectRef("Deployment", "llm"),
-    container="vllm",
-    subject="Mine",
-    change=None,
-    tried="4567",
-    cron_job="aime24",
-    evaluation="e1e1",
-    budget=2048,
-    cache_types=(),
-    limit_seconds=7200,
-    template="0123",
-    reason=Reason.ACCURACY_EVALUATED,
-)
 BEFORE = Counted(1, 34.0)
 SERVED = Served("http://10.0.0.9:8000", "chat", "auto", BEFORE)
 DONE = replace(SERVED, counted=Counted(201, 34.0 + 200 * 3000))

@@ -106,7 +106,6 @@ def test_a_cooldown_of_days_is_told_with_its_day():
 
     blocked = opening_gate(limits, [ended(60)], Health(3), NOW)
 
-    assert blocked is not None
     assert blocked.message.endswith("the next may start 2026-03-03T02:00:00Z")
 
 
@@ -143,7 +142,6 @@ def test_replicas_that_are_down_for_what_is_mended_count_where_no_other_is_down(
 def test_a_person_is_told_which_replicas_keep_a_fleet_from_being_mended():
     blocked = opening_gate(LIMITS, [], Health(ready=0, mendable=2, others=1), NOW)
 
-    assert blocked is not None
     assert blocked.message == (
         "0 replicas are Ready, 3 are not, 2 of these for the cause that the plan mends: see why the others "
         "are down; spec.limits.minHealthyReplicas is 2"
@@ -160,7 +158,6 @@ def test_a_person_is_told_which_replicas_keep_a_fleet_from_being_mended():
 def test_a_fleet_that_is_down_has_no_more_runs_than_another(history, limits, reason):
     blocked = opening_gate(limits, history, Health(ready=0, mendable=3), NOW)
 
-    assert blocked is not None
     assert blocked.reason is reason
 
 
@@ -171,7 +168,6 @@ def test_no_run_opens_outside_of_the_windows_and_the_next_opening_is_told():
     friday, saturday = (datetime(2026, 11, day, 21, 30, tzinfo=UTC) for day in (20, 21))
 
     blocked = opening_gate(limits, [], Health(2), friday)
-    assert blocked is not None
     assert blocked.reason is Reason.OUTSIDE_WINDOWS
     assert blocked.message == "spec.limits.windows opens next at 2026-11-21 21:00Z (a Saturday)"
     assert opening_gate(limits, [], Health(2), saturday) is None

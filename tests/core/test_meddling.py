@@ -297,7 +297,6 @@ def test_a_template_that_is_put_back_in_the_middle_is_walked_back_to(phase: str,
     op.tick()
     op.until(Operator.is_over)
 
-    assert op.ended is not None
     assert op.ended.reason is Reason.CHANGE_REVERTED
     assert {*op.model.undrained} <= {*spare}
     assert op.model.fewest >= REPLICAS - len(spare)

@@ -51,7 +51,6 @@ def test_beside_whom_a_run_begins(neighbours: Neighbours, reason: Reason | None)
 def test_what_to_do_about_a_vpa_is_said() -> None:
     found = hindrance(Neighbours(vertical=(VerticalAutoscaler("chat", "Auto"),)), a_fleet())
 
-    assert found is not None
     assert "VerticalPodAutoscaler chat" in found.message
     assert 'spec.updatePolicy.updateMode to "Off"' in found.message
 

@@ -122,7 +122,6 @@ ROWS: list[tuple[str, Fleet, Reason, str]] = [
 def test_it_is_refused_and_the_reason_says_what_to_do(fleet: Fleet, reason: Reason, words: str) -> None:
     refused = refusal(fleet)
 
-    assert refused is not None
     assert refused.reason is reason
     assert words in refused.message
 
@@ -141,7 +140,6 @@ def test_on_the_way_back_an_owner_that_came_meanwhile_keeps_nobody() -> None:
 def test_whoever_owns_the_template_is_not_fought_though_replicas_cannot_stay_up(purpose: Purpose) -> None:
     refused = refusal(replace(with_pod(ready_at=None), owner=OWNER), purpose)
 
-    assert refused is not None
     assert refused.reason is OWNER.reason
 
 
@@ -162,7 +160,6 @@ def test_the_label_goes_into_the_template_before_any_selector(services: tuple[st
 
     refused = refusal(fleet)
 
-    assert refused is not None
     template, undrained, after = (
         refused.message.index(words) for words in ("pod template", "undrained", "once every pod has it")
     )

@@ -8,10 +8,6 @@ from datetime import timedelta
 import pytest
 
 from builders import CALM, NO_SERIES, STALE, UNSUPPORTED, an_observation, without
-from core.test_autoscaling import STEP as MINIMUM
-from core.test_autoscaling import a_minimum
-from core.test_gate_moves import STEP as GATE
-from core.test_trial_moves import STEP as ON_A_POD
 from kvmedic.cluster.snapshot import is_finished
 from kvmedic.controller.verify import part_to_judge
 from kvmedic.model.evidence import PodReadings, Signal
@@ -21,6 +17,8 @@ from kvmedic.model.run import StepRecord, StepState
 from kvmedic.rollout.preconditions import Purpose, step_refusal
 from kvmedic.verdict.baseline import is_quorate, judged_part, left_out, quorum_line
 from run_builder import BUNDLE, CONFIG, NOW, RECALL, REPLACE, SCALE, STEP, a_fleet, a_pod, a_run
+from worlds.steps import GATE, MINIMUM, a_minimum
+from worlds.steps import TRIAL as ON_A_POD
 
 HELD = Signal.PREEMPTIONS_PER_REQUEST_HELD
 WINDOW = timedelta(minutes=5)
@@ -209,7 +207,6 @@ def test_a_step_begins_beside_one_that_is_not_as_the_others(state: str, kind: st
 def test_no_step_begins_where_too_few_are_ready_and_nobody_says_why(kind: str) -> None:
     refused = step_refusal(five(down(in_rotation=False), peers=3), EVERY[kind], Purpose.RELIEF)
 
-    assert refused is not None
     assert "3 of 4 replicas are Ready: see why x is not" in refused.message
 
 

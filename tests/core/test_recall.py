@@ -102,7 +102,6 @@ def test_another_replica_set_of_the_same_template_is_not_the_named_one() -> None
 
     assert recall_refusal(deployed(other, KEPT), SWAP.after) is None
     refused = recall_refusal(deployed(other), SWAP.after)
-    assert refused is not None
     assert refused.reason is Reason.REVISION_GONE
 
 
@@ -350,7 +349,6 @@ def test_a_deploy_that_moves_is_not_turned(fleet: Fleet, words: str) -> None:
     refused = opening_refusal(fleet, SWAP.after)
     move = recalling_move(fleet, ORDER, SWAP.after, NOW)
 
-    assert refused is not None
     assert refused.reason is Reason.TARGET_NOT_SETTLED
     assert words in refused.message
     assert move == refused
@@ -367,7 +365,6 @@ def test_a_deploy_that_moves_is_not_turned(fleet: Fleet, words: str) -> None:
 def test_what_forbids_every_change_forbids_turning_a_deploy(changes: dict[str, Any], reason: Reason) -> None:
     refused = opening_refusal(replace(HALFWAY, **changes), SWAP.after)
 
-    assert refused is not None
     assert refused.reason is reason
 
 

@@ -186,8 +186,6 @@ def test_a_fleet_without_trouble_has_no_urgency_and_a_doubtful_one_has() -> None
 
     assert urgency_of(diagnose(table, calm), calm.burn, NONE, PAGED) is None
     hurt = urgency_of(diagnose(table, hot), hot.burn, slow, None)
-    assert hurt is not None
     assert hurt.severity is Severity.PAGE
     doubt = urgency_of(Inconclusive(Reason.PARTIAL_PRESSURE, "one"), hot.burn, NONE, None)
-    assert doubt is not None
     assert doubt.severity is Severity.TICKET

@@ -30,7 +30,6 @@ TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=5))
 def test_the_record_alone_says_enough_to_end_a_run(step: Step, container: str | None) -> None:
     policy = policy_during(replace(a_run(step=step), terms=TERMS), None)
 
-    assert policy is not None
     assert policy.suspended
     assert (policy.target.kind, policy.target.name, policy.target.container) == (
         "Deployment",

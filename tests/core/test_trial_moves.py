@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from builders import NOW
-from kvmedic.model.compression import Compacted, Keep, Pattern, Scattered, used_blocks
-from kvmedic.model.fleet import ContainerEnd, Instance, ObjectRef, Pod
+from kvmedic.model.compression import Compacted, Pattern, Scattered, used_blocks
+from kvmedic.model.fleet import ContainerEnd, Instance, Pod
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
 from kvmedic.model.trial import (
@@ -25,7 +25,6 @@ from kvmedic.model.trial import (
     Underway,
     Watched,
 )
-from kvmedic.rollout.draining import StartLimits
 from kvmedic.rollout.moves import Failed, Wait
 from kvmedic.rollout.trial import (
     Answered,
@@ -37,31 +36,11 @@ from kvmedic.rollout.trial import (
     thin_readings,
     trial_move,
 )
-from run_builder import BUNDLE, a_pod, a_run
+from run_builder import a_run
+from worlds.steps import CHANGE, KEEP, LIMITS, POD, STARTING, an_end
+from worlds.steps import TRIAL as STEP
 
-KEEP = Keep(2048)
 GIB = 1 << 30
-STEP = TrialStep(
-    ObjectRef("Deployment", "llm"),
-    "vllm",
-    Question.RECLAMATION,
-    "Mine",
-    16_384,
-    KEEP,
-    1800,
-    "0123",
-    Reason.RECLAMATION_PROBED,
-)
-LIMITS = StartLimits(timedelta(minutes=10), timedelta(minutes=5))
-POD = a_pod("llm-trial-1", created_at=NOW - timedelta(minutes=2))
-STARTING = replace(POD, ready_at=None)
-
-
-CHANGE = BUNDLE.edit
-
-
-def an_end(reason: str = "Error") -> ContainerEnd:
-    return ContainerEnd("vllm", 1, reason, POD.created_at, NOW, Instance.PRESENT)
 
 
 def moved(

@@ -131,3 +131,18 @@ def spec(**more: Any) -> Resource:
     body = remediation(**more)
     body["metadata"] |= {"namespace": "serving", "uid": UID, "resourceVersion": "1"}
     return replace(resource_of(body), record=resource.record)
+
+
+@dataclass
+class Replicas:
+    """Requests on every replica, and how often somebody asked."""
+
+    count: Reading[float]
+    asked: int = 0
+
+    async def in_flight(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+        self.asked += 1
+        return self.count
+
+    async def devices(self, *_: object) -> dict[str, Any]:
+        return {}

@@ -92,7 +92,7 @@ def _run(world: World) -> Run:
         blocks=149,
         baseline=_calm(replicas),
         goal=Goal.PARITY,
-        terms=Terms(RotationLabel("serving", DRAINING), timedelta(minutes=10)),
+        terms=Terms(RotationLabel("serving", DRAINING), timedelta(minutes=30)),
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from lab.cluster.light import gpus
 from reconcile.phases import PATIENCE_SECONDS
-from reconcile.test_unusable import LATER, downgrade
 from reconcile.world import START_LIMIT_SECONDS, World, remediation
+from worlds.downgrading import LATER, downgrade
 
 
 def patch_deployment(world: World, spec: dict[str, Any]) -> None:

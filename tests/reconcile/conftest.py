@@ -11,6 +11,16 @@ import pytest
 from lab.cluster.light import LightCluster
 from reconcile.world import Maker, World, define
 
+LIMIT_SECONDS = 400
+"""Three times what a wait may take on a busy machine, and some."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give what makes a world its time, unless it says how much it needs."""
+    for item in items:
+        if "a_world" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LIMIT_SECONDS))
+
 
 @pytest.fixture(scope="session")
 def crd(light: LightCluster) -> None:

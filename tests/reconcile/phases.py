@@ -28,15 +28,19 @@ PATIENCE_SECONDS = 120
 spoiled took 21 s alone, and 62 s beside three others on two cores that were shared with strangers."""
 CANARY_SECONDS = 3
 """How long a replica takes to become Ready where the canary is to be caught before."""
+SLOW = 20.0
+"""Speed of the operator's clock where the sustained window is to stay open. The scripted replicas tell the
+same numbers of every window, so that a longer window would be less load, and another verdict."""
 VERIFY_WINDOW = "2m"
-"""Six seconds of the fast clock."""
+"""Six seconds of that clock."""
 LONG_WINDOW = "10m"
-"""Half a minute of the fast clock: for what takes longer than six seconds on a busy machine."""
+"""Half a minute of that clock: for what takes longer than six seconds on a busy machine."""
 
 
 ALIKE = (
     ("edits the flag", "sets an environment variable", "restarts"),
-    ("scales up", "scales down"),
+    ("scales up", "scales down", "scales to the number before"),
+    ("deletes the new pod", "deletes an old pod"),
 )
 """Deeds of people that a run meets by one and the same rule: another template, another number."""
 
@@ -50,8 +54,13 @@ def without_repeats(deeds: Iterable[str], turn: int) -> list[str]:
 def conditions(phase: Phase, window: str = VERIFY_WINDOW) -> dict[str, Any]:
     """Return what a fleet and its resource need to be held in a phase; `window` is how long they verify."""
     slow = behaviour(ready_after=f"{CANARY_SECONDS}s") if phase is Phase.CANARY else {}
-    spec = {"verify": {"for": window}} if phase is Phase.VERIFY else {}
-    return {"annotations": slow, "spec": spec}
+    verify = held_open(window) if phase is Phase.VERIFY else {}
+    return {"annotations": slow, **verify}
+
+
+def held_open(window: str = VERIFY_WINDOW, **spec: Any) -> dict[str, Any]:
+    """Return what a fleet and its resource need for a sustained window in which something can happen."""
+    return {"spec": {**spec, "verify": {"for": window}}, "speed": SLOW}
 
 
 def reach(world: World, phase: Phase) -> None:

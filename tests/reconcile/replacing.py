@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from lab.cluster.simulation import behaviour
-from reconcile.phases import PATIENCE_SECONDS, VERIFY_WINDOW, drained
+from reconcile.phases import PATIENCE_SECONDS, drained, held_open
 from reconcile.world import World
 
 SPARE_SECONDS = 3
@@ -27,8 +27,7 @@ class Phase(StrEnum):
 def conditions(phase: Phase) -> dict[str, Any]:
     """Return what a fleet and its resource need to be held in a phase."""
     slow = behaviour(ready_after=f"{SPARE_SECONDS}s") if phase is Phase.SPARE else {}
-    spec = {"verify": {"for": VERIFY_WINDOW}} if phase is Phase.VERIFY else {}
-    return {"annotations": slow, "spec": spec}
+    return {"annotations": slow, **(held_open() if phase is Phase.VERIFY else {})}
 
 
 def press_one(world: World) -> str:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from lab.cluster.simulation import behaviour
-from reconcile.phases import PATIENCE_SECONDS, VERIFY_WINDOW, drained
+from reconcile.phases import PATIENCE_SECONDS, drained, held_open
 from reconcile.world import World
 
 START_SECONDS = 3
@@ -14,7 +14,7 @@ START_SECONDS = 3
 REPLICAS = 2
 MORE = 3
 RESTORE_AFTER = "1m"
-"""Three seconds of the fast clock."""
+"""One second of the fast clock."""
 
 
 class Phase(StrEnum):
@@ -41,8 +41,8 @@ def spec(**more: Any) -> dict[str, Any]:
 def conditions(phase: Phase) -> dict[str, Any]:
     """Return what a fleet and its resource need to be held in a phase."""
     slow = behaviour(ready_after=f"{START_SECONDS}s") if phase is Phase.START else {}
-    verify = {"verify": {"for": VERIFY_WINDOW}} if phase in (Phase.VERIFY, Phase.CHECKED) else {}
-    return {"annotations": slow, "spec": spec(**verify)}
+    verified = phase in (Phase.VERIFY, Phase.CHECKED)
+    return {"annotations": slow, **(held_open(**spec()) if verified else {"spec": spec()})}
 
 
 def press(world: World, more: str = "recovered", count: int = MORE) -> None:

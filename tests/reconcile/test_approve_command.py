@@ -6,7 +6,8 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +16,46 @@ import pytest
 from chart.rendering import render
 from lab.cluster.light import LightCluster
 from reconcile.approving import APPROVE, digest, has_run, waiting
-from reconcile.test_plan_and_explain import kvmedic
-from reconcile.world import World
+from reconcile.world import Maker, World
+from worlds.command_line import kvmedic
 
 MEANT = "--digest"
+pytestmark = pytest.mark.xdist_group("kvmedic approve")
+"""One worker has them all, as they share a plan."""
+
+
+@pytest.fixture(scope="module")
+def planned(light: LightCluster, crd: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A plan that waits for approval; the operator that showed it is gone."""
+    namespace = light.create_namespace("test-kvmedic-approve")
+    with ExitStack() as stack:
+        stack.callback(light.api.delete, "Namespace", namespace)
+        maker = Maker(light, namespace, tmp_path_factory.mktemp("approve"), stack)
+        world = waiting(maker.make(spec=APPROVE))
+        world.kill()
+        yield world
 
 
 @pytest.fixture
-def asking(a_world: Callable[..., World]) -> World:
-    """A plan that waits for approval; the operator that showed it is gone."""
-    world = waiting(a_world(spec=APPROVE))
-    world.kill()
-    return world
+def asking(planned: World) -> Iterator[World]:
+    """The plan, without an approval; those that a test made go with it."""
+    yield planned
+    for made in approvals(planned):
+        planned.cluster.api.delete("KVApproval", made["metadata"]["name"], planned.namespace)
 
 
 def approvals(world: World) -> list[dict[str, Any]]:
     return world.cluster.api.list("KVApproval", world.namespace)
 
 
-def test_a_digest_that_was_looked_at_is_approved(asking: World) -> None:
-    shown = digest(asking)
+def test_a_digest_that_was_looked_at_is_approved(a_world):
+    world = waiting(a_world(spec=APPROVE))
+    shown = digest(world)
 
-    done = kvmedic(asking, "approve", "llm", MEANT, shown)
+    done = kvmedic(world, "approve", "llm", MEANT, shown)
 
-    [made] = approvals(asking)
-    uid = asking.resource()["metadata"]["uid"]
+    [made] = approvals(world)
+    uid = world.resource()["metadata"]["uid"]
     assert done.returncode == 0, done.stderr
     assert f"digest     {shown}, shown since" in done.stdout
     assert "plan       Deployment/llm: maxNumSeqs 64 -> 14" in done.stdout
@@ -48,8 +64,7 @@ def test_a_digest_that_was_looked_at_is_approved(asking: World) -> None:
     assert made["spec"] == {"remediation": "llm", "remediationUID": uid, "digest": shown}
     assert made["metadata"]["name"].startswith("llm-")
     assert made["metadata"]["ownerReferences"][0]["uid"] == uid
-    asking.start()
-    asking.wait(lambda: has_run(asking), 60, "the run opens")
+    world.wait(lambda: has_run(world), 60, "the run opens")
 
 
 REFUSED = {
@@ -62,9 +77,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("arguments", "code", "says"), REFUSED.values(), ids=REFUSED)
-def test_nothing_is_approved_by_mistake(
-    asking: World, arguments: tuple[str, ...], code: int, says: str
-) -> None:
+def test_nothing_is_approved_by_mistake(asking, arguments, code, says):
     done = kvmedic(asking, "approve", *arguments)
 
     assert done.returncode == code, done.stderr
@@ -73,7 +86,7 @@ def test_nothing_is_approved_by_mistake(
 
 
 @pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("n\n", 3), ("\n", 3)], ids=["yes", "no", "enter"])
-def test_at_a_terminal_it_shows_the_plan_and_asks(asking: World, typed: str, code: int) -> None:
+def test_at_a_terminal_it_shows_the_plan_and_asks(asking, typed, code):
     leader, follower = pty.openpty()
     os.write(leader, typed.encode())
 
@@ -94,7 +107,7 @@ def test_at_a_terminal_it_shows_the_plan_and_asks(asking: World, typed: str, cod
     assert len(approvals(asking)) == (code == 0)
 
 
-def test_it_prints_what_another_person_may_create(asking: World, tmp_path: Path) -> None:
+def test_it_prints_what_another_person_may_create(asking, tmp_path):
     done = kvmedic(asking, "approve", "llm", MEANT, digest(asking), "--print")
 
     assert done.returncode == 0, done.stderr
@@ -113,9 +126,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("spec", "says"), OTHERS.values(), ids=OTHERS)
-def test_a_resource_that_waits_for_nothing_says_so(
-    a_world: Callable[..., World], spec: dict[str, Any], says: str
-) -> None:
+def test_a_resource_that_waits_for_nothing_says_so(a_world, spec, says):
     world = a_world(spec=spec)
 
     done = kvmedic(world, "approve", "llm", MEANT, "f" * 16)
@@ -125,7 +136,7 @@ def test_a_resource_that_waits_for_nothing_says_so(
     assert approvals(world) == []
 
 
-def test_a_plan_that_waits_is_explained_with_the_command(asking: World) -> None:
+def test_a_plan_that_waits_is_explained_with_the_command(asking):
     done = kvmedic(asking, "explain", "llm")
 
     command = f"kvmedic approve llm -n {asking.namespace} --digest {digest(asking)}"
@@ -149,9 +160,7 @@ def as_person(light: LightCluster, tmp_path: Path) -> Callable[[World, str, str]
     return make
 
 
-def test_the_approvers_role_is_all_that_it_takes_and_no_less_does(
-    asking: World, as_person: Callable[[World, str, str], dict[str, str]]
-) -> None:
+def test_the_approvers_role_is_all_that_it_takes_and_no_less_does(asking, as_person):
     approver = as_person(asking, "approver", "kvmedic-approver")
     viewer = as_person(asking, "viewer", "kvmedic-view")
 

@@ -6,51 +6,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from adapters.test_neighbours import DEFINITIONS, hpa, scaled
 from reconcile.phases import PATIENCE_SECONDS
 from reconcile.scaling import MORE, REPLICAS, calm, held, press, spec
-from reconcile.test_people import abandon_resource, delete_resource, edit_flag, is_gone
-from reconcile.world import Eye, World
+from reconcile.world import World
+from worlds.autoscaled import HPA, SCALED_OBJECT, behind_hpa, behind_keda, marks, minimum
+from worlds.people import abandon_resource, delete_resource, edit_flag, is_gone
 
-HPA, SCALED_OBJECT = "HorizontalPodAutoscaler", "ScaledObject"
 HPA_SECONDS = 60
 """The controller looks every 15 s."""
 LOOKS_SECONDS = 3.0
-
-
-def minimum(world: World, kind: str = HPA) -> int | None:
-    spec_of = world.cluster.api.get(kind, "llm", world.namespace)["spec"]
-    return spec_of.get("minReplicas" if kind == HPA else "minReplicaCount")
-
-
-def marks(world: World, kind: str = HPA) -> list[str]:
-    found = world.cluster.api.get(kind, "llm", world.namespace)["metadata"].get("annotations", {})
-    return [name for name in found if name.startswith("kvmedic.io/")]
-
-
-def behind_hpa(world: World, least: int = REPLICAS) -> None:
-    """Put the fleet behind a HorizontalPodAutoscaler that never wants more than its minimum.
-
-    Without metrics it does nothing but keep its bounds.
-    """
-    world.cluster.api.create(hpa("llm", minReplicas=least, maxReplicas=5), world.namespace)
-
-
-def behind_keda(world: World) -> None:
-    """Put the fleet behind a ScaledObject without KEDA."""
-    world.cluster.apply(DEFINITIONS[0])
-    name = f"crd/{DEFINITIONS[0]['metadata']['name']}"
-    world.kubectl("wait", "--for=condition=Established", name, "--timeout=10s")
-    world.cluster.api.create(scaled("llm", maxReplicaCount=5), world.namespace)
-
-
-def behind(world: World, kind: str) -> None:
-    """Put the fleet behind an autoscaler of a kind."""
-    behind_hpa(world) if kind == HPA else behind_keda(world)
 
 
 def pressed(world: World) -> None:
@@ -76,34 +43,7 @@ def closed(world: World, runs: int) -> None:
     )
 
 
-@pytest.mark.timeout(400)
-def test_the_minimum_of_a_real_autoscaler_is_raised_and_put_back(a_world: Callable[..., World]) -> None:
-    world = a_world(REPLICAS, spec=spec())
-    behind_hpa(world)
-
-    with Eye(world.cluster, world.namespace, REPLICAS) as eye:
-        grow(world)
-        raised, replicas, footprint = minimum(world), world.replicas(), held(world)
-        calm(world)
-        closed(world, 2)
-        world.wait(world.is_closed, PATIENCE_SECONDS, "the finalizer goes")
-
-    assert (raised, replicas) == (MORE, MORE), "the autoscaler itself made it"
-    assert footprint["holder"] == {"kind": HPA, "name": "llm"}
-    assert (footprint["before"], footprint["after"], footprint["fewest"]) == (REPLICAS, MORE, REPLICAS)
-    assert world.outcomes() == ["Recovered", "Recovered"]
-    assert [run["steps"][0] for run in world.status()["history"]] == [
-        f"{HPA}/llm: minimum {MORE} -> {REPLICAS} replicas: Kept",
-        f"{HPA}/llm: minimum {REPLICAS} -> {MORE} replicas: Kept",
-    ]
-    assert minimum(world) == REPLICAS
-    assert marks(world) == []
-    assert world.traces() == []
-    assert eye.fewest >= REPLICAS
-
-
-@pytest.mark.timeout(400)
-def test_more_that_did_not_help_puts_the_minimum_back(a_world: Callable[..., World]) -> None:
+def test_more_that_did_not_help_puts_the_minimum_back(a_world):
     world = a_world(REPLICAS, spec=spec(limits={"cooldown": "24h"}))
     behind_hpa(world)
     press(world, more="fewer requests, and thrash")
@@ -115,8 +55,7 @@ def test_more_that_did_not_help_puts_the_minimum_back(a_world: Callable[..., Wor
     assert (minimum(world), marks(world), held(world)) == (REPLICAS, [], {})
 
 
-@pytest.mark.timeout(400)
-def test_the_definition_of_keda_alone_is_enough(a_world: Callable[..., World]) -> None:
+def test_the_definition_of_keda_alone_is_enough(a_world):
     world = a_world(REPLICAS, spec=spec())
     behind_keda(world)
 
@@ -166,9 +105,8 @@ DEEDS = {
 }
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("deed", DEEDS.values(), ids=DEEDS)
-def test_what_people_do_in_the_middle_stays(a_world: Callable[..., World], deed: Deed) -> None:
+def test_what_people_do_in_the_middle_stays(a_world, deed):
     world = a_world(REPLICAS, spec=spec(verify={"for": "30m"}, limits={"cooldown": "24h"}))
     behind_hpa(world)
     pressed(world)
@@ -184,8 +122,7 @@ def test_what_people_do_in_the_middle_stays(a_world: Callable[..., World], deed:
     assert held(world) == {}
 
 
-@pytest.mark.timeout(400)
-def test_a_minimum_that_somebody_sets_while_it_is_held_stays(a_world: Callable[..., World]) -> None:
+def test_a_minimum_that_somebody_sets_while_it_is_held_stays(a_world):
     world = a_world(REPLICAS, spec=spec())
     behind_hpa(world)
 
@@ -198,8 +135,7 @@ def test_a_minimum_that_somebody_sets_while_it_is_held_stays(a_world: Callable[.
     assert minimum(world) == 4
 
 
-@pytest.mark.timeout(400)
-def test_an_autoscaler_that_is_deleted_while_it_is_held_is_forgotten(a_world: Callable[..., World]) -> None:
+def test_an_autoscaler_that_is_deleted_while_it_is_held_is_forgotten(a_world):
     world = a_world(REPLICAS, spec=spec(limits={"cooldown": "24h"}))
     behind_hpa(world)
 
@@ -209,9 +145,8 @@ def test_an_autoscaler_that_is_deleted_while_it_is_held_is_forgotten(a_world: Ca
     world.wait(world.is_closed, PATIENCE_SECONDS, "the finalizer goes")
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("abandoned", [False, True], ids=["deleting", "abandoning"])
-def test_with_the_resource_the_minimum_is_put_back(a_world: Callable[..., World], *, abandoned: bool) -> None:
+def test_with_the_resource_the_minimum_is_put_back(a_world, abandoned):
     world = a_world(REPLICAS, spec=spec())
     behind_hpa(world)
 
@@ -228,7 +163,6 @@ def test_with_the_resource_the_minimum_is_put_back(a_world: Callable[..., World]
 ARGO = {"argocd.argoproj.io/tracking-id": "llm:autoscaling/HorizontalPodAutoscaler:serving/llm"}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -237,9 +171,7 @@ ARGO = {"argocd.argoproj.io/tracking-id": "llm:autoscaling/HorizontalPodAutoscal
     ],
     ids=["its maximum is reached", "somebody applies it again and again"],
 )
-def test_a_minimum_that_cannot_be_moved_is_left_alone(
-    a_world: Callable[..., World], changes: dict[str, Any], reason: str
-) -> None:
+def test_a_minimum_that_cannot_be_moved_is_left_alone(a_world, changes, reason):
     world = a_world(REPLICAS, spec=spec())
     behind_hpa(world)
     world.cluster.api.patch(HPA, "llm", changes, world.namespace)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 from kvmedic.cluster.patches import RECORDED
 from reconcile.bundled import FLAG, OFF, ON, SWITCH, begin, compressing, engine, variables
@@ -26,7 +25,7 @@ def turn_the_switch_on(world: World) -> None:
     )
 
 
-def test_a_person_who_turns_one_setting_on_again_is_left_alone(a_world: Callable[..., World]) -> None:
+def test_a_person_who_turns_one_setting_on_again_is_left_alone(a_world):
     world = a_world(replicas=2, change=compressing)
     begin(world, new="recovered")
     reach(world, Phase.DRAIN)
@@ -44,7 +43,7 @@ def test_a_person_who_turns_one_setting_on_again_is_left_alone(a_world: Callable
     world.wait(lambda: world.traces() == [], PATIENCE_SECONDS, "nothing of ours is left")
 
 
-def test_a_person_who_asks_for_it_gets_the_whole_method_back(a_world: Callable[..., World]) -> None:
+def test_a_person_who_asks_for_it_gets_the_whole_method_back(a_world):
     world = a_world(replicas=2, change=compressing)
     before = world.deployment()["spec"]
     begin(world, new="recovered")

@@ -57,7 +57,6 @@ async def ended(*, leads: bool) -> tuple[timedelta, Saved]:
         reporter=saved,
         watch=Stopwatch(),
     )
-    assert resource.policy is not None
     record = Record(run=run)
     return await pursue(Tick(resource, resource.policy, record, run, ports, NOW, None)), saved
 

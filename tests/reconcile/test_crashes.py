@@ -11,66 +11,31 @@ forth and back of the same step is killed at each write, the run that stays is k
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from typing import get_args
 
 import pytest
 
 from kvmedic.model.plan import Step
 from lab.cluster.simulation import behaviour
-from lab.scripted.proxy import Fate, Write
+from lab.scripted.proxy import Fate
 from reconcile import gating, trying
-from reconcile.bundled import FLAG, OFF, begin, compressing, templates, variables
-from reconcile.configured import CHANGED, config_map, configure, copies, referred, text_of
-from reconcile.deploying import ALLOWED, RAISED_CAP, cap, deploy
+from reconcile.bundled import begin, compressing, templates
+from reconcile.configured import CHANGED, SECRET, config_map, configure, copies, referred
+from reconcile.deploying import ALLOWED, RAISED_CAP, deploy, numbers
 from reconcile.phases import drained, let_go
 from reconcile.replacing import names, press_one
 from reconcile.scaling import calm, held, press, spec
-from reconcile.test_autoscaling import behind_hpa, marks, minimum
-from reconcile.test_down import all_crash
-from reconcile.test_ill_replicas import LEVERS, TORCH, crash
-from reconcile.test_lending import lending, lent
-from reconcile.test_supply_levers import roomy
-from reconcile.trying import allow, evicting, slower, trial_pods
+from reconcile.trying import allow, evicting, trial_pods
 from reconcile.world import Eye
+from worlds.autoscaled import HPA, behind_hpa, marks, minimum
+from worlds.ending import LEVERS, PROMPT, TORCH, crash
+from worlds.killing import Killer
+from worlds.lending import lending, lent, roomy
+from worlds.people import cap
 
-UNBOUNDED = frozenset({"leases"})
-"""Objects that are written for as long as the process lives."""
 SECONDS = 400
-
-
-class Killer:
-    """Decides for each write.
-
-    Args:
-        fates: what becomes of a kind of write at its first sight, at its second, and so on; then it passes.
-        since: the state of a step before which no write is killed; empty: each may be.
-    """
-
-    def __init__(self, *fates: Fate, since: str = "") -> None:
-        self.kills: Counter[Write] = Counter()
-        self._fates = fates or (Fate.KILL_AFTER,)
-        self._since = since
-        self._began = not since
-
-    def decide(self, write: Write) -> Fate:
-        if write.object in UNBOUNDED:
-            return Fate.PASS
-        self._began = self._began or self._since in write.step
-        if not self._began:
-            return Fate.PASS
-        self.kills[write] += 1
-        seen = self.kills[write]
-        return self._fates[seen - 1] if seen <= len(self._fates) else Fate.PASS
-
-    def words(self) -> set[str]:
-        """Return the states, moves and victims at whose writes the process was killed."""
-        return {word for write in self.kills for word in write.step.split()}
-
-    def report(self) -> str:
-        most = len(self._fates)
-        lines = [f"  {min(count, most)} kills at {write}" for write, count in self.kills.items()]
-        return f"{len(lines)} kinds of write:\n" + "\n".join(lines)
+pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 
 
 @pytest.fixture
@@ -99,7 +64,6 @@ def survive(world, replicas: int, killer: Killer, runs: int = 1) -> Eye:
     return eye
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_fleet_is_healed_all_the_same(a_world, late):
     world = a_world(replicas=2, decide=late.decide)
 
@@ -116,7 +80,6 @@ def test_killed_at_every_write_a_fleet_is_healed_all_the_same(a_world, late):
     assert "Kept" in late.words()
 
 
-@pytest.mark.timeout(2 * SECONDS + 60)
 def test_killed_at_every_write_replicas_with_requests_serve_on_until_a_person_lets_them_go(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec={"rollout": {"drainTimeout": "10s"}})
     old = names(world)
@@ -139,7 +102,6 @@ def test_killed_at_every_write_replicas_with_requests_serve_on_until_a_person_le
     assert eye.fewest >= 2
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_change_that_did_not_help_is_taken_back(a_world, thorough):
     world = a_world(replicas=2, decide=thorough.decide)
     before = world.deployment()["spec"]
@@ -154,7 +116,6 @@ def test_killed_at_every_write_a_change_that_did_not_help_is_taken_back(a_world,
     assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_crashing_canary_is_undone(a_world, killer):
     annotations = behaviour(mode="crash", mode_when="--max-num-seqs=[1-3]")
     world = a_world(replicas=2, decide=killer.decide, annotations=annotations)
@@ -167,7 +128,6 @@ def test_killed_at_every_write_a_crashing_canary_is_undone(a_world, killer):
     world.wait(lambda: {p["metadata"]["name"] for p in world.pods()} == pods, 10, "the canary is gone")
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_one_replica_is_replaced_all_the_same(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide)
     before, spec = names(world), world.deployment()["spec"]
@@ -183,9 +143,11 @@ def test_killed_at_every_write_one_replica_is_replaced_all_the_same(a_world, kil
     assert eye.fewest >= 2
     assert len(eye.seen) == 3, "one spare came, and one replica went"
     assert {"ScaleOut", "ScaleIn"} <= killer.words()
+    (run,) = world.status()["history"]
+    assert run["reason"] == "OneReplicaPressured"
+    assert run["steps"] == [f"Deployment/llm: replica {pressured} -> a new one: Kept"]
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_replacement_is_taken_back(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide)
     before, spec = names(world), world.deployment()["spec"]
@@ -209,7 +171,6 @@ def test_killed_at_every_write_a_replacement_is_taken_back(a_world, killer):
     assert eye.fewest >= 2
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_spare_without_room_is_given_up(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide)
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
@@ -220,38 +181,50 @@ def test_killed_at_every_write_a_spare_without_room_is_given_up(a_world, killer)
     eye = survive(world, 2, killer)
 
     assert [run["outcome"] for run in world.status()["history"]] == ["SpareUnschedulable"]
+    assert "quota" in world.status()["history"][0]["message"]
     assert (names(world), world.deployment()["spec"]) == (before, spec)
     assert world.traces() == []
     assert eye.lost == []
     assert eye.fewest >= 2
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_replica_out_of_memory_is_met_all_the_same(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec={"levers": LEVERS})
-    world.proxy.log = TORCH
+    world.proxy.log = f"{PROMPT}\n{TORCH}\n"
     world.rewrite(old="recovered", pods={crash(world): "missing"})
 
     eye = survive(world, 2, killer)
 
     assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    assert world.status()["history"][0]["reason"] == "CudaOutOfMemory"
+    assert [one["share"] for one in world.status()["outgrown"]] == [0.92], "never gone back to"
     assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
+    assert "--max-num-seqs=64" in world.args()
+    assert PROMPT not in world.log
+    assert PROMPT not in str(world.status())
+    assert "Tried to allocate" not in world.log + str(world.status())
     assert world.traces() == []
     assert eye.lost == []
     assert eye.fewest >= 1
     assert killer.kills
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_revision_is_rolled_back_all_the_same(a_world, late):
     world = a_world(replicas=2, decide=late.decide, spec=ALLOWED)
-    before = world.deployment()["spec"]
+    world.kubectl("annotate", "deployment", "llm", "kubernetes.io/change-cause=first")
+    before, kept = world.deployment()["spec"], set(numbers(world))
+    world.kubectl("annotate", "--overwrite", "deployment", "llm", "kubernetes.io/change-cause=second")
     deploy(world)
 
     eye = survive(world, 2, late)
 
-    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    (run,) = world.status()["history"]
+    assert (run["reason"], run["outcome"]) == ("DeployCorrelated", "Recovered")
+    assert run["steps"] == ["Deployment/llm: pod template of revision 2 -> of revision 1: Kept"]
     assert world.deployment()["spec"] == before
+    assert world.deployment()["metadata"]["annotations"]["kubernetes.io/change-cause"] == "second"
+    assert len(numbers(world)) == 2, "the earlier ReplicaSet is used again"
+    assert max(numbers(world), key=lambda name: numbers(world)[name]) in kept
     assert world.traces() == []
     assert eye.lost == []
     assert eye.fewest >= 2
@@ -259,7 +232,6 @@ def test_killed_at_every_write_a_revision_is_rolled_back_all_the_same(a_world, l
     assert "Kept" in late.words()
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_rollback_that_did_not_help_is_taken_back(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec=ALLOWED)
     deploy(world, new="worse")
@@ -282,19 +254,33 @@ def config_maps_written(killer: Killer) -> set[str]:
     return {write.verb for write in killer.kills if write.object == "configmaps"}
 
 
-@pytest.mark.timeout(SECONDS + 60)
-def test_killed_at_every_write_a_flag_in_a_file_is_changed_in_one_copy(a_world, late):
+def test_killed_at_every_write_a_flag_in_a_file_is_changed_in_one_copy_and_nothing_of_it_is_told(
+    a_world, late
+):
+    """The API server takes no change of an immutable ConfigMap."""
     world = a_world(replicas=2, decide=late.decide)
-    configure(world)
+    configure(world, immutable=True)
     original, pods = config_map(world), {p["metadata"]["name"] for p in world.pods()}
+    before = world.deployment()
 
     eye = survive(world, 2, late)
 
     (copy,) = copies(world)
-    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    (run,) = world.status()["history"]
+    assert run["outcome"] == "Recovered"
+    assert run["steps"] == ["Deployment/llm: maxNumSeqs 64 -> 14 (ConfigMap/limits, engine.yaml): Kept"]
     assert referred(world) == copy["metadata"]["name"]
-    assert text_of(world, referred(world)) == CHANGED
+    assert copy["data"] == {**original["data"], "engine.yaml": CHANGED}
+    assert copy["immutable"] is True
+    (owner,) = copy["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Deployment", before["metadata"]["uid"])
+    assert [each["name"] for each in world.status()["copies"]] == [copy["metadata"]["name"]]
+    assert world.args() == before["spec"]["template"]["spec"]["containers"][0]["args"]
     assert config_map(world) == original
+    events = world.kubectl("get", "events", "-o", "yaml")
+    told = json.dumps(world.resource()) + json.dumps(world.deployment()["metadata"]) + world.log + events
+    assert SECRET not in told
+    assert "limits of the fleet" not in told
     assert world.traces() == []
     assert eye.lost == []
     assert eye.fewest >= 2
@@ -302,7 +288,6 @@ def test_killed_at_every_write_a_flag_in_a_file_is_changed_in_one_copy(a_world, 
     assert "Kept" in late.words()
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_change_in_a_file_is_taken_back_and_no_copy_is_left(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide)
     configure(world, history=0)
@@ -321,7 +306,6 @@ def test_killed_at_every_write_a_change_in_a_file_is_taken_back_and_no_copy_is_l
     assert config_maps_written(killer) == {"POST", "DELETE"}
 
 
-@pytest.mark.timeout(2 * SECONDS + 60)
 def test_killed_at_every_write_replicas_are_added_and_given_back_all_the_same(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec=spec())
     before, deployed = names(world), world.deployment()["spec"]
@@ -344,7 +328,6 @@ def test_killed_at_every_write_replicas_are_added_and_given_back_all_the_same(a_
     assert {"ScaleOut", "ScaleIn"} <= killer.words()
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_replicas_that_did_not_help_go_again(a_world, killer):
     often = {"cooldown": "24h", "maxRunsPerDay": 10}
     world = a_world(replicas=2, decide=killer.decide, spec=spec(limits=often))
@@ -361,7 +344,6 @@ def test_killed_at_every_write_replicas_that_did_not_help_go_again(a_world, kill
     assert eye.fewest >= 2
 
 
-@pytest.mark.timeout(2 * SECONDS + 60)
 def test_killed_at_every_write_an_autoscalers_minimum_is_raised_and_put_back(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec=spec())
     behind_hpa(world)
@@ -370,19 +352,24 @@ def test_killed_at_every_write_an_autoscalers_minimum_is_raised_and_put_back(a_w
         press(world)
         world.start()
         world.wait(lambda: bool(held(world)) and "run" not in world.status(), SECONDS, "it is raised")
-        raised = minimum(world)
+        raised, replicas, footprint = minimum(world), world.replicas(), held(world)
         calm(world)
         world.wait(lambda: len(world.outcomes()) == 2 and world.is_closed(), SECONDS, "it is put back")
     print(f"{world.starts} processes; {killer.report()}")
 
-    assert (raised, minimum(world)) == (3, 2)
+    assert (raised, replicas, minimum(world)) == (3, 3, 2), "the autoscaler itself made it"
+    assert footprint["holder"] == {"kind": HPA, "name": "llm"}
+    assert (footprint["before"], footprint["after"], footprint["fewest"]) == (2, 3, 2)
     assert world.outcomes() == ["Recovered", "Recovered"]
+    assert [run["steps"][0] for run in world.status()["history"]] == [
+        f"{HPA}/llm: minimum 3 -> 2 replicas: Kept",
+        f"{HPA}/llm: minimum 2 -> 3 replicas: Kept",
+    ]
     assert (held(world), marks(world), world.traces()) == ({}, [], [])
     assert eye.fewest >= 2
     assert {"deployments", "horizontalpodautoscalers"} <= {write.object for write in killer.kills}
 
 
-@pytest.mark.timeout(2 * SECONDS + 60)
 def test_killed_at_every_write_host_memory_is_lent_and_given_back_all_the_same(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec=lending(), change=roomy)
     deployed = world.deployment()["spec"]
@@ -403,7 +390,6 @@ def test_killed_at_every_write_host_memory_is_lent_and_given_back_all_the_same(a
     assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_trial_is_answered_and_leaves_nothing(a_world, killer):
     given = trying.alone(trying.spec(allowedFixes=[]))
     world = a_world(replicas=2, decide=killer.decide, spec=given, change=evicting)
@@ -422,59 +408,6 @@ def test_killed_at_every_write_a_trial_is_answered_and_leaves_nothing(a_world, k
     assert {("POST", "pods"), ("DELETE", "pods")} <= {(write.verb, write.object) for write in killer.kills}
 
 
-@pytest.mark.timeout(SECONDS + 60)
-def test_killed_at_every_write_a_start_without_the_method_is_answered_and_leaves_nothing(a_world, killer):
-    calm = trying.bits(baseline=trying.AS_BEFORE)
-    world = a_world(replicas=2, decide=killer.decide, spec=calm, change=evicting)
-    slower(world, prompts="hangs", blocksWithout=4096)
-    before, pods = world.deployment()["spec"], names(world)
-
-    eye = survive(world, 2, killer)
-
-    assert world.outcomes() == ["TrialAnswered"]
-    assert [each["blocks"] for each in world.status()["answers"]] == [4096]
-    assert trial_pods(world) == []
-    assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
-    assert (eye.lost, eye.fewest) == ([], 2)
-
-
-@pytest.mark.timeout(SECONDS + 60)
-def test_killed_at_every_write_prompts_on_a_trial_pod_are_answered_and_leave_nothing(a_world, killer):
-    world = a_world(replicas=2, decide=killer.decide, spec=trying.bits(allowedFixes=[]), change=evicting)
-    slower(world, prompts="Square")
-    before, pods = world.deployment()["spec"], names(world)
-
-    eye = survive(world, 2, killer)
-
-    assert world.outcomes() == ["TrialAnswered"]
-    assert trying.growths(world) == ["Square"]
-    assert trial_pods(world) == []
-    assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
-    assert eye.lost == []
-    assert eye.fewest >= 2
-    assert {("POST", "pods"), ("DELETE", "pods")} <= {(write.verb, write.object) for write in killer.kills}
-
-
-@pytest.mark.timeout(SECONDS + 60)
-def test_killed_at_every_write_a_method_is_turned_off_as_a_whole(a_world, late):
-    world = a_world(replicas=2, decide=late.decide, change=compressing)
-    args = world.args()
-    begin(world, new="recovered")
-
-    eye = survive(world, 2, late)
-
-    assert world.outcomes() == ["Recovered"]
-    assert variables(world) == OFF
-    assert world.args() == [arg for arg in args if arg != FLAG]
-    assert world.traces() == []
-    assert eye.lost == []
-    assert eye.fewest >= 2
-    assert len(eye.seen) == 4, "each replica was replaced once"
-    assert len(templates(world)) == 2, "nobody ran a half of it"
-    assert "Kept" in late.words()
-
-
-@pytest.mark.timeout(SECONDS + 60)
 def test_killed_at_every_write_a_method_that_was_needed_is_turned_on_again(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, change=compressing)
     before, revision = world.deployment()["spec"], world.revision()
@@ -502,43 +435,7 @@ def test_every_kind_of_step_is_killed_at_every_write():
     assert {kind.__name__ for kind in get_args(Step)} == killed
 
 
-@pytest.mark.timeout(SECONDS + 60)
-def test_killed_at_every_write_a_fleet_that_is_down_as_a_whole_is_healed_all_the_same(a_world, killer):
-    world = a_world(replicas=2, decide=killer.decide, spec={"levers": LEVERS})
-    world.proxy.log = TORCH
-    all_crash(world)
-
-    eye = survive(world, 2, killer)
-
-    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
-    assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
-    assert world.traces() == []
-    assert eye.lost == []
-    assert killer.kills
-
-
-@pytest.mark.timeout(SECONDS + 60)
-def test_killed_at_every_write_an_evaluation_is_scored_once_and_leaves_nothing(a_world, killer):
-    world = a_world(replicas=2, decide=killer.decide, spec=gating.spec(**gating.FP8), change=gating.roomy)
-    gating.allow(world, gating.cron_job(score=0.5))
-    world.rewrite(stored="fp8")
-    gating.turned_off(world, measured=0.8)
-    before, pods = world.deployment()["spec"], names(world)
-
-    eye = survive(world, 2, killer)
-
-    assert world.outcomes() == ["TrialAnswered"]
-    assert [score for _, score in gating.scores(world)] == [0.5, 0.8]
-    assert (trial_pods(world), gating.jobs(world)) == ([], [])
-    assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
-    assert eye.lost == []
-    assert eye.fewest >= 2
-    made = {("POST", "pods"), ("DELETE", "pods"), ("POST", "jobs"), ("DELETE", "jobs")}
-    assert made <= {(write.verb, write.object) for write in killer.kills}
-
-
-@pytest.mark.timeout(SECONDS + 60)
-def test_killed_at_every_write_a_fix_that_proved_itself_is_turned_on(a_world, killer):
+def test_killed_at_every_write_a_fix_is_evaluated_once_and_turned_on(a_world, killer):
     compression = gating.FP8 | {"baseline": {}}
     world = a_world(replicas=2, decide=killer.decide, spec=gating.spec(**compression), change=gating.roomy)
     gating.allow(world, gating.cron_job())
@@ -551,6 +448,9 @@ def test_killed_at_every_write_a_fix_that_proved_itself_is_turned_on(a_world, ki
     assert world.outcomes() == ["Recovered", "TrialAnswered"]
     assert world.args() == [*args, "--kv-cache-dtype=fp8"]
     assert "turnedOff" not in world.status()
+    assert [score for _, score in gating.scores(world)] == [0.8, 0.8]
     assert (trial_pods(world), gating.jobs(world), world.traces()) == ([], [], [])
     assert eye.lost == []
     assert eye.fewest >= 2
+    made = {("POST", "pods"), ("DELETE", "pods"), ("POST", "jobs"), ("DELETE", "jobs")}
+    assert made <= {(write.verb, write.object) for write in killer.kills}

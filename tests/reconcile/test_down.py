@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from kvmedic.controller.survey import survey
 from kvmedic.controller.verify import verdict_input
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.model.devices import Cause, EngineEnd
-from kvmedic.model.evidence import Absence, Measured, Missing, Reading
+from kvmedic.model.evidence import Absence, Measured, Missing
 from kvmedic.model.fleet import ContainerEnd, Instance, Owner, OwnerKind, Pod, TemplateOwner
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
@@ -29,13 +29,12 @@ from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.gates import Blocked, Health, Stop
 from kvmedic.runbooks.workload import View
 from kvmedic.verdict.vetoes import keep_first_replicas
-from lab.cluster.simulation import behaviour
 from lab.scripted.readings import State
-from reconcile.test_ill_replicas import LEVERS, TORCH, touched
-from reconcile.test_survey import Asked, spec
-from reconcile.world import Eye, World, deployment
+from reconcile.asked import Asked, Replicas, spec
+from reconcile.world import Eye, deployment
 from run_builder import NEW, NOW, a_fleet, a_pod, a_run, an_intent
 from vitals_builder import an_end
+from worlds.ending import LEVERS, TORCH, all_crash, touched
 
 ENDED = ContainerEnd(
     "vllm", 1, "Error", NOW - timedelta(minutes=2), NOW - timedelta(minutes=1), Instance.PREVIOUS
@@ -77,7 +76,6 @@ async def found(
     fleet = a_fleet(pods=tuple(pods), owner=owner)
     view = View(fleet=fleet, template=deployment(3)["spec"]["template"])
     resource, world = spec(levers=LEVERS, **more), Ended(State.MISSING, ends_by_pod=ends)
-    assert resource.policy is not None
     seen = await survey(resource, resource.policy, view, Senses(world, world))
     return seen, await gate(resource.policy, Record(), seen, PORTS, NOW)
 
@@ -86,7 +84,7 @@ def down(*names: str, **changes: Any) -> list[Pod]:
     return [a_pod(name, **{**DOWN, **changes}) for name in names]
 
 
-async def test_replicas_that_are_all_down_for_what_the_plan_mends_are_enough() -> None:
+async def test_replicas_that_are_all_down_for_what_the_plan_mends_are_enough():
     seen, blocked = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY))
 
     assert seen.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
@@ -119,33 +117,29 @@ async def test_replicas_that_are_all_down_for_what_the_plan_mends_are_enough() -
         "one was Ready since",
     ],
 )
-async def test_one_that_is_down_for_anything_else_leaves_it_to_a_person(
-    pods: Sequence[Pod], ends: Mapping[str, EngineEnd], health: Health
-) -> None:
+async def test_one_that_is_down_for_anything_else_leaves_it_to_a_person(pods, ends, health):
     seen, blocked = await found(pods, ends)
 
     assert health_of(seen) == health
-    assert blocked is not None
     assert blocked.reason is Reason.TOO_FEW_HEALTHY
 
 
-async def test_a_replica_that_is_not_there_is_none_that_is_mended() -> None:
+async def test_a_replica_that_is_not_there_is_none_that_is_mended():
     seen, blocked = await found(down("a", "b"), dict.fromkeys("ab", MEMORY))
 
     assert health_of(seen) == Health(ready=0, mendable=2, others=1)
     assert blocked is not None
 
 
-async def test_without_any_log_nothing_is_known_and_nothing_planned() -> None:
+async def test_without_any_log_nothing_is_known_and_nothing_planned():
     seen, blocked = await found(down("a", "b", "c"), dict.fromkeys("abc", UNREAD))
 
     assert (seen.diagnosis.reason, seen.plan) == (Reason.PREVIOUS_LOG_UNREADABLE, None)
     assert blocked is None, "there is nothing to hold back"
 
 
-async def test_no_other_plan_counts_replicas_that_are_down() -> None:
+async def test_no_other_plan_counts_replicas_that_are_down():
     seen, _ = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY))
-    assert seen.plan is not None
     step = replace(seen.plan.steps[0], reason=Reason.CAP_RIGHT_SIZED)
 
     assert health_of(replace(seen, plan=replace(seen.plan, steps=(step,)))) == Health(0, 0, 3)
@@ -159,41 +153,23 @@ async def test_no_other_plan_counts_replicas_that_are_down() -> None:
         ({"limits": {"minHealthyReplicas": 4}}, Reason.TOO_FEW_HEALTHY),
     ],
 )
-async def test_nothing_else_about_the_gate_is_loosened(more: dict[str, Any], reason: Reason) -> None:
+async def test_nothing_else_about_the_gate_is_loosened(more, reason):
     _, blocked = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY), **more)
 
-    assert blocked is not None
     assert blocked.reason is reason
 
 
-async def test_who_owns_the_template_is_not_fought_though_nothing_serves() -> None:
+async def test_who_owns_the_template_is_not_fought_though_nothing_serves():
 
     argo = Owner(Reason.MANAGED_BY_GITOPS, "Argo CD", TemplateOwner(OwnerKind.ARGO_CD, "Argo CD"))
 
     seen, _ = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY), owner=argo)
 
-    assert seen.obstacle is not None
     assert seen.obstacle.reason is Reason.MANAGED_BY_GITOPS
-
-
-@dataclass
-class Replicas:
-    """Requests on every replica, and how often somebody asked."""
-
-    count: Reading[float]
-    asked: int = 0
-
-    async def in_flight(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
-        self.asked += 1
-        return self.count
-
-    async def devices(self, *_: object) -> dict[str, Any]:
-        return {}
 
 
 def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:
     resource = spec(**more)
-    assert resource.policy is not None
     pace = SimpleNamespace(drain_quiet=timedelta(seconds=5), drain_interval=timedelta(0))
     ports: Any = SimpleNamespace(metrics=metrics, pace=pace, watch=Stopwatch())
     return Tick(resource, resource.policy, Record(), run, ports, NOW)
@@ -224,9 +200,7 @@ def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:
         "nobody says that it never was Ready",
     ],
 )
-async def test_a_replica_that_never_was_ready_takes_no_wait(
-    pod: Pod, count: Reading[float], drain: Drain, asked: int
-) -> None:
+async def test_a_replica_that_never_was_ready_takes_no_wait(pod, count, drain, asked):
     metrics = Replicas(count)
     run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victim=Victim("a", "uid-a", NOW, out_at=NOW))
 
@@ -276,8 +250,8 @@ PROBES_FAIL = a_pod("a", ready_at=None, unready_at=NOW, runs_since=NOW - timedel
     ],
 )
 async def test_after_the_time_out_a_replica_with_requests_is_held_unless_it_is_down_or_the_spec_lets_it_go(
-    pod: Pod, count: Reading[float], victim: Victim, held: Drain, let_go: Drain
-) -> None:
+    pod, count, victim, held, let_go
+):
     run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victim=victim)
     minutes = 1 if victim.cordoned_at == NOW else 11
 
@@ -304,9 +278,7 @@ async def test_after_the_time_out_a_replica_with_requests_is_held_unless_it_is_d
     ],
     ids=["nobody served before", "somebody did", "another change"],
 )
-async def test_what_came_up_where_nothing_served_is_not_taken_away(
-    served: int, goal: Goal, verdict: Verdict
-) -> None:
+async def test_what_came_up_where_nothing_served_is_not_taken_away(served, goal, verdict):
     run = replace(a_run(StepState.VERIFYING, an_intent()), in_rotation=served, goal=goal)
     tick = a_tick(run, Replicas(Measured(0.0, NOW)), verify={"for": "1m", "onInconclusive": "RollBack"})
     judged = Judged(Verdict.INCONCLUSIVE, Reason.TOO_FEW_REQUESTS, "3 requests")
@@ -318,18 +290,8 @@ async def test_what_came_up_where_nothing_served_is_not_taken_away(
     assert found.verdict is verdict
 
 
-def all_crash(world: World, hanging: int = 0) -> None:
-    """Let every replica end and wait in CrashLoopBackOff, without metrics; some hang instead."""
-    crash, hang = behaviour(mode="crash", restart_after="1h"), behaviour(mode="unready")
-    for number, pod in enumerate(world.pods()):
-        marks = {"metadata": {"annotations": hang if number < hanging else crash}}
-        world.cluster.api.patch("Pod", pod["metadata"]["name"], marks, world.namespace)
-    world.rewrite(old="missing", new="recovered")
-    world.wait(lambda: world.endpoints() == 0, 30, "nothing serves")
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_fleet_that_is_down_as_a_whole_is_healed(a_world: Callable[..., World], replicas: int) -> None:
+def test_a_fleet_that_is_down_as_a_whole_is_healed(a_world, replicas):
     world = a_world(replicas=replicas, spec={"levers": LEVERS})
     world.proxy.log = TORCH
     all_crash(world)
@@ -345,9 +307,7 @@ def test_a_fleet_that_is_down_as_a_whole_is_healed(a_world: Callable[..., World]
     assert eye.lost == []
 
 
-def test_a_replica_that_hangs_beside_those_that_crash_keeps_everything_as_it_is(
-    a_world: Callable[..., World],
-) -> None:
+def test_a_replica_that_hangs_beside_those_that_crash_keeps_everything_as_it_is(a_world):
     world = a_world(spec={"levers": LEVERS})
     world.proxy.log = TORCH
     all_crash(world, hanging=1)

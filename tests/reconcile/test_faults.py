@@ -37,9 +37,8 @@ def managers(world: World) -> set[str]:
     return {entry["manager"] for entry in world.deployment()["metadata"]["managedFields"]}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("everywhere", [True, False], ids=["of every pod", "of one pod"])
-def test_bad_metrics_open_no_run(a_world: Callable[..., World], everywhere: bool) -> None:
+def test_bad_metrics_open_no_run(a_world, everywhere):
     world = a_world(2)
     one = world.pods()[0]["metadata"]["name"]
     before = world.deployment()
@@ -63,9 +62,8 @@ def test_bad_metrics_open_no_run(a_world: Callable[..., World], everywhere: bool
     assert world.outcomes() == ["Recovered"]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("everywhere", [True, False], ids=["of every pod", "of one pod"])
-def test_bad_metrics_judge_nothing(a_world: Callable[..., World], everywhere: bool) -> None:
+def test_bad_metrics_judge_nothing(a_world, everywhere):
     world = a_world(2, **conditions(Phase.VERIFY))
     reach(world, Phase.VERIFY)
     template = world.deployment()["metadata"]["generation"]
@@ -85,8 +83,7 @@ def test_bad_metrics_judge_nothing(a_world: Callable[..., World], everywhere: bo
     assert world.traces() == []
 
 
-@pytest.mark.timeout(240)
-def test_a_drain_that_nobody_can_see_waits(a_world: Callable[..., World]) -> None:
+def test_a_drain_that_nobody_can_see_waits(a_world):
     world = a_world(2)
     with Eye(world.cluster, world.namespace, 2) as eye:
         reach(world, Phase.DRAIN)
@@ -157,11 +154,8 @@ def healed(world: World, spoiler: Spoiler | Outage, new: str) -> Eye:
     return eye
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("spoiler", [make() for make in SPOILERS.values()], ids=SPOILERS)
-def test_each_kind_of_write_spoiled_once_changes_nothing_about_the_end(
-    a_world: Callable[..., World], spoiler: Spoiler
-) -> None:
+def test_each_kind_of_write_spoiled_once_changes_nothing_about_the_end(a_world, spoiler):
     world = a_world(2, decide=spoiler.decide)
     before = world.deployment()["spec"]
 
@@ -175,11 +169,8 @@ def test_each_kind_of_write_spoiled_once_changes_nothing_about_the_end(
     }
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("spoiler", [make() for make in SPOILERS.values()], ids=SPOILERS)
-def test_each_kind_of_write_of_a_replacement_spoiled_once_changes_nothing_about_the_end(
-    a_world: Callable[..., World], spoiler: Spoiler
-) -> None:
+def test_each_kind_of_write_of_a_replacement_spoiled_once_changes_nothing_about_the_end(a_world, spoiler):
     world = a_world(2, decide=spoiler.decide)
     before, names = world.deployment()["spec"], {pod["metadata"]["name"] for pod in world.pods()}
     pressured = press_one(world)
@@ -192,8 +183,7 @@ def test_each_kind_of_write_of_a_replacement_spoiled_once_changes_nothing_about_
     assert len(eye.seen) == 3, "one spare came, and one replica went"
 
 
-@pytest.mark.timeout(240)
-def test_an_outage_in_the_middle_is_waited_out(a_world: Callable[..., World]) -> None:
+def test_an_outage_in_the_middle_is_waited_out(a_world):
     outage = Outage()
     world = a_world(2, decide=outage.decide)
 
@@ -208,8 +198,7 @@ REAL_OUTAGE_SECONDS = 70.0
 """Longer than kopf's own back-offs for one request, 54 s at its defaults."""
 
 
-@pytest.mark.timeout(300)
-def test_an_api_server_that_is_broken_for_long_is_waited_for(a_world: Callable[..., World]) -> None:
+def test_an_api_server_that_is_broken_for_long_is_waited_for(a_world):
     began: list[float] = []
     world = a_world(2)
 
@@ -242,10 +231,7 @@ def numbers(world: World) -> list[int]:
     return [int(value.rpartition("/")[2]) for value in accepted]
 
 
-@pytest.mark.timeout(240)
-def test_without_a_single_watch_event_a_fleet_is_healed_and_a_person_heard(
-    a_world: Callable[..., World],
-) -> None:
+def test_without_a_single_watch_event_a_fleet_is_healed_and_a_person_heard(a_world):
     """So it is after an etcd was restored: a watch from a version that is not reached yet tells nothing."""
     world = a_world(2)
     world.proxy.mute = True
@@ -307,7 +293,6 @@ def tried(world: World) -> str:
         return str(error.stderr)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("does", "told"),
     [
@@ -315,9 +300,7 @@ def tried(world: World) -> str:
         pytest.param(ALTERS, "spec.template.metadata.annotations", id="alters"),
     ],
 )
-def test_a_policy_against_our_patches_is_told_in_its_own_words_and_waited_for(
-    a_world: Callable[..., World], does: dict[str, Any], told: str
-) -> None:
+def test_a_policy_against_our_patches_is_told_in_its_own_words_and_waited_for(a_world, does, told):
     world = a_world(2)
     policy = world.directory / "policy.json"
     policy.write_text(a_policy(world.namespace, does))

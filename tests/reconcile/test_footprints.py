@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from api.records import holding_record
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import check_ownership
 from kvmedic.controller.ports import Senses
@@ -27,29 +26,16 @@ from kvmedic.runbooks.branches import NoChange
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource
-from reconcile.test_obstacles import REVISION, TEMPLATE, Town, a_settled_fleet
-from run_builder import NOW, a_pod
+from run_builder import NOW
+from worlds.settled import HELD, POLICY, REVISION, TEMPLATE, Town, a_settled_fleet, four
 
 ALLOWED = ScaleBound(most=6, step=1, restore_after=timedelta(hours=1))
 HPA = Autoscaler("HorizontalPodAutoscaler", "llm", 3, 8, uid="hpa-1")
 AN_HOUR_AND_MORE = timedelta(hours=1, seconds=1)
-HELD = holding_record().footprint
-assert HELD is not None
-HELD = replace(HELD, template=REVISION)
-POLICY = a_resource(good=REVISION).policy
-assert POLICY is not None
-
-
-def four(**changes: Any) -> Fleet:
-    fleet = a_settled_fleet()
-    sets = tuple(replace(each, desired=4, available=4) for each in fleet.replica_sets)
-    pods = (*fleet.pods, a_pod("z", REVISION))
-    return replace(fleet, replicas=4, pods=pods, replica_sets=sets, **changes)
 
 
 def resource_with(held: Footprint | None, bound: ScaleBound | None = ALLOWED, **policy: Any) -> Resource:
     resource = a_resource(good=REVISION)
-    assert resource.policy is not None
     assert resource.record is not None
     record = replace(resource.record, footprint=held)
     return replace(resource, record=record, policy=replace(resource.policy, scale_out=bound, **policy))
@@ -59,8 +45,7 @@ async def looked(
     state: State, held: Footprint | None = HELD, fleet: Fleet | None = None, **policy: Any
 ) -> tuple[Survey, Asked]:
     resource, metrics = resource_with(held, **policy), Asked(state)
-    assert resource.policy is not None
-    view = View(fleet=fleet or four(), template=TEMPLATE)
+    view: Any = View(fleet=fleet or four(), template=TEMPLATE)
     return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW)), metrics
 
 
@@ -69,7 +54,6 @@ async def test_a_calm_fleet_is_asked_whether_fewer_do_once_it_is_due() -> None:
     early, glanced = await looked(State.IDLE, replace(HELD, calm_since=NOW - timedelta(minutes=59)))
 
     assert [look.signals for look in asked.looks][-1] == EVERY_SIGNAL
-    assert due.plan is not None
     assert due.plan.steps == (
         ScaleStep(HELD.target, HELD.container, 4, 3, REVISION, Reason.REPLICAS_GIVEN_BACK),
     )
@@ -123,11 +107,9 @@ async def test_calm_is_noted_once_and_ended_by_a_look_that_says_nothing() -> Non
     first = note_temporary(record, calm, POLICY, NOW)
     later = note_temporary(first, replace(calm, outlook=""), POLICY, NOW + timedelta(minutes=1))
 
-    assert first.footprint is not None
     assert first.footprint.calm_since == NOW
     assert later == first, "nothing new is worth no write"
     ended = note_temporary(first, blind, POLICY, NOW).footprint
-    assert ended is not None
     assert ended.calm_since is None
 
 
@@ -144,12 +126,10 @@ async def test_an_outlook_is_told_anew_when_it_is_old() -> None:
 def test_why_they_are_still_there_is_said_where_there_are_some() -> None:
     resource = resource_with(HELD)
     assert resource.record is not None
-    assert resource.policy is not None
 
     said = why_still_held(resource.record, resource.policy)
 
     assert why_still_held(Record(), resource.policy) is None
-    assert said is not None
     assert said.reason is Reason.FOOTPRINT_HELD
     assert "after 60 minutes of calm" in said.message
 
@@ -164,7 +144,6 @@ async def test_nothing_is_noted_where_nothing_is_held() -> None:
 async def test_a_plan_to_give_back_stands_while_a_person_approves_it() -> None:
     found, _ = await looked(State.IDLE, mode=Mode.APPROVE)
 
-    assert found.plan is not None
     assert found.plan.reason is Reason.REPLICAS_GIVEN_BACK
 
 
@@ -185,7 +164,6 @@ def a_minimum(number: int = 3) -> Minimum:
 async def short(town: Keeper) -> Survey:
     """Return what is found of a thrashing fleet that may only be scaled, beside its neighbours."""
     resource, metrics = resource_with(None, levers=()), Asked(State.THRASH)
-    assert resource.policy is not None
     scaler = Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")
     view = View(fleet=a_settled_fleet(scaler=scaler), template=TEMPLATE)
     found = await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
@@ -200,7 +178,6 @@ async def test_where_an_autoscaler_decides_the_plan_goes_through_it() -> None:
 
     assert found.diagnosis.reason is Reason.CAPACITY_SHORT
     assert found.obstacle is None
-    assert found.plan is not None
     [step] = found.plan.steps
     assert isinstance(step, AutoscalerStep)
     assert (step.before, step.after) == (3, 4)
@@ -225,7 +202,6 @@ async def test_an_autoscaler_that_cannot_be_asked_stands_in_the_way(
 
     found = await short(town)
 
-    assert found.obstacle is not None
     assert found.obstacle.reason is reason
 
 
@@ -244,7 +220,6 @@ async def test_where_nothing_is_left_the_numbers_for_a_split_are_told() -> None:
 
     assert found.diagnosis.reason is Reason.CAPACITY_EXHAUSTED
     assert found.plan is None
-    assert found.obstacle is not None
     assert "disaggregate prefill and decode" in found.obstacle.message
     assert "3 replicas with 1 GPU each" in found.obstacle.message
 

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from reconcile.world import Eye, World
+from worlds.lending import LOOKS_SECONDS, OFTEN, turned
 
 PATIENCE_SECONDS = 90
-LOOKS_SECONDS = 3.0
-"""A minute of the fast clock: several looks with every gate open."""
 BUDGET = "--max-num-batched-tokens=8192"
-OFTEN = {"cooldown": "30s", "maxRunsPerDay": 10}
 
 
 def levers(*names: str) -> dict[str, Any]:
     return {"levers": [{"name": name} for name in names], "limits": OFTEN}
-
-
-def turned(world: World) -> list[str]:
-    """Return the knobs of the closed runs, oldest first."""
-    lines = [run["steps"][0] for run in reversed(world.status().get("history", []))]
-    return [line.partition(": ")[2].partition(" ")[0] for line in lines]
 
 
 def close(world: World, runs: int) -> None:
@@ -34,8 +25,7 @@ def close(world: World, runs: int) -> None:
     )
 
 
-@pytest.mark.timeout(300)
-def test_after_a_cap_that_did_not_help_the_next_lever_is_taken(a_world: Callable[..., World]) -> None:
+def test_after_a_cap_that_did_not_help_the_next_lever_is_taken(a_world):
     world = a_world(spec=levers("maxNumSeqs", "maxNumBatchedTokens"), arguments=[BUDGET])
     before = world.deployment()["spec"]["template"]
     world.rewrite(new="worse")
@@ -55,10 +45,7 @@ def test_after_a_cap_that_did_not_help_the_next_lever_is_taken(a_world: Callable
     assert (eye.lost, eye.fewest >= 2) == ([], True)
 
 
-@pytest.mark.timeout(300)
-def test_where_prompts_fill_the_cache_a_watermark_is_set_instead_of_a_cap(
-    a_world: Callable[..., World],
-) -> None:
+def test_where_prompts_fill_the_cache_a_watermark_is_set_instead_of_a_cap(a_world):
     world = a_world(spec=levers("maxNumSeqs", "watermark"))
     world.rewrite(old="prompts", new="prompts recovered")
 
@@ -76,10 +63,7 @@ def pinned(container: dict[str, Any], _pod: dict[str, Any]) -> None:
     container["image"] = "vllm/vllm-openai@sha256:" + "0" * 64
 
 
-@pytest.mark.timeout(300)
-def test_an_image_by_digest_gets_a_flag_of_some_versions_once_its_replicas_tell_theirs(
-    a_world: Callable[..., World],
-) -> None:
+def test_an_image_by_digest_gets_a_flag_of_some_versions_once_its_replicas_tell_theirs(a_world):
     world = a_world(spec=levers("watermark"), change=pinned)
     before = world.deployment()["spec"]["template"]
     world.rewrite(old="prompts", new="prompts recovered")
@@ -98,10 +82,7 @@ def test_an_image_by_digest_gets_a_flag_of_some_versions_once_its_replicas_tell_
     assert (world.outcomes(), turned(world)) == (["Recovered"], ["watermark"])
 
 
-@pytest.mark.timeout(300)
-def test_a_lever_that_did_not_help_is_remembered_over_a_restart_and_not_tried_again(
-    a_world: Callable[..., World],
-) -> None:
+def test_a_lever_that_did_not_help_is_remembered_over_a_restart_and_not_tried_again(a_world):
     world = a_world(spec=levers("watermark"))
     before = world.deployment()["spec"]["template"]
     world.rewrite(old="prompts", new="prompts worse")

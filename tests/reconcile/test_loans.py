@@ -20,10 +20,10 @@ from kvmedic.model.status import Borrowed, Record, Resource
 from kvmedic.record.events import notes
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
-from reconcile.test_obstacles import a_settled_fleet
-from reconcile.test_survey import Asked, a_resource
+from reconcile.asked import Asked, a_resource
 from reconcile.world import deployment
 from run_builder import NOW
+from worlds.settled import a_settled_fleet
 
 
 def template(*args: str) -> dict[str, Any]:
@@ -58,14 +58,12 @@ async def looked(
     state: State, lent: Borrowed | None = LENT, of: dict[str, Any] = WITH, **changes: Any
 ) -> Survey:
     resource, metrics = resource_with(lent), Asked(state)
-    assert resource.policy is not None
-    view = View(fleet=fleet(of, **changes), template=of)
+    view: Any = View(fleet=fleet(of, **changes), template=of)
     return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
 
 
 def after(found: Survey, lent: Borrowed = LENT) -> Record:
     resource = resource_with(lent)
-    assert resource.policy is not None
     assert resource.record is not None
     return note_temporary(resource.record, found, resource.policy, NOW)
 
@@ -74,7 +72,6 @@ async def test_a_calm_fleet_is_asked_whether_it_does_without_once_it_is_due() ->
     due = await looked(State.IDLE)
     early = await looked(State.IDLE, replace(LENT, calm_since=NOW - timedelta(minutes=59)))
 
-    assert due.plan is not None
     [step] = due.plan.steps
     assert isinstance(step, FlagStep)
     assert (step.before, step.after, step.after_template) == ("32", None, template_hash(template()))
@@ -110,7 +107,6 @@ async def test_an_owner_who_came_meanwhile_stands_in_the_way() -> None:
 
     found = await looked(State.IDLE, owner=argo)
 
-    assert found.obstacle is not None
     assert found.obstacle.reason is Reason.MANAGED_BY_GITOPS
 
 
@@ -154,11 +150,9 @@ async def test_nothing_new_is_worth_no_write() -> None:
 
 def test_why_it_is_still_there_is_said() -> None:
     resource = resource_with(LENT)
-    assert resource.policy is not None
     assert resource.record is not None
 
     said = why_still_held(resource.record, resource.policy)
 
-    assert said is not None
     assert said.reason is Reason.LOAN_HELD
     assert "after 60 minutes of calm" in said.message

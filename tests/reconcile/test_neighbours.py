@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from adapters.test_neighbours import DEFINITIONS, hpa, pdb, vpa
 from reconcile.phases import PATIENCE_SECONDS, Phase, let_go, reach
-from reconcile.test_unusable import told
 from reconcile.world import Eye, World
+from worlds.neighbours import DEFINITIONS, hpa, pdb, vpa
+from worlds.telling import told
 
 HPA_SECONDS = 60
 """The controller looks every 15 s."""
-LONG_DRAIN = {"rollout": {"drainTimeout": "60m", "rotationLabel": {"key": "serving", "draining": "draining"}}}
+LONG_DRAIN = {"rollout": {"drainTimeout": "3h", "rotationLabel": {"key": "serving", "draining": "draining"}}}
 
 
 def add(world: World, manifest: dict[str, Any]) -> None:
     world.cluster.api.create(manifest, world.namespace)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("bounds", "replicas", "lost"),
     [({"minReplicas": 4}, 4, 1), ({"maxReplicas": 2}, 2, 2)],
     ids=["scales out", "scales in"],
 )
-def test_a_run_goes_on_beside_an_autoscaler_that_scales_in_the_middle(
-    a_world: Callable[..., World], bounds: dict[str, int], replicas: int, lost: int
-) -> None:
+def test_a_run_goes_on_beside_an_autoscaler_that_scales_in_the_middle(a_world, bounds, replicas, lost):
     world = a_world(3, spec=LONG_DRAIN)
     add(world, hpa("llm", minReplicas=1, maxReplicas=5))
     add(world, pdb("llm", app="llm"))
@@ -52,8 +48,7 @@ def test_a_run_goes_on_beside_an_autoscaler_that_scales_in_the_middle(
     assert len(eye.lost) <= lost, eye.lost
 
 
-@pytest.mark.timeout(240)
-def test_no_run_begins_beside_one_that_evicts(a_world: Callable[..., World]) -> None:
+def test_no_run_begins_beside_one_that_evicts(a_world):
     world = a_world(2)
     for definition in DEFINITIONS:
         world.cluster.apply(definition)

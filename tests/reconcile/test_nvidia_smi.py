@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,13 +23,13 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record
 from kvmedic.record.surveys import record_diagnosis as recorded
 from kvmedic.runbooks.workload import View
-from lab.scripted.commands import NO_PROGRAM, Commands, Play, hangs, prints, sends, serving
+from lab.scripted.commands import NO_PROGRAM, Commands, hangs, prints, sends, serving
 from lab.scripted.readings import State
-from reconcile.test_ill_replicas import tells, touched
-from reconcile.test_survey import Asked, spec
-from reconcile.world import World, deployment
+from reconcile.asked import Asked, spec
+from reconcile.world import deployment
 from run_builder import NOW, a_fleet, a_pod
 from vitals_builder import a_device
+from worlds.ending import tells, touched
 
 UUID = "GPU-5a1f0c9e-30ba-9f6e-0000-0123456789ab"
 SOURCE_UNAVAILABLE = Missing(Absence.SOURCE_UNAVAILABLE)
@@ -66,7 +66,6 @@ def _patience(commands: Commands) -> float:
 
 async def looked(commands: Commands, metrics: Asked | None = None, health: str = "Required") -> Survey:
     asked, resource = metrics or Asked(State.THRASH), spec(nodeHealth=health)
-    assert resource.policy is not None
     async with drivers(commands) as made:
         return await survey(resource, resource.policy, view(), Senses(asked, asked, drivers=made))
 
@@ -83,19 +82,16 @@ async def looked(commands: Commands, metrics: Asked | None = None, health: str =
     ],
     ids=["lost", "lost by its exit code", "memory errors", "hot", "braked"],
 )
-async def test_an_ill_gpu_diverts_and_says_who_told(
-    play: Play, reason: Reason, says: str, health: str
-) -> None:
+async def test_an_ill_gpu_diverts_and_says_who_told(play, reason, says, health):
     found = await looked(Commands(WELL, plays={"b": play}), health=health)
 
     assert (found.diagnosis.reason, found.plan) == (reason, None)
     assert f"{says} (told by nvidia-smi)" in found.diagnosis.line()
-    assert found.obstacle is not None
     assert says in found.obstacle.message
     assert "b" in found.obstacle.message
 
 
-async def test_gpus_that_are_well_let_the_fleet_be_healed_and_it_is_said_who_told() -> None:
+async def test_gpus_that_are_well_let_the_fleet_be_healed_and_it_is_said_who_told():
     commands = Commands(WELL)
 
     found = await looked(commands)
@@ -121,9 +117,7 @@ SILENT: dict[Silence, Commands] = {
 
 @pytest.mark.parametrize("health", ["Required", "IfAvailable"])
 @pytest.mark.parametrize("silence", SILENT)
-async def test_a_driver_that_tells_nothing_makes_health_unknown_and_says_what_to_do(
-    silence: Silence, health: str
-) -> None:
+async def test_a_driver_that_tells_nothing_makes_health_unknown_and_says_what_to_do(silence, health):
     found = await looked(SILENT[silence], health=health)
 
     if health == "IfAvailable":
@@ -134,9 +128,8 @@ async def test_a_driver_that_tells_nothing_makes_health_unknown_and_says_what_to
     assert "b on node gpu-7" in found.diagnosis.line()
 
 
-async def test_where_it_is_not_allowed_nobody_is_asked_and_nothing_is_said_of_it() -> None:
+async def test_where_it_is_not_allowed_nobody_is_asked_and_nothing_is_said_of_it():
     asked, resource = Asked(State.THRASH), spec(nodeHealth="Required")
-    assert resource.policy is not None
 
     found = await survey(resource, resource.policy, view(), Senses(asked, asked))
 
@@ -156,7 +149,7 @@ async def test_where_it_is_not_allowed_nobody_is_asked_and_nothing_is_said_of_it
     ],
     ids=["a calm fleet", "a fleet that nobody sees", "DCGM tells all", "DCGM may know better", "pressure"],
 )
-async def test_it_is_asked_only_under_pressure_and_where_no_series_tells(metrics: Asked, asked: int) -> None:
+async def test_it_is_asked_only_under_pressure_and_where_no_series_tells(metrics, asked):
     commands = Commands(LOST)
 
     found = await looked(commands, metrics)
@@ -172,7 +165,7 @@ def known(xid: int | Missing = 0, **others: Reading[float]) -> Measured[tuple[De
     return Measured((Device("GPU 3", {**told, **{Vital(k): v for k, v in others.items()}}, UUID),), NOW)
 
 
-async def test_it_fills_what_the_exporters_default_set_leaves_out() -> None:
+async def test_it_fills_what_the_exporters_default_set_leaves_out():
     found = await looked(Commands(WELL), Asked(State.THRASH, gpus=known()))
 
     assert found.plan is not None
@@ -181,13 +174,13 @@ async def test_it_fills_what_the_exporters_default_set_leaves_out() -> None:
     assert "toldBy=DCGM exporter and nvidia-smi" in next(vitals_as_text(found.evidence.vitals))
 
 
-async def test_an_xid_that_a_series_tells_counts_whatever_the_driver_says() -> None:
+async def test_an_xid_that_a_series_tells_counts_whatever_the_driver_says():
     found = await looked(Commands(WELL), Asked(State.THRASH, gpus=known(74)))
 
     assert found.diagnosis.reason is Reason.GPU_FAULT
 
 
-async def test_a_source_that_does_not_answer_in_part_is_not_replaced() -> None:
+async def test_a_source_that_does_not_answer_in_part_is_not_replaced():
     """The XID that it told a moment ago may be a fault, and no driver tells of it."""
     commands = Commands(WELL)
     silent = {str(vital): SOURCE_UNAVAILABLE for vital in (Vital.CLOCK_REASONS, Vital.UNCORRECTABLE_ERRORS)}
@@ -197,7 +190,7 @@ async def test_a_source_that_does_not_answer_in_part_is_not_replaced() -> None:
     assert (found.diagnosis.reason, commands.asked) == (Reason.NODE_HEALTH_UNKNOWN, [])
 
 
-async def test_explain_and_the_report_show_where_the_health_came_from() -> None:
+async def test_explain_and_the_report_show_where_the_health_came_from():
     found, silent = await looked(Commands(WELL)), await looked(Commands(WELL, plays={"b": hangs}))
     resource = replace(spec(), record=recorded(Record(), found.diagnosis, found.runbook, 1, NOW))
 
@@ -224,9 +217,7 @@ def health(timeout: str) -> dict[str, Any]:
     ],
     ids=["lost", "hot", "it hangs"],
 )
-def test_the_operator_changes_nothing_where_a_driver_says_so_or_hangs(
-    a_world: Callable[..., World], play: Play, reason: str, says: str
-) -> None:
+def test_the_operator_changes_nothing_where_a_driver_says_so_or_hangs(a_world, play, reason, says):
     world = a_world(spec={"nodeHealth": "Required"})
     world.settings = health("2s" if play is hangs else "30s")
     name = str(world.pods()[0]["metadata"]["name"])
@@ -242,9 +233,7 @@ def test_the_operator_changes_nothing_where_a_driver_says_so_or_hangs(
 
 
 @pytest.mark.light
-def test_the_operator_heals_a_fleet_whose_drivers_say_that_all_is_well(
-    a_world: Callable[..., World],
-) -> None:
+def test_the_operator_heals_a_fleet_whose_drivers_say_that_all_is_well(a_world):
     world = a_world(spec={"nodeHealth": "Required"})
     world.settings = health("30s")
     world.proxy.commands = Commands(WELL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,7 @@ from kvmedic.controller.obstacles import check_ownership
 from kvmedic.controller.ports import NotAllowed, Senses
 from kvmedic.controller.survey import examine
 from kvmedic.kube.errors import Call, Refused
-from kvmedic.model.fleet import Fleet, Owner, OwnerKind, TemplateOwner, template_hash
+from kvmedic.model.fleet import Owner, OwnerKind, TemplateOwner
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome
 from kvmedic.model.status import ClosedRun, ConditionType, Record, Resource
@@ -26,39 +26,17 @@ from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutosc
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from reconcile.asked import Asked, a_resource
-from reconcile.world import deployment
-from run_builder import NOW, a_fleet
+from run_builder import NOW
+from worlds.settled import REVISION, TEMPLATE, Town, a_settled_fleet
 
-TEMPLATE = deployment(3)["spec"]["template"]
-REVISION = template_hash(TEMPLATE)
 HPA = Autoscaler("HorizontalPodAutoscaler", "llm", 1, 8)
 ARGO = Owner(Reason.MANAGED_BY_GITOPS, "Argo CD Application prod", TemplateOwner(OwnerKind.ARGO_CD, "prod"))
-
-
-@dataclass
-class Town:
-    """A target and its neighbours, and how often they were asked."""
-
-    neighbours_there: Neighbours
-    asked: int = 0
-
-    async def neighbours(self, view: Any) -> Neighbours:
-        self.asked += 1
-        return self.neighbours_there
-
-
-def a_settled_fleet(**changes: Any) -> Fleet:
-    fleet = a_fleet()
-    pods = tuple(replace(pod, revision=REVISION) for pod in fleet.pods)
-    sets = tuple(replace(each, revision=REVISION) for each in fleet.replica_sets)
-    return replace(fleet, revision=REVISION, pods=pods, replica_sets=sets, **changes)
 
 
 async def looked(
     *, resource: Resource | None = None, town: Town | None = None, state: State = State.THRASH, **fleet: Any
 ) -> Survey:
     resource = resource or a_resource()
-    assert resource.policy is not None
     view = View(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
     metrics = Asked(state)
     found = await examine(resource, resource.policy, view, Senses(metrics, metrics))
@@ -83,8 +61,6 @@ async def test_a_calm_fleets_neighbours_are_not_asked() -> None:
 async def test_neighbours_that_do_no_harm_are_named_in_the_plan_which_stays_the_same() -> None:
     alone, beside = await looked(), await looked(town=Town(Neighbours(autoscalers=(HPA,))))
 
-    assert alone.plan is not None
-    assert beside.plan is not None
     assert beside.obstacle is None
     assert beside.plan.message.startswith(f"{alone.plan.message}; HorizontalPodAutoscaler llm")
     assert beside.plan.digest == alone.plan.digest
@@ -95,18 +71,14 @@ async def test_an_owner_comes_before_a_neighbour_and_has_its_patch() -> None:
 
     owned, free = await looked(owner=ARGO, town=town), await looked(town=town)
 
-    assert free.obstacle is not None
     assert free.obstacle.reason is Reason.MANAGED_BY_VPA
-    assert owned.obstacle is not None
     assert owned.obstacle.reason is Reason.MANAGED_BY_GITOPS
-    assert owned.proposal is not None
     assert owned.obstacle.message.endswith(owned.proposal.text)
 
 
 async def test_another_obstacle_than_the_owner_brings_no_patch() -> None:
     found = await looked(owner=ARGO, strategy="Recreate")
 
-    assert found.obstacle is not None
     assert found.obstacle.reason is Reason.STRATEGY_UNSUPPORTED
     assert found.proposal is None
 
@@ -157,7 +129,6 @@ async def test_what_somebody_put_back_is_not_tried_again(
 
 async def test_the_command_prints_the_change_for_the_owner() -> None:
     found = await looked(owner=ARGO)
-    assert found.proposal is not None
 
     printed = _of_survey(a_resource(), found)
 
@@ -207,5 +178,4 @@ async def test_a_patch_in_a_condition_follows_the_plan_that_is_shown() -> None:
 
     assert same == first, "nothing is written for the sake of words"
     told = fresh.condition(ConditionType.ACTION_REQUIRED)
-    assert told is not None
     assert (told.message, told.changed_at) == ("set 14", NOW)

@@ -35,7 +35,6 @@ def a_view(*args: str, image: str = "vllm/vllm-openai:v0.32.0") -> Any:
 
 async def found(view: Any, ended: EngineEnd | None = OUT_OF_MEMORY, **more: Any) -> tuple[Survey, Policy]:
     resource, metrics = spec(**more), Asked(State.RECOVERED, ended=ended)
-    assert resource.policy is not None
     return await survey(resource, resource.policy, view, Senses(metrics, metrics)), resource.policy
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import httpx
 import pytest
@@ -15,22 +13,15 @@ import yaml
 
 from lab.cluster.api import ApiError
 from reconcile.phases import PATIENCE_SECONDS
-from reconcile.test_people import OLD, cap
-from reconcile.test_plan_and_explain import kvmedic
-from reconcile.test_unusable import events, told
 from reconcile.world import World, deployment
+from worlds.command_line import kvmedic
+from worlds.owned import annotated, patched
+from worlds.people import OLD, cap
+from worlds.telling import events, told
 
 TICKS_SECONDS = 3.0
 ARGUMENT = 2
 """Place of the cap in the fleet's arguments."""
-
-
-def annotated(**marks: str) -> Callable[[World], None]:
-    def mark(world: World) -> None:
-        named = {name.replace("__", "/").replace("_", "-"): text for name, text in marks.items()}
-        world.cluster.api.patch("Deployment", "llm", {"metadata": {"annotations": named}}, world.namespace)
-
-    return mark
 
 
 def owned(world: World) -> None:
@@ -75,11 +66,8 @@ def untouched(world: World, generation: int) -> bool:
     return world.deployment()["metadata"]["generation"] == generation and not ours
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("who", OWNERS)
-def test_an_owner_is_given_the_exact_change_and_nothing_is_touched(
-    a_world: Callable[..., World], who: str
-) -> None:
+def test_an_owner_is_given_the_exact_change_and_nothing_is_touched(a_world, who):
     mark, reason, words = OWNERS[who]
     world = a_world(2)
     mark(world)
@@ -101,8 +89,7 @@ def test_an_owner_is_given_the_exact_change_and_nothing_is_touched(
     assert world.outcomes() == []
 
 
-@pytest.mark.timeout(240)
-def test_the_patch_for_git_changes_the_one_token(a_world: Callable[..., World]) -> None:
+def test_the_patch_for_git_changes_the_one_token(a_world):
     world = a_world(2)
     OWNERS["Argo CD"][0](world)
     world.start()
@@ -116,12 +103,6 @@ def test_the_patch_for_git_changes_the_one_token(a_world: Callable[..., World]) 
     assert entry["target"] == {"kind": "Deployment", "name": "llm", "namespace": world.namespace}
     assert [i for i, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1]] == [ARGUMENT]
     assert new[ARGUMENT] == f"--max-num-seqs={world.status()['change'].rpartition(' -> ')[2]}"
-
-
-def patched(world: World, patch: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the API server would make of a JSON patch on the Deployment, without making it."""
-    arguments = ("patch", "deployment", "llm", "--type=json", "--dry-run=server", "-o", "json")
-    return dict(json.loads(world.kubectl(*arguments, "-p", json.dumps(patch))))
 
 
 @contextmanager
@@ -146,10 +127,7 @@ def applied_every_second(world: World, manager: str) -> Iterator[threading.Event
         thread.join(5)
 
 
-@pytest.mark.timeout(240)
-def test_an_applier_that_leaves_a_mark_is_noticed_before_the_first_effect(
-    a_world: Callable[..., World],
-) -> None:
+def test_an_applier_that_leaves_a_mark_is_noticed_before_the_first_effect(a_world):
     world = a_world(2)
 
     with applied_every_second(world, "platform"):
@@ -173,10 +151,7 @@ def contested(world: World) -> bool:
     return world.condition("ActionRequired") == ("True", "TemplateContested")
 
 
-@pytest.mark.timeout(240)
-def test_after_one_revert_nothing_more_is_tried_until_a_person_says_so_or_the_template_is_another(
-    a_world: Callable[..., World],
-) -> None:
+def test_after_one_revert_nothing_more_is_tried_until_a_person_says_so_or_the_template_is_another(a_world):
     limits = {"cooldown": "0s", "maxRunsPerDay": 10}
     world = a_world(2, spec={"limits": limits})
 

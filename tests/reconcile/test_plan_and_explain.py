@@ -5,23 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from reconcile.world import World
+from worlds.command_line import kvmedic
 
 Kvmedic = Callable[..., "subprocess.CompletedProcess[str]"]
 NOWHERE = ("--prometheus", "http://127.0.0.1:9")
-
-
-def kvmedic(world: World, command: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "kvmedic", command, "-n", world.namespace, *arguments]
-    chosen = env or {"KUBECONFIG": str(world.cluster.kubeconfig)}
-    environment = {"PYTHONPATH": "operator:tests", **chosen}
-    return subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
 
 
 @pytest.fixture
@@ -44,7 +36,7 @@ def walking(a_world: Callable[..., World]) -> World:
     return world
 
 
-def test_a_plan_that_waits_is_explained_with_what_to_type(observing: World) -> None:
+def test_a_plan_that_waits_is_explained_with_what_to_type(observing):
     version = observing.resource()["metadata"]["resourceVersion"]
 
     done = kvmedic(observing, "explain", "llm")
@@ -60,7 +52,7 @@ def test_a_plan_that_waits_is_explained_with_what_to_type(observing: World) -> N
     assert observing.resource()["metadata"]["resourceVersion"] == version
 
 
-def test_what_the_operator_wrote_is_shown_where_metrics_do_not_answer(observing: World) -> None:
+def test_what_the_operator_wrote_is_shown_where_metrics_do_not_answer(observing):
     done = kvmedic(observing, "plan", "llm", *NOWHERE, "-o", "json")
 
     found = json.loads(done.stdout)
@@ -69,7 +61,7 @@ def test_what_the_operator_wrote_is_shown_where_metrics_do_not_answer(observing:
     assert found["recorded"]["digest"] == observing.status()["plan"]["digest"]
 
 
-def test_an_open_run_is_shown_with_before_after_and_state(walking: World) -> None:
+def test_an_open_run_is_shown_with_before_after_and_state(walking):
     done = kvmedic(walking, "plan", "llm", "-o", "json")
 
     found, run = json.loads(done.stdout), walking.status()["run"]
@@ -80,7 +72,7 @@ def test_an_open_run_is_shown_with_before_after_and_state(walking: World) -> Non
     assert int(change["after"]) < 64
 
 
-def test_an_open_run_is_explained_with_the_way_back(walking: World) -> None:
+def test_an_open_run_is_explained_with_the_way_back(walking):
     done = kvmedic(walking, "explain", "llm")
 
     run = walking.status()["run"]["id"]
@@ -88,7 +80,7 @@ def test_an_open_run_is_explained_with_the_way_back(walking: World) -> None:
     assert f"annotate kvr llm kvmedic.io/rollback={run}" in done.stdout
 
 
-def test_a_resource_that_nobody_looked_at_asks_after_the_operator(a_world: Callable[..., World]) -> None:
+def test_a_resource_that_nobody_looked_at_asks_after_the_operator(a_world):
     done = kvmedic(a_world(), "explain", "llm")
 
     assert "Nobody has looked at the fleet yet." in done.stdout
@@ -96,14 +88,14 @@ def test_a_resource_that_nobody_looked_at_asks_after_the_operator(a_world: Calla
 
 
 @pytest.mark.parametrize("command", ["plan", "explain"])
-def test_a_resource_that_is_not_there_exits_4(a_world: Callable[..., World], command: str) -> None:
+def test_a_resource_that_is_not_there_exits_4(a_world, command):
     done = kvmedic(a_world(), command, "nobody")
 
     assert done.returncode == 4
     assert "nobody does not exist" in done.stderr
 
 
-def test_the_cluster_is_found_as_kubectl_finds_it(a_world: Callable[..., World], tmp_path: Path) -> None:
+def test_the_cluster_is_found_as_kubectl_finds_it(a_world, tmp_path):
     world = a_world()
     home, empty = tmp_path / "home", tmp_path / "empty"
     empty.mkdir()

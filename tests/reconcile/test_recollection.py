@@ -100,12 +100,10 @@ def resource(known: Recalled | None = None, **compression: Any) -> Resource:
 
 async def looked(metrics: Asked, owner: Resource | None = None, target: Any = None) -> Survey:
     asked = owner or resource()
-    assert asked.policy is not None
     return await survey(asked, asked.policy, target or view(), Senses(metrics, metrics, NOW))
 
 
 def recalled(found: Survey) -> Recalled:
-    assert found.evidence.compression is not None
     assert found.evidence.compression.recalled is not None
     return found.evidence.compression.recalled
 
@@ -132,7 +130,6 @@ async def test_figures_of_then_are_those_of_all_replicas() -> None:
     found = await looked(Remembering(State.THRASH, gpus_then=used))
 
     figures = recalled(found).figures
-    assert found.evidence.compression is not None
     assert found.evidence.compression.without == figures
     assert figures.requests_per_second == pytest.approx(2 * 400 / 60)
     assert figures.tokens_per_second == pytest.approx(2 * 190 * 400 / 60)
@@ -250,7 +247,6 @@ async def test_what_the_spec_gives_counts() -> None:
     found = await looked(Remembering(State.THRASH), resource(baseline={"tokensPerSecond": 3800.0}))
 
     method = found.evidence.compression
-    assert method is not None
     assert method.without == replace(
         recalled(found).figures, tokens_per_second=3800.0, replicas=None, requests_in_flight=None
     )
@@ -289,7 +285,6 @@ async def test_what_the_source_does_not_know_is_said_and_not_asked_for_ever(
     told = recalled(found)
     assert told.trouble.startswith(trouble)
     assert (told.figures, told.again_at) == (Figures(), again_at)
-    assert found.evidence.compression is not None
     assert found.evidence.compression.no_history == f"{told.trouble}; or give spec.compression.baseline"
 
 
@@ -307,7 +302,6 @@ async def test_why_history_cannot_tell_is_said() -> None:
     found = await looked(Remembering(State.THRASH), target=view(before=ON))
 
     method = found.evidence.compression
-    assert method is not None
     assert method.no_history == (
         "revision 4 is gone, and TriAttention is on in all that came after (revisionHistoryLimit); or give "
         "spec.compression.baseline"

@@ -12,9 +12,9 @@ import pytest
 from kvmedic.api.status import record_to_wire
 from kvmedic.model.status import Record
 from kvmedic.model.trial import Answer, Question, Reclaim
-from reconcile.test_plan_and_explain import kvmedic
 from reconcile.trying import evicting, spec
 from reconcile.world import World
+from worlds.command_line import kvmedic
 
 pytestmark = pytest.mark.light
 SECONDS = 60
@@ -54,7 +54,7 @@ def observed(a_world: Callable[..., World]) -> World:
     return world
 
 
-def test_the_same_switch_is_on_record_and_told_once_after_many_looks(observed: World) -> None:
+def test_the_same_switch_is_on_record_and_told_once_after_many_looks(observed):
     first = given(observed)
     before = json.loads(observed.script.read_text())
     observed.rewrite(old="recovered", new="recovered")
@@ -76,7 +76,7 @@ def test_the_same_switch_is_on_record_and_told_once_after_many_looks(observed: W
     assert facts["template"] == first[0]["template"] == observed.revision()
 
 
-def test_a_switch_is_told_as_an_event_and_one_for_an_edited_spec_as_another(observed: World) -> None:
+def test_a_switch_is_told_as_an_event_and_one_for_an_edited_spec_as_another(observed):
     observed.wait(lambda: len(events(observed)) == 1, SECONDS, "it is told")
 
     observed.kubectl("patch", "kvr", "llm", "--type=merge", "-p", '{"spec": {"limits": {"cooldown": "23h"}}}')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -22,39 +21,13 @@ from reconcile.deploying import (
     settle,
 )
 from reconcile.phases import PATIENCE_SECONDS
-from reconcile.test_unusable import told
 from reconcile.world import Eye, World
+from worlds.telling import told
 
 TICKS_SECONDS = 3.0
 
 
-@pytest.mark.timeout(240)
-def test_a_deploy_that_brought_trouble_is_rolled_back(a_world: Callable[..., World]) -> None:
-    world = a_world(2, spec=ALLOWED)
-    world.kubectl("annotate", "deployment", "llm", "kubernetes.io/change-cause=first")
-    before, kept = world.deployment()["spec"], set(numbers(world))
-    world.kubectl("annotate", "--overwrite", "deployment", "llm", "kubernetes.io/change-cause=second")
-    deploy(world)
-
-    with Eye(world.cluster, world.namespace, 2) as eye:
-        world.start()
-        world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
-
-    run = world.status()["history"][0]
-    assert (run["reason"], run["outcome"]) == ("DeployCorrelated", "Recovered")
-    assert run["steps"] == ["Deployment/llm: pod template of revision 2 -> of revision 1: Kept"]
-    assert world.deployment()["spec"] == before
-    assert world.deployment()["metadata"]["annotations"]["kubernetes.io/change-cause"] == "second"
-    assert len(numbers(world)) == 2, "the earlier ReplicaSet is used again"
-    assert max(numbers(world), key=lambda name: numbers(world)[name]) in kept
-    assert world.traces() == []
-    assert eye.lost == []
-    assert eye.fewest >= 2
-    assert len(eye.seen) == 4, "each replica was replaced once"
-
-
-@pytest.mark.timeout(240)
-def test_an_earlier_revision_that_does_not_start_is_given_up(a_world: Callable[..., World]) -> None:
+def test_an_earlier_revision_that_does_not_start_is_given_up(a_world):
     world = a_world(2, spec=ALLOWED)
     deploy(world)
     break_earlier(world)
@@ -69,8 +42,7 @@ def test_an_earlier_revision_that_does_not_start_is_given_up(a_world: Callable[.
     world.wait(lambda: {pod["metadata"]["name"] for pod in world.pods()} == pods, 60, "the canary is gone")
 
 
-@pytest.mark.timeout(240)
-def test_what_it_will_take_is_said_before(a_world: Callable[..., World]) -> None:
+def test_what_it_will_take_is_said_before(a_world):
     world = a_world(2, spec={**ALLOWED, "mode": "Observe"})
     deploy(world)
 
@@ -84,8 +56,7 @@ def test_what_it_will_take_is_said_before(a_world: Callable[..., World]) -> None
     assert world.status()["change"] == "pod template of revision 2 -> of revision 1"
 
 
-@pytest.mark.timeout(240)
-def test_nothing_of_a_template_is_in_the_status(a_world: Callable[..., World]) -> None:
+def test_nothing_of_a_template_is_in_the_status(a_world):
     world = a_world(2, spec={**ALLOWED, "mode": "Approve"})
     world.kubectl("set", "env", "deployment/llm", "TOKEN=hunter2-hunter2")
     settle(world)
@@ -113,14 +84,6 @@ def label(world: World) -> None:
     world.rewrite(before="recovered", revision=world.revision())
 
 
-def pressured_before(world: World) -> None:
-    deploy(world, before="thrash")
-
-
-def idle_before(world: World) -> None:
-    deploy(world, before="idle")
-
-
 def brought_back(world: World) -> None:
     """A person tried the lower cap and undid it: what runs now ran for long."""
     lower(world)
@@ -130,17 +93,14 @@ def brought_back(world: World) -> None:
 
 
 TWINS = {
-    "pressured before too": pressured_before,
-    "without requests before": idle_before,
     "a lowered cap": lower,
     "a label": label,
     "a revision that ran before": brought_back,
 }
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("twin", TWINS)
-def test_a_near_twin_is_not_rolled_back(a_world: Callable[..., World], twin: str) -> None:
+def test_a_near_twin_is_not_rolled_back(a_world, twin):
     world = a_world(2, spec={"levers": [ROLLBACK, CAP], "mode": "Observe"})
     TWINS[twin](world)
 
@@ -151,27 +111,14 @@ def test_a_near_twin_is_not_rolled_back(a_world: Callable[..., World], twin: str
     assert world.status()["change"].startswith("maxNumSeqs")
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("arrange", "reason"),
-    [
-        (lambda world: deploy(world, before=None), "MetricsMissing"),
-        (lambda world: deploy(world, before="down"), "SourceUnavailable"),
-        (lambda world: deploy(world, before="stale"), "MetricsStale"),
-    ],
-    ids=["nobody remembers", "the source is down", "only older samples"],
-)
-def test_without_a_past_nothing_is_changed(
-    a_world: Callable[..., World], arrange: Callable[[World], None], reason: str
-) -> None:
+def test_without_a_past_nothing_is_changed(a_world):
     world = a_world(2, spec=ALLOWED)
-    arrange(world)
+    deploy(world, before=None)
     generation = world.deployment()["metadata"]["generation"]
 
     world.start()
-    world.wait(
-        lambda: world.condition("Diagnosed") == ("Unknown", reason), PATIENCE_SECONDS, "the doubt is told"
-    )
+    doubt = ("Unknown", "MetricsMissing")
+    world.wait(lambda: world.condition("Diagnosed") == doubt, PATIENCE_SECONDS, "the doubt is told")
     time.sleep(TICKS_SECONDS)
 
     assert "revision 2 came at" in told(world, "Diagnosed")
@@ -179,8 +126,7 @@ def test_without_a_past_nothing_is_changed(
     assert (world.outcomes(), world.traces()) == ([], [])
 
 
-@pytest.mark.timeout(240)
-def test_where_the_earlier_revision_is_gone_the_cap_is_right_sized(a_world: Callable[..., World]) -> None:
+def test_where_the_earlier_revision_is_gone_the_cap_is_right_sized(a_world):
     world = a_world(2, spec=ALLOWED)
     world.cluster.api.patch("Deployment", "llm", {"spec": {"revisionHistoryLimit": 0}}, world.namespace)
     deploy(world)
@@ -194,10 +140,7 @@ def test_where_the_earlier_revision_is_gone_the_cap_is_right_sized(a_world: Call
     assert cap(world) == "--max-num-seqs=14"
 
 
-@pytest.mark.timeout(240)
-def test_where_it_is_not_allowed_the_cap_is_right_sized_and_the_revision_named(
-    a_world: Callable[..., World],
-) -> None:
+def test_where_it_is_not_allowed_the_cap_is_right_sized_and_the_revision_named(a_world):
     world = a_world(2)
     deploy(world)
 
@@ -209,10 +152,7 @@ def test_where_it_is_not_allowed_the_cap_is_right_sized_and_the_revision_named(
     assert cap(world) == "--max-num-seqs=14"
 
 
-@pytest.mark.timeout(240)
-def test_a_rollback_that_did_not_help_is_taken_back_and_remembered(
-    a_world: Callable[..., World],
-) -> None:
+def test_a_rollback_that_did_not_help_is_taken_back_and_remembered(a_world):
     world = a_world(2, spec={**ALLOWED, "limits": {"cooldown": "0s", "maxRunsPerDay": 10}})
     deploy(world, new="worse")
     after_deploy = world.deployment()["spec"]
@@ -234,8 +174,7 @@ def test_a_rollback_that_did_not_help_is_taken_back_and_remembered(
     assert eye.fewest >= 2
 
 
-@pytest.mark.timeout(240)
-def test_labels_that_no_service_of_today_selects_forbid_it(a_world: Callable[..., World]) -> None:
+def test_labels_that_no_service_of_today_selects_forbid_it(a_world):
     world = a_world(2, spec=ALLOWED)
     args = [RAISED_CAP if arg == CALM_CAP else arg for arg in world.args()]
     patch = [
@@ -266,10 +205,7 @@ def is_available(world: World) -> bool:
     return status.get("availableReplicas", 0) == status.get("replicas") == world.replicas()
 
 
-@pytest.mark.timeout(400)
-def test_a_deploy_that_is_under_way_is_turned_and_ready_replicas_of_before_are_kept(
-    a_world: Callable[..., World],
-) -> None:
+def test_a_deploy_that_is_under_way_is_turned_and_ready_replicas_of_before_are_kept(a_world):
     world = a_world(2, spec=ALLOWED)
     world.kubectl("patch", "deployment", "llm", "-p", json.dumps({"spec": {"minReadySeconds": SOAK_SECONDS}}))
     world.wait(lambda: is_available(world), 2 * SOAK_SECONDS, "the fleet has soaked")

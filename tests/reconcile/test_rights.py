@@ -17,9 +17,9 @@ from reconcile.approving import APPROVE, approve, waits_as
 from reconcile.configured import configure, copies
 from reconcile.deploying import ALLOWED, deploy
 from reconcile.scaling import MORE, REPLICAS, press, spec
-from reconcile.test_autoscaling import HPA, SCALED_OBJECT, behind, minimum
-from reconcile.test_people import delete_resource, is_gone
 from reconcile.world import World, no_harm
+from worlds.autoscaled import HPA, SCALED_OBJECT, behind, minimum
+from worlds.people import delete_resource, is_gone
 
 Right = tuple[str, str, str]
 """API group, resource with its subresource, verb."""
@@ -103,15 +103,11 @@ def with_rights_of_the_chart(light: LightCluster) -> Iterator[Callable[[World], 
         ("GET", "/apis/apps/v1", "", None),
     ],
 )
-def test_a_request_is_read_as_the_right_it_needs(
-    method: str, path: str, query: str, right: Right | None
-) -> None:
+def test_a_request_is_read_as_the_right_it_needs(method, path, query, right):
     assert right_of(method, path, query) == right
 
 
-def test_the_charts_rights_suffice_and_none_is_idle(
-    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger]
-) -> None:
+def test_the_charts_rights_suffice_and_none_is_idle(a_world, with_rights_of_the_chart):
     world = a_world(replicas=2)
     proxy = with_rights_of_the_chart(world)
 
@@ -126,11 +122,8 @@ def test_the_charts_rights_suffice_and_none_is_idle(
     assert given - proxy.used == RARE
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", [HPA, SCALED_OBJECT])
-def test_the_charts_rights_suffice_for_an_autoscalers_minimum(
-    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger], kind: str
-) -> None:
+def test_the_charts_rights_suffice_for_an_autoscalers_minimum(a_world, with_rights_of_the_chart, kind):
     world = a_world(spec=spec(verify={"for": "30m"}))
     behind(world, kind)
     proxy = with_rights_of_the_chart(world)
@@ -148,9 +141,7 @@ def test_the_charts_rights_suffice_for_an_autoscalers_minimum(
     assert minimum(world, kind) in (REPLICAS, None)
 
 
-def test_the_charts_rights_suffice_for_a_plan_that_a_person_approves(
-    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger]
-) -> None:
+def test_the_charts_rights_suffice_for_a_plan_that_a_person_approves(a_world, with_rights_of_the_chart):
     world = a_world(spec=APPROVE)
     proxy = with_rights_of_the_chart(world)
     world.speed = 1.0
@@ -167,9 +158,7 @@ def test_the_charts_rights_suffice_for_a_plan_that_a_person_approves(
     }
 
 
-def test_the_charts_rights_suffice_to_roll_a_revision_back(
-    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger]
-) -> None:
+def test_the_charts_rights_suffice_to_roll_a_revision_back(a_world, with_rights_of_the_chart):
     world = a_world(replicas=2, spec=ALLOWED)
     deploy(world)
     proxy = with_rights_of_the_chart(world)
@@ -182,10 +171,7 @@ def test_the_charts_rights_suffice_to_roll_a_revision_back(
     assert ("apps", "replicasets", "get") in proxy.used
 
 
-@pytest.mark.timeout(300)
-def test_the_charts_rights_suffice_for_a_flag_in_a_file_there_and_back(
-    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger]
-) -> None:
+def test_the_charts_rights_suffice_for_a_flag_in_a_file_there_and_back(a_world, with_rights_of_the_chart):
     world = a_world()
     configure(world, history=0)
     world.rewrite(new="worse")
@@ -204,10 +190,7 @@ def test_the_charts_rights_suffice_for_a_flag_in_a_file_there_and_back(
     }
 
 
-@pytest.mark.timeout(300)
-def test_without_the_right_to_read_config_maps_a_file_counts_as_unseen(
-    a_world: Callable[..., World], with_rights_of_the_chart: Callable[[World], Ledger]
-) -> None:
+def test_without_the_right_to_read_config_maps_a_file_counts_as_unseen(a_world, with_rights_of_the_chart):
     world = a_world()
     configure(world, history=0)
     proxy = with_rights_of_the_chart(world)

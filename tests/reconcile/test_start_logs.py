@@ -31,9 +31,7 @@ def asking(container: dict[str, Any], pod: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("log", "applied"), [(EIGHT, True), (PLAIN, False)], ids=["it names fp8", "it does not"]
 )
-def test_what_the_start_up_log_says_decides_and_nothing_else_of_it_is_kept(
-    a_world: Any, log: str, *, applied: bool
-) -> None:
+def test_what_the_start_up_log_says_decides_and_nothing_else_of_it_is_kept(a_world, log, applied):
     """A type that is ignored is told; as nothing could mend that, the fleet goes to the other runbook."""
     spec = {"runbooks": [str(each) for each in Runbook], "mode": "Observe"}
     world = a_world(replicas=2, spec=spec, change=asking)
@@ -50,7 +48,7 @@ def test_what_the_start_up_log_says_decides_and_nothing_else_of_it_is_kept(
     assert SECRET not in world.log
 
 
-def test_no_log_is_read_where_the_runbook_is_not_asked_for(a_world: Any) -> None:
+def test_no_log_is_read_where_the_runbook_is_not_asked_for(a_world):
     world = a_world(replicas=2, spec={"mode": "Observe"}, change=asking)
     world.proxy.log = EIGHT
     world.start()

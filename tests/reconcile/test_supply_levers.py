@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from reconcile.test_levers import LOOKS_SECONDS, OFTEN, turned
 from reconcile.world import Eye, World
+from worlds.lending import LOOKS_SECONDS, OFTEN, PATIENCE_SECONDS, roomy, turned
 
-PATIENCE_SECONDS = 300
-"""A run takes seconds on a machine of one's own, and minutes beside others."""
 SHARE = {"name": "gpuMemoryUtilization", "min": 0.8, "max": 0.95, "step": 0.02}
 HOST = {"name": "cpuOffload", "maxGiB": 16}
 GIVEN = "--gpu-memory-utilization=0.9"
 
+pytestmark = pytest.mark.timeout(3 * PATIENCE_SECONDS)
+
 
 def spec(*levers: dict[str, Any]) -> dict[str, Any]:
     return {"levers": list(levers), "limits": OFTEN}
-
-
-def roomy(container: dict[str, Any], pod: dict[str, Any]) -> None:
-    """Give a container 32 GiB of host memory, and shared memory without a limit of its own."""
-    container["resources"].setdefault("limits", {})["memory"] = "32Gi"
-    container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
-    pod["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
 
 
 def close(world: World) -> None:
@@ -53,10 +45,7 @@ def gone_on(world: World) -> None:
     left_alone(world, "tried on this revision")
 
 
-@pytest.mark.timeout(900)
-def test_a_share_is_raised_where_memory_stays_free_and_a_cap_would_not_help(
-    a_world: Callable[..., World],
-) -> None:
+def test_a_share_is_raised_where_memory_stays_free_and_a_cap_would_not_help(a_world):
     world = a_world(spec=spec({"name": "maxNumSeqs"}, SHARE), arguments=[GIVEN])
     world.rewrite(old="prompts", new="prompts recovered", devices={"*": {"memoryInUse": 0.9}})
 
@@ -70,8 +59,7 @@ def test_a_share_is_raised_where_memory_stays_free_and_a_cap_would_not_help(
     assert (eye.lost, eye.fewest >= 2) == ([], True)
 
 
-@pytest.mark.timeout(900)
-def test_a_share_that_did_not_help_is_lowered_again_and_remembered(a_world: Callable[..., World]) -> None:
+def test_a_share_that_did_not_help_is_lowered_again_and_remembered(a_world):
     world = a_world(spec=spec(SHARE), arguments=[GIVEN])
     before = world.deployment()["spec"]["template"]
     world.rewrite(new="worse", devices={"*": {"memoryInUse": 0.9}})
@@ -86,7 +74,6 @@ def test_a_share_that_did_not_help_is_lowered_again_and_remembered(a_world: Call
     assert (tried["attempt"], tried["key"]) == ("RaiseMemory", "gpuMemoryUtilization")
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("devices", "why"),
     [
@@ -95,9 +82,7 @@ def test_a_share_that_did_not_help_is_lowered_again_and_remembered(a_world: Call
     ],
     ids=["nobody knows what is free", "hardly anything is free"],
 )
-def test_without_room_a_share_is_left_alone_and_somebody_is_told(
-    a_world: Callable[..., World], devices: dict[str, Any], why: str
-) -> None:
+def test_without_room_a_share_is_left_alone_and_somebody_is_told(a_world, devices, why):
     world = a_world(spec=spec(SHARE), arguments=[GIVEN])
     world.rewrite(devices=devices)
 
@@ -108,10 +93,7 @@ def test_without_room_a_share_is_left_alone_and_somebody_is_told(
     assert (world.outcomes(), GIVEN in world.args()) == ([], True)
 
 
-@pytest.mark.timeout(900)
-def test_prefixes_are_reused_where_prompts_are_long_and_stay_so_if_hits_confirm_it(
-    a_world: Callable[..., World],
-) -> None:
+def test_prefixes_are_reused_where_prompts_are_long_and_stay_so_if_hits_confirm_it(a_world):
     world = a_world(spec=spec({"name": "prefixCaching"}), arguments=["--no-enable-prefix-caching"])
     world.rewrite(old="unshared", new="shared")
 
@@ -123,10 +105,7 @@ def test_prefixes_are_reused_where_prompts_are_long_and_stay_so_if_hits_confirm_
     assert "60% of the looked-up tokens" in world.status()["history"][0]["message"]
 
 
-@pytest.mark.timeout(900)
-def test_prefixes_without_hits_are_not_what_helped_and_are_not_tried_again(
-    a_world: Callable[..., World],
-) -> None:
+def test_prefixes_without_hits_are_not_what_helped_and_are_not_tried_again(a_world):
     world = a_world(spec=spec({"name": "prefixCaching"}), arguments=["--no-enable-prefix-caching"])
     before = world.deployment()["spec"]["template"]
     world.rewrite(old="unshared", new="shared in vain")
@@ -139,7 +118,6 @@ def test_prefixes_without_hits_are_not_what_helped_and_are_not_tried_again(
     assert world.deployment()["spec"]["template"] == before
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("after", "outcome", "flag"),
     [
@@ -148,9 +126,7 @@ def test_prefixes_without_hits_are_not_what_helped_and_are_not_tried_again(
     ],
     ids=["it helps", "it does not"],
 )
-def test_prefills_are_chunked_where_that_frees_memory(
-    a_world: Callable[..., World], after: str, outcome: str, flag: str
-) -> None:
+def test_prefills_are_chunked_where_that_frees_memory(a_world, after, outcome, flag):
     arguments = ["--max-model-len=32768", "--no-enable-chunked-prefill"]
     world = a_world(spec=spec({"name": "chunkedPrefill"}), arguments=arguments)
     world.rewrite(new=after)
@@ -164,10 +140,7 @@ def test_prefills_are_chunked_where_that_frees_memory(
     assert world.args()[-1] == flag
 
 
-@pytest.mark.timeout(900)
-def test_host_memory_is_used_where_preempted_requests_hang_and_noted_as_borrowed(
-    a_world: Callable[..., World],
-) -> None:
+def test_host_memory_is_used_where_preempted_requests_hang_and_noted_as_borrowed(a_world):
     world = a_world(spec=spec(HOST), change=roomy)
     world.rewrite(new="smooth")
 
@@ -181,10 +154,7 @@ def test_host_memory_is_used_where_preempted_requests_hang_and_noted_as_borrowed
     assert "before" not in lent, "the engine's own default"
 
 
-@pytest.mark.timeout(900)
-def test_host_memory_that_makes_nothing_smoother_is_given_back_and_not_tried_again(
-    a_world: Callable[..., World],
-) -> None:
+def test_host_memory_that_makes_nothing_smoother_is_given_back_and_not_tried_again(a_world):
     world = a_world(spec=spec(HOST), change=roomy)
     before = world.deployment()["spec"]["template"]
     world.rewrite(new="thrash")
@@ -198,8 +168,7 @@ def test_host_memory_that_makes_nothing_smoother_is_given_back_and_not_tried_aga
     assert "borrowed" not in world.status()
 
 
-@pytest.mark.timeout(900)
-def test_without_a_memory_limit_that_covers_it_no_host_memory_is_used(a_world: Callable[..., World]) -> None:
+def test_without_a_memory_limit_that_covers_it_no_host_memory_is_used(a_world):
     world = a_world(spec=spec(HOST))
 
     world.start()

@@ -43,7 +43,6 @@ def settled_view() -> Any:
 
 async def looked(state: State, good: str = "") -> tuple[Survey, Asked]:
     metrics, resource = Asked(state), a_resource(good)
-    assert resource.policy is not None
     return await survey(resource, resource.policy, view(), Senses(metrics, metrics)), metrics
 
 
@@ -63,7 +62,6 @@ async def test_a_new_revision_is_asked_for_its_traffic_too(good: str) -> None:
     proved = healthy_revision(found, policy, datetime.now(NOW.tzinfo))
 
     assert [look.signals for look in metrics.looks] == [TRIGGER | {Signal.REQUESTS_FINISHED}]
-    assert proved is not None
     assert (proved.revision, proved.blocks, proved.flags["maxNumSeqs"]) == (OLD, 149, "64")
 
 
@@ -84,7 +82,6 @@ async def test_a_fleet_in_trouble_is_looked_at_as_a_whole() -> None:
 
 async def test_a_fleet_in_trouble_is_asked_for_its_peak_and_a_calm_one_is_not() -> None:
     resource, peak = a_resource(OLD), Measured(900.0, NOW)
-    assert resource.policy is not None
 
     troubled, calm = [
         await survey(resource, resource.policy, view(), Senses(metrics, metrics))
@@ -115,13 +112,11 @@ async def test_a_method_that_evicts_tokens_is_known_by_the_template() -> None:
     container = {**seen.template["spec"]["containers"][0]}
     container["env"] = [{"name": "TRIATTN_RUNTIME_KV_BUDGET", "value": "512"}]
     template = {**seen.template, "spec": {**seen.template["spec"], "containers": [container]}}
-    assert resource.policy is not None
 
     found = await survey(
         resource, resource.policy, replace(seen, template=template), Senses(metrics, metrics)
     )
 
-    assert found.evidence.evicts is not None
     assert (found.evidence.evicts.name, found.evidence.evicts.budget) == ("TriAttention", 512)
 
 
@@ -131,8 +126,6 @@ async def test_a_pool_that_the_log_alone_tells_is_as_good_as_one_of_the_metrics(
 
     found = await surveyed(metrics)
 
-    assert found.plan is not None
-    assert told.plan is not None
     assert (found.plan.steps, found.blocks()) == (told.plan.steps, 149)
     assert metrics.read == [("vllm", *sorted(pod.name for pod in a_fleet().pods))]
 
@@ -173,7 +166,6 @@ def asking_for(cache_type: str) -> Any:
 
 async def surveyed_with(metrics: Asked, seen: Any, **more: Any) -> Survey:
     resource = spec(**more)
-    assert resource.policy is not None
     return await survey(resource, resource.policy, seen, Senses(metrics, metrics))
 
 
@@ -183,7 +175,6 @@ async def test_a_method_that_the_log_alone_tells_is_looked_at() -> None:
     found = await surveyed_with(metrics, view(), runbooks=BOTH)
 
     assert metrics.asked_for_starts == [PODS]
-    assert found.evidence.compression is not None
     assert (found.evidence.compression.name, found.evidence.compression.is_confirmed) == (
         "TriAttention",
         True,
@@ -229,7 +220,6 @@ async def test_no_start_is_read_at_a_glance_without_the_runbook_or_where_setting
 async def test_the_diagnosis_is_that_of_a_whole_look(state: State) -> None:
     found, _ = await looked(state, good=OLD)
     resource = a_resource()
-    assert resource.policy is not None
 
     asked = Asked(state)
     whole = await examine(resource, resource.policy, view(), Senses(asked, asked))
@@ -247,7 +237,6 @@ async def test_gpus_and_ends_are_asked_for_as_the_look_needs_them() -> None:
 
 async def surveyed(metrics: Asked, **more: Any) -> Survey:
     resource = spec(**more)
-    assert resource.policy is not None
     return await survey(resource, resource.policy, view(), Senses(metrics, metrics))
 
 
@@ -272,7 +261,6 @@ async def test_a_broken_gpu_diverts_whatever_unknown_health_means(health: str) -
     found = await surveyed(Asked(State.THRASH, gpus=gpus), nodeHealth=health)
 
     assert (found.diagnosis.reason, found.plan) == (Reason.GPU_FAULT, None)
-    assert found.obstacle is not None
     assert found.obstacle.reason is Reason.GPU_FAULT
 
 
@@ -284,7 +272,6 @@ async def test_a_gpu_that_ran_out_of_memory_is_met_whatever_the_metrics_say(stat
     found = await surveyed(Asked(state, ended=an_end(Cause.DEVICE_MEMORY, NOW)), levers=LEVERS)
 
     assert found.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
-    assert found.plan is not None
     assert found.goal is Goal.STEADINESS
     assert (found.plan.steps[0].before, found.plan.steps[0].after) == (None, "0.9")
     assert not isinstance(found.baseline(), Inconclusive)
@@ -294,7 +281,6 @@ async def test_a_replica_that_cannot_stay_up_does_not_stand_in_its_own_way() -> 
     pods = (replace(a_fleet().pods[0], ready_at=None, in_rotation=False), *a_fleet().pods[1:])
     broken = View(fleet=a_fleet(pods=pods), template=deployment(3)["spec"]["template"])
     metrics, resource = Asked(State.MISSING, ended=an_end(Cause.DEVICE_MEMORY, NOW)), spec(levers=LEVERS)
-    assert resource.policy is not None
 
     found = await survey(resource, resource.policy, broken, Senses(metrics, metrics))
 
@@ -316,7 +302,6 @@ def senses(state: State) -> Senses:
 def shown_for_approval(cap: int, **changes: Any) -> Resource:
     """A resource in mode Approve that shows a plan with a cap."""
     resource = a_resource(OLD)
-    assert resource.policy is not None
     plan = plan_to(cap, resource)
     record = resource.record or Record()
     shown = ShownPlan(plan.digest, plan.reason, plan.message, (), NOW, replace(plan, **changes))
@@ -325,7 +310,6 @@ def shown_for_approval(cap: int, **changes: Any) -> Resource:
 
 
 def plan_to(cap: int, resource: Resource) -> Plan:
-    assert resource.policy is not None
     workload = engine_of(view(), resource.policy)
     assert isinstance(workload, Workload)
     advice = Assignment(Knob.MAX_NUM_SEQS, cap, Reason.CAP_RIGHT_SIZED, f"{cap} fit")
@@ -348,7 +332,6 @@ FRESH = "14"
 )
 async def test_a_plan_that_somebody_may_be_approving_stands_within_the_noise(cap: int, expected: str) -> None:
     resource = shown_for_approval(cap)
-    assert resource.policy is not None
 
     found = await survey(resource, resource.policy, view(), senses(State.THRASH))
 
@@ -358,7 +341,6 @@ async def test_a_plan_that_somebody_may_be_approving_stands_within_the_noise(cap
 
 async def test_in_other_modes_the_newest_plan_counts() -> None:
     resource = shown_for_approval(15)
-    assert resource.policy is not None
 
     found = await survey(
         resource,
@@ -372,7 +354,6 @@ async def test_in_other_modes_the_newest_plan_counts() -> None:
 
 async def test_a_shown_plan_that_is_not_the_one_of_its_digest_is_forgotten() -> None:
     resource = shown_for_approval(15, target_uid="another")
-    assert resource.policy is not None
 
     found = await survey(resource, resource.policy, view(), senses(State.THRASH))
 
@@ -382,18 +363,15 @@ async def test_a_shown_plan_that_is_not_the_one_of_its_digest_is_forgotten() -> 
 @pytest.mark.parametrize("state", [State.MISSING, State.STALE, State.DOWN])
 async def test_silence_keeps_the_shown_plan_and_stands_in_its_way(state: State) -> None:
     resource = shown_for_approval(15)
-    assert resource.policy is not None
 
     found = await survey(resource, resource.policy, settled_view(), senses(state))
 
     assert caps(found) == ["15"]
-    assert found.obstacle is not None
     assert found.obstacle.reason is found.diagnosis.reason
 
 
 async def test_silence_keeps_no_plan_for_another_spec() -> None:
     resource = replace(shown_for_approval(15), generation=2)
-    assert resource.policy is not None
 
     found = await survey(resource, resource.policy, settled_view(), senses(State.MISSING))
 
@@ -402,7 +380,6 @@ async def test_silence_keeps_no_plan_for_another_spec() -> None:
 
 async def test_calm_takes_the_shown_plan_away() -> None:
     resource = shown_for_approval(15)
-    assert resource.policy is not None
 
     found = await survey(resource, resource.policy, view(), senses(State.RECOVERED))
 
@@ -413,13 +390,10 @@ async def test_calm_takes_the_shown_plan_away() -> None:
 async def test_a_revision_that_proves_good_is_recorded_with_its_traffic(good: str) -> None:
     found, metrics = await looked(State.RECOVERED, good)
     resource = a_resource(good)
-    assert resource.policy is not None
 
     proved = await proved_good(found, resource, resource.policy, metrics, NOW)
 
     assert metrics.looks[-1].signals == TRAFFIC
-    assert proved is not None
-    assert proved.traffic is not None
     assert proved.traffic.output_tokens == pytest.approx(190)
     assert proved.traffic.requests_per_second == pytest.approx(3 * 400 / 60)
 
@@ -427,7 +401,6 @@ async def test_a_revision_that_proves_good_is_recorded_with_its_traffic(good: st
 async def test_a_revision_on_record_is_not_looked_at_again() -> None:
     found, metrics = await looked(State.RECOVERED, good=OLD)
     resource = a_resource(OLD)
-    assert resource.policy is not None
     looks = len(metrics.looks)
 
     await proved_good(found, resource, resource.policy, metrics, NOW)
@@ -451,7 +424,6 @@ async def test_the_diagnosis_of_a_trouble_says_what_moved_since_it_was_healthy(
     good: LastGood, says: str
 ) -> None:
     resource = replace(a_resource(), record=Record(last_good=good))
-    assert resource.policy is not None
 
     found = await survey(resource, resource.policy, view(), senses(State.THRASH))
 
@@ -461,7 +433,6 @@ async def test_the_diagnosis_of_a_trouble_says_what_moved_since_it_was_healthy(
 
 async def test_a_calm_fleet_is_not_compared() -> None:
     resource = replace(a_resource(), record=Record(last_good=LastGood("before", {}, 3, 149, NOW, THEN)))
-    assert resource.policy is not None
 
     found = await survey(resource, resource.policy, view(), senses(State.RECOVERED))
 
@@ -488,7 +459,6 @@ async def test_one_replica_that_says_nothing_does_not_blind_the_fleet(
 ) -> None:
     fleet = a_fleet(replicas=5, pods=(*(a_pod(name) for name in "abcd"), odd))
     metrics, resource = Asked(state, named={"e": State.MISSING}), a_resource()
-    assert resource.policy is not None
     seen = View(fleet=fleet, template=deployment(5)["spec"]["template"], templates={})
 
     found = await survey(resource, resource.policy, seen, Senses(metrics, metrics, NOW))
@@ -502,7 +472,6 @@ async def test_one_replica_that_says_nothing_does_not_blind_the_fleet(
 
 async def test_a_silent_fleet_and_one_with_too_many_silent_replicas_are_told_as_before() -> None:
     resource = a_resource()
-    assert resource.policy is not None
     metrics = Asked(State.THRASH, named={"a": State.MISSING})
 
     found = await survey(resource, resource.policy, view(), Senses(metrics, metrics, NOW))

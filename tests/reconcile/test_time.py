@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -22,9 +21,8 @@ from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.drift import Standing
 from kvmedic.rollout.moves import Failed, Pause, Wait
 from kvmedic.runbooks.workload import View
+from reconcile.asked import Replicas, spec
 from reconcile.phases import PATIENCE_SECONDS, Phase, drained, let_go, reach
-from reconcile.test_down import Replicas
-from reconcile.test_survey import spec
 from reconcile.world import Eye, World, deployment
 from run_builder import NEW, NOW, OLD, a_fleet, a_pod, a_run, an_intent
 
@@ -56,7 +54,6 @@ class Watched:
         watch = Stopwatch(lambda: self.seconds)
         ports: Any = SimpleNamespace(metrics=self.metrics, pace=pace, watch=watch)
         resource = spec(verify={"for": "10m"})
-        assert resource.policy is not None
         self.tick = Tick(resource, resource.policy, Record(), run, ports, NOW + wrong_by)
 
     def set_by(self, step: timedelta) -> None:
@@ -125,7 +122,7 @@ async def trying(seen: Watched) -> bool:
 @pytest.mark.parametrize(
     ("is_over", "run", "limit"),
     [
-        pytest.param(draining, DRAINING, timedelta(minutes=10), id="drain"),
+        pytest.param(draining, DRAINING, timedelta(minutes=30), id="drain"),
         pytest.param(counting, DRAINING, timedelta(seconds=5), id="before requests are counted"),
         pytest.param(starting, ROLLING, timedelta(minutes=10), id="start of a replica"),
         pytest.param(pulsing, ROLLING, timedelta(seconds=10), id="pulse"),
@@ -134,8 +131,8 @@ async def trying(seen: Watched) -> bool:
     ],
 )
 async def test_no_clock_that_is_wrong_or_set_ends_a_phase_and_none_keeps_it_from_its_end(
-    is_over: Callable[[Watched], Any], run: Run, limit: timedelta, first: timedelta, then: timedelta
-) -> None:
+    is_over, run, limit, first, then
+):
     seen = Watched(run, first)
 
     begun = await is_over(seen)
@@ -148,9 +145,7 @@ async def test_no_clock_that_is_wrong_or_set_ends_a_phase_and_none_keeps_it_from
     assert (begun, nearly, over) == (False, False, True)
 
 
-def test_a_drain_goes_on_under_clocks_that_are_days_wrong_and_under_who_comes_after(
-    a_world: Callable[..., World],
-) -> None:
+def test_a_drain_goes_on_under_clocks_that_are_days_wrong_and_under_who_comes_after(a_world):
     world = a_world(replicas=2, spec={"rollout": {"drainTimeout": "24h"}})
     days = timedelta(hours=25).total_seconds()
 

@@ -21,7 +21,7 @@ from reconcile.world import Eye, World, no_harm
 
 FIRST, SECOND = "operator-0", "operator-1"
 QUIET_SECONDS = 2.0
-"""Forty seconds of the fast clock, in which a process that thinks it may act would act."""
+"""Two minutes of the fast clock, in which a process that thinks it may act would act."""
 CONFLICTS = frozenset({409, 422})
 """What the API server says to a patch whose test fails, and to a version that is not the newest."""
 
@@ -82,8 +82,7 @@ def versions(world: World) -> list[str]:
     return [each["metadata"]["resourceVersion"] for each in objects]
 
 
-@pytest.mark.timeout(240)
-def test_of_two_that_start_together_one_moves(a_world: Callable[..., World], another_way: AddProxy) -> None:
+def test_of_two_that_start_together_one_moves(a_world, another_way):
     world = a_world(2)
     other = another_way(no_harm)
 
@@ -96,10 +95,7 @@ def test_of_two_that_start_together_one_moves(a_world: Callable[..., World], ano
     assert [] in (on_fleet(world.proxy), on_fleet(other)), "both wrote"
 
 
-@pytest.mark.timeout(240)
-def test_one_that_was_stopped_for_long_finds_everything_done(
-    a_world: Callable[..., World], another_way: AddProxy
-) -> None:
+def test_one_that_was_stopped_for_long_finds_everything_done(a_world, another_way):
     world = a_world(2)
     other = another_way(no_harm)
 
@@ -129,11 +125,8 @@ STALLS = {
 }
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", STALLS)
-def test_a_write_that_comes_late_changes_nothing(
-    a_world: Callable[..., World], another_way: AddProxy, name: str
-) -> None:
+def test_a_write_that_comes_late_changes_nothing(a_world, another_way, name):
     stall = STALLS[name]
     world = a_world(2, decide=stall.decide)
     other = another_way(no_harm)

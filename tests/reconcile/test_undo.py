@@ -17,8 +17,8 @@ import pytest
 
 from lab.scripted.proxy import Fate, Write
 from reconcile.phases import PATIENCE_SECONDS, Phase, let_go, reach
-from reconcile.test_people import NEW, OLD, cap, is_gone, untouched
 from reconcile.world import Eye, World, remediation
+from worlds.people import NEW, OLD, cap, is_gone, untouched
 
 STRANGER = "99999999-0000-0000-0000-000000000000/20250101-000000/9"
 """The claim of a resource that is long gone."""
@@ -106,9 +106,8 @@ CASES = [
 ]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("moment", "past"), CASES)
-def test_an_undo_ends_the_run_and_stays(a_world: Callable[..., World], moment: str, past: str) -> None:
+def test_an_undo_ends_the_run_and_stays(a_world, moment, past):
     undo = Undo(*MOMENTS[moment])
     world = a_world(2, decide=undo.decide)
     before = world.deployment()["spec"]
@@ -129,11 +128,8 @@ def test_an_undo_ends_the_run_and_stays(a_world: Callable[..., World], moment: s
     assert world.traces() == []
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("past", [past for past in PASTS if past != "no past"])
-def test_a_claim_of_long_ago_does_not_keep_the_next_run_away(
-    a_world: Callable[..., World], past: str
-) -> None:
+def test_a_claim_of_long_ago_does_not_keep_the_next_run_away(a_world, past):
     world = a_world(2)
     remember(world, PASTS[past](world), on_deployment=True)
 
@@ -144,8 +140,7 @@ def test_a_claim_of_long_ago_does_not_keep_the_next_run_away(
     assert world.traces() == []
 
 
-@pytest.mark.timeout(240)
-def test_a_claim_ahead_of_the_record_is_caught_up_with(a_world: Callable[..., World]) -> None:
+def test_a_claim_ahead_of_the_record_is_caught_up_with(a_world):
     world = a_world(2)
     reach(world, Phase.DRAIN)
     claim = world.deployment()["metadata"]["annotations"]["kvmedic.io/run"]
@@ -200,7 +195,6 @@ def delete_by_force_and_make_anew(world: World) -> None:
     world.cluster.apply(remediation(mode="Observe"), world.namespace)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("deed", "outcomes"),
     [
@@ -212,9 +206,7 @@ def delete_by_force_and_make_anew(world: World) -> None:
         (delete_by_force_and_make_anew, ["FleetGivenBack"]),
     ],
 )
-def test_a_frozen_fleet_that_no_record_knows_is_given_back_by_its_note(
-    a_world: Callable[..., World], deed: Callable[[World], None], outcomes: list[str]
-) -> None:
+def test_a_frozen_fleet_that_no_record_knows_is_given_back_by_its_note(a_world, deed, outcomes):
     world = a_world(2)
     before = world.deployment()["spec"]
 
@@ -231,10 +223,7 @@ def test_a_frozen_fleet_that_no_record_knows_is_given_back_by_its_note(
     assert eye.fewest >= 2
 
 
-@pytest.mark.timeout(240)
-def test_a_fleet_of_two_settings_whose_template_a_person_edited_stays_and_says_what_to_type(
-    a_world: Callable[..., World],
-) -> None:
+def test_a_fleet_of_two_settings_whose_template_a_person_edited_stays_and_says_what_to_type(a_world):
     """Nobody keeps the template of before as such, so each way on is a rollout that a person has to want."""
     world = a_world(2)
 
@@ -266,15 +255,12 @@ def is_closed_as(world: World, outcomes: list[str]) -> bool:
 
 FORCED = (
     "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: llm}\nspec:\n  minReadySeconds: 0\n"
-    "  progressDeadlineSeconds: 7200\n  strategy: {rollingUpdate: {maxSurge: 50%, maxUnavailable: 25%}}\n"
+    "  progressDeadlineSeconds: 21600\n  strategy: {rollingUpdate: {maxSurge: 50%, maxUnavailable: 25%}}\n"
 )
 """What a tool sets by server-side apply: every field that a run borrows."""
 
 
-@pytest.mark.timeout(240)
-def test_fields_that_are_set_by_force_and_a_pruned_claim_end_nothing_and_cut_nobody(
-    a_world: Callable[..., World],
-) -> None:
+def test_fields_that_are_set_by_force_and_a_pruned_claim_end_nothing_and_cut_nobody(a_world):
     world = a_world(3)
     manifest = world.directory / "forced.yaml"
     manifest.write_text(FORCED)

@@ -8,65 +8,22 @@ to type.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from lab.cluster.api import ApiError, read_manifests
+from lab.cluster.api import ApiError
 from reconcile.phases import LONG_WINDOW, PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
-from reconcile.test_people import NEW, OLD, abandon_resource, cap, delete_resource, is_gone, stands_still
-from reconcile.world import CRD, Eye, World
+from reconcile.world import Eye, World
+from worlds.downgrading import LATER, as_another_version, downgrade
+from worlds.people import NEW, OLD, abandon_resource, cap, delete_resource, is_gone, stands_still
+from worlds.telling import events, told
 
-LATER = {"rollout": {"spare": "BestEffort"}}
-"""What the schema knows and this version does not do."""
 UNUSABLE = {
     "a value that is not known": ({"verify": {"for": "soon"}}, "SpecInvalid"),
     "a feature that is not there": (LATER, "SpecNotImplemented"),
 }
-
-
-def permissive() -> dict[str, Any]:
-    """Return a definition that takes any spec and any status, as that of another version may."""
-    (made,) = read_manifests(CRD)
-    for version in made["spec"]["versions"]:
-        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        version["schema"] = {"openAPIV3Schema": schema}
-    return made
-
-
-def as_another_version(world: World, write: Callable[[], None], took: Callable[[], bool]) -> None:
-    """Write something that only another version's definition allows; then this version's is back."""
-    ours = read_manifests(CRD)
-
-    def written() -> bool:
-        with suppress(ApiError):
-            write()
-        return took()
-
-    try:
-        world.cluster.apply(permissive())
-        world.wait(written, 20, "another version's definition takes what this one does not")
-    finally:
-        world.cluster.apply(ours)
-        world.wait(
-            lambda: is_readable(world), 20, "the API server reads the resource by the definition again"
-        )
-
-
-def holds(now: Any, wanted: Any) -> bool:
-    """Return whether a field has a value, or at least all that a mapping wants."""
-    return (now or {}).items() >= wanted.items() if isinstance(wanted, dict) else now == wanted
-
-
-def is_readable(world: World) -> bool:
-    """Return whether the API server has taken a changed definition in; until then it answers 429."""
-    try:
-        return bool(world.resource())
-    except ApiError:
-        return False
 
 
 def is_away(world: World) -> bool:
@@ -75,17 +32,6 @@ def is_away(world: World) -> bool:
         return is_gone(world)
     except ApiError:
         return False
-
-
-def downgrade(world: World, spec: dict[str, Any]) -> None:
-    patch = {"spec": spec}
-
-    def took() -> bool:
-        now = world.resource()["spec"]
-        return all(holds(now.get(field), value) for field, value in spec.items())
-
-    write = lambda: world.cluster.api.patch("KVRemediation", "llm", patch, world.namespace)  # noqa: E731
-    as_another_version(world, write, took)
 
 
 def spoil(world: World, change: Callable[[dict[str, Any]], None]) -> None:
@@ -110,26 +56,8 @@ def strange_history(status: dict[str, Any]) -> None:
     status["history"] = [{"id": "1", "outcome": "Transcended"}]
 
 
-def events(world: World, reason: str) -> list[str]:
-    """Return the notes of the Events on the resource with a reason."""
-    found = json.loads(world.kubectl("get", "events", "-o", "json"))["items"]
-    return [
-        each["message"]
-        for each in found
-        if each["reason"] == reason and each["involvedObject"]["kind"] == "KVRemediation"
-    ]
-
-
-def told(world: World, name: str) -> str:
-    """Return a condition's message."""
-    return next(c["message"] for c in world.status()["conditions"] if c["type"] == name)
-
-
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("phase", "what"), list(zip(Phase, 2 * list(UNUSABLE), strict=True)))
-def test_a_resource_with_an_unusable_spec_can_be_deleted(
-    a_world: Callable[..., World], phase: Phase, what: str
-) -> None:
+def test_a_resource_with_an_unusable_spec_can_be_deleted(a_world, phase, what):
     spec, reason = UNUSABLE[what]
     world = a_world(2, **conditions(phase, LONG_WINDOW))
     before = world.deployment()["spec"]
@@ -150,10 +78,7 @@ def test_a_resource_with_an_unusable_spec_can_be_deleted(
     assert eye.fewest >= 2
 
 
-@pytest.mark.timeout(240)
-def test_a_run_whose_spec_becomes_unusable_waits_and_goes_on_when_it_is_mended(
-    a_world: Callable[..., World],
-) -> None:
+def test_a_run_whose_spec_becomes_unusable_waits_and_goes_on_when_it_is_mended(a_world):
     world = a_world(2)
     spec, reason = UNUSABLE["a value that is not known"]
 
@@ -180,8 +105,7 @@ def test_a_run_whose_spec_becomes_unusable_waits_and_goes_on_when_it_is_mended(
     assert eye.lost == []
 
 
-@pytest.mark.timeout(240)
-def test_abandoning_with_an_unusable_spec_leaves_the_template(a_world: Callable[..., World]) -> None:
+def test_abandoning_with_an_unusable_spec_leaves_the_template(a_world):
     world = a_world(2)
 
     reach(world, Phase.DRAIN)
@@ -194,8 +118,7 @@ def test_abandoning_with_an_unusable_spec_leaves_the_template(a_world: Callable[
     assert world.traces() == []
 
 
-@pytest.mark.timeout(240)
-def test_another_rotation_label_in_the_middle_strands_nobody(a_world: Callable[..., World]) -> None:
+def test_another_rotation_label_in_the_middle_strands_nobody(a_world):
     world = a_world(2)
 
     reach(world, Phase.DRAIN)
@@ -208,8 +131,7 @@ def test_another_rotation_label_in_the_middle_strands_nobody(a_world: Callable[.
     assert world.traces() == []
 
 
-@pytest.mark.timeout(240)
-def test_a_deleted_resource_with_an_unreadable_run_says_what_to_type(a_world: Callable[..., World]) -> None:
+def test_a_deleted_resource_with_an_unreadable_run_says_what_to_type(a_world):
     world = a_world(2)
 
     reach(world, Phase.DRAIN)
@@ -231,10 +153,7 @@ def test_a_deleted_resource_with_an_unreadable_run_says_what_to_type(a_world: Ca
     )
 
 
-@pytest.mark.timeout(240)
-def test_an_unreadable_run_does_not_keep_a_resource_whose_target_is_gone(
-    a_world: Callable[..., World],
-) -> None:
+def test_an_unreadable_run_does_not_keep_a_resource_whose_target_is_gone(a_world):
     world = a_world(2)
 
     reach(world, Phase.DRAIN)
@@ -245,10 +164,7 @@ def test_an_unreadable_run_does_not_keep_a_resource_whose_target_is_gone(
     world.wait(lambda: is_away(world), PATIENCE_SECONDS, "the finalizer goes")
 
 
-@pytest.mark.timeout(240)
-def test_an_unreadable_history_does_not_keep_a_run_from_being_taken_back(
-    a_world: Callable[..., World],
-) -> None:
+def test_an_unreadable_history_does_not_keep_a_run_from_being_taken_back(a_world):
     world = a_world(2)
     before = world.deployment()["spec"]
 

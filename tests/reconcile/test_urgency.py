@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from reconcile.world import World
 
@@ -24,10 +21,7 @@ def urgency(world: World) -> str:
     return str(world.status().get("urgency", {}).get("severity", ""))
 
 
-@pytest.mark.timeout(300)
-def test_a_fleet_that_breaches_an_objective_is_a_page_until_it_is_healed(
-    a_world: Callable[..., World],
-) -> None:
+def test_a_fleet_that_breaches_an_objective_is_a_page_until_it_is_healed(a_world):
     world = a_world(spec={"objectives": {"interTokenP95": BREACHED}})
 
     world.start()
@@ -48,10 +42,7 @@ def test_a_fleet_that_breaches_an_objective_is_a_page_until_it_is_healed(
     assert begun.startswith("[page] The fleet is in trouble and an objective of the spec is breached.")
 
 
-@pytest.mark.timeout(300)
-def test_trouble_that_hurts_nobody_is_a_ticket_and_the_run_is_summed_up(
-    a_world: Callable[..., World],
-) -> None:
+def test_trouble_that_hurts_nobody_is_a_ticket_and_the_run_is_summed_up(a_world):
     world = a_world(spec={"objectives": {"interTokenP95": MET}})
 
     world.start()
@@ -71,8 +62,7 @@ def test_trouble_that_hurts_nobody_is_a_ticket_and_the_run_is_summed_up(
     assert "GPU-seconds of spares" in summary["sentence"]
 
 
-@pytest.mark.timeout(300)
-def test_a_change_that_was_taken_back_costs_both_ways(a_world: Callable[..., World]) -> None:
+def test_a_change_that_was_taken_back_costs_both_ways(a_world):
     world = a_world()
     world.rewrite(new="worse")
 

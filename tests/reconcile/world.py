@@ -24,11 +24,11 @@ from lab.scripted.proxy import Fate, Proxy, Write
 ROOT = Path(__file__).parent.parent.parent
 CRD = ROOT / "crds" / "kvmedic.io_kvremediations.yaml"
 APPROVALS_CRD = ROOT / "crds" / "kvmedic.io_kvapprovals.yaml"
-SPEED = 20.0
-"""The operator's clock runs this much faster, so that a window of a minute is three seconds."""
-START_LIMIT_SECONDS = 7200
+SPEED = 60.0
+"""The operator's clock runs this much faster, so that a window of a minute is one second."""
+START_LIMIT_SECONDS = 21_600
 """How long a new replica may take. The API server's times do not run fast: to the operator a pod that is
-made half a minute after the test began is ten minutes old at once, which is the API's default deadline."""
+made ten seconds after the test began is ten minutes old at once, which is the API's default deadline."""
 DRAINING = "draining"
 POLL_SECONDS = 0.2
 """Between two looks at what no watch tells: the operator's log, its process, a Lease."""
@@ -80,7 +80,7 @@ def remediation(**spec: Any) -> dict[str, Any]:
             "verify": {"for": "1m"},
             "nodeHealth": "IfAvailable",
             "limits": {"cooldown": "24h"},
-            "rollout": {"drainTimeout": "10m", "rotationLabel": {"key": "serving", "draining": DRAINING}},
+            "rollout": {"drainTimeout": "30m", "rotationLabel": {"key": "serving", "draining": DRAINING}},
             **spec,
         },
     }
@@ -369,12 +369,13 @@ class Maker:
         annotations: dict[str, str] | None = None,
         arguments: Sequence[str] = (),
         *,
+        speed: float = SPEED,
         change: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
     ) -> World:
         """Return the world of a fleet; the operator is started by whoever asked for it."""
         light = self.cluster
         proxy = self.stack.enter_context(Proxy(light.url, light.token, decide))
-        world = World(light, self.namespace, self.directory, proxy)
+        world = World(light, self.namespace, self.directory, proxy, speed=speed)
         proxy.kill = world.kill
         self.stack.callback(world.kill)
         # Created, not applied: a field manager that applies the template would own it.

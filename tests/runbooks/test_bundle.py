@@ -2,56 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from kvmedic.engines.kv_methods import EIGHT_BITS, TRIATTENTION
+from kvmedic.engines.kv_methods import EIGHT_BITS
 from kvmedic.engines.vllm import VLLM
 from kvmedic.model.compression import BundleSetting as Setting
 from kvmedic.model.config_edits import ConfigMap, Contents
 from kvmedic.model.edits import BundleStep, EnvEdit
-from kvmedic.model.fleet import ObjectRef, template_hash
+from kvmedic.model.fleet import template_hash
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.workload import Fault, Workload, with_template, workload_of
-
-TARGET = ObjectRef("Deployment", "chat")
-SECRET = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
-BUDGET, RECLAIM, SWITCH, FLAG = (
-    "TRIATTN_RUNTIME_KV_BUDGET",
-    "TRIATTN_RUNTIME_ENABLE_EXPERIMENTAL_BLOCK_RECLAIM",
-    "ENABLE_TRIATTENTION",
-    "--no-enable-prefix-caching",
+from worlds.bundles import (
+    BUDGET,
+    FLAG,
+    RECLAIM,
+    SECRET,
+    SWITCH,
+    TARGET,
+    TRI,
+    TUNED,
+    a_template,
+    a_workload,
+    env,
+    off,
 )
+
 DTYPE = Setting(flag="--kv-cache-dtype", on="fp8", off=None)
-
-
-def env(**values: str) -> list[dict[str, Any]]:
-    return [{"name": name, "value": value} for name, value in values.items()]
-
-
-def a_template(args: list[str], variables: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
-    container = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "args": args}
-    container |= {"env": variables} if variables else {}
-    return {"spec": {"containers": [{"name": "proxy"}, container | more]}}
 
 
 def script(text: str, variables: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     return a_template([text], variables, command=["sh", "-c"])
-
-
-def a_workload(template: Mapping[str, Any]) -> Workload:
-    found = workload_of(TARGET, "uid-1", template, "vllm", (VLLM,))
-    assert isinstance(found, Workload), found
-    return found
-
-
-def off(*settings: Setting, method: str = "fp8") -> TurnOff:
-    return TurnOff(method, settings, Reason.COMPRESSION_REVERTED, "it saves nothing")
 
 
 def planned(template: dict[str, Any], advice: TurnOff) -> BundleStep:
@@ -60,10 +45,6 @@ def planned(template: dict[str, Any], advice: TurnOff) -> BundleStep:
     (step,) = plan.steps
     assert isinstance(step, BundleStep)
     return step
-
-
-TRI = off(*TRIATTENTION.settings, method="TriAttention")
-TUNED = [*env(**{BUDGET: "4096"}), SECRET, *env(**{RECLAIM: "1", SWITCH: "1"})]
 
 
 def test_a_whole_method_is_turned_off_in_one_step_and_comes_back_to_the_byte() -> None:

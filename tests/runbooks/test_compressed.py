@@ -52,7 +52,6 @@ def test_nothing_is_on_where_nothing_tells():
 def test_a_declared_method_is_what_the_spec_says():
     found = found_in(a_workload(**ON), MINE)
 
-    assert found is not None
     assert (found.name, found.method_class, found.told_by) == (
         "Mine",
         MethodClass.SCATTERED_EVICTION,
@@ -70,7 +69,6 @@ def test_a_declared_method_whose_settings_are_all_off_is_off():
 def test_a_known_method_need_only_be_named(name, keep):
     found = found_in(a_workload(), CompressionPolicy(method=name))
 
-    assert found is not None
     assert found.method_class is not None
     assert found.keep == (None if keep is None else Keep(keep))
 
@@ -84,7 +82,6 @@ def test_a_methods_own_switch_counts_before_what_is_declared():
 def test_a_method_is_known_by_its_variables_with_its_budget():
     found = found_in(a_workload(TRIATTN_RUNTIME_KV_BUDGET="4096"))
 
-    assert found is not None
     assert (found.name, found.told_by, found.keep) == (
         "TriAttention",
         "TRIATTN_RUNTIME_KV_BUDGET",
@@ -99,16 +96,12 @@ def test_a_declared_budget_counts_before_that_of_a_variable():
     named = found_in(workload, CompressionPolicy(method="TriAttention"))
     told = found_in(workload, CompressionPolicy(method="TriAttention", keep_tokens=1024))
 
-    assert named is not None
-    assert told is not None
     assert (named.keep, told.keep) == (Keep(4096), Keep(1024))
 
 
 def test_fewer_bits_are_known_by_what_the_template_asks_for_or_an_engine_says():
     asked, told = found_in(a_workload("--kv-cache-dtype", "fp8")), found_in(a_workload(), seen=SEEN_FP8)
 
-    assert asked is not None
-    assert told is not None
     assert asked.method_class is told.method_class is MethodClass.QUANTIZATION
     assert (asked.asks_for_type, told.asks_for_type) == ("fp8", "")
     assert not asked.type_is_in_file
@@ -121,7 +114,6 @@ def test_the_models_own_type_is_no_method():
 def test_of_two_methods_the_one_that_is_to_free_blocks_is_looked_at():
     found = found_in(a_workload("--kv-cache-dtype=fp8", TRIATTN_RUNTIME_KV_BUDGET="4096"), seen=SEEN_FP8)
 
-    assert found is not None
     assert found.name == "TriAttention"
     assert found.asks_for_type == ""
 
@@ -144,7 +136,6 @@ def test_an_answer_counts_for_the_template_that_it_is_about_the_newest_first():
 
     found = compressed_of(workload, MINE, (old, other, new), SEEN)
 
-    assert found is not None
     assert found.answer == new
 
 
@@ -157,8 +148,6 @@ def test_answers_of_different_questions_are_not_mixed():
     both = compressed_of(workload, MINE, (prompts, blocks), SEEN)
     one = compressed_of(workload, MINE, (prompts,), SEEN)
 
-    assert both is not None
-    assert one is not None
     assert (both.answer, both.grown, both.is_unfused) == (blocks, prompts, True)
     assert (one.answer, one.grown) == (None, prompts)
 
@@ -169,7 +158,6 @@ def test_answers_of_different_questions_are_not_mixed():
 def test_the_longest_request_is_known_where_it_is_given(given, longest):
     found = found_in(a_workload(*given, **ON), MINE)
 
-    assert found is not None
     assert found.longest_request == longest
 
 
@@ -219,7 +207,6 @@ def test_blocks_are_compared_only_where_memory_decides_how_many_there_are(given,
 
     found = found_in(a_workload("--kv-cache-dtype=fp8", *given), policy)
 
-    assert found is not None
     assert found.blocks_without == blocks
 
 
@@ -232,8 +219,6 @@ def test_blocks_of_a_hybrid_model_are_not_compared_with_those_of_another_size():
 
     untold, told = (compressed_of(workload, policy, answers, wide) for answers in ((), (start,)))
 
-    assert untold is not None
-    assert told is not None
     assert (untold.blocks_without, told.blocks_without, told.block_tokens_without) == (None, 900, 528)
 
 
@@ -250,7 +235,6 @@ COMPACTS = replace(
 def test_a_replacement_that_is_on_is_what_is_looked_at():
     found = found_in(a_workload(EVICT="1", COMPACT="1"), COMPACTS)
 
-    assert found is not None
     assert (found.name, found.method_class) == ("Better", MethodClass.COMPACTING_EVICTION)
     assert (found.keep, found.fix) == (Keep(2048), Fix.COMPACTING_METHOD)
 
@@ -266,12 +250,10 @@ def test_a_replacement_that_is_on_is_what_is_looked_at():
 def test_a_replacement_is_not_taken_for_the_declared_method(env: dict[str, str]):
     found = found_in(a_workload(**env), COMPACTS)
 
-    assert found is not None
     assert (found.name, found.fix) == ("Mine", None)
 
 
 def test_where_the_declared_method_is_off_what_engines_tell_counts():
     found = found_in(a_workload("--kv-cache-dtype=fp8"), MINE, SEEN_FP8)
 
-    assert found is not None
     assert (found.name, found.method_class) == ("fp8", MethodClass.QUANTIZATION)

@@ -209,7 +209,6 @@ def test_whoever_owns_it_is_told_the_value_and_no_more_of_the_file(kind: OwnerKi
 
     proposal = handed_over(TemplateOwner(kind, "prod", part="m"), "serving", workload, plan, NOTHING)
 
-    assert proposal is not None
     assert "16" in proposal.text
     assert SECRET not in str(proposal)
 
@@ -221,7 +220,6 @@ def test_the_value_in_a_file_in_git_is_told_in_words() -> None:
 
     proposal = handed_over(GIT, "serving", workload, plan, NOTHING)
 
-    assert proposal is not None
     assert proposal.text.startswith('max_num_seqs in engine.yaml of ConfigMap/limits: "64" -> "16"')
     assert "kvmedic flags set max_num_seqs=16 -f FILE" in proposal.text
 

@@ -56,7 +56,6 @@ def test_nothing_is_expected_of_other_changes(step: BundleStep) -> None:
 def test_what_was_tried_counts_before_what_the_spec_says_by_now() -> None:
     found = expectation_of(STEP, POLICY, [ANSWER], PLAIN)
 
-    assert found is not None
     assert found.passes == Passes(Keep(512), Compacted(), PASS_TOKENS)
     assert (found.method, found.trial, found.length) == ("TriAttention", "they come back", 32_768)
 
@@ -74,7 +73,6 @@ def test_what_was_tried_counts_before_what_the_spec_says_by_now() -> None:
 def test_without_a_trial_that_says_so_the_spec_tells_what_is_kept(answers: list[Answer], trial: str) -> None:
     found = expectation_of(STEP, POLICY, answers, PLAIN)
 
-    assert found is not None
     assert found.passes == Passes(Keep(2048), Compacted(), PASS_TOKENS)
     assert found.trial == trial
 
@@ -83,7 +81,6 @@ def test_without_a_trial_that_says_so_the_spec_tells_what_is_kept(answers: list[
 def test_a_spec_that_names_no_or_another_replacement_tells_nothing(replacement: Replacement | None) -> None:
     found = expectation_of(STEP, replace(POLICY, replacement=replacement), [], PLAIN)
 
-    assert found is not None
     assert found.passes is None
 
 
@@ -100,8 +97,6 @@ def test_a_spec_that_names_no_or_another_replacement_tells_nothing(replacement: 
 def test_the_template_tells_how_often_tokens_go(variable: dict[str, object], every: int) -> None:
     found = expectation_of(STEP, POLICY, [ANSWER], a_template(variable))
 
-    assert found is not None
-    assert found.passes is not None
     assert found.passes.every == every
 
 
@@ -112,7 +107,6 @@ def test_of_a_method_of_ones_own_nobody_knows_how_often() -> None:
         replace(STEP, method="Mine"), mine, [], a_template({"name": EVERY, "value": "512"})
     )
 
-    assert found is not None
     assert found.passes == Passes(Keep(share=0.25), Compacted(), PASS_TOKENS)
 
 
@@ -135,14 +129,10 @@ def seen(*used: float) -> Answer:
 def test_where_nothing_says_how_often_the_trial_tells(answer: Answer, every: int) -> None:
     found = expectation_of(replace(STEP, method="Mine"), POLICY, [answer], PLAIN)
 
-    assert found is not None
-    assert found.passes is not None
     assert found.passes.every == every
 
 
 def test_the_variable_counts_before_what_a_trial_showed() -> None:
     found = expectation_of(STEP, POLICY, [seen(63, 70, 33, 64)], a_template({"name": EVERY, "value": "256"}))
 
-    assert found is not None
-    assert found.passes is not None
     assert found.passes.every == 256

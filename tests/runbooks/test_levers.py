@@ -14,7 +14,7 @@ from kvmedic.runbooks.preemption.levers import HARMLESS, LEVERS, Lever, first_th
 from kvmedic.runbooks.preemption.pressure import Case
 from kvmedic.runbooks.reference import lever_table
 from runbooks.cases import CASE
-from runbooks.test_runbooks import page
+from runbooks.pages import page
 
 CAP, MARK, LENGTH, STEP = (
     Knob.MAX_NUM_SEQS,

@@ -182,7 +182,6 @@ def test_an_older_name_counts_where_the_present_one_has_no_value(given: dict[str
 
     found = compressed_of(workload, NOT_DECLARED, (), PLAIN)
 
-    assert found is not None
     assert found.keep == Keep(budget)
 
 
@@ -202,7 +201,6 @@ def test_settings_that_ask_for_a_method_and_a_log_that_denies_it_are_said(
 
     found = compressed_of(a_workload([BUDGET]), declared, (), PLAIN, log)
 
-    assert found is not None
     assert (found.is_confirmed, found.denied) == (False, log[0])
     assert eviction_of(a_workload([BUDGET]), log) is None
     evidence = replace(an_evidence(CALM), compression=found)
@@ -218,8 +216,6 @@ def test_what_a_checkpoint_brings_no_setting_of_the_template_takes_away() -> Non
     asked = compressed_of(a_workload([], "--kv-cache-dtype=fp8"), NOT_DECLARED, (), LABELLED)
     brought = compressed_of(a_workload([]), NOT_DECLARED, (), PLAIN, (EIGHT,))
 
-    assert asked is not None
-    assert brought is not None
     assert (asked.asks_for_type, [each.flag for each in asked.settings]) == ("fp8", ["--kv-cache-dtype"])
     assert (brought.asks_for_type, brought.settings) == ("", ())
 
@@ -229,8 +225,6 @@ def test_what_the_spec_declares_a_log_confirms() -> None:
 
     silent, told = (compressed_of(None, declared, (), PLAIN, log) for log in ((), (EIGHT,)))
 
-    assert silent is not None
-    assert told is not None
     assert (silent.told_by, silent.is_confirmed) == (DECLARED, False)
     assert (told.told_by, told.is_confirmed) == (DECLARED, True)
 
@@ -245,7 +239,6 @@ def test_settings_that_say_off_turn_a_declared_method_off_unless_the_engine_says
     assert compressed_of(a_workload([OFF]), switched_off, (), PLAIN) is None
     assert compressed_of(a_workload([]), WRAPPED, (), PLAIN) is None
     confirmed = compressed_of(a_workload([]), WRAPPED, (), PLAIN, (EIGHT,))
-    assert confirmed is not None
     assert (confirmed.is_confirmed, confirmed.settings) == (True, WRAPPED.settings)
 
 
@@ -300,8 +293,6 @@ def test_blocks_that_come_back_in_part_count_by_what_the_engine_keeps(
 
     found = compressed_of(workload, declared, (told,), PLAIN)
 
-    assert found is not None
     assert found.shown is shown
     scattered = compressed_of(workload, declared, (replace(told, reclaim=Reclaim.SCATTERED),), PLAIN)
-    assert scattered is not None
     assert scattered.shown is Reclaim.SCATTERED, "what is scattered is so by any number"

@@ -18,8 +18,8 @@ from kvmedic.model.status import Borrowed, Record
 from kvmedic.runbooks.preemption.give_back import due, loan_return, restore_after, tenure
 from kvmedic.runbooks.preemption.loans import Tenure
 from kvmedic.runbooks.workload import Fault, Workload, workload_of
-from reconcile.test_footprints import HELD, POLICY, four
 from run_builder import NOW
+from worlds.settled import HELD, POLICY, four
 
 KNOB = Knob.KV_OFFLOADING_SIZE
 UID = "uid-1"

@@ -15,8 +15,8 @@ from kvmedic.runbooks.reference import anchor, decision_table
 from runbooks.compression_incidents import COMPRESSION_INCIDENTS
 from runbooks.incident import Incident
 from runbooks.incidents import INCIDENTS
+from runbooks.pages import ROOT, page
 
-ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "operator" / "kvmedic" / "runbooks").glob("*.py"))
 BRANCHES = [
     pytest.param(name, branch, id=f"{name}-{branch.reason}")
@@ -30,11 +30,6 @@ CASES = [
     for reason, incidents in table.items()
     for incident in incidents
 ]
-
-
-def page(runbook: str) -> str:
-    name = re.sub(r"(?<!^)(?=[A-Z])", "-", runbook).lower()
-    return (ROOT / "docs" / "runbooks" / f"{name}.md").read_text(encoding="utf-8")
 
 
 def headings(text: str) -> set[str]:

@@ -1,0 +1,73 @@
+"""A run of each kind that people may meet: the fleet that it needs, and how it is held in a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from reconcile import phases, replacing, scaling
+from reconcile.configured import configure
+from reconcile.deploying import ALLOWED, deploy
+from reconcile.phases import PATIENCE_SECONDS
+from reconcile.world import World
+
+
+def nothing(world: World) -> None:
+    """A fleet is ready for the run as it is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of run, by what it changes.
+
+    `replicas`: of the fleet. `conditions`: what both need to be held in a phase. `prepare`: what
+    is done before the operator starts. `reach`: starts it and returns the pod that the run is about, if any.
+    """
+
+    replicas: int
+    conditions: Callable[[Any], dict[str, Any]]
+    reach: Callable[[World, Any], str | None]
+    prepare: Callable[[World], None] = nothing
+    is_second: Callable[[Any], bool] = lambda _: False
+    """Whether the run of a phase is the second: the first added what it gives back."""
+
+    def hold(self, world: World, phase: StrEnum) -> str:
+        """Start the operator, wait until its run is in the phase, and let it be the last of the day."""
+        pod = self.reach(world, phase)
+        limits = {"spec": {"limits": {"cooldown": "24h"}}}
+        world.cluster.api.patch("KVRemediation", "llm", limits, world.namespace)
+        return pod or ""
+
+    def outcomes(self, world: World, phase: StrEnum) -> set[str]:
+        """Return what came of the run of the phase, and of any that followed."""
+        found = world.outcomes()
+        return set(found[: len(found) - self.is_second(phase)])
+
+    def end(self, world: World, phase: StrEnum) -> None:
+        """Wait until the run is closed, only what is kept for a while is left, and all is rolled out."""
+        runs = 2 if self.is_second(phase) else 1
+
+        def is_over() -> bool:
+            over = len(world.outcomes()) >= runs and "run" not in world.status()
+            return over and (bool(scaling.held(world)) or world.is_closed())
+
+        world.wait(is_over, PATIENCE_SECONDS, f"{runs} runs close")
+        world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+
+def _deployed(phase: phases.Phase) -> dict[str, Any]:
+    return phases.held_open(**ALLOWED)
+
+
+FLAG = Kind(3, phases.conditions, phases.reach)
+FILE = Kind(2, phases.conditions, phases.reach, lambda world: configure(world, history=0))
+REVISION = Kind(2, _deployed, phases.reach, deploy)
+REPLACEMENT = Kind(3, replacing.conditions, replacing.reach)
+SCALING = Kind(
+    scaling.REPLICAS,
+    scaling.conditions,
+    scaling.reach,
+    is_second=lambda phase: phase in (scaling.Phase.DRAIN, scaling.Phase.CHECKED),
+)

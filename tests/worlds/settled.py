@@ -1,0 +1,47 @@
+"""A fleet whose replicas all run one template, for looks without a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from api.records import holding_record
+from kvmedic.model.fleet import Fleet, template_hash
+from kvmedic.rollout.preconditions import Neighbours
+from reconcile.asked import a_resource
+from reconcile.world import deployment
+from run_builder import a_fleet, a_pod
+
+TEMPLATE = deployment(3)["spec"]["template"]
+REVISION = template_hash(TEMPLATE)
+
+
+@dataclass
+class Town:
+    """A target and its neighbours, and how often they were asked."""
+
+    neighbours_there: Neighbours
+    asked: int = 0
+
+    async def neighbours(self, view: Any) -> Neighbours:
+        self.asked += 1
+        return self.neighbours_there
+
+
+def a_settled_fleet(**changes: Any) -> Fleet:
+    fleet = a_fleet()
+    pods = tuple(replace(pod, revision=REVISION) for pod in fleet.pods)
+    sets = tuple(replace(each, revision=REVISION) for each in fleet.replica_sets)
+    return replace(fleet, revision=REVISION, pods=pods, replica_sets=sets, **changes)
+
+
+HELD = holding_record().footprint
+HELD = replace(HELD, template=REVISION)
+POLICY = a_resource(good=REVISION).policy
+
+
+def four(**changes: Any) -> Fleet:
+    fleet = a_settled_fleet()
+    sets = tuple(replace(each, desired=4, available=4) for each in fleet.replica_sets)
+    pods = (*fleet.pods, a_pod("z", REVISION))
+    return replace(fleet, replicas=4, pods=pods, replica_sets=sets, **changes)

@@ -1,0 +1,66 @@
+"""A step of each kind that is judged or moved without a cluster, and the trial pod that it makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from kvmedic.model.compression import Keep
+from kvmedic.model.fleet import ContainerEnd, Instance, Minimum, ObjectRef
+from kvmedic.model.plan import AutoscalerStep
+from kvmedic.model.reasons import Reason
+from kvmedic.model.trial import GateStep, Question, TrialStep
+from kvmedic.rollout.draining import StartLimits
+from run_builder import BUNDLE, NOW, OLD, a_pod
+
+HPA = ObjectRef("HorizontalPodAutoscaler", "llm")
+MINIMUM = AutoscalerStep(
+    target=ObjectRef("Deployment", "llm"),
+    container="vllm",
+    holder=HPA,
+    holder_uid="hpa-1",
+    before=2,
+    after=4,
+    is_given=True,
+    template=OLD,
+    reason=Reason.REPLICAS_ADDED,
+)
+GATE = GateStep(
+    target=ObjectRef("Deployment", "llm"),
+    container="vllm",
+    subject="Mine",
+    change=None,
+    tried="4567",
+    cron_job="aime24",
+    evaluation="e1e1",
+    budget=2048,
+    cache_types=(),
+    limit_seconds=7200,
+    template="0123",
+    reason=Reason.ACCURACY_EVALUATED,
+)
+KEEP = Keep(2048)
+TRIAL = TrialStep(
+    ObjectRef("Deployment", "llm"),
+    "vllm",
+    Question.RECLAMATION,
+    "Mine",
+    16_384,
+    KEEP,
+    1800,
+    "0123",
+    Reason.RECLAMATION_PROBED,
+)
+LIMITS = StartLimits(timedelta(minutes=10), timedelta(minutes=5))
+POD = a_pod("llm-trial-1", created_at=NOW - timedelta(minutes=2))
+STARTING = replace(POD, ready_at=None)
+CHANGE = BUNDLE.edit
+
+
+def an_end(reason: str = "Error") -> ContainerEnd:
+    return ContainerEnd("vllm", 1, reason, POD.created_at, NOW, Instance.PRESENT)
+
+
+def a_minimum(number: int = 2, **changes: object) -> Minimum:
+    found = Minimum(HPA.kind, HPA.name, "hpa-1", "7", number, is_given=True, most=8)
+    return replace(found, **changes)
