@@ -12,6 +12,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, TurnedOff
 from kvmedic.model.trial import GateStep, Score, Scored
 from lab.cluster.simulation import behaviour
+from reconcile.phases import SLOW
 from reconcile.trying import CLASS
 from reconcile.world import World
 
@@ -60,6 +61,7 @@ def roomy(container: dict[str, Any], pod: dict[str, Any]) -> None:
 
 def allow(world: World, evaluation: dict[str, Any] | None = None) -> None:
     """Let the operator make trial pods and evaluations; make the team's own, unless there is to be none."""
+    world.speed = SLOW
     world.cluster.apply(CLASS)
     if evaluation is not None:
         world.cluster.apply(evaluation, world.namespace)

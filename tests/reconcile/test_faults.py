@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lab.scripted.proxy import Fate, Write
-from reconcile.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
+from reconcile.phases import PATIENCE_SECONDS, SLOW, Phase, conditions, drained, let_go, reach
 from reconcile.replacing import press_one
 from reconcile.world import Eye, World, remediation
 
@@ -200,7 +200,7 @@ REAL_OUTAGE_SECONDS = 70.0
 
 def test_an_api_server_that_is_broken_for_long_is_waited_for(a_world):
     began: list[float] = []
-    world = a_world(2)
+    world = a_world(2, speed=SLOW)
 
     def committed(write: Write) -> None:
         if not began and write.object == "deployments" and "Pulse" in write.step:

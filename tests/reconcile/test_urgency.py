@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from reconcile.phases import SLOW
 from reconcile.world import World
 
 PATIENCE_SECONDS = 90
@@ -22,7 +23,7 @@ def urgency(world: World) -> str:
 
 
 def test_a_fleet_that_breaches_an_objective_is_a_page_until_it_is_healed(a_world):
-    world = a_world(spec={"objectives": {"interTokenP95": BREACHED}})
+    world = a_world(spec={"objectives": {"interTokenP95": BREACHED}}, speed=SLOW)
 
     world.start()
     world.wait(lambda: bool(world.step_state()), PATIENCE_SECONDS, "the run opens")
@@ -43,7 +44,7 @@ def test_a_fleet_that_breaches_an_objective_is_a_page_until_it_is_healed(a_world
 
 
 def test_trouble_that_hurts_nobody_is_a_ticket_and_the_run_is_summed_up(a_world):
-    world = a_world(spec={"objectives": {"interTokenP95": MET}})
+    world = a_world(spec={"objectives": {"interTokenP95": MET}}, speed=SLOW)
 
     world.start()
     world.wait(lambda: bool(world.step_state()), PATIENCE_SECONDS, "the run opens")

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, TRIAL_LABEL
 from kvmedic.model.trial import Question, TrialStep
+from reconcile.phases import SLOW
 from reconcile.world import World
 
 METHOD = "Mine"
@@ -76,7 +77,8 @@ def evicting(container: dict[str, Any], pod: dict[str, Any]) -> None:
 
 
 def allow(world: World) -> None:
-    """Let the operator make trial pods."""
+    """Let the operator make trial pods, and leave it the time that a trial has on a busy machine."""
+    world.speed = SLOW
     world.cluster.apply(CLASS)
     world.settings |= {"probe": {"trialPods": True}}
 

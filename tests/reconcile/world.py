@@ -207,6 +207,7 @@ class World:
                 "verifying": "1s",
                 "replica": "100ms",
                 "controller": "50ms",
+                "spareLimit": "15m",
                 "drainQuiet": "5s",
                 "drainInterval": "20ms",
                 "backoffFirst": "50ms",
