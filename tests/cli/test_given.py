@@ -14,9 +14,9 @@ from kvmedic.kube.objects import Ref
 from kvmedic.model.engine import Version
 from kvmedic.model.fleet import body_hash, template_hash
 from kvmedic.model.status import Record, Resource, Wish
-from kvmedic.runbooks.preemption.host_memory import host_terms
+from kvmedic.runbooks.branches import GIB
+from kvmedic.runbooks.preemption.present import host_terms
 from kvmedic.runbooks.workload import Fault, Workload
-from kvmedic.verdict.sizing import GIB
 from run_builder import UID
 
 _MANIFEST = """
