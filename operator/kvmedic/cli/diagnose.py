@@ -115,22 +115,17 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
     if isinstance(found, Refusal):
         if found.reason is RefusalReason.NOT_A_MANIFEST:
             raise GivenError(f"{file}: {found.message}")
-        return Fault(_reason(found), f"{file}: {found.message}{_how_to_name(found)}")
+        message, several = f"{file}: {found.message}", found.reason is RefusalReason.SEVERAL_ENGINES
+        if several:
+            message += (
+                "; name one in spec.targetRef (name, container) of a KVRemediation, and give that as --spec"
+            )
+        unknown = several or found.reason is RefusalReason.NO_ENGINE
+        return Fault(Reason.ENGINE_UNRECOGNISED if unknown else Reason.FLAG_NOT_EDITABLE, message)
     template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
     engines = ENGINES if version is None else tuple(Engine(profile, version) for profile in ENGINES)
     maps = {name: ConfigMap(contents) for name, contents in contents_in(text).items()}
     return workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, engines, maps)
-
-
-def _how_to_name(refusal: Refusal) -> str:
-    if refusal.reason is not RefusalReason.SEVERAL_ENGINES:
-        return ""
-    return "; name one in spec.targetRef (name, container) of a KVRemediation, and give that as --spec"
-
-
-def _reason(refusal: Refusal) -> Reason:
-    unknown = (RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES)
-    return Reason.ENGINE_UNRECOGNISED if refusal.reason in unknown else Reason.FLAG_NOT_EDITABLE
 
 
 def _spec(file: str) -> KVRemediationSpec:
@@ -180,24 +175,18 @@ def moment_of(text: str) -> datetime:
     Raises:
         PastError: it tells none, or one without a time zone, or one that has not come yet.
     """
-    found = _moment(text)
-    if found > datetime.now(UTC):
-        raise PastError(f"--at {text}: that moment has not come yet")
-    return found
-
-
-def _moment(text: str) -> datetime:
     hint = "write RFC 3339 with a time zone, such as 2026-03-01T03:00:00Z, or Unix seconds"
     try:
-        return datetime.fromtimestamp(float(text), UTC)
+        found = datetime.fromtimestamp(float(text), UTC)
     except (ValueError, OverflowError, OSError):
-        pass
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise PastError(f"--at {text}: {hint}") from None
+        try:
+            found = datetime.fromisoformat(text)
+        except ValueError:
+            raise PastError(f"--at {text}: {hint}") from None
     if found.tzinfo is None:
         raise PastError(f"--at {text}: which time zone? {hint}")
+    if found > datetime.now(UTC):
+        raise PastError(f"--at {text}: that moment has not come yet")
     return found.astimezone(UTC)
 
 
@@ -218,7 +207,11 @@ async def observe_replicas(past: Past, settings: Settings, policy: Policy) -> Se
     Raises:
         PastError: no source of that name is configured, or the pods' expression is none.
     """
-    meant, windows = _pattern(past.pods), policy.windows
+    windows = policy.windows
+    try:
+        meant = re.compile(past.pods)
+    except re.error as error:
+        raise PastError(f"--pod-regex {past.pods}: {error}") from None
     source = _source(past, settings, policy.source)
     try:
         known = await source.present(windows.trigger)
@@ -233,13 +226,6 @@ async def observe_replicas(past: Past, settings: Settings, policy: Policy) -> Se
     vitals = {name: Vitals(devices=found) for name, found in devices.items()}
     evidence = Evidence(burn, sizing, policy.trigger, vitals)
     return Seen(evidence, _notes(past, known, pods), source.trouble)
-
-
-def _pattern(pods: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pods)
-    except re.error as error:
-        raise PastError(f"--pod-regex {pods}: {error}") from None
 
 
 def _source(past: Past, settings: Settings, name: str) -> PrometheusSource:

@@ -51,7 +51,6 @@ def show(
 
     Only what is given on the command line is shown, never the engine's defaults.
     """
-
     version = version_named(engine_version)
     text = _read_manifest(file)
     engines = engines_in(text, VLLM, Selector(container, name))
@@ -61,7 +60,7 @@ def show(
         _refuse(several(engines))
     views: list[tuple[ManifestContainer, FlagsView]] = []
     for found in engines:
-        engine = _engine(found, VLLM, version)
+        engine = Engine(VLLM, version or version_of(found.data, VLLM))
         view = _show_engine(text, found, engine)
         if isinstance(view, Refusal):
             _refuse(view, found)
@@ -81,15 +80,16 @@ def set_flag(
 
     Exactly one token changes, or one is added; every other byte stays as it is.
     """
-
-    flag_name, value = _assignment_text(setting)
+    flag_name, equals, value = setting.partition("=")
+    if not equals or not flag_name.strip("-"):
+        raise typer.BadParameter(f"{setting!r} is not NAME=VALUE; for example max_num_seqs=64")
     version = version_named(engine_version)
     flag = _flag(flag_name, VLLM)
     text = _read_manifest(file)
     found = engine_in(text, VLLM, Selector(container, name))
     if isinstance(found, Refusal):
         _refuse(found)
-    engine = _engine(found, VLLM, version)
+    engine = Engine(VLLM, version or version_of(found.data, VLLM))
     wanted = setting_of(flag, value, engine)
     if isinstance(wanted, Refusal):
         _refuse(wanted, found)
@@ -179,18 +179,6 @@ def _print_views(views: list[tuple[ManifestContainer, FlagsView]], output: Form)
             print("  no flag that kvmedic knows; the engine's defaults apply")
 
 
-def _engine(found: ManifestContainer, profile: EngineProfile, version: Version | None) -> Engine:
-
-    return Engine(profile, version or version_of(found.data, profile))
-
-
-def _assignment_text(setting: str) -> tuple[str, str]:
-    name, equals, value = setting.partition("=")
-    if not equals or not name.strip("-"):
-        raise typer.BadParameter(f"{setting!r} is not NAME=VALUE; for example max_num_seqs=64")
-    return name, value
-
-
 def version_named(text: str | None) -> Version | None:
     """Return the version that an option names; None where it is not given.
 
@@ -204,10 +192,11 @@ def version_named(text: str | None) -> Version | None:
 
 
 def _flag(name: str, profile: EngineProfile) -> Flag:
-
     dashed = "--" + name.removeprefix("--").replace("_", "-")
     for flag in profile.flags:
-        if name == flag.knob or dashed in _spellings(flag, profile):
+        named = (option.names for option in profile.options if flag.name in option.names)
+        spelled = {each for names in named for each in names if not each.startswith("--no-")}
+        if name == flag.knob or dashed in spelled:
             return flag
     known = [flag.dest for flag in profile.flags]
     close = difflib.get_close_matches(dashed.strip("-").replace("-", "_"), known, n=3, cutoff=0.4)
@@ -215,23 +204,14 @@ def _flag(name: str, profile: EngineProfile) -> Flag:
     return _refuse(Refusal(RefusalReason.UNKNOWN_FLAG, f"{name!r} is no flag that kvmedic changes: {hint}"))
 
 
-def _spellings(flag: Flag, profile: EngineProfile) -> set[str]:
-    named = (option.names for option in profile.options if flag.name in option.names)
-    return {name for names in named for name in names if not name.startswith("--no-")}
-
-
 def _read_manifest(file: str) -> str:
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return data.decode("utf-8")
     except OSError as error:
-        return _unreadable(f"{file}: {error.strerror}")
+        end_command(f"unreadable file: {file}: {error.strerror}", UNREADABLE)
     except UnicodeDecodeError:
-        return _unreadable(f"{file} is not UTF-8 text")
-
-
-def _unreadable(message: str) -> NoReturn:
-    end_command(f"unreadable file: {message}", UNREADABLE)
+        end_command(f"unreadable file: {file} is not UTF-8 text", UNREADABLE)
 
 
 def _write(text: str) -> None:

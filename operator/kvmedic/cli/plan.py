@@ -30,8 +30,6 @@ from kvmedic.manifests.proposals import Proposal
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.fleet import template_hash
-from kvmedic.model.run import Run
-from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Record, Resource, ShownPlan
 from kvmedic.record.store import RESOURCES, resource_of
 from kvmedic.settings import Settings, SettingsError, load_settings
@@ -122,7 +120,9 @@ async def survey_target(world: Connected, resource: Resource) -> Survey:
     Raises:
         NotThere: the target does not exist, or the spec cannot be followed.
     """
-    policy = _policy(resource)
+    policy, problem = resource.policy, resource.problem
+    if policy is None:
+        raise NotThere(f"{problem.reason}: {problem.message}" if problem else "the spec cannot be followed")
     target = target_of(world)
     seen = await target.look(resource.namespace, policy)
     if seen is None:
@@ -156,13 +156,6 @@ def with_source(settings: Settings, prometheus: str) -> Settings:
     return settings.model_copy(update={"sources": dict.fromkeys(names, source)})
 
 
-def _policy(resource: Resource) -> Policy:
-    if resource.policy is not None:
-        return resource.policy
-    problem = resource.problem
-    raise NotThere(f"{problem.reason}: {problem.message}" if problem else "the spec cannot be followed")
-
-
 @dataclass(frozen=True, slots=True)
 class Planned:
     """What is under way or would be done."""
@@ -187,6 +180,7 @@ class Planned:
         return json.dumps(self._json(), indent=2) if form is Form.JSON else self._text()
 
     def _json(self) -> dict[str, Any]:
+        given, shown = self.proposal, self.shown
         return {
             "run": self.run,
             "digest": self.digest,
@@ -194,16 +188,8 @@ class Planned:
             "message": self.message,
             "plan": [{**change.as_json(), "state": state or None} for change, state in self.changes],
             "waitsFor": self.waits_for or None,
-            "proposal": None
-            if self.proposal is None
-            else {
-                "owner": str(self.proposal.owner),
-                "how": self.proposal.how,
-                "change": self.proposal.text,
-            },
-            "recorded": None
-            if self.shown is None
-            else {"digest": self.shown.digest, "steps": self.shown.steps},
+            "proposal": given and {"owner": str(given.owner), "how": given.how, "change": given.text},
+            "recorded": shown and {"digest": shown.digest, "steps": shown.steps},
         }
 
     def _text(self) -> str:
@@ -247,20 +233,22 @@ def command(
         async with open_connections(settings, cluster) as world:
             resource = await load_resource(world, which)
             run = resource.record.run if resource.record else None
-            return _of_run(run) if run else _of_survey(resource, await survey_target(world, resource))
+            if run is None:
+                return _of_survey(resource, await survey_target(world, resource))
+            changes = tuple((change_of(step.step), str(step.state)) for step in run.steps)
+            return Planned(run.id, run.digest, str(run.reason), run.message, changes, "", None)
 
     found = finish_look(look())
     print(found.printed(output))
     raise typer.Exit(REFUSED if found.is_inconclusive else 0)
 
 
-def _of_run(run: Run) -> Planned:
-    changes = tuple((change_of(record.step), str(record.state)) for record in run.steps)
-    return Planned(run.id, run.digest, str(run.reason), run.message, changes, "", None)
-
-
 def _of_survey(resource: Resource, found: Survey) -> Planned:
     record = resource.record or Record()
+    progressing, waits = record.condition(ConditionType.PROGRESSING), ""
+    if found.plan is not None:
+        waits = "the operator has not looked at this resource yet"
+        waits = f"{progressing.reason}: {progressing.message}" if progressing else waits
     why = found.obstacle
     told = why.message if why else found.plan.message if found.plan else found.diagnosis.line()
     return Planned(
@@ -269,15 +257,8 @@ def _of_survey(resource: Resource, found: Survey) -> Planned:
         reason=str(why.reason if why else found.diagnosis.reason),
         message=told,
         changes=tuple((change_of(step), "") for step in found.plan.steps) if found.plan else (),
-        waits_for=_waits_for(record) if found.plan else "",
+        waits_for=waits,
         shown=record.plan,
         is_inconclusive=isinstance(found.diagnosis, Inconclusive),
         proposal=found.proposal,
     )
-
-
-def _waits_for(record: Record) -> str:
-    progressing = record.condition(ConditionType.PROGRESSING)
-    if progressing is None:
-        return "the operator has not looked at this resource yet"
-    return f"{progressing.reason}: {progressing.message}"

@@ -29,7 +29,6 @@ from kvmedic.model.evidence import (
     Missing,
     Observation,
     PodReadings,
-    Pool,
     Reading,
     Stale,
     Unsupported,
@@ -251,18 +250,15 @@ def _replica(vitals: Vitals) -> dict[str, Any]:
 
 
 def _device(device: Device) -> dict[str, float | str]:
-    found: dict[str, float | str] = {"toldBy": _teller(device)} if device.asked else {}
+    found: dict[str, float | str] = {}
+    if device.asked:
+        known = isinstance(device.reading(Vital.LAST_XID), Measured)
+        found["toldBy"] = f"DCGM exporter and {PROGRAM}" if known else PROGRAM
     for vital in (*SHOWN, *(vital for vital in TELLS if vital in device.asked.difference(SHOWN))):
         value = device.value(vital)
         found[str(vital)] = absence(device.reading(vital)) if value is None else value
     used = device.ratio(Vital.MEMORY_IN_USE)
     return found if used is None else {**found, str(Vital.MEMORY_IN_USE): round(used, 3)}
-
-
-def _teller(device: Device) -> str:
-    """Return who told of a device that its driver was asked about."""
-    known = isinstance(device.reading(Vital.LAST_XID), Measured)
-    return f"DCGM exporter and {PROGRAM}" if known else PROGRAM
 
 
 def _end(end: EngineEnd | None) -> dict[str, Any] | None:
@@ -427,7 +423,7 @@ def report_of_consultation(
 ) -> Report:
     """Return the report on collected evidence."""
     changes: tuple[Change, ...] = ()
-    unknown = "(engine default)"
+    unknown, numbers = "(engine default)", found.plan or found.advice
     if found.plan is not None:
         changes = tuple(change_of(step) for step in found.plan.steps)
     elif found.advice is not None and found.obstacle is None:
@@ -439,7 +435,7 @@ def report_of_consultation(
         observation=found.evidence.burn,
         diagnosis=found.diagnosis,
         changes=changes,
-        because=_because(found),
+        because=numbers.message if numbers else "",
         obstacle=found.obstacle,
         notes=notes,
         unknown=unknown,
@@ -448,16 +444,17 @@ def report_of_consultation(
     )
 
 
-def _because(found: Consultation) -> str:
-    numbers = found.plan or found.advice
-    return numbers.message if numbers else ""
-
-
-def _asked_of(step: OnTrial) -> str:
+def _asked_text(trial: OnTrial | Try | Evaluate) -> str:
     """Return what a trial pod is asked, for a person."""
-    if isinstance(step, GateStep):
-        return f"CronJob/{step.cron_job} with {step.subject}"
-    return f"{_test(step.question, step.tokens)} {'without' if step.without else 'with'} {step.method}"
+    if isinstance(trial, GateStep | Evaluate):
+        return f"CronJob/{trial.cron_job} with {trial.subject}"
+    sent = {
+        Question.RECLAMATION: f"{trial.tokens} tokens",
+        Question.PROMPTS: f"prompts of up to {trial.tokens} tokens",
+        Question.START: "a start",
+    }[trial.question]
+    without = trial.without if isinstance(trial, TrialStep) else trial.off
+    return f"{sent} {'without' if without else 'with'} {trial.method}"
 
 
 def change_of(step: Step) -> Change:
@@ -475,7 +472,7 @@ def change_of(step: Step) -> Change:
         case ScaleStep():
             return Change(REPLICAS, str(step.before), str(step.after), target)
         case TrialStep() | GateStep():
-            return Change(TRIAL, None, _asked_of(step), target)
+            return Change(TRIAL, None, _asked_text(step), target)
         case AutoscalerStep():
             holder = f"{step.holder.kind}/{step.holder.name}"
             return Change(MINIMUM, str(step.before), str(step.after), holder)
@@ -486,21 +483,6 @@ def change_of(step: Step) -> Change:
 def flag_name(knob: str) -> str | None:
     """Return how the engine spells a knob, or None where it has none."""
     return next((flag.name for flag in VLLM.flags if flag.knob == knob), None)
-
-
-def _describe_trial(advice: Try | Evaluate) -> str:
-    """Return what a trial pod should be asked, for a person."""
-    if isinstance(advice, Evaluate):
-        return f"CronJob/{advice.cron_job} with {advice.subject}"
-    return f"{_test(advice.question, advice.tokens)} {'without' if advice.off else 'with'} {advice.method}"
-
-
-def _test(question: Question, tokens: int) -> str:
-    return {
-        Question.RECLAMATION: f"{tokens} tokens",
-        Question.PROMPTS: f"prompts of up to {tokens} tokens",
-        Question.START: "a start",
-    }[question]
 
 
 def _describe_advice(advice: Assignment | Beyond) -> Change:
@@ -516,7 +498,7 @@ def _describe_advice(advice: Assignment | Beyond) -> Change:
         case TurnOn():
             return Change(advice.method, advice.before, advice.after, "")
         case Try() | Evaluate():
-            return Change(TRIAL, None, _describe_trial(advice), "")
+            return Change(TRIAL, None, _asked_text(advice), "")
         case Assignment():
             return Change(str(advice.knob), None, str(advice.value), "")
         case _:
@@ -533,9 +515,6 @@ def numbers_of(readings: PodReadings) -> dict[str, float | str]:
         if isinstance(histogram, Measured) and histogram.value.count:
             found[f"{signal}Mean"] = round(histogram.value.mean, 4)
     if isinstance(readings.pool, Measured):
-        found |= _pool_text(readings.pool.value)
+        pool = readings.pool.value
+        found |= {"poolBlocks": pool.blocks, "blockTokens": pool.block_tokens}
     return found
-
-
-def _pool_text(pool: Pool) -> dict[str, float | str]:
-    return {"poolBlocks": pool.blocks, "blockTokens": pool.block_tokens}

@@ -25,7 +25,7 @@ from kvmedic.controller.plans import judge_runbooks, with_unanswered
 from kvmedic.engines.engine_log import Started, phrases, started_of
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
 from kvmedic.metrics.page import Page, parse_page, replica_of
-from kvmedic.metrics.saved_pages import Glimpse, glimpse, moment, start_of, was_restarted
+from kvmedic.metrics.saved_pages import glimpse, moment, start_of, was_restarted
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
@@ -62,21 +62,15 @@ def text_of(file: str, most_bytes: int) -> str:
     if len(data) > most_bytes:
         raise UnfitError(f"{file} is larger than {most_bytes >> 20} MiB")
     try:
-        text = _decode_text(_decompress_bytes(data, most_bytes) if data.startswith(_GZIP) else data)
+        if data.startswith(_GZIP):
+            data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, most_bytes)
+        encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
+        text = codecs.getincrementaldecoder(encoding)().decode(data)
     except (UnicodeDecodeError, zlib.error):
         raise UnfitError(f"{file} is neither text nor gzip") from None
     if "\0" in text:
         raise UnfitError(f"{file} is neither text nor gzip")
     return text.replace("\r\n", "\n")
-
-
-def _decode_text(data: bytes) -> str:
-    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
-    return codecs.getincrementaldecoder(encoding)().decode(data)
-
-
-def _decompress_bytes(data: bytes, most_bytes: int) -> bytes:
-    return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, most_bytes)
 
 
 ONLY = "replica"
@@ -112,9 +106,32 @@ def evidence_of(
     The trouble is looked for over the later half of the pages, the lengths over all of them.
     """
     recent = {name: many[(len(many) - 1) // 2 :] for name, many in pages.items()}
-    burn, sizing = (_look_at_pages(part, interval) for part in (recent, pages))
-    notes = _notes(sizing, interval)
-    return Evidence(burn.observation, sizing.observation, trigger), notes
+    burn, sizing = (
+        glimpse(
+            part,
+            VLLM_SIGNALS,
+            None if interval is None else interval.total_seconds() * (max(map(len, part.values())) - 1),
+        )
+        for part in (recent, pages)
+    )
+    notes: list[str] = []
+    seconds = sizing.observation.window_seconds
+    if interval is None and isfinite(seconds):
+        notes.append(
+            f"the engine was busy for {seconds:.0f} s between the first and the last scrape, "
+            "by its own steps; --interval tells the time itself"
+        )
+    elif interval is None:
+        notes.append(
+            "nothing tells the time between the scrapes, so whether requests stay longer than that is not "
+            "checked; give --interval"
+        )
+    if sizing.resting:
+        notes.append(
+            f"nothing ran on {', '.join(sizing.resting)} at the moment of any scrape, so gauges tell "
+            "nothing; scrape while requests are being served"
+        )
+    return Evidence(burn.observation, sizing.observation, trigger), tuple(notes)
 
 
 def interval_between(text: str) -> timedelta | None:
@@ -146,35 +163,6 @@ def doubt_of(pages: Mapping[str, tuple[Page, ...]]) -> Inconclusive | None:
         if was_restarted(many, VLLM_SIGNALS):
             return Inconclusive(Reason.METRICS_MISSING, _restart(name, many))
     return None
-
-
-def _look_at_pages(pages: Mapping[str, tuple[Page, ...]], interval: timedelta | None) -> Glimpse:
-    steps = max(len(many) for many in pages.values()) - 1
-    seconds = None if interval is None else interval.total_seconds() * steps
-    return glimpse(pages, VLLM_SIGNALS, seconds)
-
-
-def _notes(seen: Glimpse, interval: timedelta | None) -> tuple[str, ...]:
-    notes = () if interval is not None else (_time_note(seen.observation.window_seconds),)
-    if not seen.resting:
-        return notes
-    return (
-        *notes,
-        f"nothing ran on {', '.join(seen.resting)} at the moment of any scrape, so gauges tell nothing; "
-        "scrape while requests are being served",
-    )
-
-
-def _time_note(seconds: float) -> str:
-    if isfinite(seconds):
-        return (
-            f"the engine was busy for {seconds:.0f} s between the first and the last scrape, "
-            "by its own steps; --interval tells the time itself"
-        )
-    return (
-        "nothing tells the time between the scrapes, so whether requests stay longer than that is not "
-        "checked; give --interval"
-    )
 
 
 def _restart(name: str, pages: Sequence[Page]) -> str:
@@ -345,7 +333,7 @@ def _consult_runbook(evidence: Evidence, policy: Policy, workload: Workload | Fa
     if isinstance(workload, Workload):
         plan = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
         if isinstance(plan, TurnOff):
-            return _turned_off(replace(found, advice=plan), workload, plan)
+            return _plan_bundle(replace(found, advice=plan), workload, plan)
         if isinstance(plan, NoChange):
             return _without_lever(found, plan, known, policy, workload)
         return replace(found, plan=plan) if isinstance(plan, Plan) else replace(found, advice=plan)
@@ -354,18 +342,16 @@ def _consult_runbook(evidence: Evidence, policy: Policy, workload: Workload | Fa
         return _without_lever(found, advice, known, policy, workload)
     if workload is None or not isinstance(advice, Assignment | TurnOff):
         return replace(found, advice=advice)
-    why = f"{_wish(advice)}: {workload.message}"
+    wish = (
+        f"{advice.method} cannot be turned off"
+        if isinstance(advice, TurnOff)
+        else f"{advice.knob} {advice.value} cannot be set"
+    )
+    why = f"{wish}: {workload.message}"
     return replace(_find_hindrance(found, NoChange(workload.reason, why)), advice=advice)
 
 
-def _wish(advice: Assignment | TurnOff) -> str:
-    """Return what cannot be done where an engine's command line cannot be read."""
-    if isinstance(advice, TurnOff):
-        return f"{advice.method} cannot be turned off"
-    return f"{advice.knob} {advice.value} cannot be set"
-
-
-def _turned_off(found: Consultation, workload: Workload, advice: TurnOff) -> Consultation:
+def _plan_bundle(found: Consultation, workload: Workload, advice: TurnOff) -> Consultation:
     """Return what comes of the advice to turn a method off."""
     plan = bundle_plan(workload, advice, _FIRST_GENERATION)
     if isinstance(plan, Plan):
