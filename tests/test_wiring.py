@@ -13,8 +13,7 @@ from kubernetes.aio.client import Configuration
 from kvmedic.cluster.trial_pods import Evaluations, Trials
 from kvmedic.controller.ports import NoEvaluations, NoProbes, NoTrials
 from kvmedic.kube.client import Client, Limits
-from kvmedic.manifests.evaluation_job import Evaluation
-from kvmedic.manifests.trial_pod import Owner, Trial
+from kvmedic.manifests.trial_pod import Evaluation, Owner, Trial
 from kvmedic.metrics.options import ProbeOptions
 from kvmedic.model.trial import Counted, Interrupted, NoEvaluation, Served, Underway
 from kvmedic.settings import Settings

@@ -16,14 +16,15 @@ from kvmedic.cluster.trial_pods import UNREADABLE, Evaluations, Trials
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import Ref
-from kvmedic.manifests.evaluation_job import (
+from kvmedic.manifests.trial_pod import (
     DIGEST,
     NAME_LENGTH,
     SERVED_BEFORE,
+    TRIAL_LABEL,
     Evaluation,
+    Owner,
     job_name,
 )
-from kvmedic.manifests.trial_pod import TRIAL_LABEL, Owner
 from kvmedic.model.trial import Counted, JobEnd, JobSight, NoEvaluation, Served
 from kvmedic.runbooks.compression.accuracy import Evaluation as Seen
 from kvmedic.runbooks.compression.accuracy import NotPassed, score_of

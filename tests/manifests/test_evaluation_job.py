@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.manifests.evaluation_job import (
+from kvmedic.manifests.trial_pod import (
     DIGEST,
     NAME_LENGTH,
     SERVED_BEFORE,
+    TRIAL_LABEL,
     Evaluation,
+    Owner,
     digest_of,
     evaluation_job,
     job_name,
 )
-from kvmedic.manifests.trial_pod import TRIAL_LABEL, Owner
 from kvmedic.model.trial import Counted, NoEvaluation, Served
 
 OWNER = Owner("kvmedic.io/v1alpha1", "KVRemediation", "llm", "uid-1")

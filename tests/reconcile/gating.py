@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvmedic.api.status import record_to_wire
-from kvmedic.manifests.evaluation_job import digest_of
+from kvmedic.manifests.trial_pod import digest_of
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, TurnedOff
 from kvmedic.model.trial import GateStep, Score, Scored

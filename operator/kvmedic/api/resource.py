@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, time, timedelta
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kvmedic.api.compression import (
     AccuracyGate,
     CompressionBaseline,
-    CompressionReplacement,
     CompressionSetting,
     CompressionSpec,
 )
@@ -80,7 +79,12 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
         source=spec.metrics.source,
         objectives=_objectives(spec.objectives),
         trigger=Trigger(spec.trigger.preemptions_per_request, spec.trigger.kv_cache_usage),
-        windows=_windows(spec),
+        windows=Windows(
+            trigger=parse_duration(spec.trigger.window),
+            hold=parse_duration(spec.trigger.hold),
+            sizing=parse_duration(spec.sizing.window),
+            verify=parse_duration(spec.verify.window),
+        ),
         node_health=spec.node_health,
         levers=tuple(_bound(lever) for lever in spec.levers if lever.name in KNOBS),
         rollout=_rollout(spec),
@@ -94,7 +98,14 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
             approval_max_age=parse_duration(spec.limits.approval_max_age),
         ),
         rollback=_rollback(spec),
-        scale_out=next((_scale(lever) for lever in spec.levers if lever.name is LeverName.SCALE_OUT), None),
+        scale_out=next(
+            (
+                ScaleBound(lever.max_replicas, int(lever.step or 1), _restore_after(lever))
+                for lever in spec.levers
+                if lever.name is LeverName.SCALE_OUT
+            ),
+            None,
+        ),
         compression=_compression(spec.compression),
     )
 
@@ -102,6 +113,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
 def _compression(spec: CompressionSpec | None) -> CompressionPolicy:
     if spec is None:
         return CompressionPolicy()
+    given = spec.replacement
     return CompressionPolicy(
         method=spec.method or "",
         method_class=MethodClass(spec.method_class) if spec.method_class else None,
@@ -113,16 +125,12 @@ def _compression(spec: CompressionSpec | None) -> CompressionPolicy:
         attention_backend=(spec.baseline.attention_backend or "") if spec.baseline else "",
         probe=ProbePolicy(spec.probe.tokens, parse_duration(spec.probe.timeout)),
         fixes=tuple(Fix(each) for each in spec.allowed_fixes),
-        replacement=_replacement(spec.replacement),
+        replacement=None
+        if given is None
+        else Replacement(given.method, given.keep_tokens, given.keep_ratio, _bundle(given.settings)),
         gate=_gate(spec.accuracy_gate, spec.baseline),
         close_by=None if spec.close_by is None else datetime.fromisoformat(spec.close_by),
     )
-
-
-def _replacement(given: CompressionReplacement | None) -> Replacement | None:
-    if given is None:
-        return None
-    return Replacement(given.method, given.keep_tokens, given.keep_ratio, _bundle(given.settings))
 
 
 def _bundle(given: Sequence[CompressionSetting] | None) -> tuple[Setting, ...]:
@@ -168,15 +176,6 @@ def _rollback(spec: KVRemediationSpec) -> RollbackPolicy:
         return RollbackPolicy()
     within = RollbackPolicy().within if lever.within is None else parse_duration(lever.within)
     return RollbackPolicy(is_allowed=True, within=within)
-
-
-def _windows(spec: KVRemediationSpec) -> Windows:
-    return Windows(
-        trigger=parse_duration(spec.trigger.window),
-        hold=parse_duration(spec.trigger.hold),
-        sizing=parse_duration(spec.sizing.window),
-        verify=parse_duration(spec.verify.window),
-    )
 
 
 def _maintenance(window: WireWindow) -> MaintenanceWindow:
@@ -234,14 +233,6 @@ def _restore_after(lever: LeverSpec) -> timedelta:
     return parse_duration(lever.restore_after) if lever.restore_after else RESTORE_AFTER
 
 
-def _scale(lever: LeverSpec) -> ScaleBound:
-    return ScaleBound(
-        most=lever.max_replicas,
-        step=int(lever.step or 1),
-        restore_after=_restore_after(lever),
-    )
-
-
 class SpecInvalid(Exception):  # noqa: N818 -- named like the reason that it leads to
     """The spec cannot be followed as it is written.
 
@@ -273,16 +264,12 @@ def problems_of(error: ValidationError, root: str) -> tuple[str, ...]:
 
     Values are left out: a message that everyone may read must not repeat what may be a secret.
     """
-    details = error.errors(include_input=False, include_url=False)
-    return tuple(
-        f"{root}{_path(d['loc'], d.get('ctx', {}))}: {_describe_problem(d['type'], d['msg'])}"
-        for d in details
-    )
-
-
-def _path(location: tuple[int | str, ...], context: Mapping[str, object]) -> str:
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return f"{path}{context.get('path', '')}"
+    found: list[str] = []
+    for each in error.errors(include_input=False, include_url=False):
+        parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in each["loc"])
+        path = "".join(parts) + str(each.get("ctx", {}).get("path", ""))
+        found.append(f"{root}{path}: {_describe_problem(each['type'], each['msg'])}")
+    return tuple(found)
 
 
 def _describe_problem(kind: str, message: str) -> str:
@@ -362,9 +349,6 @@ def resource_from_manifest(manifest: Mapping[str, Any]) -> KVRemediation:
         raise SpecInvalid(tuple(p.removeprefix(".") for p in problems_of(error, ""))) from error
 
 
-T = TypeVar("T")
-
-
 PENDING: tuple[Rule[KVRemediationSpec], ...] = (
     Rule(
         cel="self.rollout.spare != 'BestEffort'",
@@ -379,8 +363,5 @@ PENDING: tuple[Rule[KVRemediationSpec], ...] = (
 
 def not_implemented(spec: KVRemediationSpec) -> tuple[str, ...]:
     """Return what the spec asks for and this version does not do, one sentence each; empty: nothing."""
-    return tuple(f"spec{rule.path}: {rule.message}" for rule in PENDING if not _holds(rule, spec))
-
-
-def _holds(rule: Rule[T], value: T) -> bool:
-    return rule.holds is None or rule.holds(value)
+    pending = (rule for rule in PENDING if rule.holds is not None and not rule.holds(spec))
+    return tuple(f"spec{rule.path}: {rule.message}" for rule in pending)

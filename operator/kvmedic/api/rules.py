@@ -108,11 +108,10 @@ class Rule(Generic[T]):
 
     def wire(self) -> dict[str, str]:
         """Return the rule as a structural schema carries it."""
-        optional = {
-            "fieldPath": self.path,
-            "reason": "FieldValueForbidden" if self.forbids else "",
-        }
-        return {"rule": self.cel, "message": self.message} | {k: v for k, v in optional.items() if v}
+        written = {"rule": self.cel, "message": self.message}
+        if self.path:
+            written["fieldPath"] = self.path
+        return {**written, "reason": "FieldValueForbidden"} if self.forbids else written
 
     def check(self, value: T) -> T:
         """Return the value if the rule holds for it.
@@ -189,7 +188,10 @@ def duration(low: str, high: str) -> Rule[str]:
         cel=f"self.matches('{DURATION_PATTERN}') && duration(self) >= duration('{low}')"
         f" && duration(self) <= duration('{high}')",
         message=f"use a duration from {low} to {high}, such as 80ms, 90s, 10m or 1h30m",
-        holds=lambda text: _lies_within(text, parse_duration(low), parse_duration(high)),
+        holds=lambda text: (
+            _reads(parse_duration, text)
+            and parse_duration(low) <= parse_duration(text) <= parse_duration(high)
+        ),
     )
 
 
@@ -232,10 +234,6 @@ def unique(key: Callable[[T], object] = lambda item: item) -> AfterValidator:
         return items
 
     return AfterValidator(check)
-
-
-def _lies_within(text: str, low: timedelta, high: timedelta) -> bool:
-    return _reads(parse_duration, text) and low <= parse_duration(text) <= high
 
 
 def _reads(parse: Callable[[str], object], text: str) -> bool:

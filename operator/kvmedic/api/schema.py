@@ -107,7 +107,7 @@ def structural(schema: Schema, definitions: Schema) -> Schema:
     """
     plain = _resolve_schema(schema, definitions)
     kept = {key: plain[key] for key in KEPT if key in plain and plain[key] is not False}
-    out = kept | _extensions(plain)
+    out = kept | {key: value for key, value in plain.items() if key.startswith("x-kubernetes-")}
     if "description" in out:
         out["description"] = _paragraphs(out["description"])
     if "const" in plain:
@@ -154,10 +154,6 @@ def _join_schemas(alternatives: list[Schema]) -> Schema:
     if types == {"object"}:
         return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     raise ValueError(f"no structural schema for any of {sorted(map(str, types))}: give the field one type")
-
-
-def _extensions(plain: Schema) -> Schema:
-    return {key: value for key, value in plain.items() if key.startswith("x-kubernetes-")}
 
 
 def _with_default(out: Schema, plain: Schema) -> Schema:
@@ -249,6 +245,8 @@ def custom_resource_definition() -> Schema:
 
 def definition(names: Names, columns: Sequence[Column], schema: Schema) -> Schema:
     """Return the CustomResourceDefinition of a kind; a status is a subresource where the schema has one."""
+    subresources: Schema = {"subresources": {"status": {}}} if "status" in schema["properties"] else {}
+    keys = ("name", "type", "jsonPath", "priority", "description")
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -264,23 +262,17 @@ def definition(names: Names, columns: Sequence[Column], schema: Schema) -> Schem
                 "shortNames": list(names.short),
                 "categories": list(names.categories),
             },
-            "versions": [_version(columns, schema)],
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    **subresources,
+                    "additionalPrinterColumns": [dict(zip(keys, column, strict=True)) for column in columns],
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
         },
-    }
-
-
-def _version(columns: Sequence[Column], schema: Schema) -> Schema:
-    subresources: Schema = {"subresources": {"status": {}}} if "status" in schema["properties"] else {}
-    return {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
-        **subresources,
-        "additionalPrinterColumns": [
-            {"name": name, "type": kind, "jsonPath": path, "priority": priority, "description": text}
-            for name, kind, path, priority, text in columns
-        ],
-        "schema": {"openAPIV3Schema": schema},
     }
 
 
@@ -323,9 +315,10 @@ def reference_page() -> str:
     """Return the page as Markdown."""
     schema = open_api_schema()
     shown = columns("kvr", COLUMNS)
-    return "\n".join(
-        [INTRODUCTION, _not_yet(), shown, *sections(schema, "spec"), *sections(schema, "status")]
-    )
+    lines = "\n".join(f"* `spec{rule.path}`: {rule.message}" for rule in PENDING)
+    not_yet = _titled_text("Not implemented yet", f"{NOT_YET}\n{lines}")
+    parts = (*sections(schema, "spec"), *sections(schema, "status"))
+    return "\n".join([INTRODUCTION, not_yet, shown, *parts])
 
 
 def sections(schema: Schema, part: str) -> Iterator[str]:
@@ -334,15 +327,10 @@ def sections(schema: Schema, part: str) -> Iterator[str]:
         yield _section(path, described)
 
 
-def _not_yet() -> str:
-    lines = [f"* `spec{rule.path}`: {rule.message}" for rule in PENDING]
-    return _strip_titles("Not implemented yet", NOT_YET + "\n" + "\n".join(lines))
-
-
 def columns(short: str, shown: Sequence[Column]) -> str:
     """Return the section about what `kubectl get` shows of a kind."""
     rows = [(f"{name}{' (wide)' if wide else ''}", f"`{path}`", text) for name, _, path, wide, text in shown]
-    return _strip_titles(f"Columns of `kubectl get {short}`", _table(("Column", "From", "Meaning"), rows))
+    return _titled_text(f"Columns of `kubectl get {short}`", _table(("Column", "From", "Meaning"), rows))
 
 
 def _objects(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -365,8 +353,11 @@ def _section(path: str, schema: Schema) -> str:
         rows = [_row(n, part, n in required) for n, part in schema["properties"].items()]
         text.append(_table(("Field", "Type", "Default", "Meaning"), rows))
     pending = [rule.wire() for rule in PENDING]
-    rules = [f"* {_rule(rule)}" for rule in schema.get(VALIDATIONS, ()) if rule not in pending]
-    return _strip_titles(path, "\n\n".join(part for part in (*text, "\n".join(rules)) if part))
+    rules: list[str] = []
+    for rule in schema.get(VALIDATIONS, ()):
+        field = f"`{rule['fieldPath'].removeprefix('.')}`: " if "fieldPath" in rule else ""
+        rules += [] if rule in pending else [f"* {field}{rule['message']}"]
+    return _titled_text(path, "\n\n".join(part for part in (*text, "\n".join(rules)) if part))
 
 
 def _row(name: str, schema: Schema, is_required: bool) -> tuple[str, ...]:  # noqa: FBT001 -- a fact about the field
@@ -394,15 +385,10 @@ def _type(schema: Schema) -> str:
     return "time" if schema.get("format") == "date-time" else str(schema["type"])
 
 
-def _rule(rule: Schema) -> str:
-    field = f"`{rule['fieldPath'].removeprefix('.')}`: " if "fieldPath" in rule else ""
-    return f"{field}{rule['message']}"
-
-
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _strip_titles(title: str, text: str) -> str:
+def _titled_text(title: str, text: str) -> str:
     return f"## {title}\n\n{text}\n"

@@ -35,8 +35,15 @@ from kvmedic.kube.objects import (
     section,
     uid_of,
 )
-from kvmedic.manifests.evaluation_job import DIGEST, SERVED_BEFORE, Evaluation, digest_of, evaluation_job
-from kvmedic.manifests.trial_pod import TRIAL_LABEL, Trial
+from kvmedic.manifests.trial_pod import (
+    DIGEST,
+    SERVED_BEFORE,
+    TRIAL_LABEL,
+    Evaluation,
+    Trial,
+    digest_of,
+    evaluation_job,
+)
 from kvmedic.model.fleet import Pod, Rotation
 from kvmedic.model.trial import Counted, JobEnd, JobSight, NoEvaluation, Served
 from kvmedic.rollout.trial import LastWords

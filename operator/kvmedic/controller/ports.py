@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.kube.clock import Stopwatch
-from kvmedic.manifests.evaluation_job import Evaluation
-from kvmedic.manifests.trial_pod import Trial
+from kvmedic.manifests.trial_pod import Evaluation, Trial
 from kvmedic.model.config_edits import FileEdit
 from kvmedic.model.devices import Answer, Device, EngineEnd
 from kvmedic.model.engine import Version

@@ -19,11 +19,12 @@ from kvmedic.controller.next_move import Tick, as_watched, start_limits, watch_r
 from kvmedic.controller.ports import Ports
 from kvmedic.engines import ENGINES, REFUSALS
 from kvmedic.kube.errors import Conflict
-from kvmedic.manifests.evaluation_job import Evaluation, job_name
 from kvmedic.manifests.trial_pod import (
+    Evaluation,
     NoTrial,
     Owner,
     Trial,
+    job_name,
     remote_cache_in_file,
     trial_pod,
     without_remote_cache,
