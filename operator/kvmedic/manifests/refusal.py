@@ -99,7 +99,10 @@ _LEAST = 75
 
 
 class TooLargeError(Exception):
-    """A command line is too large to be read; never leaves `invocation_of` and `environment_of`."""
+    """A command line is too large to be read: whatever spends of a budget raises it.
+
+    It never leaves `invocation_of`, `environment_of` and `containers_of`.
+    """
 
     def __init__(self, message: str, *, is_spent: bool = False) -> None:
         super().__init__(message)

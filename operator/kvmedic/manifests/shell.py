@@ -199,11 +199,7 @@ class _Found:
 def engine_in_script(
     shell: ShellStart, container: Mapping[str, object], profile: EngineProfile, variables: Variables
 ) -> CommandLine | Refusal | None:
-    """Return the engine's command line in a shell's script, or None where it starts no engine.
-
-    Raises:
-        TooLargeError: the variables' budget is spent.
-    """
+    """Return the engine's command line in a shell's script, or None where it starts no engine."""
     walk = Walk(profile, container, variables.budget)
     walk.run_shell(shell, variables, ())
     if walk.doubts:

@@ -241,11 +241,7 @@ class Unquoted:
 def tokens_of(
     container: Mapping[str, object], environment: Environment, budget: Budget
 ) -> tuple[Token, ...] | Refusal:
-    """Return the tokens of command and args, in order.
-
-    Raises:
-        TooLargeError: the budget is spent.
-    """
+    """Return the tokens of command and args, in order."""
     found: list[Token] = []
     for name in COMMAND_LINE:
         items = container.get(name)
@@ -298,11 +294,7 @@ def environment_of(container: Mapping[str, object], budget: Budget) -> Environme
 
 
 def read_environment(container: Mapping[str, object], budget: Budget) -> Environment:
-    """Return the environment that a container's `env` and `envFrom` give.
-
-    Raises:
-        TooLargeError: the budget is spent.
-    """
+    """Return the environment that a container's `env` and `envFrom` give."""
     items = container.get("env")
     values: dict[str, str] = {}
     elsewhere: set[str] = set()
@@ -345,9 +337,6 @@ def expand(text: str, environment: Environment, budget: Budget) -> Expanded:
     """Return a text with each `$(NAME)` replaced and each `$$` halved, as Kubernetes does it.
 
     A text without references costs nothing: it may be a file that a program gets in a variable.
-
-    Raises:
-        TooLargeError: the budget is spent.
     """
     if "$" not in text:
         return Expanded(text, (), ())
@@ -377,11 +366,7 @@ def _references(text: str) -> Iterator[re.Match[str]]:
 
 
 def trace_of(raw: str, place: Place, environment: Environment, budget: Budget) -> Traced:
-    """Return a text with its variables replaced, and where each character is written.
-
-    Raises:
-        TooLargeError: the budget is spent.
-    """
+    """Return a text with its variables replaced, and where each character is written."""
     budget.spend_text(len(raw))
     whole, done = write_text(raw, place.field, place.index), 0
     pieces: list[Traced] = []

@@ -18,7 +18,6 @@ from typing import Any
 
 from kvmedic.manifests.engine_file import Configuration
 from kvmedic.manifests.flags import parsed_of, taken_off
-from kvmedic.manifests.grammar import Given
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of, version_of
 from kvmedic.manifests.refusal import Budget, Refusal
 from kvmedic.manifests.tokens import environment_of
@@ -130,25 +129,19 @@ def trial_pod(
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "priorityClassName": PRIORITY_CLASS,
     }
+    given = template.get("metadata") or {}
+    labels = {key: text for key, text in (given.get("labels") or {}).items() if key.startswith(KEPT_LABELS)}
+    notes = given.get("annotations") or {}
+    annotations = {key: text for key, text in notes.items() if not key.startswith(DROPPED_ANNOTATIONS)}
     metadata: dict[str, Any] = {
         "name": trial.name,
         "namespace": trial.namespace,
-        "labels": {**_kept_labels(template), TRIAL_LABEL: trial.owner.uid},
+        "labels": {**labels, TRIAL_LABEL: trial.owner.uid},
         "ownerReferences": [trial.owner.reference()],
     }
-    if annotations := _annotations(template):
+    if annotations:
         metadata["annotations"] = annotations
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-
-
-def _annotations(template: Mapping[str, Any]) -> dict[str, str]:
-    given = (template.get("metadata") or {}).get("annotations") or {}
-    return {name: text for name, text in given.items() if not name.startswith(DROPPED_ANNOTATIONS)}
-
-
-def _kept_labels(template: Mapping[str, Any]) -> dict[str, str]:
-    given = (template.get("metadata") or {}).get("labels") or {}
-    return {name: text for name, text in given.items() if name.startswith(KEPT_LABELS)}
 
 
 def _shared_claims(spec: Mapping[str, Any]) -> dict[str, str]:
@@ -222,13 +215,9 @@ def _api_key_of(container: Mapping[str, object], profile: EngineProfile, budget:
     parsed = parsed_of(container, Engine(profile, version_of(container, profile)), budget)
     given = None if isinstance(parsed, Refusal) else parsed.last(spelling.dest)
     if given is not None:
-        return _plain(given)
+        return next((word.text for word in given.values if word.text and not word.token.unresolved), "")
     environment = environment_of(container, budget)
     return "" if isinstance(environment, Refusal) else environment.values.get(spelling.variable, "")
-
-
-def _plain(given: Given) -> str:
-    return next((word.text for word in given.values if word.text and not word.token.unresolved), "")
 
 
 def without_remote_cache(
