@@ -1,7 +1,7 @@
 """The command as a whole: its name, version, subcommands and exit codes.
 
 Help must come at once, so a subcommand's module is imported only when the subcommand is asked for.
-A module has either an `app`, when it holds several commands, or a function `command`.
+A module has either an `app`, when it holds several commands, or a function: `command`, or the one named.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ SUBCOMMANDS = {
     ),
     "plan": ("kvmedic.cli.plan", "Show the open run, or what would be planned: before, after, digest."),
     "explain": ("kvmedic.cli.explain", "Explain a resource: what is seen, why it acts or not, what to type."),
-    "approve": ("kvmedic.cli.approve", "Approve the plan that a resource in mode Approve waits with."),
+    "approve": (
+        "kvmedic.cli.plan:approve_plan",
+        "Approve the plan that a resource in mode Approve waits with.",
+    ),
     "run": ("kvmedic.cli.run", "Run the operator."),
     "crd": ("kvmedic.cli.crd", "Print the CustomResourceDefinitions, or their reference pages."),
     "blocks": ("kvmedic.cli.blocks", "Say how many cache blocks an eviction of tokens frees."),
@@ -57,11 +60,12 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _load(app: typer.Typer, name: str, module: str, summary: str) -> None:
-    loaded = import_module(module)
+    path, _, function = module.partition(":")
+    loaded = import_module(path)
     if hasattr(loaded, "app"):
         app.add_typer(loaded.app, name=name, help=summary)
     else:
-        command: Callable[..., None] = loaded.command
+        command: Callable[..., None] = getattr(loaded, function or "command")
         app.command(name, help=summary)(command)
 
 
