@@ -6,10 +6,6 @@ shows is never older than what an earlier one claims: a Deployment that says "ob
 ReplicaSets at least as new, and a pod that was cordoned is followed by EndpointSlices that may already
 know it. What changes in between shows up no later than in the effect: each one tests what it was
 decided on.
-
-What is known of one pod, read from its object.
-
-Which pods get requests, and whether a label can keep requests away from one.
 """
 
 from __future__ import annotations

@@ -272,11 +272,12 @@ class Client:
     async def serves(self, resource: Resource) -> bool:
         """Return whether discovery names a kind: `/apis` its group's version, and that version its plural."""
         group, _, _ = resource.group_version.partition("/")
-        groups = await self._call(_discovery("/apis"))
+        groups = await self._call(_Request("GET", Call("get", "/apis"), "/apis"))
         named = {each.get("name"): each.get("versions") or [] for each in groups.get("groups") or []}
         if resource.group_version not in {each.get("groupVersion") for each in named.get(group, [])}:
             return False
-        request = _discovery(f"/apis/{resource.group_version}")
+        path = f"/apis/{resource.group_version}"
+        request = _Request("GET", Call("get", path), path)
         status, body = await self._send(request)
         if status == NOT_FOUND:
             return False
@@ -308,13 +309,17 @@ class Client:
             Conflict: it changed since.
             ValueError: the body has no `metadata.resourceVersion`, so the write would be unchecked.
         """
-        _require_version(body)
-        return await self._call(self._write(_update(ref.path, body)))
+        return await self._replace(ref.path, body)
 
     async def put_status(self, ref: Ref, body: JsonObject) -> JsonObject:
         """Replace the status of an object that was loaded before. Raises like `put`."""
-        _require_version(body)
-        return await self._call(self._write(_update(f"{ref.path}/status", body)))
+        return await self._replace(f"{ref.path}/status", body)
+
+    async def _replace(self, path: str, body: JsonObject) -> JsonObject:
+        if not (body.get("metadata") or {}).get("resourceVersion"):
+            raise ValueError("an update needs metadata.resourceVersion as it was loaded")
+        request = _Request("PUT", Call("update", path), path, _AS_US, body)
+        return await self._call(self._write(request))
 
     async def create(self, ref: Ref, body: JsonObject) -> JsonObject:
         """Create an object. Raises Conflict when one of that name exists."""
@@ -356,7 +361,10 @@ class Client:
     async def _read(self, request: _Request) -> tuple[int, bytes]:
         """Return the answer's code and text; whatever keeps an answer away is Unavailable."""
         try:
-            response = await self._exchange(request)
+            method, url, sent, _, _ = await self._serialize_request(request)
+            response: RESTResponse = await self._api.call_api(
+                method, url, header_params=sent, body=request.body, _request_timeout=self._timeout
+            )
             text = await response.read()  # type: ignore[no-untyped-call]
             self.clock.heard(response.headers.get("Date"))
         except TimeoutError as error:
@@ -365,12 +373,6 @@ class Client:
         except (aiohttp.ClientError, OSError, ConfigException) as error:
             raise Unavailable(request.call, None, f"no answer: {type(error).__name__}") from error
         return response.status, text
-
-    async def _exchange(self, request: _Request) -> RESTResponse:
-        method, url, sent, _, _ = await self._serialize_request(request)
-        return await self._api.call_api(
-            method, url, header_params=sent, body=request.body, _request_timeout=self._timeout
-        )
 
     async def _serialize_request(self, request: _Request) -> Any:
         """Return method, URL and headers of a request as the `kubernetes` package writes them."""
@@ -417,16 +419,8 @@ async def _close_socket(socket: aiohttp.ClientWebSocketResponse) -> None:
             await socket.close()
 
 
-def _discovery(path: str) -> _Request:
-    return _Request("GET", Call("get", path), path)
-
-
 def _patch(ref: Ref, body: object, content_type: str) -> _Request:
     return _Request("PATCH", Call("patch", ref.path), ref.path, _AS_US, body, content_type)
-
-
-def _update(path: str, body: JsonObject) -> _Request:
-    return _Request("PUT", Call("update", path), path, _AS_US, body)
 
 
 def _parse_body(text: bytes) -> JsonObject:
@@ -445,8 +439,3 @@ def _check_status(request: _Request, status: int, body: JsonObject) -> JsonObjec
     if not body:
         raise Unavailable(request.call, status, "the answer is not a JSON object")
     return body
-
-
-def _require_version(body: JsonObject) -> None:
-    if not (body.get("metadata") or {}).get("resourceVersion"):
-        raise ValueError("an update needs metadata.resourceVersion as it was loaded")

@@ -86,23 +86,20 @@ def error_for(call: Call, code: int, body: Mapping[str, Any]) -> ApiError:
     if code in RETRIABLE or code >= 500:
         return Unavailable(call, code, reason)
     if denial := _denial(body):
-        return Refused(call, code, _error_text(f"{reason}: {denial}"))
+        return Refused(call, code, redact(f"{reason}: {denial}")[:TEXT_LIMIT])
     if code == CONFLICT:
         return Conflict(call, code, reason)
     if code == INVALID:
-        causes = _causes(body)
+        # The cause's own message quotes the value.
+        causes = [f"{each.get('field', '?')} {each.get('reason', '?')}" for each in _raw_causes(body)]
         if not causes and call.verb == "patch":
             return Conflict(call, code, "a test of the patch does not hold any more")
-        return Refused(call, code, _error_text(f"{reason}: {', '.join(causes) or 'no field named'}"))
+        return Refused(call, code, redact(f"{reason}: {', '.join(causes) or 'no field named'}")[:TEXT_LIMIT])
     if code == FORBIDDEN and any(each.get("reason") == ENDS for each in _raw_causes(body)):
         return NamespaceEnds(call, code, "the namespace is being deleted")
     if code == FORBIDDEN:
-        return Refused(call, code, _error_text(f"{reason}: {body.get('message') or 'no message'}"))
+        return Refused(call, code, redact(f"{reason}: {body.get('message') or 'no message'}")[:TEXT_LIMIT])
     return Refused(call, code, reason)
-
-
-def _error_text(text: str) -> str:
-    return redact(text)[:TEXT_LIMIT]
 
 
 def _denial(body: Mapping[str, Any]) -> str:
@@ -114,11 +111,6 @@ def _denial(body: Mapping[str, Any]) -> str:
     text = str(body.get("message") or "")
     found = [at for sign in DENIALS if (at := text.find(sign)) >= 0]
     return text[min(found) :] if found and " denied " in text else ""
-
-
-def _causes(body: Mapping[str, Any]) -> list[str]:
-    """Return each cause as field and reason; the cause's own message quotes the value."""
-    return [f"{cause.get('field', '?')} {cause.get('reason', '?')}" for cause in _raw_causes(body)]
 
 
 def _raw_causes(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:

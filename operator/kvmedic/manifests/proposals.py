@@ -251,18 +251,14 @@ def token_operations(edit: TokenEdit, template: str) -> list[dict[str, object]] 
 
 def _in_words(wanted: Wanted) -> str:
     edit = wanted.edit
-    place = _in_file(edit, wanted) if isinstance(edit, FileEdit) else _in_container(edit, wanted)
+    if isinstance(edit, FileEdit):
+        place = f"{wanted.setting.flag.dest} in {edit.key} of ConfigMap/{edit.config_map}"
+    else:
+        where = f"container {edit.container} of {wanted.kind}/{wanted.name}"
+        place = f"{edit.field}[{edit.index}] of {where}"
     before, after = (json.dumps(token.strip()) if token else "nothing" for token in (edit.before, edit.after))
     command = f"kvmedic flags set {wanted.setting.flag.dest}={wanted.setting.text} -f FILE"
     return f"{place}: {before} -> {after}\n(in a file of the rendered manifest: {command})"
-
-
-def _in_container(edit: TokenEdit, wanted: Wanted) -> str:
-    return f"{edit.field}[{edit.index}] of container {edit.container} of {wanted.kind}/{wanted.name}"
-
-
-def _in_file(edit: FileEdit, wanted: Wanted) -> str:
-    return f"{wanted.setting.flag.dest} in {edit.key} of ConfigMap/{edit.config_map}"
 
 
 Operation = dict[str, object]
