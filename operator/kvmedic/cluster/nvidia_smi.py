@@ -79,12 +79,12 @@ class NvidiaSmi:
         async with self._turns:
             if _time() >= last_turn:
                 return
-            answer = await self._asked(Ref(PODS, namespace, pod.name), container)
+            answer = await self._ask_by_newest_names(Ref(PODS, namespace, pod.name), container)
             hung = answer is Silence.TIMED_OUT
             lasts = self._patience.hung_seconds if hung else self._patience.fresh_seconds
             self._kept[pod.uid] = _Kept(answer, _time() + lasts)
 
-    async def _asked(self, pod: Ref, container: str) -> Answer:
+    async def _ask_by_newest_names(self, pod: Ref, container: str) -> Answer:
         """Ask by the newest names of the fields first; an older driver is asked once more."""
         answer: Answer = Silence.UNKNOWN_FIELD
         for field in CLOCK_FIELDS:

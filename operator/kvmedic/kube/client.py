@@ -212,7 +212,7 @@ class Client:
         await self._pace.turn()
         path = f"{ref.path}/{subresource}"
         request = _Request("GET", Call("get", path), path, tuple(query), accept=ANYTHING)
-        status, body = await self._read(request)
+        status, body = await self._read_answer(request)
         if not 200 <= status < 300:
             raise error_for(request.call, status, _parse_body(body))
         return body.decode(errors="replace")
@@ -355,10 +355,10 @@ class Client:
         return _check_status(request, status, body)
 
     async def _send(self, request: _Request) -> tuple[int, JsonObject]:
-        status, body = await self._read(request)
+        status, body = await self._read_answer(request)
         return status, _parse_body(body)
 
-    async def _read(self, request: _Request) -> tuple[int, bytes]:
+    async def _read_answer(self, request: _Request) -> tuple[int, bytes]:
         """Return the answer's code and text; whatever keeps an answer away is Unavailable."""
         try:
             method, url, sent, _, _ = await self._serialize_request(request)

@@ -323,7 +323,7 @@ class PrometheusClient:
             if self._down is not None and self._down[0] == at:
                 return self._down[1]
             try:
-                return await self._asked(expression, at)
+                return await self._ask_in_time(expression, at)
             except SourceDownError as failure:
                 self._down = (at, Unanswered(self._redact_secrets(str(failure))))
                 return self._down[1]
@@ -337,7 +337,7 @@ class PrometheusClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._session.close()
 
-    async def _asked(self, expression: str, at: datetime) -> Answer:
+    async def _ask_in_time(self, expression: str, at: datetime) -> Answer:
         future = self._threads.submit(self._ask, expression, at)
         try:
             async with asyncio.timeout(self._timeout + _GRACE_SECONDS):
