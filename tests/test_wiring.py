@@ -15,7 +15,8 @@ from kvmedic.controller.ports import NoEvaluations, NoProbes, NoTrials
 from kvmedic.kube.client import Client, Limits
 from kvmedic.manifests.trial_pod import Evaluation, Owner, Trial
 from kvmedic.metrics.options import ProbeOptions
-from kvmedic.model.trial import Counted, Interrupted, NoEvaluation, Served, Underway
+from kvmedic.model.evidence import Blocked
+from kvmedic.model.trial import Counted, Interrupted, Served, Underway
 from kvmedic.settings import Settings
 from kvmedic.wiring import evaluations_of, open_connections, trials_of
 from probing import a_step
@@ -56,9 +57,9 @@ async def test_where_evaluations_are_not_allowed_it_is_said_what_to_set() -> Non
 
     told = await evaluations.evaluation_digest("serving", "gsm8k")
 
-    assert isinstance(told, NoEvaluation)
-    assert "probe.evaluations" in told.why
-    assert await evaluations.make(EVALUATION, Served("http://a", "m", "", Counted(0, 0.0))) == told.why
+    assert isinstance(told, Blocked)
+    assert "probe.evaluations" in told.message
+    assert await evaluations.make(EVALUATION, Served("http://a", "m", "", Counted(0, 0.0))) == told.message
     assert await evaluations.look(EVALUATION) is None
     assert await evaluations.sweep("serving", "uid") == ()
 

@@ -26,11 +26,12 @@ from kvmedic.controller.reconcile import let_go, reconcile
 from kvmedic.controller.run_limits import Entry, Roster
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
 from kvmedic.loop import Loop
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
+from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.status import Key
 from kvmedic.record.reporter import Telemetry
 from kvmedic.record.store import peer_of
-from kvmedic.rollout.decide import outcome_of
 
 LOG = logging.getLogger("kvmedic")
 STUCK = timedelta(minutes=5)
@@ -129,7 +130,8 @@ class Operator:
         with suppress(Conflict, Unavailable, Refused):
             resource = await self.ports.store.load(key)
             if resource is not None:
-                told = await self.ports.store.complain(resource, outcome_of(Reason.INTERNAL_ERROR))
+                problem = Blocked(Reason.INTERNAL_ERROR, SENTENCES[Reason.INTERNAL_ERROR])
+                told = await self.ports.store.complain(resource, problem)
                 if told is not None:
                     await self.ports.reporter.saved(resource, *told)
 

@@ -15,7 +15,7 @@ from kvmedic.cluster.switches import StoredApprovals
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused, Unavailable
 from kvmedic.kube.objects import Resource
-from kvmedic.rollout.gates import Unreadable
+from kvmedic.model.evidence import Blocked
 from lab.cluster.light import LightCluster
 from reconcile.world import APPROVALS_CRD
 
@@ -50,7 +50,7 @@ async def test_what_was_approved_is_read_with_the_servers_time(
 
     found = await stored.list_approvals(namespace, "chat")
 
-    assert not isinstance(found, Unreadable)
+    assert not isinstance(found, Blocked)
     [approval] = found
     assert (approval.name, approval.uid) == (body["metadata"]["name"], body["metadata"]["uid"])
     assert (approval.digest, approval.resource_uid) == (DIGEST, UID)
@@ -82,7 +82,7 @@ async def test_without_the_right_nobody_knows_and_it_says_what_to_do(
     async with await connect(kubeconfig, Limits()) as nobody:
         found = await StoredApprovals(nobody).list_approvals(namespace, "chat")
 
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, Blocked)
     assert "let the operator list it" in found.message
     assert "403" in found.message
 

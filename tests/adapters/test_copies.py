@@ -12,12 +12,13 @@ from kvmedic.cluster.config_maps import StoredCopies, config_maps_of, read_confi
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.model.config_edits import ConfigMap, FileEdit, Unseen, copy_name
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
 from kvmedic.model.status import ConfigCopy
 from kvmedic.rollout.config_copy import CopyState, Files, SourceState
-from kvmedic.runbooks.workload import EngineLine, Fault, View
+from kvmedic.runbooks.workload import EngineLine, View
 from lab.cluster.light import LightCluster
 from live_fleet import deployment
 from run_builder import a_fleet
@@ -141,7 +142,7 @@ def template(name: str, *args: str) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "proxy", "image": "envoy"}, engine], "volumes": volumes}}
 
 
-def line(name: str, *args: str, container: str | None = None) -> EngineLine | Fault:
+def line(name: str, *args: str, container: str | None = None) -> EngineLine | Blocked:
     return View(a_fleet(), template(name, *args)).engine_line(TargetRef("Deployment", "llm", container))
 
 

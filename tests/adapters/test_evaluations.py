@@ -25,7 +25,8 @@ from kvmedic.manifests.trial_pod import (
     Owner,
     job_name,
 )
-from kvmedic.model.trial import Counted, JobEnd, JobSight, NoEvaluation, Served
+from kvmedic.model.evidence import Blocked
+from kvmedic.model.trial import Counted, JobEnd, JobSight, Served
 from kvmedic.runbooks.compression.accuracy import Evaluation as Seen
 from kvmedic.runbooks.compression.accuracy import NotPassed, score_of
 from lab.cluster.api import until
@@ -433,8 +434,8 @@ async def test_without_a_suspended_cron_job_there_is_no_evaluation(place: Place)
         told = await place.evaluations.evaluation_digest(place.namespace, "gsm8k")
         why = await place.evaluations.make(planned, SUBJECT)
 
-        assert isinstance(told, NoEvaluation)
-        assert told.why == why
+        assert isinstance(told, Blocked)
+        assert told.message == why
         assert says in why
 
 
@@ -514,5 +515,5 @@ async def test_where_they_are_switched_off_none_can_be_made_and_it_is_said(place
     async with with_rights(place, trialPods=True) as evaluations:
         told = await evaluations.evaluation_digest(place.namespace, "gsm8k")
 
-    assert isinstance(told, NoEvaluation)
-    assert "403" in told.why
+    assert isinstance(told, Blocked)
+    assert "403" in told.message

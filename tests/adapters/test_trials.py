@@ -19,11 +19,12 @@ from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
-from kvmedic.manifests.trial_pod import PRIORITY_CLASS, NoTrial, Owner, Trial, trial_pod
+from kvmedic.manifests.trial_pod import PRIORITY_CLASS, Owner, Trial, trial_pod
 from kvmedic.metrics.generation import Rhythm
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
 from kvmedic.metrics.probes import Beside, GenerationProbes, Tempo, Vocabulary
 from kvmedic.model.compression import Keep
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
 from kvmedic.model.trial import Progress, Reclaim, Underway, Watched
 from kvmedic.runbooks.compression.reclamation import Generation, Reclamation, judge
@@ -51,7 +52,7 @@ class Place:
 
     def manifest(self) -> dict[str, Any]:
         made = trial_pod(self.fleet.deployment()["spec"]["template"], self.trial)
-        assert not isinstance(made, NoTrial)
+        assert not isinstance(made, Blocked)
         return made
 
     def pods(self) -> set[str]:

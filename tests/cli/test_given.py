@@ -12,11 +12,12 @@ from kvmedic.cli.plan import template_of
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.kube.objects import Ref
 from kvmedic.model.engine import Version
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import body_hash, template_hash
 from kvmedic.model.status import Record, Resource, Wish
 from kvmedic.runbooks.branches import GIB
 from kvmedic.runbooks.preemption.present import host_terms
-from kvmedic.runbooks.workload import Fault, Workload
+from kvmedic.runbooks.workload import Workload
 from run_builder import UID
 
 _MANIFEST = """
@@ -80,7 +81,7 @@ def test_a_manifest_that_would_never_be_read_is_a_fault_in_a_sentence(tmp_path):
 
     found = workload_in(str(path), policy_in(""), None)
 
-    assert isinstance(found, Fault)
+    assert isinstance(found, Blocked)
     assert "env[14] (V14) of container vllm comes to more than 65536 characters" in found.message
 
 

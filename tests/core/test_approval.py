@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Approved, Outcome
-from kvmedic.rollout.gates import CLOCK_SKEW, Approval, Request, Unreadable, find_approval, stands
+from kvmedic.model.run import Approved
+from kvmedic.rollout.gates import CLOCK_SKEW, Approval, Request, find_approval, stands
 from run_builder import NEW, NOW, OLD, STEP, UID
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -29,7 +30,7 @@ def answer(
     *approvals: Approval, request: Request = REQUEST, now: datetime = NOW
 ) -> Approved | tuple[Reason, str]:
     told = find_approval(request, approvals, now)
-    return (told.reason, told.message) if isinstance(told, Outcome) else told
+    return (told.reason, told.message) if isinstance(told, Blocked) else told
 
 
 def test_without_an_approval_it_says_what_to_type() -> None:
@@ -109,9 +110,9 @@ def test_approvals_of_long_ago_for_other_plans_are_not_worth_a_word() -> None:
 
 
 def test_what_cannot_be_read_approves_nothing() -> None:
-    told = find_approval(REQUEST, Unreadable("install it"), NOW)
+    told = find_approval(REQUEST, Blocked(Reason.APPROVALS_UNREADABLE, "install it"), NOW)
 
-    assert told == Outcome(Reason.APPROVALS_UNREADABLE, "install it")
+    assert told == Blocked(Reason.APPROVALS_UNREADABLE, "install it")
 
 
 def test_one_approval_opens_one_run_however_often_it_is_asked() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
 from kvmedic.model.plan import AutoscalerStep, ScaleStep
 from kvmedic.model.reasons import Reason
@@ -303,7 +304,7 @@ PATHS = [
 def test_a_scaling_goes_through_the_autoscaler_or_not_at_all(scalers, expected):
     found = via_autoscaler(SCALE, Neighbours(tuple(scalers)), a_fleet())
 
-    if isinstance(found, Outcome):
+    if isinstance(found, Blocked):
         assert found.reason is expected
         return
     assert (found.before, found.after, found.holder_uid) == (2, expected, "hpa-1")
@@ -315,7 +316,7 @@ def test_what_the_deployment_itself_holds_is_not_given_back_through_an_autoscale
 
     found = via_autoscaler(back, Neighbours((SCALER,)), a_fleet())
 
-    assert isinstance(found, Outcome)
+    assert isinstance(found, Blocked)
     assert found.reason is Reason.REPLICAS_AUTOSCALED
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, StepState, Verdict
 from kvmedic.model.sentences import SENTENCES
@@ -27,7 +28,6 @@ from kvmedic.rollout.decide import (
     decide,
 )
 from kvmedic.rollout.drift import Standing
-from kvmedic.rollout.gates import Blocked
 from run_builder import CONFIG, NOW, RECALL, REPLACE, SCALE, a_run, a_scaling, an_intent
 
 SUSPENDED = Blocked(Reason.SUSPENDED, "suspended")

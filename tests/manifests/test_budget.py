@@ -27,8 +27,9 @@ from kvmedic.manifests.trial_pod import api_key_of
 from kvmedic.manifests.yaml_text import MOST_VALUES, containers_of
 from kvmedic.model.compression import parse_count, parse_quantity
 from kvmedic.model.engine import Engine, Version
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
-from kvmedic.runbooks.workload import Fault, Workload, workload_of
+from kvmedic.runbooks.workload import Workload, workload_of
 
 ENGINE = Engine(VLLM, Version.parse("0.32.0"))
 SERVE = "vllm serve m --max-num-seqs 64"
@@ -184,7 +185,7 @@ def test_containers_share_the_steps_of_their_template() -> None:
     unnamed = [workload_of(ObjectRef("Deployment", "x"), "", template, None, [VLLM]) for _ in range(2)]
     named = workload_of(ObjectRef("Deployment", "x"), "", template, "engine", [VLLM])
 
-    assert isinstance(unnamed[0], Fault)
+    assert isinstance(unnamed[0], Blocked)
     assert "spec.targetRef.container" in unnamed[0].message
     assert unnamed[0] == unnamed[1]
     assert isinstance(named, Workload)

@@ -22,7 +22,9 @@ from kvmedic.manifests.trial_pod import (
     evaluation_job,
     job_name,
 )
-from kvmedic.model.trial import Counted, NoEvaluation, Served
+from kvmedic.model.evidence import Blocked
+from kvmedic.model.reasons import Reason
+from kvmedic.model.trial import Counted, Served
 
 OWNER = Owner("kvmedic.io/v1alpha1", "KVRemediation", "llm", "uid-1")
 SUBJECT = Served("http://10.0.0.7:8000", "tiny", "fp8", Counted(1, 34.0))
@@ -65,7 +67,7 @@ def job_of(
     cron_job: dict[str, Any], subject: Served = SUBJECT, deadline_seconds: int = 1800
 ) -> dict[str, Any]:
     made = evaluation_job(cron_job, an_evaluation(cron_job, deadline_seconds), subject)
-    assert not isinstance(made, NoEvaluation), made
+    assert not isinstance(made, Blocked), made
     return made
 
 
@@ -178,9 +180,9 @@ def test_a_cron_job_that_does_not_fit_is_refused_by_field_and_fix(
 ) -> None:
     refused = digest_of(cron_job)
 
-    assert isinstance(refused, NoEvaluation)
-    assert refused.why.startswith("CronJob/gsm8k: ")
-    assert says in refused.why
+    assert isinstance(refused, Blocked)
+    assert refused.message.startswith("CronJob/gsm8k: ")
+    assert says in refused.message
     again = evaluation_job(cron_job, Evaluation("a", "b", OWNER, "gsm8k", "0", 1), SUBJECT)
     assert again == refused
 
@@ -205,7 +207,9 @@ def test_one_that_was_edited_since_is_refused() -> None:
 
     refused = evaluation_job(edited, planned, SUBJECT)
 
-    assert refused == NoEvaluation("CronJob/gsm8k was edited since the evaluation was planned")
+    assert refused == Blocked(
+        Reason.GATE_MISSING, "CronJob/gsm8k was edited since the evaluation was planned"
+    )
 
 
 def test_only_the_job_template_makes_the_digest() -> None:

@@ -16,7 +16,6 @@ from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.trial_pod import (
     PRIORITY_CLASS,
     TRIAL_LABEL,
-    NoTrial,
     Owner,
     Trial,
     remote_cache_in_file,
@@ -25,6 +24,7 @@ from kvmedic.manifests.trial_pod import (
 )
 from kvmedic.model.config_edits import ConfigMap, Contents
 from kvmedic.model.engine import Engine
+from kvmedic.model.evidence import Blocked
 
 OWNER = Owner("kvmedic.io/v1alpha1", "KVRemediation", "llm", "uid-1")
 TRIAL = Trial("llm-trial-20260301-030000-1", "serving", OWNER, 1800)
@@ -53,7 +53,7 @@ def template(**spec: Any) -> dict[str, Any]:
 
 def pod_of(given_template: dict[str, Any]) -> dict[str, Any]:
     made = trial_pod(given_template, TRIAL)
-    assert not isinstance(made, NoTrial), made
+    assert not isinstance(made, Blocked), made
     return made
 
 
@@ -162,10 +162,10 @@ def test_without_a_device_but_a_shared_one_there_is_no_trial(
 
     made = trial_pod(spec, TRIAL)
 
-    assert isinstance(made, NoTrial) is refused
-    if isinstance(made, NoTrial):
-        assert "ResourceClaim the-only-one" in made.why
-        assert "resourceClaimTemplateName" in made.why
+    assert isinstance(made, Blocked) is refused
+    if isinstance(made, Blocked):
+        assert "ResourceClaim the-only-one" in made.message
+        assert "resourceClaimTemplateName" in made.message
 
 
 CONNECTOR = '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'
@@ -247,8 +247,8 @@ def test_a_connector_that_cannot_be_taken_off_is_refused_by_name() -> None:
         ENGINES,
     )
 
-    assert isinstance(found, NoTrial)
-    assert "must not share the fleet's KV store: --kv-transfer-config" in found.why
+    assert isinstance(found, Blocked)
+    assert "must not share the fleet's KV store: --kv-transfer-config" in found.message
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,8 @@ def test_the_template_is_left_as_it_was() -> None:
 def test_a_template_that_only_one_pod_can_have_is_refused_by_name(spec: dict[str, Any], named: str) -> None:
     refused = trial_pod(template(**spec), TRIAL, held_claims=frozenset({"models-rwo"}))
 
-    assert isinstance(refused, NoTrial)
-    assert named in refused.why
+    assert isinstance(refused, Blocked)
+    assert named in refused.message
 
 
 def test_volumes_that_many_pods_may_have_are_no_obstacle() -> None:
@@ -311,4 +311,4 @@ def test_volumes_that_many_pods_may_have_are_no_obstacle() -> None:
         {"name": "cache", "ephemeral": {"volumeClaimTemplate": {}}},
     ]
 
-    assert not isinstance(trial_pod(template(volumes=volumes), TRIAL, frozenset({"models-rwo"})), NoTrial)
+    assert not isinstance(trial_pod(template(volumes=volumes), TRIAL, frozenset({"models-rwo"})), Blocked)

@@ -11,8 +11,8 @@ import pytest
 
 from builders import CALM, an_observation
 from kvmedic.controller.evidence import Moment, latest_deploy
-from kvmedic.model.config_edits import Deploy, Difference, LatestDeploy, NoDeploy, UnknownDeploy
-from kvmedic.model.evidence import Absence, Look, Measured, Missing, Observation, Reading
+from kvmedic.model.config_edits import Deploy, Difference, LatestDeploy, NoDeploy
+from kvmedic.model.evidence import Absence, Inconclusive, Look, Measured, Missing, Observation, Reading
 from kvmedic.model.fleet import ReplicaSet
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import ClosedRun
@@ -109,7 +109,7 @@ async def test_what_cannot_be_read_is_said_with_its_number_and_time() -> None:
 
     deploy = await found(seen)
 
-    assert isinstance(deploy, UnknownDeploy)
+    assert isinstance(deploy, Inconclusive)
     assert deploy.reason is Reason.REVISION_UNREADABLE
     assert deploy.message.startswith(
         "revision 7 came at 2026-03-01T02:50:00Z, and what it changed cannot be read"

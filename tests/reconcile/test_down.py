@@ -19,14 +19,14 @@ from kvmedic.controller.survey import survey
 from kvmedic.controller.verify import verdict_input
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.model.devices import Cause, EngineEnd
-from kvmedic.model.evidence import Absence, Measured, Missing
+from kvmedic.model.evidence import Absence, Blocked, Measured, Missing
 from kvmedic.model.fleet import ContainerEnd, Instance, Owner, OwnerKind, Pod, TemplateOwner
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Run, StepState, Verdict, Victim
 from kvmedic.model.status import Record
 from kvmedic.rollout.draining import Drain
-from kvmedic.rollout.gates import Blocked, Health, Stop
+from kvmedic.rollout.gates import Health, Stop
 from kvmedic.runbooks.workload import View
 from kvmedic.verdict.vetoes import keep_first_replicas
 from lab.scripted.readings import State

@@ -17,9 +17,9 @@ from kvmedic.controller.obstacles import check_ownership
 from kvmedic.controller.ports import NotAllowed, Senses
 from kvmedic.controller.survey import examine
 from kvmedic.kube.errors import Call, Refused
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Owner, OwnerKind, TemplateOwner
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome
 from kvmedic.model.status import ClosedRun, ConditionType, Record, Resource
 from kvmedic.record.surveys import REFRESH, record_plan
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
@@ -169,12 +169,12 @@ async def test_a_patch_in_a_condition_follows_the_plan_that_is_shown() -> None:
     assert found.plan is not None
     other = replace(found.plan, spec_generation=99)
     later = NOW + REFRESH
-    first = record_plan(Record(), found.plan, Outcome(Reason.MANAGED_BY_GITOPS, "set 16"), 1, NOW)
+    first = record_plan(Record(), found.plan, Blocked(Reason.MANAGED_BY_GITOPS, "set 16"), 1, NOW)
 
     same = record_plan(
-        first, found.plan, Outcome(Reason.MANAGED_BY_GITOPS, "set 16, in other words"), 1, later
+        first, found.plan, Blocked(Reason.MANAGED_BY_GITOPS, "set 16, in other words"), 1, later
     )
-    fresh = record_plan(first, other, Outcome(Reason.MANAGED_BY_GITOPS, "set 14"), 1, later)
+    fresh = record_plan(first, other, Blocked(Reason.MANAGED_BY_GITOPS, "set 14"), 1, later)
 
     assert same == first, "nothing is written for the sake of words"
     told = fresh.condition(ConditionType.ACTION_REQUIRED)

@@ -13,11 +13,10 @@ from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import survey, switch_where_untriable
 from kvmedic.model.edits import BundleStep
-from kvmedic.model.evidence import Measured
+from kvmedic.model.evidence import Blocked, Measured
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.plan import FlagStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome
 from kvmedic.model.status import ClosedRun, Record, Resource, RunbookSwitch
 from kvmedic.model.trial import Answer, Growth, Question, Reclaim, TrialStep
 from kvmedic.record.surveys import with_runbook_switch
@@ -142,7 +141,7 @@ async def test_where_compression_cannot_go_on_the_fleet_is_capped_as_without_it(
 async def test_a_trial_that_turns_out_to_be_impossible_leaves_the_fleet_to_the_other_runbook_too() -> None:
     resource = spec(runbooks=BOTH)
     planned = await looked(Record(), resource, now=ROOM)
-    no_pods = replace(planned, obstacle=Outcome(Reason.TRIAL_IMPOSSIBLE, "set probe.trialPods"))
+    no_pods = replace(planned, obstacle=Blocked(Reason.TRIAL_IMPOSSIBLE, "set probe.trialPods"))
 
     found = switch_where_untriable(no_pods, replace(resource, record=Record()), resource.policy, NOW)
     as_planned = switch_where_untriable(planned, resource, resource.policy, NOW)

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome
 from kvmedic.model.status import ConditionType, Record, RunbookSwitch
 from kvmedic.record.runs import phase
 from kvmedic.record.surveys import (
@@ -23,7 +23,7 @@ from run_builder import NOW, OLD, STEP
 
 SECOND = timedelta(seconds=1)
 PLAN = Plan((STEP,), "uid-1", OLD, 3, Reason.CAP_RIGHT_SIZED, "16 fit")
-ASK = Outcome(Reason.AWAITING_APPROVAL, f"plan {PLAN.digest} waits for approval: kvmedic approve …")
+ASK = Blocked(Reason.AWAITING_APPROVAL, f"plan {PLAN.digest} waits for approval: kvmedic approve …")
 
 
 def to(cap: int) -> Plan:
@@ -76,7 +76,7 @@ def test_a_record_of_a_version_that_kept_no_plan_gets_one():
 
 
 def test_what_a_person_has_to_type_is_written_anew_when_it_changes():
-    told = Outcome(Reason.AWAITING_APPROVAL, "plan ffff waits for approval")
+    told = Blocked(Reason.AWAITING_APPROVAL, "plan ffff waits for approval")
 
     record = record_plan(first(), to(20), told, 3, NOW + SECOND)
 
@@ -87,9 +87,9 @@ def test_what_a_person_has_to_type_is_written_anew_when_it_changes():
 
 
 def test_numbers_that_changed_are_not():
-    blocked = record_plan(Record(), PLAN, Outcome(Reason.IN_COOLDOWN, "until 03:10"), 3, NOW)
+    blocked = record_plan(Record(), PLAN, Blocked(Reason.IN_COOLDOWN, "until 03:10"), 3, NOW)
 
-    assert record_plan(blocked, PLAN, Outcome(Reason.IN_COOLDOWN, "until 03:11"), 3, NOW + SECOND) == blocked
+    assert record_plan(blocked, PLAN, Blocked(Reason.IN_COOLDOWN, "until 03:11"), 3, NOW + SECOND) == blocked
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_numbers_that_changed_are_not():
     ],
 )
 def test_one_word_says_that_a_person_is_waited_for(reason, expected):
-    assert phase(record_plan(Record(), PLAN, Outcome(reason, "why"), 3, NOW)) == expected
+    assert phase(record_plan(Record(), PLAN, Blocked(reason, "why"), 3, NOW)) == expected
 
 
 def seen(*findings: str, after: timedelta = timedelta(0), record: Record | None = None) -> Record:

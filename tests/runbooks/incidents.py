@@ -16,9 +16,9 @@ from builders import (
     without,
 )
 from deploy_builder import CAP_RAISED, LENGTH_RAISED, a_deploy, a_past, deployed
-from kvmedic.model.config_edits import Deploy, Difference, NoDeploy, UnknownDeploy
+from kvmedic.model.config_edits import Deploy, Difference, NoDeploy
 from kvmedic.model.devices import Cause, NodeHealth
-from kvmedic.model.evidence import Signal
+from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Evidence, Spent
 from runbooks.incident import Incident
@@ -198,7 +198,7 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         ),
         Incident(
             "what it changed cannot be read",
-            deployed(THRASH, UnknownDeploy(Reason.REVISION_UNREADABLE, "a file")),
+            deployed(THRASH, Inconclusive(Reason.REVISION_UNREADABLE, "a file")),
             fires=False,
         ),
         Incident(

@@ -11,12 +11,13 @@ from kvmedic.engines.vllm import VLLM
 from kvmedic.model.compression import BundleSetting as Setting
 from kvmedic.model.config_edits import ConfigMap, Contents
 from kvmedic.model.edits import BundleStep, EnvEdit
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
-from kvmedic.runbooks.workload import Fault, Workload, with_template, workload_of
+from kvmedic.runbooks.workload import Workload, with_template, workload_of
 from worlds.bundles import (
     BUDGET,
     FLAG,
@@ -96,7 +97,7 @@ def test_a_value_that_nobody_declared_reaches_no_status(value: str, *, is_refuse
 
     found = bundle_plan(a_workload(a_template(["m"], env(**{BUDGET: value}))), advice, 3)
 
-    assert isinstance(found, Fault) is is_refused
+    assert isinstance(found, Blocked) is is_refused
     assert "s3cr3t" not in str(found)
 
 
@@ -186,7 +187,7 @@ ALREADY = {
 def test_what_is_off_already_is_no_plan(template: dict[str, Any], setting: Setting) -> None:
     found = bundle_plan(a_workload(template), off(setting), 1)
 
-    assert found == Fault(
+    assert found == Blocked(
         Reason.FLAG_NOT_EDITABLE,
         "fp8 is off already, as far as its settings tell: see what overrides them, such as the image's "
         "entry point",
@@ -275,7 +276,7 @@ def test_one_setting_that_cannot_be_edited_keeps_the_whole_method_on(
 
     found = bundle_plan(a_workload(template), off(plain, setting, plain), 1)
 
-    assert isinstance(found, Fault), found
+    assert isinstance(found, Blocked), found
     assert found.reason in (Reason.FLAG_NOT_EDITABLE, Reason.FLAG_UNKNOWN_TO_ENGINE)
     assert found.message.startswith("fp8 cannot be turned off as a whole: ")
     assert words in found.message
@@ -298,7 +299,7 @@ def from_file(text: str, *args: str) -> Workload:
 def test_a_setting_in_a_file_keeps_the_whole_method_on() -> None:
     found = bundle_plan(from_file("kv-cache-dtype: fp8\n"), off(*EIGHT_BITS.settings), 1)
 
-    assert isinstance(found, Fault)
+    assert isinstance(found, Blocked)
     assert "--kv-cache-dtype stands in " in found.message
     assert "engine.yaml" in found.message
     assert found.message.endswith("which is not edited for a method: take it out there")
@@ -339,14 +340,14 @@ def test_a_file_that_does_not_matter_is_no_hindrance(
 def test_a_file_that_has_the_value_without_it_is_off_already(text: str, setting: Setting) -> None:
     found = bundle_plan(from_file(text), off(setting), 1)
 
-    assert isinstance(found, Fault)
+    assert isinstance(found, Blocked)
     assert "is off already" in found.message
 
 
 def test_a_command_line_that_the_engine_would_refuse_is_not_edited() -> None:
     found = with_template(a_workload(a_template(["m"])), a_template(["m", "--no-such-flag"]))
 
-    assert isinstance(found, Fault)
+    assert isinstance(found, Blocked)
     assert "would not start" in found.message
 
 

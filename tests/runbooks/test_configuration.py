@@ -13,13 +13,14 @@ from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.engine_file import file_remarks, owner_of_file
 from kvmedic.model.config_edits import SIZE_LIMIT, ConfigMap, Contents, Sight, Unseen
 from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef, Owner, OwnerKind, TemplateOwner, template_hash
 from kvmedic.model.plan import ConfigStep, FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.gates import stands
 from kvmedic.runbooks.branches import Assignment
 from kvmedic.runbooks.planning import plan_of
-from kvmedic.runbooks.workload import Fault, View, Workload, workload_of
+from kvmedic.runbooks.workload import View, Workload, workload_of
 from run_builder import NOW, a_fleet, a_pod
 
 SECRET = "s3cret"
@@ -48,11 +49,11 @@ def a_workload(template: dict[str, Any], maps: dict[str, Sight] | None = None) -
     return workload
 
 
-def planned(workload: Workload, knob: Knob = Knob.MAX_NUM_SEQS, value: Any = 16) -> Plan | Fault:
+def planned(workload: Workload, knob: Knob = Knob.MAX_NUM_SEQS, value: Any = 16) -> Plan | Blocked:
     return plan_of(workload, Assignment(knob, value, Reason.CAP_RIGHT_SIZED, "why"), 1)
 
 
-def step_of(plan: Plan | Fault) -> ConfigStep:
+def step_of(plan: Plan | Blocked) -> ConfigStep:
     assert isinstance(plan, Plan), plan
     (step,) = plan.steps
     assert isinstance(step, ConfigStep)
@@ -132,7 +133,7 @@ def test_the_present_value_is_the_files_and_the_same_again_changes_nothing() -> 
     assert workload.given_flags() == {"maxNumSeqs": "64", "gpuMemoryUtilization": "0.9"}
     assert workload.knobs() is not None
     fault = planned(workload, value=64)
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, Blocked)
     assert fault.reason is Reason.CAP_WITHOUT_EFFECT
 
 
@@ -154,7 +155,7 @@ def test_a_file_that_cannot_be_seen_refuses_what_may_be_in_it_and_says_why(
     fault = planned(a_workload(a_template(), maps))
     on_the_line = planned(a_workload(a_template("--max-num-seqs=32"), maps))
 
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, Blocked)
     assert fault.reason is Reason.FLAG_NOT_EDITABLE
     assert "max_num_seqs may be in a file" in fault.message
     assert said in fault.message
@@ -167,7 +168,7 @@ def test_a_copy_that_no_api_server_would_take_is_not_planned() -> None:
 
     assert isinstance(planned(workload, value=16), Plan)
     fault = planned(workload, value=10000)
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, Blocked)
     assert fault.reason is Reason.FLAG_NOT_EDITABLE
     assert f"more than {SIZE_LIMIT} bytes" in fault.message
 

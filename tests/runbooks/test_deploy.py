@@ -23,7 +23,7 @@ from builders import (
     without,
 )
 from deploy_builder import CAP_RAISED, LATEST, PREVIOUS, a_deploy, a_past, deployed
-from kvmedic.model.config_edits import Difference, NoDeploy, UnknownDeploy
+from kvmedic.model.config_edits import Difference, NoDeploy
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.reasons import Reason
@@ -107,7 +107,7 @@ def test_without_a_signal_of_now_nothing_is_concluded(signal: Signal) -> None:
 
 
 def test_a_change_that_cannot_be_read_is_said() -> None:
-    unknown = UnknownDeploy(Reason.REVISION_GONE, "revision 7 came, and the one before is gone")
+    unknown = Inconclusive(Reason.REVISION_GONE, "revision 7 came, and the one before is gone")
 
     found = deploy_correlated(deployed(THRASH, unknown))
 
@@ -205,8 +205,8 @@ def test_a_way_back_that_did_not_help_is_not_taken_again() -> None:
     assert "it did not help" in advice.message
 
 
-@pytest.mark.parametrize("deploy", [NoDeploy(), UnknownDeploy(Reason.REVISION_GONE, "gone")])
-def test_without_a_revision_to_take_back_nothing_is(deploy: NoDeploy | UnknownDeploy) -> None:
+@pytest.mark.parametrize("deploy", [NoDeploy(), Inconclusive(Reason.REVISION_GONE, "gone")])
+def test_without_a_revision_to_take_back_nothing_is(deploy: NoDeploy | Inconclusive) -> None:
     advice = roll_back(deployed(THRASH, deploy), ALLOWED)
 
     assert isinstance(advice, NoChange)

@@ -10,11 +10,12 @@ import pytest
 from builders import NOW
 from kvmedic.model.compression import BundleSetting as Setting
 from kvmedic.model.compression import Keep, MethodClass
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, GatePolicy, Reference, Replacement
 from kvmedic.model.status import Attempt, TurnedOff
-from kvmedic.model.trial import AGAIN, Answer, NoEvaluation, Question, Reclaim, Score, Scored
+from kvmedic.model.trial import AGAIN, Answer, Question, Reclaim, Score, Scored
 from kvmedic.runbooks.branches import Compressed, Evaluate, NoChange, Try, TurnOn
 from kvmedic.runbooks.compression.next_fix import Case, fixes_behind_gate, next_fix
 from run_builder import a_failure
@@ -205,7 +206,11 @@ def test_caps_at_the_end_leave_the_rest_to_the_other_runbook() -> None:
     ("case", "reason", "named"),
     [
         (with_policy(RECLAIMED, gate=None), Reason.GATE_MISSING, "spec.compression.accuracyGate"),
-        (replace(RECLAIMED, evaluation=NoEvaluation("there is none")), Reason.GATE_MISSING, "there is none"),
+        (
+            replace(RECLAIMED, evaluation=Blocked(Reason.GATE_MISSING, "there is none")),
+            Reason.GATE_MISSING,
+            "there is none",
+        ),
         (replace(RECLAIMED, evaluation=None), Reason.GATE_MISSING, "nobody looked"),
         (answered(None), Reason.TRIAL_UNANSWERED, "tried again after"),
         (scored(PRESENT, None, RECLAIMED), Reason.TRIAL_UNANSWERED, "tried again after"),

@@ -8,7 +8,7 @@ from builders import CALM, an_evidence
 from kvmedic.engines import ENGINES
 from kvmedic.model.devices import Cause
 from kvmedic.model.engine import Knob
-from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
@@ -18,7 +18,7 @@ from kvmedic.runbooks.branches import Assignment, Diagnosed, MemoryShare, NoChan
 from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.memory_levers import step_down
 from kvmedic.runbooks.preemption.present import Known, memory_share, present_setting
-from kvmedic.runbooks.workload import Fault, Workload, workload_of
+from kvmedic.runbooks.workload import Workload, workload_of
 from vitals_builder import an_end, restarted
 
 LEVER = LeverBound(Knob.GPU_MEMORY_UTILIZATION, 0.8, 0.95, 0.02)
@@ -191,7 +191,7 @@ def test_a_gpu_that_ran_out_of_memory_is_answered_with_one_token(
     assert found.branch.goal is Goal.STEADINESS
     assert isinstance(advice, Assignment)
     plan = plan_of(engine, advice, 1)
-    assert not isinstance(plan, Fault)
+    assert not isinstance(plan, Blocked)
     (step,) = plan.steps
     assert (step.before, step.after, step.edit.after) == (before, "0.9", token)
 

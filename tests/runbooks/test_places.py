@@ -10,12 +10,13 @@ import pytest
 from kvmedic.engines.vllm import VLLM
 from kvmedic.model.edits import Field
 from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef, template_hash
 from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Assignment
 from kvmedic.runbooks.planning import plan_of
-from kvmedic.runbooks.workload import Fault, Workload, workload_of
+from kvmedic.runbooks.workload import Workload, workload_of
 
 SECRET = "s3cret"
 TARGET = ObjectRef("Deployment", "chat")
@@ -74,6 +75,6 @@ def test_a_script_that_cannot_be_followed_is_no_plan() -> None:
 
     fault = workload_of(TARGET, "u", template, None, (VLLM,))
 
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, Blocked)
     assert fault.reason is Reason.FLAG_NOT_EDITABLE
     assert "a loop around it" in fault.message

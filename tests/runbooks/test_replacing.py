@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan, ReplaceStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
 from kvmedic.runbooks.branches import Relief
 from kvmedic.runbooks.fleet_plans import replacement_of
-from kvmedic.runbooks.workload import Fault
 from run_builder import OLD, a_fleet, a_pod
 
 TARGET = TargetRef("Deployment", "llm", "vllm")
@@ -44,5 +44,5 @@ def test_a_pod_that_is_gone_or_going_is_not_planned_for() -> None:
 
     for fleet, name in ((a_fleet(), "z"), (going, "b")):
         found = replacement_of(TARGET, fleet, advice(name), 7)
-        assert isinstance(found, Fault)
+        assert isinstance(found, Blocked)
         assert found.reason is Reason.TARGET_NOT_SETTLED

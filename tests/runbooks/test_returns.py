@@ -10,6 +10,7 @@ import pytest
 from kvmedic.engines import ENGINES
 from kvmedic.model.config_edits import ConfigMap, Contents, Sight, Unseen
 from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef, template_hash
 from kvmedic.model.plan import ConfigStep, FlagStep, Plan
 from kvmedic.model.reasons import Reason
@@ -17,7 +18,7 @@ from kvmedic.model.spec import LeverBound, Policy
 from kvmedic.model.status import Borrowed, Record
 from kvmedic.runbooks.preemption.give_back import due, loan_return, restore_after, tenure
 from kvmedic.runbooks.preemption.loans import Tenure
-from kvmedic.runbooks.workload import Fault, Workload, workload_of
+from kvmedic.runbooks.workload import Workload, workload_of
 from run_builder import NOW
 from worlds.settled import HELD, POLICY, four
 
@@ -107,7 +108,7 @@ def test_a_value_in_a_file_is_put_back_in_a_copy() -> None:
 def test_what_cannot_be_removed_for_sure_is_left_to_a_person(of: Workload, words: str) -> None:
     found = loan_return(of, LENT, "calm", 3)
 
-    assert isinstance(found, Fault)
+    assert isinstance(found, Blocked)
     assert found.reason is Reason.FLAG_NOT_EDITABLE
     assert words in found.message
 
@@ -130,7 +131,7 @@ def test_what_cannot_be_removed_for_sure_is_left_to_a_person(of: Workload, words
             ),
             Tenure.OURS,
         ),
-        (Fault(Reason.ENGINE_UNRECOGNISED, ""), Tenure.UNKNOWN),
+        (Blocked(Reason.ENGINE_UNRECOGNISED, ""), Tenure.UNKNOWN),
     ],
     ids=[
         "as set",
@@ -144,7 +145,7 @@ def test_what_cannot_be_removed_for_sure_is_left_to_a_person(of: Workload, words
     ],
 )
 def test_whose_the_flag_is_follows_from_what_the_engine_is_given(
-    of: Workload | Fault, expected: Tenure
+    of: Workload | Blocked, expected: Tenure
 ) -> None:
     assert tenure(LENT, UID, of) is expected
     assert tenure(LENT, "another", of) is Tenure.THEIRS

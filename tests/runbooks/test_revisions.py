@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from kvmedic.model.config_edits import ConfigMap, Contents, Difference, Sight
+from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.spec import TargetRef
-from kvmedic.runbooks.revisions import Compared, Unreadable, differences
+from kvmedic.runbooks.revisions import Compared, differences
 from kvmedic.runbooks.workload import View
 from run_builder import a_fleet
 
@@ -156,7 +157,7 @@ def test_several_changes_are_all_named() -> None:
 
     found = compared(before, after)
 
-    assert not isinstance(found, Unreadable)
+    assert not isinstance(found, Inconclusive)
     assert [one.what for one in found] == ["maxNumSeqs", "kv_cache_dtype", "image"]
 
 
@@ -210,7 +211,7 @@ UNREADABLE = [
 def test_what_cannot_be_told_is_never_taken_for_nothing(before: Any, after: Any, words: str) -> None:
     found = compared(before, after, here="max-num-seqs: 64")
 
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, Inconclusive)
     assert words in found.message
 
 
@@ -283,7 +284,7 @@ def test_a_file_from_another_volume_matters() -> None:
     before, after = flags("--config", "/c.yaml"), flags("--config", "/c.yaml")
     after["spec"]["volumes"] = [{"name": "c", "configMap": {"name": "another"}}]
 
-    assert isinstance(compared(before, after), Unreadable)
+    assert isinstance(compared(before, after), Inconclusive)
 
 
 def test_of_several_containers_the_named_one_counts() -> None:
@@ -293,4 +294,4 @@ def test_of_several_containers_the_named_one_counts() -> None:
 
     assert compared(before, after, "vllm") == (Difference("maxNumSeqs", "64", "65"),)
     assert compared(before, after, "other") == ()
-    assert isinstance(compared(before, after, None), Unreadable)
+    assert isinstance(compared(before, after, None), Inconclusive)

@@ -19,6 +19,7 @@ from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import handed_over
 from kvmedic.controller.plans import with_plan
 from kvmedic.model.edits import BundleEdit, BundleStep, EnvEdit, Field, TokenEdit
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import OwnerKind, TemplateOwner, template_hash
 from kvmedic.model.plan import Goal, Plan, gives_back, is_revocable, template_before
 from kvmedic.model.reasons import Reason
@@ -27,7 +28,7 @@ from kvmedic.model.status import Attempt, Record
 from kvmedic.rollout.gates import stands
 from kvmedic.runbooks.branches import Branch, Diagnosed, TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
-from kvmedic.runbooks.workload import Fault, View, Workload
+from kvmedic.runbooks.workload import View, Workload
 from reconcile.asked import a_resource
 from run_builder import BUNDLE, NEW, OLD, a_failure, a_fleet
 from worlds.bundles import FLAG, SWITCH, TRI, TUNED, a_template, a_workload
@@ -121,8 +122,8 @@ def advising(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "RUNBOOKS", {**plans.RUNBOOKS, "PreemptionThrash": (ADVISED,)})
 
 
-UNKNOWN = Fault(Reason.ENGINE_UNRECOGNISED, "no engine")
-CONSULTED: dict[str, tuple[Workload | Fault | None, str | None, str | None]] = {
+UNKNOWN = Blocked(Reason.ENGINE_UNRECOGNISED, "no engine")
+CONSULTED: dict[str, tuple[Workload | Blocked | None, str | None, str | None]] = {
     "a workload": (a_workload(ON), f"off ({SWITCH}=0)", None),
     "no workload": (None, "off", None),
     "one that cannot be read": (
@@ -141,7 +142,7 @@ CONSULTED: dict[str, tuple[Workload | Fault | None, str | None, str | None]] = {
 @pytest.mark.usefixtures("advising")
 @pytest.mark.parametrize(("workload", "after", "obstacle"), CONSULTED.values(), ids=CONSULTED)
 def test_collected_evidence_leads_to_the_same_advice(
-    workload: Workload | Fault | None, after: str | None, obstacle: str | None
+    workload: Workload | Blocked | None, after: str | None, obstacle: str | None
 ) -> None:
     alone = replace(policy_in(""), runbooks=(Runbook.PREEMPTION_THRASH,))
     found = consult(an_evidence(THRASHING), alone, workload)

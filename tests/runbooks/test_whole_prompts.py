@@ -13,13 +13,14 @@ from kvmedic.manifests.flags import may_chunk
 from kvmedic.model.compression import BundleSetting as Setting
 from kvmedic.model.compression import Keep
 from kvmedic.model.edits import BundleEdit
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef, template_hash
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.trial import Question, TrialStep
 from kvmedic.runbooks.branches import Try
 from kvmedic.runbooks.compression.trial_plans import ROOM, trial_plan, whole_prompts
-from kvmedic.runbooks.workload import Fault, Workload, workload_of
+from kvmedic.runbooks.workload import Workload, workload_of
 from run_builder import a_fleet
 
 LONGEST = 16_384
@@ -38,7 +39,7 @@ def a_workload(*args: str, tag: str = "v0.32.0", **more: Any) -> Workload:
     return found
 
 
-def on_trial(workload: Workload, change: BundleEdit | Fault | None) -> dict[str, Any]:
+def on_trial(workload: Workload, change: BundleEdit | Blocked | None) -> dict[str, Any]:
     assert isinstance(change, BundleEdit), change
     return change.apply(workload.template)
 
@@ -101,7 +102,7 @@ def test_where_prompts_are_whole_already_nothing_differs() -> None:
 def test_a_release_that_does_not_listen_is_not_tried(tag: str) -> None:
     found = whole_prompts(a_workload(tag=tag), LONGEST)
 
-    assert isinstance(found, Fault)
+    assert isinstance(found, Blocked)
     assert found.reason is Reason.TRIAL_IMPOSSIBLE
     assert "whatever --enable-chunked-prefill says" in found.message
     assert may_chunk(a_workload(CHUNKS, tag=tag).template, "vllm", VLLM)
@@ -118,7 +119,7 @@ def test_a_release_that_does_not_listen_is_not_tried(tag: str) -> None:
 def test_a_command_line_that_cannot_be_edited_is_not_tried(workload: Workload, says: str) -> None:
     found = whole_prompts(workload, LONGEST)
 
-    assert isinstance(found, Fault)
+    assert isinstance(found, Blocked)
     assert found.reason is Reason.TRIAL_IMPOSSIBLE
     assert says in found.message
 
@@ -191,7 +192,7 @@ def test_with_the_method_off_an_engine_starts_as_it_is_otherwise() -> None:
 def test_a_method_that_cannot_be_turned_off_is_not_compared(workload: Workload, says: str) -> None:
     found = trial_plan(workload, a_fleet(), "main", replace(ADVICE, off=BUNDLE), 1)
 
-    assert isinstance(found, Fault)
+    assert isinstance(found, Blocked)
     assert says in found.message
 
 
@@ -200,7 +201,7 @@ def test_who_cannot_start_without_a_type_may_give_its_blocks() -> None:
 
     found = trial_plan(workload, a_fleet(), "main", replace(ADVICE, question=Question.START, off=BUNDLE), 1)
 
-    assert isinstance(found, Fault)
+    assert isinstance(found, Blocked)
     assert found.message.endswith("; or give spec.compression.baseline.blocks")
 
 
@@ -216,5 +217,5 @@ def test_a_trial_of_blocks_has_the_templates_own_setting() -> None:
 def test_a_trial_that_cannot_be_whole_is_no_plan() -> None:
     found = trial_plan(a_workload(tag="v0.11.0"), a_fleet(), "main", ADVICE, 1)
 
-    assert isinstance(found, Fault)
+    assert isinstance(found, Blocked)
     assert found.reason is Reason.TRIAL_IMPOSSIBLE

@@ -13,9 +13,10 @@ from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests import flags
 from kvmedic.model.config_edits import ConfigMap, Contents, Difference
 from kvmedic.model.engine import Engine, Knob, Version
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.spec import TargetRef
 from kvmedic.runbooks.revisions import differences
-from kvmedic.runbooks.workload import Fault, View, Workload
+from kvmedic.runbooks.workload import View, Workload
 from run_builder import a_fleet
 
 TARGET = TargetRef("Deployment", "llm", None)
@@ -96,7 +97,7 @@ def test_who_names_no_container_of_the_template_is_told_which(parsed: Counter[st
 
     faults = [view.workload(replace(TARGET, container=name)) for name in ("a", "b", "a")]
 
-    assert [isinstance(each, Fault) and each.message.partition(":")[0] for each in faults] == [
+    assert [isinstance(each, Blocked) and each.message.partition(":")[0] for each in faults] == [
         f"the target has no container {name}" for name in ("a", "b", "a")
     ]
     assert not parsed

@@ -62,12 +62,12 @@ from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.config_edits import ConfigMap
 from kvmedic.model.devices import NodeHealth, Vitals
 from kvmedic.model.engine import Engine, Version
-from kvmedic.model.evidence import Inconclusive, Look
+from kvmedic.model.evidence import Blocked, Inconclusive, Look
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Runbook
 from kvmedic.runbooks.branches import Evidence
-from kvmedic.runbooks.workload import Fault, Workload, workload_of
+from kvmedic.runbooks.workload import Workload, workload_of
 from kvmedic.settings import Settings
 from kvmedic.wiring import open_connections
 
@@ -97,7 +97,7 @@ def policy_in(file: str) -> Policy:
     return policy_of(spec)
 
 
-def workload_in(file: str, policy: Policy, version: Version | None = None) -> Workload | Fault | None:
+def workload_in(file: str, policy: Policy, version: Version | None = None) -> Workload | Blocked | None:
     """Return the engine's command line in a manifest; None without a file, a fault where it can't be read.
 
     Args:
@@ -121,7 +121,7 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
                 "; name one in spec.targetRef (name, container) of a KVRemediation, and give that as --spec"
             )
         unknown = several or found.reason is RefusalReason.NO_ENGINE
-        return Fault(Reason.ENGINE_UNRECOGNISED if unknown else Reason.FLAG_NOT_EDITABLE, message)
+        return Blocked(Reason.ENGINE_UNRECOGNISED if unknown else Reason.FLAG_NOT_EDITABLE, message)
     template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
     engines = ENGINES if version is None else tuple(Engine(profile, version) for profile in ENGINES)
     maps = {name: ConfigMap(contents) for name, contents in contents_in(text).items()}

@@ -24,6 +24,7 @@ from kvmedic.model.devices import PROGRAM, SHOWN, SILENCES, TELLS, Device, Engin
 from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import (
     HISTOGRAMS,
+    Blocked,
     Inconclusive,
     Measured,
     Missing,
@@ -44,7 +45,6 @@ from kvmedic.model.plan import (
     Step,
 )
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome
 from kvmedic.model.spec import Runbook
 from kvmedic.model.trial import GateStep, Question, TrialStep
 from kvmedic.runbooks import RUNBOOKS
@@ -340,7 +340,7 @@ class Report:
     changes: tuple[Change, ...]
     because: str
     """The numbers behind the plan; empty without one."""
-    obstacle: Outcome | None
+    obstacle: Blocked | None
     notes: tuple[str, ...] = ()
     """What a reader must know about the evidence."""
     unknown: str = "(engine default)"

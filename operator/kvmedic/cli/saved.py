@@ -26,10 +26,9 @@ from kvmedic.engines.engine_log import Started, phrases, started_of
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
 from kvmedic.metrics.page import Page, parse_page, replica_of
 from kvmedic.metrics.saved_pages import glimpse, moment, start_of, was_restarted
-from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome
 from kvmedic.model.spec import Policy, Runbook, Trigger
 from kvmedic.runbooks.branches import Assignment, Beyond, Diagnosis, Evidence, NoChange, Setting, TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
@@ -37,7 +36,7 @@ from kvmedic.runbooks.compression.methods import compressed_of, eviction_of
 from kvmedic.runbooks.planning import proposal
 from kvmedic.runbooks.preemption.cap import spent_by
 from kvmedic.runbooks.preemption.present import Known, present_setting
-from kvmedic.runbooks.workload import Fault, Workload
+from kvmedic.runbooks.workload import Workload
 
 _GZIP = b"\x1f\x8b"
 _MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
@@ -305,11 +304,11 @@ class Consultation:
     """What the branch asks for; None where it asks for nothing."""
     plan: Plan | None
     """The advice on the workload's own command line; None without a workload."""
-    obstacle: Outcome | None
+    obstacle: Blocked | None
     """Why nothing would be set although a branch applies."""
 
 
-def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Consultation:
+def consult(evidence: Evidence, policy: Policy, workload: Workload | Blocked | None) -> Consultation:
     """Return the diagnosis of the evidence and the plan that would follow.
 
     Args:
@@ -323,7 +322,7 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Fault | Non
     return found if other.plan is None and other.advice is None else other
 
 
-def _consult_runbook(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Consultation:
+def _consult_runbook(evidence: Evidence, policy: Policy, workload: Workload | Blocked | None) -> Consultation:
     evidence = with_method(evidence, policy, workload)
     runbook, diagnosis = judge_runbooks(policy, evidence)
     found = Consultation(evidence, runbook, diagnosis, None, None, None)
@@ -359,7 +358,7 @@ def _plan_bundle(found: Consultation, workload: Workload, advice: TurnOff) -> Co
     return _find_hindrance(found, NoChange(plan.reason, plan.message))
 
 
-def with_method(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Evidence:
+def with_method(evidence: Evidence, policy: Policy, workload: Workload | Blocked | None) -> Evidence:
     """Return evidence with the method that compresses the KV cache, as far as anything tells of one.
 
     Where nobody gave the workload, or it cannot be read, labels and start-up logs alone tell.
@@ -369,7 +368,7 @@ def with_method(evidence: Evidence, policy: Policy, workload: Workload | Fault |
     return replace(evidence, evicts=eviction_of(told, log) if told else None, compression=method)
 
 
-def _known_setting(evidence: Evidence, policy: Policy, workload: Workload | Fault | None) -> Setting:
+def _known_setting(evidence: Evidence, policy: Policy, workload: Workload | Blocked | None) -> Setting:
     """Return what advice needs to know of the present setting."""
     known = Setting(None, policy.levers)
     if isinstance(workload, Workload):
@@ -378,7 +377,7 @@ def _known_setting(evidence: Evidence, policy: Policy, workload: Workload | Faul
 
 
 def _without_lever(
-    found: Consultation, why: NoChange, known: Setting, policy: Policy, workload: Workload | Fault | None
+    found: Consultation, why: NoChange, known: Setting, policy: Policy, workload: Workload | Blocked | None
 ) -> Consultation:
     """Return what follows where no lever applies: the branches for that, once each was asked."""
     if not why.passes_on or found.evidence.spent is not None:
@@ -388,4 +387,4 @@ def _without_lever(
 
 
 def _find_hindrance(found: Consultation, why: NoChange) -> Consultation:
-    return replace(found, obstacle=Outcome(why.reason, why.message))
+    return replace(found, obstacle=Blocked(why.reason, why.message))

@@ -30,14 +30,15 @@ from kvmedic.kube.objects import (
 from kvmedic.manifests.engine_file import mounted_file
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.config_edits import ConfigMap, Contents, FileEdit, Sight, Unseen, names_in
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.status import ConfigCopy
 from kvmedic.rollout.config_copy import Files, files_of
-from kvmedic.runbooks.workload import EngineLine, Fault
+from kvmedic.runbooks.workload import EngineLine
 
 
 async def config_maps_of(
-    client: Client, namespace: str, engines: Iterable[EngineLine | Fault]
+    client: Client, namespace: str, engines: Iterable[EngineLine | Blocked]
 ) -> dict[str, Sight]:
     """Return the ConfigMaps that engines read their configuration from, by name.
 
@@ -94,9 +95,9 @@ def _edits(body: Mapping[str, Any]) -> Iterator[Any]:
             yield moment(str(entry["time"]))
 
 
-def _mounted_name(line: EngineLine | Fault) -> str:
+def _mounted_name(line: EngineLine | Blocked) -> str:
     """Return the ConfigMap that an engine's configuration file is mounted from; empty where there is none."""
-    if isinstance(line, Fault) or line.line.config is None:
+    if isinstance(line, Blocked) or line.line.config is None:
         return ""
     file = mounted_file(line.template, line.container, line.line.config)
     return "" if isinstance(file, Refusal) else file.config_map

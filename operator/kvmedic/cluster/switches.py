@@ -19,7 +19,9 @@ from kvmedic.api.resource import GROUP, VERSION, SpecInvalid
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Refused
 from kvmedic.kube.objects import CONFIG_MAPS, Ref, Resource, moment, section, uid_of
-from kvmedic.rollout.gates import Approval, Stop, Unreadable
+from kvmedic.model.evidence import Blocked
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.gates import Approval, Stop
 
 
 async def read_stop(client: Client, namespace: str, name: str) -> Stop:
@@ -57,7 +59,7 @@ class StoredApprovals:
 
     client: Client
 
-    async def list_approvals(self, namespace: str, name: str) -> Sequence[Approval] | Unreadable:
+    async def list_approvals(self, namespace: str, name: str) -> Sequence[Approval] | Blocked:
         """Return the approvals for a resource; without the kind or the right to list it that is a value.
 
         One that is being deleted is withdrawn, and one that cannot be read approves nothing.
@@ -65,7 +67,7 @@ class StoredApprovals:
         try:
             bodies = await self.client.list(APPROVALS, namespace)
         except Refused as error:
-            return Unreadable(f"{ADVICE} ({error})")
+            return Blocked(Reason.APPROVALS_UNREADABLE, f"{ADVICE} ({error})")
         found: list[Approval] = []
         for body in bodies:
             metadata = section(body, "metadata")

@@ -44,8 +44,10 @@ from kvmedic.manifests.trial_pod import (
     digest_of,
     evaluation_job,
 )
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod, Rotation
-from kvmedic.model.trial import Counted, JobEnd, JobSight, NoEvaluation, Served
+from kvmedic.model.reasons import Reason
+from kvmedic.model.trial import Counted, JobEnd, JobSight, Served
 from kvmedic.rollout.trial import LastWords
 
 ONE_AT_A_TIME = frozenset({"ReadWriteOnce", "ReadWriteOncePod"})
@@ -188,10 +190,10 @@ class Evaluations:
         """Return nothing: evaluations are made."""
         return ""
 
-    async def evaluation_digest(self, namespace: str, cron_job: str) -> str | NoEvaluation:
+    async def evaluation_digest(self, namespace: str, cron_job: str) -> str | Blocked:
         """Return the digest of a CronJob's Job template, or why no evaluation can be made of it."""
         body = await self._cron_job(namespace, cron_job)
-        return body if isinstance(body, NoEvaluation) else digest_of(body)
+        return body if isinstance(body, Blocked) else digest_of(body)
 
     async def look(self, evaluation: Evaluation) -> JobSight | None:
         """Return how an evaluation's Job stands, None where there is none.
@@ -226,11 +228,11 @@ class Evaluations:
         if await self._job(evaluation) is not None:
             return ""
         cron_job = await self._cron_job(evaluation.namespace, evaluation.cron_job)
-        if isinstance(cron_job, NoEvaluation):
-            return cron_job.why
+        if isinstance(cron_job, Blocked):
+            return cron_job.message
         manifest = evaluation_job(cron_job, evaluation, subject)
-        if isinstance(manifest, NoEvaluation):
-            return manifest.why
+        if isinstance(manifest, Blocked):
+            return manifest.message
         try:
             await self.client.create(_job_ref(evaluation), manifest)
         except Conflict:
@@ -254,13 +256,13 @@ class Evaluations:
             raise Conflict(Call("get", _job_ref(evaluation).path), None, "a Job of that name is not ours")
         return body
 
-    async def _cron_job(self, namespace: str, name: str) -> JsonObject | NoEvaluation:
+    async def _cron_job(self, namespace: str, name: str) -> JsonObject | Blocked:
         try:
             body = await self.client.get(Ref(CRON_JOBS, namespace, name))
         except Refused as error:
-            return NoEvaluation(str(error))
+            return Blocked(Reason.GATE_MISSING, str(error))
         return (
-            NoEvaluation(f"CronJob/{name} is not there: make it, with spec.suspend: true")
+            Blocked(Reason.GATE_MISSING, f"CronJob/{name} is not there: make it, with spec.suspend: true")
             if body is None
             else body
         )

@@ -35,7 +35,6 @@ from kvmedic.model.config_edits import (
     LatestDeploy,
     Newcomer,
     NoDeploy,
-    UnknownDeploy,
     newcomer,
     revision_of,
     start_seconds,
@@ -45,6 +44,7 @@ from kvmedic.model.devices import Device, Vitals, fill_vitals, may_fill
 from kvmedic.model.engine import Engine, EngineProfile
 from kvmedic.model.evidence import (
     Absence,
+    Blocked,
     Inconclusive,
     LoggedSize,
     Look,
@@ -59,7 +59,7 @@ from kvmedic.model.fleet import Pod
 from kvmedic.model.plan import COMPARED, Goal, OnTrial, Plan, ReplaceStep, gives_back
 from kvmedic.model.readings import Alone, Recalled, complete
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Baseline, Outcome, whole_devices_of
+from kvmedic.model.run import Baseline, whole_devices_of
 from kvmedic.model.spec import Policy, Runbook, TargetRef
 from kvmedic.model.status import ClosedRun, Resource, RunbookSwitch
 from kvmedic.runbooks.branches import GIVEN, Compressed, Diagnosed, Diagnosis, Evidence
@@ -67,8 +67,8 @@ from kvmedic.runbooks.compression.history import Enabled, Untold, run_of
 from kvmedic.runbooks.compression.methods import logs_that_tell, with_recalled
 from kvmedic.runbooks.compression.savings import ASKED, NEEDED, figures_over
 from kvmedic.runbooks.preemption.deploy import HISTORY
-from kvmedic.runbooks.revisions import Unreadable, differences
-from kvmedic.runbooks.workload import Fault, View, Workload
+from kvmedic.runbooks.revisions import differences
+from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import baseline_of, left_out
 from kvmedic.verdict.vetoes import least_free_mib, up_seconds
 
@@ -98,7 +98,7 @@ async def latest_deploy(
     if came is None or is_ours(came, moment.history):
         return NoDeploy()
     found = _differences(came, view, policy.target)
-    if isinstance(found, UnknownDeploy):
+    if isinstance(found, Inconclusive):
         return found
     if not found:
         return NoDeploy()
@@ -130,13 +130,13 @@ def is_ours(came: Newcomer, history: Sequence[ClosedRun]) -> bool:
     )
 
 
-def _differences(came: Newcomer, view: View, target: TargetRef) -> tuple[Difference, ...] | UnknownDeploy:
+def _differences(came: Newcomer, view: View, target: TargetRef) -> tuple[Difference, ...] | Inconclusive:
     """Return what the revision changed that matters, or why that cannot be told."""
     what = f"revision {came.now.number} came at {came.came_at:%Y-%m-%dT%H:%M:%SZ}"
     compared = differences(view, target, came.previous.name)
-    if isinstance(compared, Unreadable):
+    if isinstance(compared, Inconclusive):
         text = f"{what}, and what it changed cannot be read: {compared.message}"
-        return UnknownDeploy(Reason.REVISION_UNREADABLE, text)
+        return Inconclusive(Reason.REVISION_UNREADABLE, text)
     return compared
 
 
@@ -315,13 +315,13 @@ async def ask_versions(namespace: str, view: View, metrics: Metrics) -> tuple[Wi
     return tuple(Witness(pod.name, pod.image, version) for pod, version in zip(pods, told, strict=True))
 
 
-def engine_of(view: View, policy: Policy, told: Sequence[Witness] = ()) -> Workload | Fault:
+def engine_of(view: View, policy: Policy, told: Sequence[Witness] = ()) -> Workload | Blocked:
     """Return the engine in the target's pod template, or why it cannot be told."""
     known = [_engine_in_version(profile, told) for profile in ENGINES]
     return view.workload(policy.target, engines=known)
 
 
-def settable(found: Workload | Fault, told: Sequence[Witness]) -> Workload | Fault:
+def settable(found: Workload | Blocked, told: Sequence[Witness]) -> Workload | Blocked:
     """Return an engine of which a setting may be changed: not while its replicas run several versions.
 
     What new replicas would run is not known then, and a change would be judged across versions.
@@ -329,16 +329,16 @@ def settable(found: Workload | Fault, told: Sequence[Witness]) -> Workload | Fau
     mixed = told_of(told, found.engine.profile) if isinstance(found, Workload) else None
     if not isinstance(mixed, Mixed):
         return found
-    return Fault(
+    return Blocked(
         Reason.REPLICAS_DIFFER,
         f"replicas of one pod template run different versions: {mixed.why}; name an image that does not move "
         "(a version's tag, or a digest), so that all run the same",
     )
 
 
-def version_remark(found: Workload | Fault, told: Sequence[Witness]) -> str:
+def version_remark(found: Workload | Blocked, told: Sequence[Witness]) -> str:
     """Return what a person should know of the version that counts; empty where all agree."""
-    if isinstance(found, Fault):
+    if isinstance(found, Blocked):
         return ""
     name, tag = found.engine.profile.name, version_of(found.container, found.engine.profile)
     match told_of(told, found.engine.profile):
@@ -500,7 +500,7 @@ class Survey:
     diagnosis: Diagnosis
     runbook: str
     plan: Plan | None
-    obstacle: Outcome | None
+    obstacle: Blocked | None
     """Why there is no plan although a branch applies, or why the plan cannot be carried out."""
     proposal: Proposal | None = None
     """What to give to the owner of the target, who makes the change instead of us."""
@@ -509,7 +509,7 @@ class Survey:
     switch: RunbookSwitch | None = None
     """One runbook leaves the fleet to the other at this look."""
 
-    def engine(self, policy: Policy) -> Workload | Fault:
+    def engine(self, policy: Policy) -> Workload | Blocked:
         """Return the engine of the target in the version that counts, or why it cannot be told."""
         return engine_of(self.view, policy, self.evidence.versions)
 

@@ -36,6 +36,7 @@ from kvmedic.controller.trial import (
 )
 from kvmedic.controller.verify import grade_urgency, judged_window
 from kvmedic.kube.errors import Refused as WriteRefused
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import AutoscalerStep, OnTrial
 from kvmedic.model.reasons import Reason
@@ -60,7 +61,7 @@ from kvmedic.rollout.decide import (
     outcome_of,
 )
 from kvmedic.rollout.drift import Standing, is_foreign, regain_freeze, target_standing
-from kvmedic.rollout.gates import Blocked, forward_gate
+from kvmedic.rollout.gates import forward_gate
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.rollout.trial import Answered, BeginTest, Evaluated, MakeJob, MakeTrial
 from kvmedic.runbooks.preemption.loans import footprint_after
@@ -109,7 +110,7 @@ async def _is_held(tick: Tick, fleet: Fleet) -> bool:
 
 async def _blocked_by(tick: Tick) -> Blocked | None:
     if tick.problem is not None:
-        return Blocked(tick.problem.reason, tick.problem.message)
+        return tick.problem
     blocked = forward_gate(tick.policy, await tick.ports.stop.read()) or unavailable(tick)
     if blocked is not None or tick.run.intent is not None:
         return blocked

@@ -30,9 +30,9 @@ from kvmedic.controller.temporary import (
 )
 from kvmedic.controller.trial import triable
 from kvmedic.controller.verify import pressed_baseline
-from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome, Run, terms_of
+from kvmedic.model.run import Run, terms_of
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import Record, Resource
 from kvmedic.record.runs import open_run
@@ -44,7 +44,6 @@ from kvmedic.record.surveys import (
     with_last_good,
     with_runbook_switch,
 )
-from kvmedic.rollout.gates import Blocked
 from kvmedic.runbooks.severity import urgency_of
 from kvmedic.verdict.summary import Measure, run_of
 
@@ -65,7 +64,7 @@ class _Look:
 
 async def watch(
     resource: Resource, policy: Policy, record: Record, ports: Ports, now: datetime
-) -> timedelta | Outcome:
+) -> timedelta | Blocked:
     """Look, judge and plan; open a run when there is a plan and every gate is open.
 
     Returns when to look again, or why the target is not one that this resource can look after.
@@ -110,7 +109,7 @@ async def _record_findings(look: _Look) -> Record:
     return with_last_good(seen, good) if good else seen
 
 
-async def _begin_run(look: _Look, seen: Record) -> Outcome | Blocked | None:
+async def _begin_run(look: _Look, seen: Record) -> Blocked | None:
     """Open a run for the plan, where there is one and every gate is open; return what speaks against it."""
     resource, policy, found, ports, now = look.resource, look.policy, look.found, look.ports, look.now
     held = (
@@ -124,9 +123,9 @@ async def _begin_run(look: _Look, seen: Record) -> Outcome | Blocked | None:
         return why
     baseline = await pressed_baseline(found, policy, resource.namespace, ports.metrics)
     if isinstance(baseline, Inconclusive):
-        return Outcome(baseline.reason, baseline.message)
+        return Blocked(baseline.reason, baseline.message)
     granted = await consent(resource, policy, found.plan, ports, now)
-    if isinstance(granted, Outcome):
+    if isinstance(granted, Blocked):
         return granted
     measure = Measure(found.goal, baseline, found.blocks())
     run = run_of(found.plan, found.view.fleet, found.view.template, measure, now)

@@ -21,7 +21,7 @@ from typing import assert_never
 from kvmedic.controller.ports import Ports
 from kvmedic.model.config_edits import EditedTemplate
 from kvmedic.model.edits import BundleStep
-from kvmedic.model.evidence import Absence, Measured, Missing, Reading
+from kvmedic.model.evidence import Absence, Blocked, Measured, Missing, Reading
 from kvmedic.model.fleet import Fleet, Pod, RolloutFields, template_hash
 from kvmedic.model.plan import (
     AutoscalerStep,
@@ -94,7 +94,7 @@ class Tick:
     run: Run
     ports: Ports
     now: datetime
-    problem: Outcome | None = None
+    problem: Blocked | None = None
     """Why the spec cannot be followed; no forward move is made then, and nothing is judged."""
     urgency: Urgency | None = None
     """How urgent the trouble is as of this look; None: as it was."""

@@ -28,14 +28,15 @@ from kvmedic.manifests.proposals import (
 from kvmedic.model.config_edits import FileEdit
 from kvmedic.model.devices import Cause
 from kvmedic.model.edits import BundleStep, TokenEdit
+from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet, OwnerKind, TemplateOwner
 from kvmedic.model.plan import ConfigStep, FlagStep, Goal, OnTrial, Plan, RevisionStep, ScaleStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Approved, Outcome
+from kvmedic.model.run import Approved
 from kvmedic.model.spec import Mode, Policy, TargetRef
 from kvmedic.model.status import Key, Record, Resource
 from kvmedic.rollout.drift import is_foreign
-from kvmedic.rollout.gates import Blocked, Health, Request, find_approval, forward_gate, opening_gate
+from kvmedic.rollout.gates import Health, Request, find_approval, forward_gate, opening_gate
 from kvmedic.rollout.preconditions import (
     Neighbours,
     frozen_message,
@@ -44,8 +45,8 @@ from kvmedic.rollout.preconditions import (
     via_autoscaler,
 )
 from kvmedic.runbooks.node_health import ended_engines
-from kvmedic.runbooks.revisions import Unreadable, differences, options_of_interest
-from kvmedic.runbooks.workload import Fault, View, Workload
+from kvmedic.runbooks.revisions import differences, options_of_interest
+from kvmedic.runbooks.workload import View, Workload
 
 MESSAGE_BYTES = 1000
 """Bytes of a message, at most: an Event's note takes 1,024 (events.k8s.io/v1)."""
@@ -98,7 +99,7 @@ def _revision_of(
     if earlier is None:
         return None
     changed = differences(view, TargetRef(target.kind, target.name, container), step.after.replica_set)
-    if isinstance(changed, Unreadable):
+    if isinstance(changed, Inconclusive):
         return None
     names = options_of_interest(workload.engine.profile)
     patch = operations_between(workload.template, earlier, workload.container_index, names)
@@ -120,20 +121,20 @@ def advice(why: str, proposal: Proposal | None, command: str) -> str:
     return whole if len(whole.encode()) <= MESSAGE_BYTES else f"{why}; {command} prints the exact change"
 
 
-def absent(resource: Resource, policy: Policy) -> Outcome:
+def absent(resource: Resource, policy: Policy) -> Blocked:
     """Return that there is nothing to look after."""
     name, namespace = policy.target.name, resource.namespace
-    return Outcome(
+    return Blocked(
         Reason.TARGET_NOT_FOUND,
         f"Deployment {name} does not exist in namespace {namespace}: create it, or delete this resource",
     )
 
 
-def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Outcome | None:
+def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Blocked | None:
     """Return why the target is not one that this resource can look after."""
     elder = ports.roster.elder(Key(resource.namespace, resource.name, resource.uid))
     if elder is not None:
-        return Outcome(
+        return Blocked(
             Reason.TARGET_SHARED,
             f"KVRemediation {elder.name} looks after Deployment {policy.target.name} already: delete one of "
             "the two",
@@ -141,25 +142,25 @@ def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Outco
     if view.fleet.kept_by:
         return _report_departing(view.fleet)
     frozen = view.fleet.fields.is_frozen
-    return Outcome(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet)) if frozen else None
+    return Blocked(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet)) if frozen else None
 
 
-def _report_departing(fleet: Fleet) -> Outcome:
+def _report_departing(fleet: Fleet) -> Blocked:
     """Return that the Deployment is being deleted, and who keeps it from going."""
     removal = """'[{"op":"remove","path":"/metadata/finalizers"}]'"""
     kubectl = f"kubectl -n {fleet.namespace} patch deployment {fleet.name} --type=json -p {removal}"
-    return Outcome(
+    return Blocked(
         Reason.TARGET_NOT_FOUND,
         f"Deployment {fleet.name} is being deleted and kept by {', '.join(fleet.kept_by)}: let it go once "
         f"whoever set that is done ({kubectl}), and create it anew or delete this resource",
     )
 
 
-def report_unrecognised(policy: Policy, view: View) -> Outcome | None:
+def report_unrecognised(policy: Policy, view: View) -> Blocked | None:
     """Return that no engine can be told in the target; to be known before the fleet is in trouble."""
     engine = engine_of(view, policy)
-    if isinstance(engine, Fault) and engine.reason in (Reason.ENGINE_UNRECOGNISED, Reason.TARGET_NOT_FOUND):
-        return Outcome(engine.reason, engine.message)
+    if isinstance(engine, Blocked) and engine.reason in (Reason.ENGINE_UNRECOGNISED, Reason.TARGET_NOT_FOUND):
+        return engine
     return None
 
 
@@ -189,7 +190,7 @@ async def _via_autoscaler(
     if not isinstance(step, ScaleStep) or not neighbours.autoscalers:
         return found, plan
     through = via_autoscaler(step, neighbours, found.view.fleet)
-    if isinstance(through, Outcome):
+    if isinstance(through, Blocked):
         return replace(found, obstacle=through), plan
     view = await target.with_minimum(found.view, through.holder)
     plan = replace(plan, steps=(through,))
@@ -211,7 +212,7 @@ def propose_to_owner(found: Survey, resource: Resource, policy: Policy) -> Surve
         return found
     proposal = handed_over(fleet.owner.template, fleet.namespace, workload, plan, found.view)
     message = advice(refused.message, proposal, _resource_reference(resource))
-    return replace(found, obstacle=Outcome(refused.reason, message), proposal=proposal)
+    return replace(found, obstacle=Blocked(refused.reason, message), proposal=proposal)
 
 
 def _of_file_owner(found: Survey, resource: Resource, workload: Workload, plan: Plan) -> Survey | None:
@@ -224,7 +225,7 @@ def _of_file_owner(found: Survey, resource: Resource, workload: Workload, plan: 
         f"{owner.name} decides what is in the ConfigMap, and a copy would hide its next change from the "
         "fleet: make the change there"
     )
-    obstacle = Outcome(owner.reason, advice(why, proposal, _resource_reference(resource)))
+    obstacle = Blocked(owner.reason, advice(why, proposal, _resource_reference(resource)))
     return replace(found, obstacle=obstacle, proposal=proposal)
 
 
@@ -248,7 +249,7 @@ def _check_contested(found: Survey, resource: Resource, workload: Workload, plan
         f"Try again: kubectl -n {resource.namespace} annotate --overwrite kvr {resource.name} "
         f"kvmedic.io/try-again={last.id}. Or make the change there"
     )
-    obstacle = Outcome(Reason.TEMPLATE_CONTESTED, advice(why, proposal, _resource_reference(resource)))
+    obstacle = Blocked(Reason.TEMPLATE_CONTESTED, advice(why, proposal, _resource_reference(resource)))
     return replace(found, obstacle=obstacle, proposal=proposal)
 
 
@@ -256,7 +257,7 @@ def _resource_reference(resource: Resource) -> str:
     return f"kvmedic plan {resource.name} -n {resource.namespace}"
 
 
-async def claimed_by_another(resource: Resource, found: Survey, ports: Ports) -> Outcome | None:
+async def claimed_by_another(resource: Resource, found: Survey, ports: Ports) -> Blocked | None:
     """Return whose claim is on the target, when it is one of another resource's open run.
 
     Any other is one of long ago: `kubectl rollout undo` brings it back with an older ReplicaSet.
@@ -267,7 +268,7 @@ async def claimed_by_another(resource: Resource, found: Survey, ports: Ports) ->
     if not await ports.store.is_open(resource.namespace, fence):
         return None
     text = f"the open run of another resource claims the target ({fence}); wait for its end, or delete one"
-    return Outcome(Reason.CLAIMED_BY_ANOTHER, text)
+    return Blocked(Reason.CLAIMED_BY_ANOTHER, text)
 
 
 async def gate(policy: Policy, record: Record, found: Survey, ports: Ports, now: datetime) -> Blocked | None:
@@ -292,7 +293,7 @@ def health_of(found: Survey) -> Health:
 
 async def consent(
     resource: Resource, policy: Policy, plan: Plan, ports: Ports, now: datetime
-) -> Approved | Outcome | None:
+) -> Approved | Blocked | None:
     """Return the approval that the mode asks for; None where it asks for none; or why there is none."""
     if policy.mode is not Mode.APPROVE:
         return None

@@ -35,10 +35,11 @@ from kvmedic.kube.errors import Conflict, Refused
 from kvmedic.kube.objects import annotations_of, section, uid_of
 from kvmedic.model.config_edits import Revision, revision_of
 from kvmedic.model.edits import EditState
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, ReplicaSet, template_hash
 from kvmedic.model.plan import Goal, Plan, RevisionStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Intent, Outcome, Run, StepState, Terms, terms_of, without_spec
+from kvmedic.model.run import Intent, Run, StepState, Terms, terms_of, without_spec
 from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import OnDrainTimeout, Policy, TargetRef
 from kvmedic.model.status import Key, Record, Resource, Wish
@@ -80,7 +81,7 @@ async def adopt_fleet(
 
 async def adopted_by_note(
     resource: Resource, record: Record, ports: Ports, now: datetime
-) -> timedelta | Outcome | None:
+) -> timedelta | Blocked | None:
     """Open that run for a resource which is deleted, or whose open run somebody damaged.
 
     Returns when to look again; why a frozen fleet that is nobody else's cannot be given back; or None where
@@ -96,7 +97,7 @@ async def adopted_by_note(
     if again is not None:
         return again
     foreign = is_foreign(resource.uid, view.fleet.fence)
-    return None if foreign else Outcome(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet))
+    return None if foreign else Blocked(Reason.CLAIMED_BY_ANOTHER, frozen_message(view.fleet))
 
 
 def run_that_gives_back(
@@ -305,7 +306,7 @@ class StandIns:
         self._resources[_key_of(resource)] = saved
         return saved
 
-    async def complain(self, resource: Resource, problem: Outcome) -> tuple[Record, Record] | None:
+    async def complain(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
         """Write conditions that tell a problem; a stand-in has nobody who reads them."""
         return None if resource.is_stand_in else await self.store.complain(resource, problem)
 

@@ -12,11 +12,10 @@ from itertools import takewhile
 
 from kvmedic.controller.evidence import Survey, engine_of, expected_pods, settable, version_remark
 from kvmedic.controller.ports import Metrics
-from kvmedic.model.evidence import Inconclusive, Look, Measured, Observation, Signal
+from kvmedic.model.evidence import Blocked, Inconclusive, Look, Measured, Observation, Signal
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import Goal, Plan, Step
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome
 from kvmedic.model.spec import Mode, Policy, Runbook
 from kvmedic.model.status import Attempt, Borrowed, Footprint, LastGood, Record, Resource, failed_before
 from kvmedic.rollout.gates import stands
@@ -55,7 +54,7 @@ from kvmedic.runbooks.planning import proposal
 from kvmedic.runbooks.preemption.cap import spent_by
 from kvmedic.runbooks.preemption.give_back import Calm, due, plan_return
 from kvmedic.runbooks.preemption.present import Known, present_setting
-from kvmedic.runbooks.workload import Fault, View, Workload
+from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import TRAFFIC, moves, quorum_line, traffic_of
 
 
@@ -76,7 +75,7 @@ def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood |
     if not finished or not all(isinstance(count, Measured) and count.value >= 1 for count in finished):
         return None
     workload = engine_of(found.view, policy)
-    flags = {} if isinstance(workload, Fault) else workload.given_flags()
+    flags = {} if isinstance(workload, Blocked) else workload.given_flags()
     return LastGood(fleet.revision, flags, fleet.replicas, found.blocks(), now)
 
 
@@ -241,7 +240,7 @@ def switch_where_stuck(found: Survey, resource: Resource, policy: Policy) -> Sur
     return found if other.plan is None else other
 
 
-def with_unanswered(evidence: Evidence, diagnosis: Diagnosis, why: Outcome) -> Evidence:
+def with_unanswered(evidence: Evidence, diagnosis: Diagnosis, why: Blocked) -> Evidence:
     """Return evidence that says why the runbook on compression cannot go on, with what it had found."""
     facts = diagnosis.findings if isinstance(diagnosis, Diagnosed) else ()
     told = dict.fromkeys((*(fact.text for fact in facts), why.message))
@@ -263,9 +262,9 @@ def _with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
     return replace(found, plan=_with_remark(plan, workload, policy), obstacle=obstacle)
 
 
-def _with_remark(plan: Plan, workload: Workload | Fault, policy: Policy) -> Plan:
+def _with_remark(plan: Plan, workload: Workload | Blocked, policy: Policy) -> Plan:
     """Return a plan that says what becomes of requests whose drain times out."""
-    remark = "" if isinstance(workload, Fault) else drain_remark(workload, policy.rollout, plan.steps[0])
+    remark = "" if isinstance(workload, Blocked) else drain_remark(workload, policy.rollout, plan.steps[0])
     return replace(plan, message=f"{plan.message}; {remark}") if remark else plan
 
 
@@ -286,13 +285,13 @@ def due_in(found: Survey, resource: Resource, policy: Policy, now: datetime) -> 
     if record is None or not calm or (record.footprint is None and not record.borrowed):
         return None
     workload = found.engine(policy)
-    return None if isinstance(workload, Fault) else due(record, found.view.fleet, policy, workload, now)
+    return None if isinstance(workload, Blocked) else due(record, found.view.fleet, policy, workload, now)
 
 
 def with_return(found: Survey, resource: Resource, policy: Policy, held: Footprint | Borrowed) -> Survey:
     """Return the survey with the plan that gives back what is due, where the fleet should do without."""
     workload = found.engine(policy)
-    if isinstance(workload, Fault):
+    if isinstance(workload, Blocked):
         return found
     record = resource.record or Record()
     known = _present_setting(workload, found, policy, record)
@@ -302,13 +301,13 @@ def with_return(found: Survey, resource: Resource, policy: Policy, held: Footpri
     match back.plan:
         case Plan(steps=(step, *_)) as plan:
             return replace(told, plan=plan, obstacle=obstacle_to(step, found.view.fleet, Goal.CALM))
-        case Fault(reason, message):
-            return replace(told, obstacle=Outcome(reason, message))
+        case Blocked() as why:
+            return replace(told, obstacle=why)
         case _:
             return told
 
 
-def _present_setting(workload: Workload | Fault, found: Survey, policy: Policy, record: Record) -> Setting:
+def _present_setting(workload: Workload | Blocked, found: Survey, policy: Policy, record: Record) -> Setting:
     """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
     fleet, known = found.view.fleet, Setting(None, policy.levers)
     if isinstance(workload, Workload):
@@ -332,8 +331,8 @@ def _failed(attempt: Attempt, found: Survey, record: Record, key: object) -> boo
 
 
 def _plan(
-    found: Survey, workload: Workload | Fault, known: Setting, resource: Resource, policy: Policy
-) -> Plan | Fault | NoChange:
+    found: Survey, workload: Workload | Blocked, known: Setting, resource: Resource, policy: Policy
+) -> Plan | Blocked | NoChange:
     """Return the plan that the diagnosis leads to, or why there is none.
 
     A replica can be replaced whatever runs in it, and a revision rolled back; a setting needs an engine that
@@ -356,8 +355,8 @@ def _plan(
 
 
 def _advice(
-    found: Survey, workload: Workload | Fault, known: Setting, generation: int
-) -> Plan | Fault | Beyond | NoChange:
+    found: Survey, workload: Workload | Blocked, known: Setting, generation: int
+) -> Plan | Blocked | Beyond | NoChange:
     """Return what the diagnosed branch asks for; of a setting the plan itself."""
     if isinstance(found.diagnosis, Inconclusive) or found.diagnosis.branch.then is None:
         return NoChange(found.diagnosis.reason, "")
@@ -369,8 +368,8 @@ def _advice(
 
 
 def _plan_trial(
-    workload: Workload | Fault, found: Survey, advice: Try | Evaluate, resource: Resource, policy: Policy
-) -> Plan | Fault:
+    workload: Workload | Blocked, found: Survey, advice: Try | Evaluate, resource: Resource, policy: Policy
+) -> Plan | Blocked:
     """Return the plan that asks a trial pod, or lets a Job evaluate one."""
     fleet = found.view.fleet
     if isinstance(advice, Evaluate):
@@ -379,10 +378,10 @@ def _plan_trial(
 
 
 def _plan_switch(
-    workload: Workload | Fault, found: Survey, advice: TurnOff | TurnOn, resource: Resource
-) -> Plan | Fault | NoChange:
+    workload: Workload | Blocked, found: Survey, advice: TurnOff | TurnOn, resource: Resource
+) -> Plan | Blocked | NoChange:
     """Return the plan that turns a method off or on, unless that was tried on this pod template in vain."""
-    if isinstance(workload, Fault):
+    if isinstance(workload, Blocked):
         return workload
     if isinstance(advice, TurnOn):
         return turning_plan(workload, advice, resource.generation)
@@ -390,7 +389,7 @@ def _plan_switch(
         text = f"{advice.method} was turned off on this pod template, and had to be turned on again"
         return NoChange(Reason.LEVER_EXHAUSTED, text)
     if doubt := unrecorded_setting(workload, advice.settings, found.view.templates.values()):
-        return Fault(Reason.FLAG_NOT_EDITABLE, f"{advice.method} is not turned off: {doubt}")
+        return Blocked(Reason.FLAG_NOT_EDITABLE, f"{advice.method} is not turned off: {doubt}")
     return bundle_plan(workload, advice, resource.generation)
 
 
@@ -407,7 +406,7 @@ def with_shown_plan(found: Survey, resource: Resource, policy: Policy) -> Survey
         return replace(found, plan=plan) if stands(plan, found.plan) else found
     if not isinstance(found.diagnosis, Inconclusive) or not _is_bound(plan, found.view, resource):
         return found
-    return replace(found, plan=plan, obstacle=Outcome(found.diagnosis.reason, found.diagnosis.message))
+    return replace(found, plan=plan, obstacle=Blocked(found.diagnosis.reason, found.diagnosis.message))
 
 
 def _is_bound(plan: Plan, view: View, resource: Resource) -> bool:
@@ -416,7 +415,7 @@ def _is_bound(plan: Plan, view: View, resource: Resource) -> bool:
     return made_for == (view.fleet.uid, view.fleet.revision, resource.generation)
 
 
-def obstacle_to(step: Step, fleet: Fleet, goal: Goal) -> Outcome | None:
+def obstacle_to(step: Step, fleet: Fleet, goal: Goal) -> Blocked | None:
     """Return why a plan's first step cannot begin on the fleet as it is, or None.
 
     Only a change that is to keep replicas up does not need the fleet whole. Giving something back is a change
@@ -424,8 +423,8 @@ def obstacle_to(step: Step, fleet: Fleet, goal: Goal) -> Outcome | None:
     """
     purpose = Purpose.MENDING if goal is Goal.STEADINESS else Purpose.RELIEF
     refused = step_refusal(fleet, step, purpose)
-    return Outcome(refused.reason, refused.message) if refused else None
+    return Blocked(refused.reason, refused.message) if refused else None
 
 
 def _find_hindrance(found: Survey, reason: Reason, message: str) -> Survey:
-    return Survey(found.view, found.evidence, found.diagnosis, found.runbook, None, Outcome(reason, message))
+    return Survey(found.view, found.evidence, found.diagnosis, found.runbook, None, Blocked(reason, message))

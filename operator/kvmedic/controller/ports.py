@@ -20,15 +20,15 @@ from kvmedic.manifests.trial_pod import Evaluation, Trial
 from kvmedic.model.config_edits import FileEdit
 from kvmedic.model.devices import Answer, Device, EngineEnd
 from kvmedic.model.engine import Version
-from kvmedic.model.evidence import LogForms, LoggedSize, Look, Observation, Pool, Reading
+from kvmedic.model.evidence import Blocked, LogForms, LoggedSize, Look, Observation, Pool, Reading
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, Pod
 from kvmedic.model.readings import Alone
-from kvmedic.model.run import Outcome
+from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConfigCopy, Key, Record, Resource
-from kvmedic.model.trial import Interrupted, JobSight, NoEvaluation, Progress, Served, TrialStep
+from kvmedic.model.trial import Interrupted, JobSight, Progress, Served, TrialStep
 from kvmedic.rollout.config_copy import Files
-from kvmedic.rollout.gates import Approval, Blocked, Stop, Unreadable
+from kvmedic.rollout.gates import Approval, Stop
 from kvmedic.rollout.moves import Effect
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.trial import LastWords
@@ -150,7 +150,7 @@ class Evaluations(Protocol):
     def forbidden(self) -> str:
         """Return why no evaluations are made at all; nothing where they are."""
 
-    async def evaluation_digest(self, namespace: str, cron_job: str) -> str | NoEvaluation:
+    async def evaluation_digest(self, namespace: str, cron_job: str) -> str | Blocked:
         """Return the digest of a CronJob's Job template, or why no evaluation can be made of it."""
 
     async def look(self, evaluation: Evaluation) -> JobSight | None:
@@ -178,10 +178,10 @@ class NoEvaluations:
         """Return what the administrator would set."""
         return "evaluations are not allowed here: set probe.evaluations in the operator's configuration"
 
-    async def evaluation_digest(self, namespace: str, cron_job: str) -> str | NoEvaluation:
+    async def evaluation_digest(self, namespace: str, cron_job: str) -> str | Blocked:
         """Return why there is none."""
         del namespace, cron_job
-        return NoEvaluation(self.forbidden())
+        return Blocked(Reason.GATE_MISSING, self.forbidden())
 
     async def look(self, evaluation: Evaluation) -> JobSight | None:
         """Return that there is none."""
@@ -208,7 +208,7 @@ class Store(Protocol):
     async def save(self, resource: Resource, record: Record) -> Resource:
         """Write the status with the loaded resourceVersion. Raises Conflict when it moved."""
 
-    async def complain(self, resource: Resource, problem: Outcome) -> tuple[Record, Record] | None:
+    async def complain(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
         """Write conditions that tell a problem, and leave the rest of the status as it is.
 
         Returns the conditions before and after, or None where they said so already.
@@ -421,7 +421,7 @@ class StopSwitch(Protocol):
 class Approvals(Protocol):
     """What people approved."""
 
-    async def list_approvals(self, namespace: str, name: str) -> Sequence[Approval] | Unreadable:
+    async def list_approvals(self, namespace: str, name: str) -> Sequence[Approval] | Blocked:
         """Return the approvals for a resource as they are now; that they cannot be read is a value."""
 
 

@@ -15,11 +15,12 @@ from kvmedic.controller.next_move import Tick
 from kvmedic.controller.orphans import adopted_by_note, free_all
 from kvmedic.controller.ports import Ports, save
 from kvmedic.controller.temporary import abandon_command, give_back, remove_finalizer
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome, Run, policy_during
+from kvmedic.model.run import Run, policy_during
+from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.surveys import complaint
-from kvmedic.rollout.decide import outcome_of
 
 AT_ONCE = timedelta(0)
 
@@ -48,7 +49,7 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     if policy is None:
         return await _complain(resource, record, ports, now)
     again = await watch(resource, policy, record, ports, now)
-    if isinstance(again, Outcome):
+    if isinstance(again, Blocked):
         return await _complain(replace(resource, problem=again), record, ports, now)
     return again
 
@@ -83,10 +84,10 @@ async def _release_resource(
     """Let a resource go, once nothing of ours is left on its target, unless its owner abandons that."""
     if resource.wish is Wish.DELETE:
         found = await adopted_by_note(resource, record, ports, now)
-        if isinstance(found, Outcome):
+        if isinstance(found, Blocked):
             text = f"{found.message}; then let this resource go: {abandon_command(resource)}"
             text = found.message if resource.is_stand_in else text
-            told = complaint(record, Outcome(found.reason, text), resource.generation, now)
+            told = complaint(record, Blocked(found.reason, text), resource.generation, now)
             await save(resource, told, ports)
             return ports.pace.idle
         again = await give_back(resource, record, ports, now) if found is None else found
@@ -142,5 +143,5 @@ async def _complain(resource: Resource, record: Record, ports: Ports, now: datet
     return ports.pace.idle
 
 
-def _problem(resource: Resource) -> Outcome:
-    return resource.problem or outcome_of(Reason.SPEC_INVALID)
+def _problem(resource: Resource) -> Blocked:
+    return resource.problem or Blocked(Reason.SPEC_INVALID, SENTENCES[Reason.SPEC_INVALID])

@@ -20,18 +20,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.status import Key
-from kvmedic.rollout.gates import (
-    Blocked,
-    Breaker,
-    Budgets,
-    Peer,
-    Trip,
-    any_trip,
-    find_full_budget,
-    stormy,
-    trip,
-)
+from kvmedic.rollout.gates import Breaker, Budgets, Peer, Trip, any_trip, find_full_budget, stormy, trip
 
 
 @dataclass(frozen=True, slots=True)

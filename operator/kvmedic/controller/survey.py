@@ -42,10 +42,9 @@ from kvmedic.controller.plans import (
 )
 from kvmedic.controller.ports import Senses
 from kvmedic.engines.engine_log import phrases
-from kvmedic.model.evidence import Inconclusive, Look, Observation, Signal
+from kvmedic.model.evidence import Blocked, Inconclusive, Look, Observation, Signal
 from kvmedic.model.plan import Goal, OnTrial, Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome
 from kvmedic.model.spec import CompressionPolicy, Mode, Policy, Runbook
 from kvmedic.model.status import ClosedRun, Record, Resource, RunbookSwitch
 from kvmedic.runbooks import RUNBOOKS
@@ -135,7 +134,7 @@ def _is_used(switch: RunbookSwitch, history: tuple[ClosedRun, ...]) -> bool:
     )
 
 
-def _twice(switch: RunbookSwitch, back: RunbookSwitch, plan: Plan) -> Outcome:
+def _twice(switch: RunbookSwitch, back: RunbookSwitch, plan: Plan) -> Blocked:
     """Return why a plan is not carried out: what both runbooks want, and what is the same."""
     steps = "; ".join(step.line() for step in plan.steps)
     text = (
@@ -143,7 +142,7 @@ def _twice(switch: RunbookSwitch, back: RunbookSwitch, plan: Plan) -> Outcome:
         f"{back.at:%Y-%m-%dT%H:%MZ} ({back.reason}), and pod template {switch.template} and spec generation "
         f"{switch.generation} are the same. An edit of the spec or of the pod template starts anew"
     )
-    return Outcome(Reason.RUNBOOK_SWITCHED_TWICE, text)
+    return Blocked(Reason.RUNBOOK_SWITCHED_TWICE, text)
 
 
 async def survey(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:

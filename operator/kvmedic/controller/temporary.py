@@ -23,11 +23,11 @@ from kvmedic.controller.evidence import Survey, engine_of
 from kvmedic.controller.next_move import Tick, resting_move
 from kvmedic.controller.plans import obstacle_to
 from kvmedic.controller.ports import Ports, Target, save
-from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import ConfigStep, Goal, Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome, Run, StepState, without_spec
+from kvmedic.model.run import Run, StepState, without_spec
 from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import Policy, ScaleBound, TargetRef
 from kvmedic.model.status import Borrowed, ConfigCopy, Footprint, Record, Resource
@@ -36,13 +36,12 @@ from kvmedic.record.surveys import REFRESH, complaint
 from kvmedic.rollout.config_copy import SourceState, await_config_map, copying_move, hindrance, needs_source
 from kvmedic.rollout.decide import Decision, Direction, Walk, Watch
 from kvmedic.rollout.drift import Standing
-from kvmedic.rollout.gates import Blocked
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, Wait
 from kvmedic.runbooks.branches import Diagnosed
 from kvmedic.runbooks.preemption.give_back import loan_return, restore_after, tenure
 from kvmedic.runbooks.preemption.loans import Tenure, in_calm, is_held, returning_step, with_outlook
 from kvmedic.runbooks.preemption.present import memory_share
-from kvmedic.runbooks.workload import Fault, View, Workload
+from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.summary import Measure, run_of
 
 
@@ -128,8 +127,8 @@ async def _given_back(
     plan = _plan_return(resource, held, view, policy)
     if plan is None:
         return None
-    if isinstance(plan, Outcome):
-        why = Outcome(plan.reason, f"{plan.message}; it is deleted once {held.line()} is given back")
+    if isinstance(plan, Blocked):
+        why = Blocked(plan.reason, f"{plan.message}; it is deleted once {held.line()} is given back")
         await save(resource, complaint(record, why, resource.generation, now), ports)
         return ports.pace.idle
     run = replace(run_of(plan, view.fleet, view.template, Measure(Goal.CALM), now), terms=held.terms)
@@ -146,18 +145,18 @@ def _policy(resource: Resource, held: Footprint | Borrowed) -> Policy | None:
 
 def _plan_return(
     resource: Resource, held: Footprint | Borrowed, view: View, policy: Policy
-) -> Plan | Outcome | None:
+) -> Plan | Blocked | None:
     """Return the plan that gives something back, or why it cannot begin; None: it is somebody else's now."""
     match held:
         case Footprint():
-            plan: Plan | Fault | None = _fewer(resource, held, view)
+            plan: Plan | Blocked | None = _fewer(resource, held, view)
         case Borrowed():
             plan = _plan_flag_return(resource, held, view, policy)
     match plan:
         case None:
             return None
-        case Fault(reason, message):
-            return Outcome(reason, message)
+        case Blocked():
+            return plan
         case Plan(steps=steps, reason=reason):
             message = f"the resource is deleted: {SENTENCES[reason]}"
             deleting = replace(plan, reason=Reason.RESOURCE_DELETED, message=message)
@@ -173,16 +172,18 @@ def _fewer(resource: Resource, held: Footprint, view: View) -> Plan | None:
     return Plan((step,), fleet.uid, fleet.revision, resource.generation, step.reason)
 
 
-def _plan_flag_return(resource: Resource, lent: Borrowed, view: View, policy: Policy) -> Plan | Fault | None:
+def _plan_flag_return(
+    resource: Resource, lent: Borrowed, view: View, policy: Policy
+) -> Plan | Blocked | None:
     """Return the plan that puts a lent flag's value back, or why there is none; None: it is not ours now."""
     workload = engine_of(view, policy)
     whose = tenure(lent, view.fleet.uid, workload)
     if whose is Tenure.THEIRS:
         return None
-    if isinstance(workload, Fault):
+    if isinstance(workload, Blocked):
         return workload
     if whose is Tenure.UNKNOWN:
-        return Fault(Reason.FLAG_NOT_EDITABLE, "the file with the engine's flags cannot be read")
+        return Blocked(Reason.FLAG_NOT_EDITABLE, "the file with the engine's flags cannot be read")
     return loan_return(workload, lent, "", resource.generation)
 
 

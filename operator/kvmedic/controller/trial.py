@@ -21,7 +21,6 @@ from kvmedic.engines import ENGINES, REFUSALS
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import (
     Evaluation,
-    NoTrial,
     Owner,
     Trial,
     job_name,
@@ -29,10 +28,10 @@ from kvmedic.manifests.trial_pod import (
     trial_pod,
     without_remote_cache,
 )
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
 from kvmedic.model.plan import OnTrial
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome
 from kvmedic.model.status import Resource
 from kvmedic.model.trial import Answer, GateStep, Scored, TrialStep
 from kvmedic.record.runs import with_answer, with_score
@@ -109,26 +108,26 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
         why = why or ports.evaluations.forbidden()
     if not why:
         manifest = await _manifest(found.view, step, _trial(resource, "", step), ports)
-        why = manifest.why if isinstance(manifest, NoTrial) else ""
+        why = manifest.message if isinstance(manifest, Blocked) else ""
         workload = engine_of(found.view, resource.policy) if resource.policy else None
         if isinstance(workload, Workload):
             why = why or remote_cache_in_file(workload.file, workload.engine.profile)
-    return replace(found, obstacle=Outcome(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
+    return replace(found, obstacle=Blocked(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
 
 
 async def make_trial(tick: Tick, view: View, step: OnTrial) -> str:
     """Make the trial pod; return why there can be none, or nothing."""
     trial = trial_of(tick, step)
     manifest = await _manifest(view, step, trial, tick.ports)
-    if isinstance(manifest, NoTrial):
-        return manifest.why
+    if isinstance(manifest, Blocked):
+        return manifest.message
     return await tick.ports.trials.make(trial, manifest)
 
 
-async def _manifest(view: View, step: OnTrial, trial: Trial, ports: Ports) -> dict[str, Any] | NoTrial:
+async def _manifest(view: View, step: OnTrial, trial: Trial, ports: Ports) -> dict[str, Any] | Blocked:
     """Return the manifest of a trial pod, or why there can be none."""
     template = without_remote_cache(_on_trial(view, step), step.container, ENGINES)
-    if isinstance(template, NoTrial):
+    if isinstance(template, Blocked):
         return template
     claims = await ports.trials.held_claims(trial.namespace, template)
     return trial_pod(template, trial, claims)

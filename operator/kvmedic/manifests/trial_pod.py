@@ -23,8 +23,10 @@ from kvmedic.manifests.refusal import Budget, Refusal
 from kvmedic.manifests.tokens import environment_of
 from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import Engine, EngineProfile, RemoteCache
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
-from kvmedic.model.trial import NoEvaluation, Served
+from kvmedic.model.reasons import Reason
+from kvmedic.model.trial import Served
 
 TRIAL_LABEL = "kvmedic.io/trial"
 """The label of a trial pod, and one of an evaluation's Job, not of its pods; its value is the uid of the
@@ -101,16 +103,9 @@ class Trial:
     """After that the pod is ended by the kubelet, whatever became of everybody else."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoTrial:
-    """A template of which no trial pod can be made, and why."""
-
-    why: str
-
-
 def trial_pod(
     template: Mapping[str, Any], trial: Trial, held_claims: frozenset[str] = frozenset()
-) -> dict[str, Any] | NoTrial:
+) -> dict[str, Any] | Blocked:
     """Return the manifest of a trial pod.
 
     Args:
@@ -119,7 +114,7 @@ def trial_pod(
     """
     spec = copy.deepcopy(dict(template.get("spec") or {}))
     for why in _obstacles(spec, held_claims):
-        return NoTrial(why)
+        return Blocked(Reason.TRIAL_IMPOSSIBLE, why)
     _cut_shared_claims(spec)
     for name in ("priority", "preemptionPolicy"):
         spec.pop(name, None)
@@ -222,7 +217,7 @@ def _api_key_of(container: Mapping[str, object], profile: EngineProfile, budget:
 
 def without_remote_cache(
     template: Mapping[str, Any], container: str, profiles: Sequence[EngineProfile]
-) -> dict[str, Any] | NoTrial:
+) -> dict[str, Any] | Blocked:
     """Return a pod template whose engine shares no blocks with others, or why it cannot be cut off."""
     alone = copy.deepcopy(dict(template))
     containers = (alone.get("spec") or {}).get("containers") or []
@@ -241,7 +236,9 @@ def without_remote_cache(
         engine = Engine(profile, version_of(containers[index], profile))
         edits = taken_off(containers[index], index, option, engine)
         if isinstance(edits, Refusal):
-            return NoTrial(f"a trial pod must not share the fleet's KV store: {edits.message}")
+            return Blocked(
+                Reason.TRIAL_IMPOSSIBLE, f"a trial pod must not share the fleet's KV store: {edits.message}"
+            )
         for edit in edits:
             alone = edit.apply(alone)
         containers = alone["spec"]["containers"]
@@ -333,27 +330,29 @@ def job_name(resource: str, tail: str) -> str:
     return f"{resource[: NAME_LENGTH - len(tail) - 1].rstrip('.-')}-{tail}"
 
 
-def digest_of(cron_job: Mapping[str, Any]) -> str | NoEvaluation:
+def digest_of(cron_job: Mapping[str, Any]) -> str | Blocked:
     """Return the digest of a CronJob's Job template, or why no evaluation can be made of it."""
     spec = _section(cron_job, "spec")
     for why in _job_obstacles(spec):
-        return NoEvaluation(f"CronJob/{_section(cron_job, 'metadata').get('name')}: {why}")
+        return Blocked(Reason.GATE_MISSING, f"CronJob/{_section(cron_job, 'metadata').get('name')}: {why}")
     return template_hash(_section(spec, "jobTemplate"))
 
 
 def evaluation_job(
     cron_job: Mapping[str, Any], evaluation: Evaluation, subject: Served
-) -> dict[str, Any] | NoEvaluation:
+) -> dict[str, Any] | Blocked:
     """Return the manifest of an evaluation's Job.
 
     Its containers find the trial pod by OPENAI_BASE_URL, KVMEDIC_URL and KVMEDIC_MODEL, which stand first so
     that arguments and later variables may refer to them.
     """
     digest = digest_of(cron_job)
-    if isinstance(digest, NoEvaluation):
+    if isinstance(digest, Blocked):
         return digest
     if digest != evaluation.digest:
-        return NoEvaluation(f"CronJob/{evaluation.cron_job} was edited since the evaluation was planned")
+        return Blocked(
+            Reason.GATE_MISSING, f"CronJob/{evaluation.cron_job} was edited since the evaluation was planned"
+        )
     template = _section(_section(cron_job, "spec"), "jobTemplate")
     given, owner, counted = _section(template, "metadata"), evaluation.owner, subject.counted
     before = json.dumps({"requests": counted.requests, "tokens": counted.tokens})

@@ -27,9 +27,8 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from kvmedic.model.edits import TemplateEdit
-from kvmedic.model.evidence import Observation, Reading
+from kvmedic.model.evidence import Inconclusive, Observation, Reading
 from kvmedic.model.fleet import Fleet, Owner, Pod, ReplicaSet
-from kvmedic.model.reasons import Reason
 
 NAME_LENGTH = 253
 """Characters of a ConfigMap's name, at most (a DNS subdomain, RFC 1123)."""
@@ -187,14 +186,6 @@ class NoDeploy:
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownDeploy:
-    """A revision came of late, and what it changed cannot be told."""
-
-    reason: Reason
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class Deploy:
     """A revision came of late and changed what the KV cache depends on."""
 
@@ -220,7 +211,7 @@ class Deploy:
         return f"revision {self.now.number} came at {self.came_at:%Y-%m-%dT%H:%M:%SZ}: {changed}"
 
 
-LatestDeploy: TypeAlias = NoDeploy | UnknownDeploy | Deploy
+LatestDeploy: TypeAlias = NoDeploy | Inconclusive | Deploy
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,17 @@ from kvmedic.model.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
+class Blocked:
+    """Something is not done, and why."""
+
+    reason: Reason
+    message: str
+    """What was seen against what is needed, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
 class Inconclusive:
-    """No branch can be named: what is missing, and what would provide it."""
+    """Something cannot be told: what is missing, and what would provide it."""
 
     reason: Reason
     message: str

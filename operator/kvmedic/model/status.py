@@ -12,11 +12,12 @@ from datetime import datetime, timedelta
 from enum import Enum, StrEnum
 
 from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
 from kvmedic.model.readings import Recalled
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Approved, Outcome, Run, Summary, Terms
+from kvmedic.model.run import Approved, Run, Summary, Terms
 from kvmedic.model.spec import Fix, Policy
 from kvmedic.model.trial import Answer, Scored
 
@@ -484,7 +485,7 @@ class Resource:
     """Our finalizer is on it."""
     policy: Policy | None
     """None where the spec cannot be followed; `problem` says why."""
-    problem: Outcome | None
+    problem: Blocked | None
     """Why the spec or the record cannot be used."""
     record: Record | None
     """None where the stored run cannot be read: nothing is done then, not even from the start."""

@@ -335,13 +335,6 @@ class JobSight:
 
 
 @dataclass(frozen=True, slots=True)
-class NoEvaluation:
-    """A CronJob of which no evaluation can be made, and why."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class GateStep(SameTemplate):
     """A Job evaluates a trial pod. The target is not touched.
 

@@ -14,6 +14,7 @@ from typing import TypeVar, assert_never
 
 from kvmedic.model.edits import BundleStep
 from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, body_hash
 from kvmedic.model.plan import (
     AutoscalerStep,
@@ -229,7 +230,7 @@ def open_run(record: Record, run: Run, generation: int, now: datetime) -> Record
 
 
 def report_decision(
-    record: Record, told: Outcome, generation: int, now: datetime, problem: Outcome | None = None
+    record: Record, told: Outcome, generation: int, now: datetime, problem: Blocked | None = None
 ) -> Record:
     """Return the record with the open run's present decision in its conditions.
 
@@ -246,7 +247,7 @@ def report_decision(
     return with_conditions(fresh, claims, generation, now)
 
 
-def _usability(run: Run | None, told: Outcome, problem: Outcome | None) -> tuple[Claim, ...]:
+def _usability(run: Run | None, told: Outcome, problem: Blocked | None) -> tuple[Claim, ...]:
     if problem is None:
         return (
             Claim(ConditionType.READY, Truth.TRUE, Reason.TARGET_FOUND),

@@ -34,8 +34,9 @@ from kvmedic.kube.errors import ApiError, Refused
 from kvmedic.kube.objects import NAMESPACES, JsonObject, Ref, annotations_of, items, moment, section, uid_of
 from kvmedic.kube.objects import Resource as Kind
 from kvmedic.model.edits import PatchOperation
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome, StepState
+from kvmedic.model.run import StepState
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Key, Record, Resource, Wish
 from kvmedic.record.runs import phase
@@ -155,7 +156,7 @@ class Store:
         found = [await self.client.list(RESOURCES, each) for each in namespaces or ("",)]
         return tuple(peer_of(body) for bodies in found for body in bodies)
 
-    async def complain(self, resource: Resource, problem: Outcome) -> tuple[Record, Record] | None:
+    async def complain(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
         """Write conditions that tell a problem; every other part of the status stays as it is stored.
 
         Returns the conditions before and after, or None where they said so already.
@@ -217,20 +218,20 @@ def resource_of(body: JsonObject, allowed: AllowedSettings | None = None) -> Res
     )
 
 
-def _policy(body: JsonObject, allowed: AllowedSettings | None) -> tuple[Policy | None, Outcome | None]:
+def _policy(body: JsonObject, allowed: AllowedSettings | None) -> tuple[Policy | None, Blocked | None]:
     try:
         spec = spec_from_wire(body.get("spec"))
     except SpecInvalid as error:
-        return None, Outcome(Reason.SPEC_INVALID, "; ".join(error.problems))
+        return None, Blocked(Reason.SPEC_INVALID, "; ".join(error.problems))
     if pending := not_implemented(spec):
-        return None, Outcome(Reason.SPEC_NOT_IMPLEMENTED, "; ".join(pending))
+        return None, Blocked(Reason.SPEC_NOT_IMPLEMENTED, "; ".join(pending))
     policy = policy_of(spec)
     if allowed is not None and (refused := allowed.refusals(policy.compression)):
-        return None, Outcome(Reason.SPEC_INVALID, "; ".join(refused))
+        return None, Blocked(Reason.SPEC_INVALID, "; ".join(refused))
     return policy, None
 
 
-def _record(body: JsonObject) -> tuple[Record | None, Outcome | None, Record | None]:
+def _record(body: JsonObject) -> tuple[Record | None, Blocked | None, Record | None]:
     """Return the record; or why it cannot be read, with what it says beside a run that somebody damaged."""
     status = section(body, "status")
     try:
@@ -248,7 +249,7 @@ NEEDED_AT_THE_END = (
 """What a resource that is being deleted needs of its status: the first where that can be read."""
 
 
-def _readable_run(body: JsonObject, error: RunUnreadable) -> tuple[Record | None, Outcome | None]:
+def _readable_run(body: JsonObject, error: RunUnreadable) -> tuple[Record | None, Blocked | None]:
     """Return what a record that cannot be read still says, or what a person has to type.
 
     A resource that is being deleted needs no budget and no history any more: its run is enough.
@@ -257,7 +258,7 @@ def _readable_run(body: JsonObject, error: RunUnreadable) -> tuple[Record | None
     for needed in NEEDED_AT_THE_END if section(body, "metadata").get("deletionTimestamp") else ():
         with suppress(RunUnreadable):
             return record_from_wire({k: v for k, v in status.items() if k in needed}), None
-    return None, Outcome(Reason.RUN_UNREADABLE, f"{'; '.join(error.problems)}: {_advice(body)}")
+    return None, Blocked(Reason.RUN_UNREADABLE, f"{'; '.join(error.problems)}: {_advice(body)}")
 
 
 def _advice(body: JsonObject) -> str:

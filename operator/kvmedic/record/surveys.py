@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome
 from kvmedic.model.status import (
     ConditionType,
     FailedAttempt,
@@ -21,7 +20,7 @@ from kvmedic.model.status import (
     Truth,
 )
 from kvmedic.record.runs import Claim, action, retold, with_conditions, with_failed_attempts
-from kvmedic.rollout.gates import Blocked, stands
+from kvmedic.rollout.gates import stands
 from kvmedic.runbooks.branches import CONTENT, Compressed, Diagnosis, is_content
 from kvmedic.runbooks.severity import unmeasured_urgency
 
@@ -63,7 +62,7 @@ def record_diagnosis(
 
 
 def record_plan(
-    record: Record, plan: Plan | None, why: Outcome | Blocked | None, generation: int, now: datetime
+    record: Record, plan: Plan | None, why: Blocked | None, generation: int, now: datetime
 ) -> Record:
     """Return the record with the plan that is shown, and why it is not carried out."""
     reason = why.reason if why else Reason.NO_RUN
@@ -100,7 +99,7 @@ def with_runbook_switch(record: Record, switch: RunbookSwitch | None) -> Record:
     return replace(record, runbook_switches=(switch, *record.runbook_switches)[:RUNBOOK_SWITCHES_LENGTH])
 
 
-def complaint(record: Record, problem: Outcome, generation: int, now: datetime) -> Record:
+def complaint(record: Record, problem: Blocked, generation: int, now: datetime) -> Record:
     """Return the record with conditions that tell why nothing can be done."""
     stalled = problem.reason in (Reason.RUN_UNREADABLE, Reason.SPEC_INVALID, Reason.SPEC_NOT_IMPLEMENTED)
     truth = Truth.UNKNOWN if problem.reason is Reason.INTERNAL_ERROR else Truth.FALSE

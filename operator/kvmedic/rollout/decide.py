@@ -7,6 +7,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TypeAlias, assert_never
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.plan import AutoscalerStep, ScaleStep, gives_back, is_revocable
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Outcome, Run, StepState, Verdict
@@ -14,7 +15,6 @@ from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import OnInconclusive
 from kvmedic.model.status import Wish
 from kvmedic.rollout.drift import Standing
-from kvmedic.rollout.gates import Blocked
 
 
 class Direction(Enum):

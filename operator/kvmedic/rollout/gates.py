@@ -22,9 +22,10 @@ from types import MappingProxyType
 
 from kvmedic.model.compression import parse_count
 from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.plan import ConfigStep, FlagStep, Plan, Step
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Approved, Outcome
+from kvmedic.model.run import Approved
 from kvmedic.model.spec import Limits, Mode, Policy, is_window_open, next_opening
 from kvmedic.model.status import ClosedRun
 
@@ -35,14 +36,6 @@ class Stop(Enum):
     OFF = "off"
     ON = "on"
     UNREADABLE = "unreadable"
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """Why no forward move is made now, for a person."""
-
-    reason: Reason
-    message: str
 
 
 def forward_gate(policy: Policy, stop: Stop) -> Blocked | None:
@@ -167,13 +160,6 @@ class Approval:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
-    """Approvals could not be read; the message says what to do."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """A plan that waits for approval."""
 
@@ -199,11 +185,11 @@ class Request:
 
 
 def find_approval(
-    request: Request, approvals: Sequence[Approval] | Unreadable, now: datetime
-) -> Approved | Outcome:
+    request: Request, approvals: Sequence[Approval] | Blocked, now: datetime
+) -> Approved | Blocked:
     """Return the approval that a run may be opened on, the oldest of several, or why there is none."""
-    if isinstance(approvals, Unreadable):
-        return Outcome(Reason.APPROVALS_UNREADABLE, approvals.message)
+    if isinstance(approvals, Blocked):
+        return approvals
     oldest_first = sorted(approvals, key=lambda each: (each.made_at, each.uid))
     doubts = [(each, _doubt_approval(request, each, now)) for each in oldest_first]
     good = next((each for each, doubt in doubts if not doubt), None)
@@ -211,9 +197,9 @@ def find_approval(
         return Approved(good.name, good.uid)
     meant = [(each, doubt) for each, doubt in doubts if _may_be_meant(request, each, now)]
     if not meant:
-        return Outcome(Reason.AWAITING_APPROVAL, request.ask)
+        return Blocked(Reason.AWAITING_APPROVAL, request.ask)
     newest, doubt = meant[-1]
-    return Outcome(Reason.APPROVAL_EXPIRED, f"KVApproval {newest.name} {doubt}; {request.ask}")
+    return Blocked(Reason.APPROVAL_EXPIRED, f"KVApproval {newest.name} {doubt}; {request.ask}")
 
 
 def _doubt_approval(request: Request, approval: Approval, now: datetime) -> str:

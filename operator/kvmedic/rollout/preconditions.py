@@ -21,6 +21,7 @@ from typing import TypeAlias, assert_never
 
 from kvmedic.model.config_edits import Revision
 from kvmedic.model.edits import BundleStep
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import SURGE, Fleet, ObjectRef, Owner, ReplicaSet, Rotation
 from kvmedic.model.plan import (
     AutoscalerStep,
@@ -32,7 +33,6 @@ from kvmedic.model.plan import (
     Step,
 )
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome
 from kvmedic.model.trial import GateStep, TrialStep
 from kvmedic.rollout.moves import Failed, Refused
 from kvmedic.verdict.baseline import NAMED, is_quorate
@@ -83,13 +83,13 @@ class Neighbours:
     """Policies, by kind and name, that treat a replica differently while it drains."""
 
 
-def hindrance(neighbours: Neighbours, fleet: Fleet) -> Outcome | None:
+def hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     """Return why no run may begin beside these neighbours, or None."""
     if doubt := draining_hindrance(neighbours, fleet):
         return doubt
     for vertical in neighbours.vertical:
         if vertical.mode not in HARMLESS_MODES:
-            return Outcome(
+            return Blocked(
                 Reason.MANAGED_BY_VPA,
                 f"VerticalPodAutoscaler {vertical.name} evicts pods and changes their resources (updateMode "
                 f"{vertical.mode}), also in the middle of a run: set spec.updatePolicy.updateMode to "
@@ -97,7 +97,7 @@ def hindrance(neighbours: Neighbours, fleet: Fleet) -> Outcome | None:
             )
     for scaler in neighbours.autoscalers:
         if scaler.wanted is not None and scaler.wanted != fleet.replicas:
-            return Outcome(
+            return Blocked(
                 Reason.AUTOSCALER_ACTIVE,
                 f"{scaler.kind} {scaler.name} wants {scaler.wanted} replicas and there are {fleet.replicas}; "
                 "a run begins when they agree",
@@ -105,11 +105,11 @@ def hindrance(neighbours: Neighbours, fleet: Fleet) -> Outcome | None:
     return None
 
 
-def draining_hindrance(neighbours: Neighbours, fleet: Fleet) -> Outcome | None:
+def draining_hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     """Return why no replica may be drained beside these neighbours, or None."""
     if not neighbours.of_draining:
         return None
-    return Outcome(Reason.DRAINING_VALUE_SELECTED, draining_message(fleet.rotation, neighbours.of_draining))
+    return Blocked(Reason.DRAINING_VALUE_SELECTED, draining_message(fleet.rotation, neighbours.of_draining))
 
 
 def draining_message(rotation: Rotation, others: Sequence[str]) -> str:
@@ -136,14 +136,14 @@ def remarks(neighbours: Neighbours) -> Iterator[str]:
         yield f"PodDisruptionBudget {names} does not limit a rollout; kvmedic keeps the count itself"
 
 
-def via_autoscaler(step: ScaleStep, neighbours: Neighbours, fleet: Fleet) -> AutoscalerStep | Outcome:
+def via_autoscaler(step: ScaleStep, neighbours: Neighbours, fleet: Fleet) -> AutoscalerStep | Blocked:
     """Return the step that adds replicas through the autoscaler that decides their number, or why none can.
 
     Its own maximum is a bound too.
     """
     if len(neighbours.autoscalers) > 1 or step.gives_back:
         names = ", ".join(f"{each.kind} {each.name}" for each in neighbours.autoscalers)
-        return Outcome(Reason.REPLICAS_AUTOSCALED, f"{names} decide the number of replicas; set it there")
+        return Blocked(Reason.REPLICAS_AUTOSCALED, f"{names} decide the number of replicas; set it there")
     scaler = neighbours.autoscalers[0]
     wanted = min(step.after, scaler.maximum)
     if obstacle := _unmovable(scaler, wanted, fleet):
@@ -161,20 +161,20 @@ def via_autoscaler(step: ScaleStep, neighbours: Neighbours, fleet: Fleet) -> Aut
     )
 
 
-def _unmovable(scaler: Autoscaler, wanted: int, fleet: Fleet) -> Outcome | None:
+def _unmovable(scaler: Autoscaler, wanted: int, fleet: Fleet) -> Blocked | None:
     """Return why an autoscaler's minimum cannot be raised to a number, or None."""
     who = f"{scaler.kind} {scaler.name}"
     if scaler.paused:
-        return Outcome(Reason.REPLICAS_AUTOSCALED, f"{who} is paused: resume it, or scale by hand")
+        return Blocked(Reason.REPLICAS_AUTOSCALED, f"{who} is paused: resume it, or scale by hand")
     if not scaler.may_add:
         text = f"{who} is told to add no replicas: allow it there, or scale by hand"
-        return Outcome(Reason.REPLICAS_AUTOSCALED, text)
+        return Blocked(Reason.REPLICAS_AUTOSCALED, text)
     if scaler.owner:
         text = f"{scaler.owner} applies {who} and would put its minimum back: set it to {wanted} there"
-        return Outcome(Reason.REPLICAS_AUTOSCALED, text)
+        return Blocked(Reason.REPLICAS_AUTOSCALED, text)
     if wanted <= fleet.replicas:
         text = f"{who} keeps {scaler.maximum} replicas at most, and {fleet.replicas} are there: raise that"
-        return Outcome(Reason.LEVER_AT_BOUND, text)
+        return Blocked(Reason.LEVER_AT_BOUND, text)
     return None
 
 

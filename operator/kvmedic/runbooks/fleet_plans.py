@@ -19,7 +19,7 @@ from math import ceil
 from typing import TypeAlias
 
 from kvmedic.model.engine import Knob, Presence
-from kvmedic.model.evidence import PodReadings, Signal
+from kvmedic.model.evidence import Blocked, PodReadings, Signal
 from kvmedic.model.fleet import Fleet, ObjectRef
 from kvmedic.model.plan import Plan, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.model.readings import number_or_none
@@ -39,14 +39,14 @@ from kvmedic.runbooks.branches import (
 )
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.pressure import Case
-from kvmedic.runbooks.workload import Fault, Workload
+from kvmedic.runbooks.workload import Workload
 
 
-def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: int) -> Plan | Fault:
+def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: int) -> Plan | Blocked:
     """Return the plan that replaces one replica of a fleet, or why it cannot be carried out."""
     pod = next((pod for pod in fleet.live if pod.name == advice.pod), None)
     if pod is None:
-        return Fault(Reason.TARGET_NOT_SETTLED, f"{advice.pod} is gone: there is nothing to replace")
+        return Blocked(Reason.TARGET_NOT_SETTLED, f"{advice.pod} is gone: there is nothing to replace")
     step = ReplaceStep(
         target=ObjectRef(target.kind, target.name),
         container=target.container,

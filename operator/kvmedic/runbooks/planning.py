@@ -10,11 +10,12 @@ from kvmedic.manifests.flags import Setting as FlagSetting
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.model.edits import TokenEdit
 from kvmedic.model.engine import Scalar
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.plan import ConfigStep, FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Adviser, Assignment, Beyond, Evidence, NoChange, Setting
-from kvmedic.runbooks.workload import Fault, Workload, fault_of
+from kvmedic.runbooks.workload import Workload, fault_of
 
 
 def proposal(
@@ -37,10 +38,10 @@ def proposal(
     return why
 
 
-def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | Fault:
+def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | Blocked:
     """Return the plan that carries out one piece of advice, or why it cannot be carried out."""
     step = _step(workload, advice)
-    if isinstance(step, Fault):
+    if isinstance(step, Blocked):
         return step
     return Plan(
         steps=(step,),
@@ -52,10 +53,10 @@ def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | F
     )
 
 
-def _step(workload: Workload, advice: Assignment) -> FlagStep | ConfigStep | Fault:
+def _step(workload: Workload, advice: Assignment) -> FlagStep | ConfigStep | Blocked:
     flag = workload.engine.profile.flag(advice.knob)
     if flag is None:
-        return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {advice.knob}")
+        return Blocked(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {advice.knob}")
     wanted = setting_of(flag, advice.value, workload.engine)
     if isinstance(wanted, Refusal):
         return fault_of(wanted)
@@ -68,13 +69,13 @@ def _step(workload: Workload, advice: Assignment) -> FlagStep | ConfigStep | Fau
     return _flag_step(workload, wanted, advice)
 
 
-def _already(wanted: FlagSetting) -> Fault:
-    return Fault(Reason.CAP_WITHOUT_EFFECT, f"{wanted.flag.name} is {wanted.text} already")
+def _already(wanted: FlagSetting) -> Blocked:
+    return Blocked(Reason.CAP_WITHOUT_EFFECT, f"{wanted.flag.name} is {wanted.text} already")
 
 
 def _config_step(
     workload: Workload, file: Configuration, wanted: FlagSetting, advice: Assignment
-) -> ConfigStep | Fault:
+) -> ConfigStep | Blocked:
     change = edit_file(file, wanted, workload.engine, workload.container, workload.target_uid)
     if isinstance(change, Refusal):
         return fault_of(change)
@@ -92,7 +93,7 @@ def _config_step(
     )
 
 
-def _flag_step(workload: Workload, wanted: FlagSetting, advice: Assignment) -> FlagStep | Fault:
+def _flag_step(workload: Workload, wanted: FlagSetting, advice: Assignment) -> FlagStep | Blocked:
     file = workload.file
     index, read = workload.container_index, workload.in_file
     change = edit(workload.container, index, wanted, workload.engine, read, workload.line)

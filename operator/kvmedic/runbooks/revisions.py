@@ -6,7 +6,7 @@ A template may hold secrets; only the named values leave this module.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from kvmedic.manifests.proposals import IMAGE
@@ -14,8 +14,10 @@ from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.config_edits import Difference
 from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import EngineProfile, Flag, Knob, Scalar
+from kvmedic.model.evidence import Blocked, Inconclusive
+from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
-from kvmedic.runbooks.workload import EngineLine, Fault, View
+from kvmedic.runbooks.workload import EngineLine, View
 
 RAISED = (Knob.MAX_NUM_SEQS, Knob.MAX_MODEL_LEN)
 """Knobs that cost KV cache where they rise."""
@@ -25,14 +27,7 @@ UNTOUCHED = ("image", "command", "args", "env", "envFrom")
 """What of a container decides its command line; where all of it is the same, so is the command line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """What two revisions differ in cannot be told."""
-
-    message: str
-
-
-Compared: TypeAlias = tuple[Difference, ...] | Unreadable
+Compared: TypeAlias = tuple[Difference, ...] | Inconclusive
 
 
 def differences(view: View, target: TargetRef, before: str, after: str = "") -> Compared:
@@ -48,30 +43,33 @@ def differences(view: View, target: TargetRef, before: str, after: str = "") -> 
         after: that of the later one; empty: the Deployment's own template.
     """
     now = _read(view, target, after)
-    if isinstance(now, Unreadable):
+    if isinstance(now, Inconclusive):
         return now
     name, old = str(now.container.get("name")), view.templates[before]
     was = next((spec for spec in containers_of(old) if spec.get("name") == name), None)
     if was is None:
-        return Unreadable(f"the revision before has no container {name}")
+        return Inconclusive(Reason.REVISION_UNREADABLE, f"the revision before has no container {name}")
     specs = [template.get("spec") for template in (old, now.template)]
     volumes = [spec.get("volumes") if isinstance(spec, Mapping) else None for spec in specs]
     if all(was.get(key) == now.container.get(key) for key in UNTOUCHED) and volumes[0] == volumes[1]:
         return ()
     if isinstance(now.file, Refusal):
-        return Unreadable(now.file.message)
+        return Inconclusive(Reason.REVISION_UNREADABLE, now.file.message)
     then = _read(view, replace(target, container=name), before)
-    if isinstance(then, Unreadable):
-        return Unreadable(f"the revision before: {then.message}")
+    if isinstance(then, Inconclusive):
+        return Inconclusive(Reason.REVISION_UNREADABLE, f"the revision before: {then.message}")
     if isinstance(then.file, Refusal):
-        return Unreadable(f"the revision before: {then.file.message}")
+        return Inconclusive(Reason.REVISION_UNREADABLE, f"the revision before: {then.file.message}")
     return _compare_lines(then, now)
 
 
 def _compare_lines(then: EngineLine, now: EngineLine) -> Compared:
     variable = next((d for d in _of_interest(now) if _unresolved(then, d) != _unresolved(now, d)), None)
     if variable is not None:
-        return Unreadable(f"{variable} comes from a variable that is set outside of the manifest")
+        return Inconclusive(
+            Reason.REVISION_UNREADABLE,
+            f"{variable} comes from a variable that is set outside of the manifest",
+        )
     found = _raise_limit(then, now)
     for dest in now.engine.profile.types:
         types = (_value_text(side.value(dest)) for side in (then, now))
@@ -81,9 +79,9 @@ def _compare_lines(then: EngineLine, now: EngineLine) -> Compared:
     return (*found, *([Difference(IMAGE, *images)] if images[0] != images[1] else []))
 
 
-def _read(view: View, target: TargetRef, replica_set: str) -> EngineLine | Unreadable:
+def _read(view: View, target: TargetRef, replica_set: str) -> EngineLine | Inconclusive:
     found = view.engine_line(target, replica_set)
-    return Unreadable(found.message) if isinstance(found, Fault) else found
+    return Inconclusive(Reason.REVISION_UNREADABLE, found.message) if isinstance(found, Blocked) else found
 
 
 def _of_interest(side: EngineLine) -> tuple[str, ...]:

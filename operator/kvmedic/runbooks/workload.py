@@ -18,6 +18,7 @@ from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
 from kvmedic.model.config_edits import Sight
 from kvmedic.model.edits import container_at, containers_of
 from kvmedic.model.engine import Engine, EngineProfile, Knob, Scalar
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, ObjectRef, template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
@@ -26,14 +27,6 @@ FIXES_THE_POOL = (Knob.NUM_GPU_BLOCKS_OVERRIDE, Knob.KV_CACHE_MEMORY_BYTES)
 """Knobs with which the cache's size does not depend on what a step takes."""
 UNKNOWN_ENGINE = frozenset({RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES})
 NOT_IN_ENGINE = frozenset({RefusalReason.NOT_IN_VERSION, RefusalReason.VERSION_UNKNOWN})
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Why no plan can be made."""
-
-    reason: Reason
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +116,9 @@ class View:
     """The pod template of each of its ReplicaSets, by the ReplicaSet's name."""
     config_maps: Mapping[str, Sight] = field(default_factory=dict, repr=False)
     """ConfigMaps that engines read their configuration from, by name, and what these were copied from."""
-    _lines: dict[object, EngineLine | Fault] = field(default_factory=dict, repr=False, compare=False)
+    _lines: dict[object, EngineLine | Blocked] = field(default_factory=dict, repr=False, compare=False)
     """Command lines as they were parsed, by hash of the template: a view made of this one has them too."""
-    _engines: dict[object, EngineLine | Fault] = field(
+    _engines: dict[object, EngineLine | Blocked] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     """The same with what configuration files give, which depends on the ConfigMaps of this view."""
@@ -135,7 +128,7 @@ class View:
         target: TargetRef,
         replica_set: str = "",
         engines: Sequence[EngineProfile | Engine] = ENGINES,
-    ) -> EngineLine | Fault:
+    ) -> EngineLine | Blocked:
         """Return the engine in a pod template and its command line, or why it cannot be told.
 
         Args:
@@ -160,7 +153,7 @@ class View:
         target: TargetRef,
         replica_set: str = "",
         engines: Sequence[EngineProfile | Engine] = ENGINES,
-    ) -> Workload | Fault:
+    ) -> Workload | Blocked:
         """Return the same with the values of its knobs."""
         ref = ObjectRef(target.kind, target.name)
         return _as_workload(self.engine_line(target, replica_set, engines), ref, self.fleet.uid)
@@ -173,7 +166,7 @@ def workload_of(
     container: str | None,
     engines: Sequence[EngineProfile | Engine],
     maps: Mapping[str, Sight] | None = None,
-) -> Workload | Fault:
+) -> Workload | Blocked:
     """Return the engine in a pod template that no look has read, or why it cannot be told.
 
     Args:
@@ -188,7 +181,7 @@ def workload_of(
     return _as_workload(line if maps is None else _with_file(line, maps), target, uid)
 
 
-def with_template(workload: Workload, template: Mapping[str, object]) -> Workload | Fault:
+def with_template(workload: Workload, template: Mapping[str, object]) -> Workload | Blocked:
     """Return a workload whose pod template is another one, read anew, with the same configuration file."""
     line = parsed_of(container_at(template, workload.container_index) or {}, workload.engine)
     if isinstance(line, Refusal):
@@ -210,7 +203,7 @@ def _choices(
 
 def _read_line(
     template: Mapping[str, object], container: str | None, chosen: Sequence[_Choice]
-) -> EngineLine | Fault:
+) -> EngineLine | Blocked:
     found: list[EngineLine] = []
     doubts: list[Refusal] = []
     budget = Budget()
@@ -223,15 +216,15 @@ def _read_line(
     return found[0] if len(found) == 1 else _not_one(found, doubts, container)
 
 
-def _with_file(found: EngineLine | Fault, maps: Mapping[str, Sight]) -> EngineLine | Fault:
-    if isinstance(found, Fault) or found.line.config is None:
+def _with_file(found: EngineLine | Blocked, maps: Mapping[str, Sight]) -> EngineLine | Blocked:
+    if isinstance(found, Blocked) or found.line.config is None:
         return found
     file = configuration_at(found.line.config, found.template, found.container, found.engine, maps)
     return replace(found, file=file)
 
 
-def _as_workload(found: EngineLine | Fault, target: ObjectRef, uid: str) -> Workload | Fault:
-    if isinstance(found, Fault):
+def _as_workload(found: EngineLine | Blocked, target: ObjectRef, uid: str) -> Workload | Blocked:
+    if isinstance(found, Blocked):
         return found
     flags = flags_in(found.line, found.engine, found.in_file)
     if isinstance(flags, Refusal):
@@ -240,15 +233,15 @@ def _as_workload(found: EngineLine | Fault, target: ObjectRef, uid: str) -> Work
     return Workload(*read, file=found.file, target=target, target_uid=uid, flags=flags)
 
 
-def _not_one(found: list[EngineLine], doubts: list[Refusal], container: str | None) -> Fault:
+def _not_one(found: list[EngineLine], doubts: list[Refusal], container: str | None) -> Blocked:
     if found:
         names = ", ".join(str(each.container.get("name")) for each in found)
-        return Fault(
+        return Blocked(
             Reason.ENGINE_UNRECOGNISED,
             f"containers {names} run an engine: make a resource that names one in spec.targetRef.container",
         )
     if not doubts:
-        return Fault(
+        return Blocked(
             Reason.TARGET_NOT_FOUND,
             f"the target has no container {container}: "
             "correct its template, or make a resource that names another in spec.targetRef.container",
@@ -257,18 +250,18 @@ def _not_one(found: list[EngineLine], doubts: list[Refusal], container: str | No
     return fault_of(telling) if telling else _refuse_unrecognised(doubts)
 
 
-def _refuse_unrecognised(doubts: Sequence[Refusal]) -> Fault:
+def _refuse_unrecognised(doubts: Sequence[Refusal]) -> Blocked:
     said = "; ".join(dict.fromkeys(doubt.message for doubt in doubts))
-    return Fault(
+    return Blocked(
         Reason.ENGINE_UNRECOGNISED,
         f"{said}: start the engine in command or args, or make a resource for the Deployment that runs one",
     )
 
 
-def fault_of(refusal: Refusal) -> Fault:
+def fault_of(refusal: Refusal) -> Blocked:
     """Return why no plan can be made where an edit was refused."""
     if refusal.reason in UNKNOWN_ENGINE:
-        return Fault(Reason.ENGINE_UNRECOGNISED, refusal.message)
+        return Blocked(Reason.ENGINE_UNRECOGNISED, refusal.message)
     if refusal.reason in NOT_IN_ENGINE:
-        return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, refusal.message)
-    return Fault(Reason.FLAG_NOT_EDITABLE, refusal.message)
+        return Blocked(Reason.FLAG_UNKNOWN_TO_ENGINE, refusal.message)
+    return Blocked(Reason.FLAG_NOT_EDITABLE, refusal.message)

@@ -33,13 +33,14 @@ from kvmedic.model.edits import (
     literal_of,
 )
 from kvmedic.model.engine import Engine, Kind, Option, OptionName
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.sentences import names_secret
 from kvmedic.model.spec import CompressionPolicy, Fix
 from kvmedic.runbooks.branches import TurnOff, TurnOn
-from kvmedic.runbooks.workload import Fault, Workload, fault_of, with_template
+from kvmedic.runbooks.workload import Workload, fault_of, with_template
 
 NEVER = re.compile(
     rf"LD_\w+|DYLD_\w+|PYTHON\w+|PATH|HOME|BASH_ENV|ENV|IFS|{PLUGINS}|\w*_(?:PROXY|proxy)|HF_ENDPOINT|\w+_ENDPOINT"
@@ -149,13 +150,13 @@ class Edited:
     after: tuple[str, ...]
 
 
-def bundle_plan(workload: Workload, advice: TurnOff, generation: int) -> Plan | Fault:
+def bundle_plan(workload: Workload, advice: TurnOff, generation: int) -> Plan | Blocked:
     """Return the plan that turns a method off, or why that cannot be done; `generation`: of the spec."""
     found = edit_settings(workload, advice.settings[::-1])
-    if isinstance(found, Fault):
-        return Fault(found.reason, f"{advice.method} cannot be turned off as a whole: {found.message}")
+    if isinstance(found, Blocked):
+        return Blocked(found.reason, f"{advice.method} cannot be turned off as a whole: {found.message}")
     if found is None:
-        return Fault(
+        return Blocked(
             Reason.FLAG_NOT_EDITABLE,
             f"{advice.method} is off already, as far as its settings tell: see what overrides them, "
             "such as the image's entry point",
@@ -194,7 +195,7 @@ def turning_plan(workload: Workload, advice: TurnOn, generation: int) -> Plan:
     return Plan((step,), workload.target_uid, before, generation, advice.reason, advice.message)
 
 
-def edit_settings(workload: Workload, settings: Sequence[BundleSetting]) -> Edited | Fault | None:
+def edit_settings(workload: Workload, settings: Sequence[BundleSetting]) -> Edited | Blocked | None:
     """Return the edits that give each of some settings its value without a method, in this order.
 
     None where all have it. Values of a method's own are given by the same settings the other way round.
@@ -203,7 +204,7 @@ def edit_settings(workload: Workload, settings: Sequence[BundleSetting]) -> Edit
     for setting in settings:
         container = container_at(template, workload.container_index) or {}
         turned = _turn_setting(workload, container, setting)
-        if isinstance(turned, Fault):
+        if isinstance(turned, Blocked):
             return turned
         for part in turned.parts:
             template = part.apply(template)
@@ -265,7 +266,7 @@ def is_off(workload: Workload, settings: Sequence[BundleSetting]) -> bool:
 
 def _turn_setting(
     workload: Workload, container: Mapping[str, object], setting: BundleSetting
-) -> Turned | Fault:
+) -> Turned | Blocked:
     if setting.env:
         return _variable(container, workload.container_index, setting)
     name = spell_flag(setting.flag)
@@ -275,19 +276,19 @@ def _turn_setting(
     if option is None:
         version = workload.engine.effective_version
         text = f"{workload.engine.profile.name} {version} is not known to have {name}: take it off by hand"
-        return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, text)
+        return Blocked(Reason.FLAG_UNKNOWN_TO_ENGINE, text)
     if isinstance(line, Refusal):
         return fault_of(line)
     return _option(_Place(workload, container, line, option, name), setting)
 
 
-def _variable(container: Mapping[str, object], index: int, setting: BundleSetting) -> Turned | Fault:
+def _variable(container: Mapping[str, object], index: int, setting: BundleSetting) -> Turned | Blocked:
     name, variables = setting.env, container.get(Field.ENV)
     items = variables if isinstance(variables, list) else []
     places = [at for at, item in enumerate(items) if isinstance(item, Mapping) and item.get("name") == name]
     present = literal_of(items[places[0]]) if places else None
     if doubt := _doubt_variable(container, setting, [items[at] for at in places]):
-        return Fault(Reason.FLAG_NOT_EDITABLE, doubt)
+        return Blocked(Reason.FLAG_NOT_EDITABLE, doubt)
     if _is_off(present, setting.off):
         return Turned()
     if present is not None and not _may_be_shown(present, setting):
@@ -295,7 +296,7 @@ def _variable(container: Mapping[str, object], index: int, setting: BundleSettin
             f"{name} has another value than the settings of the method say: give the present one in the "
             "spec, or change it by hand"
         )
-        return Fault(Reason.FLAG_NOT_EDITABLE, text)
+        return Blocked(Reason.FLAG_NOT_EDITABLE, text)
     place = places[0] if places else len(items)
     change = EnvEdit(str(container.get("name")), index, name, place, present, setting.off)
     before, after = (None if value is None else f"{name}={value}" for value in (present, setting.off))
@@ -391,11 +392,11 @@ class _Place:
         return f"{self.name}={values}" if values else self.name
 
 
-def _option(place: _Place, setting: BundleSetting) -> Turned | Fault:
+def _option(place: _Place, setting: BundleSetting) -> Turned | Blocked:
     use = place.line.last(place.option.dest)
     before = place.text(use) if use is not None and place.is_meant(use) else ""
     if doubt := _in_file(place, setting, use):
-        return Fault(Reason.FLAG_NOT_EDITABLE, doubt)
+        return Blocked(Reason.FLAG_NOT_EDITABLE, doubt)
     if setting.off is not None and (use is not None or not place.is_filed_off(setting.off)):
         return _giver_of(place, setting.off, before)
     if not before:
@@ -426,7 +427,7 @@ def _text_of(use: Given) -> str:
     return " ".join(value.text for value in use.values)
 
 
-def _giver_of(place: _Place, off: str, before: str) -> Turned | Fault:
+def _giver_of(place: _Place, off: str, before: str) -> Turned | Blocked:
     """Return what gives the option the value without the method."""
     text = off
     if place.option.kind in _SWITCHES:

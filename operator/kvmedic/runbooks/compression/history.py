@@ -13,12 +13,12 @@ from typing import TypeAlias
 
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.config_edits import Difference, Revision, rolled_out
-from kvmedic.model.evidence import Observation
+from kvmedic.model.evidence import Blocked, Inconclusive, Observation
 from kvmedic.model.spec import Policy
 from kvmedic.runbooks.branches import Compressed
 from kvmedic.runbooks.compression.methods import compressed_of
-from kvmedic.runbooks.revisions import RAISED, Unreadable, differences
-from kvmedic.runbooks.workload import Fault, View, Workload
+from kvmedic.runbooks.revisions import RAISED, differences
+from kvmedic.runbooks.workload import View, Workload
 
 _NOBODY = Observation(datetime(1970, 1, 1, tzinfo=UTC), 0.0, 0.0, {})
 """No replica: what those of now say tells nothing of another revision."""
@@ -86,7 +86,7 @@ def _workload(revision: Revision, view: View, policy: Policy) -> _Side:
     if revision.replica_set not in view.templates:
         return Untold(f"the pod template of revision {revision.number} was not read")
     found = view.workload(policy.target, revision.replica_set)
-    if isinstance(found, Fault):
+    if isinstance(found, Blocked):
         return _unreadable(revision, found.message)
     return _unreadable(revision, found.file.message) if isinstance(found.file, Refusal) else found
 
@@ -119,7 +119,7 @@ def _began(
         return Untold(f"{text}: whether {method.name} was on is not known")
     target = replace(policy.target, container=str(now.container.get("name")))
     found = differences(view, target, before.replica_set, began.replica_set)
-    if isinstance(found, Unreadable):
+    if isinstance(found, Inconclusive):
         return Untold(f"what revision {began.number} changed cannot be read: {found.message}")
     others = [each.line() for each in found if not _is_own(each, method, now)]
     if others:

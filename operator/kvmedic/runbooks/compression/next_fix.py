@@ -19,21 +19,12 @@ from typing import TypeAlias
 from kvmedic.engines.kv_methods import EIGHT_BITS, method_named
 from kvmedic.model.compression import BundleSetting, Keep, Method, MethodClass
 from kvmedic.model.edits import BundleEdit
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, GatePolicy
 from kvmedic.model.status import Attempt, FailedAttempt, TurnedOff, failed_before, failed_fix
-from kvmedic.model.trial import (
-    AGAIN,
-    Answer,
-    NoEvaluation,
-    Question,
-    Reclaim,
-    Score,
-    Scored,
-    refusal_of,
-    scored_of,
-)
+from kvmedic.model.trial import AGAIN, Answer, Question, Reclaim, Score, Scored, refusal_of, scored_of
 from kvmedic.runbooks.branches import Compressed, Evaluate, NoChange, Try, TurnOn
 from kvmedic.runbooks.compression.accuracy import (
     Gated,
@@ -46,7 +37,7 @@ from kvmedic.runbooks.compression.accuracy import (
 from kvmedic.runbooks.compression.bundle import edit_settings, reversed_of
 from kvmedic.runbooks.compression.methods import answer_for, replacement_of
 from kvmedic.runbooks.compression.trial_plans import reclamation_of
-from kvmedic.runbooks.workload import Fault, Workload
+from kvmedic.runbooks.workload import Workload
 
 BEHIND_THE_GATE = frozenset({Fix.COMPACTING_METHOD, Fix.FP8_KV_CACHE})
 """Fixes that change what the cache keeps."""
@@ -66,7 +57,7 @@ class Case:
     scores: Sequence[Scored]
     failed: Sequence[FailedAttempt]
     """What did not help."""
-    evaluation: str | NoEvaluation | None
+    evaluation: str | Blocked | None
     """Digest of the team's evaluation, or why there is none; None: nobody looked."""
     generation: int
     """Of the spec."""
@@ -236,7 +227,7 @@ def _change(candidate: _Candidate, case: Case) -> _Change | NoChange | _Failed:
     """Return the edits that turn a candidate on: the settings of its bundle, the other way round."""
     method, workload = candidate.method, case.workload
     found = edit_settings(workload, reversed_of(candidate.settings))
-    if isinstance(found, Fault):
+    if isinstance(found, Blocked):
         return NoChange(found.reason, f"{method} cannot be turned on as a whole: {found.message}")
     if found is None:
         return _Failed(f"{method} is on already, as far as its settings tell")
@@ -273,8 +264,8 @@ def _next_of_gate(change: _Change, case: Case) -> _Stage:
             f"{change.candidate.method} changes what the cache keeps: give the evaluation that it must pass "
             "in spec.compression.accuracyGate",
         )
-    if evaluation is None or isinstance(evaluation, NoEvaluation):
-        why = evaluation.why if evaluation else "nobody looked at it"
+    if evaluation is None or isinstance(evaluation, Blocked):
+        why = evaluation.message if evaluation else "nobody looked at it"
         return NoChange(Reason.GATE_MISSING, f"CronJob/{gate.cron_job}: {why}")
     mine = _score_of(case, change.tried, evaluation)
     reference = _reference(case, gate, evaluation, mine)

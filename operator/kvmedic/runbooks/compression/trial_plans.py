@@ -20,6 +20,7 @@ from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.compression import PASS_TOKENS, Compacted, Keep, MethodClass, parse_count
 from kvmedic.model.edits import BundleEdit, BundlePart, BundleStep, container_at
 from kvmedic.model.engine import Flag, Knob, OptionName
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, template_hash
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
@@ -42,7 +43,7 @@ from kvmedic.runbooks.compression.methods import answer_for, replacement_of, var
 from kvmedic.runbooks.compression.reclamation import BUDGETS
 from kvmedic.runbooks.compression.savings import rests_on_spec_alone
 from kvmedic.runbooks.fleet_plans import plan_for
-from kvmedic.runbooks.workload import Fault, Workload, with_template
+from kvmedic.runbooks.workload import Workload, with_template
 from kvmedic.verdict.blocks_reclaimed import Expectation, Passes
 
 LONGEST_PROMPT = 16_384
@@ -269,7 +270,7 @@ class _Wish:
     """None: not given."""
 
 
-def whole_prompts(workload: Workload, longest: int) -> BundleEdit | Fault | None:
+def whole_prompts(workload: Workload, longest: int) -> BundleEdit | Blocked | None:
     """Return what has to differ on a trial pod that computes prompts whole, None where nothing has to.
 
     Args:
@@ -305,8 +306,8 @@ def _why_overruled(workload: Workload, flag: Flag) -> str:
     return ""
 
 
-def _impossible(message: str) -> Fault:
-    return Fault(Reason.TRIAL_IMPOSSIBLE, message)
+def _impossible(message: str) -> Blocked:
+    return Blocked(Reason.TRIAL_IMPOSSIBLE, message)
 
 
 def _wishes(workload: Workload, longest: int) -> Iterator[_Wish]:
@@ -360,8 +361,8 @@ def _edits_of_wish(
 
 
 def trial_plan(
-    workload: Workload | Fault, fleet: Fleet, source: str, advice: Try, generation: int
-) -> Plan | Fault:
+    workload: Workload | Blocked, fleet: Fleet, source: str, advice: Try, generation: int
+) -> Plan | Blocked:
     """Return the plan that asks a trial pod of a setting, or why it cannot be carried out.
 
     Args:
@@ -371,11 +372,11 @@ def trial_plan(
         advice: what is asked.
         generation: of the spec.
     """
-    if isinstance(workload, Fault):
+    if isinstance(workload, Blocked):
         return workload
     of_prompts = advice.question is Question.PROMPTS
     change = _on_trial(workload, advice)
-    if isinstance(change, Fault):
+    if isinstance(change, Blocked):
         return change
     step = TrialStep(
         target=workload.target,
@@ -395,30 +396,32 @@ def trial_plan(
     return plan_for(fleet, step, advice, generation)
 
 
-def _on_trial(workload: Workload, advice: Try) -> BundleEdit | Fault | None:
+def _on_trial(workload: Workload, advice: Try) -> BundleEdit | Blocked | None:
     """Return what differs on a trial pod; None: nothing."""
     change = advice.change
     if advice.off:
         off = edit_settings(workload, advice.off[::-1])
-        if isinstance(off, Fault):
+        if isinstance(off, Blocked):
             text = f"{advice.method} cannot be turned off as a whole, on a trial pod either: {off.message}"
             other = "; or give spec.compression.baseline.blocks" if advice.question is Question.START else ""
-            return Fault(off.reason, text + other)
+            return Blocked(off.reason, text + other)
         if off is None:
-            return Fault(Reason.TRIAL_IMPOSSIBLE, f"{advice.method} is off already, by all of its settings")
+            return Blocked(Reason.TRIAL_IMPOSSIBLE, f"{advice.method} is off already, by all of its settings")
         change = off.change
     if advice.question is not Question.PROMPTS:
         return change
     subject = with_template(workload, change.apply(workload.template)) if change else workload
-    whole = subject if isinstance(subject, Fault) else whole_prompts(subject, advice.tokens)
-    if isinstance(whole, Fault) or whole is None:
+    whole = subject if isinstance(subject, Blocked) else whole_prompts(subject, advice.tokens)
+    if isinstance(whole, Blocked) or whole is None:
         return whole or change
     return BundleEdit((*(change.parts if change else ()), *whole.parts))
 
 
-def gate_plan(workload: Workload | Fault, fleet: Fleet, advice: Evaluate, generation: int) -> Plan | Fault:
+def gate_plan(
+    workload: Workload | Blocked, fleet: Fleet, advice: Evaluate, generation: int
+) -> Plan | Blocked:
     """Return the plan that lets a team's Job evaluate a trial pod, or why it cannot be carried out."""
-    if isinstance(workload, Fault):
+    if isinstance(workload, Blocked):
         return workload
     step = GateStep(
         target=workload.target,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
-from kvmedic.model.config_edits import Deploy, NoDeploy, UnknownDeploy
+from kvmedic.model.config_edits import Deploy, NoDeploy
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Absence, Inconclusive, Measured, Missing, Observation, Reading, Signal
 from kvmedic.model.readings import complete, total
@@ -37,8 +37,8 @@ def since_deploy(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | Non
     match deploy:
         case NoDeploy():
             return None
-        case UnknownDeploy(reason, message):
-            return Inconclusive(reason, message)
+        case Inconclusive():
+            return deploy
         case Deploy():
             return _compare_figures(deploy, evidence)
         case _:

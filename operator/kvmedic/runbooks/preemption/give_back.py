@@ -28,7 +28,7 @@ from math import inf, sqrt
 
 from kvmedic.manifests.flags import remove_flag
 from kvmedic.manifests.refusal import Refusal
-from kvmedic.model.evidence import Inconclusive, Signal
+from kvmedic.model.evidence import Blocked, Inconclusive, Signal
 from kvmedic.model.fleet import Fleet, template_hash
 from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.readings import Complete, complete, total
@@ -41,7 +41,7 @@ from kvmedic.runbooks.planning import as_written, plan_of
 from kvmedic.runbooks.preemption.loans import Tenure, is_held, returning_step, tenure_of
 from kvmedic.runbooks.preemption.memory_levers import HOST_KNOBS
 from kvmedic.runbooks.preemption.pressure import size_fleet
-from kvmedic.runbooks.workload import Fault, Workload, fault_of
+from kvmedic.runbooks.workload import Workload, fault_of
 from kvmedic.verdict.baseline import quorum_line
 from kvmedic.verdict.comparison import LENGTHS_ALIKE, LIGHTER, QUEUED
 from kvmedic.verdict.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
@@ -281,12 +281,12 @@ class Returning:
 
     outlook: str
     """Whether the fleet does without it, for people."""
-    plan: Plan | Fault | None = None
+    plan: Plan | Blocked | None = None
     """What gives it back, or why that cannot be carried out; None: it stays."""
 
 
 def due(
-    record: Record, fleet: Fleet, policy: Policy, workload: Workload | Fault, now: datetime
+    record: Record, fleet: Fleet, policy: Policy, workload: Workload | Blocked, now: datetime
 ) -> Footprint | Borrowed | None:
     """Return what may be given back now, if the fleet does without it; None: nothing.
 
@@ -308,11 +308,11 @@ def restore_after(policy: Policy) -> timedelta:
     return next((one.restore_after for one in policy.levers if one.knob in HOST_KNOBS), RESTORE_AFTER)
 
 
-def tenure(lent: Borrowed, target_uid: str, workload: Workload | Fault) -> Tenure:
+def tenure(lent: Borrowed, target_uid: str, workload: Workload | Blocked) -> Tenure:
     """Return whose a flag is that was lent."""
     if target_uid != lent.target_uid:
         return Tenure.THEIRS
-    if isinstance(workload, Fault):
+    if isinstance(workload, Blocked):
         return Tenure.UNKNOWN
     given = workload.given(lent.knob)
     if given is None and workload.flags.config is not None:
@@ -338,21 +338,21 @@ def plan_return(held: Footprint | Borrowed, asked: Calm, generation: int) -> Ret
             return Returning(found.message, plan)
 
 
-def loan_return(workload: Workload, lent: Borrowed, message: str, generation: int) -> Plan | Fault:
+def loan_return(workload: Workload, lent: Borrowed, message: str, generation: int) -> Plan | Blocked:
     """Return the plan that puts a flag's recorded value back, or why it cannot be carried out."""
     reason = Reason.HOST_MEMORY_GIVEN_BACK
     if lent.before is not None:
         return plan_of(workload, Assignment(lent.knob, lent.before, reason, message), generation)
     step = _removal(workload, lent)
-    if isinstance(step, Fault):
+    if isinstance(step, Blocked):
         return step
     return Plan((step,), workload.target_uid, step.before_template, generation, reason, message)
 
 
-def _removal(workload: Workload, lent: Borrowed) -> FlagStep | Fault:
+def _removal(workload: Workload, lent: Borrowed) -> FlagStep | Blocked:
     flag = workload.engine.profile.flag(lent.knob)
     if flag is None:
-        return Fault(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {lent.knob}")
+        return Blocked(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {lent.knob}")
     index, line = workload.container_index, workload.line
     change = remove_flag(workload.container, index, flag, workload.engine, line)
     if isinstance(change, Refusal):
