@@ -11,7 +11,6 @@ from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from kvmedic.metrics.series import is_made_by
-from kvmedic.model.devices import Vital
 from kvmedic.model.evidence import Absence, Look, Measured, Missing, Pool, Signal, Unsupported
 from kvmedic.model.fleet import Pod
 from prometheus_server import PrometheusServer
@@ -147,18 +146,6 @@ async def test_replicas_that_nobody_scraped_then_are_missing_and_not_calm(histor
     await metrics.close()
 
     assert found == [Missing(Absence.NO_SERIES)] * 4
-
-
-async def test_devices_of_the_past_are_found_by_the_names_of_replicas(history: PrometheusServer) -> None:
-    metrics = fleet_metrics(history.url)
-
-    then = await metrics.past_devices("default", NAMESPACE, ["memory-steady", "never"], CAME, THIRTY / 6)
-    await metrics.close()
-
-    steady = then["memory-steady"]
-    assert isinstance(steady, Measured)
-    assert [device.ratio(Vital.MEMORY_IN_USE) for device in steady.value] == [0.9]
-    assert then["never"] == Missing(Absence.NO_SERIES)
 
 
 async def test_a_source_that_does_not_answer_knows_no_past() -> None:

@@ -10,13 +10,11 @@ from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import NOTHING, PodKey, Reply
 from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.evidence import Absence, Look, Measured, Missing
-from kvmedic.model.readings import Alone
 from prometheus_server import PrometheusServer
 from scripted_fleet import END, FIVE, NAMESPACE, TWO, observed
 
 SELECTOR = re.compile(r"(?:vllm:|DCGM_|process_start)\w+(\{[^}]*\})?")
 OURS = 'cluster="a", env=~"prod|x{2}"'
-SOUGHT = Alone("calm-6f", ("calm-7d",), timedelta(hours=1), timedelta(days=7))
 
 
 class Written:
@@ -44,7 +42,6 @@ async def queries(*matchers: str, of_devices: tuple[str, ...] = ()) -> list[str]
         await looked.devices([PodKey(NAMESPACE, "calm")], FIVE)
         await looked.present(FIVE)
         await looked.peaks([PodKey(NAMESPACE, "calm")])
-        await looked.last_alone(NAMESPACE, SOUGHT)
     return client.queries
 
 

@@ -23,7 +23,6 @@ from http_double import HangUpError, Reply, Request, Server, forwarded
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import PodKey
 from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Signal
-from kvmedic.model.readings import Alone
 from lab.cluster.paths import free_ports
 from lab.cluster.pki import Authority
 from prometheus_server import PrometheusServer
@@ -37,7 +36,6 @@ JSON = {"Content-Type": "application/json"}
 
 FOREIGN = "did not answer as Prometheus does"
 POD = {"namespace": NAMESPACE, "pod": "calm"}
-SOUGHT = Alone("calm", (), timedelta(hours=1), timedelta(days=7))
 
 
 def result(result: object) -> object:
@@ -162,13 +160,11 @@ async def test_a_replica_whose_samples_are_of_another_time_is_ambiguous(seconds:
     with Server(answering(result(named))) as server:
         looked = source(server.url)
         seen = await looked.observe(CALM, Look(FIVE))
-        alone = await looked.last_alone(NAMESPACE, SOUGHT)
         present = await looked.present(FIVE)
         looked.close()
 
     assert all_readings(seen) == {Missing(Absence.AMBIGUOUS)}
     assert present == ()
-    assert alone == Missing(Absence.AMBIGUOUS)
 
 
 async def test_a_source_that_is_down_is_asked_once_per_moment() -> None:

@@ -8,7 +8,6 @@ from datetime import timedelta
 from kvmedic.model.compression import Figures
 from kvmedic.model.engine import Knob
 from kvmedic.model.plan import Goal, Plan
-from kvmedic.model.readings import Recalled
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Outcome, Spending, StepState, Terms
 from kvmedic.model.spec import RotationLabel
@@ -21,6 +20,7 @@ from kvmedic.model.status import (
     Footprint,
     LastGood,
     Load,
+    MethodBaseline,
     Record,
     RunbookSwitch,
     Severity,
@@ -147,26 +147,18 @@ def urgent_record() -> Record:
     )
 
 
-def recalled_record() -> Record:
-    """Return a record with the fleet before its KV cache was compressed, as far as anybody knows."""
+def baseline_record() -> Record:
+    """Return a record with the fleet before its KV cache was compressed."""
     figures = Figures(20.0, 3800.0, 0.1, 0.9, e2e_p95=9.5)
-    told = Recalled("TriAttention", 7, NEW, 6, "default", NOW, figures, NOW - timedelta(hours=1), 3)
-    return replace(full_record(), baseline=told)
+    record = full_record()
+    assert record.last_good is not None
+    good = replace(record.last_good, method="TriAttention", figures=figures)
+    return replace(record, last_good=good, baseline=MethodBaseline("TriAttention", NEW, figures, NOW))
 
 
-def forgotten_record() -> Record:
-    """Return a record that says that nobody knows how the fleet was before."""
-    told = Recalled(
-        "TriAttention",
-        7,
-        NEW,
-        6,
-        "default",
-        NOW,
-        Figures(),
-        trouble="the source did not answer",
-        again_at=NOW + timedelta(minutes=10),
-    )
+def doubtful_record() -> Record:
+    """Return a record that says why figures of before say nothing of the method."""
+    told = MethodBaseline("TriAttention", NEW, Figures(), NOW, "more changed than TriAttention")
     return replace(full_record(), baseline=told)
 
 

@@ -15,10 +15,10 @@ from api.conftest import Resources
 from api.good_specs import GOOD
 from api.records import (
     approved_record,
-    forgotten_record,
+    baseline_record,
+    doubtful_record,
     full_record,
     holding_record,
-    recalled_record,
     urgent_record,
 )
 from api.rules_of import causes
@@ -176,10 +176,10 @@ def test_a_status_is_written_only_on_the_version_that_was_read(resources: Resour
         approved_record(),
         holding_record(),
         urgent_record(),
-        recalled_record(),
-        forgotten_record(),
+        baseline_record(),
+        doubtful_record(),
     ],
-    ids=["full", "approved", "holding", "urgent", "recalled", "forgotten"],
+    ids=["full", "approved", "holding", "urgent", "with a baseline", "with a doubtful one"],
 )
 def test_a_record_survives_the_api_server(record: Record, resources: Resources) -> None:
     resource = resources.created(MINIMAL)

@@ -13,6 +13,7 @@ from api.bad_specs_later import ROWS
 from api.rules_of import Placed, nodes, rules
 from kvmedic.api.schema import (
     COLUMNS,
+    STATUS_WORDS,
     crd_text,
     custom_resource_definition,
     open_api_schema,
@@ -111,6 +112,18 @@ def test_every_bound_stands_in_the_description(rule: Placed) -> None:
 )
 def test_every_field_is_described(node: Placed) -> None:
     assert node.value["description"]
+
+
+def test_every_field_of_the_status_is_described() -> None:
+    told = [node for node in nodes(status_schema(), "status") if not node.path.endswith(("[]", "{}"))]
+
+    assert [node.path for node in told if not node.value.get("description")] == []
+
+
+def test_no_word_of_the_status_is_left_over() -> None:
+    names = {node.path.rpartition(".")[2] for node in nodes(status_schema(), "status")}
+
+    assert set(STATUS_WORDS) <= names
 
 
 def test_everything_that_a_rule_walks_is_bounded() -> None:

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from api.records import (
-    forgotten_record,
+    baseline_record,
+    doubtful_record,
     full_record,
     holding_record,
-    recalled_record,
     switched_record,
     urgent_record,
 )
@@ -163,13 +163,13 @@ def test_a_status_of_which_a_part_cannot_be_read_is_no_record(
         record_from_wire(broken(stored(urgent_record()), *path, value=value))
 
 
-@pytest.mark.parametrize("record", [recalled_record(), forgotten_record()])
-def test_what_history_told_survives_being_stored(record: Record) -> None:
+@pytest.mark.parametrize("record", [baseline_record(), doubtful_record()])
+def test_a_baseline_survives_being_stored(record: Record) -> None:
     assert record_from_wire(stored(record)) == record
 
 
 def test_figures_of_before_have_the_names_that_the_spec_gives_them() -> None:
-    assert stored(recalled_record())["baseline"]["figures"] == {
+    assert stored(baseline_record())["baseline"]["figures"] == {
         "requestsPerSecond": 20.0,
         "tokensPerSecond": 3800.0,
         "preemptionsPerRequest": 0.1,
@@ -180,11 +180,11 @@ def test_figures_of_before_have_the_names_that_the_spec_gives_them() -> None:
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [(("baseline", "template"), None), (("baseline", "figures"), None), (("baseline", "askedAt"), "once")],
+    [(("baseline", "revision"), None), (("baseline", "figures"), None), (("baseline", "seenAt"), "once")],
 )
-def test_what_history_told_is_never_taken_for_nothing(path: tuple[str | int, ...], value: Any) -> None:
+def test_a_broken_baseline_is_never_taken_for_none(path: tuple[str | int, ...], value: Any) -> None:
     with pytest.raises(RunUnreadable):
-        record_from_wire(broken(stored(recalled_record()), *path, value=value))
+        record_from_wire(broken(stored(baseline_record()), *path, value=value))
 
 
 def test_a_switch_of_runbooks_is_written_in_the_words_of_the_diagnosis() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,7 +22,6 @@ from kvmedic.model.evidence import (
     Unsupported,
 )
 from kvmedic.model.fleet import Pod
-from kvmedic.model.readings import Alone
 from kvmedic.model.status import LastGood, Record, Resource, Traffic
 from kvmedic.record.store import resource_of
 from kvmedic.runbooks.workload import View
@@ -71,14 +70,6 @@ class Asked:
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
     ) -> Reading[Observation]:
         return Missing(Absence.NO_SERIES)
-
-    async def last_alone(self, source: str, namespace: str, sought: Alone, at: datetime) -> Reading[datetime]:
-        return Missing(Absence.NO_SERIES)
-
-    async def past_devices(
-        self, source: str, namespace: str, pods: Iterable[str], at: datetime, window: timedelta
-    ) -> dict[str, Reading[tuple[Device, ...]]]:
-        return dict.fromkeys(pods, Missing(Absence.NO_SERIES))
 
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta

@@ -1,4 +1,4 @@
-"""The fleet before a method of compression was turned on, on a real API server: asked once, kept for good."""
+"""The fleet before a method of compression came, on a real API server: noted while healthy, and kept."""
 
 from __future__ import annotations
 
@@ -23,22 +23,29 @@ def turn_on(world: World) -> None:
     settle(world)
 
 
-def test_what_history_told_is_kept_when_the_source_has_forgotten_it(a_world):
+def test_the_last_healthy_look_without_the_method_is_kept_when_it_comes(a_world):
     world = a_world(replicas=2, spec=spec())
-    turn_on(world)
-    world.write_script(old="recovered", new="recovered", before="recovered", revision=world.revision())
+    world.write_script(old="recovered", new="recovered", revision=world.revision())
     world.start()
-    world.wait(lambda: "baseline" in world.status(), SECONDS, "history was asked")
-    told = world.status()["baseline"]
+    world.wait(lambda: "figures" in world.status().get("lastGood", {}), SECONDS, "it is healthy without it")
+    without = world.status()["lastGood"]
+    turn_on(world)
+    world.wait(lambda: "baseline" in world.status(), SECONDS, "the method is noticed")
+    kept = world.status()["baseline"]
 
     world.kill()
-    world.rewrite(before=None)
     world.kubectl("patch", "kvremediation", "llm", "--type=merge", "-p", json.dumps(OTHERWISE))
     world.start()
     world.wait(lambda: world.status()["observedGeneration"] == 2, SECONDS, "another process looked")
 
-    assert (told["method"], told["revision"], told["previous"]) == ("Mine", 2, 1)
-    assert (told["template"], told["replicas"]) == (world.revision(), 2)
-    assert told["figures"]["requestsPerSecond"] > 0
-    assert world.status()["baseline"] == told
-    assert "before is revision 1, 2 replicas" in world.status()["diagnosis"]["message"]
+    assert (kept["method"], kept["revision"], kept["seenAt"]) == (
+        "Mine",
+        without["revision"],
+        without["recordedAt"],
+    )
+    assert kept["figures"] == without["figures"]
+    assert kept["doubt"] == ""
+    assert world.status()["baseline"] == kept
+    assert (
+        f"before is pod template {without['revision']}, 2 replicas" in world.status()["diagnosis"]["message"]
+    )

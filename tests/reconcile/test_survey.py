@@ -15,15 +15,26 @@ from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import examine, survey
 from kvmedic.engines.engine_log import Started
 from kvmedic.manifests import flags
+from kvmedic.model.compression import Figures
 from kvmedic.model.devices import Cause
 from kvmedic.model.engine import Knob
-from kvmedic.model.evidence import EVERY_SIGNAL, Inconclusive, LoggedSize, Measured, Signal, SizeUnit
+from kvmedic.model.evidence import (
+    EVERY_SIGNAL,
+    Inconclusive,
+    LoggedSize,
+    Look,
+    Measured,
+    Observation,
+    Signal,
+    SizeUnit,
+)
 from kvmedic.model.fleet import CRASH_LOOP, Pod, template_hash
 from kvmedic.model.plan import Goal, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode
 from kvmedic.model.status import LastGood, Record, Resource, ShownPlan, Traffic
 from kvmedic.runbooks.branches import Assignment
+from kvmedic.runbooks.compression.savings import ASKED
 from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.branches import TRIGGER
 from kvmedic.runbooks.workload import View, Workload
@@ -387,25 +398,67 @@ async def test_calm_takes_the_shown_plan_away() -> None:
 
 
 @pytest.mark.parametrize("good", ["", "another"])
-async def test_a_revision_that_proves_good_is_recorded_with_its_traffic(good: str) -> None:
+async def test_a_revision_that_proves_good_is_recorded_with_traffic_and_figures(good: str) -> None:
     found, metrics = await looked(State.RECOVERED, good)
     resource = a_resource(good)
 
     proved = await proved_good(found, resource, resource.policy, metrics, NOW)
 
-    assert metrics.looks[-1].signals == TRAFFIC
+    assert metrics.looks[-1].signals == TRAFFIC | ASKED
+    assert proved is not None
+    assert proved.traffic is not None
     assert proved.traffic.output_tokens == pytest.approx(190)
     assert proved.traffic.requests_per_second == pytest.approx(3 * 400 / 60)
+    assert proved.figures is not None
+    assert proved.figures.requests_per_second == pytest.approx(3 * 400 / 60)
+    assert (proved.figures.replicas, proved.method, proved.recorded_at) == (3, "", NOW)
 
 
-async def test_a_revision_on_record_is_not_looked_at_again() -> None:
-    found, metrics = await looked(State.RECOVERED, good=OLD)
-    resource = a_resource(OLD)
+KNOWN_GOOD = LastGood(OLD, {}, 3, 149, NOW, Traffic(), figures=Figures())
+
+
+@pytest.mark.parametrize(
+    ("good", "after", "again"),
+    [
+        (KNOWN_GOOD, timedelta(days=1) - timedelta(seconds=1), False),
+        (KNOWN_GOOD, timedelta(days=1), True),
+        (replace(KNOWN_GOOD, figures=None), timedelta(seconds=59), False),
+        (replace(KNOWN_GOOD, figures=None), timedelta(seconds=60), True),
+    ],
+    ids=["within a day", "after a day", "within a window of young replicas", "once they are old enough"],
+)
+async def test_a_revision_on_record_is_recorded_anew_once_a_day(
+    good: LastGood, after: timedelta, *, again: bool
+) -> None:
+    metrics, resource = Asked(State.RECOVERED), replace(a_resource(), record=Record(last_good=good))
+    assert resource.policy is not None
+    found = await survey(resource, resource.policy, view(), Senses(metrics, metrics, NOW + after))
     looks = len(metrics.looks)
 
-    await proved_good(found, resource, resource.policy, metrics, NOW)
+    proved = await proved_good(found, resource, resource.policy, metrics, NOW + after)
 
-    assert len(metrics.looks) == looks
+    assert (proved is not None, len(metrics.looks) > looks) == (again, again)
+
+
+class Young(Asked):
+    """Metrics of replicas that all started a second ago."""
+
+    async def look(self, source: str, pods: Any, namespace: str, look: Look) -> Observation:
+        seen = await super().look(source, pods, namespace, look)
+        began = {Signal.STARTED_SECONDS: Measured(NOW.timestamp() - 1, NOW)}
+        young = {name: replace(one, numbers={**one.numbers, **began}) for name, one in seen.pods.items()}
+        return replace(seen, pods=young)
+
+
+async def test_figures_of_replicas_that_just_started_are_not_recorded() -> None:
+    found, _ = await looked(State.RECOVERED)
+    resource = a_resource()
+    assert resource.policy is not None
+
+    proved = await proved_good(found, resource, resource.policy, Young(State.RECOVERED), NOW)
+
+    assert proved is not None
+    assert proved.figures is None
 
 
 THEN = Traffic(requests_per_second=10, prompt_tokens=64, output_tokens=90, limit_tokens=190)

@@ -100,8 +100,8 @@ class CompressionReplacement(Wire):
 
 
 class CompressionBaseline(Wire):
-    """The fleet without the method, as it was measured. What is absent is sought in history; blocks and the
-    attention backend, which history has not, on a trial pod with the method off where they decide."""
+    """The fleet without the method, as it was measured. What is absent is taken from the record; blocks and
+    the attention backend, which it has not, on a trial pod with the method off where they decide."""
 
     rules = (
         Rule(

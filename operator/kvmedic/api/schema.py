@@ -181,14 +181,80 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
+STATUS_WORDS = {
+    "after": "The value with the change.",
+    "at": "When it was seen or written down.",
+    "before": "The value without the change.",
+    "blockTokens": "Tokens of one KV-cache block.",
+    "budget": "Tokens of a sequence that are kept, per head.",
+    "calmSince": "Since when no replica is beyond the trigger; absent while one is, or nobody can tell.",
+    "cap": "Sequences that may run at once.",
+    "container": "The engine's container; absent: the only one that runs a known engine.",
+    "cordonedAt": "When it was taken out of rotation.",
+    "digest": "Identity of the plan, which an approval names.",
+    "drainTimeout": "How long a replica may take to finish its requests.",
+    "endToEndP95Seconds": "95th percentile of a request's whole time.",
+    "endedAt": "When the run was closed.",
+    "findings": "What the diagnosis rests on, one line each.",
+    "fromRunbook": "The runbook that left the fleet.",
+    "holderUid": "Uid of the object that has the number.",
+    "id": "Identity of the run: when it was opened.",
+    "interTokenP95Seconds": "95th percentile of the time between two tokens.",
+    "key": "Label of the pods that Services select.",
+    "kind": "Kind of the object.",
+    "kvCacheUsageRatio": "Mean share of the KV cache in use, 0 to 1.",
+    "lookedAt": "When the outlook was computed.",
+    "maxSurge": "Of the target's rolling update.",
+    "maxUnavailable": "Of the target's rolling update.",
+    "message": "One sentence with the numbers behind it.",
+    "method": "The method of KV compression.",
+    "minReadySeconds": "Of the target.",
+    "name": "Name of the object or figure.",
+    "observedGeneration": "Generation of the spec that this was judged under.",
+    "outlook": "Whether the fleet would do without it by the newest look.",
+    "outputTokens": "Mean length of the outputs, in tokens.",
+    "outputTokensMean": "Mean length of the outputs, in tokens.",
+    "paused": "Whether the target's rollout was paused.",
+    "preemptionsPerRequest": "Preemptions over finished requests.",
+    "progressDeadlineSeconds": "Of the target.",
+    "promptTokens": "Mean length of the prompts, in tokens.",
+    "promptTokensMean": "Mean length of the prompts, in tokens.",
+    "recordedAt": "When it was recorded.",
+    "replicas": "Replicas of the target, or those that the figures are of.",
+    "replicasBefore": "Replicas before the effect.",
+    "requestsPerSecond": "Requests that arrived, of all replicas together.",
+    "restarts": "Ends of the replicas' engines.",
+    "runbook": "The runbook that found it.",
+    "samples": "Samples of the evaluation.",
+    "sentence": "What the run came to, for people.",
+    "sequence": "Number of the effect in its run.",
+    "specGeneration": "Generation of the spec that the run was planned for.",
+    "startedAt": "When the run was opened.",
+    "step": "What is set, where, and what was there before.",
+    "steps": "The steps in order.",
+    "targetUid": "Uid of the Deployment; one made anew is another.",
+    "templateBefore": "Hash of the pod template before the effect.",
+    "timeToFirstTokenP95Seconds": "95th percentile of the time to the first token.",
+    "toRunbook": "The runbook that goes on.",
+    "tokens": "Length of the prompt, in tokens.",
+    "tokensPerSecond": "Generated tokens, of all replicas together.",
+    "uid": "Uid of the object; another of its name is another.",
+    "windowSeconds": "Length of the window that the figures are of.",
+}
+"""What a field of the status means, for names that mean the same wherever they stand. A docstring at the
+field counts first."""
+
+
 def _loosen_schema(schema: Schema) -> Schema:
-    """Return a status schema with its types alone; keys of lists stay required."""
+    """Return a status schema with types and descriptions alone; keys of lists stay required."""
     out = {key: value for key, value in schema.items() if key not in LOOSE}
     for key in ("items", "additionalProperties"):
         if key in out:
             out[key] = _loosen_schema(out[key])
     if "properties" in out:
-        out["properties"] = {name: _loosen_schema(part) for name, part in out["properties"].items()}
+        inner = {name: _loosen_schema(part) for name, part in out["properties"].items()}
+        words = {name: {"description": STATUS_WORDS[name]} for name in inner if name in STATUS_WORDS}
+        out["properties"] = {name: words.get(name, {}) | part for name, part in inner.items()}
     if keys := out.get("x-kubernetes-list-map-keys"):
         out["items"] = out["items"] | {"required": list(keys)}
     return out

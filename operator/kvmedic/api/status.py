@@ -22,7 +22,6 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import SchemaValidator, core_schema
 
 from kvmedic.api.resource import RunUnreadable, problems_of
-from kvmedic.model.readings import Recalled
 from kvmedic.model.run import Run, Summary
 from kvmedic.model.sentences import redact
 from kvmedic.model.status import (
@@ -33,6 +32,7 @@ from kvmedic.model.status import (
     FailedAttempt,
     Footprint,
     LastGood,
+    MethodBaseline,
     OutgrownShare,
     Record,
     RunbookSwitch,
@@ -115,7 +115,7 @@ class KVRemediationStatus(BaseModel):
     plan: ShownPlan | None = None
     """What would be set."""
     last_good: LastGood | None = None
-    """The fleet as it was when its newest healthy revision proved healthy. A record: do not edit it."""
+    """The fleet at its last healthy look under load, as of that day. A record: do not edit it."""
     run: Run | None = Field(default=None, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
     """The one open run, written before each effect. A record: do not edit it."""
     failed_attempts: tuple[FailedAttempt, ...] = Field(
@@ -150,9 +150,8 @@ class KVRemediationStatus(BaseModel):
     it."""
     turned_off: TurnedOff | None = None
     """The method that was turned off because it saved nothing. A record: do not edit it."""
-    baseline: Recalled | None = None
-    """The fleet before its KV cache was compressed, as the metrics source recalled it: asked once for each
-    revision that turned the method on. A record: do not edit it."""
+    baseline: MethodBaseline | None = None
+    """The fleet as it was last healthy before its KV cache was compressed. A record: do not edit it."""
     runbook_switches: tuple[RunbookSwitch, ...] = Field(
         default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )

@@ -41,7 +41,6 @@ from kvmedic.record.surveys import (
     record_plan,
     with_baseline,
     with_failed_fixes,
-    with_last_good,
     with_runbook_switch,
 )
 from kvmedic.runbooks.severity import urgency_of
@@ -106,7 +105,7 @@ async def _record_findings(look: _Look) -> Record:
     seen = with_failed_fixes(with_baseline(seen, found.evidence.compression), found.evidence.failed_fixes)
     seen = with_known_limit(with_runbook_switch(seen, found.switch), found, policy, look.now)
     good = await proved_good(found, look.resource, policy, look.ports.metrics, look.now)
-    return with_last_good(seen, good) if good else seen
+    return replace(seen, last_good=good) if good else seen
 
 
 async def _begin_run(look: _Look, seen: Record) -> Blocked | None:

@@ -12,6 +12,7 @@ from itertools import takewhile
 
 from kvmedic.controller.evidence import Survey, engine_of, expected_pods, settable, version_remark
 from kvmedic.controller.ports import Metrics
+from kvmedic.model.devices import Vitals
 from kvmedic.model.evidence import Blocked, Inconclusive, Look, Measured, Observation, Signal
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import Goal, Plan, Step
@@ -42,6 +43,7 @@ from kvmedic.runbooks.branches import (
     is_content,
 )
 from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded_setting
+from kvmedic.runbooks.compression.savings import ASKED, figures_over, is_young
 from kvmedic.runbooks.compression.trial_plans import confirmed_first, gate_plan, trial_plan
 from kvmedic.runbooks.fleet_plans import (
     drain_remark,
@@ -82,23 +84,39 @@ def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood |
 async def proved_good(
     found: Survey, resource: Resource, policy: Policy, metrics: Metrics, now: datetime
 ) -> LastGood | None:
-    """Return the fleet's revision as a good one, with its traffic where it is not on record yet.
+    """Return the fleet as it is, healthy and loaded, where that is not on record or outdated.
 
-    That is one more look for each new revision, when it proves healthy.
+    That is one more look for each new revision and each day: traffic, figures and devices.
     """
     good = healthy_revision(found, policy, now)
-    known = resource.record.last_good if resource.record else None
-    if good is None or (known is not None and known.revision == good.revision):
-        return good
-    asked = Look(policy.windows.trigger, signals=TRAFFIC)
-    seen = await metrics.look(policy.source, expected_pods(found.view), resource.namespace, asked)
-    return replace(good, traffic=traffic_of(seen))
+    if good is None or _is_on_record(resource, policy, found.view, now):
+        return None
+    pods, window = expected_pods(found.view), policy.windows.trigger
+    asked = Look(window, signals=TRAFFIC | ASKED)
+    seen = await metrics.look(policy.source, pods, resource.namespace, asked)
+    told = await metrics.devices(policy.source, pods, resource.namespace, window)
+    vitals = {name: Vitals(devices=reading) for name, reading in told.items()}
+    method = found.evidence.compression
+    return replace(
+        good,
+        traffic=traffic_of(seen),
+        method=method.name if method else "",
+        figures=None if is_young(seen) else figures_over(seen, vitals),
+    )
 
 
-def unproved_revision(resource: Resource, view: View) -> frozenset[Signal]:
-    """Return what proves a revision good, where that is not on record yet."""
+def _is_on_record(resource: Resource, policy: Policy, view: View, now: datetime | None) -> bool:
     good = resource.record.last_good if resource.record else None
-    known = good is not None and good.revision == view.fleet.revision
+    if good is None or good.revision != view.fleet.revision:
+        return False
+    return now is None or not good.is_outdated(policy.windows.trigger, now)
+
+
+def unproved_revision(
+    resource: Resource, policy: Policy, view: View, now: datetime | None
+) -> frozenset[Signal]:
+    """Return what proves a revision good, where that is not on record or outdated."""
+    known = _is_on_record(resource, policy, view, now)
     return frozenset() if known else frozenset({Signal.REQUESTS_FINISHED})
 
 
@@ -315,17 +333,17 @@ def _present_setting(workload: Workload | Blocked, found: Survey, policy: Policy
         known = present_setting(workload, policy.levers, past, found.evidence)
     return replace(
         known,
-        replacing_failed=_failed(Attempt.REPLACE_REPLICA, found, record, fleet.replicas),
+        replacing_failed=_has_failed(Attempt.REPLACE_REPLICA, found, record, fleet.replicas),
         rollback_allowed=policy.rollback.is_allowed,
-        rollback_failed=_failed(Attempt.ROLL_BACK_REVISION, found, record, ""),
+        rollback_failed=_has_failed(Attempt.ROLL_BACK_REVISION, found, record, ""),
         scale_out=policy.scale_out,
-        scaling_failed=_failed(Attempt.ADD_REPLICAS, found, record, fleet.replicas),
+        scaling_failed=_has_failed(Attempt.ADD_REPLICAS, found, record, fleet.replicas),
         before_scaling=record.footprint.fewest if record.footprint else None,
         is_our_cap=record.sized is not None and record.sized.is_open_on(fleet.revision),
     )
 
 
-def _failed(attempt: Attempt, found: Survey, record: Record, key: object) -> bool:
+def _has_failed(attempt: Attempt, found: Survey, record: Record, key: object) -> bool:
     """Return whether an attempt on this very pod template is on record as no help."""
     return failed_before(record.failed_attempts, attempt, key, found.view.fleet.revision) is not None
 
@@ -385,7 +403,7 @@ def _plan_switch(
         return workload
     if isinstance(advice, TurnOn):
         return turning_plan(workload, advice, resource.generation)
-    if _failed(Attempt.SWITCH_METHOD, found, resource.record or Record(), advice.method):
+    if _has_failed(Attempt.SWITCH_METHOD, found, resource.record or Record(), advice.method):
         text = f"{advice.method} was turned off on this pod template, and had to be turned on again"
         return NoChange(Reason.LEVER_EXHAUSTED, text)
     if doubt := unrecorded_setting(workload, advice.settings, found.view.templates.values()):

@@ -8,7 +8,7 @@ One write of a resource's status, and after it what people are told of the chang
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -22,7 +22,6 @@ from kvmedic.model.devices import Answer, Device, EngineEnd
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Blocked, LogForms, LoggedSize, Look, Observation, Pool, Reading
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, Pod
-from kvmedic.model.readings import Alone
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConfigCopy, Key, Record, Resource
@@ -299,14 +298,6 @@ class Metrics(Protocol):
 
         Which they were, the source says: the pods themselves may be long gone.
         """
-
-    async def last_alone(self, source: str, namespace: str, sought: Alone, at: datetime) -> Reading[datetime]:
-        """Return the last moment before some time at which a ReplicaSet was alone in its fleet."""
-
-    async def past_devices(
-        self, source: str, namespace: str, pods: Iterable[str], at: datetime, window: timedelta
-    ) -> Mapping[str, Reading[tuple[Device, ...]]]:
-        """Return the devices that replicas had at a moment of the past, by the replicas' names."""
 
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta

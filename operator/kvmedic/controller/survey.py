@@ -11,20 +11,16 @@ from datetime import datetime
 from typing import TypeAlias
 
 from kvmedic.controller.evidence import (
-    Inquiry,
     Survey,
-    as_recorded,
     ask_versions,
     engine_of,
     expected_pods,
     gather,
     judgeable,
-    prospect,
     silent_on_methods,
     silent_on_pools,
     vitals_of,
     with_drivers,
-    with_history,
     with_logged_pools,
     with_starts,
 )
@@ -48,8 +44,8 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Mode, Policy, Runbook
 from kvmedic.model.status import ClosedRun, Record, Resource, RunbookSwitch
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence, diagnose, is_content
-from kvmedic.runbooks.compression.history import Enabled
+from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence, diagnose
+from kvmedic.runbooks.compression.method_baseline import with_baseline_on_record
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_by, eviction_of, standing_answers
 from kvmedic.runbooks.compression.next_fix import Case, Next, fixes_behind_gate, next_fix
 from kvmedic.runbooks.severity import signals_of
@@ -199,8 +195,7 @@ async def _with_what_engines_tell(
         evidence = await with_starts(evidence, resource.namespace, asked, workload, senses.logs)
         method = _compression(workload, resource, policy, evidence.burn, phrases(evidence.started))
     evicts = eviction_of(workload, phrases(evidence.started)) or (eviction_by(method) if method else None)
-    inquiry = Inquiry(resource, policy, view, evidence.burn.at)
-    method = await with_history(method, inquiry, senses.metrics)
+    method = _with_baseline(method, resource, policy, view)
     evidence = replace(evidence, evicts=evicts, compression=method)
     after = await _after_the_method(workload, evidence, resource, policy, senses)
     evidence = replace(evidence, fix=after.move, failed_fixes=after.failed)
@@ -261,7 +256,7 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     """
     firsts = (branch for runbook in policy.runbooks for branch in first_branches(runbook))
     signals = frozenset[Signal]().union(
-        *(branch.signals for branch in firsts), unproved_revision(resource, view)
+        *(branch.signals for branch in firsts), unproved_revision(resource, policy, view, senses.now)
     )
     asked = Look(policy.windows.trigger, policy.windows.hold, signals | signals_of(policy.objectives))
     seen = await senses.metrics.look(policy.source, expected_pods(view), resource.namespace, asked)
@@ -271,18 +266,20 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     if fixes_behind_gate(policy.compression, turned_off, method):
         return None
     vitals = await vitals_of(seen, resource.namespace, view, senses.logs, {})
-    history = prospect(method, Inquiry(resource, policy, view, seen.at))
-    method = as_recorded(method, history)
+    method = _with_baseline(method, resource, policy, view)
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
     evidence = judgeable(evidence, expected_pods(view), senses.now)
     found = calm(policy, evidence)
     if found is None:
         return None
     runbook, diagnosis = found
-    # What history has not told yet may speak against the method: a whole look asks, once.
-    if isinstance(history, Enabled) and is_content(diagnosis):
-        return None
     return Survey(view, evidence, diagnosis, runbook, None, None)
+
+
+def _with_baseline(
+    method: Compressed | None, resource: Resource, policy: Policy, view: View
+) -> Compressed | None:
+    return with_baseline_on_record(method, resource.record or Record(), policy, view)
 
 
 def _compression(

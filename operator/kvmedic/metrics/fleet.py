@@ -9,13 +9,12 @@ from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.readings import unavailable
 from kvmedic.metrics.scrape import Engine, PodAddress, Scraper
-from kvmedic.metrics.series import PodKey, is_made_by, on_grid
+from kvmedic.metrics.series import PodKey, is_made_by
 from kvmedic.metrics.source import PrometheusSource, utc_now
 from kvmedic.model.devices import Device
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading, SignalTable
 from kvmedic.model.fleet import Pod
-from kvmedic.model.readings import Alone
 
 
 class FleetMetrics:
@@ -84,27 +83,6 @@ class FleetMetrics:
             return Missing(Absence.SOURCE_UNAVAILABLE)
         pods = [pod for pod in known if pod.namespace == namespace and is_made_by(replica_set, pod.name)]
         return Measured(await then.observe(pods, look), at) if pods else Missing(Absence.NO_SERIES)
-
-    async def last_alone(self, source: str, namespace: str, sought: Alone, at: datetime) -> Reading[datetime]:
-        """Return the last moment before some time at which a ReplicaSet was alone in its fleet.
-
-        One query, answered at most `on_grid` earlier: a source that takes too long over days of the past
-        counts as down for the moment that it was asked about, which is nobody else's then.
-        """
-        found = self._sources.get(source)
-        if found is None:
-            return Missing(Absence.SOURCE_UNAVAILABLE)
-        return await found.as_of(on_grid(at)).last_alone(namespace, sought)
-
-    async def past_devices(
-        self, source: str, namespace: str, pods: Iterable[str], at: datetime, window: timedelta
-    ) -> Mapping[str, Reading[tuple[Device, ...]]]:
-        """Return the devices that replicas had at a moment of the past, by the replicas' names."""
-        names = tuple(pods)
-        found = self._sources.get(source)
-        if found is None:
-            return dict.fromkeys(names, Missing(Absence.SOURCE_UNAVAILABLE))
-        return await found.as_of(at).devices([PodKey(namespace, name) for name in names], window)
 
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta

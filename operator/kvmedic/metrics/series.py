@@ -6,7 +6,6 @@ knows which pods there were; a pod's name tells which ReplicaSet made it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
@@ -18,10 +17,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from kvmedic.metrics.options import Labels, SourceOptions
-from kvmedic.metrics.promql import duration_text
-from kvmedic.model.evidence import Absence, Measured, Missing, Reading, SignalTable
-from kvmedic.model.readings import Alone
+from kvmedic.model.evidence import Absence, Missing, SignalTable
 
 LARGEST = 1e18
 """Largest value that is taken for a number: more than tokens, bytes or milliseconds ever come to, and below
@@ -218,59 +214,11 @@ RANDOM_LENGTH = 5
 """Characters that the API server puts behind the name that a ReplicaSet gives its pods."""
 PREFIX_LENGTH = 58
 """What it keeps of that name (apiserver, storage/names/generate.go: 63 less the random ones)."""
-STEP = timedelta(minutes=5)
-"""The grid of moments at which the past is looked at. A rollout takes minutes for each replica, and what is
-looked for is the end of a time in which nothing changed: a week has 2,016 of them."""
 
 
 def is_made_by(replica_set: str, pod: str) -> bool:
     """Return whether a pod's name is one that a ReplicaSet of this name gives."""
     return re.fullmatch(_names(replica_set), pod) is not None
-
-
-def on_grid(at: datetime) -> datetime:
-    """Return the last moment of the grid that is not after some time."""
-    return at - (at - _EPOCH) % STEP
-
-
-def last_alone_query(sought: Alone, presence: str, namespace: str, options: SourceOptions) -> str:
-    """Return the query for the last moment at which each replica's ReplicaSet was alone.
-
-    It was there at the beginning and the end of one window in which no replica of another one was seen.
-    Unlike other queries this one names the pods: days of all replicas of a source would be too much. Moments
-    are those of the grid, because Prometheus finds the times of samples (`timestamp` of a selector) anew for
-    each of them: 8 s for 20 replicas over a week where this takes 0.3 s (2.42).
-    """
-    window, recent = duration_text(sought.window), duration_text(options.freshness)
-    mine = f"{_pods_selector(presence, (sought.replica_set,), namespace, options.labels)}[{recent}]"
-    others = f"{_pods_selector(presence, sought.others, namespace, options.labels)}[{window}]"
-    there = f"timestamp(last_over_time({mine}) and last_over_time({mine} offset {window}))"
-    alone = f"{there} unless on ({options.labels.namespace}) last_over_time({others})"
-    return f"max_over_time(({alone})[{duration_text(sought.within)}:{duration_text(STEP)}])"
-
-
-def last_of(answer: Answer, replica_set: str, namespace: str, at: datetime) -> Reading[datetime]:
-    """Return the newest moment that the replicas of a ReplicaSet have in an answer of some moment."""
-    times = [
-        one.value
-        for pod, many in answer.by_pod.items()
-        if pod.namespace == namespace and is_made_by(replica_set, pod.name)
-        for one in many
-        if isfinite(one.value)
-    ]
-    if not times:
-        return Missing(Absence.NO_SERIES)
-    if not 0 <= max(times) <= at.timestamp() + 1:
-        return Missing(Absence.AMBIGUOUS)
-    last = _EPOCH + timedelta(seconds=max(times))
-    return Measured(last, last)
-
-
-def _pods_selector(metric: str, replica_sets: Iterable[str], namespace: str, labels: Labels) -> str:
-    """Return the selector of the series of the pods that some ReplicaSets make."""
-    pods = "|".join(_names(each) for each in replica_sets)
-    matchers = f"{labels.namespace}={json.dumps(namespace)}, {labels.pod}=~{json.dumps(pods)}"
-    return f"{metric}{{{matchers}}}"
 
 
 def _names(replica_set: str) -> str:

@@ -36,8 +36,6 @@ from kvmedic.metrics.series import (
     Reply,
     Unanswered,
     foreign_instances,
-    last_alone_query,
-    last_of,
     own_series,
     presence_of,
 )
@@ -56,7 +54,6 @@ from kvmedic.model.evidence import (
     SignalTable,
     Stale,
 )
-from kvmedic.model.readings import Alone
 
 DAY = timedelta(hours=24)
 """How far back: load that comes each day is in it once. A source that keeps less tells what it has."""
@@ -273,15 +270,6 @@ class PrometheusSource:
         if isinstance(seen, Unanswered):
             return frozenset()
         return engines_of(own_series(seen.series_of(pod), address), self._table)
-
-    async def last_alone(self, namespace: str, sought: Alone) -> Reading[datetime]:
-        """Return when a ReplicaSet was last alone in its fleet; missing where the source does not know."""
-        text = last_alone_query(sought, self._table.presence, namespace, self._options)
-        moment = self._current()
-        reply = await self._reply(moment, text)
-        if isinstance(reply, Unanswered):
-            return Missing(Absence.SOURCE_UNAVAILABLE)
-        return last_of(reply, sought.replica_set, namespace, moment.at)
 
     def as_of(self, at: datetime) -> PrometheusSource:
         """Return the same source as it answers about a moment of the past; it is not to be closed."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from enum import StrEnum
 from math import prod, sqrt
@@ -56,6 +56,12 @@ class Figures:
     """That run, of the whole fleet, on average."""
     replicas: float | None = None
     """That the figures of the whole fleet are of."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether every figure is known but those of how many replicas and requests there were."""
+        wanted = {each.name for each in fields(self)} - {"replicas", "requests_in_flight"}
+        return all(getattr(self, name) is not None for name in wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ What a histogram says about the values it counted: quantiles, tails and moments.
 Inside a bucket values count as spread evenly. The lowest bucket begins at 0. Nothing here knows what
 is being measured.
 
-A fleet before its KV cache was compressed, as a source of metrics recalls it.
 
 The past is asked for once for each revision that turned a method on; the status keeps the answer, so that it
 outlives the source's samples.
@@ -18,12 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from math import inf
 from typing import TypeAlias
 
-from kvmedic.model.compression import Figures
-from kvmedic.model.config_edits import Revision
 from kvmedic.model.evidence import (
     HISTOGRAMS,
     Absence,
@@ -350,65 +346,3 @@ def _buckets(histogram: Histogram, top: float) -> Iterator[tuple[float, float, f
 def _power_mean(lower: float, upper: float, power: int) -> float:
     """Return E[X^power] of values spread evenly between two bounds."""
     return (upper ** (power + 1) - lower ** (power + 1)) / ((power + 1) * (upper - lower))
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """What is sought of the past: when a ReplicaSet was last alone in its fleet."""
-
-    replica_set: str
-    others: tuple[str, ...]
-    """Names of the fleet's other ReplicaSets: none of them had a replica."""
-    window: timedelta
-    """It was so for this long."""
-    within: timedelta
-    """How far back is looked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recalled:
-    """A fleet before a revision turned a method on, or that the source knows nothing of it."""
-
-    method: str
-    revision: int
-    """Number under which the method was turned on."""
-    template: str
-    """Hash of the pod template that turned it on."""
-    previous: int
-    """Number of the revision before."""
-    source: str
-    """Name of the metrics source."""
-    asked_at: datetime
-    figures: Figures
-    """Of the revision before; all None: nothing is known."""
-    seen_at: datetime | None = None
-    """When the revision before was last alone, and the end of the look at it. None: not known."""
-    replicas: int = 0
-    """Of that look."""
-    trouble: str = ""
-    """Why nothing is known; empty where something is."""
-    again_at: datetime | None = None
-    """When the source is asked anew. None: never, the past does not come back."""
-
-    def line(self) -> str:
-        """Return whose figures these are, for a person."""
-        if self.seen_at is None:
-            return ""
-        until = f"{self.seen_at:%Y-%m-%dT%H:%M:%SZ}"
-        return f"revision {self.previous}, {self.replicas} replicas, before {until}"
-
-    def holds(self, method: str, run: Sequence[Revision], source: str, at: datetime) -> bool:
-        """Return whether this still answers for a method, so that nobody has to be asked.
-
-        Args:
-            method: that is on.
-            run: the revisions up to the present one in which it is, one after the other.
-            source: that would be asked. Another one may know what this one did not.
-            at: the time.
-        """
-        mine = any((each.number, each.template) == (self.revision, self.template) for each in run)
-        if self.method != method or not mine:
-            return False
-        if not self.trouble:
-            return True
-        return self.source == source and (self.again_at is None or at < self.again_at)

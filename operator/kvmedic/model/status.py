@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum, StrEnum
 
+from kvmedic.model.compression import Figures
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
-from kvmedic.model.readings import Recalled
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Run, Summary, Terms
 from kvmedic.model.spec import Fix, Policy
@@ -246,9 +246,13 @@ class Condition:
     observed_generation: int
 
 
+REFRESH_LAST_GOOD = timedelta(days=1)
+"""How old the figures of a healthy fleet may get. Load has the rhythm of days, and each record is a write."""
+
+
 @dataclass(frozen=True, slots=True)
 class LastGood:
-    """A revision that proved healthy, recorded once per revision."""
+    """The newest revision that proved healthy under load; recorded once per revision and day."""
 
     revision: str
     """Hash of the pod template."""
@@ -259,7 +263,36 @@ class LastGood:
     """Usable KV-cache blocks of a replica."""
     recorded_at: datetime
     traffic: Traffic | None = None
-    """What clients sent then. None: written by a version that did not say."""
+    """What clients sent then. None: it was not measured."""
+    method: str = ""
+    """The method that compressed the KV cache then. Empty: none was known of."""
+    figures: Figures | None = None
+    """Of the fleet over one trigger window. None: a replica was too young for them."""
+
+    def is_outdated(self, window: timedelta, now: datetime) -> bool:
+        """Return whether it is to be recorded anew; `window` is the trigger's."""
+        age = now - self.recorded_at
+        return age >= REFRESH_LAST_GOOD or (self.figures is None and age >= window)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodBaseline:
+    """The fleet as it was last healthy before its compression method was turned on."""
+
+    method: str
+    """That was turned on since."""
+    revision: str
+    """Hash of the pod template without it."""
+    figures: Figures
+    seen_at: datetime
+    """End of the look that the figures are of."""
+    doubt: str = ""
+    """Why the figures say nothing of the method. Empty: they are compared with."""
+
+    def line(self) -> str:
+        """Return whose figures these are, for a person."""
+        replicas = f"{self.figures.replicas or 0:.0f} replicas"
+        return f"pod template {self.revision}, {replicas}, at {self.seen_at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,8 +480,8 @@ class Record:
     """What evaluations showed, newest first."""
     turned_off: TurnedOff | None = None
     """The method that was turned off because it saved nothing. None: none, or something took its place."""
-    baseline: Recalled | None = None
-    """The fleet before its KV cache was compressed. None: nobody asked history."""
+    baseline: MethodBaseline | None = None
+    """The fleet before its KV cache was compressed. None: it was never seen healthy without a method."""
     runbook_switches: tuple[RunbookSwitch, ...] = ()
     """Between the runbooks, newest first, each once per evidence."""
 

@@ -12,7 +12,6 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.status import (
     ConditionType,
     FailedAttempt,
-    LastGood,
     Record,
     RunbookSwitch,
     ShownDiagnosis,
@@ -74,13 +73,6 @@ def record_plan(
     return retold(told, claims) if _digest(shown.plan) != _digest(record.plan) else told
 
 
-def with_last_good(record: Record, good: LastGood) -> Record:
-    """Return the record with a healthy revision, unless it holds that revision already."""
-    if record.last_good is not None and record.last_good.revision == good.revision:
-        return record
-    return replace(record, last_good=good)
-
-
 def with_failed_fixes(record: Record, failed: Sequence[FailedAttempt]) -> Record:
     """Return the record with what was tried in vain in the place of a method that was turned off."""
     new = [one for one in failed if one not in record.failed_attempts]
@@ -88,8 +80,8 @@ def with_failed_fixes(record: Record, failed: Sequence[FailedAttempt]) -> Record
 
 
 def with_baseline(record: Record, method: Compressed | None) -> Record:
-    """Return the record with what history told of the fleet without its method; equal where it is there."""
-    return replace(record, baseline=method.recalled) if method and method.recalled else record
+    """Return the record with how the fleet was without its method; equal where it is there."""
+    return replace(record, baseline=method.baseline) if method and method.baseline else record
 
 
 def with_runbook_switch(record: Record, switch: RunbookSwitch | None) -> Record:

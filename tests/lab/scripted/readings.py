@@ -1,7 +1,7 @@
 """What a replica would export, by the name of a state."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -24,7 +24,6 @@ from kvmedic.model.evidence import (
     Stale,
 )
 from kvmedic.model.fleet import Pod
-from kvmedic.model.readings import Alone
 
 
 class State(StrEnum):
@@ -316,16 +315,6 @@ class ScriptedMetrics:
             return Missing(Absence.NO_SERIES)
         pods = {f"{replica_set}-{end}": only(readings(State(before), at), look.signals) for end in "ab"}
         return Measured(Observation(at, look.window.total_seconds(), 0.0, pods), at)
-
-    async def last_alone(self, source: str, namespace: str, sought: Alone, at: datetime) -> Reading[datetime]:
-        if self._script().get("before") is None:
-            return Missing(Absence.NO_SERIES)
-        return Measured(at - sought.window, at)
-
-    async def past_devices(
-        self, source: str, namespace: str, pods: Iterable[str], at: datetime, window: timedelta
-    ) -> Mapping[str, Reading[tuple[Device, ...]]]:
-        return dict.fromkeys(pods, Missing(Absence.NO_SERIES))
 
     async def devices(
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta

@@ -2,8 +2,8 @@
 
 The other half of a comparison: what a trial pod shows with the method off.
 
-It is asked for where history cannot tell and the answer decides something: how many blocks there are without
-a type of fewer bits, and whether attention is fused without a method with which it is not.
+It is asked for where no record tells and the answer decides something: how many blocks there are without a
+type of fewer bits, and whether attention is fused without a method with which it is not.
 
 What prompts of rising length on a trial pod show: whether attention holds its scores in memory.
 

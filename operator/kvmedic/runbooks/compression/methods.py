@@ -1,6 +1,6 @@
 """Which method of KV compression a workload has on, and what is known of it.
 
-The spec's word, variables, flags, labels and start-up logs tell the method; trials and history tell what it
+The spec's word, variables, flags, labels and start-up logs tell the method; trials and records tell what it
 brought. A label names the type that the command line asks for. Where that asks for none the checkpoint may
 bring one, and only the engine's start-up log tells.
 """
@@ -32,8 +32,9 @@ from kvmedic.model.compression import (
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Measured, Observation, Pool
 from kvmedic.model.fleet import template_hash
-from kvmedic.model.readings import NAMED_GAPS, Recalled, pools
+from kvmedic.model.readings import NAMED_GAPS, pools
 from kvmedic.model.spec import CompressionPolicy, Fix
+from kvmedic.model.status import MethodBaseline
 from kvmedic.model.trial import AGAIN, Answer, Question, Reclaim
 from kvmedic.runbooks.branches import Compressed, Evidence, Finding
 from kvmedic.runbooks.compression.bundle import is_off, is_on
@@ -63,18 +64,18 @@ def answer_beside(answers: Sequence[Answer], template: str, question: Question) 
     return answer_for([replace(each, template=each.beside) for each in answers], template, question)
 
 
-def with_recalled(method: Compressed, recalled: Recalled) -> Compressed:
-    """Return a method with what history tells of the fleet without it; what the spec gives counts first."""
+def with_known_baseline(method: Compressed, known: MethodBaseline) -> Compressed:
+    """Return a method with the fleet without it as it is on record; what the spec gives counts first."""
     given = {
         each.name: getattr(method.without, each.name)
         for each in fields(Figures)
         if getattr(method.without, each.name) is not None
     }
-    without = replace(recalled.figures, **given)
+    without = replace(known.figures, **given)
     if "tokens_per_second" in given and method.without.replicas is None:
-        # Rates that the spec gives are of as many replicas as it says, not of those in history.
+        # Rates that the spec gives are of as many replicas as it says, not of those on record.
         without = replace(without, replicas=None, requests_in_flight=None)
-    return replace(method, without=without, recalled=recalled)
+    return replace(method, without=without, baseline=known)
 
 
 BLOCK_SIZES = frozenset({1, 8, 16, 32, 64, 128, 256})

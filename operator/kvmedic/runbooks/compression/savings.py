@@ -190,7 +190,7 @@ def figures_of(evidence: Evidence) -> Figures:
 
     Nothing is known while one of them started inside the window.
     """
-    return Figures() if _is_young(evidence.burn) else figures_over(evidence.burn, evidence.vitals)
+    return Figures() if is_young(evidence.burn) else figures_over(evidence.burn, evidence.vitals)
 
 
 def figures_over(seen: Observation, vitals: Mapping[str, Vitals]) -> Figures:
@@ -218,7 +218,7 @@ def figures_over(seen: Observation, vitals: Mapping[str, Vitals]) -> Figures:
     )
 
 
-def _is_young(seen: Observation) -> bool:
+def is_young(seen: Observation) -> bool:
     """Return whether a replica started inside the window, in which it had less to do than the others."""
     began = seen.at.timestamp() - seen.window_seconds
     started = [number_or_none(pod, Signal.STARTED_SECONDS) for pod in seen.pods.values()]
@@ -287,23 +287,23 @@ def brought_by(method: Compressed, evidence: Evidence) -> Brought:
     """Return what a method brought, with where the figures of before are from or why there are none."""
     found = brought(method.without, figures_of(evidence))
     origin = f"before is {method.without_from}" if method.without_from else ""
-    told = (found.message, origin, method.no_history)
+    told = (found.message, origin, method.no_baseline)
     return replace(found, message="; ".join(each for each in told if each))
 
 
 def rests_on_spec_alone(method: Compressed, evidence: Evidence) -> bool:
     """Return whether nothing but figures that the spec declares speaks against a method.
 
-    A trial does, or the same figures as history has them.
+    A trial does, or the same figures as the record has them.
     """
     if method.policy.baseline == Figures() or method.is_unfused:
         return False
     if brought_by(method, evidence).worth is not Worth.COSTS_MEMORY:
         return False
-    recalled = method.recalled
-    if recalled is None or recalled.trouble:
+    known = method.baseline
+    if known is None or known.doubt:
         return True
-    return brought(recalled.figures, figures_of(evidence)).worth is not Worth.COSTS_MEMORY
+    return brought(known.figures, figures_of(evidence)).worth is not Worth.COSTS_MEMORY
 
 
 def silent(answer: Answer) -> Inconclusive:

@@ -162,7 +162,7 @@ def probe_prompts(evidence: Evidence, _setting: Setting) -> Advice:
 def confirmed_first(evidence: Evidence, advice: TurnOff) -> TurnOff | Try | NoChange:
     """Return the advice to turn a method off, or what has to be shown before nobody but the spec says so.
 
-    Figures that the spec declares decide where a person approves the plan. Where nobody does, history has to
+    Figures that the spec declares decide where a person approves the plan. Where nobody does, the record must
     tell the same, or a trial.
     """
     method = evidence.compression
