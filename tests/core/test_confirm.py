@@ -22,6 +22,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Absence, Missing, Observation, PodReadings, Signal
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives
+from kvmedic.runbooks.preemption.levers import confirmation_of
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.comparison import Comparison
 from kvmedic.verdict.goals import compare_for_relief, judge_relief
@@ -47,7 +48,9 @@ def looked(*replicas: Replica | PodReadings) -> Observation:
 
 
 def verdict(knob: Knob, seen: Observation, before: Baseline = BEFORE) -> Judged:
-    return judge_relief(VerdictInput(before, seen, NO_OBJECTIVES, TRIGGER, knob=knob))
+    return judge_relief(
+        VerdictInput(before, seen, NO_OBJECTIVES, TRIGGER, confirmed_by=confirmation_of(knob))
+    )
 
 
 def sharing(share: float, replica: Replica = CALM) -> Observation:

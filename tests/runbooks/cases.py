@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from kvmedic.model.engine import Knob
+from kvmedic.runbooks.branches import Setting, SettingAdvice
+from kvmedic.runbooks.preemption.levers import LEVERS
 from kvmedic.runbooks.preemption.pressure import Case, Reach
 from kvmedic.verdict.sizing import Occupancy, Offered, Strain
 
@@ -26,3 +29,8 @@ CASE = Case(
     requests=2880,
     reach=Reach(prompt_tokens=200, output_tokens=1000, limit_tokens=2000, counted_tokens=20_000),
 )
+
+
+def propose(knob: Knob, case: Case, setting: Setting) -> SettingAdvice:
+    """Return what the lever of a knob proposes, or why it does not apply."""
+    return next(lever for lever in LEVERS if lever.knob is knob).propose(case, setting)

@@ -11,7 +11,17 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Signal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound, ScaleBound
-from kvmedic.runbooks.branches import Assignment, MemoryShare, NoChange, Resize, Setting, Spent
+from kvmedic.runbooks.branches import (
+    GIB,
+    Assignment,
+    HostTerms,
+    MemoryShare,
+    NoChange,
+    Resize,
+    Setting,
+    Spent,
+    Supply,
+)
 from kvmedic.runbooks.preemption.branches import add_replicas, divert_to_disaggregation, pressured_case
 from kvmedic.runbooks.preemption.cap import (
     cap_of,
@@ -25,7 +35,6 @@ from kvmedic.runbooks.preemption.cap import (
 )
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.pressure import Case
-from kvmedic.verdict.sizing import GIB, HostTerms, Supply
 from runbooks.cases import CASE
 
 THRASH = an_evidence(*[THRASHING] * 3)

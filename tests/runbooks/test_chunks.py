@@ -15,16 +15,17 @@ from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
 from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.present import Known, present_setting
-from kvmedic.runbooks.preemption.traffic_levers import spread_prefills
 from kvmedic.runbooks.workload import Workload, workload_of
-from runbooks.cases import CASE
+from runbooks.cases import CASE, propose
 
 LONG = replace(CASE, reach=replace(CASE.reach, counted_tokens=20_000))
 
 
 def advised(given: dict[Knob, Scalar] | None, *, chunks: bool | None = False) -> Assignment | NoChange:
-    return spread_prefills(
-        LONG, Setting(None, (), given=given, chunks_prefill=chunks, least_step_tokens=2048)
+    return propose(
+        Knob.CHUNKED_PREFILL,
+        LONG,
+        Setting(None, (), given=given, chunks_prefill=chunks, least_step_tokens=2048),
     )
 
 
@@ -81,7 +82,7 @@ def test_the_plan_is_one_token_of_the_command_line_that_switches_it_off(
     args: tuple[str, ...], version: str, token: str
 ) -> None:
     off = workload(*args, version=version)
-    advice = spread_prefills(LONG, present_setting(off, (), Known(), an_evidence(THRASHING)))
+    advice = propose(Knob.CHUNKED_PREFILL, LONG, present_setting(off, (), Known(), an_evidence(THRASHING)))
     assert isinstance(advice, Assignment), advice
 
     plan = plan_of(off, advice, 1)
@@ -93,8 +94,10 @@ def test_the_plan_is_one_token_of_the_command_line_that_switches_it_off(
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.7.3"])
 def test_without_the_flag_nothing_is_known_to_be_off(version: str) -> None:
-    found = spread_prefills(
-        LONG, present_setting(workload(version=version), (), Known(), an_evidence(THRASHING))
+    found = propose(
+        Knob.CHUNKED_PREFILL,
+        LONG,
+        present_setting(workload(version=version), (), Known(), an_evidence(THRASHING)),
     )
 
     assert isinstance(found, NoChange)

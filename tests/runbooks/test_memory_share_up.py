@@ -17,14 +17,21 @@ from kvmedic.model.fleet import ObjectRef, body_hash, template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.model.status import Attempt, OutgrownShare
-from kvmedic.runbooks.branches import Assignment, Evidence, MemoryShare, NoChange, Setting, SettingAdvice
+from kvmedic.runbooks.branches import (
+    Assignment,
+    Evidence,
+    MemoryShare,
+    NoChange,
+    Setting,
+    SettingAdvice,
+    Supply,
+)
 from kvmedic.runbooks.preemption.levers import first_that_applies
-from kvmedic.runbooks.preemption.memory_levers import TAKEN, step_up
+from kvmedic.runbooks.preemption.memory_levers import TAKEN
 from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.runbooks.workload import Workload, workload_of
-from kvmedic.verdict.sizing import Supply
 from run_builder import a_failure
-from runbooks.cases import CASE
+from runbooks.cases import CASE, propose
 from vitals_builder import a_device, with_vitals
 
 SHARE = Knob.GPU_MEMORY_UTILIZATION
@@ -40,7 +47,9 @@ def in_use(share: float, **more: object) -> Supply:
 def advised(
     share: MemoryShare | None, supply: Supply, lever: LeverBound = LEVER, **more: object
 ) -> SettingAdvice:
-    return step_up(CASE, Setting(None, (lever,), memory=share, supply=supply, **more))  # type: ignore[arg-type]
+    return propose(
+        Knob.GPU_MEMORY_UTILIZATION, CASE, Setting(None, (lever,), memory=share, supply=supply, **more)
+    )  # type: ignore[arg-type]
 
 
 def given_share(ratio: float) -> MemoryShare:
@@ -251,7 +260,7 @@ def test_what_one_replica_does_not_tell_is_unknown_of_all(evidence: Evidence) ->
 
     assert known.supply.memory_in_use is None
     assert "DCGM_FI_DEV_FB_FREE" in known.supply.memory_unknown
-    assert step_up(CASE, known).reason is Reason.HEADROOM_UNKNOWN
+    assert propose(Knob.GPU_MEMORY_UTILIZATION, CASE, known).reason is Reason.HEADROOM_UNKNOWN
 
 
 OUTGROWN = OutgrownShare(0.92, body_hash(workload().template), NOW)

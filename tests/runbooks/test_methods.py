@@ -21,9 +21,8 @@ from kvmedic.runbooks.branches import Assignment, NoChange, Setting
 from kvmedic.runbooks.compression.branches import not_applied, replace_stale
 from kvmedic.runbooks.compression.methods import DECLARED, compressed_of, eviction_of
 from kvmedic.runbooks.preemption.cap import cut_cap
-from kvmedic.runbooks.preemption.traffic_levers import keep_free
 from kvmedic.runbooks.workload import Workload, workload_of
-from runbooks.cases import CASE
+from runbooks.cases import CASE, propose
 
 
 def a_workload(env: Any, *args: str) -> Workload:
@@ -254,8 +253,8 @@ def test_a_cap_says_whose_tokens_are_evicted() -> None:
 def test_nothing_is_kept_free_for_a_growth_that_nobody_knows() -> None:
     prompts = replace(CASE.sequence, growth_share=0.1)
 
-    plain = keep_free(replace(CASE, sequence=prompts), Setting(64, (), refused={}))
-    evicted = keep_free(replace(EVICTED, sequence=prompts), Setting(64, (), refused={}))
+    plain = propose(Knob.WATERMARK, replace(CASE, sequence=prompts), Setting(64, (), refused={}))
+    evicted = propose(Knob.WATERMARK, replace(EVICTED, sequence=prompts), Setting(64, (), refused={}))
 
     assert isinstance(plain, Assignment)
     assert plain.knob is Knob.WATERMARK

@@ -9,9 +9,9 @@ from kvmedic.model.engine import Knob, Scalar
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
+from kvmedic.runbooks.preemption.levers import LEAST_CUT
 from kvmedic.runbooks.preemption.pressure import Case, Reach
-from kvmedic.runbooks.preemption.traffic_levers import LEAST_CUT, shorten_requests
-from runbooks.cases import CASE
+from runbooks.cases import CASE, propose
 
 LENGTH = Knob.MAX_MODEL_LEN
 NEEDED = 2200
@@ -28,7 +28,7 @@ def reaching(**changes: float | None) -> Case:
 
 
 def test_the_limit_falls_to_what_requests_asked_for_and_says_what_will_be_refused() -> None:
-    found = shorten_requests(CASE, given(maxModelLen=32768))
+    found = propose(Knob.MAX_MODEL_LEN, CASE, given(maxModelLen=32768))
 
     assert isinstance(found, Assignment)
     assert (found.knob, found.value, found.reason) == (LENGTH, NEEDED, Reason.LENGTH_LIMIT_LOWERED)
@@ -42,7 +42,7 @@ def test_the_limit_falls_to_what_requests_asked_for_and_says_what_will_be_refuse
     ids=["no bound", "below", "at", "above what is needed"],
 )
 def test_it_never_falls_under_the_levers_bound(minimum: float | None, value: int) -> None:
-    found = shorten_requests(CASE, given(minimum=minimum, maxModelLen=32768))
+    found = propose(Knob.MAX_MODEL_LEN, CASE, given(minimum=minimum, maxModelLen=32768))
 
     assert isinstance(found, Assignment)
     assert found.value == value
@@ -59,13 +59,13 @@ def test_it_never_falls_under_the_levers_bound(minimum: float | None, value: int
     ids=["below what is needed", "what is needed", "hardly more", "enough more"],
 )
 def test_a_length_that_is_in_use_stays(present: float, reason: Reason) -> None:
-    assert shorten_requests(CASE, given(maxModelLen=int(present))).reason is reason
+    assert propose(Knob.MAX_MODEL_LEN, CASE, given(maxModelLen=int(present))).reason is reason
 
 
 @pytest.mark.parametrize("knobs", [{}, {"maxModelLen": -1}], ids=["not given", "fitted to memory"])
 def test_a_limit_that_nobody_wrote_is_at_least_the_top_bucket(knobs: dict[str, int]) -> None:
-    far = shorten_requests(reaching(counted_tokens=20_000.0), given(**knobs))
-    near = shorten_requests(reaching(counted_tokens=2_000.0), given(**knobs))
+    far = propose(Knob.MAX_MODEL_LEN, reaching(counted_tokens=20_000.0), given(**knobs))
+    near = propose(Knob.MAX_MODEL_LEN, reaching(counted_tokens=2_000.0), given(**knobs))
 
     assert isinstance(far, Assignment)
     assert "in place of 20000" in far.message
@@ -84,7 +84,7 @@ def test_a_limit_that_nobody_wrote_is_at_least_the_top_bucket(knobs: dict[str, i
     ids=["nobody tells", "asked for any length", "long prompts", "long answers", "longer than asked for"],
 )
 def test_a_length_that_may_be_needed_stays(reach: dict[str, float | None], reason: Reason, says: str) -> None:
-    found = shorten_requests(reaching(**reach), given(maxModelLen=32768))
+    found = propose(Knob.MAX_MODEL_LEN, reaching(**reach), given(maxModelLen=32768))
 
     assert isinstance(found, NoChange)
     assert found.reason is reason
@@ -102,7 +102,7 @@ def test_a_length_that_may_be_needed_stays(reach: dict[str, float | None], reaso
     ids=["chunked prefill", "a given budget", "a given number of blocks", "given bytes"],
 )
 def test_where_it_frees_no_memory_it_is_left_alone(setting: Setting, says: str) -> None:
-    found = shorten_requests(CASE, setting)
+    found = propose(Knob.MAX_MODEL_LEN, CASE, setting)
 
     assert isinstance(found, NoChange)
     assert found.reason is Reason.LEVER_WITHOUT_EFFECT
@@ -110,11 +110,11 @@ def test_where_it_frees_no_memory_it_is_left_alone(setting: Setting, says: str) 
 
 
 def test_an_engine_that_may_chunk_counts_as_one_that_does_not() -> None:
-    assert isinstance(shorten_requests(CASE, given(maxModelLen=32768, chunks=None)), Assignment)
+    assert isinstance(propose(Knob.MAX_MODEL_LEN, CASE, given(maxModelLen=32768, chunks=None)), Assignment)
 
 
 def test_without_the_command_line_nothing_is_set() -> None:
-    found = shorten_requests(CASE, Setting(None, (LeverBound(LENGTH),)))
+    found = propose(Knob.MAX_MODEL_LEN, CASE, Setting(None, (LeverBound(LENGTH),)))
 
     assert found.reason is Reason.PRESENT_VALUE_UNKNOWN
 

@@ -17,15 +17,22 @@ from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.model.status import Attempt, FailedAttempt
-from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
+from kvmedic.runbooks.branches import (
+    GIB,
+    KEPT_BY_ENGINE,
+    Assignment,
+    HostTerms,
+    NoChange,
+    Setting,
+    SettingAdvice,
+    Supply,
+)
 from kvmedic.runbooks.planning import plan_of
-from kvmedic.runbooks.preemption.host_memory import use_host
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.runbooks.workload import Workload, workload_of
-from kvmedic.verdict.sizing import GIB, KEPT_BY_ENGINE, HostTerms, Supply
 from run_builder import a_failure
-from runbooks.cases import CASE
+from runbooks.cases import CASE, propose
 
 OWN, SWAP = Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE
 LEVER = LeverBound(OWN, maximum=32)
@@ -67,7 +74,7 @@ def known(of: Workload, lever: LeverBound = LEVER, tried: tuple[FailedAttempt, .
 
 
 def advised(of: Workload, lever: LeverBound = LEVER) -> SettingAdvice:
-    return use_host(CASE, known(of, lever))
+    return propose(Knob.KV_OFFLOADING_SIZE, CASE, known(of, lever))
 
 
 @pytest.mark.parametrize(
@@ -200,14 +207,14 @@ def test_it_is_allowed_where_everything_just_fits(of: Workload) -> None:
     ids=["no manifest", "no size", "no flag"],
 )
 def test_without_a_size_or_a_flag_nothing_is_done(bound: LeverBound, supply: Supply, reason: Reason) -> None:
-    assert use_host(CASE, Setting(None, (bound,), supply=supply)).reason is reason
+    assert propose(Knob.KV_OFFLOADING_SIZE, CASE, Setting(None, (bound,), supply=supply)).reason is reason
 
 
 @pytest.mark.parametrize(("stalls", "applies"), [(0.05, True), (0.049, False)])
 def test_it_is_for_fleets_in_which_somebody_hangs(stalls: float, *, applies: bool) -> None:
     case = replace(CASE, strain=replace(CASE.strain, stalls_per_request=stalls))
 
-    assert isinstance(use_host(case, known(workload())), Assignment) is applies
+    assert isinstance(propose(Knob.KV_OFFLOADING_SIZE, case, known(workload())), Assignment) is applies
 
 
 @pytest.mark.parametrize(
@@ -259,7 +266,9 @@ terms_of = st.builds(
 def test_never_more_than_was_allowed_nor_than_the_container_has(terms: HostTerms, gib: int) -> None:
     bound = LeverBound(OWN, maximum=gib)
 
-    found = use_host(CASE, Setting(None, (bound,), given={}, supply=Supply(host=terms)))
+    found = propose(
+        Knob.KV_OFFLOADING_SIZE, CASE, Setting(None, (bound,), given={}, supply=Supply(host=terms))
+    )
 
     if isinstance(found, NoChange):
         return
@@ -274,12 +283,16 @@ def test_never_more_than_was_allowed_nor_than_the_container_has(terms: HostTerms
 @given(terms=terms_of, gib=st.integers(1, 4096))
 def test_once_set_it_is_not_set_again(terms: HostTerms, gib: int) -> None:
     bound = LeverBound(OWN, maximum=gib)
-    found = use_host(CASE, Setting(None, (bound,), given={}, supply=Supply(host=terms)))
+    found = propose(
+        Knob.KV_OFFLOADING_SIZE, CASE, Setting(None, (bound,), given={}, supply=Supply(host=terms))
+    )
     if isinstance(found, NoChange):
         return
 
-    again = use_host(
-        CASE, Setting(None, (bound,), given={found.knob: found.value}, supply=Supply(host=terms))
+    again = propose(
+        Knob.KV_OFFLOADING_SIZE,
+        CASE,
+        Setting(None, (bound,), given={found.knob: found.value}, supply=Supply(host=terms)),
     )
 
     assert again.reason is Reason.LEVER_AT_BOUND

@@ -13,14 +13,13 @@ from kvmedic.model.evidence import Measured, Pool
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Setting
+from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Setting, Supply
 from kvmedic.runbooks.planning import plan_of
+from kvmedic.runbooks.preemption.levers import LEAST_SAVED, saved_at_most
 from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.runbooks.preemption.pressure import Case
-from kvmedic.runbooks.preemption.traffic_levers import LEAST_SAVED, reuse_prefixes, saved_at_most
 from kvmedic.runbooks.workload import Workload, workload_of
-from kvmedic.verdict.sizing import Supply
-from runbooks.cases import CASE
+from runbooks.cases import CASE, propose
 
 OFF = Supply(caches_prefixes=False)
 ALIKE = replace(
@@ -36,7 +35,7 @@ SAVED = 16 * 31 / 1000
 
 
 def advised(supply: Supply, case: Case = ALIKE) -> Assignment | NoChange:
-    return reuse_prefixes(case, Setting(None, (), supply=supply))
+    return propose(Knob.PREFIX_CACHING, case, Setting(None, (), supply=supply))
 
 
 def test_what_could_be_shared_is_what_the_shortest_prompts_hold_in_whole_blocks() -> None:

@@ -8,10 +8,10 @@ from kvmedic.model.engine import Knob, Scalar
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
-from kvmedic.runbooks.preemption.traffic_levers import LEAST_CUT, ROOM, shorten_steps
-from kvmedic.runbooks.preemption.traffic_levers import STEP_TOKENS_GRAIN as GRAIN
+from kvmedic.runbooks.preemption.levers import LEAST_CUT, ROOM
+from kvmedic.runbooks.preemption.levers import STEP_TOKENS_GRAIN as GRAIN
 from kvmedic.verdict.sizing import tokens_per_step
-from runbooks.cases import CASE
+from runbooks.cases import CASE, propose
 
 STEP = Knob.MAX_NUM_BATCHED_TOKENS
 MEAN = tokens_per_step(CASE.strain, CASE.sequence, CASE.block_tokens)
@@ -33,7 +33,7 @@ def test_the_case_has_steps_as_it_says() -> None:
 
 
 def test_the_budget_falls_to_what_the_traffic_needs() -> None:
-    found = shorten_steps(CASE, given(maxNumBatchedTokens=8192))
+    found = propose(Knob.MAX_NUM_BATCHED_TOKENS, CASE, given(maxNumBatchedTokens=8192))
 
     assert isinstance(found, Assignment)
     assert (found.knob, found.value, found.reason) == (STEP, NEEDED, Reason.STEP_BUDGET_LOWERED)
@@ -62,7 +62,7 @@ def test_the_budget_falls_to_what_the_traffic_needs() -> None:
     ],
 )
 def test_it_never_falls_under_what_the_engine_accepts(setting: Setting, value: int, says: str) -> None:
-    found = shorten_steps(CASE, setting)
+    found = propose(Knob.MAX_NUM_BATCHED_TOKENS, CASE, setting)
 
     assert isinstance(found, Assignment)
     assert found.value == value
@@ -72,7 +72,7 @@ def test_it_never_falls_under_what_the_engine_accepts(setting: Setting, value: i
 def test_more_tokens_per_step_need_more_room() -> None:
     busy = replace(CASE, strain=replace(CASE.strain, running_mean=300))
 
-    found = shorten_steps(busy, given(maxNumBatchedTokens=16384))
+    found = propose(Knob.MAX_NUM_BATCHED_TOKENS, busy, given(maxNumBatchedTokens=16384))
 
     assert isinstance(found, Assignment)
     assert found.value % GRAIN == 0
@@ -89,7 +89,7 @@ def test_more_tokens_per_step_need_more_room() -> None:
     ids=["what is needed", "hardly more", "enough more"],
 )
 def test_a_budget_that_is_nearly_right_stays(present: int, reason: Reason) -> None:
-    assert shorten_steps(CASE, given(maxNumBatchedTokens=present)).reason is reason
+    assert propose(Knob.MAX_NUM_BATCHED_TOKENS, CASE, given(maxNumBatchedTokens=present)).reason is reason
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_budget_that_is_nearly_right_stays(present: int, reason: Reason) -> No
 def test_where_nobody_knows_what_would_change_it_is_left_alone(
     setting: Setting, reason: Reason, says: str
 ) -> None:
-    found = shorten_steps(CASE, setting)
+    found = propose(Knob.MAX_NUM_BATCHED_TOKENS, CASE, setting)
 
     assert isinstance(found, NoChange)
     assert found.reason is reason

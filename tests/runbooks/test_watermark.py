@@ -10,15 +10,14 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
 from kvmedic.runbooks.preemption.cap import LEAST_GROWTH, MOSTLY_GROWTH
-from kvmedic.runbooks.preemption.pressure import Case
-from kvmedic.runbooks.preemption.traffic_levers import (
+from kvmedic.runbooks.preemption.levers import (
     MOST_KEPT,
     WANTED_LEFT,
-    keep_free,
     left_at,
     watermark_of,
 )
-from runbooks.cases import CASE
+from kvmedic.runbooks.preemption.pressure import Case
+from runbooks.cases import CASE, propose
 
 CAP, MARK = LeverBound(Knob.MAX_NUM_SEQS), LeverBound(Knob.WATERMARK)
 PROMPTS = replace(
@@ -45,7 +44,7 @@ def setting(*levers: LeverBound, given: dict[Knob, Scalar] | None = None, **more
 
 
 def test_where_prompts_fill_the_cache_what_one_answer_takes_is_kept_free() -> None:
-    found = keep_free(PROMPTS, setting())
+    found = propose(Knob.WATERMARK, PROMPTS, setting())
 
     assert isinstance(found, Assignment)
     assert (found.knob, found.value, found.reason) == (Knob.WATERMARK, WANTED, Reason.WATERMARK_RAISED)
@@ -69,12 +68,12 @@ def test_the_watermark_leaves_as_many_preemptions_as_it_is_made_for() -> None:
     ids=["prompts dominate", "a cap is not worth it", "half is output", "outputs dominate"],
 )
 def test_sequences_that_outgrow_it_are_left_alone(growth: float, reason: Reason) -> None:
-    assert keep_free(growing(growth), setting()).reason is reason
+    assert propose(Knob.WATERMARK, growing(growth), setting()).reason is reason
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 0.99], ids=["equal outputs", "nobody knows", "nearly varied"])
 def test_outputs_that_end_in_waves_outgrow_it_too(spread: float) -> None:
-    found = keep_free(replace(PROMPTS, spread=spread), setting())
+    found = propose(Knob.WATERMARK, replace(PROMPTS, spread=spread), setting())
 
     assert found.reason is Reason.LEVER_WITHOUT_EFFECT
     assert "waves" in found.message
@@ -101,7 +100,7 @@ HALF = replace(CASE, sequence=replace(CASE.sequence, growth_share=0.4))
 def test_a_cap_that_helps_more_goes_before(given: Setting, reason: Reason) -> None:
     roomy = replace(HALF, blocks=300, strain=replace(HALF.strain, running_mean=46), running_max=64)
 
-    assert keep_free(roomy, given).reason is reason
+    assert propose(Knob.WATERMARK, roomy, given).reason is reason
 
 
 @pytest.mark.parametrize(
@@ -110,14 +109,14 @@ def test_a_cap_that_helps_more_goes_before(given: Setting, reason: Reason) -> No
     ids=["no bound", "far above", "at it", "below"],
 )
 def test_the_levers_bound_is_kept(maximum: float | None, value: float) -> None:
-    found = keep_free(PROMPTS, setting(CAP, LeverBound(Knob.WATERMARK, maximum=maximum)))
+    found = propose(Knob.WATERMARK, PROMPTS, setting(CAP, LeverBound(Knob.WATERMARK, maximum=maximum)))
 
     assert isinstance(found, Assignment)
     assert found.value == value
 
 
 def test_a_bound_that_leaves_most_preemptions_is_not_worth_a_rollout() -> None:
-    found = keep_free(PROMPTS, setting(CAP, LeverBound(Knob.WATERMARK, maximum=0.006)))
+    found = propose(Knob.WATERMARK, PROMPTS, setting(CAP, LeverBound(Knob.WATERMARK, maximum=0.006)))
 
     assert found.reason is Reason.GAIN_WITHIN_NOISE
     assert "would leave 51% of the preemptions" in found.message
@@ -126,7 +125,7 @@ def test_a_bound_that_leaves_most_preemptions_is_not_worth_a_rollout() -> None:
 def test_more_than_a_tenth_of_the_cache_is_never_kept_free() -> None:
     small = replace(PROMPTS, blocks=200)
 
-    found = keep_free(small, setting())
+    found = propose(Knob.WATERMARK, small, setting())
 
     assert watermark_of(small) > MOST_KEPT
     assert isinstance(found, Assignment)
@@ -143,4 +142,4 @@ def test_more_than_a_tenth_of_the_cache_is_never_kept_free() -> None:
     ids=["less", "as much", "more"],
 )
 def test_what_is_kept_free_already_is_not_lowered(present: float, reason: Reason) -> None:
-    assert keep_free(PROMPTS, setting(given={Knob.WATERMARK: present})).reason is reason
+    assert propose(Knob.WATERMARK, PROMPTS, setting(given={Knob.WATERMARK: present})).reason is reason

@@ -208,6 +208,18 @@ def _objectives(given: WireObjectives | None) -> Objectives:
     )
 
 
+def objectives_from(given: Mapping[str, str]) -> Objectives:
+    """Return objectives by the names and in the form that a spec has them.
+
+    Raises:
+        SpecInvalid: a name that no objective has, or a duration that is none.
+    """
+    try:
+        return _objectives(WireObjectives.model_validate(dict(given)))
+    except ValidationError as error:
+        raise SpecInvalid(problems_of(error, "objectives")) from error
+
+
 def _seconds(duration: str | None) -> float | None:
     return None if duration is None else parse_duration(duration).total_seconds()
 

@@ -21,6 +21,10 @@ SUBCOMMANDS = {
         "kvmedic.cli.diagnose",
         "Look at one fleet once (live, saved pages, or the past) and print what follows.",
     ),
+    "judge": (
+        "kvmedic.cli.judge",
+        "Judge a canary: saved pages of new replicas against those of old ones.",
+    ),
     "plan": ("kvmedic.cli.plan", "Show the open run, or what would be planned: before, after, digest."),
     "explain": ("kvmedic.cli.explain", "Explain a resource: what is seen, why it acts or not, what to type."),
     "approve": (

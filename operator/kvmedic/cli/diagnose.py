@@ -20,7 +20,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kvmedic.api.resource import KIND, SpecInvalid, not_implemented, policy_of, resource_from_manifest
-from kvmedic.api.rules import parse_duration
 from kvmedic.api.spec import KVRemediationSpec, TargetRef
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
 from kvmedic.cli.flags import EngineVersion, version_named
@@ -43,6 +42,7 @@ from kvmedic.cli.saved import (
     doubt_of,
     evidence_of,
     gaps_in,
+    interval_between,
     pages_of,
     starts_of,
     with_method,
@@ -341,7 +341,7 @@ def command(
         report = (
             _live(cluster, name_in(cluster, namespace, name), prometheus)
             if name
-            else _offline(scrape, _interval(interval), files)
+            else _offline(scrape, interval_between(interval), files)
             if scrape
             else _past(Past(moment_of(at), namespace or _namespace(cluster), pod_regex), prometheus, files)
         )
@@ -412,15 +412,3 @@ def _remarks(policy: Policy, found: Consultation) -> tuple[str, ...]:
     unheard = _UNHEARD if found.evidence.compression is not None and left_out else ""
     held = _NO_HOLD if policy.node_health is NodeHealth.REQUIRED else ""
     return tuple(each for each in (held, unheard) if each)
-
-
-def _interval(text: str) -> timedelta | None:
-    if not text:
-        return None
-    try:
-        found = parse_duration(text)
-    except ValueError as error:
-        raise ScrapeError(f"--interval {text}: {error}") from None
-    if found <= timedelta(0):
-        raise ScrapeError(f"--interval {text}: the second scrape comes after the first")
-    return found

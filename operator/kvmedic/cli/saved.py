@@ -19,6 +19,7 @@ from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
+from kvmedic.api.rules import parse_duration
 from kvmedic.controller.evidence import complete_pools
 from kvmedic.controller.plans import judge_runbooks, with_unanswered
 from kvmedic.engines.engine_log import Started, phrases, started_of
@@ -130,6 +131,23 @@ def evidence_of(
             "nothing; scrape while requests are being served"
         )
     return Evidence(burn.observation, sizing.observation, trigger), tuple(notes)
+
+
+def interval_between(text: str) -> timedelta | None:
+    """Return the time between two pages as a person gave it; None where it is left out.
+
+    Raises:
+        ScrapeError: it is no duration, or none that passes between two pages.
+    """
+    if not text:
+        return None
+    try:
+        found = parse_duration(text)
+    except ValueError as error:
+        raise ScrapeError(f"--interval {text}: {error}") from None
+    if found <= timedelta(0):
+        raise ScrapeError(f"--interval {text}: the second scrape comes after the first")
+    return found
 
 
 def doubt_of(pages: Mapping[str, tuple[Page, ...]]) -> Inconclusive | None:

@@ -39,6 +39,7 @@ from kvmedic.model.spec import Policy
 from kvmedic.rollout.draining import newest_first
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.compression.trial_plans import expectation_of
+from kvmedic.runbooks.preemption.levers import confirmation_of
 from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured_urgency, urgency
 from kvmedic.runbooks.workload import View
 from kvmedic.verdict.baseline import (
@@ -53,6 +54,7 @@ from kvmedic.verdict.baseline import (
 from kvmedic.verdict.goals import judge, share_of
 from kvmedic.verdict.vetoes import (
     LATELY,
+    Confirmation,
     VerdictInput,
     count_ends_against,
     ended_as_before,
@@ -101,7 +103,9 @@ async def verdict_input(tick: Tick, view: View, pods: tuple[Pod, ...], looked: O
         objectives=policy.objectives,
         trigger=policy.trigger,
         restarts=restarts,
-        knob=step.knob if isinstance(step, FlagStep | ConfigStep) else None,
+        confirmed_by=confirmation_of(step.knob)
+        if isinstance(step, FlagStep | ConfigStep)
+        else Confirmation.FIGURES,
         ends=ends,
         free_mib=least_free_mib(devices.values()),
         cache_types=_new_cache_types(run, pods, looked),

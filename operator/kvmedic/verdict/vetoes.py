@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from math import exp, fsum, lgamma, log, log1p
 from types import MappingProxyType
 
 from kvmedic.engines.kv_methods import CACHE_TYPE_PREFIXES
 from kvmedic.model.devices import Cause, Device, EngineEnd, Vital
-from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import (
     Absence,
     Inconclusive,
@@ -61,6 +61,15 @@ _WORDS: Mapping[Cause, str] = MappingProxyType(
 )
 
 
+class Confirmation(Enum):
+    """What shows that a setting is what helped."""
+
+    FIGURES = "preemptions and gaps alone"
+    MORE_SERVED = "or clearly more requests served, as it makes room in the KV cache"
+    PREFIX_HITS = "the same, and hits in the prefix cache"
+    SMOOTHER_ANSWERS = "smoother answers, as it prevents no preemption"
+
+
 @dataclass(frozen=True, slots=True)
 class VerdictInput:
     """What is known of a change once its sustained window is over."""
@@ -73,8 +82,8 @@ class VerdictInput:
     trigger: Trigger
     restarts: int = 0
     """Ends of engines that speak against the change; each is new."""
-    knob: Knob | None = None
-    """The one setting that was turned; None: something else was."""
+    confirmed_by: Confirmation = Confirmation.FIGURES
+    """What must confirm the setting that was turned."""
     ends: Mapping[str, EngineEnd] = field(default_factory=dict)
     """How engines ended last, by pod, as far as it is known."""
     free_mib: float | None = None
@@ -164,24 +173,21 @@ LEAST_HITS = 0.05
 """Share of the looked-up tokens that must be found for prefixes to count as shared. At 5 % of the prompts the
 mean sequence is at most 5 % smaller, which is no more than two windows of 10 minutes differ by
 (`verdict`)."""
-ROOM = frozenset({Knob.GPU_MEMORY_UTILIZATION, Knob.PREFIX_CACHING, Knob.CHUNKED_PREFILL})
-"""What makes room in the KV cache, or takes less of it."""
-HOST = frozenset({Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE})
-"""What makes no room, and a preemption cheaper."""
 _COUNTED = frozenset({Signal.PREFIX_CACHE_QUERIES, Signal.PREFIX_CACHE_HITS})
 
 
 def confirm_setting(judged: Judged, change: Comparison, given: VerdictInput) -> Judged:
     """Return the verdict on a setting by the fleet's figures, with what must confirm the setting."""
     bad = judged.verdict not in GOOD
-    if given.knob in ROOM and bad and change.serves_more():
+    makes_room = given.confirmed_by in (Confirmation.MORE_SERVED, Confirmation.PREFIX_HITS)
+    if makes_room and bad and change.serves_more():
         text = f"it serves more, and no more answers hang; {judged.message}"
         judged = replace(judged, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED, message=text)
     if judged.verdict is Verdict.INCONCLUSIVE:
         return judged
-    if given.knob is Knob.PREFIX_CACHING:
+    if given.confirmed_by is Confirmation.PREFIX_HITS:
         return _confirm_by_hits(judged, given.looked)
-    if given.knob in HOST:
+    if given.confirmed_by is Confirmation.SMOOTHER_ANSWERS:
         return _confirm_by_latency(judged, change)
     return judged
 

@@ -21,8 +21,8 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.spec import LeverBound, Objectives
 from kvmedic.runbooks.branches import Advice, Assignment, Setting
+from kvmedic.runbooks.preemption.levers import limit_step
 from kvmedic.runbooks.preemption.pressure import case_of, seen_of
-from kvmedic.runbooks.preemption.traffic_levers import shorten_steps
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.goals import judge_relief
 from kvmedic.verdict.vetoes import VerdictInput
@@ -121,7 +121,7 @@ def step_row_of(workload: Workload) -> StepRow:
         most_sequences=256,
         chunks_prefill=True,
     )
-    advice = shorten_steps(case_of(found), setting)
+    advice = limit_step(case_of(found), setting)
     if not isinstance(advice, Assignment):
         return StepRow(workload.name, str(advice.reason), 1.0)
     small = Drive(workload, UNCAPPED, batched_tokens=int(advice.value)).run(warm, count)

@@ -15,12 +15,11 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import Objectives
-from kvmedic.runbooks.branches import Assignment, Setting
+from kvmedic.runbooks.branches import Assignment, Setting, Supply
+from kvmedic.runbooks.preemption.levers import confirmation_of, reuse_prefixes, saved_at_most
 from kvmedic.runbooks.preemption.pressure import case_of, seen_of
-from kvmedic.runbooks.preemption.traffic_levers import reuse_prefixes, saved_at_most
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.goals import judge_relief
-from kvmedic.verdict.sizing import Supply
 from kvmedic.verdict.vetoes import VerdictInput
 from lab.bench.drive import TRIGGER, UNCAPPED, Drive, Outcome, observed, seen
 from lab.bench.workloads import (
@@ -158,7 +157,9 @@ def _told(found: T | Inconclusive) -> T:
 
 def _verdict(knob: Knob, before: Outcome, after: Outcome) -> Verdict:
     figures, looked = _figures(before), observed(after, len(after.pages))
-    return judge_relief(VerdictInput(figures, looked, Objectives(), TRIGGER, knob=knob)).verdict
+    return judge_relief(
+        VerdictInput(figures, looked, Objectives(), TRIGGER, confirmed_by=confirmation_of(knob))
+    ).verdict
 
 
 def main(arguments: Sequence[str] = ()) -> int:

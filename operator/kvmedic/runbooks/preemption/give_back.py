@@ -38,8 +38,8 @@ from kvmedic.model.status import Attempt, Borrowed, FailedAttempt, Footprint, Lo
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting
 from kvmedic.runbooks.fleet_plans import plan_for
 from kvmedic.runbooks.planning import as_written, plan_of
-from kvmedic.runbooks.preemption.host_memory import KNOBS
 from kvmedic.runbooks.preemption.loans import Tenure, is_held, returning_step, tenure_of
+from kvmedic.runbooks.preemption.memory_levers import HOST_KNOBS
 from kvmedic.runbooks.preemption.pressure import size_fleet
 from kvmedic.runbooks.workload import Workload, fault_of
 from kvmedic.verdict.baseline import quorum_line
@@ -305,7 +305,7 @@ def due(
 
 def restore_after(policy: Policy) -> timedelta:
     """Return how long it must have been calm before host memory is given back, whichever flag has it."""
-    return next((one.restore_after for one in policy.levers if one.knob in KNOBS), RESTORE_AFTER)
+    return next((one.restore_after for one in policy.levers if one.knob in HOST_KNOBS), RESTORE_AFTER)
 
 
 def tenure(lent: Borrowed, target_uid: str, workload: Workload | Blocked) -> Tenure:

@@ -1,11 +1,10 @@
-"""The lever `gpuMemoryUtilization`, downwards: one bounded step, from a value that is known.
-
-Pure; knows nothing of the branch that asks.
-
-The lever `gpuMemoryUtilization`, upwards: one bounded step into memory that was seen to stay free.
+"""The levers of memory: the share of its devices' that an engine takes, down and up, and the host's.
 
 What an engine leaves of its devices is for what it did not plan with. How much of that is never used shows
 under load alone, and a share at which memory ran out once is never gone back to.
+
+KV blocks in the host's memory make no room on the device and prevent no preemption; they make each one
+cheaper. So that is worth a try only where preempted requests hang, and it is meant for a time.
 """
 
 from __future__ import annotations
@@ -17,15 +16,18 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import (
+    GIB,
     Advice,
     Assignment,
     Evidence,
+    HostTerms,
     MemoryShare,
     NoChange,
     Setting,
     SettingAdvice,
 )
 from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.verdict.baseline import TAIL_PER_REQUEST
 
 KNOB = Knob.GPU_MEMORY_UTILIZATION
 DIGITS = 4
@@ -131,27 +133,17 @@ def is_for_raising(bound: LeverBound) -> bool:
     return bound.maximum is not None
 
 
-def step_up(_case: Case, setting: Setting) -> SettingAdvice:
-    """Return the share one step higher, within its bounds and what stayed free, or why it is not raised."""
+def cannot_raise_share(_case: Case, setting: Setting) -> NoChange | None:
+    """Return why a larger share would change nothing, is not allowed, or nobody knows whether it is there."""
     share, bound = setting.memory, setting.bound(KNOB)
     if share is None:
         return NoChange(Reason.PRESENT_VALUE_UNKNOWN, f"raise {KNOB}: give the manifest for the value")
     if bound is None or bound.maximum is None or bound.step is None:
-        wanted = f"{{name: {KNOB}, max: 0.95, step: 0.02}}"
+        example = f"{{name: {KNOB}, max: 0.95, step: 0.02}}"
         return NoChange(
             Reason.LEVER_NOT_ALLOWED,
-            f"lever {KNOB} needs max and step before it is raised: write {wanted} in spec.levers",
+            f"lever {KNOB} needs max and step before it is raised: write {example} in spec.levers",
         )
-    doubt = _doubt_share(share, setting)
-    if doubt is not None:
-        return doubt
-    if share.ratio is None or share.unread:
-        return unknown_share(share)
-    return _raise_share(share, share.ratio, setting, bound.step)
-
-
-def _doubt_share(share: MemoryShare, setting: Setting) -> NoChange | None:
-    """Return why a larger share would change nothing, or nobody knows whether it is there; else None."""
     if share.fixed_by:
         return NoChange(
             Reason.LEVER_WITHOUT_EFFECT,
@@ -168,11 +160,17 @@ def _doubt_share(share: MemoryShare, setting: Setting) -> NoChange | None:
         return NoChange(
             Reason.HEADROOM_UNKNOWN, f"how much of the GPUs' memory stays free under load is not known: {why}"
         )
-    return None
+    return unknown_share(share) if share.ratio is None or share.unread else None
 
 
-def _raise_share(share: MemoryShare, ratio: float, setting: Setting, step: float) -> SettingAdvice:
-    used = setting.supply.memory_in_use or 0.0
+def raise_share(_case: Case, setting: Setting) -> SettingAdvice:
+    """Return the share one step higher, within its bounds and what stayed free, or why it is not raised."""
+    share, bound = setting.memory, setting.bound(KNOB)
+    if share is None or share.ratio is None or bound is None or bound.step is None:
+        return NoChange(
+            Reason.PRESENT_VALUE_UNKNOWN, f"raise {KNOB}: the present value or the step is not known"
+        )
+    ratio, step, used = share.ratio, bound.step, setting.supply.memory_in_use or 0.0
     way = min(_ways(ratio, setting, step), key=lambda each: each.end)
     value = floor_share(min(ratio + step, way.end))
     if value - ratio < LEAST_STEP * step:
@@ -231,3 +229,105 @@ def floor_share(value: float) -> float:
     """Return a share cut to the decimals that are written; the dust of binary fractions does not count."""
     scale = 10.0**DIGITS
     return float(floor(round(value * scale, 3)) / scale)
+
+
+OFFLOADING = "cpuOffload"
+"""The lever's name in a spec; which flag it turns is the engine's matter."""
+HOST_KNOBS = (Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE)
+"""What it may turn."""
+
+
+def cannot_use_host(case: Case, setting: Setting) -> NoChange | None:
+    """Return why an engine cannot, or need not, keep KV blocks in its host's memory."""
+    terms, bound = setting.supply.host, setting.bound(HOST_KNOBS[0])
+    if terms is None:
+        return NoChange(
+            Reason.PRESENT_VALUE_UNKNOWN, "how much memory the container has is not known; give its manifest"
+        )
+    if terms.knob is None:
+        return NoChange(Reason.LEVER_WITHOUT_EFFECT, terms.why_not)
+    if bound is None or bound.maximum is None:
+        return NoChange(
+            Reason.LEVER_NOT_ALLOWED,
+            f"lever {OFFLOADING} needs maxGiB: write {{name: {OFFLOADING}, maxGiB: 32}} in spec.levers",
+        )
+    return _refuse_if_tried(terms.knob, setting) or _smooth(case)
+
+
+def _refuse_if_tried(knob: Knob, setting: Setting) -> NoChange | None:
+    """Return that the flag which this engine has was tried, or cannot be set; None where it may be."""
+    if knob in setting.exhausted:
+        return NoChange(
+            Reason.LEVER_EXHAUSTED,
+            f"{knob} was tried on this revision, these lengths and this pool and did not help; more replicas "
+            "may",
+        )
+    return setting.refused.get(knob)
+
+
+def _smooth(case: Case) -> NoChange | None:
+    """Return that hardly anybody hangs, so that no latency could confirm it; None where somebody does."""
+    stalls = case.strain.stalls_per_request
+    if stalls >= TAIL_PER_REQUEST:
+        return None
+    return NoChange(
+        Reason.GAIN_WITHIN_NOISE,
+        f"{stalls:.2f} stalls per request ({TAIL_PER_REQUEST} are needed): hardly anybody hangs, and nothing "
+        "could confirm it",
+    )
+
+
+def size_host_cache(_case: Case, setting: Setting) -> SettingAdvice:
+    """Return the host memory that is to be used for KV blocks, or why it does not suffice."""
+    terms, bound = setting.supply.host, setting.bound(HOST_KNOBS[0])
+    if terms is None or terms.knob is None or bound is None:
+        return NoChange(Reason.PRESENT_VALUE_UNKNOWN, "how much memory the container has is not known")
+    knob, value = terms.knob, terms.value_for(round(bound.maximum or 0))
+    present = setting.given.get(knob) if setting.given else None
+    if value < 1:
+        return NoChange(
+            Reason.LEVER_AT_BOUND,
+            f"{bound.maximum:g} GiB are less than 1 GiB for each of {terms.engines * terms.devices} shares "
+            f"of a replica: raise maxGiB of {OFFLOADING}",
+        )
+    if isinstance(present, int | float) and present >= value:
+        return NoChange(Reason.LEVER_AT_BOUND, f"{knob} is {present:g} already, maxGiB asks for {value}")
+    short = _short(terms, value)
+    if short is not None:
+        return short
+    return Assignment(knob, value, Reason.HOST_MEMORY_LENT, _expected_of_host(terms, knob, value))
+
+
+def _short(terms: HostTerms, value: int) -> NoChange | None:
+    """Return that the host memory which a container has does not hold that much, or None where it does."""
+    taken, told = terms.taken_bytes(value), terms.told_bytes(value)
+    if terms.limit_bytes is None:
+        return NoChange(
+            Reason.HOST_MEMORY_SHORT,
+            f"the container has no memory limit, so nobody knows whether its node has {taken / GIB:.0f} GiB "
+            "to spare: set resources.limits.memory",
+        )
+    if taken > terms.free_bytes:
+        return NoChange(
+            Reason.HOST_MEMORY_SHORT,
+            f"up to {taken / GIB:.0f} GiB would be taken, and of the container's limit of "
+            f"{terms.limit_bytes / GIB:.1f} GiB {terms.free_bytes / GIB:.1f} GiB are free beside the engine: "
+            "raise resources.limits.memory, or lower maxGiB",
+        )
+    if terms.uses_shared and (terms.shared_bytes is None or terms.shared_bytes < told):
+        return NoChange(
+            Reason.HOST_MEMORY_SHORT,
+            f"this engine keeps the blocks in /dev/shm, which must hold {told / GIB:.0f} GiB: mount an "
+            f"emptyDir with medium: Memory there, without sizeLimit or with one of at least "
+            f"{told / GIB:.0f}Gi",
+        )
+    return None
+
+
+def _expected_of_host(terms: HostTerms, knob: Knob, value: int) -> str:
+    of = "each GPU" if knob is Knob.SWAP_SPACE else "each engine over all its GPUs"
+    return (
+        f"{value} GiB of host memory for {of}, {terms.told_bytes(value) / GIB:.0f} GiB per replica in all; "
+        "expected: who was preempted is fetched and not computed again; it stays only if answers come more "
+        "smoothly"
+    )

@@ -3,27 +3,29 @@
 A lever is left alone while the evidence is the one that it failed on: the pod template (and with it the
 engine's version and every setting), the lengths of requests and the pool.
 
-What is known of the memory that a fleet's KV cache could have, from its template and what was seen.
+What is known of the memory that a fleet's KV cache could have, from its template and what was seen; of the
+host's, on which terms a pod template lets its engine keep KV blocks there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
+from kvmedic.manifests.grammar import Parsed
+from kvmedic.model.compression import whole_amount
 from kvmedic.model.devices import MEMORY_SERIES, Vital, Vitals
-from kvmedic.model.engine import Knob
+from kvmedic.model.engine import Engine, Flag, HostCache, Knob, Presence
 from kvmedic.model.evidence import Inconclusive, Measured, Signal
 from kvmedic.model.fleet import body_hash, template_hash
 from kvmedic.model.readings import complete, merge_histograms, pools
 from kvmedic.model.run import devices_of
 from kvmedic.model.spec import LeverBound
-from kvmedic.model.status import Attempt, FailedAttempt, Load, OutgrownShare
-from kvmedic.runbooks.branches import Evidence, MemoryShare, Setting
-from kvmedic.runbooks.preemption.host_memory import host_terms
+from kvmedic.model.status import Attempt, FailedAttempt, OutgrownShare
+from kvmedic.runbooks.branches import Evidence, HostTerms, MemoryShare, Setting, Supply
 from kvmedic.runbooks.preemption.pressure import POOLS_ALIKE
 from kvmedic.runbooks.workload import Workload
-from kvmedic.verdict.sizing import HostTerms, Supply
 
 LENGTHS_ALIKE = 2 / 3
 """Mean prompt (or output) length, the smaller over the larger, at least, for the lengths to be those of then.
@@ -70,10 +72,6 @@ def failures(
         )
         and _alike((one.blocks,), (blocks,), 1 - POOLS_ALIKE)
     )
-
-
-def _lengths(load: Load | None) -> tuple[float | None, float | None]:
-    return (None, None) if load is None else (load.prompt_tokens, load.output_tokens)
 
 
 def _alike(then: Iterable[float | None], now: Iterable[float | None], least: float) -> bool:
@@ -227,3 +225,100 @@ def memory_share(workload: Workload) -> MemoryShare:
         fixed_by=next((flag.name for flag in fixing if flag is not None), ""),
         unread=workload.flags.config or "",
     )
+
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path inside the engine's container, never opened here
+"""Where a container's shared memory is; 64 MiB unless the pod mounts something larger there."""
+
+
+def host_terms(workload: Workload) -> HostTerms:
+    """Return what is known of a container's host memory, and which flag of its engine would use it."""
+    container, engine, parsed = workload.container, workload.engine, workload.line
+    cache = engine.profile.host_cache
+    if cache is None:
+        return HostTerms(None, "this engine keeps no KV blocks in its host's memory")
+    knob, why_not = _knob(cache, parsed, engine)
+    version = engine.effective_version
+    return HostTerms(
+        knob=knob,
+        why_not=why_not,
+        devices=_devices_of_engine(cache, parsed),
+        engines=_engines(cache, parsed),
+        limit_bytes=_memory(container, "limits"),
+        request_bytes=_memory(container, "requests") or 0,
+        shared_bytes=_shared_bytes(workload.template, container),
+        uses_shared=knob is Knob.KV_OFFLOADING_SIZE and version >= cache.shared_since,
+        rounds_up=knob is Knob.KV_OFFLOADING_SIZE and version < cache.exact_since,
+    )
+
+
+def _knob(cache: HostCache, parsed: Parsed, engine: Engine) -> tuple[Knob | None, str]:
+    """Return the flag that would use the host's memory, or why there is none."""
+    own = engine.profile.flag(Knob.KV_OFFLOADING_SIZE)
+    if own is not None and engine.presence(own) is not Presence.ABSENT:
+        doubt = _occupied_by(cache, parsed, own)
+        return (None, doubt) if doubt else (own.knob, "")
+    swap = engine.profile.flag(Knob.SWAP_SPACE)
+    if swap is None or engine.presence(swap) is Presence.ABSENT:
+        return None, "this version keeps no KV blocks in its host's memory"
+    if parsed.values().get(cache.swap_mode) == cache.swapping:
+        return swap.knob, ""
+    return None, (
+        f"this version computes preempted sequences again and never swaps them: {swap.name} is used only "
+        f"with --{cache.swap_mode.replace('_', '-')} {cache.swapping}"
+    )
+
+
+def _occupied_by(cache: HostCache, parsed: Parsed, own: Flag) -> str:
+    """Return what already decides where KV blocks go; empty where nothing does."""
+    given = parsed.values()
+    if cache.connector in given:
+        return f"{cache.connector} says where KV blocks go, and {own.name} would replace that"
+    backend = given.get(cache.backend, cache.own_backend)
+    if backend != cache.own_backend:
+        return f"{cache.backend} is {backend}, which keeps its own account of memory"
+    return ""
+
+
+def _devices_of_engine(cache: HostCache, parsed: Parsed) -> int:
+    product = 1
+    for option in cache.ranks:
+        product *= _given_count(parsed, option)
+    return product
+
+
+def _engines(cache: HostCache, parsed: Parsed) -> int:
+    """Return how many engines run in one pod."""
+    given = parsed.values()
+    if cache.engine_rank in given:
+        return 1
+    return _given_count(parsed, cache.engines_here if cache.engines_here in given else cache.engines)
+
+
+def _given_count(parsed: Parsed, option: str) -> int:
+    value = parsed.values().get(option)
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _memory(container: Mapping[str, object], kind: str) -> int | None:
+    resources = container.get("resources")
+    amounts = resources.get(kind) if isinstance(resources, Mapping) else None
+    return whole_amount(amounts.get("memory")) if isinstance(amounts, Mapping) else None
+
+
+def _shared_bytes(template: Mapping[str, object], container: Mapping[str, object]) -> float | None:
+    """Return what a volume at `/dev/shm` holds; None without one that is memory."""
+    mounts = _objects(container.get("volumeMounts"))
+    name = next((m.get("name") for m in mounts if str(m.get("mountPath")).rstrip("/") == SHARED_MEMORY), None)
+    spec = template.get("spec")
+    volumes = _objects(spec.get("volumes") if isinstance(spec, Mapping) else None)
+    volume = next((each for each in volumes if name is not None and each.get("name") == name), {})
+    held = volume.get("emptyDir")
+    if not isinstance(held, Mapping) or held.get("medium") != "Memory":
+        return None
+    limit = whole_amount(held.get("sizeLimit"))
+    return inf if limit is None else float(limit)
+
+
+def _objects(value: object) -> Sequence[Mapping[str, object]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []

@@ -1,0 +1,531 @@
+"""New replicas against old ones, at the same moment under the same arrivals: go on, roll back, or watch on.
+
+What users feel is what is **served in time**: tokens of requests whose first token came soon enough and
+that never hung. Neither arrivals nor the time of day differ between replicas that serve side by side, so a
+difference is the change's. `docs/explanation/verdict.md` has the rule, its errors and how it was tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from enum import StrEnum
+from math import exp, inf, log, sqrt
+from typing import TypeAlias
+
+from kvmedic.model.evidence import Absence, Measured, Missing, PodReadings, Signal
+from kvmedic.model.readings import above
+from kvmedic.model.spec import Objectives
+from kvmedic.verdict.comparison import FIRST_TOKEN_SECONDS, WORSE
+from kvmedic.verdict.sizing import STALL_SECONDS
+
+WORST_STALLS = 9.0
+"""Stalls per request that count, at most: with more nothing is served in time (e^-9)."""
+LOSS = 0.05
+"""The share of what is served in time that a change may cost. Less cannot be told from chance within an hour:
+of 14 simulated changes that cost 5 to 20 %, 5 were found."""
+SURE = 2.0
+"""Standard errors on the safe side of a limit before a change is rolled back, on two looks in a row."""
+SURER = 3.0
+"""The same where there is one look alone."""
+LIKELY = 1.0
+"""Standard errors on the safe side before the change goes on."""
+SCATTER_IN_TIME, SCATTER_SERVED = 0.15, 0.5
+"""Scatter of the logarithm of what is served in time, per root of a first token, beyond what stretches of
+time show: of the share, and of tokens per second (simulated, no change at all)."""
+LEAST_TO_ROLL_BACK, LEAST_TO_GO_ON = 40, 150
+"""First tokens on the new replicas before either can be said."""
+GO_ON_SECONDS = 600.0
+"""Watched for so long, at least, before the change goes on."""
+QUEUED, QUEUED_LEAST = 0.05, 2.0
+"""Share of the arrivals that may join the queue of the new replicas beyond that of the old ones, and requests
+that wait there, at least, for that to count."""
+QUEUE_SCATTER = 1.5
+"""Variance of the share of arrivals that join the queue, per arrival (simulated)."""
+QUEUED_TO_GO_ON = 0.10
+"""The same share, below which the change may go on."""
+FULL_SHARE, FULL_WAITING = 0.8, 1.0
+"""Share of the moments at which requests wait, and how many on average, for an engine to give all it can."""
+UNEQUAL = 0.2
+"""Difference of arrivals per replica (logarithm) beyond which routing, not chance, gave one side more."""
+ALIKE_IN_FLIGHT = 0.1
+"""Difference of requests in flight per replica (logarithm) up to which a router keeps them equal."""
+MISSED_SHARE = 0.05
+"""Share beyond an objective on a 95th percentile from which it is missed."""
+BLOCKS = 4
+"""Stretches of time from which their scatter is an error of its own (jackknife)."""
+
+
+NUMBERS = (
+    Signal.REQUESTS_FINISHED,
+    Signal.GENERATED_TOKENS,
+    Signal.WAITING_MEAN,
+    Signal.RUNNING_MEAN,
+    Signal.REQUESTS_IN_FLIGHT_CHANGE,
+)
+NEEDED = frozenset({*NUMBERS, Signal.INTER_TOKEN_SECONDS, Signal.TIME_TO_FIRST_TOKEN_SECONDS})
+"""Signals without which nothing can be said."""
+
+Measure: TypeAlias = Callable[["Counts", "Arm"], float]
+"""What is compared, by the counts of one side."""
+
+
+class CanaryVerdict(StrEnum):
+    """What to do with the change."""
+
+    GO_ON = "go-on"
+    ROLL_BACK = "roll-back"
+    KEEP_WATCHING = "keep-watching"
+
+
+class Routing(StrEnum):
+    """How requests find a replica, as far as it decides which comparison is valid."""
+
+    EVEN = "even"
+    """Each replica gets its share, whatever its load: round robin, at random."""
+    LOAD_AWARE = "load-aware"
+    """A replica that is slow gets less."""
+    STICKY = "sticky"
+    """Keys decide who gets what: replicas cannot be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What some replicas did in one stretch of time; counts add up over replicas and over stretches."""
+
+    replica_seconds: float = 0.0
+    """Seconds, once for each replica."""
+    finished: float = 0.0
+    aborted: float = 0.0
+    tokens: float = 0.0
+    first_tokens: float = 0.0
+    in_time: float = 0.0
+    """First tokens within the limit."""
+    stalls: float = 0.0
+    waiting_seconds: float = 0.0
+    """Waiting requests times seconds."""
+    in_flight_seconds: float = 0.0
+    """Running and waiting requests times seconds."""
+    waiting_change: float = 0.0
+    in_flight_change: float = 0.0
+    full_seconds: float = 0.0
+    """Seconds of replicas at which requests waited."""
+    gaps: float = 0.0
+    """Gaps between two tokens of one request."""
+    slow_gaps: float = 0.0
+    """Gaps beyond the objective on them."""
+    slow_requests: float = 0.0
+    """Finished requests beyond the objective on whole requests."""
+
+    def __add__(self, other: Counts) -> Counts:
+        """Return both together."""
+        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def arrivals(self) -> float:
+        """Return the requests that came: those that ended, and those that are there in addition."""
+        return max(0.0, self.finished + self.aborted + self.in_flight_change)
+
+    @property
+    def late_firsts(self) -> tuple[float, float]:
+        """Return how many first tokens came late, and how many came."""
+        return self.first_tokens - self.in_time, self.first_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """The replicas of one side."""
+
+    replicas: int
+    blocks: tuple[Counts, ...]
+    """One for each stretch of time, oldest first; as many as the other side has."""
+    waiting: tuple[float, ...]
+    """Requests that wait on all replicas, at the end of each stretch."""
+
+    @property
+    def whole(self) -> Counts:
+        """Return all stretches together."""
+        return sum(self.blocks, Counts())
+
+    @property
+    def waiting_at_end(self) -> float:
+        """Return how many requests wait at the end, on all replicas."""
+        return self.waiting[-1]
+
+    def without_newest(self) -> Arm:
+        """Return what was seen one stretch of time ago."""
+        return Arm(self.replicas, self.blocks[:-1], self.waiting[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What counts as in time, and what users were promised."""
+
+    objectives: Objectives = field(default_factory=Objectives)
+    routing: Routing | None = None
+    """None: inferred."""
+
+    @property
+    def first_token_seconds(self) -> float:
+        """Return how late a first token may come: the objective, else what most clients sit through."""
+        promised = self.objectives.time_to_first_token_p95_seconds
+        return FIRST_TOKEN_SECONDS if promised is None else promised
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One side in the terms of the rule."""
+
+    arrivals_per_second: float
+    """Of one replica."""
+    tokens_per_second: float
+    """Of one replica."""
+    stalls_per_request: float
+    in_time_share: float
+    """Of those that came, the share whose first token came in time and whose answer did not hang."""
+    served_in_time_per_second: float
+    """Tokens per second of one replica, times that share."""
+    silent_seconds: float
+    """Per request, before its first token and while preempted (Little's law); infinite where none arrives."""
+    queued_share: float
+    """Share of the arrivals that only joined the queue."""
+    waiting: float
+    """Waiting requests of one replica, on average."""
+    in_flight: float
+    """Running and waiting requests of one replica, on average."""
+    full_share: float
+    """Share of the time at which requests waited."""
+    first_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison: a figure, its standard error, and the limit that it must not pass."""
+
+    name: str
+    value: float
+    error: float
+    limit: float
+    fails: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What one look at both sides says."""
+
+    verdict: CanaryVerdict
+    decided_by: str
+    """Name of the test, or of what is still missing."""
+    message: str
+    seconds: float
+    routing: Routing
+    old: Figures
+    new: Figures
+    old_replicas: int
+    new_replicas: int
+    checks: tuple[Check, ...]
+
+
+def count_replica(
+    readings: PodReadings, seconds: float, limits: Limits, waits_at: Sequence[float]
+) -> Counts | Missing:
+    """Return what one replica did over one stretch of time.
+
+    Args:
+        readings: over that stretch.
+        seconds: how long it was.
+        limits: what is too late, and too slow.
+        waits_at: waiting requests at each moment that was seen.
+    """
+    found = [readings.number(each) for each in NUMBERS]
+    gaps = readings.histogram(Signal.INTER_TOKEN_SECONDS)
+    firsts = readings.histogram(Signal.TIME_TO_FIRST_TOKEN_SECONDS)
+    numbers = [each.value for each in found if isinstance(each, Measured)]
+    if len(numbers) < len(found) or not isinstance(gaps, Measured) or not isinstance(firsts, Measured):
+        return Missing(Absence.NOTHING_FOUND)
+    finished, tokens, waiting, running, change = numbers
+    aborted, whole = readings.number(Signal.REQUESTS_ABORTED), readings.histogram(Signal.E2E_SECONDS)
+    promised = limits.objectives
+    return Counts(
+        replica_seconds=seconds,
+        finished=finished,
+        aborted=aborted.value if isinstance(aborted, Measured) else 0.0,
+        tokens=tokens,
+        first_tokens=firsts.value.count,
+        in_time=firsts.value.count - above(firsts.value, limits.first_token_seconds),
+        stalls=above(gaps.value, STALL_SECONDS),
+        waiting_seconds=waiting * seconds,
+        in_flight_seconds=(waiting + running) * seconds,
+        waiting_change=waits_at[-1] - waits_at[0],
+        in_flight_change=change,
+        full_seconds=seconds * sum(each > 0 for each in waits_at) / len(waits_at),
+        gaps=gaps.value.count,
+        slow_gaps=above(gaps.value, promised.inter_token_p95_seconds or inf),
+        slow_requests=above(whole.value, promised.e2e_p95_seconds or inf)
+        if isinstance(whole, Measured)
+        else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A logarithm, new over old, and its standard error."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Both sides over the same time, with what is taken of both together."""
+
+    old: Arm
+    new: Arm
+    output: float
+    """Tokens of an answer, on average over both sides: what finishes early on a new replica is short."""
+    limits: Limits
+    sure: float = SURE
+
+    @property
+    def seconds(self) -> float:
+        """Return how long both were watched."""
+        return self.new.whole.replica_seconds / self.new.replicas
+
+    @property
+    def scatter(self) -> float:
+        """Return the root of what one first token on each side adds to a variance."""
+        return sqrt(sum(1 / max(1.0, arm.whole.first_tokens) for arm in (self.old, self.new)))
+
+    def stalls(self, counts: Counts) -> float:
+        """Return stalls per request, of requests as long as the average of both sides."""
+        return min(WORST_STALLS, counts.stalls / max(1.0, counts.tokens) * self.output)
+
+    def log_in_time(self, counts: Counts, waiting_at_end: float, seconds: float) -> float:
+        """Return the logarithm of the share that is served in time, of those that came.
+
+        Whoever has waited for longer than the limit is late although no histogram has counted it yet.
+        """
+        overdue = max(0.0, waiting_at_end - counts.arrivals / seconds * self.limits.first_token_seconds)
+        came = counts.first_tokens + counts.aborted + overdue
+        return log((counts.in_time + 0.5) / (came + 1.0)) - self.stalls(counts)
+
+    def figures(self, arm: Arm) -> Figures:
+        """Return one side in the terms of the rule."""
+        counts, time = arm.whole, max(arm.whole.replica_seconds, 1e-9)
+        share = exp(self.log_in_time(counts, arm.waiting_at_end, self.seconds))
+        waits = counts.waiting_seconds
+        return Figures(
+            arrivals_per_second=counts.arrivals / time,
+            tokens_per_second=counts.tokens / time,
+            stalls_per_request=self.stalls(counts),
+            in_time_share=share,
+            served_in_time_per_second=counts.tokens / time * share,
+            silent_seconds=waits / counts.arrivals if counts.arrivals else (inf if waits > 0 else 0.0),
+            queued_share=counts.waiting_change / max(1.0, counts.arrivals),
+            waiting=waits / time,
+            in_flight=counts.in_flight_seconds / time,
+            full_share=counts.full_seconds / time,
+            first_tokens=counts.first_tokens,
+        )
+
+    def change_in_time(self) -> Change:
+        """Return the logarithm of the share that is served in time, new over old."""
+        return self._log_change(self._measure_in_time, SCATTER_IN_TIME)
+
+    def change_served(self) -> Change:
+        """Return the logarithm of tokens per second that are served in time, new over old."""
+        return self._log_change(self._measure_served, SCATTER_SERVED)
+
+    def _log_change(self, measure: Measure, scatter: float) -> Change:
+        counted = sum(self._counting_variance(arm.whole) for arm in (self.old, self.new))
+        errors = max(counted, self._jackknife_variance(measure)) + (scatter * self.scatter) ** 2
+        return Change(measure(self.new.whole, self.new) - measure(self.old.whole, self.old), sqrt(errors))
+
+    def _measure_in_time(self, counts: Counts, arm: Arm) -> float:
+        return self.log_in_time(counts, arm.waiting_at_end, counts.replica_seconds / arm.replicas)
+
+    def _measure_served(self, counts: Counts, arm: Arm) -> float:
+        return log(max(1.0, counts.tokens) / counts.replica_seconds) + self._measure_in_time(counts, arm)
+
+    def _counting_variance(self, counts: Counts) -> float:
+        """Return the variance of one side's logarithm by its counts alone: late first tokens, and stalls."""
+        share = (counts.in_time + 0.5) / (counts.first_tokens + 1.0)
+        late = max(0.0, 1 - share) / (share * (counts.first_tokens + 1.0))
+        return late + self.stalls(counts) ** 2 / max(1.0, counts.stalls)
+
+    def _jackknife_variance(self, measure: Measure) -> float:
+        """Return the variance of the difference by leaving out each stretch of time in turn; 0 of too few."""
+        number = len(self.new.blocks)
+        if number < BLOCKS:
+            return 0.0
+        left = [self._difference_without(place, measure) for place in range(number)]
+        mean = sum(left) / number
+        return (number - 1) / number * sum((each - mean) ** 2 for each in left)
+
+    def _difference_without(self, place: int, measure: Measure) -> float:
+        new, old = (
+            measure(sum((*arm.blocks[:place], *arm.blocks[place + 1 :]), Counts()), arm)
+            for arm in (self.new, self.old)
+        )
+        return new - old
+
+
+def compare_arms(old: Arm, new: Arm, limits: Limits) -> Comparison:
+    """Return what both sides say of the change.
+
+    A rollback needs two looks in a row, the second over one stretch of time more. Of a single stretch there
+    is one look, which must be the surer.
+
+    Args:
+        old: the replicas without it.
+        new: those with it, over the same stretches of time.
+        limits: what counts as in time, and how requests find a replica.
+    """
+    if len(new.blocks) == 1:
+        return _compare_once(old, new, limits, SURER)
+    found = _compare_once(old, new, limits, SURE)
+    if found.verdict is not CanaryVerdict.ROLL_BACK:
+        return found
+    before = _compare_once(old.without_newest(), new.without_newest(), limits, SURE)
+    if before.verdict is CanaryVerdict.ROLL_BACK:
+        return found
+    why = f"{found.message}; one look more must say so"
+    return replace(found, verdict=CanaryVerdict.KEEP_WATCHING, message=why)
+
+
+def _compare_once(old: Arm, new: Arm, limits: Limits, sure: float) -> Comparison:
+    """Return what one look says; `sure` are the standard errors before a rollback."""
+    both = old.whole + new.whole
+    sides = Sides(old, new, both.tokens / max(1.0, both.finished), limits, sure)
+    before, after = sides.figures(old), sides.figures(new)
+    routing = limits.routing or infer_routing(before, after, sides.scatter)
+    checks = tuple(_list_checks(sides, before, after, routing))
+    verdict, by, why = _decide(sides, after, routing, checks)
+    return Comparison(
+        verdict, by, why, sides.seconds, routing, before, after, old.replicas, new.replicas, checks
+    )
+
+
+def infer_routing(old: Figures, new: Figures, scatter: float) -> Routing:
+    """Return how requests seem to find a replica.
+
+    Arrivals that differ by more than chance are a router's: one that keeps the requests in flight alike
+    looks at the load, any other goes by keys.
+    """
+    if abs(_log_ratio(new.arrivals_per_second, old.arrivals_per_second)) <= max(UNEQUAL, SURE * scatter):
+        return Routing.EVEN
+    alike = abs(_log_ratio(new.in_flight, old.in_flight)) <= ALIKE_IN_FLIGHT
+    return Routing.LOAD_AWARE if alike else Routing.STICKY
+
+
+def _log_ratio(new: float, old: float) -> float:
+    return log(max(new, 1e-9) / max(old, 1e-9))
+
+
+def _list_checks(sides: Sides, old: Figures, new: Figures, routing: Routing) -> Iterator[Check]:
+    """Yield every check that is valid under this routing, whether the change fails it or not."""
+    if routing is not Routing.STICKY:
+        in_time, served = sides.change_in_time(), sides.change_served()
+        yield _check_loss("served-in-time", in_time, sides.sure, "the share that is served in time")
+        yield _check_queue(old, new, sides.new.whole.arrivals)
+        if new.full_share >= FULL_SHARE and new.waiting > FULL_WAITING:
+            yield _check_loss("served-when-full", served, sides.sure, "tokens per second served in time")
+        if routing is Routing.LOAD_AWARE:
+            yield _check_arrivals(old, new, sides.scatter, is_better=served.value > sides.sure * served.error)
+    yield from _list_objectives(sides)
+
+
+def _check_loss(name: str, change: Change, sure: float, what: str) -> Check:
+    holds = change.value + sure * change.error < -LOSS
+    text = f"{what}: x {exp(change.value):.2f} of the old replicas"
+    return Check(name, change.value, change.error, -LOSS, holds, text)
+
+
+def _check_queue(old: Figures, new: Figures, arrivals: float) -> Check:
+    error = sqrt(QUEUE_SCATTER / max(1.0, arrivals))
+    more = new.queued_share - max(0.0, old.queued_share)
+    holds = more > QUEUED + SURE * error and new.waiting > QUEUED_LEAST
+    text = f"{more:+.0%} of the arrivals join a queue that the old replicas do not have"
+    return Check("queue", more, error, QUEUED, holds, text)
+
+
+def _check_arrivals(old: Figures, new: Figures, scatter: float, *, is_better: bool) -> Check:
+    value = _log_ratio(new.arrivals_per_second, old.arrivals_per_second)
+    text = f"the router sends new replicas x {exp(value):.2f} of the requests"
+    return Check("arrivals", value, scatter, -LOSS, value < -LOSS - scatter and not is_better, text)
+
+
+def _list_objectives(sides: Sides) -> Iterator[Check]:
+    """Yield a test for each objective: missed on the new replicas alone, or missed there by clearly more."""
+    promised, old, new = sides.limits.objectives, sides.old.whole, sides.new.whole
+    for name, limit, of_old, of_new in (
+        ("ttftP95", promised.time_to_first_token_p95_seconds, old.late_firsts, new.late_firsts),
+        (
+            "interTokenP95",
+            promised.inter_token_p95_seconds,
+            (old.slow_gaps, old.gaps),
+            (new.slow_gaps, new.gaps),
+        ),
+        (
+            "e2eP95",
+            promised.e2e_p95_seconds,
+            (old.slow_requests, old.finished),
+            (new.slow_requests, new.finished),
+        ),
+    ):
+        if limit is not None:
+            yield _check_objective(f"{name} {limit:g} s", of_old, of_new, sides.sure)
+
+
+def _check_objective(name: str, old: tuple[float, float], new: tuple[float, float], sure: float) -> Check:
+    """Return whether more than a twentieth is beyond a limit; counts are (beyond, all)."""
+    before, after = (beyond / max(1.0, many) for beyond, many in (old, new))
+    error = sqrt(max(after * (1 - after), MISSED_SHARE * (1 - MISSED_SHARE)) / max(1.0, new[1]))
+    most = MISSED_SHARE if before <= MISSED_SHARE else min(1.0, WORSE * before)
+    text = f"{name}: {after:.0%} are beyond it, {before:.0%} on the old replicas"
+    return Check("objective", after, error, most, after - sure * error > most, text)
+
+
+def _decide(
+    sides: Sides, new: Figures, routing: Routing, checks: Sequence[Check]
+) -> tuple[CanaryVerdict, str, str]:
+    """Return the verdict of one look, what decided it, and why."""
+    if new.first_tokens < LEAST_TO_ROLL_BACK:
+        return CanaryVerdict.KEEP_WATCHING, "first-tokens", _say_too_few(new, LEAST_TO_ROLL_BACK)
+    if failed := next((each for each in checks if each.fails), None):
+        return CanaryVerdict.ROLL_BACK, failed.name, failed.message
+    if routing is Routing.STICKY:
+        return (
+            CanaryVerdict.KEEP_WATCHING,
+            "routing",
+            ("requests find replicas by keys, so both sides do not get the same: judge by before and after"),
+        )
+    if new.first_tokens < LEAST_TO_GO_ON:
+        return CanaryVerdict.KEEP_WATCHING, "first-tokens", _say_too_few(new, LEAST_TO_GO_ON)
+    if sides.seconds < GO_ON_SECONDS:
+        return (
+            CanaryVerdict.KEEP_WATCHING,
+            "time",
+            f"watched for {sides.seconds:.0f} s of {GO_ON_SECONDS:.0f} s",
+        )
+    change = sides.change_in_time()
+    if change.value - LIKELY * change.error <= -LOSS:
+        low = exp(change.value - LIKELY * change.error)
+        return (
+            CanaryVerdict.KEEP_WATCHING,
+            "served-in-time",
+            f"it may be as low as x {low:.2f} of the old replicas",
+        )
+    queue = next(each for each in checks if each.name == "queue")
+    if queue.value + queue.error >= QUEUED_TO_GO_ON:
+        return CanaryVerdict.KEEP_WATCHING, "queue", f"{queue.message}, give or take {queue.error:.0%}"
+    return (
+        CanaryVerdict.GO_ON,
+        "served-in-time",
+        f"x {exp(change.value):.2f} of the old replicas, and no test fails",
+    )
+
+
+def _say_too_few(new: Figures, least: int) -> str:
+    return f"{new.first_tokens:.0f} first tokens on the new replicas of {least} that are needed"

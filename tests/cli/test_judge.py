@@ -1,0 +1,172 @@
+"""`kvmedic judge`: which pages it takes, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvmedic.cli.app import app_for
+
+INTER_TOKEN = (0.05, 0.5, 1.0, 2.5)
+FIRST_TOKEN = (1.0, 10.0, 40.0)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a replica counts by some moment."""
+
+    requests: int
+    late: int = 0
+    """First tokens between 10 and 40 s."""
+    waiting: int = 0
+    started: int = 1000
+    model: str = "llm"
+
+
+def page(at: Moment) -> str:
+    labels = f'engine="0",model_name="{at.model}"'
+    tokens, quick = at.requests * 200, at.requests - at.late
+    firsts = (quick, quick, at.requests, at.requests)
+    return "\n".join(
+        (
+            f"process_start_time_seconds {at.started}",
+            f"vllm:num_requests_running{{{labels}}} 20",
+            f"vllm:num_requests_waiting{{{labels}}} {at.waiting}",
+            f"vllm:num_preemptions_total{{{labels}}} 0",
+            f"vllm:kv_cache_usage_perc{{{labels}}} 0.5",
+            f"vllm:generation_tokens_total{{{labels}}} {tokens}",
+            f"vllm:prompt_tokens_total{{{labels}}} {tokens}",
+            f'vllm:request_success_total{{{labels},finished_reason="stop"}} {at.requests}',
+            *histogram("vllm:inter_token_latency_seconds", labels, INTER_TOKEN, [tokens] * 5, tokens * 0.03),
+            *histogram("vllm:time_to_first_token_seconds", labels, FIRST_TOKEN, firsts, at.requests * 0.5),
+            *histogram(
+                "vllm:e2e_request_latency_seconds", labels, FIRST_TOKEN, [0, *firsts[1:]], tokens * 0.03
+            ),
+            f"vllm:iteration_tokens_total_count{{{labels}}} {tokens / 20:.0f}",
+            "",
+        )
+    )
+
+
+def histogram(
+    name: str, labels: str, bounds: Sequence[float], counts: Sequence[int], total: float
+) -> list[str]:
+    buckets = zip((*map(str, bounds), "+Inf"), counts, strict=True)
+    lines = [f'{name}_bucket{{{labels},le="{bound}"}} {count}' for bound, count in buckets]
+    return [*lines, f"{name}_count{{{labels}}} {counts[-1]}", f"{name}_sum{{{labels}}} {total}"]
+
+
+GOOD = (Moment(100), Moment(400), Moment(700))
+LATE = (Moment(100), Moment(400, late=150), Moment(700, late=300))
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[[str, Sequence[Moment]], str]:
+    def save_pages(name: str, moments: Sequence[Moment]) -> str:
+        files = [tmp_path / f"{name}-{place}.txt" for place in range(len(moments))]
+        for file, moment in zip(files, moments, strict=True):
+            file.write_text(page(moment))
+        return ",".join(map(str, files))
+
+    return save_pages
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app_for(["judge"]), ["judge", *arguments], env={"COLUMNS": "200"})
+
+
+Save = Callable[[str, Sequence[Moment]], str]
+
+
+def test_a_canary_that_serves_as_well_goes_on(save: Save):
+    ended = run("--old", save("a", GOOD), "--new", save("b", GOOD), "--interval", "5m")
+
+    assert ended.exit_code == 0
+    assert ended.stdout.startswith("go-on (served-in-time): x 1.00 of the old replicas")
+
+
+def test_a_canary_that_makes_users_wait_is_rolled_back(save: Save):
+    """Half of its first tokens come after 10 s, which the objective forbids and the old replicas keep."""
+    old, new = save("a", GOOD), save("b", LATE)
+
+    ended = run("--old", old, "--new", new, "--interval", "5m", "--objective", "ttftP95=5s", "-o", "json")
+
+    found = json.loads(ended.stdout)
+    assert (ended.exit_code, found["verdict"], found["decidedBy"]) == (1, "roll-back", "served-in-time")
+    assert found["new"]["inTimeShare"] < 0.6 < found["old"]["inTimeShare"]
+    assert {each["name"] for each in found["checks"] if each["fails"]} == {"served-in-time", "objective"}
+
+
+def test_the_same_waits_are_in_time_where_nobody_promised_less(save: Save):
+    ended = run("--old", save("a", LATE), "--new", save("b", LATE), "--interval", "5m")
+
+    assert ended.exit_code == 0
+
+
+def test_several_replicas_of_each_side_count_together(save: Save):
+    sides = [("--old", "a"), ("--old", "c"), ("--new", "b"), ("--new", "d")]
+    options = [each for side, name in sides for each in (side, f"{name}={save(name, GOOD)}")]
+
+    found = json.loads(run(*options, "--interval", "5m", "-o", "json").stdout)
+
+    assert (found["old"]["replicas"], found["new"]["replicas"]) == (2, 2)
+    assert found["new"]["arrivalsPerSecond"] == 1
+
+
+def test_without_an_interval_the_engines_steps_tell_the_time(save: Save):
+    found = json.loads(run("--old", save("a", GOOD), "--new", save("b", GOOD), "-o", "json").stdout)
+
+    assert found["seconds"] == pytest.approx(6000 * 0.03, rel=0.1)
+
+
+def test_too_little_to_say_anything_says_what_is_missing(save: Save):
+    short = (Moment(100), Moment(110), Moment(120))
+
+    ended = run("--old", save("a", GOOD), "--new", save("b", short), "--interval", "5m")
+
+    assert ended.exit_code == 3
+    assert "20 first tokens on the new replicas of 40 that are needed" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("moments", "expected"),
+    [
+        pytest.param((Moment(100), Moment(400, started=2000)), "engine restarted in between", id="a restart"),
+        pytest.param((Moment(400), Moment(100)), "the older scrape must come first", id="the wrong order"),
+    ],
+)
+def test_pages_that_cannot_be_compared_are_no_verdict(save: Save, moments: Sequence[Moment], expected: str):
+    ended = run("--old", save("a", GOOD[:2]), "--new", save("b", moments), "--interval", "5m")
+
+    assert ended.exit_code == 3
+    assert expected in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param(("--new", "{a0}"), "one page shows counters since the start", id="one page"),
+        pytest.param(("--new", "{a}", "--interval", "0s"), "the second scrape comes after", id="no time"),
+        pytest.param(("--new", "{a}", "--objective", "ttftP95"), "write NAME=DURATION", id="no duration"),
+        pytest.param(("--new", "{a}", "--objective", "ttft=5s"), "objectives.ttft", id="no such objective"),
+        pytest.param(("--new", "x={a}", "--new", "x={a}"), "x is given twice", id="a replica twice"),
+        pytest.param(
+            ("--new", "x={a}", "--old", "x={a}"), "x is on both sides", id="a replica on both sides"
+        ),
+        pytest.param(("--new", "{a0},nowhere.txt"), "nowhere.txt: No such file", id="no such file"),
+        pytest.param(("--new", "{three}"), "some replicas have more pages", id="other moments"),
+    ],
+)
+def test_wrong_usage_says_what_to_write(save: Save, arguments: Sequence[str], expected: str):
+    two = save("a", GOOD[:2])
+    known = {"a": two, "a0": two.split(",")[0], "three": save("c", GOOD)}
+
+    ended = run("--old", save("b", GOOD[:2]), *(each.format(**known) for each in arguments))
+
+    assert ended.exit_code == 2
+    assert expected in ended.stderr
