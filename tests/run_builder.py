@@ -10,7 +10,7 @@ from kvmedic.model.config_edits import FileEdit, Revision
 from kvmedic.model.edits import BundleEdit, BundleStep, EnvEdit, Field, ReferenceEdit, TokenEdit
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import Fleet, ObjectRef, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.model.plan import ConfigStep, FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.model.plan import FlagStep, ReplaceStep, RevisionStep, ScaleStep, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Intent, Outcome, Run, StepRecord, StepState
 from kvmedic.model.status import Attempt, FailedAttempt
@@ -22,6 +22,7 @@ OWN_FIELDS = RolloutFields(False, "25%", "25%", 0, 600)
 EDIT = TokenEdit("vllm", 0, Field.ARGS, 3, "--max-num-seqs=64", "--max-num-seqs=16")
 STEP = FlagStep(
     target=ObjectRef("Deployment", "llm"),
+    container="vllm",
     knob=Knob.MAX_NUM_SEQS,
     edit=EDIT,
     before="64",
@@ -46,12 +47,12 @@ RECALL = RevisionStep(
     after=Revision(6, "llm-6f", NEW),
     reason=Reason.DEPLOY_CORRELATED,
 )
-CONFIG = ConfigStep(
+CONFIG = FlagStep(
     target=ObjectRef("Deployment", "llm"),
     container="vllm",
     knob=Knob.MAX_NUM_SEQS,
     edit=ReferenceEdit("config", 0, None, "limits", "limits-0123456789"),
-    file=FileEdit("limits", "limits-0123456789", "engine.yaml", 14, "64", "16", "c" * 16, "d" * 16),
+    file_of=FileEdit("limits", "limits-0123456789", "engine.yaml", 14, "64", "16", "c" * 16, "d" * 16),
     before="64",
     after="16",
     before_template=OLD,

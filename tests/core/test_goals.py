@@ -13,7 +13,6 @@ from kvmedic.model.edits import BundleStep
 from kvmedic.model.plan import (
     AutoscalerStep,
     Change,
-    ConfigStep,
     FlagStep,
     Goal,
     ReplaceStep,
@@ -40,11 +39,11 @@ from vitals_builder import an_end
 
 STEP = a_run().current.step
 GIVEN = VerdictInput(None, an_observation(CALM, CALM), Objectives(), TRIGGER)
-TEMPLATE, NUMBER = (FlagStep, ConfigStep, BundleStep, RevisionStep), (ScaleStep, AutoscalerStep)
+TEMPLATE, NUMBER = (FlagStep, BundleStep, RevisionStep), (ScaleStep, AutoscalerStep)
 EXPECTED = {
     **{(Goal.STEADINESS, kind): judge_steadiness for kind in get_args(Change)},
     **{(Goal.PARITY, kind): judge_parity for kind in get_args(Change)},
-    **{(Goal.CALM, kind): judge_without for kind in (FlagStep, ConfigStep)},
+    (Goal.CALM, FlagStep): judge_without,
     **{(Goal.CALM, kind): judge_fewer for kind in NUMBER},
     **{(Goal.RELIEF, kind): judge_relief for kind in TEMPLATE},
     **{(Goal.RELIEF, kind): judge_more for kind in NUMBER},

@@ -9,7 +9,7 @@ import pytest
 
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import ObjectRef
-from kvmedic.model.plan import ConfigStep, FlagStep, gives_back
+from kvmedic.model.plan import FlagStep, gives_back
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, Run, StepState, Terms, Verdict
 from kvmedic.model.spec import RotationLabel
@@ -51,16 +51,16 @@ HELD = Borrowed(
 KEPT = Outcome(Reason.IMPROVED, "smoother")
 
 
-def verified(step: FlagStep | ConfigStep, **changes: object) -> Run:
+def verified(step: FlagStep, **changes: object) -> Run:
     run = a_run(StepState.VERIFYING, an_intent(), step=step)
     return replace(run, baseline=FIGURES, terms=TERMS, **changes)
 
 
-def kept(step: FlagStep | ConfigStep) -> Run:
+def kept(step: FlagStep) -> Run:
     return verified(step).kept(Judged(Verdict.IMPROVED, Reason.IMPROVED, "smoother"))
 
 
-def turned(step: FlagStep | ConfigStep, ending: Reason, **changes: object) -> Run:
+def turned(step: FlagStep, ending: Reason, **changes: object) -> Run:
     return verified(step, **changes).turned_back(Outcome(ending, ""), None).reverted()
 
 

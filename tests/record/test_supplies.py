@@ -7,7 +7,7 @@ import pytest
 
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import body_hash
-from kvmedic.model.plan import ConfigStep, FlagStep
+from kvmedic.model.plan import FlagStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, Run, StepState, Verdict
 from kvmedic.model.status import HISTORY_LENGTH, Attempt, OutgrownShare, Record
@@ -32,7 +32,7 @@ def template(image: str = "a", **spec: object) -> dict[str, object]:
 HERE = body_hash(template())
 
 
-def verified(step: FlagStep | ConfigStep) -> Run:
+def verified(step: FlagStep) -> Run:
     return a_run(StepState.VERIFYING, an_intent(), step=step)
 
 

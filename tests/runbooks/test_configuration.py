@@ -15,7 +15,7 @@ from kvmedic.model.config_edits import SIZE_LIMIT, ConfigMap, Contents, Sight, U
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef, Owner, OwnerKind, TemplateOwner, template_hash
-from kvmedic.model.plan import ConfigStep, FlagStep, Plan
+from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.gates import stands
 from kvmedic.runbooks.branches import Assignment
@@ -53,10 +53,11 @@ def planned(workload: Workload, knob: Knob = Knob.MAX_NUM_SEQS, value: Any = 16)
     return plan_of(workload, Assignment(knob, value, Reason.CAP_RIGHT_SIZED, "why"), 1)
 
 
-def step_of(plan: Plan | Blocked) -> ConfigStep:
+def step_of(plan: Plan | Blocked) -> FlagStep:
     assert isinstance(plan, Plan), plan
     (step,) = plan.steps
-    assert isinstance(step, ConfigStep)
+    assert isinstance(step, FlagStep)
+    assert step.file_of is not None
     return step
 
 
@@ -75,13 +76,13 @@ def test_a_plan_changes_the_value_in_a_copy_and_knows_the_way_back(
     step = step_of(planned(a_workload(template), knob, value))
 
     assert (step.before, step.after, step.container) == (before, str(value), "vllm")
-    copied = step.file.copied(CONTENTS)
+    copied = step.file_of.copied(CONTENTS)
     assert changed in copied.data["engine.yaml"]
     assert copied.data["template.jinja"] == SECRET
-    assert step.file.copy.startswith("limits-")
+    assert step.file_of.copy.startswith("limits-")
     rolled = step.edit.apply(template)
     assert rolled["spec"]["volumes"] == [
-        {"name": "config", "configMap": {"name": step.file.copy, "defaultMode": 420}}
+        {"name": "config", "configMap": {"name": step.file_of.copy, "defaultMode": 420}}
     ]
     assert (template_hash(template), template_hash(rolled)) == (step.before_template, step.after_template)
     assert step.inverse().edit.apply(rolled) == template
@@ -175,14 +176,14 @@ def test_a_copy_that_no_api_server_would_take_is_not_planned() -> None:
 
 def test_a_second_change_is_a_copy_of_the_copy_with_one_hash() -> None:
     first = step_of(planned(a_workload(a_template())))
-    copy = ConfigMap(first.file.copied(CONTENTS), copy_of="limits", copied_content=CONTENTS.digest)
+    copy = ConfigMap(first.file_of.copied(CONTENTS), copy_of="limits", copied_content=CONTENTS.digest)
     template = first.edit.apply(a_template())
 
-    second = step_of(planned(a_workload(template, {first.file.copy: copy}), value=8))
+    second = step_of(planned(a_workload(template, {first.file_of.copy: copy}), value=8))
 
-    assert (second.file.config_map, second.before) == (first.file.copy, "16")
-    assert len(second.file.copy) == len(first.file.copy)
-    assert second.file.copy != first.file.copy
+    assert (second.file_of.config_map, second.before) == (first.file_of.copy, "16")
+    assert len(second.file_of.copy) == len(first.file_of.copy)
+    assert second.file_of.copy != first.file_of.copy
 
 
 def test_a_plan_stands_only_on_the_same_contents() -> None:

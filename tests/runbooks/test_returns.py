@@ -12,7 +12,7 @@ from kvmedic.model.config_edits import ConfigMap, Contents, Sight, Unseen
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef, template_hash
-from kvmedic.model.plan import ConfigStep, FlagStep, Plan
+from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound, Policy
 from kvmedic.model.status import Borrowed, Record
@@ -90,11 +90,11 @@ def test_a_flag_that_had_a_value_gets_it_again() -> None:
 def test_a_value_in_a_file_is_put_back_in_a_copy() -> None:
     [step] = planned(in_file(), replace(LENT, before="8")).steps
 
-    assert isinstance(step, ConfigStep)
+    assert isinstance(step, FlagStep)
     assert (step.before, step.after, step.reason) == ("32", "8", Reason.HOST_MEMORY_GIVEN_BACK)
-    copied = step.file.copied(Contents({"engine.yaml": FILE}))
+    copied = step.file_of.copied(Contents({"engine.yaml": FILE}))
     assert copied.data["engine.yaml"] == FILE.replace("32", "8")
-    assert step.file.config_map == "limits"
+    assert step.file_of.config_map == "limits"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ from kvmedic.model.evidence import (
 )
 from kvmedic.model.plan import (
     AutoscalerStep,
-    ConfigStep,
     FlagStep,
     OnTrial,
     ReplaceStep,
@@ -461,7 +460,7 @@ def change_of(step: Step) -> Change:
     """Return a step as people see it."""
     target = f"{step.target.kind}/{step.target.name}"
     match step:
-        case FlagStep() | ConfigStep():
+        case FlagStep():
             return Change(str(step.knob), step.before, step.after, target)
         case BundleStep():
             return Change(step.method, step.before, step.after, target)

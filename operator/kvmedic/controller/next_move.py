@@ -25,7 +25,6 @@ from kvmedic.model.evidence import Absence, Blocked, Measured, Missing, Reading
 from kvmedic.model.fleet import Fleet, Pod, RolloutFields, template_hash
 from kvmedic.model.plan import (
     AutoscalerStep,
-    ConfigStep,
     FlagStep,
     Goal,
     ReplaceStep,
@@ -133,7 +132,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     step, drain = tick.run.current.step, await drain_of(tick, fleet)
     way = step if direction is Direction.FORWARD else step.inverse()
     match way:
-        case BundleStep() | FlagStep() | ConfigStep():
+        case BundleStep() | FlagStep():
             order = _order(tick, fleet, way, drain)
             move = next_template_move(fleet, order, tick.now)
             canaries = _canaries(fleet, order)
@@ -164,7 +163,7 @@ async def leaving_move(tick: Tick, view: View) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
     step, fleet = tick.run.current.step, _watched_fleet(tick, view.fleet)
     match step:
-        case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
+        case BundleStep() | FlagStep() | RevisionStep():
             return releasing_move(fleet, tick.run.recorded, _without_ours(tick.run, view))
         case ReplaceStep():
             order = _replacement(tick, fleet, step, await drain_of(tick, fleet))
@@ -203,7 +202,7 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     step = tick.run.current.step
     match step:
-        case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
+        case BundleStep() | FlagStep() | RevisionStep():
             return rest_template(fleet, tick.now, _assigned_at(tick))
         case ReplaceStep():
             return rest_replacement(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
@@ -234,9 +233,7 @@ def _canaries(fleet: Fleet, order: Order) -> tuple[Pod, ...]:
     return () if swapped else fleet.serving(order.toward)
 
 
-def _order(
-    tick: Tick, fleet: Fleet, step: FlagStep | ConfigStep | BundleStep | RevisionStep, drain: Drain
-) -> Order:
+def _order(tick: Tick, fleet: Fleet, step: FlagStep | BundleStep | RevisionStep, drain: Drain) -> Order:
     run, limits = tick.run, start_limits(tick, fleet.pods)
     return Order(
         away=step.before_template,

@@ -25,12 +25,11 @@ from kvmedic.manifests.proposals import (
     proposal_for,
     revert_for,
 )
-from kvmedic.model.config_edits import FileEdit
 from kvmedic.model.devices import Cause
 from kvmedic.model.edits import BundleStep, TokenEdit
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet, OwnerKind, TemplateOwner
-from kvmedic.model.plan import ConfigStep, FlagStep, Goal, OnTrial, Plan, RevisionStep, ScaleStep
+from kvmedic.model.plan import FlagStep, Goal, OnTrial, Plan, RevisionStep, ScaleStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
 from kvmedic.model.spec import Mode, Policy, TargetRef
@@ -65,7 +64,7 @@ def handed_over(
         view: the target.
     """
     match plan.steps[0]:
-        case FlagStep() | ConfigStep() as step:
+        case FlagStep() as step:
             return _flag_of(owner, namespace, workload, step)
         case BundleStep() as step:
             return bundle_proposal_for(owner, namespace, step)
@@ -75,15 +74,13 @@ def handed_over(
             return None
 
 
-def _flag_of(
-    owner: TemplateOwner, namespace: str, workload: Workload, step: FlagStep | ConfigStep
-) -> Proposal | None:
+def _flag_of(owner: TemplateOwner, namespace: str, workload: Workload, step: FlagStep) -> Proposal | None:
     flag = workload.engine.profile.flag(step.knob)
     wanted = None if flag is None or step.after is None else setting_of(flag, step.after, workload.engine)
-    if not isinstance(wanted, Setting):
+    edit = step.edit if isinstance(step.edit, TokenEdit) else step.file_of
+    if edit is None or not isinstance(wanted, Setting):
         return None
     target = step.target
-    edit: TokenEdit | FileEdit = step.edit if isinstance(step, FlagStep) else step.file
     return proposal_for(owner, Wanted(target.kind, namespace, target.name, wanted, edit))
 
 

@@ -25,7 +25,7 @@ from kvmedic.controller.plans import obstacle_to
 from kvmedic.controller.ports import Ports, Target, save
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import ConfigStep, Goal, Plan
+from kvmedic.model.plan import Goal, Plan, file_copied_by
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, StepState, without_spec
 from kvmedic.model.sentences import SENTENCES
@@ -224,10 +224,8 @@ FORWARD = frozenset({StepState.PENDING, StepState.ROLLING_OUT, StepState.VERIFYI
 
 async def with_files(tick: Tick, fleet: Fleet) -> Tick:
     """Return the tick with how the step's ConfigMap and its copy stand; as it is where the step has none."""
-    step = tick.run.current.step
-    if not isinstance(step, ConfigStep):
-        return tick
-    return replace(tick, files=await tick.ports.copies.stand(fleet, step.file))
+    file = file_copied_by(tick.run.current.step)
+    return tick if file is None else replace(tick, files=await tick.ports.copies.stand(fleet, file))
 
 
 def overtaken(tick: Tick, stands: Standing) -> Standing:
@@ -239,29 +237,29 @@ def overtaken(tick: Tick, stands: Standing) -> Standing:
 
 def unavailable(tick: Tick) -> Blocked | None:
     """Return why nothing can be built on the ConfigMap now; None where there is none, or it is as planned."""
-    step = tick.run.current.step
-    text = hindrance(step.file, tick.files) if isinstance(step, ConfigStep) and tick.files else ""
+    file = file_copied_by(tick.run.current.step)
+    text = hindrance(file, tick.files) if file and tick.files else ""
     return Blocked(Reason.CONFIG_MAP_UNAVAILABLE, text) if text else None
 
 
 def copy_first(tick: Tick, decision: Decision) -> MakeCopy | Failed | Refused | None:
     """Return what has to happen to the copy before a decision is carried out; None: nothing."""
-    step = tick.run.current.step
+    file = file_copied_by(tick.run.current.step)
     forward = isinstance(decision, Watch) or decision == Walk(Direction.FORWARD)
-    if not isinstance(step, ConfigStep) or tick.files is None or not forward:
+    if file is None or tick.files is None or not forward:
         return None
-    return copying_move(step.file, tick.files, begun=tick.run.intent is not None)
+    return copying_move(file, tick.files, begun=tick.run.intent is not None)
 
 
 def held_back(tick: Tick, fleet: Fleet, move: Move) -> Move:
     """Return a move of the way back, or what keeps replicas serving where there is nothing to go back to."""
-    step = tick.run.current.step
-    if not isinstance(step, ConfigStep) or tick.files is None or tick.files.source is not SourceState.GONE:
+    file = file_copied_by(tick.run.current.step)
+    if file is None or tick.files is None or tick.files.source is not SourceState.GONE:
         return move
     if not needs_source(move):
         return move
     rest = resting_move(tick, fleet)
-    return await_config_map(step.file, tick.files) if isinstance(rest, Wait) else rest
+    return await_config_map(file, tick.files) if isinstance(rest, Wait) else rest
 
 
 async def swept(record: Record, run: Run | None, fleet: Fleet | None, ports: Ports) -> Record:
@@ -274,7 +272,7 @@ async def swept(record: Record, run: Run | None, fleet: Fleet | None, ports: Por
         ports: the world.
     """
     steps = (each.step for each in run.steps) if run else ()
-    made = (ConfigCopy(s.file.copy, s.after_template) for s in steps if isinstance(s, ConfigStep))
+    made = (ConfigCopy(file.copy, s.after_template) for s in steps if (file := file_copied_by(s)))
     copies = tuple(dict.fromkeys((*record.copies, *made)))
     if copies and fleet is not None and ports.leader.is_held():
         copies = await ports.copies.sweep(fleet, copies)

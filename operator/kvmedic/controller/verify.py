@@ -24,7 +24,6 @@ from kvmedic.model.evidence import Inconclusive, Look, Measured, Observation, Si
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.plan import (
     AutoscalerStep,
-    ConfigStep,
     FlagStep,
     Goal,
     OnTrial,
@@ -103,9 +102,7 @@ async def verdict_input(tick: Tick, view: View, pods: tuple[Pod, ...], looked: O
         objectives=policy.objectives,
         trigger=policy.trigger,
         restarts=restarts,
-        confirmed_by=confirmation_of(step.knob)
-        if isinstance(step, FlagStep | ConfigStep)
-        else Confirmation.FIGURES,
+        confirmed_by=confirmation_of(step.knob) if isinstance(step, FlagStep) else Confirmation.FIGURES,
         ends=ends,
         free_mib=least_free_mib(devices.values()),
         cache_types=_new_cache_types(run, pods, looked),
@@ -138,7 +135,7 @@ def part_to_judge(run: Run, pods: Sequence[Pod], looked: Observation) -> tuple[O
 
 def _reaches_all(step: Step) -> bool:
     """Return whether a step makes every replica anew."""
-    return isinstance(step, FlagStep | ConfigStep | BundleStep | RevisionStep)
+    return isinstance(step, FlagStep | BundleStep | RevisionStep)
 
 
 def _added_replicas(run: Run) -> int:

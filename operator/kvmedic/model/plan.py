@@ -43,7 +43,6 @@ COMPARED = frozenset({Goal.RELIEF, Goal.PARITY})
 __all__ = [
     "AutoscalerStep",
     "BundleStep",
-    "ConfigStep",
     "FlagStep",
     "GateStep",
     "Goer",
@@ -62,22 +61,40 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class FlagStep:
-    """One engine flag of the target takes another value.
+    """One engine flag takes another value, on the command line or in a mounted configuration file.
 
-    `before` and `after` are the values as a person reads them; `before` is None when the flag was
-    not given. `before_template` and `after_template` are hashes of the whole pod template without
-    and with the edit, so that anybody else's change is recognised.
+    A file's ConfigMap is never changed: the copy with the new value is made first, then the pod template
+    refers to it, by the same rollout. The inverse lets the template refer to the ConfigMap again; the copy
+    goes when nothing refers to it any more.
+
+    `before` and `after` are the values as a person reads them, None where the flag is not given.
+    `before_template` and `after_template` are hashes of the whole pod template without and with the edit, so
+    that anybody else's change is recognised.
     """
 
     target: ObjectRef
+    container: str
+    """The engine's container."""
     knob: Knob
-    edit: TokenEdit
+    edit: TokenEdit | ReferenceEdit
     before: str | None
     after: str | None
     before_template: str
     after_template: str
     reason: Reason
+    file_of: FileEdit | None = None
+    """What differs in the copy of the file's ConfigMap, the same in the inverse; None: the flag is on the
+    command line."""
     kind: Literal["FlagStep"] = "FlagStep"
+
+    def __post_init__(self) -> None:
+        """Refuse a reference to a copy that nobody would make, and a copy that nothing would refer to.
+
+        Raises:
+            ValueError: the edit is of a command line and a file is named, or the other way round.
+        """
+        if isinstance(self.edit, ReferenceEdit) != (self.file_of is not None):
+            raise ValueError("a flag in a file is changed by the reference to the file's ConfigMap")
 
     def inverse(self) -> FlagStep:
         """Return the step that puts the recorded value back."""
@@ -94,48 +111,9 @@ class FlagStep:
     def line(self) -> str:
         """Return the step as one line for a person."""
         before, after = self.before or "(engine default)", self.after or "(engine default)"
-        return f"{self.target.kind}/{self.target.name}: {self.knob} {before} -> {after}"
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigStep:
-    """One engine flag in a configuration file takes another value, in a copy of the file's ConfigMap.
-
-    The copy is made first; then the pod template refers to it, by the same rollout as of a flag. The
-    inverse lets the template refer to the ConfigMap again, which was never touched. The copy goes when
-    nothing refers to it any more.
-    """
-
-    target: ObjectRef
-    container: str
-    """The engine's container."""
-    knob: Knob
-    edit: ReferenceEdit
-    file: FileEdit
-    """What differs in the copy; the inverse keeps it."""
-    before: str | None
-    after: str | None
-    before_template: str
-    after_template: str
-    reason: Reason
-    kind: Literal["ConfigStep"] = "ConfigStep"
-
-    def inverse(self) -> ConfigStep:
-        """Return the step that lets the template refer to the ConfigMap of before."""
-        return replace(
-            self,
-            edit=self.edit.inverse(),
-            before=self.after,
-            after=self.before,
-            before_template=self.after_template,
-            after_template=self.before_template,
-            reason=Reason.ROLLING_BACK,
-        )
-
-    def line(self) -> str:
-        """Return the step as one line for a person."""
-        where = f"ConfigMap/{self.file.config_map}, {self.file.key}"
-        return f"{self.target.kind}/{self.target.name}: {self.knob} {self.before} -> {self.after} ({where})"
+        file = self.file_of
+        where = f" (ConfigMap/{file.config_map}, {file.key})" if file else ""
+        return f"{self.target.kind}/{self.target.name}: {self.knob} {before} -> {after}{where}"
 
 
 class Goer(StrEnum):
@@ -298,9 +276,7 @@ class AutoscalerStep(SameTemplate):
         return f"{self.holder.kind}/{self.holder.name}: minimum {self.before} -> {self.after} replicas"
 
 
-Change: TypeAlias = (
-    FlagStep | ReplaceStep | ConfigStep | RevisionStep | ScaleStep | AutoscalerStep | BundleStep
-)
+Change: TypeAlias = FlagStep | ReplaceStep | RevisionStep | ScaleStep | AutoscalerStep | BundleStep
 """Every kind of step that changes something of a fleet."""
 
 OnTrial: TypeAlias = TrialStep | GateStep
@@ -313,12 +289,17 @@ Step: TypeAlias = Change | OnTrial
 def template_before(step: Step) -> str:
     """Return the hash of the pod template that a step was planned on."""
     match step:
-        case BundleStep() | ConfigStep() | FlagStep() | RevisionStep():
+        case BundleStep() | FlagStep() | RevisionStep():
             return step.before_template
         case ReplaceStep() | ScaleStep() | AutoscalerStep() | TrialStep() | GateStep():
             return step.template
         case _:
             assert_never(step)
+
+
+def file_copied_by(step: Step) -> FileEdit | None:
+    """Return what a step changes in the copy of a ConfigMap; None: it makes no copy."""
+    return step.file_of if isinstance(step, FlagStep) else None
 
 
 def is_beside_fleet(step: Step) -> bool:
@@ -331,7 +312,7 @@ def gives_back(step: Step) -> bool:
     match step:
         case ScaleStep() | AutoscalerStep():
             return step.gives_back
-        case FlagStep() | ConfigStep():
+        case FlagStep():
             return step.reason is Reason.HOST_MEMORY_GIVEN_BACK
         case BundleStep() | ReplaceStep() | RevisionStep() | TrialStep() | GateStep():
             return False
@@ -342,7 +323,7 @@ def gives_back(step: Step) -> bool:
 def is_revocable(step: Step) -> bool:
     """Return whether a step that settled can still be taken back."""
     match step:
-        case AutoscalerStep() | BundleStep() | ConfigStep() | FlagStep() | RevisionStep() | ScaleStep():
+        case AutoscalerStep() | BundleStep() | FlagStep() | RevisionStep() | ScaleStep():
             return True
         case ReplaceStep() | TrialStep() | GateStep():
             return False

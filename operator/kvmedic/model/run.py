@@ -22,21 +22,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import inf
-from typing import assert_never
 
 from kvmedic.model.compression import whole_amount
 from kvmedic.model.devices import NodeHealth
-from kvmedic.model.edits import BundleStep, containers_of
+from kvmedic.model.edits import containers_of
 from kvmedic.model.fleet import Fleet, RolloutFields
 from kvmedic.model.plan import (
     COMPARED,
-    AutoscalerStep,
-    ConfigStep,
-    FlagStep,
     Goal,
-    ReplaceStep,
-    RevisionStep,
-    ScaleStep,
     Step,
 )
 from kvmedic.model.reasons import Reason
@@ -54,7 +47,6 @@ from kvmedic.model.spec import (
     Trigger,
     Windows,
 )
-from kvmedic.model.trial import GateStep, TrialStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,7 +517,7 @@ def policy_during(run: Run, policy: Policy | None) -> Policy | None:
 
 def policy_from(step: Step, terms: Terms) -> Policy:
     """Return a policy with which a step can be taken back, and nothing else can be done."""
-    return without_spec(TargetRef(step.target.kind, step.target.name, _container(step)), terms)
+    return without_spec(TargetRef(step.target.kind, step.target.name, step.container), terms)
 
 
 def without_spec(target: TargetRef, terms: Terms) -> Policy:
@@ -551,15 +543,3 @@ def without_spec(target: TargetRef, terms: Terms) -> Policy:
         limits=Limits(NEVER, 0, 0),
         hold_at_most=NEVER,
     )
-
-
-def _container(step: Step) -> str | None:
-    match step:
-        case FlagStep():
-            return step.edit.container
-        case AutoscalerStep() | BundleStep() | ConfigStep() | ReplaceStep() | RevisionStep() | ScaleStep():
-            return step.container
-        case TrialStep() | GateStep():
-            return step.container
-        case _:
-            assert_never(step)

@@ -18,7 +18,6 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, body_hash
 from kvmedic.model.plan import (
     AutoscalerStep,
-    ConfigStep,
     FlagStep,
     Goal,
     ReplaceStep,
@@ -337,7 +336,7 @@ def _remember_cap(before: SizedCap | None, run: Run, now: datetime) -> SizedCap 
     """Return the cap that was kept last; the one that replaced another of ours is its correction."""
     for record in run.steps:
         step = record.step
-        if not isinstance(step, FlagStep | ConfigStep) or record.state is not StepState.KEPT:
+        if not isinstance(step, FlagStep) or record.state is not StepState.KEPT:
             continue
         if step.knob is Knob.MAX_NUM_SEQS and step.after is not None:
             follows = before is not None and before.revision == step.before_template
@@ -380,9 +379,9 @@ def failed_attempts(run: Run, outcome: Outcome, now: datetime) -> tuple[FailedAt
 def _attempt_of(step: Step, run: Run) -> tuple[Attempt, str] | None:
     """Return what a step tries, and what tells it from another; None where no failure of it is remembered."""
     match step:
-        case FlagStep() | ConfigStep() if gives_back(step):
+        case FlagStep() if gives_back(step):
             return Attempt.GIVE_BACK, str(step.knob)
-        case FlagStep() | ConfigStep():
+        case FlagStep():
             raises = step.reason is Reason.MEMORY_STEPPED_UP
             return Attempt.RAISE_MEMORY if raises else Attempt.TURN_LEVER, str(step.knob)
         case BundleStep():
@@ -440,6 +439,6 @@ def after_trouble(
 
 def raised_share(step: Step) -> float | None:
     """Return the share of the devices' memory that a step raises, or None where it raises none."""
-    if not isinstance(step, FlagStep | ConfigStep) or step.reason is not Reason.MEMORY_STEPPED_UP:
+    if not isinstance(step, FlagStep) or step.reason is not Reason.MEMORY_STEPPED_UP:
         return None
     return None if step.after is None else float(step.after)

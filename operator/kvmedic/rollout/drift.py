@@ -26,7 +26,6 @@ from kvmedic.model.edits import BundleStep
 from kvmedic.model.fleet import ROLLING, STILL, Fleet, RolloutFields
 from kvmedic.model.plan import (
     AutoscalerStep,
-    ConfigStep,
     FlagStep,
     ReplaceStep,
     RevisionStep,
@@ -249,7 +248,7 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     """
     step, intent, state = run.current.step, run.intent, run.current.state
     match step:
-        case BundleStep() | FlagStep() | ConfigStep() | RevisionStep() | AutoscalerStep():
+        case BundleStep() | FlagStep() | RevisionStep() | AutoscalerStep():
             return False
         case TrialStep() | GateStep():
             return False
@@ -342,7 +341,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
 def change_of(step: Step) -> TemplateChange | None:
     """Return what a step changes of the pod template; None: nothing."""
     match step:
-        case BundleStep() | FlagStep() | ConfigStep():
+        case BundleStep() | FlagStep():
             return step.edit
         case RevisionStep():
             return step.swap

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from kvmedic.model.compression import parse_count
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.plan import ConfigStep, FlagStep, Plan, Step
+from kvmedic.model.plan import FlagStep, Plan, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
 from kvmedic.model.spec import Limits, Mode, Policy, is_window_open, next_opening
@@ -247,18 +247,17 @@ def stands(shown: Plan, fresh: Plan) -> bool:
 
 
 def _is_near(shown: Step, fresh: Step) -> bool:
-    if not isinstance(shown, FlagStep | ConfigStep) or not isinstance(fresh, FlagStep | ConfigStep):
+    if not isinstance(shown, FlagStep) or not isinstance(fresh, FlagStep):
         return shown == fresh
     same = _changed_place(shown) == _changed_place(fresh)
     return same and (shown.after == fresh.after or _is_noise(shown.knob, shown.after, fresh.after))
 
 
-def _changed_place(step: FlagStep | ConfigStep) -> tuple[object, ...]:
+def _changed_place(step: FlagStep) -> tuple[object, ...]:
     """Return what a step changes, its new value left out."""
     place = (step.kind, step.target, step.knob, step.before)
-    if isinstance(step, ConfigStep):
-        return (*place, step.file.config_map, step.file.key, step.file.before_content)
-    return place
+    file = step.file_of
+    return place if file is None else (*place, file.config_map, file.key, file.before_content)
 
 
 def _is_noise(knob: Knob, shown: str | None, fresh: str | None) -> bool:

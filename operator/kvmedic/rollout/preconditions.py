@@ -25,7 +25,6 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import SURGE, Fleet, ObjectRef, Owner, ReplicaSet, Rotation
 from kvmedic.model.plan import (
     AutoscalerStep,
-    ConfigStep,
     FlagStep,
     ReplaceStep,
     RevisionStep,
@@ -364,7 +363,7 @@ def trial_refusal(fleet: Fleet) -> Refused | None:
 def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
     """Return why a step cannot begin on this fleet, or None."""
     match step:
-        case BundleStep() | FlagStep() | ConfigStep():
+        case BundleStep() | FlagStep():
             return refusal(fleet, purpose)
         case RevisionStep():
             return opening_refusal(fleet, step.after, purpose)

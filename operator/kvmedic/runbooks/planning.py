@@ -12,7 +12,7 @@ from kvmedic.model.edits import TokenEdit
 from kvmedic.model.engine import Scalar
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
-from kvmedic.model.plan import ConfigStep, FlagStep, Plan
+from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Adviser, Assignment, Beyond, Evidence, NoChange, Setting
 from kvmedic.runbooks.workload import Workload, fault_of
@@ -53,7 +53,7 @@ def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | B
     )
 
 
-def _step(workload: Workload, advice: Assignment) -> FlagStep | ConfigStep | Blocked:
+def _step(workload: Workload, advice: Assignment) -> FlagStep | Blocked:
     flag = workload.engine.profile.flag(advice.knob)
     if flag is None:
         return Blocked(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {advice.knob}")
@@ -75,16 +75,16 @@ def _already(wanted: FlagSetting) -> Blocked:
 
 def _config_step(
     workload: Workload, file: Configuration, wanted: FlagSetting, advice: Assignment
-) -> ConfigStep | Blocked:
+) -> FlagStep | Blocked:
     change = edit_file(file, wanted, workload.engine, workload.container, workload.target_uid)
     if isinstance(change, Refusal):
         return fault_of(change)
-    return ConfigStep(
+    return FlagStep(
         target=workload.target,
         container=str(workload.container.get("name")),
         knob=advice.knob,
         edit=change.reference,
-        file=change.file,
+        file_of=change.file,
         before=as_written(workload.given(advice.knob)),
         after=wanted.text,
         before_template=template_hash(workload.template),
@@ -108,6 +108,7 @@ def _flag_step(workload: Workload, wanted: FlagSetting, advice: Assignment) -> F
             before = workload.given(advice.knob)
             return FlagStep(
                 target=workload.target,
+                container=change.container,
                 knob=advice.knob,
                 edit=change,
                 before=None if before is None else as_written(before),

@@ -19,7 +19,6 @@ from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.plan import (
     AutoscalerStep,
     Change,
-    ConfigStep,
     FlagStep,
     Goal,
     ReplaceStep,
@@ -168,7 +167,7 @@ class Rule:
     judge: Callable[[VerdictInput], Judged]
 
 
-_SETTING = (FlagStep, ConfigStep)
+_SETTING = (FlagStep,)
 _TEMPLATE = (*_SETTING, BundleStep, RevisionStep)
 _NUMBER = (ScaleStep, AutoscalerStep)
 _EVERY = (*_TEMPLATE, *_NUMBER, ReplaceStep)

@@ -51,6 +51,8 @@ class Move(_Part):
     """Kind of the step."""
     knob: Knob | None = None
     """The lever, where the step has one."""
+    config_map: str | None = None
+    """The ConfigMap whose file the lever is set in; None: wherever it is set."""
     after: Written | None = None
     """The value that it sets: a text, or the least and the greatest number."""
 
@@ -63,6 +65,8 @@ class Move(_Part):
 
     def is_met_by(self, step: dict[str, Any]) -> bool:
         if step.get("kind") != self.kind or (self.knob and step.get("knob") != self.knob):
+            return False
+        if self.config_map and (step.get("fileOf") or {}).get("configMap") != self.config_map:
             return False
         written = str(step.get("after", ""))
         if isinstance(self.after, tuple):

@@ -359,6 +359,7 @@ def _removal(workload: Workload, lent: Borrowed) -> FlagStep | Blocked:
         return fault_of(change)
     return FlagStep(
         target=workload.target,
+        container=change.container,
         knob=lent.knob,
         edit=change,
         before=as_written(workload.given(lent.knob)),

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from kvmedic.model.engine import Scalar
 from kvmedic.model.fleet import Fleet, ObjectRef
-from kvmedic.model.plan import AutoscalerStep, ConfigStep, FlagStep, ScaleStep
+from kvmedic.model.plan import AutoscalerStep, FlagStep, ScaleStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.status import Borrowed, Footprint, Load, Temporary
@@ -188,7 +188,7 @@ def loans_after(
     """
     record = run.current
     step = record.step
-    if not isinstance(step, FlagStep | ConfigStep):
+    if not isinstance(step, FlagStep):
         return held
     mine = next((one for one in held if one.knob is step.knob), None)
     others = tuple(one for one in held if one.knob is not step.knob)
@@ -201,9 +201,7 @@ def loans_after(
     return others if left is None else (left, *others)
 
 
-def _kept_loan(
-    mine: Borrowed | None, run: Run, step: FlagStep | ConfigStep, after: str, now: datetime
-) -> Borrowed:
+def _kept_loan(mine: Borrowed | None, run: Run, step: FlagStep, after: str, now: datetime) -> Borrowed:
     """Return a loan that was kept; what is lent in two parts goes back to what was there before both."""
     more = mine is not None and step.before is not None and is_value(mine.after, step.before)
     first = mine if more else None
@@ -217,7 +215,7 @@ def _kept_loan(
         run=run.id,
         target=step.target,
         target_uid=run.target_uid,
-        container=step.edit.container if isinstance(step, FlagStep) else step.container,
+        container=step.container,
         load=load_of(run) if first is None else first.load if unmoved else None,
         terms=run.terms,
     )
